@@ -1,0 +1,49 @@
+"""The one error tree. The type says who is to blame; the message says what was found, what was expected, and the remedy."""
+
+
+class TaskdError(Exception):
+    """Root of all errors raised by taskd."""
+
+
+class ConfigError(TaskdError):
+    """A setting is unknown, of a wrong type, out of range, or contradicts another one. The user mends the setting."""
+
+
+class PatchError(TaskdError):
+    """The installed torch does not have the seams that taskd knows. torchrun is left as it was."""
+
+
+class ShimError(TaskdError):
+    """`libtaskd.so`, its core or a black box is missing, of another version, or damaged."""
+
+
+class WireError(TaskdError):
+    """A peer sent what must not be sent. The message is refused and nothing has changed."""
+
+
+class FrameError(WireError):
+    """A frame is too large, not decodable, or of an unknown kind or version."""
+
+
+class SecretError(WireError):
+    """The job secret is missing or does not match the peer's."""
+
+
+class LinkError(TaskdError):
+    """A peer cannot be reached: an address does not resolve, a port is taken, a socket is gone."""
+
+
+class RecoveryError(TaskdError):
+    """A phase of a recovery failed on this rank. Caught by the worker loop and reported; users see it in the record."""
+
+
+class RebuildError(RecoveryError):
+    """The process groups of the new generation could not be formed."""
+
+
+class RestoreError(RecoveryError):
+    """The training state could not be brought to the target step."""
+
+
+class TransitionError(TaskdError):
+    """An event came in a phase whose table does not know it. Nothing has changed. A bug in taskd: please report the trace."""

@@ -1,0 +1,199 @@
+"""What travels between manager and agents, and between an agent and its workers.
+
+Rules:
+
+1. Every struct is frozen and tagged by its class name. Unknown fields are ignored, unknown tags are refused.
+2. State, not events: an agent sends the whole `NodeStatus`, the manager the whole `Directive`. Losing, doubling or
+   reordering a message changes nothing, because the newest sequence number wins and the sender repeats itself.
+3. Every status and every directive names its generation. One of an older generation changes nothing.
+4. Times are seconds on the sender's `CLOCK_MONOTONIC` unless the name says otherwise.
+"""
+
+from enum import Enum
+
+import msgspec
+
+
+class Stage(Enum):
+    """Where one rank's process stands."""
+
+    STARTING = "starting"  # the process runs; it has not entered the resilient function
+    TRAINING = "training"  # inside the resilient function, in the groups of its generation
+    PAUSED = "paused"  # out of its collectives, waiting for a plan
+    JOINED = "joined"  # the groups of its generation are formed
+    RESTORED = "restored"  # its state is that of the target step
+    COMMITTED = "committed"  # one more step was committed since it joined
+    FINISHED = "finished"  # the resilient function returned; waiting for all the others
+    RELEASED = "released"  # left the resilient function for good
+    EXITED = "exited"  # the process ended with status 0
+    DEAD = "dead"  # the process ended otherwise, or was fenced
+
+
+class Condition(Enum):
+    """What a rank's training state is worth at the moment it paused."""
+
+    CLEAN = "clean"  # exactly the state of its committed step
+    STEPPED = "stepped"  # every optimizer has stepped once since the last commit
+    TORN = "torn"  # inside an optimizer step, or behind a failed restore
+    EMPTY = "empty"  # a newcomer that has built its model and has no state yet
+
+
+class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank, as its agent knows it."""
+
+    rank: int
+    incarnation: int
+    generation: int
+    stage: Stage
+    step: int = -1
+    condition: Condition = Condition.EMPTY
+    pid: int = 0
+    warm: bool = False
+    cause: str = ""  # of DEAD: "signal 9 (SIGKILL)", "exit code 1"; of PAUSED: the exception it came out with
+    at_s: float = 0.0  # when the stage was reached
+
+
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Agent to manager: everything about one node. Sent at each change and as the heartbeat."""
+
+    job_id: str
+    node_rank: int
+    agent_id: str  # random per agent process: a restarted agent is another one
+    sequence: int
+    node_count: int
+    ranks: tuple[RankStatus, ...]
+    store_host: str
+    store_port: int
+    standbys: int
+    max_restarts: int
+    generation: int  # newest generation this agent has heard of
+    sent_s: float = 0.0
+    leaving: bool = False
+
+
+class Transfer(msgspec.Struct, frozen=True, kw_only=True):
+    """One donor and the ranks that receive its state."""
+
+    donor: int
+    receivers: tuple[int, ...]
+
+
+class WorldPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How the ranks of one generation come together."""
+
+    generation: int
+    world_size: int
+    store_host: str
+    store_port: int
+    target_step: int  # the step that every rank holds when training resumes
+    adopt: bool  # the donors have stepped but not committed: their state counts as `target_step`
+    transfers: tuple[Transfer, ...]
+    timeout_s: float
+
+
+class Order(Enum):
+    """What a rank is to do."""
+
+    RUN = "run"  # nothing to do: train
+    PAUSE = "pause"  # leave the collectives of all older generations and report
+    JOIN = "join"  # form the world of `plan`, restore, train
+    RELEASE = "release"  # every rank has finished: leave the resilient function
+    STOP = "stop"  # end the process
+
+
+class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """The order for one rank; an agent whose process has a lower incarnation fences it and starts a new one."""
+
+    rank: int
+    incarnation: int
+
+
+class Directive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Manager to every agent: the state wanted. Sent at each change and in answer to each heartbeat."""
+
+    job_id: str
+    sequence: int
+    generation: int
+    order: Order
+    ranks: tuple[RankOrder, ...] = ()
+    plan: WorldPlan | None = None
+    reason: str = ""
+    exit_code: int = 0
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Manager to an agent that it will not serve (another job, a node rank out of range, a second agent)."""
+
+    reason: str
+
+
+# Between an agent and the processes of its node (a Unix socket of the same user).
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """First message of a process. `role` is "worker", "template" or "standby"; `rank` is -1 without one."""
+
+    role: str
+    pid: int
+    rank: int = -1
+    incarnation: int = 0
+    generation: int = 0
+    threads: int = 1
+
+
+class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Worker to agent: the stage that it has reached."""
+
+    generation: int
+    stage: Stage
+    step: int
+    condition: Condition
+    cause: str = ""
+    at_s: float = 0.0
+
+
+class Modules(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Worker to agent: modules of installed packages that it has imported; agent to template: import these."""
+
+    names: tuple[str, ...]
+
+
+class Pause(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Agent to worker: leave the collectives of every generation below `generation` and report."""
+
+    generation: int
+    reason: str = ""
+
+
+class Join(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Agent to worker: form this world."""
+
+    plan: WorldPlan
+
+
+class Release(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Agent to worker: all ranks have finished."""
+
+    generation: int
+
+
+class Become(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Agent to standby: take a rank. `env` replaces the environment, `argv` is `["script.py", …]` or `["-m", "mod", …]`."""
+
+    env: dict[str, str]
+    argv: tuple[str, ...]
+    cwd: str
+    stdout: str | None = None
+    stderr: str | None = None
+
+
+class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Agent to template: make `count` more standbys."""
+
+    count: int
+
+
+FromAgent = NodeStatus
+FromManager = Directive | Refusal
+FromLocal = Hello | WorkerReport | Modules
+ToLocal = Pause | Join | Release | Become | Fork | Modules
