@@ -1,0 +1,32 @@
+"""taskd keeps a PyTorch training job running through faults.
+
+Rules:
+
+1. Importing the package costs nothing and loads nothing: torchrun does it on every node, on or off. The names below
+   are resolved at first use, and only then are torch and the rest imported.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from taskd.adaptors.training import TrainState, resilient
+
+__version__ = "0.1.0"
+__all__ = ["TrainState", "__version__", "resilient"]
+
+_TRAINING = ("TrainState", "resilient")
+
+
+def __getattr__(name: str) -> object:
+    """Resolve the worker SDK at first use."""
+    if name not in _TRAINING:
+        raise AttributeError(f"module 'taskd' has no attribute {name!r}; it has {', '.join(__all__)}")
+    from taskd.adaptors import training
+
+    value: object = getattr(training, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

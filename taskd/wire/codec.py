@@ -1,0 +1,135 @@
+"""Bytes for the messages of `taskd.wire.messages`, and back.
+
+Rules:
+
+1. A frame is `MAGIC`, one byte of wire version, and one msgpack map. The version stands outside the map, so that a
+   peer of another version is named as such whatever its map looks like.
+2. A frame that cannot be taken raises `BadFrame` (a `FrameError`) and nothing else, whatever its bytes are. Its
+   `fault` says which check refused it, so that a receiver can count by kind.
+3. Sizes are checked before anything is decoded, in both directions.
+4. What a peer wrote appears in an error only shortened and escaped: it ends up in our log.
+"""
+
+from enum import Enum
+from typing import Final, Protocol, TypeVar
+
+import msgspec
+
+from taskd.errors import FrameError
+from taskd.wire.messages import Directive, FromAgent, FromLocal, FromManager, NodeStatus, Refusal, ToLocal
+
+MAGIC: Final = b"TD"
+WIRE_VERSION: Final = 1
+MAX_FRAME_BYTES: Final = 1 << 20
+"""Bound of a frame between manager and agents: a node with 64 ranks needs about 20 KiB."""
+MAX_LOCAL_BYTES: Final = 200 << 10
+"""Bound of a frame on a Unix socket: one datagram of the default send buffer (212,992 bytes)."""
+
+_HEADER: Final = MAGIC + bytes([WIRE_VERSION])
+_MAX_DETAIL_CHARS: Final = 200
+
+Message = FromAgent | FromManager | FromLocal | ToLocal
+_M = TypeVar("_M")
+
+
+class Fault(Enum):
+    """Which check refused a frame."""
+
+    SIZE = "size"  # larger than the bound of its link
+    MAGIC = "magic"  # not a frame of taskd at all
+    VERSION = "version"  # a taskd of another wire version
+    CONTENT = "content"  # the map is damaged, of an unknown kind, or has a field of a wrong type
+
+
+class BadFrame(FrameError):
+    """A frame that was refused. `fault` is the check that refused it."""
+
+    def __init__(self, fault: Fault, text: str) -> None:
+        super().__init__(text)
+        self.fault = fault
+
+
+class _Decoder(Protocol[_M]):
+    def decode(self, buf: bytes, /) -> _M: ...
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_from_agent: Final[_Decoder[FromAgent]] = msgspec.msgpack.Decoder(FromAgent)
+_from_manager: Final[_Decoder[FromManager]] = msgspec.msgpack.Decoder(FromManager)
+_from_local: Final[_Decoder[FromLocal]] = msgspec.msgpack.Decoder(FromLocal)
+_to_local: Final[_Decoder[ToLocal]] = msgspec.msgpack.Decoder(ToLocal)
+
+
+def encode(message: Message) -> bytes:
+    """The frame of one message.
+
+    Raises `BadFrame` if the frame would be larger than its link allows, or if a text or number in the message has no
+    msgpack form (text with bytes that are not UTF-8, as in some environments; integers beyond 64 bits).
+    """
+    limit = MAX_FRAME_BYTES if isinstance(message, NodeStatus | Directive | Refusal) else MAX_LOCAL_BYTES
+    try:
+        frame = _HEADER + _encoder.encode(message)
+    except (UnicodeError, OverflowError, RecursionError) as error:
+        kind = type(message).__name__
+        raise BadFrame(Fault.CONTENT, f"{kind} cannot be sent: {_detail(error)}; expected UTF-8 and 64 bits") from error
+    _check_size(len(frame), limit, type(message).__name__)
+    return frame
+
+
+def decode_from_agent(frame: bytes) -> FromAgent:
+    """A message that the manager received. Raises `BadFrame`."""
+    return _decode(frame, _from_agent, MAX_FRAME_BYTES)
+
+
+def decode_from_manager(frame: bytes) -> FromManager:
+    """A message that an agent received from the manager. Raises `BadFrame`."""
+    return _decode(frame, _from_manager, MAX_FRAME_BYTES)
+
+
+def decode_from_local(frame: bytes) -> FromLocal:
+    """A message that an agent received from a process of its node. Raises `BadFrame`."""
+    return _decode(frame, _from_local, MAX_LOCAL_BYTES)
+
+
+def decode_to_local(frame: bytes) -> ToLocal:
+    """A message that a process received from its agent. Raises `BadFrame`."""
+    return _decode(frame, _to_local, MAX_LOCAL_BYTES)
+
+
+def _decode(frame: bytes, decoder: _Decoder[_M], limit: int) -> _M:
+    _check_size(len(frame), limit, "a frame")
+    if frame[: len(MAGIC)] != MAGIC or len(frame) < len(_HEADER):
+        raise BadFrame(
+            Fault.MAGIC,
+            f"found a frame of {len(frame)} bytes that begins with {_shown(frame[:8])}, expected {MAGIC!r} and a "
+            "version: the peer is not taskd; check who else uses this port",
+        )
+    version = frame[len(MAGIC)]
+    if version != WIRE_VERSION:
+        raise BadFrame(
+            Fault.VERSION,
+            f"found a frame of wire version {version}, this taskd speaks version {WIRE_VERSION}: install the same "
+            "taskd on every node",
+        )
+    try:
+        return decoder.decode(frame[len(_HEADER) :])
+    # msgspec lets UnicodeDecodeError (a ValueError) and RecursionError through beside its own errors
+    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
+        raise BadFrame(
+            Fault.CONTENT,
+            f"found a frame of {len(frame)} bytes that is no known message: {_detail(error)}; expected a message of "
+            f"wire version {WIRE_VERSION}; install the same taskd on every node",
+        ) from error
+
+
+def _check_size(size_bytes: int, limit: int, what: str) -> None:
+    if size_bytes > limit:
+        raise BadFrame(Fault.SIZE, f"found {what} of {size_bytes} bytes, expected at most {limit}; it was refused")
+
+
+def _detail(error: Exception) -> str:
+    return ascii(str(error))[1:-1][:_MAX_DETAIL_CHARS]
+
+
+def _shown(data: bytes) -> str:
+    return repr(bytes(data))
