@@ -1,0 +1,161 @@
+"""The two ports between the agent's runtime and whatever launched the processes of this node (torchrun).
+
+Rules:
+
+1. No torch here. `taskd.adaptors.torchrun` implements `WorkerHost`; `taskd.runtime.agent` implements `NodeRuntime`.
+2. Every method of `WorkerHost` may be called from any thread. Once the ranks are being ended (`NodeRuntime.stopping`),
+   `spawn` and `adopt` raise `RecoveryError` and everything else still answers.
+3. Pids and exit statuses follow `subprocess.Popen`: None while the process runs, -N after signal N.
+4. Standbys are children of this process: it is the reaper of the template's orphans (PR_SET_CHILD_SUBREAPER).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from signal import Signals
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class NodeIdentity:
+    """What torchrun knows about this node in its present rendezvous. `run_id` is torchrun's `--rdzv-id`."""
+
+    run_id: str
+    node_rank: int
+    node_count: int
+    ranks: tuple[int, ...]
+    world_size: int
+    master_addr: str
+    master_port: int
+    max_restarts: int
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a rank runs. `argv` is `("script.py", …)` or `("-m", "module", …)`, as in `Become`.
+
+    `python` is False where only a cold start can run it; `reason` then says why.
+    """
+
+    argv: tuple[str, ...]
+    python: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Logs:
+    """Files of one incarnation. None of `stdout` or `stderr` means torchrun's own stream."""
+
+    stdout: str | None
+    stderr: str | None
+    error_file: str | None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variable by which torch's `@record` finds the error file. Belongs into the rank's environment."""
+        return {"TORCHELASTIC_ERROR_FILE": self.error_file or ""}
+
+
+class WorkerHost(Protocol):
+    """Owns the processes that hold this node's ranks."""
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        """Local ranks of this node."""
+        ...
+
+    def rank_of(self, local_rank: int) -> int:
+        """The global rank."""
+        ...
+
+    def pid(self, local_rank: int) -> int:
+        """The process that holds this rank, dead or alive."""
+        ...
+
+    def environment(self, local_rank: int) -> dict[str, str]:
+        """The whole environment that torchrun gives to a process of this rank, those of `worker_environment` included."""
+        ...
+
+    def command(self, local_rank: int) -> Command:
+        """What the rank runs."""
+        ...
+
+    def open_logs(self, local_rank: int, incarnation: int) -> Logs:
+        """New files for a new incarnation, never those of an earlier one. torchrun's tee follows them from now on."""
+        ...
+
+    def spawn(self, local_rank: int, env: Mapping[str, str], logs: Logs) -> int:
+        """Cold start of the rank with `env` on top of torchrun's own environment. Returns the pid.
+
+        Raises `RecoveryError` if the rank's present process still runs, or if the ranks are being ended.
+        """
+        ...
+
+    def adopt(self, local_rank: int, pid: int, env: Mapping[str, str], logs: Logs) -> None:
+        """A standby has become this rank.
+
+        Raises `RecoveryError` if it is not a child of this process, if the rank's present process still runs, or if the
+        ranks are being ended.
+        """
+        ...
+
+    def kill(self, local_rank: int, signal: Signals) -> None:
+        """Send a signal to the rank's whole process group. Nothing happens if it is gone."""
+        ...
+
+    def exit_status(self, local_rank: int) -> int | None:
+        """How the rank's process ended. Whoever is left in the process group of a failed one is killed first."""
+        ...
+
+    def start_template(self, env: Mapping[str, str]) -> int:
+        """Start the process that forks standbys (`taskd.python.template`) with exactly `env`. Returns its pid.
+
+        One at a time: the one before, its idle standbys included, is killed first. All die with the ranks at the end.
+        """
+        ...
+
+    def release_template(self) -> int | None:
+        """The template is about to become a rank itself: stop owning it (and do not start another one before).
+
+        Returns its pid, or None if there is none. `adopt` follows.
+        """
+        ...
+
+    def reap_standbys(self) -> tuple[int, ...]:
+        """Collect dead standbys and a dead template, without blocking. Returns the pids collected."""
+        ...
+
+    def manage(self) -> None:
+        """taskd decides what happens to failed ranks. So it is at the start, and again after `stock`."""
+        ...
+
+    def stock(self) -> None:
+        """torchrun decides from now on, with its own budget: the first failed rank restarts or ends the whole group."""
+        ...
+
+    def give_up(self, reason: str) -> None:
+        """End the job on this node, with torchrun's own error report and no restart."""
+        ...
+
+
+class NodeRuntime(Protocol):
+    """The agent's own loop. Called from torchrun's main thread."""
+
+    def worker_environment(self, local_rank: int) -> dict[str, str]:
+        """Variables that a new process of this rank gets (rank 2's black box, the agent's socket, …)."""
+        ...
+
+    def started(self, host: WorkerHost, identity: NodeIdentity) -> None:
+        """All ranks of this node have been started. Called again after torchrun has restarted the group, with a new host."""
+        ...
+
+    def stopping(self) -> None:
+        """torchrun is about to end all ranks: say that this node leaves, and recover nothing.
+
+        Keep the sockets of the processes open: the script may use its time between SIGTERM and SIGKILL. `started`
+        may follow (a restart of the group), or `stop`.
+        """
+        ...
+
+    def stop(self) -> None:
+        """The ranks have ended, and so does torchrun: close everything. May be called twice."""
+        ...
