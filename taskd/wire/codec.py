@@ -4,7 +4,7 @@ Rules:
 
 1. A frame is `MAGIC`, one byte of wire version, and one msgpack map. The version stands outside the map, so that a
    peer of another version is named as such whatever its map looks like.
-2. A frame that cannot be taken raises `BadFrame` (a `FrameError`) and nothing else, whatever its bytes are. Its
+2. A frame that cannot be taken raises `BadFrameError` (a `FrameError`) and nothing else, whatever its bytes are. Its
    `fault` says which check refused it, so that a receiver can count by kind.
 3. Sizes are checked before anything is decoded, in both directions.
 4. What a peer wrote appears in an error only shortened and escaped: it ends up in our log.
@@ -30,6 +30,7 @@ _MAX_DETAIL_CHARS: Final = 200
 
 Message = FromAgent | FromManager | FromLocal | ToLocal
 _M = TypeVar("_M")
+_Out_co = TypeVar("_Out_co", covariant=True)
 
 
 class Fault(Enum):
@@ -41,7 +42,7 @@ class Fault(Enum):
     CONTENT = "content"  # the map is damaged, of an unknown kind, or has a field of a wrong type
 
 
-class BadFrame(FrameError):
+class BadFrameError(FrameError):
     """A frame that was refused. `fault` is the check that refused it."""
 
     def __init__(self, fault: Fault, text: str) -> None:
@@ -49,8 +50,8 @@ class BadFrame(FrameError):
         self.fault = fault
 
 
-class _Decoder(Protocol[_M]):
-    def decode(self, buf: bytes, /) -> _M: ...
+class _Decoder(Protocol[_Out_co]):
+    def decode(self, buf: bytes, /) -> _Out_co: ...
 
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -63,7 +64,7 @@ _to_local: Final[_Decoder[ToLocal]] = msgspec.msgpack.Decoder(ToLocal)
 def encode(message: Message) -> bytes:
     """The frame of one message.
 
-    Raises `BadFrame` if the frame would be larger than its link allows, or if a text or number in the message has no
+    Raises `BadFrameError` if the frame would be larger than its link allows, or if a text or number in the message has no
     msgpack form (text with bytes that are not UTF-8, as in some environments; integers beyond 64 bits).
     """
     limit = MAX_FRAME_BYTES if isinstance(message, NodeStatus | Directive | Refusal) else MAX_LOCAL_BYTES
@@ -71,42 +72,44 @@ def encode(message: Message) -> bytes:
         frame = _HEADER + _encoder.encode(message)
     except (UnicodeError, OverflowError, RecursionError) as error:
         kind = type(message).__name__
-        raise BadFrame(Fault.CONTENT, f"{kind} cannot be sent: {_detail(error)}; expected UTF-8 and 64 bits") from error
+        raise BadFrameError(
+            Fault.CONTENT, f"{kind} cannot be sent: {_detail(error)}; expected UTF-8 and 64 bits"
+        ) from error
     _check_size(len(frame), limit, type(message).__name__)
     return frame
 
 
 def decode_from_agent(frame: bytes) -> FromAgent:
-    """A message that the manager received. Raises `BadFrame`."""
+    """A message that the manager received. Raises `BadFrameError`."""
     return _decode(frame, _from_agent, MAX_FRAME_BYTES)
 
 
 def decode_from_manager(frame: bytes) -> FromManager:
-    """A message that an agent received from the manager. Raises `BadFrame`."""
+    """A message that an agent received from the manager. Raises `BadFrameError`."""
     return _decode(frame, _from_manager, MAX_FRAME_BYTES)
 
 
 def decode_from_local(frame: bytes) -> FromLocal:
-    """A message that an agent received from a process of its node. Raises `BadFrame`."""
+    """A message that an agent received from a process of its node. Raises `BadFrameError`."""
     return _decode(frame, _from_local, MAX_LOCAL_BYTES)
 
 
 def decode_to_local(frame: bytes) -> ToLocal:
-    """A message that a process received from its agent. Raises `BadFrame`."""
+    """A message that a process received from its agent. Raises `BadFrameError`."""
     return _decode(frame, _to_local, MAX_LOCAL_BYTES)
 
 
 def _decode(frame: bytes, decoder: _Decoder[_M], limit: int) -> _M:
     _check_size(len(frame), limit, "a frame")
     if frame[: len(MAGIC)] != MAGIC or len(frame) < len(_HEADER):
-        raise BadFrame(
+        raise BadFrameError(
             Fault.MAGIC,
             f"found a frame of {len(frame)} bytes that begins with {_shown(frame[:8])}, expected {MAGIC!r} and a "
             "version: the peer is not taskd; check who else uses this port",
         )
     version = frame[len(MAGIC)]
     if version != WIRE_VERSION:
-        raise BadFrame(
+        raise BadFrameError(
             Fault.VERSION,
             f"found a frame of wire version {version}, this taskd speaks version {WIRE_VERSION}: install the same "
             "taskd on every node",
@@ -115,7 +118,7 @@ def _decode(frame: bytes, decoder: _Decoder[_M], limit: int) -> _M:
         return decoder.decode(frame[len(_HEADER) :])
     # msgspec lets UnicodeDecodeError (a ValueError) and RecursionError through beside its own errors
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
-        raise BadFrame(
+        raise BadFrameError(
             Fault.CONTENT,
             f"found a frame of {len(frame)} bytes that is no known message: {_detail(error)}; expected a message of "
             f"wire version {WIRE_VERSION}; install the same taskd on every node",
@@ -124,7 +127,7 @@ def _decode(frame: bytes, decoder: _Decoder[_M], limit: int) -> _M:
 
 def _check_size(size_bytes: int, limit: int, what: str) -> None:
     if size_bytes > limit:
-        raise BadFrame(Fault.SIZE, f"found {what} of {size_bytes} bytes, expected at most {limit}; it was refused")
+        raise BadFrameError(Fault.SIZE, f"found {what} of {size_bytes} bytes, expected at most {limit}; it was refused")
 
 
 def _detail(error: Exception) -> str:

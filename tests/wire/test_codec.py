@@ -1,4 +1,4 @@
-"""The codec takes what it wrote and refuses all else with `BadFrame`."""
+"""The codec takes what it wrote and refuses all else with `BadFrameError`."""
 
 import msgspec
 import pytest
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from taskd.errors import FrameError
 from taskd.wire import codec, messages
-from taskd.wire.codec import BadFrame, Fault
+from taskd.wire.codec import BadFrameError, Fault
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -77,7 +77,7 @@ def test_every_truncation_is_refused(decode, message):
 
 def test_another_version_names_both():
     frame = codec.MAGIC + bytes([9]) + codec.encode(STATUS)[3:]
-    with pytest.raises(BadFrame, match=r"wire version 9, this taskd speaks version 1") as info:
+    with pytest.raises(BadFrameError, match=r"wire version 9, this taskd speaks version 1") as info:
         codec.decode_from_agent(frame)
     assert info.value.fault is Fault.VERSION
 
@@ -110,7 +110,7 @@ def test_another_version_names_both():
     ],
 )
 def test_bad_frames_are_told_apart(frame, fault):
-    with pytest.raises(BadFrame) as info:
+    with pytest.raises(BadFrameError) as info:
         codec.decode_from_agent(frame)
     assert info.value.fault is fault
 
@@ -126,7 +126,7 @@ def test_unknown_fields_are_ignored_and_missing_ones_are_not():
 
 def test_a_local_frame_has_its_own_bound():
     large = messages.Modules(names=("x" * codec.MAX_LOCAL_BYTES,))
-    with pytest.raises(BadFrame) as info:
+    with pytest.raises(BadFrameError) as info:
         codec.encode(large)
     assert info.value.fault is Fault.SIZE
     with pytest.raises(FrameError):
@@ -134,7 +134,7 @@ def test_a_local_frame_has_its_own_bound():
 
 
 def test_text_that_is_not_utf8_is_refused_before_it_is_sent():
-    with pytest.raises(BadFrame, match="Become cannot be sent"):
+    with pytest.raises(BadFrameError, match="Become cannot be sent"):
         codec.encode(messages.Become(env={"A": "\udcff"}, argv=(), cwd="/"))
 
 

@@ -1,0 +1,72 @@
+"""The agent's configuration: the environment of torchrun, checked and frozen.
+
+Rules:
+
+1. `is_enabled` comes first and is cheap: nothing else of taskd is read, checked or warned about in a torchrun that is
+   not switched on.
+2. Only the exact word `on` switches on, here as in `libtaskd.so`.
+"""
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from taskd.config import settings
+from taskd.config.address import Address, manager_address
+from taskd.config.manager import job_id
+from taskd.config.reading import Source
+from taskd.config.rundir import run_dir
+from taskd.config.security import Security
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """What one node's agent needs to know. `manager` is None if the agent embeds the manager."""
+
+    job_id: str
+    manager: Address | None
+    security: Security
+    run_dir: Path
+    standbys: int
+    preload: tuple[str, ...]
+    learn_modules: bool
+    heartbeat_s: float
+    manager_wait_s: float
+    stop_timeout_s: float
+
+    @classmethod
+    def from_environment(
+        cls, env: Mapping[str, str] | None = None, *, master_addr: str | None = None, node_count: int = 1
+    ) -> "AgentConfig":
+        """Read the environment of torchrun; unknown `TASKD_` variables leave one warning.
+
+        `master_addr` is torchrun's `--master-addr`, None if the user did not give it. Raises `ConfigError`.
+        """
+        source = Source(os.environ if env is None else env)
+        warn_of_unknown_variables(source.env)
+        return cls(
+            job_id=job_id(source),
+            manager=manager_address(source.env, master_addr, node_count),
+            security=Security.from_source(source),
+            run_dir=run_dir(source),
+            standbys=source.whole(settings.STANDBY),
+            preload=source.modules(settings.PRELOAD),
+            learn_modules=source.switch(settings.LEARN_MODULES),
+            heartbeat_s=source.seconds(settings.HEARTBEAT_S),
+            manager_wait_s=source.seconds(settings.MANAGER_WAIT_S),
+            stop_timeout_s=source.seconds(settings.STOP_TIMEOUT_S),
+        )
+
+
+def warn_of_unknown_variables(env: Mapping[str, str]) -> None:
+    """Log one warning that names every `TASKD_` variable which no setting has, each with its nearest match."""
+    unknown = settings.unknown_variables(env)
+    if unknown:
+        logger.warning(
+            "these variables are no settings of taskd and have no effect: %s; `taskd doctor` lists those it knows",
+            ", ".join(name.advice for name in unknown),
+        )

@@ -1,0 +1,115 @@
+"""The manager's configuration: the dict of `init_taskd_manager` over the environment, checked and frozen."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from taskd.config import settings
+from taskd.config.address import ALL_INTERFACES, LOOPBACK, Address, is_host
+from taskd.config.reading import Source
+from taskd.config.rundir import run_dir
+from taskd.config.schema import unknown_names
+from taskd.config.security import Security
+from taskd.core.policy import Deadlines, Membership, Policy
+from taskd.errors import ConfigError
+
+_SUSPECT_PART = 0.3
+"""Silence, as a part of `node_timeout_s`, after which a node is suspected."""
+_MIN_HEARTBEATS = 4
+
+
+@dataclass(frozen=True)
+class ManagerConfig:
+    """Where the manager listens, whom it believes, and the policy that its core decides by."""
+
+    listen: Address
+    security: Security
+    policy: Policy
+    run_dir: Path
+
+    @property
+    def job_id(self) -> str:
+        """Name of the job."""
+        return self.policy.job_id
+
+    @classmethod
+    def from_mapping(cls, keys: Mapping[str, object], env: Mapping[str, str] | None = None) -> "ManagerConfig":
+        """Read the dict of `init_taskd_manager`; a setting that it lacks comes from the environment, then the default.
+
+        Raises `ConfigError` for an unknown key, a value of a wrong kind or range, and a contradiction between values.
+        """
+        _refuse_unknown(keys)
+        source = Source(os.environ if env is None else env, keys)
+        security = Security.from_source(source)
+        default_host = LOOPBACK if security.secret is None else ALL_INTERFACES
+        host = source.text(settings.HOST) or default_host
+        if host != ALL_INTERFACES and not is_host(host):
+            raise source.refuse(settings.HOST, host, "a host name, an address, or * for all interfaces")
+        return cls(
+            listen=Address(host, source.whole(settings.PORT)),
+            security=security,
+            policy=_policy(source),
+            run_dir=run_dir(source),
+        )
+
+
+def job_id(source: Source) -> str:
+    """The job's name: key, `TASKD_JOB_ID`, `MINDX_TASK_ID`, or default. Raises `ConfigError` if the variables differ."""
+    given, cluster = source.env.get("TASKD_JOB_ID"), source.env.get("MINDX_TASK_ID")
+    if source.keys.get("job_id") is None and given and cluster and given != cluster:
+        raise ConfigError(
+            f"TASKD_JOB_ID is {given!r} and MINDX_TASK_ID is {cluster!r}, expected one name for the job; unset one"
+        )
+    env = {"TASKD_JOB_ID": given or cluster or ""}
+    name = Source(env, source.keys).text(settings.JOB_ID)
+    assert name is not None, "the setting has a default"
+    return name
+
+
+def _policy(source: Source) -> Policy:
+    return Policy(
+        job_id=job_id(source),
+        node_count=source.whole(settings.NODE_NUMS),
+        ranks_per_node=source.whole(settings.PROC_PER_NODE),
+        allowed=source.strategies(settings.STRATEGY),
+        max_restarts=source.whole_or_none(settings.MAX_RESTARTS),
+        deadlines=_deadlines(source),
+        membership=_membership(source),
+    )
+
+
+def _deadlines(source: Source) -> Deadlines:
+    return Deadlines(
+        confirm_s=source.seconds(settings.CONFIRM_S),
+        pause_s=source.seconds(settings.PAUSE_TIMEOUT_S),
+        replace_s=source.seconds(settings.REPLACE_TIMEOUT_S),
+        join_s=source.seconds(settings.JOIN_TIMEOUT_S),
+        resume_s=source.seconds(settings.RESUME_TIMEOUT_S),
+        merge_s=source.seconds(settings.MERGE_WINDOW_S),
+    )
+
+
+def _membership(source: Source) -> Membership:
+    heartbeat_s, dead_s = source.seconds(settings.HEARTBEAT_S), source.seconds(settings.NODE_TIMEOUT_S)
+    if dead_s < _MIN_HEARTBEATS * heartbeat_s:
+        raise ConfigError(
+            f"node_timeout_s is {dead_s:g} and heartbeat_s is {heartbeat_s:g}, expected node_timeout_s to be at least "
+            f"{_MIN_HEARTBEATS} heartbeats; raise it to {_MIN_HEARTBEATS * heartbeat_s:g} or lower heartbeat_s"
+        )
+    return Membership(heartbeat_s=heartbeat_s, suspect_s=_SUSPECT_PART * dead_s, dead_s=dead_s)
+
+
+def _refuse_unknown(keys: object) -> None:
+    if not isinstance(keys, Mapping) or not all(isinstance(key, str) for key in keys):
+        raise ConfigError(
+            f"init_taskd_manager: found {type(keys).__name__}, expected a dict with keys that are text; give "
+            '{"job_id": …, "node_nums": …, "proc_per_node": …}'
+        )
+    known = settings.manager_keys()
+    unknown = unknown_names(keys, known)
+    if unknown:
+        raise ConfigError(
+            f"init_taskd_manager: found the unknown key {', '.join(name.advice for name in unknown)}, expected some of "
+            f"{', '.join(known)}; correct or remove it"
+        )

@@ -1,0 +1,169 @@
+"""From text in the environment, or values in a dict, to typed values.
+
+Rules:
+
+1. A value of a wrong kind, out of range or unknown raises `ConfigError` with what was found, what was expected, and
+   the remedy. The value of a secret is never shown.
+2. An empty variable counts as unset, and so does a key whose value is None: both are what scripts pass on when they
+   have nothing to say.
+3. A dict may hold numbers and switches as such, or as the text that the environment would hold.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from taskd.config import settings
+from taskd.config.schema import Setting
+from taskd.core.policy import Strategy
+from taskd.errors import ConfigError
+
+_T = TypeVar("_T")
+_MAX_SHOWN_CHARS = 80
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where settings come from: an environment, and before it the keys of a dict."""
+
+    env: Mapping[str, str]
+    keys: Mapping[str, object] = field(default_factory=dict)
+
+    def text(self, setting: Setting) -> str | None:
+        """The text of a setting, or None if it is not given and has no default."""
+        return self._read(setting, _text)
+
+    def whole(self, setting: Setting) -> int:
+        """The whole number of a setting that is required or has a default."""
+        return self._required(setting, self.whole_or_none(setting))
+
+    def whole_or_none(self, setting: Setting) -> int | None:
+        """The whole number of a setting, or None if it is not given and has no default."""
+        value = self._read(setting, _whole)
+        return self._bounded(setting, value)
+
+    def seconds(self, setting: Setting) -> float:
+        """The seconds of a setting that is required or has a default."""
+        value = self._read(setting, _seconds)
+        return self._required(setting, self._bounded(setting, value))
+
+    def switch(self, setting: Setting) -> bool:
+        """Whether a setting is on."""
+        return self._required(setting, self._read(setting, _switch))
+
+    def path(self, setting: Setting) -> Path | None:
+        """The absolute path of a setting, or None if it is not given."""
+        return self._read(setting, _path)
+
+    def required_path(self, setting: Setting) -> Path:
+        """The absolute path of a setting that must be given."""
+        return self._required(setting, self._read(setting, _path))
+
+    def modules(self, setting: Setting) -> tuple[str, ...]:
+        """The module names of a setting, each once, in order."""
+        return self._read(setting, _modules) or ()
+
+    def strategies(self, setting: Setting) -> tuple[Strategy, ...]:
+        """The strategies of a setting in the order in which they are tried."""
+        return self._required(setting, self._read(setting, _strategies))
+
+    def label(self, setting: Setting) -> str:
+        """The name under which this source holds a setting."""
+        if setting.key is not None and self.keys.get(setting.key) is not None:
+            return f"{setting.key!r} of init_taskd_manager"
+        return setting.name
+
+    def refuse(self, setting: Setting, found: object, expected: str | None = None) -> ConfigError:
+        """The error for a value that was found where this source holds the setting."""
+        shown = "a value (not shown)" if setting is settings.SECRET else _shown(found)
+        remedy = f"leave it out for {setting.default}" if setting.default else "correct it or leave it out"
+        return ConfigError(f"{self.label(setting)}: found {shown}, expected {expected or setting.expected}; {remedy}")
+
+    def _raw(self, setting: Setting) -> object:
+        if setting.key is not None and self.keys.get(setting.key) is not None:
+            return self.keys[setting.key]
+        if setting.variable is not None and self.env.get(setting.variable):
+            return self.env[setting.variable]
+        return setting.default
+
+    def _read(self, setting: Setting, parse: Callable[[object], _T | None]) -> _T | None:
+        """The parsed value; `parse` answers None to what is not of the kind."""
+        raw = self._raw(setting)
+        if raw is None:
+            return None
+        value = parse(raw)
+        if value is None:
+            raise self.refuse(setting, raw)
+        return value
+
+    def _bounded(self, setting: Setting, value: _T | None) -> _T | None:
+        if isinstance(value, int | float) and not setting.minimum <= value <= setting.maximum:
+            raise self.refuse(setting, value)
+        return value
+
+    def _required(self, setting: Setting, value: _T | None) -> _T:
+        if value is None:
+            raise ConfigError(f"{setting.name} is missing, expected {setting.expected}; add it: {setting.meaning}")
+        return value
+
+
+def _text(raw: object) -> str | None:
+    return raw.strip() or None if isinstance(raw, str) else None
+
+
+def _whole(raw: object) -> int | None:
+    if isinstance(raw, int) and not isinstance(raw, bool):
+        return raw
+    digits = raw.strip() if isinstance(raw, str) else ""
+    return int(digits) if digits.removeprefix("-").isdecimal() and digits.isascii() and len(digits) < 20 else None
+
+
+def _seconds(raw: object) -> float | None:
+    if isinstance(raw, bool) or not isinstance(raw, int | float | str):
+        return None
+    try:
+        value = float(raw)
+    except (ValueError, OverflowError):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _switch(raw: object) -> bool | None:
+    if isinstance(raw, bool):
+        return raw
+    return {"on": True, "off": False}.get(raw.strip()) if isinstance(raw, str) else None
+
+
+def _path(raw: object) -> Path | None:
+    if not isinstance(raw, str | Path) or "\0" in str(raw):
+        return None
+    path = Path(raw)
+    return path if path.is_absolute() else None
+
+
+def _words(raw: object) -> tuple[str, ...] | None:
+    items = raw.split(",") if isinstance(raw, str) else raw
+    if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
+        return None
+    return tuple(dict.fromkeys(item.strip() for item in items if item.strip()))
+
+
+def _modules(raw: object) -> tuple[str, ...] | None:
+    words = _words(raw)
+    if words is None or not all(part.isidentifier() for word in words for part in word.split(".")):
+        return None
+    return words
+
+
+def _strategies(raw: object) -> tuple[Strategy, ...] | None:
+    words = _words(raw)
+    if not words or not set(words) <= {strategy.value for strategy in Strategy}:
+        return None
+    return tuple(strategy for strategy in Strategy if strategy.value in words)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "…"

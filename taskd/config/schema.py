@@ -1,0 +1,85 @@
+"""What a setting is: its names, its kind, its bounds.
+
+Rules:
+
+1. A setting has an environment variable, a key of the dict given to `init_taskd_manager`, or both; the key wins.
+2. A default is written as a user would write it. None means that the setting must be given, or that its absence has
+   the meaning that `meaning` states.
+3. Nothing here reads the environment or any file.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from taskd.core.policy import Strategy
+
+
+class Kind(Enum):
+    """How a setting's text is read. The value completes the sentence "expected …"."""
+
+    TEXT = "text that is not empty"
+    WHOLE = "a whole number"
+    SECONDS = "a number of seconds"
+    SWITCH = "on or off"
+    MODULES = "names of modules, separated by commas"
+    STRATEGIES = "some of " + ", ".join(strategy.value for strategy in Strategy) + ", separated by commas"
+    PATH = "an absolute path"
+    ADDRESS = "host:port, [IPv6]:port, or the word embedded"
+
+
+class Reader(Enum):
+    """Who reads a setting. The value is the heading of its table in the documentation."""
+
+    MANAGER = "Manager"
+    AGENT = "Agent (the torchrun process)"
+    SHIM = "Shim (libtaskd.so)"
+    WORKER = "Set by the agent for the processes of its node"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting. `minimum` and `maximum` bound numbers, both included."""
+
+    variable: str | None
+    key: str | None
+    kind: Kind
+    default: str | None
+    readers: tuple[Reader, ...]
+    meaning: str
+    minimum: float = 0
+    maximum: float = 86_400
+
+    @property
+    def name(self) -> str:
+        """The one name to show: the variable, else the key."""
+        return self.variable or f"{self.key!r} of init_taskd_manager"
+
+    @property
+    def expected(self) -> str:
+        """What a value must be, in words."""
+        if self.kind in (Kind.WHOLE, Kind.SECONDS):
+            return f"{self.kind.value} from {self.minimum:g} to {self.maximum:.0f}"
+        return str(self.kind.value)
+
+
+@dataclass(frozen=True)
+class UnknownName:
+    """A name that no setting has, and the nearest one that exists (None when nothing is near)."""
+
+    found: str
+    nearest: str | None
+
+    @property
+    def advice(self) -> str:
+        """The name with what was probably meant."""
+        return self.found if self.nearest is None else f"{self.found} (did you mean {self.nearest}?)"
+
+
+def unknown_names(found: Iterable[str], known: Iterable[str]) -> tuple[UnknownName, ...]:
+    """Those of `found` that are not in `known`, sorted, each with its nearest match."""
+    from difflib import get_close_matches
+
+    names = tuple(known)
+    unknown = sorted(set(found) - set(names))
+    return tuple(UnknownName(name, next(iter(get_close_matches(name, names, n=1)), None)) for name in unknown)

@@ -1,0 +1,165 @@
+"""The table of every setting: what it is called, what it may be, what it means.
+
+Rules:
+
+1. A setting that is not in `SETTINGS` does not exist: the parsers know no other name, and `docs/configuration.md` is
+   written from this table by `scripts/make-docs.py`.
+2. Defaults that the core owns are taken from its policies, so that no number stands in two places.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from taskd.config.schema import Kind, Reader, Setting, UnknownName, unknown_names
+from taskd.core.policy import Deadlines, Membership, Policy
+
+PREFIX: Final = "TASKD_"
+EMBEDDED: Final = "embedded"
+"""Value of TASKD_MANAGER that asks for a manager inside the agent of a job with one node."""
+
+_MANAGER: Final = (Reader.MANAGER,)
+_AGENT: Final = (Reader.AGENT,)
+_BOTH: Final = (Reader.MANAGER, Reader.AGENT)
+_WORKER: Final = (Reader.WORKER,)
+_DEADLINES: Final = Deadlines()
+_MEMBERSHIP: Final = Membership()
+_ALLOWED: Final = Policy(job_id="", node_count=1, ranks_per_node=1).allowed
+
+ENABLED = Setting(
+    "TASKD_PROCESS_ENABLE", None, Kind.SWITCH, "off", (Reader.AGENT, Reader.SHIM),
+    "Switches taskd on in torchrun and in the training processes. Off: both behave exactly as without taskd.",
+)  # fmt: skip
+JOB_ID = Setting(
+    "TASKD_JOB_ID", "job_id", Kind.TEXT, "default", _BOTH,
+    "Name of the job; manager and agents must agree on it. When unset, `MINDX_TASK_ID` counts.",
+)  # fmt: skip
+NODE_NUMS = Setting(
+    None, "node_nums", Kind.WHOLE, None, _MANAGER, "Number of nodes of the job. Required.", 1, 100_000
+)  # fmt: skip
+PROC_PER_NODE = Setting(
+    None, "proc_per_node", Kind.WHOLE, None, _MANAGER, "Number of training processes per node. Required.", 1, 1024
+)  # fmt: skip
+HOST = Setting(
+    "TASKD_MANAGER_HOST", "host", Kind.TEXT, None, _MANAGER,
+    "Address on which the manager listens. When unset: all interfaces with a secret, 127.0.0.1 without one.",
+)  # fmt: skip
+PORT = Setting(
+    "TASKD_MANAGER_PORT", "port", Kind.WHOLE, "9601", _BOTH,
+    "Port of the manager, unless TASKD_MANAGER names one. 0 lets a manager take any free port.", 0, 65_535,
+)  # fmt: skip
+SECRET = Setting(
+    "TASKD_SECRET", "secret", Kind.TEXT, None, _BOTH,
+    "The job's secret: 16 characters or more, the same on all nodes. Both sides derive their keys from it. "
+    "When unset, only loopback is used.",
+)  # fmt: skip
+SECRET_FILE = Setting(
+    "TASKD_SECRET_FILE", "secret_file", Kind.PATH, None, _BOTH,
+    "File that holds the secret instead. Group and others must not be able to read it.",
+)  # fmt: skip
+INSECURE = Setting(
+    "TASKD_INSECURE", "insecure", Kind.SWITCH, "off", _BOTH,
+    "Allows traffic beyond loopback without a secret: whoever reaches the port can then stop the job.",
+)  # fmt: skip
+RUN_DIR = Setting(
+    "TASKD_RUN_DIR", "run_dir", Kind.PATH, None, _BOTH,
+    "Directory for sockets and records, at most 60 bytes long. When unset: `taskd-UID` in the directory for "
+    "temporary files.",
+)  # fmt: skip
+HEARTBEAT_S = Setting(
+    "TASKD_HEARTBEAT_S", "heartbeat_s", Kind.SECONDS, f"{_MEMBERSHIP.heartbeat_s:g}", _BOTH,
+    "Time between two reports of an agent when nothing changes. The same on all nodes.", 0.01,
+)  # fmt: skip
+STRATEGY = Setting(
+    "TASKD_RECOVER_STRATEGY", "recover_strategy", Kind.STRATEGIES, ",".join(s.value for s in _ALLOWED), _MANAGER,
+    "The strategies that the job allows. They are tried in a fixed order, whatever the order here.",
+)  # fmt: skip
+MAX_RESTARTS = Setting(
+    "TASKD_MAX_RESTARTS", "max_restarts", Kind.WHOLE, None, _MANAGER,
+    "Recoveries that the whole job may spend. When unset, the `--max_restarts` of torchrun counts.", 0, 2**31 - 1,
+)  # fmt: skip
+NODE_TIMEOUT_S = Setting(
+    "TASKD_NODE_TIMEOUT_S", "node_timeout_s", Kind.SECONDS, f"{_MEMBERSHIP.dead_s:g}", _MANAGER,
+    "A node whose agent is silent for so long is dead. At least four heartbeats.", 0.04,
+)  # fmt: skip
+CONFIRM_S = Setting(
+    "TASKD_CONFIRM_S", "confirm_s", Kind.SECONDS, f"{_DEADLINES.confirm_s:g}", _MANAGER,
+    "A rank reports an error and no process is known to be lost: time to wait for the news of a loss.",
+)  # fmt: skip
+MERGE_WINDOW_S = Setting(
+    "TASKD_MERGE_WINDOW_S", "merge_window_s", Kind.SECONDS, f"{_DEADLINES.merge_s:g}", _MANAGER,
+    "Losses that come within this time of the first are one fault and cost one restart.",
+)  # fmt: skip
+PAUSE_TIMEOUT_S = Setting(
+    "TASKD_PAUSE_TIMEOUT_S", "pause_timeout_s", Kind.SECONDS, f"{_DEADLINES.pause_s:g}", _MANAGER,
+    "Time for the healthy ranks to leave their collectives; one that does not is replaced.", 0.1,
+)  # fmt: skip
+REPLACE_TIMEOUT_S = Setting(
+    "TASKD_REPLACE_TIMEOUT_S", "replace_timeout_s", Kind.SECONDS, f"{_DEADLINES.replace_s:g}", _MANAGER,
+    "Time for a new process to start and to run the script up to its resilient function.", 0.1,
+)  # fmt: skip
+JOIN_TIMEOUT_S = Setting(
+    "TASKD_JOIN_TIMEOUT_S", "join_timeout_s", Kind.SECONDS, f"{_DEADLINES.join_s:g}", _MANAGER,
+    "Time for all ranks to form the new process groups and to restore their state.", 0.1,
+)  # fmt: skip
+RESUME_TIMEOUT_S = Setting(
+    "TASKD_RESUME_TIMEOUT_S", "resume_timeout_s", Kind.SECONDS, f"{_DEADLINES.resume_s:g}", _MANAGER,
+    "Time for the first step after a recovery; only then does the recovery count as a success.", 0.1,
+)  # fmt: skip
+MANAGER = Setting(
+    "TASKD_MANAGER", None, Kind.ADDRESS, None, _AGENT,
+    "Where the manager is. When unset: the host of MASTER_ADDR or --master-addr, on a job of one node 127.0.0.1 "
+    "instead; with neither of them a job of one node has its manager embedded.",
+)  # fmt: skip
+MANAGER_WAIT_S = Setting(
+    "TASKD_MANAGER_WAIT_S", None, Kind.SECONDS, "30", _AGENT,
+    "Without an answer of the manager for so long, the job goes on with torchrun's own behaviour.",
+)  # fmt: skip
+STANDBY = Setting(
+    "TASKD_STANDBY", None, Kind.WHOLE, "1", _AGENT,
+    "Processes that each node keeps warm to take the place of a dead rank. 0: cold starts only.", 0, 64,
+)  # fmt: skip
+PRELOAD = Setting(
+    "TASKD_PRELOAD", None, Kind.MODULES, "", _AGENT, "Modules that a warm process imports beside torch."
+)  # fmt: skip
+LEARN_MODULES = Setting(
+    "TASKD_LEARN_MODULES", None, Kind.SWITCH, "on", _AGENT,
+    "Warm processes also import the installed packages that a live worker was seen to have imported.",
+)  # fmt: skip
+STOP_TIMEOUT_S = Setting(
+    "TASKD_STOP_TIMEOUT_S", None, Kind.SECONDS, "30", _AGENT,
+    "Time between SIGTERM and SIGKILL when a process is told to end.",
+)  # fmt: skip
+PRELOAD_KEEP = Setting(
+    "TASKD_PRELOAD_KEEP", None, Kind.SWITCH, "off", (Reader.SHIM,),
+    "Keeps libtaskd.so in LD_PRELOAD of training processes: for Ascend, and for scripts that re-execute themselves.",
+)  # fmt: skip
+AGENT_SOCKET = Setting("TASKD_AGENT_SOCKET", None, Kind.PATH, None, _WORKER, "Unix socket of the agent.")
+AGENT_PID = Setting(
+    "TASKD_AGENT_PID", None, Kind.WHOLE, None, _WORKER, "Process of the agent; its processes end with it.", 1, 2**22
+)  # fmt: skip
+GENERATION = Setting(
+    "TASKD_GENERATION", None, Kind.WHOLE, "0", _WORKER, "Generation in which the process starts.", 0, 2**31 - 1
+)  # fmt: skip
+INCARNATION = Setting(
+    "TASKD_INCARNATION", None, Kind.WHOLE, "0", _WORKER, "Which process of its rank this is.", 0, 2**31 - 1
+)  # fmt: skip
+BLACKBOX = Setting("TASKD_BLACKBOX", None, Kind.PATH, None, _WORKER, "Black box of the rank.")
+POSITION = Setting("TASKD_POSITION", None, Kind.PATH, None, _WORKER, "The rank's file of RNG state and data position.")
+RANK = Setting("RANK", None, Kind.WHOLE, None, _WORKER, "Global rank: torchrun's own variable.", 0, 2**31 - 1)
+
+SETTINGS: Final = tuple(value for value in list(globals().values()) if isinstance(value, Setting))
+
+_SCRIPT_VARIABLES: Final = frozenset({"TASKD_SO_PATH", "TASKD_WHL", "TASKD_TORCH"})
+"""Variables of install and start scripts that happen to carry our prefix."""
+
+
+def manager_keys() -> tuple[str, ...]:
+    """All keys of the dict given to `init_taskd_manager`."""
+    return tuple(setting.key for setting in SETTINGS if setting.key is not None)
+
+
+def unknown_variables(env: Mapping[str, str]) -> tuple[UnknownName, ...]:
+    """The variables of `env` that begin with `TASKD_` and that no setting has."""
+    known = [setting.variable for setting in SETTINGS if setting.variable is not None]
+    ours = (name for name in env if name.startswith(PREFIX) and name not in _SCRIPT_VARIABLES)
+    return unknown_names(ours, known)
