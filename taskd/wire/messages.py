@@ -98,14 +98,15 @@ class Order(Enum):
     PAUSE = "pause"  # leave the collectives of all older generations and report
     JOIN = "join"  # form the world of `plan`, restore, train
     RELEASE = "release"  # every rank has finished: leave the resilient function
-    STOP = "stop"  # end the process
+    STOP = "stop"  # end the job
 
 
 class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """The order for one rank; an agent whose process has a lower incarnation fences it and starts a new one."""
+    """The process wanted for one rank; an agent whose process has a lower incarnation fences it and starts a new one."""
 
     rank: int
     incarnation: int
+    joins: bool = False  # it comes into a living world (waits for a plan), or starts a fresh one with all the others
 
 
 class Directive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -177,6 +178,12 @@ class Release(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     generation: int
 
 
+class Abandon(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Agent to worker: nobody will recover this; let the exception that you came out with take its course."""
+
+    reason: str
+
+
 class Become(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Agent to standby: take a rank. `env` replaces the environment, `argv` is `["script.py", …]` or `["-m", "mod", …]`."""
 
@@ -196,4 +203,4 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 FromAgent = NodeStatus
 FromManager = Directive | Refusal
 FromLocal = Hello | WorkerReport | Modules
-ToLocal = Pause | Join | Release | Become | Fork | Modules
+ToLocal = Pause | Join | Release | Abandon | Become | Fork | Modules

@@ -1,0 +1,263 @@
+"""One node's own table: what is done with each rank's process so that it becomes the one that the manager wants.
+
+Rules:
+
+1. An agent decides nothing about recovery. It compares the manager's newest directive with its processes, and acts.
+2. A process is fenced (SIGKILL to its whole group) and seen dead before another may take its rank.
+3. An order is given to a process once; a directive that is heard again changes nothing.
+4. `TABLE` names every pair of slot state and event that may happen; any other raises and changes nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from taskd.errors import TransitionError
+from taskd.wire.messages import Directive, Order, RankOrder, RankStatus, Stage, WorkerReport, WorldPlan
+
+
+class State(Enum):
+    """Where one rank's slot stands."""
+
+    RUNNING = "running"
+    FENCED = "fenced"  # killed; its end is awaited
+    ENDED = "ended"
+
+
+class Event(Enum):
+    """What may happen to a slot."""
+
+    DIRECTED = "directed"
+    REPORTED = "reported"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Kill this rank's whole process group."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a new process for this rank, from a standby if there is one."""
+
+    rank: int
+    incarnation: int
+    generation: int
+    joins: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TellPause:
+    """Tell the rank's process to leave its collectives."""
+
+    rank: int
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TellJoin:
+    """Hand the plan to the rank's process."""
+
+    rank: int
+    plan: WorldPlan
+
+
+@dataclass(frozen=True, slots=True)
+class TellRelease:
+    """Every rank has finished."""
+
+    rank: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopNode:
+    """End the job on this node, for this reason."""
+
+    reason: str
+    exit_code: int
+
+
+Action = Fence | Start | TellPause | TellJoin | TellRelease | StopNode
+
+
+@dataclass(slots=True)
+class Slot:
+    """One rank of this node: its process, and what it was last told."""
+
+    status: RankStatus
+    state: State = State.RUNNING
+    told: tuple[Order, int] | None = None
+
+
+@dataclass(slots=True)
+class Node:
+    """The machine of one node."""
+
+    slots: dict[int, Slot] = field(default_factory=dict)
+    directive: Directive | None = None
+    stopped: bool = False
+    _out: list[Action] = field(default_factory=list)
+
+    @property
+    def generation(self) -> int:
+        """Newest generation that this node has heard of."""
+        return self.directive.generation if self.directive is not None else 0
+
+    def started(self, status: RankStatus) -> None:
+        """A process has been started for a rank."""
+        self.slots[status.rank] = Slot(status)
+
+    def obey(self, directive: Directive) -> list[Action]:
+        """Take in the manager's newest directive; an older one changes nothing."""
+        old = self.directive
+        if old is not None and (directive.generation, directive.sequence) <= (old.generation, old.sequence):
+            return []
+        self.directive = directive
+        if directive.order is Order.STOP:
+            if not self.stopped:
+                self._out.append(StopNode(directive.reason, directive.exit_code))
+            self.stopped = True
+        else:
+            for order in directive.ranks:
+                if order.rank in self.slots:
+                    self._fire(order.rank, Event.DIRECTED)
+        return self._flush()
+
+    def connected(self, rank: int) -> list[Action]:
+        """A process can be spoken to: tell it what is wanted now."""
+        self.slots[rank].told = None
+        self._fire(rank, Event.DIRECTED)
+        return self._flush()
+
+    def report(self, rank: int, report: WorkerReport) -> list[Action]:
+        """A process tells the stage that it has reached."""
+        slot = self.slots[rank]
+        handler = self._handler(rank, Event.REPORTED)
+        if slot.state is State.RUNNING:
+            slot.status = replace_status(slot.status, report)
+        handler(self, rank)
+        return self._flush()
+
+    def ended(self, rank: int, *, clean: bool, cause: str, at_s: float) -> list[Action]:
+        """A process has ended, or its death is certain. Told again with a better cause, only the cause changes."""
+        slot = self.slots[rank]
+        handler = self._handler(rank, Event.ENDED)
+        again = slot.state is State.ENDED
+        stage = Stage.EXITED if clean else Stage.DEAD
+        status = slot.status
+        slot.status = RankStatus(
+            rank=rank,
+            incarnation=status.incarnation,
+            generation=status.generation,
+            stage=status.stage if again else stage,
+            step=status.step,
+            condition=status.condition,
+            pid=status.pid,
+            warm=status.warm,
+            cause=cause,
+            at_s=status.at_s if again else at_s,
+        )
+        handler(self, rank)
+        return self._flush()
+
+    # ---- handlers, named in TABLE
+
+    def reconcile(self, rank: int) -> None:
+        """A living process: keep it and tell it what is wanted, or fence it."""
+        slot, order = self.slots[rank], self._order(rank)
+        if order is None or self.directive is None:
+            return
+        if order.incarnation > slot.status.incarnation:
+            slot.state = State.FENCED
+            self._out.append(Fence(rank))
+            return
+        self._tell(slot, self.directive)
+
+    def bury(self, rank: int) -> None:
+        """The process is gone: what it left behind is killed, and a successor started if one is wanted."""
+        slot = self.slots[rank]
+        slot.state = State.ENDED
+        if slot.status.stage is Stage.DEAD:
+            self._out.append(Fence(rank))
+        self.succeed(rank)
+
+    def succeed(self, rank: int) -> None:
+        """The rank has no process: start the wanted one."""
+        slot, order = self.slots[rank], self._order(rank)
+        if order is not None and order.incarnation > slot.status.incarnation:
+            self._out.append(Start(rank, order.incarnation, self.generation, order.joins))
+
+    def ignore(self, _rank: int) -> None:
+        """Known, and nothing follows."""
+
+    # ---- small things
+
+    def _tell(self, slot: Slot, directive: Directive) -> None:
+        rank, generation = slot.status.rank, directive.generation
+        if slot.told == (directive.order, generation):
+            return
+        match directive.order:
+            case Order.PAUSE:
+                self._out.append(TellPause(rank, generation, directive.reason))
+            case Order.JOIN if directive.plan is not None:
+                if slot.status.stage is not Stage.PAUSED or slot.status.generation != generation:
+                    return
+                self._out.append(TellJoin(rank, directive.plan))
+            case Order.RELEASE:
+                self._out.append(TellRelease(rank, generation))
+            case _:
+                pass
+        slot.told = (directive.order, generation)
+
+    def _order(self, rank: int) -> RankOrder | None:
+        if self.directive is None:
+            return None
+        return next((order for order in self.directive.ranks if order.rank == rank), None)
+
+    def _handler(self, rank: int, event: Event) -> Callable[["Node", int], None]:
+        handler = TABLE.get((self.slots[rank].state, event))
+        if handler is None:
+            raise TransitionError(f"{event.name} of rank {rank} in slot state {self.slots[rank].state.name}")
+        return handler
+
+    def _fire(self, rank: int, event: Event) -> None:
+        self._handler(rank, event)(self, rank)
+
+    def _flush(self) -> list[Action]:
+        out, self._out = self._out, []
+        return out
+
+
+def replace_status(status: RankStatus, report: WorkerReport) -> RankStatus:
+    """A rank's status after its process has reported."""
+    return RankStatus(
+        rank=status.rank,
+        incarnation=status.incarnation,
+        generation=report.generation,
+        stage=report.stage,
+        step=report.step,
+        condition=report.condition,
+        pid=status.pid,
+        warm=status.warm,
+        cause=report.cause,
+        at_s=report.at_s,
+    )
+
+
+TABLE: dict[tuple[State, Event], Callable[[Node, int], None]] = {
+    (State.RUNNING, Event.DIRECTED): Node.reconcile,
+    (State.RUNNING, Event.REPORTED): Node.reconcile,
+    (State.RUNNING, Event.ENDED): Node.bury,
+    (State.FENCED, Event.DIRECTED): Node.ignore,
+    (State.FENCED, Event.REPORTED): Node.ignore,
+    (State.FENCED, Event.ENDED): Node.bury,
+    (State.ENDED, Event.DIRECTED): Node.succeed,
+    (State.ENDED, Event.REPORTED): Node.ignore,
+    (State.ENDED, Event.ENDED): Node.ignore,
+}
+"""Every pair of slot state and event that may happen, and what it does."""

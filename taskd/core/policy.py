@@ -1,0 +1,65 @@
+"""The frozen policies by which the core decides. `taskd.config` fills them; nothing here reads anything."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Strategy(Enum):
+    """The six words of the job's `recover-strategy`, in the order in which they are tried."""
+
+    RETRY = "retry"
+    RECOVER_IN_PLACE = "recover-in-place"
+    RECOVER = "recover"
+    ELASTIC_TRAINING = "elastic-training"
+    DUMP = "dump"
+    EXIT = "exit"
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long each phase of a recovery may take, in seconds."""
+
+    confirm_s: float = 2.0
+    """A rank came out with an error and no process is known to be lost: wait so long for the news of a loss."""
+    pause_s: float = 30.0
+    """Survivors must have left their collectives; one that has not is fenced and replaced."""
+    replace_s: float = 600.0
+    """A new process must have reached the resilient function (its imports and the script's own set-up)."""
+    join_s: float = 120.0
+    """Groups formed and state restored."""
+    resume_s: float = 600.0
+    """One more step committed by every rank."""
+    merge_s: float = 1.0
+    """Losses that come within this time of the first are one fault and cost one restart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """When a silent agent is suspected and when it is taken for dead, in seconds since it was last heard."""
+
+    heartbeat_s: float = 0.5
+    suspect_s: float = 3.0
+    dead_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """All that the manager's core needs to know about a job."""
+
+    job_id: str
+    node_count: int
+    ranks_per_node: int
+    allowed: tuple[Strategy, ...] = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.EXIT)
+    max_restarts: int | None = None
+    """Recoveries that may be spent; None takes the number that the agents bring from `--max_restarts`."""
+    max_attempts: int = 3
+    """Worlds that may be tried for one fault before its strategy counts as failed."""
+    repeats: int = 3
+    """Faults of one rank, at one step, with one cause, without a committed step between them, that end the job."""
+    deadlines: Deadlines = Deadlines()
+    membership: Membership = Membership()
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in the full world."""
+        return self.node_count * self.ranks_per_node

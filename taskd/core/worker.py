@@ -1,0 +1,249 @@
+"""One rank's own table: what its process does at each order of the agent and each event of its main thread.
+
+Rules:
+
+1. Two threads feed it (the main thread of the training, and the control thread that listens to the agent), under one
+   lock that the runtime holds.
+2. A pause is a state: from PAUSE until the next JOIN the collectives of this process are broken.
+3. An order of an older generation than the newest known changes nothing.
+4. The first commit of every world is reported; the others are not.
+5. `TABLE` names every pair that may happen; any other raises and changes nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from taskd.errors import TransitionError
+from taskd.wire.messages import Condition, Stage, WorldPlan
+
+
+class State(Enum):
+    """Where this process stands."""
+
+    SETUP = "setup"  # the script's own code before the resilient function
+    TRAINING = "training"
+    INTERRUPTED = "interrupted"  # told to pause; the main thread is still inside
+    PAUSED = "paused"
+    JOINING = "joining"  # the main thread builds the world of the plan
+    FINISHED = "finished"
+    RELEASED = "released"
+
+
+class Event(Enum):
+    """What may happen. The first seven come from the main thread, the others from the agent."""
+
+    ENTER = "enter"
+    RAISED = "raised"
+    RETURNED = "returned"
+    COMMITTED = "committed"
+    JOINED = "joined"
+    RESTORED = "restored"
+    LEAVE = "leave"
+    PAUSE = "pause"
+    JOIN = "join"
+    RELEASE = "release"
+    ABANDON = "abandon"
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One event with what it brings. Fields that the event does not use keep their defaults."""
+
+    event: Event
+    generation: int = 0
+    step: int = -1
+    condition: Condition = Condition.EMPTY
+    cause: str = ""
+    plan: WorldPlan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Tell the agent the stage that was reached."""
+
+    generation: int
+    stage: Stage
+    step: int
+    condition: Condition
+    cause: str = ""
+
+
+class Break(Enum):
+    """What to do with the process's collectives."""
+
+    BREAK = "break"
+    MEND = "mend"
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Hand this to the main thread, which waits for it: a plan to join, or None to leave the resilient function."""
+
+    plan: WorldPlan | None
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Wake the main thread: nobody will recover this; its exception takes its course."""
+
+    reason: str
+
+
+Action = Report | Break | Wake | GiveUp
+
+
+@dataclass(slots=True)
+class Worker:
+    """The machine of one process. `joins` is true for a newcomer to a living world."""
+
+    generation: int = 0
+    joins: bool = False
+    state: State = State.SETUP
+    pause_generation: int = 0
+    first_commit: bool = True
+    step: int = -1
+    condition: Condition = Condition.EMPTY
+    _out: list[Action] = field(default_factory=list)
+
+    def feed(self, given: Input) -> list[Action]:
+        """Take one event, return what is to be done.
+
+        Raises:
+            TransitionError: the event cannot happen in this state; nothing has changed.
+
+        """
+        handler = TABLE.get((self.state, given.event))
+        if handler is None:
+            raise TransitionError(f"{given.event.name} in state {self.state.name}, generation {self.generation}")
+        handler(self, given)
+        out, self._out = self._out, []
+        return out
+
+    @property
+    def interrupted(self) -> bool:
+        """The main thread is to leave the resilient function at its next commit."""
+        return self.state is State.INTERRUPTED
+
+    def ignore(self, _given: Input) -> None:
+        """Known, and nothing follows."""
+
+    def enter(self, given: Input) -> None:
+        """The resilient function is about to be called for the first time."""
+        if self.joins:
+            self._pause(Input(Event.RAISED, condition=Condition.EMPTY))
+            return
+        self.state = State.TRAINING
+        self._tell(Stage.TRAINING, given)
+
+    def note_pause(self, given: Input) -> None:
+        """A newcomer that still sets up only learns that it is awaited in a newer world."""
+        if self.joins:
+            self.generation = self.pause_generation = max(self.generation, given.generation)
+
+    def interrupt(self, given: Input) -> None:
+        """Leave the collectives."""
+        if given.generation > max(self.generation, self.pause_generation):
+            self.pause_generation = given.generation
+            self.state = State.INTERRUPTED
+            self._out.append(Break.BREAK)
+
+    def pause_again(self, given: Input) -> None:
+        """Already out: report for the newer world."""
+        if given.generation > self.pause_generation:
+            self.pause_generation = given.generation
+            self._out.append(Break.BREAK)
+            self._pause(Input(Event.RAISED, step=self.step, condition=self.condition))
+
+    def out(self, given: Input) -> None:
+        """The main thread came out, told to or not."""
+        self._pause(given)
+
+    def join(self, given: Input) -> None:
+        """The plan of the world that this process waits for."""
+        if given.plan is None or given.plan.generation != self.pause_generation:
+            return
+        self.generation = given.plan.generation
+        self.state = State.JOINING
+        self.first_commit = True
+        self._out += [Break.MEND, Wake(given.plan)]
+
+    def joined(self, given: Input) -> None:
+        """The groups are formed."""
+        self._tell(Stage.JOINED, given)
+
+    def restored(self, given: Input) -> None:
+        """The state is that of the target step: training goes on."""
+        self.state = State.TRAINING
+        self.joins = False
+        self._tell(Stage.RESTORED, given)
+
+    def committed(self, given: Input) -> None:
+        """A step was committed; the first of a world is news."""
+        self.step = given.step
+        if self.first_commit:
+            self.first_commit = False
+            self._tell(Stage.COMMITTED, given)
+
+    def finished(self, given: Input) -> None:
+        """The resilient function returned."""
+        self.state = State.FINISHED
+        self._tell(Stage.FINISHED, given)
+
+    def release(self, given: Input) -> None:
+        """Every rank has finished."""
+        if given.generation >= self.generation:
+            self.state = State.RELEASED
+            self._out += [Report(self.generation, Stage.RELEASED, self.step, self.condition), Wake(None)]
+
+    def abandon(self, given: Input) -> None:
+        """No recovery will come."""
+        self.state = State.RELEASED
+        self._out += [Break.MEND, GiveUp(given.cause)]
+
+    def _pause(self, given: Input) -> None:
+        self.state = State.PAUSED
+        self.pause_generation = max(self.pause_generation, self.generation)
+        self.step, self.condition = given.step, given.condition
+        self._out.append(Report(self.pause_generation, Stage.PAUSED, given.step, given.condition, given.cause))
+
+    def _tell(self, stage: Stage, given: Input) -> None:
+        self.step, self.condition = given.step, given.condition
+        self._out.append(Report(self.generation, stage, given.step, given.condition))
+
+
+_INSIDE = (State.TRAINING, State.INTERRUPTED)
+
+TABLE: dict[tuple[State, Event], Callable[[Worker, Input], None]] = {
+    (State.SETUP, Event.ENTER): Worker.enter,
+    (State.SETUP, Event.PAUSE): Worker.note_pause,
+    (State.TRAINING, Event.PAUSE): Worker.interrupt,
+    (State.JOINING, Event.PAUSE): Worker.interrupt,
+    (State.INTERRUPTED, Event.PAUSE): Worker.interrupt,
+    (State.PAUSED, Event.PAUSE): Worker.pause_again,
+    (State.FINISHED, Event.PAUSE): Worker.pause_again,
+    (State.TRAINING, Event.RAISED): Worker.out,
+    (State.INTERRUPTED, Event.RAISED): Worker.out,
+    (State.INTERRUPTED, Event.RETURNED): Worker.out,
+    (State.JOINING, Event.RAISED): Worker.out,
+    (State.PAUSED, Event.JOIN): Worker.join,
+    (State.JOINING, Event.JOINED): Worker.joined,
+    (State.INTERRUPTED, Event.JOINED): Worker.ignore,
+    (State.JOINING, Event.RESTORED): Worker.restored,
+    (State.INTERRUPTED, Event.RESTORED): Worker.ignore,
+    (State.TRAINING, Event.COMMITTED): Worker.committed,
+    (State.INTERRUPTED, Event.COMMITTED): Worker.ignore,
+    (State.TRAINING, Event.RETURNED): Worker.finished,
+    (State.FINISHED, Event.RELEASE): Worker.release,
+    (State.PAUSED, Event.ABANDON): Worker.abandon,
+    (State.FINISHED, Event.ABANDON): Worker.abandon,
+    # The script may call a second resilient function, or leave the first by an exception that is its own.
+    (State.RELEASED, Event.ENTER): Worker.enter,
+    **{(state, Event.LEAVE): Worker.ignore for state in State},
+    # Orders that cross with what the main thread has just done.
+    **{(state, Event.JOIN): Worker.ignore for state in State if state is not State.PAUSED},
+    **{(state, Event.RELEASE): Worker.ignore for state in State if state is not State.FINISHED},
+    **{(state, Event.ABANDON): Worker.ignore for state in State if state not in (State.PAUSED, State.FINISHED)},
+    (State.RELEASED, Event.PAUSE): Worker.ignore,
+}
+"""Every pair of state and event that may happen, and what it does."""

@@ -1,0 +1,150 @@
+"""What the manager knows of the job's ranks and nodes, and which process it wants for each rank.
+
+Rules:
+
+1. A report counts only if it is newer than the last one of the same agent, and of the wanted incarnation.
+2. `RankView.at(generation)` is the only way to ask for a stage: a report of another generation says nothing, except
+   that a process that is gone is gone in every generation.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from taskd.core.membership import Health, health
+from taskd.core.policy import Membership
+from taskd.core.ranks import Held
+from taskd.core.strategy import Situation
+from taskd.wire.messages import NodeStatus, RankOrder, RankStatus, Stage
+
+COOPERATIVE = (Stage.TRAINING, Stage.PAUSED, Stage.JOINED, Stage.RESTORED, Stage.COMMITTED, Stage.FINISHED)
+"""Stages in which a rank can be paused and joined to another world."""
+
+
+@dataclass(slots=True)
+class RankView:
+    """One rank: the process wanted, and what was last heard of it."""
+
+    node_rank: int
+    incarnation: int = 0
+    joins: bool = False
+    since_s: float = 0.0
+    status: RankStatus | None = None
+
+    def at(self, generation: int) -> Stage | None:
+        """The stage that the wanted process has reached in `generation`."""
+        return self.stage_of(self.status, generation) if self.status is not None else None
+
+    def stage_of(self, status: RankStatus, generation: int) -> Stage | None:
+        """What a report says of the wanted process in `generation`."""
+        if status.incarnation != self.incarnation:
+            return None
+        gone = status.stage in (Stage.DEAD, Stage.EXITED)
+        return status.stage if gone or status.generation == generation else None
+
+    @property
+    def gone(self) -> bool:
+        """The wanted process has ended."""
+        return self.at(-1) is not None
+
+    @property
+    def exited(self) -> bool:
+        """The wanted process has ended with status 0."""
+        return self.at(-1) is Stage.EXITED
+
+
+@dataclass(slots=True)
+class NodeView:
+    """One node: its agent's last report, and when it was heard."""
+
+    status: NodeStatus
+    heard_s: float
+
+
+@dataclass(slots=True)
+class World:
+    """All ranks and nodes of one job."""
+
+    generation: int = 0
+    ranks: dict[int, RankView] = field(default_factory=dict)
+    nodes: dict[int, NodeView] = field(default_factory=dict)
+    dead_nodes: set[int] = field(default_factory=set)
+
+    def hear(self, status: NodeStatus, now_s: float) -> bool:
+        """Note that an agent reported; False if the report is older than what is known."""
+        known = self.nodes.get(status.node_rank)
+        same = known is not None and known.status.agent_id == status.agent_id
+        if same and known is not None and status.sequence <= known.status.sequence:
+            return False
+        self.nodes[status.node_rank] = NodeView(status, now_s)
+        self.dead_nodes.discard(status.node_rank)
+        return True
+
+    def admit(self, status: NodeStatus, now_s: float) -> None:
+        """Take over the ranks, processes and generation that an agent carries: a manager's view is made of this."""
+        self.generation = max(self.generation, status.generation)
+        for rank in status.ranks:
+            self.ranks[rank.rank] = RankView(status.node_rank, rank.incarnation, since_s=now_s, status=rank)
+
+    def silent(self, now_s: float, policy: Membership) -> list[int]:
+        """Nodes that are dead by their silence and were not known to be."""
+        return [
+            node_rank
+            for node_rank, node in self.nodes.items()
+            if node_rank not in self.dead_nodes
+            and not node.status.leaving
+            and health(node.heard_s, now_s, policy) is Health.DEAD
+        ]
+
+    def replace(self, rank: int, now_s: float, *, joins: bool) -> None:
+        """Want a new process for a rank."""
+        view = self.ranks[rank]
+        view.incarnation += 1
+        view.joins = joins
+        view.since_s = now_s
+
+    def all_at(self, stages: Collection[Stage]) -> bool:
+        """Every rank has reached one of these stages in this generation."""
+        return all(view.at(self.generation) in stages for view in self.ranks.values())
+
+    def not_paused(self) -> list[int]:
+        """Ranks that the pause is waiting for."""
+        return [rank for rank, view in self.ranks.items() if view.at(self.generation) is not Stage.PAUSED]
+
+    def exited(self) -> list[int]:
+        """Ranks whose process ended with status 0."""
+        return [rank for rank, view in self.ranks.items() if view.exited]
+
+    def on_node(self, node_rank: int) -> list[int]:
+        """Ranks that live on a node."""
+        return [rank for rank, view in self.ranks.items() if view.node_rank == node_rank]
+
+    def held(self) -> dict[int, Held]:
+        """What every rank reported to hold when it paused."""
+        return {r: Held(v.status.step, v.status.condition) for r, v in self.ranks.items() if v.status is not None}
+
+    def store_host(self) -> NodeStatus:
+        """The node whose agent serves the next world's store: the first that lives."""
+        return self.nodes[min(node for node in self.nodes if node not in self.dead_nodes)].status
+
+    def orders(self) -> tuple[RankOrder, ...]:
+        """The process wanted for every rank."""
+        return tuple(
+            RankOrder(rank=rank, incarnation=view.incarnation, joins=view.joins)
+            for rank, view in sorted(self.ranks.items())
+        )
+
+    def situation(self, *, no_donor: bool) -> Situation:
+        """The facts by which a strategy is chosen."""
+        lost = tuple(sorted(r for r, v in self.ranks.items() if v.gone or v.joins))
+        stuck = (
+            r
+            for r, v in self.ranks.items()
+            if r not in lost and (v.status is None or v.status.stage not in COOPERATIVE)
+        )
+        return Situation(
+            lost=lost,
+            unreachable=tuple(sorted(r for r, v in self.ranks.items() if v.node_rank in self.dead_nodes)),
+            uncooperative=tuple(sorted(stuck)),
+            no_survivor=len(lost) == len(self.ranks),
+            no_donor=no_donor,
+        )
