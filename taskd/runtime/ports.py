@@ -86,15 +86,15 @@ class WorkerHost(Protocol):
     def spawn(self, local_rank: int, env: Mapping[str, str], logs: Logs) -> int:
         """Cold start of the rank with `env` on top of torchrun's own environment. Returns the pid.
 
-        Raises `RecoveryError` if the rank's present process still runs, or if the ranks are being ended.
+        The rank's present process, should it still run or be on its way out, is fenced with SIGKILL and collected later.
+        Raises `RecoveryError` if the ranks are being ended.
         """
         ...
 
     def adopt(self, local_rank: int, pid: int, env: Mapping[str, str], logs: Logs) -> None:
-        """A standby has become this rank.
+        """A standby, or the template itself, has become this rank. Fences as `spawn` does.
 
-        Raises `RecoveryError` if it is not a child of this process, if the rank's present process still runs, or if the
-        ranks are being ended.
+        Raises `RecoveryError` if it is not a child of this process, or if the ranks are being ended.
         """
         ...
 
@@ -109,14 +109,8 @@ class WorkerHost(Protocol):
     def start_template(self, env: Mapping[str, str]) -> int:
         """Start the process that forks standbys (`taskd.python.template`) with exactly `env`. Returns its pid.
 
-        One at a time: the one before, its idle standbys included, is killed first. All die with the ranks at the end.
-        """
-        ...
-
-    def release_template(self) -> int | None:
-        """The template is about to become a rank itself: stop owning it (and do not start another one before).
-
-        Returns its pid, or None if there is none. `adopt` follows.
+        One at a time: the one before, its idle standbys included, is killed first (unless it was adopted as a rank).
+        All are killed at the end; idle standbys also when their template has died.
         """
         ...
 
