@@ -143,6 +143,10 @@ GENERATION = Setting(
 INCARNATION = Setting(
     "TASKD_INCARNATION", None, Kind.WHOLE, "0", _WORKER, "Which process of its rank this is.", 0, 2**31 - 1
 )  # fmt: skip
+JOINS = Setting(
+    "TASKD_JOINS", None, Kind.SWITCH, "off", _WORKER,
+    "The process comes into a living world: it sets up alone, then waits for the others' state.",
+)  # fmt: skip
 BLACKBOX = Setting("TASKD_BLACKBOX", None, Kind.PATH, None, _WORKER, "Black box of the rank.")
 POSITION = Setting("TASKD_POSITION", None, Kind.PATH, None, _WORKER, "The rank's file of RNG state and data position.")
 RANK = Setting("RANK", None, Kind.WHOLE, None, _WORKER, "Global rank: torchrun's own variable.", 0, 2**31 - 1)

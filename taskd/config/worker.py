@@ -27,6 +27,7 @@ class WorkerConfig:
     rank: int
     incarnation: int
     generation: int
+    joins: bool = False
     blackbox: Path | None = None
     position: Path | None = None
 
@@ -44,6 +45,7 @@ class WorkerConfig:
             rank=source.whole(settings.RANK),
             incarnation=source.whole(settings.INCARNATION),
             generation=source.whole(settings.GENERATION),
+            joins=source.switch(settings.JOINS),
             blackbox=source.path(settings.BLACKBOX),
             position=source.path(settings.POSITION),
         )
@@ -56,6 +58,7 @@ class WorkerConfig:
             settings.RUN_DIR: self.run_dir,
             settings.INCARNATION: self.incarnation,
             settings.GENERATION: self.generation,
+            settings.JOINS: "on" if self.joins else "off",
             settings.BLACKBOX: self.blackbox or "",
             settings.POSITION: self.position or "",
         }
