@@ -1,0 +1,137 @@
+"""`GroupHandle`: what `new_group` hands out, so that a script's own variables survive a rebuild.
+
+Rules:
+
+1. A handle never communicates. Each call goes to the inner group, which `swap` replaces in each generation.
+2. Functional collectives and device meshes find groups by name in the C++ registry, where the *inner* group stands:
+   they pay nothing for the handle. The handle is what Python code holds.
+3. Both stand in torch's tables, since `torch.distributed` functions look up whichever they were given.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+_OWN = frozenset({"_pybind11_conduit_v1_", "_set_group_name", "_set_group_desc", "abort", "shutdown"})
+
+
+class GroupHandle(dist.ProcessGroup):
+    """A process group whose members are reached through the newest generation's group of the same name."""
+
+    def __init__(self, inner: dist.ProcessGroup) -> None:
+        super().__init__(inner.rank(), inner.size())
+        self._name, self._desc = inner.group_name, inner.group_desc
+        self._inner: dist.ProcessGroup | None = inner
+
+    def inner(self) -> dist.ProcessGroup:
+        """Return the group of this generation; RuntimeError between two generations."""
+        if self._inner is None:
+            raise RuntimeError(
+                f"process group {self._name!r} is between two generations: it was used while its world is being "
+                "rebuilt; use it again after the recovery"
+            )
+        return self._inner
+
+    def swap(self, inner: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+        """Put `inner` in place of the present group and return that one, for the caller to dispose of."""
+        old, self._inner = self._inner, inner
+        if old is not None:
+            _forget(self)
+        if inner is not None:
+            register(self, inner)
+        return old
+
+    def shutdown(self) -> None:
+        """Shut the inner group down and strike it from torch's tables (torch strikes out the handle itself)."""
+        inner, self._inner = self._inner, None
+        if inner is not None and inner in c10d._world.pg_map:
+            inner.shutdown()
+            _strike(inner)
+
+    def abort(self) -> None:
+        """Abort the inner group and strike it from torch's tables."""
+        inner, self._inner = self._inner, None
+        if inner is not None and inner in c10d._world.pg_map:
+            inner.abort()
+            _strike(inner)
+
+    # torch reads the name of a C++ group from its backends, and a handle has none: hence these two.
+
+    @property
+    def group_name(self) -> str:  # type: ignore[override]
+        """Return the name that the group has in every generation."""
+        return self._name
+
+    @property
+    def group_desc(self) -> str:  # type: ignore[override]
+        """Return the description given when the group was made."""
+        return self._desc
+
+    @property
+    def _device_types(self) -> list[Any]:  # type: ignore[override]
+        return self.inner()._device_types
+
+    @property
+    def bound_device_id(self) -> Any:
+        """Return the device that the inner group is bound to, or None."""
+        return self.inner().bound_device_id
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the timeout of the inner group's collectives."""
+        self.inner().set_timeout(timeout)
+
+
+def _forward(name: str) -> Callable[..., Any]:
+    def method(self: GroupHandle, *args: Any, **options: Any) -> Any:
+        return getattr(self.inner(), name)(*args, **options)
+
+    method.__name__ = name
+    method.__doc__ = f"`ProcessGroup.{name}` of the inner group."
+    return method
+
+
+def _complete() -> None:
+    """Give `GroupHandle` a forwarding method for each method of the installed torch's `ProcessGroup`."""
+    for name in dir(dist.ProcessGroup):
+        member = getattr(dist.ProcessGroup, name)
+        if name.startswith("__") or name in _OWN or name in GroupHandle.__dict__:
+            continue
+        if callable(member) and not isinstance(member, type):
+            setattr(GroupHandle, name, _forward(name))
+
+
+_complete()
+
+
+def register(handle: GroupHandle, inner: dist.ProcessGroup) -> None:
+    """Enter `handle` in torch's tables beside `inner`, which torch entered itself."""
+    world = c10d._world
+    world.pg_map[handle] = world.pg_map[inner]
+    world.pg_names[handle] = world.pg_names[inner]
+    world.pg_backend_config[handle] = world.pg_backend_config[inner]
+    world.pg_to_tag[handle] = world.pg_to_tag[inner]
+    world.tags_to_pg.setdefault(world.pg_to_tag[inner], []).append(handle)
+    ranks = world.pg_group_ranks.get(inner)
+    if ranks is not None:
+        world.pg_group_ranks[handle] = ranks
+
+
+def _forget(handle: GroupHandle) -> None:
+    _strike(handle, by_name=False)
+
+
+def _strike(group: dist.ProcessGroup, by_name: bool = True) -> None:
+    """Remove one group from torch's tables, and from the C++ registry if asked to."""
+    world = c10d._world
+    name = world.pg_names.pop(group, None)
+    for table in (world.pg_map, world.pg_group_ranks, world.pg_backend_config, world.pg_coalesce_state):
+        table.pop(group, None)  # type: ignore[attr-defined]
+    tag = world.pg_to_tag.pop(group, None)
+    for key in (tag, ""):
+        if key is not None and group in world.tags_to_pg.get(key, []):
+            world.tags_to_pg[key].remove(group)
+    if name is not None and by_name:
+        c10d._unregister_process_group(name)

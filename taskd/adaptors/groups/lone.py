@@ -1,0 +1,104 @@
+"""`LoneGroup`: a group of true rank and size with nobody at the other end, for a newcomer that runs the user's set-up.
+
+What each call does: `all_reduce` leaves the tensor; `all_gather` and `reduce_scatter` copy the own contribution;
+`broadcast`, `recv` and `scatter` from another rank leave the tensor; barriers return at once. The values are not those of a
+real world. They do not matter: the state that counts comes from a donor before the newcomer trains.
+
+torch's C++ fake backend does nearly all of it. Its work objects carry no result, which DDP's reducer asks for, so
+`allreduce` is answered here.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FakeProcessGroup, _create_work_from_future
+from torch.distributed import distributed_c10d as c10d
+
+_OBJECT_RECEIVERS = ("broadcast_object_list", "scatter_object_list", "recv_object_list")
+
+
+class LoneGroup(dist.ProcessGroup):
+    """A process group of `size` ranks in which only `rank` exists."""
+
+    def __init__(self, rank: int, size: int, devices: Sequence[torch.device]) -> None:
+        super().__init__(rank, size)
+        fake = FakeProcessGroup._create_internal(rank, size)
+        self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+        for device in devices:
+            self._register_backend(device, dist.ProcessGroup.BackendType.CUSTOM, fake)
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:
+        """Return a finished work whose result is `tensors`, unchanged."""
+        return finished(tensors)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Return at once."""
+
+
+def finished(tensors: Any) -> dist.Work:
+    """Return a work that is done and has the result `tensors`, as C++ callers ask for it."""
+    result = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+    future.set_result(result)
+    return _create_work_from_future(future)
+
+
+def make(rank: int, size: int, backend: str, name: str, desc: str | None, device: torch.device | None) -> LoneGroup:
+    """Make a lone group that serves the devices which the true `backend` would serve."""
+    devices = [torch.device(kind) for kind in c10d.BackendConfig(c10d.Backend(backend)).get_device_backend_map()]
+    group = LoneGroup(rank, size, devices)
+    if device is not None:
+        group.bound_device_id = device
+    group._set_group_name(name)
+    group._set_group_desc("undefined" if desc is None else desc)
+    return group
+
+
+class ObjectCollectives:
+    """Keeps receivers of objects from unpickling a message that never came: in a lone group they leave the list as it is.
+
+    The names are replaced in `torch.distributed` and `torch.distributed.distributed_c10d`. A module that had imported one
+    of them by name before keeps torch's own.
+    """
+
+    def __init__(self, is_lone: Callable[[Any], bool]) -> None:
+        self._is_lone = is_lone
+        self._originals: dict[str, Callable[..., Any]] = {}
+
+    def install(self) -> None:
+        """Replace the names; to be undone with `remove`."""
+        for name in _OBJECT_RECEIVERS:
+            original = getattr(c10d, name)
+            self._originals[name] = original
+            self._assign(name, self._careful(original))
+
+    def remove(self) -> None:
+        """Put torch's own functions back."""
+        for name, original in self._originals.items():
+            self._assign(name, original)
+        self._originals.clear()
+
+    @staticmethod
+    def _assign(name: str, function: Callable[..., Any]) -> None:
+        for module in (c10d, dist):
+            setattr(module, name, function)
+
+    def _careful(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def call(*args: Any, **options: Any) -> Any:
+            given = signature.bind(*args, **options).arguments
+            if not self._is_lone(given.get("group")):
+                return original(*args, **options)
+            mine = given.get("scatter_object_input_list")
+            if mine:
+                given["scatter_object_output_list"][0] = mine[dist.get_rank(given.get("group"))]
+            return given.get("src", given.get("group_src"))
+
+        return call

@@ -1,0 +1,104 @@
+"""One client of the job's TCPStore, kept over generations; and the removal of what older generations left in the store.
+
+The store itself lives in an agent, so that it survives any rank. All keys of a generation begin with `taskd/<generation>/`.
+"""
+
+import logging
+import os
+import re
+import socket
+import stat
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from taskd.errors import RebuildError
+
+_log = logging.getLogger(__name__)
+_GENERATION = re.compile(r"^/*taskd/(\d+)/")
+
+
+def prefix(generation: int) -> str:
+    """Return the prefix of all store keys of one generation."""
+    return f"taskd/{generation}"
+
+
+class StoreLink:
+    """The connection to one endpoint at a time."""
+
+    def __init__(self) -> None:
+        self._client: dist.TCPStore | None = None
+        self._endpoint = ("", 0)
+        self._sockets: frozenset[tuple[int, int]] = frozenset()
+
+    def connect(self, host: str, port: int, timeout_s: float) -> dist.TCPStore:
+        """Return a client of `host`:`port`, the kept one if it is of that endpoint.
+
+        Raises:
+            RebuildError: nothing answers there within `timeout_s`.
+        """
+        timeout = timedelta(seconds=timeout_s)
+        if self._client is not None and self._endpoint == (host, port):
+            self._client.set_timeout(timeout)
+            return self._client
+        before = _sockets_to(port)
+        try:
+            client = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+        except (RuntimeError, ValueError) as error:
+            raise RebuildError(
+                f"no store answers at {host}:{port} within {timeout_s:g} s: {error}; "
+                "check that the agent which hosts it lives and that the address can be reached from this node"
+            ) from error
+        self._sockets = _sockets_to(port) - before
+        self._client, self._endpoint = client, (host, port)
+        return client
+
+    def drop(self) -> None:
+        """Forget the client; the next `connect` makes a new one."""
+        self._client = None
+        self._sockets = frozenset()
+
+    def interrupt(self) -> int:
+        """Shut the client's socket down, so that a thread that waits for the store raises; return how many were shut.
+
+        May be called from any thread. The client is of no further use and is dropped.
+        """
+        mine = self._sockets & _sockets_to(self._endpoint[1])
+        for descriptor, _ in mine:
+            with socket.socket(fileno=os.dup(descriptor)) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+        self.drop()
+        return len(mine)
+
+
+def _sockets_to(port: int) -> frozenset[tuple[int, int]]:
+    """Return (descriptor, inode) of this process's TCP sockets whose peer listens at `port`."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        descriptor = int(name)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISSOCK(status.st_mode):
+                continue
+            with socket.socket(fileno=os.dup(descriptor)) as connection:
+                if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername()[1] == port:
+                    found.add((descriptor, status.st_ino))
+        except OSError:  # closed meanwhile, or not connected
+            continue
+    return frozenset(found)
+
+
+def sweep(client: dist.TCPStore, generation: int) -> int:
+    """Delete the keys of all generations before `generation`; return how many were deleted.
+
+    For one rank of the world, after all have formed `generation`. A store that is gone is no error here.
+    """
+    deleted = 0
+    try:
+        for key in client.list_keys():
+            found = _GENERATION.match(key)
+            if found is not None and int(found[1]) < generation:
+                deleted += client.delete_key(key)
+    except RuntimeError as error:
+        _log.debug("keys of generations before %d stay in the store: %s", generation, error)
+    return deleted

@@ -1,0 +1,352 @@
+"""`World`: the process groups of this process, over all generations.
+
+Rules:
+
+1. One seam. `init_process_group`, `new_group`, sub-groups and device meshes all make their groups through torch's
+   `_new_process_group_helper`, looked up at each call. That name alone is replaced, so scripts that imported `new_group`
+   before us are seen too.
+2. The default group stays torch's own object, new in each generation (`torch.distributed.group.WORLD` finds it; a variable that
+   held an old one is dead). The other groups are handed out as `GroupHandle`s, which go on to work.
+3. Old groups are taken out of all tables at once and destroyed later, on a thread of their own: gloo's destructor joins threads.
+   `bury` says when nothing points at them any more.
+4. The groups that the script makes inside its training function cannot be rebuilt, because a newcomer stops before it. The
+   fingerprint of all calls is compared in each new world, so that this is an error and not a hang.
+5. Groups made by `split_group` or `shrink_group` are not known here; `rebuild` refuses a world that has one.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional  # binds the WORLD of its import time as default argument: import it while that is None
+from torch.distributed import distributed_c10d as c10d
+
+from taskd.adaptors.groups import lone, unstick
+from taskd.adaptors.groups.calls import GroupCall, fingerprint
+from taskd.adaptors.groups.handle import GroupHandle, register
+from taskd.adaptors.groups.store import StoreLink, prefix, sweep
+from taskd.errors import RebuildError
+from taskd.wire.messages import WorldPlan
+
+_log = logging.getLogger(__name__)
+
+
+class World:
+    """Records how the script makes its process groups, and makes them again in each new generation. One per process.
+
+    Args:
+        breaker: what frees this rank from its collectives, normally the shim's; without one gloo's sockets are
+            looked up through `/proc`.
+    """
+
+    _installed: ClassVar["World | None"] = None
+
+    def __init__(self, breaker: Callable[[], object] | None = None) -> None:
+        self.generation = 0
+        self._breaker = breaker
+        self._calls: list[GroupCall] = []
+        self._pretended: tuple[int, int] | None = None
+        self._link = StoreLink()
+        self._client: dist.TCPStore | None = None
+        self._retired: list[Any] = []
+        self._originals: dict[str, Any] = {}
+        self._objects = lone.ObjectCollectives(self._is_lone)
+
+    # Before the script runs.
+
+    def observe(self) -> None:
+        """Install the seam in a normal worker, before its script makes a group.
+
+        Raises:
+            RebuildError: another `World` is installed, or a default group exists already.
+        """
+        if World._installed is not None or dist.is_initialized():
+            raise RebuildError(
+                "process groups are watched already, or were made before taskd could watch them; "
+                "one World per process, installed before torch.distributed.init_process_group"
+            )
+        World._installed = self
+        self._replace("_new_process_group_helper", self._make)
+
+    def pretend(self, rank: int, world_size: int) -> None:
+        """Install the seam in a newcomer: its script sets itself up with true rank and size, and without a peer.
+
+        No store is contacted, collectives return at once (see `lone`), until `rebuild` joins the real world.
+        Object lists received from another rank stay as they are.
+
+        Raises:
+            RebuildError: as `observe`.
+        """
+        self.observe()
+        self._pretended = (rank, world_size)
+        self._replace("rendezvous", self._rendezvous)
+        self._replace("_store_based_barrier", lambda *args, **options: None)
+        self._objects.install()
+
+    def withdraw(self) -> None:
+        """Take the seam out again, as for a process that leaves taskd. Handles already given out go on to work."""
+        self._restore(*self._originals)
+        self._objects.remove()
+        World._installed = None
+
+    # At a fault.
+
+    def abandon(self) -> int:
+        """Close this rank's side of all transfers, so that peers which wait for it are freed; return how many were closed.
+
+        Called when the training function was left by an exception. Any thread may call it.
+        """
+        if self._breaker is not None:
+            return int(bool(self._breaker()))
+        return unstick.break_without_shim()
+
+    def interrupt(self) -> int:
+        """Make a `rebuild` that another thread waits in raise `RebuildError`; return how many connections were shut."""
+        return self._link.interrupt() + self.abandon()
+
+    def rebuild(self, plan: WorldPlan, rank: int) -> None:
+        """Leave all old groups and form those of `plan.generation`, each rank calling this with the same plan.
+
+        Forming has `plan.timeout_s` per group; afterwards the script's own timeouts hold. Old groups are kept until `bury`.
+
+        Raises:
+            RebuildError: the world could not be formed. No group exists then; `rebuild` may be called again with a later plan.
+        """
+        calls = self._alive_calls()
+        self._check(calls, plan)
+        count = c10d._world.group_count
+        self._leave()
+        self._calls = calls
+        self._client = self._link.connect(plan.store_host, plan.store_port, plan.timeout_s)
+        try:
+            self._form(calls, plan, rank, self._client)
+            self._compare(calls)
+        except (RuntimeError, ValueError) as error:  # all that c10d and gloo raise, DistError among them
+            self._link.drop()
+            self._leave()
+            raise RebuildError(
+                f"generation {plan.generation} was not formed by rank {rank} of {plan.world_size} within {plan.timeout_s:g} s: "
+                f"{error}; a peer died or does not reach this node: the next generation decides"
+            ) from error
+        c10d._world.group_count = count
+        self.generation = plan.generation
+        self._end_pretence()
+
+    def bury(self, rank: int) -> threading.Thread | None:
+        """Destroy the groups of older generations on a thread, and on rank 0 their keys in the store too.
+
+        To be called when nothing of the model points at them any more. Returns the thread, or None if nothing was to do.
+        """
+        retired, self._retired = self._retired, []
+        client = self._client if rank == 0 else None
+        if not retired and client is None:
+            return None
+        thread = threading.Thread(
+            target=_destroy, args=(retired, client, self.generation), name="taskd-bury", daemon=True
+        )
+        del retired
+        thread.start()
+        return thread
+
+    def current(self, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+        """Return what a wrapper that was made with `group` is to use now: a handle stays itself, all else is the default group."""
+        if isinstance(group, GroupHandle):
+            return group
+        return c10d._get_default_group()
+
+    # The seam.
+
+    def _make(  # torch's own signature; the names are torch's
+        self,
+        group_size: int,
+        group_rank: int | None,
+        global_ranks_in_group: list[int],
+        backend: str,
+        store: dist.Store,
+        group_name: str,
+        backend_options: Any = None,
+        timeout: timedelta | None = None,
+        pg_tag: str | None = None,
+        device_id: torch.device | None = None,
+        group_desc: str | None = None,
+    ) -> tuple[Any, Any]:
+        assert timeout is not None  # torch's callers always fill it in
+        if not global_ranks_in_group:
+            self._calls.clear()  # the script begins again after destroy_process_group()
+        call = GroupCall(
+            size=group_size,
+            ranks=tuple(global_ranks_in_group),
+            backend=str(backend),
+            name=group_name,
+            options=backend_options,
+            timeout=timeout,
+            tag=pg_tag,
+            device=device_id,
+            desc=group_desc,
+        )
+        group, prefix_store = self._build(call, group_rank, store)
+        if not call.is_default and isinstance(group, dist.ProcessGroup):
+            if isinstance(group, GroupHandle) or group in (known.handle for known in self._calls):
+                return group, prefix_store  # torch found an existing group of that tag and those ranks
+            call.handle = GroupHandle(group)
+            register(call.handle, group)
+            group = call.handle
+        self._calls.append(call)
+        return group, prefix_store
+
+    def _build(self, call: GroupCall, group_rank: int | None, store: dist.Store) -> tuple[Any, Any]:
+        if self._pretended is not None:
+            return _build_alone(call, self._pretended[0], group_rank, store)
+        make = self._originals["_new_process_group_helper"]
+        return make(  # type: ignore[no-any-return]
+            call.size,
+            group_rank,
+            list(call.ranks),
+            c10d.Backend(call.backend),
+            store,
+            call.name,
+            backend_options=call.options,
+            timeout=call.timeout,
+            pg_tag=call.tag,
+            device_id=call.device,
+            group_desc=call.desc,
+        )
+
+    def _rendezvous(self, *args: Any, **options: Any) -> Iterator[tuple[dist.Store, int, int]]:
+        assert self._pretended is not None
+        yield (dist.HashStore(), *self._pretended)
+
+    def _is_lone(self, group: Any) -> bool:
+        found = group if group is not None else c10d._world.default_pg
+        return isinstance(found.inner() if isinstance(found, GroupHandle) else found, lone.LoneGroup)
+
+    def _replace(self, name: str, function: Any) -> None:
+        self._originals[name] = getattr(c10d, name)
+        setattr(c10d, name, function)
+
+    def _restore(self, *names: str) -> None:
+        for name in names:
+            setattr(c10d, name, self._originals.pop(name))
+
+    def _end_pretence(self) -> None:
+        if self._pretended is not None:
+            self._pretended = None
+            self._restore("rendezvous", "_store_based_barrier")
+            self._objects.remove()
+
+    # Steps of a rebuild.
+
+    def _alive_calls(self) -> list[GroupCall]:
+        """Return the calls whose groups the script has not destroyed since."""
+        if not dist.is_initialized():  # an earlier rebuild failed half way: it had sorted them out
+            return self._calls
+        known = c10d._world.pg_map
+        return [call for call in self._calls if call.handle is None or call.handle in known]
+
+    def _check(self, calls: list[GroupCall], plan: WorldPlan) -> None:
+        if not calls or not calls[0].is_default:
+            raise RebuildError(
+                "the script has made no default process group, so there is no world to rebuild; "
+                "call torch.distributed.init_process_group before the resilient function"
+            )
+        for call in calls:
+            if any(member >= plan.world_size for member in call.ranks):
+                raise RebuildError(
+                    f"group {call.name!r} has the ranks {call.ranks}, the new world has {plan.world_size} ranks; "
+                    "a job with such groups cannot go on with fewer ranks"
+                )
+        names = {call.name for call in calls}
+        strange = [name for name in c10d._world.pg_names.values() if name not in names]
+        if strange:
+            raise RebuildError(
+                f"the groups {strange} were made by split_group or shrink_group, which taskd cannot repeat; use new_group"
+            )
+
+    def _leave(self) -> None:
+        """Take every group out of torch's tables without waiting for anything; keep the objects for `bury`."""
+        for call in self._calls:
+            if call.handle is not None:
+                self._retired.append(call.handle.swap(None))
+        self._retired.extend(c10d._world.pg_map)
+        if dist.is_initialized():
+            # For gloo this only clears the tables. For NCCL it aborts all communicators inside one group call
+            # (never run on a device by this project's tests).
+            c10d._abort_process_group()
+
+    def _form(self, calls: list[GroupCall], plan: WorldPlan, rank: int, client: dist.TCPStore) -> None:
+        root = dist.PrefixStore(prefix(plan.generation), client)
+        pretended, self._pretended = self._pretended, None
+        try:
+            default = self._form_one(calls[0], plan, rank, dist.PrefixStore("default_pg", root))
+            c10d._update_default_pg(default)
+            c10d._world.pg_group_ranks[default] = {member: member for member in range(plan.world_size)}
+            store = c10d._world.pg_map[default][1]
+            for call in calls[1:]:
+                group = self._form_one(call, plan, rank, store)
+                if call.handle is not None:
+                    c10d._world.pg_group_ranks[group] = {member: at for at, member in enumerate(call.ranks)}
+                    call.handle.swap(group)
+        except BaseException:
+            self._pretended = pretended
+            raise
+
+    def _form_one(self, call: GroupCall, plan: WorldPlan, rank: int, store: dist.Store) -> Any:
+        own_timeout, call.timeout = call.timeout, timedelta(seconds=plan.timeout_s)
+        if call.is_default:
+            call.size = plan.world_size
+            position: int | None = rank
+        else:
+            position = call.ranks.index(rank) if rank in call.ranks else None
+        try:
+            group, _ = self._build(call, position, store)
+        finally:
+            call.timeout = own_timeout
+        if isinstance(group, dist.ProcessGroup):
+            c10d._set_pg_timeout(own_timeout, group)
+        return group
+
+    def _compare(self, calls: list[GroupCall]) -> None:
+        """Check over the new default group that all ranks made the same groups; it is its first collective."""
+        mine = torch.tensor([fingerprint(calls)], dtype=torch.int64, device=c10d._get_object_coll_device())
+        everyone = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(everyone, mine)
+        different = [rank for rank, theirs in enumerate(everyone) if not torch.equal(theirs, everyone[0])]
+        if different:
+            raise RuntimeError(
+                f"ranks {different} made other process groups than rank 0; expected the same calls of new_group on all ranks, "
+                "before the resilient function"
+            )
+
+
+def _build_alone(call: GroupCall, rank: int, group_rank: int | None, store: dist.Store) -> tuple[Any, Any]:
+    """Stand in for torch's helper in a newcomer: a `LoneGroup`, entered in the tables as torch would."""
+    if not call.is_default and rank not in call.ranks:
+        return c10d.GroupMember.NON_GROUP_MEMBER, None
+    if call.tag not in (None, ""):
+        existing = c10d._find_pg_by_ranks_and_tag(call.tag, list(call.ranks))
+        if existing is not None:
+            return existing, c10d._world.pg_map[existing][1]
+    assert group_rank is not None
+    group = lone.make(group_rank, call.size, call.backend, call.name, call.desc, call.device)
+    prefix_store = dist.PrefixStore(f"{call.name}/", store)
+    backend = c10d.Backend(call.backend)
+    c10d._register_pg_in_world(
+        group,
+        backend_name=backend,
+        store=prefix_store,
+        group_name=call.name,
+        backend_config=str(c10d.BackendConfig(backend)),
+        pg_tag=f"user:{call.tag}" if call.tag else None,
+        add_to_default_tag=not call.tag,
+    )
+    return group, prefix_store
+
+
+def _destroy(retired: list[Any], client: dist.TCPStore | None, generation: int) -> None:
+    if client is not None:
+        sweep(client, generation)
+    retired.clear()
