@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Starts one node of a job: bash train_start.sh CODE_DIR OUTPUT_DIR SCRIPT [ARGUMENTS OF THE SCRIPT…]
+#
+# The cluster sets, per pod: RANK (number of the node), WORLD_SIZE (number of nodes), MASTER_ADDR, MASTER_PORT, POD_IP,
+# and TASKD_SECRET or TASKD_SECRET_FILE on every node when there is more than one. On a single machine nothing need be set.
+# GPUS_PER_NODE says how many training processes a node runs; keep it equal to proc_per_node in manager.py.
+if (($# < 3)); then
+    echo "usage: $0 CODE_DIR OUTPUT_DIR SCRIPT [ARGUMENTS…]" >&2
+    exit 2
+fi
+code_dir=$1
+output_dir=$(realpath -m "$2")
+shift 2
+mkdir -p "$output_dir"
+cd "$code_dir" || exit 1
+
+export RANK=${RANK:-0}
+export POD_IP=${POD_IP:-127.0.0.1}
+export MASTER_ADDR=${MASTER_ADDR:-127.0.0.1}
+export MASTER_PORT=${MASTER_PORT:-29500}
+NODE_RANK=$RANK
+NNODES=${WORLD_SIZE:-1}
+GPUS_PER_NODE=${GPUS_PER_NODE:-4}
+
+TASKD_SO_PATH="$(pip show taskd | awk '/^Location: / {print $2"/taskd/python/cython_api/libs/libtaskd.so"}')"
+export LD_PRELOAD=$TASKD_SO_PATH:$LD_PRELOAD
+export TASKD_PROCESS_ENABLE="on"
+# PyTorch
+if [[ "${RANK}" == 0 ]]; then
+    export MASTER_ADDR=${POD_IP}
+    python manager.py & # Determined by the current path.
+fi
+manager=$! # empty where none was started
+
+DISTRIBUTED_ARGS="--nproc_per_node $GPUS_PER_NODE --nnodes $NNODES --node_rank $NODE_RANK --master_addr $MASTER_ADDR --master_port $MASTER_PORT --max_restarts 32767"
+# shellcheck disable=SC2086 # DISTRIBUTED_ARGS is a list of words
+torchrun $DISTRIBUTED_ARGS "$@" > >(tee -a "$output_dir/node_$NODE_RANK.log") 2>&1 &
+launcher=$!
+trap 'kill -TERM "$launcher"' TERM INT # a cluster that ends the pod signals this shell alone
+wait "$launcher"
+status=$?
+while kill -0 "$launcher" 2>/dev/null; do # the trap has cut the wait short
+    wait "$launcher"
+    status=$?
+done
+
+# The manager ends with the job; one that has heard of no job is ended here.
+if [[ -n $manager ]]; then
+    timeout 30 tail --pid="$manager" -f /dev/null || kill "$manager"
+fi
+exit $status

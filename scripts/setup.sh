@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Makes .venv at the root of the repository, with torch, taskd (editable) and all its extras. Every script calls it first.
+# Does nothing, in a fraction of a second, when nothing that it depends on has changed.
+#
+#   TASKD_TORCH   what pip is to install as torch, default "torch==2.13.0"; any pip arguments, for example
+#                 "torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+torch=${TASKD_TORCH:-torch==2.13.0}
+venv=$root/.venv
+stamp=$venv/taskd-setup.sha256
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+die() { printf 'setup: %s\n' "$@" >&2; exit 1; }
+
+wanted() { # one hash over all that the environment is made from
+    {
+        printf '%s\n' "$root" "$torch"
+        cat pyproject.toml setup.py scripts/setup.sh
+        find csrc -type f -name '*.[ch]' -o -type f -path 'csrc/*.py' | LC_ALL=C sort | xargs -r cat
+    } | sha256sum
+}
+
+have_outputs() { [[ -x $venv/bin/taskd && -f taskd/python/cython_api/libs/libtaskd.so ]]; }
+
+check_machine() {
+    local python=$1
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null ||
+        die "found $("$python" --version 2>&1 || echo "no $python"), expected Python 3.10 or newer." \
+            "Install one, or put it first on PATH."
+    command -v "${CC:-cc}" >/dev/null ||
+        die "found no C compiler (${CC:-cc}); libtaskd.so is built from csrc/." \
+            "Install one: 'apt-get install gcc libc6-dev', 'dnf install gcc', or set CC."
+}
+
+make_venv() {
+    [[ -x $venv/bin/python ]] && return
+    say "creating .venv with $(python3 --version)"
+    python3 -m venv "$venv" || die "python3 cannot make a virtual environment." "On Debian and Ubuntu: 'apt-get install python3-venv'."
+}
+
+install() {
+    local pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet)
+    # The build's own needs go into the environment, so that the build is not isolated and needs no second download.
+    local build
+    build=$(sed -n 's/^requires = \[\(.*\)\]$/\1/p' pyproject.toml | sed 's/", "/" "/g') # quoted words, as xargs reads them
+    if ! "$venv/bin/python" -c 'import torch' 2>/dev/null || [[ -n ${TASKD_TORCH:-} ]]; then
+        say "installing $torch (some 200 MB for a CPU; the largest part)"
+        # shellcheck disable=SC2086 # TASKD_TORCH may hold several arguments
+        "${pip[@]}" $torch || die "pip could not install '$torch'." "It needs a package index; TASKD_TORCH chooses another torch or index."
+    fi
+    say "building and installing taskd with its extras"
+    xargs "${pip[@]}" <<<"$build" || die "pip could not install what the build needs: $build"
+    "${pip[@]}" --no-build-isolation --editable '.[test,lint,examples]' || die "pip could not install taskd; its reason is above."
+    # `pip show taskd | awk '/^Location: /'` names site-packages, and launch scripts look for libtaskd.so below it.
+    ln -sfn "$root/taskd" "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/taskd"
+    have_outputs || die "the installation left no 'taskd' command or no libtaskd.so, though pip reported success." "Please report it."
+}
+
+hash=$(wanted)
+if [[ -f $stamp && $(<"$stamp") == "$hash" ]] && have_outputs; then
+    exit 0
+fi
+started=$SECONDS
+say "preparing $venv (first time: 1 to 5 minutes, most of it downloads)"
+if [[ -x $venv/bin/python ]]; then check_machine "$venv/bin/python"; else check_machine python3; fi
+make_venv
+install
+printf '%s\n' "$hash" >"$stamp"
+say "done in $((SECONDS - started)) s"

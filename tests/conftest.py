@@ -1,0 +1,48 @@
+"""Fixtures for all tests: nothing may be left behind, and every process that is started is ended."""
+
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import leaks
+from tests.launch import Launcher
+
+
+@pytest.fixture(autouse=True)
+def leak_mark() -> Iterator[str]:
+    """Fail a test that leaves threads, descriptors, processes or shared memory behind. Yields the mark it looks for."""
+    mark = uuid.uuid4().hex
+    outer = os.environ.get(leaks.MARK)
+    os.environ[leaks.MARK] = mark
+    before = leaks.take(mark)
+    try:
+        yield mark
+        found = leaks.leaks(before, mark)
+    finally:
+        if outer is None:
+            del os.environ[leaks.MARK]
+        else:
+            os.environ[leaks.MARK] = outer
+    if found:
+        pytest.fail("left behind:\n" + "\n".join(f"  {line}" for line in found), pytrace=False)
+
+
+@pytest.fixture
+def run_dir(leak_mark: str) -> Iterator[Path]:
+    """An empty directory of this user alone, with a path short enough for Unix sockets in it; gone after the test."""
+    path = Path(tempfile.mkdtemp(prefix="taskd-"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def launcher(leak_mark: str, tmp_path: Path) -> Iterator[Launcher]:
+    """Starts processes; whatever still runs when the test ends is killed."""
+    starter = Launcher(tmp_path, leak_mark)
+    yield starter
+    starter.end_all()

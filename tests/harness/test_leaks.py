@@ -1,0 +1,123 @@
+"""The census sees each kind of leak, and nothing where nothing leaks. Each test mends what it has leaked."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests import leaks
+from tests.launch import Launcher
+
+ORPHAN_MAKER = (
+    "import os, sys\nif os.fork():\n    os._exit(0)\nos.setsid()\nprint(os.getpid(), flush=True)\nsys.stdin.read()\n"
+)
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is leaked on purpose will not go away by itself: do not wait for it."""
+    monkeypatch.setattr(leaks, "PATIENCE_S", 0.05)
+
+
+def test_nothing_is_found_where_nothing_leaks(leak_mark: str) -> None:
+    before = leaks.take(leak_mark)
+    worker = threading.Thread(target=lambda: None)
+    worker.start()
+    subprocess.run(["true"], check=True)
+    with open(os.devnull) as nothing:
+        nothing.read()
+    assert leaks.leaks(before, leak_mark) == []
+
+
+def test_a_thread_is_found(leak_mark: str, patience: None) -> None:
+    before = leaks.take(leak_mark)
+    release = threading.Event()
+    worker = threading.Thread(target=release.wait, name="forgotten")
+    worker.start()
+    found = leaks.leaks(before, leak_mark)
+    release.set()
+    worker.join()
+    assert found == ["thread 'forgotten'"]
+
+
+def test_a_thread_that_is_about_to_end_is_waited_for(leak_mark: str) -> None:
+    before = leaks.take(leak_mark)
+    release = threading.Event()
+    worker = threading.Thread(target=release.wait)
+    worker.start()
+    timer = threading.Timer(0.1, release.set)
+    timer.start()
+    assert leaks.leaks(before, leak_mark) == []
+
+
+def test_a_descriptor_is_found_with_its_target(leak_mark: str) -> None:
+    before = leaks.take(leak_mark)
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+    found = leaks.leaks(before, leak_mark)
+    os.close(descriptor)
+    assert found == [f"descriptor {descriptor} -> /dev/null"]
+
+
+def test_a_child_is_found_and_killed(leak_mark: str) -> None:
+    before = leaks.take(leak_mark)
+    child = subprocess.Popen(["sleep", "60"], env={})  # without the mark: known by its parent alone
+    found = leaks.leaks(before, leak_mark)
+    assert child.wait(10) == -signal.SIGKILL
+    assert found == [f"process {child.pid}: sleep 60"]
+
+
+def test_a_child_that_nobody_waited_for_is_found(leak_mark: str) -> None:
+    before = leaks.take(leak_mark)
+    child = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    found = leaks.leaks(before, leak_mark)
+    child.wait()
+    assert found == [f"process {child.pid}: ended, but not waited for"]
+
+
+def test_an_orphan_is_found_by_its_mark(leak_mark: str, patience: None) -> None:
+    before = leaks.take(leak_mark)
+    with subprocess.Popen(
+        [sys.executable, "-c", ORPHAN_MAKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as maker:
+        assert maker.stdout is not None
+        orphan = int(maker.stdout.readline())
+        maker.wait(10)
+        found = [line for line in leaks.leaks(before, leak_mark) if line.startswith("process")]
+        assert maker.stdout.read() == ""  # the pipe's other end is closed: the orphan is dead
+    assert len(found) == 1
+    assert found[0].startswith(f"process {orphan}: ")
+
+
+def test_shared_memory_is_found(leak_mark: str) -> None:
+    before = leaks.take(leak_mark)
+    path = Path("/dev/shm") / f"taskd-{uuid.uuid4().hex}"
+    path.touch()
+    found = leaks.leaks(before, leak_mark)
+    path.unlink()
+    assert found == [f"shared memory {path}"]
+
+
+def test_the_launcher_ends_a_process_that_left_its_session(leak_mark: str, tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path, leak_mark)
+    fifo = tmp_path / "alive"
+    os.mkfifo(fifo)
+    program = (
+        "import os, signal\n"
+        "if os.fork(): os._exit(0)\n"
+        "os.setsid()\n"
+        f"pipe = open({str(fifo)!r}, 'w')\n"
+        "pipe.write('ready'); pipe.flush()\n"
+        "signal.pause()\n"
+    )
+    process = launcher.start(["python", "-c", program])
+    with fifo.open() as pipe:
+        assert pipe.read(5) == "ready"
+        assert process.wait(10) == 0
+        launcher.end_all()
+        assert pipe.read() == ""  # end of file: its only writer is dead

@@ -1,0 +1,81 @@
+"""Processes that a test starts, each in a session of its own, so that none survives the test whatever happens."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from tests.leaks import marked
+
+
+class Launcher:
+    """Starts processes and ends them all. Their output goes to files, and to the report of a test that fails.
+
+    Rules:
+
+    1. `env` adds to this process's environment, or with None takes a variable away.
+    2. `end_all` kills the sessions of all processes, then whatever else carries the test's mark: the workers of a
+       torchrun have sessions of their own.
+    """
+
+    def __init__(self, folder: Path, mark: str) -> None:
+        self._folder = folder
+        self._mark = mark
+        self._outputs: dict[int, Path] = {}
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def start(
+        self, command: Sequence[str | Path], *, env: Mapping[str, str | None] | None = None, cwd: Path | None = None
+    ) -> "subprocess.Popen[bytes]":
+        """Start `command`; "python" stands for this interpreter. stdout and stderr go to one file: see `output`."""
+        arguments = [str(word) for word in command]
+        if arguments[0] == "python":
+            arguments[0] = sys.executable
+        changed = {**os.environ, **(env or {})}
+        variables = {name: value for name, value in changed.items() if value is not None}
+        path = self._folder / f"output-{len(self._started)}.txt"
+        with path.open("wb") as sink:
+            process = subprocess.Popen(
+                arguments,
+                env=variables,
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                start_new_session=True,
+            )
+        self._outputs[process.pid] = path
+        self._started.append(process)
+        return process
+
+    def run(
+        self,
+        command: Sequence[str | Path],
+        *,
+        env: Mapping[str, str | None] | None = None,
+        cwd: Path | None = None,
+        timeout_s: float = 60,
+    ) -> tuple[int, str]:
+        """Start `command`, wait for its end, and return exit status and output. Raises TimeoutExpired."""
+        process = self.start(command, env=env, cwd=cwd)
+        return process.wait(timeout_s), self.output(process)
+
+    def output(self, process: "subprocess.Popen[bytes]") -> str:
+        """All that the process and its children have written so far."""
+        return self._outputs[process.pid].read_text(errors="replace")
+
+    def end_all(self) -> None:
+        """Kill what still runs, reap it, and print every output for the report."""
+        for process in self._started:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for pid in marked(self._mark):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in self._started:
+            command = " ".join(map(str, process.args if isinstance(process.args, list) else [process.args]))
+            print(f"--- {command} -> {process.returncode}\n{self.output(process)}")

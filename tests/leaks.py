@@ -1,0 +1,121 @@
+"""What a test leaves behind: threads, descriptors, processes, shared memory.
+
+Rules:
+
+1. A census is taken before and after a test; what is new is a leak, unless Python itself keeps it for the whole run.
+2. A child that has ended but was not waited for is a leak too: it holds its pid.
+3. A process that is no child is recognised by a mark in the environment that it was started with, so that an orphan is
+   found wherever it was adopted. It gets a moment to end, for it may be about to; a child gets none.
+"""
+
+import gc
+import os
+import select
+import signal
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+MARK = "LEAK_CENSUS"
+PATIENCE_S = 5.0
+_SHARED_MEMORY = Path("/dev/shm")
+_KEPT_BY_PYTHON = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
+
+
+@dataclass(frozen=True)
+class Census:
+    """What this process holds at one moment."""
+
+    threads: frozenset[threading.Thread]
+    descriptors: dict[int, str]
+    processes: dict[int, str]
+    shared_memory: frozenset[str]
+
+
+def take(mark: str) -> Census:
+    """Count what there is now. `mark` is the value of `MARK` in the environment of this test's processes."""
+    gc.collect()
+    shared = frozenset(path.name for path in _SHARED_MEMORY.glob("taskd*"))
+    return Census(frozenset(threading.enumerate()), _descriptors(), _processes(mark), shared)
+
+
+def leaks(before: Census, mark: str) -> list[str]:
+    """A line for everything that is there now and was not before; the processes among it are killed."""
+    deadline = time.monotonic() + PATIENCE_S
+    for thread in set(threading.enumerate()) - before.threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    _await_orphans(set(_processes(mark)) - set(before.processes), deadline)
+    after = take(mark)
+    found = [f"thread {thread.name!r}" for thread in after.threads - before.threads]
+    for descriptor, target in after.descriptors.items():
+        if before.descriptors.get(descriptor) != target:
+            found.append(f"descriptor {descriptor} -> {target}")
+    for pid in after.processes.keys() - before.processes.keys():
+        found.append(f"process {pid}: {after.processes[pid]}")
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    found += [f"shared memory /dev/shm/{name}" for name in after.shared_memory - before.shared_memory]
+    return found
+
+
+def marked(mark: str) -> list[int]:
+    """All living processes that were started with `mark` in their environment, this one left out."""
+    return [pid for pid in _pids() if pid != os.getpid() and _carries(pid, mark)]
+
+
+def _descriptors() -> dict[int, str]:
+    kept = getattr(resource_tracker._resource_tracker, "_fd", None)
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the descriptor of the listing itself
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if int(name) != kept:
+                found[int(name)] = target
+    return found
+
+
+def _processes(mark: str) -> dict[int, str]:
+    found = {}
+    for pid in _pids():
+        if pid != os.getpid() and (_parent(pid) == os.getpid() or _carries(pid, mark)):
+            command = _read(pid, "cmdline")
+            if not any(name in command for name in _KEPT_BY_PYTHON):
+                found[pid] = (
+                    command.replace(b"\0", b" ").decode(errors="replace").strip() or "ended, but not waited for"
+                )
+    return found
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _parent(pid: int) -> int:
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    return int(fields[1]) if fields else 0
+
+
+def _carries(pid: int, mark: str) -> bool:
+    return f"{MARK}={mark}".encode() in _read(pid, "environ").split(b"\0")
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return b""  # it has ended, or is not ours
+
+
+def _await_orphans(pids: set[int], deadline: float) -> None:
+    for pid in pids:
+        if _parent(pid) == os.getpid():
+            continue
+        with suppress(ProcessLookupError):
+            handle = os.pidfd_open(pid)
+            try:
+                select.select([handle], [], [], max(0.0, deadline - time.monotonic()))
+            finally:
+                os.close(handle)
