@@ -1,0 +1,254 @@
+/* box.c - the worker's side of the black box: map it, claim it, write into it.
+ *
+ * Rules:
+ * 1. A process without a box writes into a private sink, so that no writer ever asks whether there is one.
+ * 2. A box has one owner, the process whose compare-and-swap on `owner` came first; after exec the same pid may claim again.
+ * 3. A forked child loses the box before any code of its own runs; it may then attach to another one.
+ * 4. Writers take no lock and allocate nothing. A ring slot is taken by compare-and-swap: a writer that finds it held by
+ *    another one, a whole lap behind, drops its event instead of mixing two. */
+#define _GNU_SOURCE
+#include "core.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#define RELAXED memory_order_relaxed
+
+static struct td_box sink;
+static struct td_box *_Atomic current = &sink;
+static char attached_path[PATH_MAX];
+static pthread_mutex_t attaching = PTHREAD_MUTEX_INITIALIZER;
+static __thread uint32_t own_tid __attribute__((tls_model("initial-exec")));
+
+struct td_box *td_current(void)
+{
+    return atomic_load_explicit(&current, memory_order_acquire);
+}
+
+int taskd_version(void)
+{
+    return TASKD_VERSION;
+}
+
+int taskd_attached(void)
+{
+    return td_current() != &sink;
+}
+
+static void after_fork(void)
+{
+    struct td_box *inherited = td_current();
+    atomic_store(&current, &sink);
+    if (inherited != &sink)
+        munmap(inherited, sizeof *inherited);   /* so that nothing in the child can reach it */
+    attached_path[0] = 0;
+    own_tid = 0;
+    pthread_mutex_init(&attaching, NULL);
+    td_beat_after_fork();
+    td_gloo_after_fork();
+}
+
+__attribute__((constructor)) static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, after_fork);
+}
+
+static int check(int fd)
+{
+    struct stat file;
+    if (fstat(fd, &file))
+        return -errno;
+    if (file.st_uid != geteuid())
+        return -EPERM;
+    if (!S_ISREG(file.st_mode) || file.st_size != (off_t)sizeof(struct td_box))
+        return -EINVAL;
+    return 0;
+}
+
+/* Maps an existing box into *out after checking whose it is, its size and its version. */
+int td_map(const char *path, struct td_box **out)
+{
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0)
+        return -errno;
+    int error = check(fd);
+    struct td_box *box = MAP_FAILED;
+    if (!error) {
+        box = mmap(NULL, sizeof *box, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        error = box == MAP_FAILED ? -errno : 0;
+    }
+    close(fd);
+    if (error)
+        return error;
+    if (box->identity.magic != TD_MAGIC || box->identity.version != TASKD_VERSION || box->identity.size != sizeof *box) {
+        munmap(box, sizeof *box);
+        return -EPROTO;
+    }
+    *out = box;
+    return 0;
+}
+
+static int claim(struct td_box *box)
+{
+    int32_t nobody = 0, self = getpid();
+    if (!atomic_compare_exchange_strong(&box->identity.owner, &nobody, self) && nobody != self)
+        return -EBUSY;
+    atomic_fetch_add(&box->identity.claims, 1);
+    atomic_store(&box->identity.claimed_ns, td_now_ns());
+    return 0;
+}
+
+/* Undoes a claim whose beat thread did not come up: without it nobody would see the owner's death. The mapping stays,
+ * because a thread that is merely late may still look at it. */
+static void let_go(struct td_box *box)
+{
+    atomic_store(&current, &sink);
+    atomic_store(&box->identity.owner, 0);
+}
+
+/* From here on the beat thread works on `box`; ends when it holds the life futex, so that a death is seen from now on. */
+static int come_alive(struct td_box *box)
+{
+    td_u32 *word = &box->life.word;
+    int64_t deadline_ns = td_now_ns() + 2000000000;
+    uint32_t seen = atomic_load(word);
+    int error = td_beat_start();
+    if (error)
+        return error;
+    td_beat_ring(&sink);
+    for (; !(seen & FUTEX_TID_MASK) || (seen & FUTEX_OWNER_DIED); seen = atomic_load(word)) {
+        int64_t left_ns = deadline_ns - td_now_ns();
+        if (left_ns <= 0)
+            return -ETIMEDOUT;
+        td_futex_wait(word, seen, left_ns);
+    }
+    return 0;
+}
+
+static int watch_agent(void)
+{
+    const char *pid = getenv("TASKD_AGENT_PID");
+    return pid && *pid ? taskd_watch_parent(atoi(pid)) : 0;
+}
+
+static int attach(const char *path, int rank, int incarnation)
+{
+    struct td_box *box = td_current();
+    int fresh = box == &sink;
+    if (!fresh && strcmp(path, attached_path))
+        return -EALREADY;
+    if (strlen(path) >= sizeof attached_path)
+        return -ENAMETOOLONG;
+    int error = fresh ? td_map(path, &box) : 0;
+    if (error)
+        return error;
+    if (fresh && (error = claim(box))) {
+        munmap(box, sizeof *box);
+        return error;
+    }
+    atomic_store(&box->identity.rank, rank);
+    atomic_store(&box->identity.incarnation, incarnation);
+    if (!fresh)
+        return 0;
+    atomic_store(&current, box);
+    if ((error = come_alive(box))) {
+        let_go(box);
+        return error;
+    }
+    strcpy(attached_path, path);
+    td_end_watch();
+    return watch_agent();
+}
+
+/* Claims the box at `path` for this process and starts its beat. Again for the same path: only rank and incarnation change.
+ * -EBUSY: another process has it; -EALREADY: this process has another one; -EPERM, -EINVAL, -EPROTO: not a box of ours. */
+int taskd_attach(const char *path, int rank, int incarnation)
+{
+    if (!path || !*path)
+        return -EINVAL;
+    pthread_mutex_lock(&attaching);
+    int error = attach(path, rank, incarnation);
+    pthread_mutex_unlock(&attaching);
+    return error;
+}
+
+static void progress(uint64_t mask, uint64_t bits)
+{
+    td_u64 *word = &td_current()->progress.word;
+    uint64_t old = atomic_load_explicit(word, RELAXED);
+    while (!atomic_compare_exchange_weak_explicit(word, &old, (old & ~mask) | bits, memory_order_release, RELAXED))
+        ;
+}
+
+/* This step is committed: the state is clean. */
+void taskd_step(int64_t step)
+{
+    progress(~0xffull, (uint64_t)step << TD_PROGRESS_STEP_SHIFT);
+    atomic_store_explicit(&td_current()->progress.step_ns, td_now_ns(), RELAXED);
+}
+
+/* The state is being changed (1), or is again that of its step (0). */
+void taskd_dirty(int dirty)
+{
+    progress(0xffull << TD_PROGRESS_DIRTY_SHIFT, (uint64_t)!!dirty << TD_PROGRESS_DIRTY_SHIFT);
+}
+
+/* What the main thread is about to do, 0 to 255, in the caller's own numbering. */
+void taskd_phase(int phase)
+{
+    progress(0xffull, (uint64_t)phase & 0xff);
+    atomic_store_explicit(&td_current()->progress.phase_ns, td_now_ns(), RELAXED);
+}
+
+/* Called by any Python thread: it could take the GIL. */
+void taskd_gil_beat(void)
+{
+    atomic_store_explicit(&td_current()->beats.gil_ns, td_now_ns(), RELAXED);
+}
+
+static uint32_t tid(void)
+{
+    if (!own_tid)
+        own_tid = (uint32_t)syscall(SYS_gettid);
+    return own_tid;
+}
+
+/* Notes that an operation begins; the ticket is for taskd_leave, 0 if the event was dropped. */
+uint64_t taskd_enter(uint32_t op, uint64_t comm, uint64_t count, uint32_t dtype, int32_t peer)
+{
+    struct td_box *box = td_current();
+    uint64_t ticket = atomic_fetch_add_explicit(&box->rings.head, 1, RELAXED) + 1;
+    struct td_event *slot = &box->ring[(ticket - 1) % TD_RING];
+    uint64_t seen = atomic_load_explicit(&slot->seq, RELAXED);
+    if (seen >= ticket || !atomic_compare_exchange_strong(&slot->seq, &seen, TD_BUSY)) {   /* TD_BUSY is above every ticket */
+        atomic_fetch_add_explicit(&box->rings.dropped, 1, RELAXED);
+        return 0;
+    }
+    atomic_thread_fence(memory_order_release);  /* no field before the mark */
+    atomic_store_explicit(&slot->entered_ns, td_now_ns(), RELAXED);
+    atomic_store_explicit(&slot->left_ns, 0, RELAXED);
+    atomic_store_explicit(&slot->comm, comm, RELAXED);
+    atomic_store_explicit(&slot->count, count, RELAXED);
+    atomic_store_explicit(&slot->op, op, RELAXED);
+    atomic_store_explicit(&slot->dtype, dtype, RELAXED);
+    atomic_store_explicit(&slot->tid, tid(), RELAXED);
+    atomic_store_explicit(&slot->peer, peer, RELAXED);
+    atomic_store_explicit(&slot->seq, ticket, memory_order_release);
+    return ticket;
+}
+
+/* Notes that the operation of `ticket` has ended; nothing if its slot has gone to a newer one. */
+void taskd_leave(uint64_t ticket)
+{
+    struct td_event *slot = &td_current()->ring[(ticket - 1) % TD_RING];
+    uint64_t seen = ticket;
+    if (!ticket || !atomic_compare_exchange_strong(&slot->seq, &seen, TD_BUSY))
+        return;
+    atomic_thread_fence(memory_order_release);
+    atomic_store_explicit(&slot->left_ns, td_now_ns(), RELAXED);
+    atomic_store_explicit(&slot->seq, ticket, memory_order_release);
+}

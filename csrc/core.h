@@ -1,0 +1,51 @@
+/* core.h - what the files of libtaskd_core.so share; none of it is exported. */
+#ifndef TASKD_CORE_H
+#define TASKD_CORE_H
+
+#include "region.h"
+#include "taskd.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+/* box.c: never NULL; a private sink while this process has no box. */
+struct td_box *td_current(void);
+int td_map(const char *path, struct td_box **out);
+
+/* beat.c */
+int td_beat_start(void);
+void td_beat_ring(struct td_box *box);
+void td_beat_after_fork(void);
+
+/* gloo.c */
+int td_gloo_break(void);
+void td_gloo_mend(void);
+void td_gloo_after_fork(void);
+
+/* end.c */
+void td_end_watch(void);
+
+static inline int64_t td_now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Shared futexes, because the other side is another process. timeout_ns < 0 waits for ever. Returns 0 or -errno. */
+static inline int td_futex_wait(td_u32 *word, uint32_t seen, int64_t timeout_ns)
+{
+    struct timespec limit = {.tv_sec = timeout_ns / 1000000000, .tv_nsec = timeout_ns % 1000000000};
+    return syscall(SYS_futex, word, FUTEX_WAIT, seen, timeout_ns < 0 ? NULL : &limit, NULL, 0) ? -errno : 0;
+}
+
+static inline void td_futex_wake_all(td_u32 *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+#endif

@@ -1,0 +1,294 @@
+/* gloo.c - what gloo holds in this process, the connected sockets and the threads waiting in a transfer, and the breaking of both.
+ *
+ * Rules:
+ * 1. Device::(un)registerDescriptor is called by a Pair alone, after it has connected and before it closes: that gives the
+ *    exact set of sockets. Shutting them down fails the pairs, here and at the peers.
+ * 2. A failing pair forgets sends that are queued and a receive that has begun; whoever waits for those would sleep to the
+ *    timeout of 30 minutes. So waits are listed too, and a break aborts each of them.
+ * 3. An aborted wait never returns to gloo as if nothing had been: the ring would go on with wrong data. The wrapper waits
+ *    one millisecond more, so that gloo throws its own IoException and fails all pairs of that context.
+ * 4. Broken is a state, held until td_gloo_mend and applied again by the beat thread: what connects or waits meanwhile
+ *    breaks as well, so no race can leave anybody behind.
+ * 5. The lock is never held while gloo may run code that takes it again; gloo's locks come after ours. */
+#define _GNU_SOURCE
+#include "core.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <sys/socket.h>
+
+#define GLOO "libtorch_cpu.so"
+#define TCP(rest) "_ZN4gloo9transport3tcp" rest
+#define REGISTER TCP("6Device18registerDescriptorEiiPNS1_7HandlerE")
+#define UNREGISTER TCP("6Device20unregisterDescriptorEiPNS1_7HandlerE")
+#define MILLISECONDS "NSt6chrono8durationIlSt5ratioILl1ELl1000EEEE"
+#define WAIT_SEND TCP("13UnboundBuffer8waitSendEPi" MILLISECONDS)
+#define WAIT_RECV TCP("13UnboundBuffer8waitRecvEPi" MILLISECONDS)
+#define ABORT_SEND TCP("13UnboundBuffer13abortWaitSendEv")
+#define ABORT_RECV TCP("13UnboundBuffer13abortWaitRecvEv")
+
+typedef void register_fn(void *device, int fd, int events, void *handler);
+typedef void unregister_fn(void *device, int fd, void *handler);
+typedef bool wait_fn(void *buffer, int *peer, long timeout_ms);
+typedef void abort_fn(void *buffer);
+
+static struct {
+    register_fn *add;
+    unregister_fn *drop;
+    wait_fn *wait_send;
+    wait_fn *wait_recv;
+    abort_fn *abort_send;
+    abort_fn *abort_recv;
+} gloo;
+static pthread_once_t found = PTHREAD_ONCE_INIT;
+
+/* One thread inside waitSend or waitRecv; lies on that thread's stack. */
+struct waiter {
+    void *buffer;
+    abort_fn *abort;
+    int kicked;
+    struct waiter *next, **link;
+};
+
+enum { MOST_DESCRIPTORS = 1 << 20, WORD_BITS = 64 };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;    /* guards all that follows */
+static uint64_t sockets[MOST_DESCRIPTORS / WORD_BITS];      /* bit fd: a connected pair socket */
+static int highest = -1;
+static struct waiter *waiters;
+static uint64_t shut_count, kick_count;
+static _Atomic int hooks;
+static _Atomic int broken;
+
+/* torch is loaded privately by Python, so the next definition in the global scope is not it; its own handle has it. */
+static void *next_of(void *library, const char *name)
+{
+    void *symbol = library ? dlsym(library, name) : NULL;
+    return symbol ? symbol : dlsym(RTLD_NEXT, name);
+}
+
+static void find(void)
+{
+    void *library = dlopen(GLOO, RTLD_LAZY | RTLD_NOLOAD);  /* never closed: torch stays until the end anyway */
+    gloo.add = (register_fn *)next_of(library, REGISTER);
+    gloo.drop = (unregister_fn *)next_of(library, UNREGISTER);
+    gloo.wait_send = (wait_fn *)next_of(library, WAIT_SEND);
+    gloo.wait_recv = (wait_fn *)next_of(library, WAIT_RECV);
+    gloo.abort_send = (abort_fn *)next_of(library, ABORT_SEND);
+    gloo.abort_recv = (abort_fn *)next_of(library, ABORT_RECV);
+}
+
+/* The definitions that ours stand before. Only gloo calls ours, so gloo is there. */
+static void know(int hook)
+{
+    int saved = errno;
+    pthread_once(&found, find);
+    atomic_fetch_or_explicit(&hooks, hook, memory_order_relaxed);
+    errno = saved;
+}
+
+static int shut(int fd)
+{
+    return shutdown(fd, SHUT_RDWR) == 0;
+}
+
+static void note_socket(int fd)
+{
+    if (fd < 0 || fd >= MOST_DESCRIPTORS)
+        return;
+    int saved = errno;
+    pthread_mutex_lock(&lock);
+    sockets[fd / WORD_BITS] |= 1ull << fd % WORD_BITS;
+    if (fd > highest)
+        highest = fd;
+    if (atomic_load(&broken))
+        shut_count += shut(fd);
+    pthread_mutex_unlock(&lock);
+    errno = saved;
+}
+
+static void forget_socket(int fd)
+{
+    if (fd < 0 || fd >= MOST_DESCRIPTORS)
+        return;
+    pthread_mutex_lock(&lock);
+    sockets[fd / WORD_BITS] &= ~(1ull << fd % WORD_BITS);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Calls `act` for each listed socket and returns the sum. Lock held. */
+static int each_socket(int act(int fd))
+{
+    int sum = 0;
+    for (int word = 0; word <= highest / WORD_BITS && highest >= 0; word++)
+        for (uint64_t rest = sockets[word]; rest; rest &= rest - 1)
+            sum += act(word * WORD_BITS + __builtin_ctzll(rest));
+    return sum;
+}
+
+static int kick_all(void)
+{
+    int sum = 0;
+    for (struct waiter *waiter = waiters; waiter; waiter = waiter->next, sum++) {
+        waiter->kicked++;
+        waiter->abort(waiter->buffer);
+    }
+    return sum;
+}
+
+/* Breaks what is there and, until td_gloo_mend, what will come. Returns how many sockets and waits were hit. */
+int td_gloo_break(void)
+{
+    int saved = errno;
+    pthread_mutex_lock(&lock);
+    atomic_store(&broken, 1);
+    int shut_now = each_socket(shut), kicked_now = kick_all();
+    shut_count += (uint64_t)shut_now;
+    kick_count += (uint64_t)kicked_now;
+    pthread_mutex_unlock(&lock);
+    errno = saved;
+    return shut_now + kicked_now;
+}
+
+void td_gloo_mend(void)
+{
+    pthread_mutex_lock(&lock);
+    atomic_store(&broken, 0);
+    pthread_mutex_unlock(&lock);
+}
+
+/* The same for a thread of this process; the beat thread is made to hold it. */
+int taskd_break(void)
+{
+    int hit = td_gloo_break();
+    int error = td_beat_start();
+    if (error)
+        return error;
+    td_beat_ring(td_current());
+    return hit;
+}
+
+void taskd_mend(void)
+{
+    td_gloo_mend();
+}
+
+int taskd_broken(void)
+{
+    return atomic_load(&broken);
+}
+
+static int one(int fd)
+{
+    (void)fd;
+    return 1;
+}
+
+void taskd_census(struct taskd_census *out)
+{
+    pthread_mutex_lock(&lock);
+    int threads = 0;
+    for (struct waiter *waiter = waiters; waiter; waiter = waiter->next)
+        threads++;
+    *out = (struct taskd_census){.sockets = each_socket(one),
+                                 .waiters = threads,
+                                 .hooks = atomic_load(&hooks),
+                                 .broken = atomic_load(&broken),
+                                 .shut = shut_count,
+                                 .kicked = kick_count};
+    pthread_mutex_unlock(&lock);
+}
+
+/* gloo's threads are not in the child, and its sockets are the parent's: to shut them here would break the parent. */
+void td_gloo_after_fork(void)
+{
+    pthread_mutex_init(&lock, NULL);
+    for (int word = 0; word <= highest / WORD_BITS && highest >= 0; word++)
+        sockets[word] = 0;
+    highest = -1;
+    waiters = NULL;
+    shut_count = kick_count = 0;
+    atomic_store(&hooks, 0);
+    atomic_store(&broken, 0);
+}
+
+/* Lists the waiter; returns whether the state is broken already. */
+static int enter(struct waiter *waiter)
+{
+    pthread_mutex_lock(&lock);
+    waiter->next = waiters;
+    waiter->link = &waiters;
+    if (waiters)
+        waiters->link = &waiter->next;
+    waiters = waiter;
+    int already = atomic_load(&broken);
+    pthread_mutex_unlock(&lock);
+    return already;
+}
+
+static void leave(struct waiter **waiter)
+{
+    pthread_mutex_lock(&lock);
+    *(*waiter)->link = (*waiter)->next;
+    if ((*waiter)->next)
+        (*waiter)->next->link = (*waiter)->link;
+    pthread_mutex_unlock(&lock);
+}
+
+/* gloo's wait may throw: the clean-up takes the waiter off the list then too. */
+static bool listed(wait_fn *wait, struct waiter *waiter, int *peer, long timeout_ms)
+{
+    struct waiter *self __attribute__((cleanup(leave))) = waiter;
+    return wait(waiter->buffer, peer, enter(self) ? 1 : timeout_ms);
+}
+
+static bool breakable(wait_fn *wait, abort_fn *abort, void *buffer, int *peer, long timeout_ms)
+{
+    struct waiter waiter = {.buffer = buffer, .abort = abort};
+    int scratch;
+    bool done = listed(wait, &waiter, peer, timeout_ms);
+    if (!waiter.kicked)
+        return done;
+    if (done) {                                 /* ended before the kick: take gloo's abort mark off again, or the next wait gets it */
+        wait(buffer, &scratch, 1);
+        return true;
+    }
+    while (!wait(buffer, peer, 1))              /* true: the transfer was whole after all; else gloo throws */
+        ;
+    return true;
+}
+
+/* The definitions that torch binds to, under gloo's own names. */
+#pragma GCC visibility push(default)
+void hook_register(void *device, int fd, int events, void *handler) __asm__(REGISTER);
+void hook_unregister(void *device, int fd, void *handler) __asm__(UNREGISTER);
+bool hook_wait_send(void *buffer, int *peer, long timeout_ms) __asm__(WAIT_SEND);
+bool hook_wait_recv(void *buffer, int *peer, long timeout_ms) __asm__(WAIT_RECV);
+#pragma GCC visibility pop
+
+void hook_register(void *device, int fd, int events, void *handler)
+{
+    know(TASKD_HOOK_SOCKETS);
+    note_socket(fd);
+    gloo.add(device, fd, events, handler);
+}
+
+void hook_unregister(void *device, int fd, void *handler)
+{
+    know(TASKD_HOOK_SOCKETS);
+    forget_socket(fd);
+    gloo.drop(device, fd, handler);
+}
+
+bool hook_wait_send(void *buffer, int *peer, long timeout_ms)
+{
+    know(TASKD_HOOK_WAITS);
+    return breakable(gloo.wait_send, gloo.abort_send, buffer, peer, timeout_ms);
+}
+
+bool hook_wait_recv(void *buffer, int *peer, long timeout_ms)
+{
+    know(TASKD_HOOK_WAITS);
+    return breakable(gloo.wait_recv, gloo.abort_recv, buffer, peer, timeout_ms);
+}

@@ -1,0 +1,117 @@
+/* region.h - the black box: a fixed layout in a file of /dev/shm that one worker writes and its agent reads, also after the worker's death.
+ *
+ * Rules:
+ * 1. One cache line per group, so that no two writers share one; offsets are asserted, because two processes map this.
+ * 2. Every field that may change while another process looks is a relaxed atomic at least.
+ * 3. Zero means "nothing happened yet"; the creator fills in what cannot be zero and the magic number last.
+ * 4. The reader trusts nothing: it takes numbers out and follows no pointer or index that it finds here. */
+#ifndef TASKD_REGION_H
+#define TASKD_REGION_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define TD_MAGIC 0x31784f4264735461ull      /* "aTsdBOx1" */
+#define TD_RING 1024u                       /* a power of two */
+#define TD_LINE 64
+
+typedef _Atomic uint64_t td_u64;
+typedef _Atomic int64_t td_i64;
+typedef _Atomic uint32_t td_u32;
+typedef _Atomic int32_t td_i32;
+
+/* seq is the ticket of a whole entry, TD_BUSY while somebody writes it, 0 if never used. */
+#define TD_BUSY UINT64_MAX
+struct td_event {
+    td_u64 seq;
+    td_i64 entered_ns;
+    td_i64 left_ns;
+    td_u64 comm;
+    td_u64 count;
+    td_u32 op;
+    td_u32 dtype;
+    td_u32 tid;
+    td_i32 peer;
+    td_u64 spare;
+};
+
+struct td_identity {
+    td_u64 magic;
+    uint32_t version;
+    uint32_t size;
+    td_i32 owner;
+    td_i32 rank;
+    td_i32 incarnation;
+    td_u32 claims;
+    td_i64 claimed_ns;
+};
+
+struct td_beats {
+    td_i64 native_ns;
+    td_u64 native_count;
+    td_i64 gil_ns;
+    td_i64 main_ns;
+};
+
+/* step (signed, 48 bits), dirty (8 bits) and phase (8 bits) share one word: no reader can see half a change. */
+struct td_progress {
+    td_u64 word;
+    td_i64 step_ns;
+    td_i64 phase_ns;
+};
+
+/* The doorbell is the futex that the beat thread sleeps on; whoever wants its attention adds one and wakes it. */
+struct td_command {
+    td_u32 doorbell;
+    td_u32 asked;
+    td_u32 op;
+    td_u32 acked;
+    td_i32 result;
+    td_i64 acked_ns;
+};
+
+/* A robust futex: `entry` is the list node that the kernel walks in the worker, `word` the futex that it marks at the thread's death. */
+struct td_life {
+    td_u64 entry;
+    td_u32 word;
+};
+
+struct td_end {
+    td_u32 claimed;
+    td_i32 status;
+    td_i64 end_ns;
+    td_u32 cause;                           /* stored last: a cause means that the record is whole */
+};
+
+struct td_rings {
+    td_u64 head;
+    td_u64 dropped;
+};
+
+struct td_box {
+    _Alignas(TD_LINE) struct td_identity identity;
+    _Alignas(TD_LINE) struct td_beats beats;
+    _Alignas(TD_LINE) struct td_progress progress;
+    _Alignas(TD_LINE) struct td_command command;
+    _Alignas(TD_LINE) struct td_life life;
+    _Alignas(TD_LINE) struct td_end end;
+    _Alignas(TD_LINE) struct td_rings rings;
+    _Alignas(TD_LINE) struct td_event ring[TD_RING];
+};
+
+_Static_assert(sizeof(struct td_event) == TD_LINE, "an event is one cache line");
+_Static_assert(offsetof(struct td_box, beats) == 1 * TD_LINE, "identity is one cache line");
+_Static_assert(offsetof(struct td_box, progress) == 2 * TD_LINE, "beats are one cache line");
+_Static_assert(offsetof(struct td_box, command) == 3 * TD_LINE, "progress is one cache line");
+_Static_assert(offsetof(struct td_box, life) == 4 * TD_LINE, "the command is one cache line");
+_Static_assert(offsetof(struct td_box, end) == 5 * TD_LINE, "life is one cache line");
+_Static_assert(offsetof(struct td_box, rings) == 6 * TD_LINE, "the end record is one cache line");
+_Static_assert(offsetof(struct td_box, ring) == 7 * TD_LINE, "the ring's head is one cache line");
+_Static_assert(sizeof(struct td_box) == (7 + TD_RING) * TD_LINE, "no hidden padding");
+
+#define TD_PROGRESS_STEP_SHIFT 16
+#define TD_PROGRESS_DIRTY_SHIFT 8
+#define TD_PROGRESS_START (UINT64_MAX << TD_PROGRESS_STEP_SHIFT)    /* step -1, clean, phase 0 */
+
+#endif

@@ -1,0 +1,112 @@
+/* taskd.h - everything that libtaskd_core.so exports, for the worker that writes a black box and the agent that reads it.
+ *
+ * Rules:
+ * 1. This file is plain C that cffi can read: declarations, integer #defines, nothing clever.
+ * 2. A function that can fail returns 0 or a count on success and -errno on failure. Nothing prints, exits or throws.
+ * 3. Times are nanoseconds of CLOCK_MONOTONIC, which is Python's time.monotonic_ns(); 0 means "never".
+ * 4. TASKD_VERSION rises with any change of a layout or a signature; both sides compare it before anything else. */
+#ifndef TASKD_H
+#define TASKD_H
+
+#include <stdint.h>
+
+#define TASKD_VERSION 1
+
+/* How a box says its process ended. */
+#define TASKD_END_NONE 0
+#define TASKD_END_EXIT 1
+
+/* Whether the life futex of a box is held. */
+#define TASKD_LIFE_NONE 0
+#define TASKD_LIFE_HELD 1
+#define TASKD_LIFE_LOST 2
+
+/* Commands an agent gives through the box; the beat thread obeys them. */
+#define TASKD_COMMAND_PING 1
+#define TASKD_COMMAND_BREAK 2
+#define TASKD_COMMAND_MEND 3
+
+/* Which of gloo's functions were seen to come through this library. */
+#define TASKD_HOOK_SOCKETS 1
+#define TASKD_HOOK_WAITS 2
+
+/* What one reading of a box gives. Every field is whole; fields of different groups may be some ns apart. */
+struct taskd_reading {
+    int32_t owner_pid;      /* 0: not claimed yet */
+    int32_t rank;
+    int32_t incarnation;
+    uint32_t claims;        /* more than 1: the process has replaced itself by exec */
+    int64_t claimed_ns;
+    int64_t native_ns;      /* newest beat of the native thread */
+    uint64_t native_count;
+    int64_t gil_ns;         /* newest beat of a thread that had the GIL */
+    int64_t main_ns;        /* newest beat of the main thread between two bytecodes */
+    int64_t step;           /* -1: none committed yet */
+    int32_t phase;
+    int32_t dirty;          /* 1: the training state has changed since that step */
+    int64_t step_ns;
+    int64_t phase_ns;
+    int32_t life;
+    int32_t end_cause;
+    int32_t end_status;     /* exit status, if end_cause is TASKD_END_EXIT */
+    int64_t end_ns;
+    uint64_t events;        /* entered since the claim; the ring keeps the newest 1024 */
+    uint64_t dropped;       /* not written, because a slower writer still held the slot */
+};
+
+/* One operation in the ring. left_ns is 0 while it is open. */
+struct taskd_event {
+    uint64_t ticket;
+    int64_t entered_ns;
+    int64_t left_ns;
+    uint64_t comm;
+    uint64_t count;
+    uint32_t op;
+    uint32_t dtype;
+    uint32_t tid;
+    int32_t peer;
+};
+
+struct taskd_census {
+    int32_t sockets;        /* connected pair sockets of gloo */
+    int32_t waiters;        /* threads waiting in a transfer of gloo */
+    int32_t hooks;          /* TASKD_HOOK_*: which hooks gloo has gone through in this process */
+    int32_t broken;
+    uint64_t shut;          /* sockets shut so far */
+    uint64_t kicked;        /* waits aborted so far */
+};
+
+struct taskd_handle;
+
+#pragma GCC visibility push(default)
+
+int taskd_version(void);
+
+/* Worker side. */
+int taskd_attach(const char *path, int rank, int incarnation);
+int taskd_attached(void);
+void taskd_step(int64_t step);
+void taskd_dirty(int dirty);
+void taskd_phase(int phase);
+void taskd_gil_beat(void);
+uint64_t taskd_enter(uint32_t op, uint64_t comm, uint64_t count, uint32_t dtype, int32_t peer);
+void taskd_leave(uint64_t ticket);
+int taskd_watch_parent(int pid);
+int taskd_break(void);
+void taskd_mend(void);
+int taskd_broken(void);
+void taskd_census(struct taskd_census *out);
+
+/* Agent side. No call on a handle may begin after taskd_box_close has begun. */
+int taskd_box_create(const char *path, struct taskd_handle **out);
+int taskd_box_open(const char *path, struct taskd_handle **out);
+void taskd_box_read(struct taskd_handle *handle, struct taskd_reading *out);
+int taskd_box_events(struct taskd_handle *handle, struct taskd_event *out, int room);
+int taskd_box_await_death(struct taskd_handle *handle, int timeout_ms);
+void taskd_box_cancel(struct taskd_handle *handle);
+int taskd_box_command(struct taskd_handle *handle, int op, int timeout_ms);
+void taskd_box_close(struct taskd_handle *handle);
+
+#pragma GCC visibility pop
+
+#endif

@@ -1,0 +1,42 @@
+"""What pip cannot know: the C libraries of csrc/, and a wheel for this platform and any Python 3."""
+
+import sys
+from pathlib import Path
+
+from setuptools import Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "csrc"))
+import build_libs  # noqa: E402
+
+
+class BuildWithShim(build_py):
+    """The package's Python files, and beside them what is built; in the source tree for an editable install."""
+
+    def run(self) -> None:
+        super().run()
+        build_libs.build(ROOT if self.editable_mode else Path(self.build_lib))
+
+    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
+        built = [build_libs.LIBS / build_libs.GATE, build_libs.LIBS / build_libs.CORE, build_libs.BOX_MODULE]
+        known = list(super().get_outputs(include_bytecode))
+        return known + [path for path in (str(Path(self.build_lib) / one) for one in built) if path not in known]
+
+
+class PlatformDistribution(Distribution):
+    """Not pure, although it has no Python extension."""
+
+    def has_ext_modules(self) -> bool:
+        return True
+
+
+class PlatformWheel(bdist_wheel):
+    """py3-none-<platform>: any Python 3, this platform."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return ("py3", "none", super().get_tag()[2])
+
+
+setup(distclass=PlatformDistribution, cmdclass={"build_py": BuildWithShim, "bdist_wheel": PlatformWheel})

@@ -1,0 +1,177 @@
+"""The black box: a small shared file that a worker writes and its agent reads, also after the worker's death.
+
+Rules:
+
+1. `Box` is the agent's side; the worker's is `Recorder`, which has its own file and is found here as well.
+2. Every error is a `ShimError` with its remedy.
+3. Times are nanoseconds of `time.monotonic_ns()`; 0 means never.
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from taskd.errors import ShimError
+from taskd.runtime.recorder import Census, NullRecorder, Phase, Recorder, open_recorder
+from taskd.runtime.shim import check, core, interface, library_path, load_core
+
+__all__ = [
+    "Box", "Census", "Command", "Event", "Life", "NullRecorder", "Phase", "Reading", "Recorder", "library_path",
+    "load_core", "open_recorder",
+]  # fmt: skip
+
+
+class Life(Enum):
+    """Whether the owner of a box lives. After a death by exec, the new program claims the box again."""
+
+    UNCLAIMED = 0
+    HELD = 1
+    LOST = 2
+
+
+class Command(Enum):
+    """What the core's own thread does for the agent, whatever the worker's Python threads are stuck in."""
+
+    PING = 1
+    BREAK = 2  # break gloo's collectives and hold them broken
+    MEND = 3
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A box at one moment. Fields of one line were written together."""
+
+    owner_pid: int
+    rank: int
+    incarnation: int
+    claims: int
+    claimed_ns: int
+    native_ns: int
+    native_count: int
+    gil_ns: int
+    main_ns: int
+    step: int
+    phase: int
+    dirty: bool
+    step_ns: int
+    phase_ns: int
+    life: Life
+    exit_status: int | None
+    end_ns: int
+    events: int
+    dropped: int
+
+
+@dataclass(frozen=True)
+class Event:
+    """One operation noted in the ring; `left_ns` is 0 while it is open."""
+
+    ticket: int
+    entered_ns: int
+    left_ns: int
+    comm: int
+    count: int
+    op: int
+    dtype: int
+    tid: int
+    peer: int
+
+
+def _milliseconds(timeout_s: float | None) -> int:
+    return -1 if timeout_s is None else max(0, ceil(timeout_s * 1000))
+
+
+class Box:
+    """The agent's side of one worker's box. Threads may share it; `close` ends the waits of all of them."""
+
+    def __init__(self, path: Path, handle: Any) -> None:
+        self.path = path
+        self._handle = handle
+        self._users = 0
+        self._idle = threading.Condition()
+
+    @classmethod
+    def create(cls, path: Path) -> "Box":
+        """Make a new box, its space reserved. Raises `ShimError`, also if something is there or no space is left."""
+        return cls._made(path, "taskd_box_create", "black box cannot be made at")
+
+    @classmethod
+    def open(cls, path: Path) -> "Box":
+        """Open a box that exists. Raises `ShimError` if there is none of this version and of this user."""
+        return cls._made(path, "taskd_box_open", "black box cannot be opened at")
+
+    @classmethod
+    def _made(cls, path: Path, function: str, doing: str) -> "Box":
+        handle = interface().new("struct taskd_handle **")
+        check(getattr(core(), function)(os.fsencode(path), handle), f"{doing} {path}")
+        return cls(path, handle[0])
+
+    @contextmanager
+    def _in_use(self) -> Iterator[Any]:
+        with self._idle:
+            if self._handle is None:
+                raise ShimError(f"black box {self.path} is used after it was closed; close it last")
+            handle = self._handle
+            self._users += 1
+        try:
+            yield handle
+        finally:
+            with self._idle:
+                self._users -= 1
+                self._idle.notify_all()
+
+    @property
+    def closed(self) -> bool:
+        """True once `close` has begun."""
+        return self._handle is None
+
+    def read(self) -> Reading:
+        """What the box says now."""
+        out = interface().new("struct taskd_reading *")
+        with self._in_use() as handle:
+            core().taskd_box_read(handle, out)
+        values = {name: getattr(out, name) for name in Reading.__dataclass_fields__ if name != "exit_status"}
+        ended = out.end_cause == core().TASKD_END_EXIT
+        values |= {"dirty": bool(out.dirty), "life": Life(out.life), "end_ns": out.end_ns if ended else 0}
+        return Reading(**values, exit_status=out.end_status if ended else None)
+
+    def events(self, most: int = 1024) -> list[Event]:
+        """The newest whole events, newest first."""
+        out = interface().new("struct taskd_event[]", most)
+        with self._in_use() as handle:
+            count = core().taskd_box_events(handle, out, most)
+        return [Event(*(getattr(event, name) for name in Event.__dataclass_fields__)) for event in out[0:count]]
+
+    def await_death(self, timeout_s: float | None = None) -> bool:
+        """Wait until the owner has died: True. False: not in time, or the box was closed meanwhile.
+
+        A box that nobody has claimed is waited for too. An exec of the owner counts as a death.
+        """
+        with self._in_use() as handle:
+            return bool(core().taskd_box_await_death(handle, _milliseconds(timeout_s)) == 1)
+
+    def command(self, command: Command, timeout_s: float = 1.0) -> int:
+        """Have the worker's core do it; return its count. Raises `ShimError` if the owner is absent, dead or silent."""
+        with self._in_use() as handle:
+            result = core().taskd_box_command(handle, command.value, _milliseconds(timeout_s))
+        return check(result, f"command {command.name} to black box {self.path} failed")
+
+    def close(self) -> None:
+        """End all waits, then let go of the memory. The file stays. Closing twice does nothing."""
+        with self._idle:
+            handle, self._handle = self._handle, None
+            if handle is None:
+                return
+            core().taskd_box_cancel(handle)
+            self._idle.wait_for(lambda: self._users == 0)
+        core().taskd_box_close(handle)
+
+    def unlink(self) -> None:
+        """Remove the file, if it is still there. Whoever has it open keeps it."""
+        self.path.unlink(missing_ok=True)
