@@ -55,7 +55,7 @@ class ManagerConfig:
 
 
 def job_id(source: Source) -> str:
-    """The job's name: key, `TASKD_JOB_ID`, `MINDX_TASK_ID`, or default. Raises `ConfigError` if the variables differ."""
+    """The job's name: key, `TASKD_JOB_ID`, `MINDX_TASK_ID`, or default. Raises `ConfigError` if two differ."""
     given, cluster = source.env.get("TASKD_JOB_ID"), source.env.get("MINDX_TASK_ID")
     if source.keys.get("job_id") is None and given and cluster and given != cluster:
         raise ConfigError(

@@ -1,0 +1,48 @@
+"""Keys of manager and agents, derived from the one secret of the job.
+
+Rules:
+
+1. secret -> scrypt (fixed salt, 16 MiB, some 50 ms) -> master key -> keyed BLAKE2b with the role's name -> Curve25519
+   secret key -> public key. scrypt makes guessing a weak secret dear; the roles' keys tell nothing about each other.
+2. Each side knows both key pairs, because each holds the secret. The manager accepts only the agents' key, and an agent
+   only the manager's: neither can be talked to, nor impersonated, without the secret.
+3. The job's name takes no part: a wrong name is answered with a `Refusal` that says so, not with a failed handshake.
+"""
+
+import hashlib
+from enum import Enum
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import zmq
+from zmq.utils import z85
+
+_SALT: Final = b"taskd wire 1"
+_SCRYPT_N: Final = 1 << 14
+_SCRYPT_R: Final = 8
+
+
+class Role(Enum):
+    """Who holds a key pair. The value goes into its derivation."""
+
+    MANAGER = b"taskd manager"
+    AGENT = b"taskd agent"
+
+
+class KeyPair(NamedTuple):
+    """A Curve25519 key pair in the Z85 text that ZeroMQ takes. Never log one."""
+
+    public: bytes
+    secret: bytes
+
+
+def keys_from_secret(secret: bytes, role: Role) -> KeyPair:
+    """The key pair of a role. The same secret and role always give the same pair."""
+    key = hashlib.blake2b(role.value, key=_master_key(secret), digest_size=32).digest()
+    secret_key = z85.encode(key)
+    return KeyPair(public=zmq.curve_public(secret_key), secret=secret_key)
+
+
+@lru_cache(maxsize=4)
+def _master_key(secret: bytes) -> bytes:
+    return hashlib.scrypt(secret, salt=_SALT, n=_SCRYPT_N, r=_SCRYPT_R, p=1, dklen=32)

@@ -1,0 +1,249 @@
+"""The two ends of the link between agents and manager: ZeroMQ sockets that take and give whole messages.
+
+Rules:
+
+1. What a peer sends never raises here. It is refused, counted in `refused`, and logged once per kind and peer.
+2. A link keeps no history: nothing is queued for a peer that is away, because senders repeat their newest state.
+3. A link belongs to one thread. Its loop registers all of `sockets` with a poller and calls `receive()` when one is
+   readable and at least at each heartbeat; handshakes and reconnections advance only there.
+4. With a secret both ends use CURVE and accept only the other role's key (ZAP). Without one both use NULL, on loopback.
+   Keys are derived from the secret (`identity.py`).
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Final, NewType, TypeVar
+
+import zmq
+from zmq.utils import z85
+
+from taskd.config.address import Address
+from taskd.config.security import Security
+from taskd.runtime.identity import Role, keys_from_secret
+from taskd.runtime.listening import bind
+from taskd.runtime.monitor import Connections, Dial
+from taskd.wire import codec
+from taskd.wire.messages import Directive, FromAgent, FromManager, NodeStatus, Refusal
+
+logger = logging.getLogger(__name__)
+
+Peer = NewType("Peer", bytes)
+"""Who sent a message, as the manager's socket names it: one connection of one agent."""
+
+STRANGER: Final = "handshake"
+"""Key of `refused` for connections that ended before the peer had shown that it may speak."""
+
+_M = TypeVar("_M")
+_L = TypeVar("_L", bound="_Link")
+_ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
+_ZAP_DOMAIN: Final = b"taskd"
+_MAX_MESSAGE_BYTES: Final = 2 * codec.MAX_FRAME_BYTES
+"""Beyond it ZeroMQ cuts the connection; up to it the codec refuses the frame and can say who sent it."""
+_QUEUE_MESSAGES: Final = 16
+_MAX_FRAMES_PER_CALL: Final = 256
+_MAX_LOGGED: Final = 256
+_HANDSHAKE_MS: Final = 5_000
+_PING_MS: Final = 2_000
+_SILENCE_MS: Final = 8_000
+
+
+class _Link:
+    """What both ends share: one socket in its own context, its monitor, and the count of what was refused."""
+
+    def __init__(self, kind: int, security: Security) -> None:
+        self.refused: Counter[str] = Counter()
+        """Frames and connections refused so far, by `codec.Fault` value or `STRANGER`."""
+        self._logged: set[tuple[str, str]] = set()
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(kind)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.SNDHWM, _QUEUE_MESSAGES)
+        self._socket.setsockopt(zmq.RCVHWM, _QUEUE_MESSAGES)
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, _PING_MS)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
+        self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket()
+        self._secured = security.secret is not None
+
+    @property
+    def sockets(self) -> tuple["zmq.Socket[bytes]", ...]:
+        """All sockets whose becoming readable means that `receive()` has work."""
+        return (self._socket, self._monitor)
+
+    def poll(self, timeout_s: float) -> bool:
+        """Wait until `receive()` has work, at most `timeout_s` seconds; whether it has."""
+        poller = zmq.Poller()
+        for socket in self.sockets:
+            poller.register(socket, zmq.POLLIN)
+        return bool(poller.poll(max(0, round(timeout_s * 1000))))
+
+    def close(self, flush_s: float = 0.0) -> None:
+        """Close for good; what was sent but has not left may take `flush_s` seconds more."""
+        self._socket.disable_monitor()
+        for socket in set(self.sockets) - {self._socket}:
+            socket.close(0)
+        self._socket.close(round(flush_s * 1000))
+        self._context.term()
+
+    def __enter__(self: _L) -> _L:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _frames(self) -> Iterator[list[zmq.Frame]]:
+        """The messages that are there now, each as its frames; bounded, so that a flood cannot hold the loop."""
+        for _ in range(_MAX_FRAMES_PER_CALL):
+            if not self._socket.poll(0):
+                return
+            yield self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+
+    def _decoded(self, frames: list[zmq.Frame], decode: Callable[[bytes], _M]) -> _M | None:
+        try:
+            if len(frames) != 1:
+                raise codec.BadFrameError(
+                    codec.Fault.CONTENT, f"found a message of {len(frames)} parts, expected 1: the peer is not taskd"
+                )
+            return decode(frames[0].bytes)
+        except codec.BadFrameError as error:
+            self._refuse(error.fault.value, f"a frame from {_peer_host(frames)}", str(error))
+            return None
+
+    def _refuse(self, kind: str, what: str, reason: str) -> None:
+        self.refused[kind] += 1
+        if (kind, what) not in self._logged and len(self._logged) < _MAX_LOGGED:
+            self._logged.add((kind, what))
+            logger.warning("refused %s: %s (further ones of this kind are only counted)", what, reason)
+
+
+class ManagerSocket(_Link):
+    """The manager's end: listens, and serves any number of agents."""
+
+    def __init__(self, listen: Address, security: Security) -> None:
+        """Listen. Port 0 takes a free one; see `address`.
+
+        Raises `SecretError` if the address needs a secret, `LinkError` if it cannot be bound.
+        """
+        security.check(listen, "listen on")
+        super().__init__(zmq.ROUTER, security)
+        self._connections = Connections(self._monitor)
+        self._gate: zmq.Socket[bytes] | None = None
+        try:
+            self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            self._socket.setsockopt(zmq.BACKLOG, 1024)
+            if security.secret is not None:
+                self._secure(security.secret)
+            self.address = bind(self._socket, listen)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def sockets(self) -> tuple["zmq.Socket[bytes]", ...]:
+        """All sockets whose becoming readable means that `receive()` has work."""
+        return super().sockets if self._gate is None else (*super().sockets, self._gate)
+
+    def receive(self) -> list[tuple[Peer, FromAgent]]:
+        """All messages that are there now. Never waits, never raises for what a peer did."""
+        self._open_gate()
+        for _ in range(self._connections.refused()):
+            self._refuse(
+                STRANGER,
+                "a connection",
+                "it ended before the peer had shown the job's secret; either the peer has another secret (its own log "
+                "says so), or it is no agent of taskd",
+            )
+        messages: list[tuple[Peer, FromAgent]] = []
+        for peer, *frames in self._frames():
+            message = self._decoded(frames, codec.decode_from_agent)
+            if message is not None:
+                messages.append((Peer(peer.bytes), message))
+        return messages
+
+    def send(self, peer: Peer, message: Directive | Refusal) -> bool:
+        """Send to one agent; False if its connection is gone or it does not read (it will ask again)."""
+        try:
+            self._socket.send_multipart([peer, codec.encode(message)], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
+        return True
+
+    def _secure(self, secret: bytes) -> None:
+        self._agent_key = keys_from_secret(secret, Role.AGENT).public
+        self._gate = self._context.socket(zmq.REP)
+        self._gate.setsockopt(zmq.LINGER, 0)
+        self._gate.bind(_ZAP_ENDPOINT)
+        self._socket.setsockopt(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
+        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys_from_secret(secret, Role.MANAGER).secret)
+
+    def _open_gate(self) -> None:
+        """Answer the questions of our own socket about its peers (ZAP, RFC 27)."""
+        while self._gate is not None:
+            try:
+                version, request, _domain, _address, _identity, mechanism, *keys = self._gate.recv_multipart(
+                    zmq.NOBLOCK
+                )
+            except zmq.Again:
+                return
+            welcome = mechanism == b"CURVE" and keys == [z85.decode(self._agent_key)]
+            status, text = (b"200", b"OK") if welcome else (b"400", b"not a key of this job")
+            self._gate.send_multipart([version, request, status, text, b"", b""])
+
+
+class AgentSocket(_Link):
+    """An agent's end: connects to the manager, and again whenever the connection is lost."""
+
+    def __init__(self, manager: Address, security: Security, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin to connect; nothing is waited for. Raises `SecretError` if the address needs a secret."""
+        security.check(manager, "connect to")
+        super().__init__(zmq.DEALER, security)
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        if security.secret is not None:
+            own = keys_from_secret(security.secret, Role.AGENT)
+            self._socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
+            self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys_from_secret(security.secret, Role.MANAGER).public)
+        self._dial = Dial(self._socket, self._monitor, manager, secured=self._secured, clock=clock)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the manager has accepted us and the connection stands (as of the last `receive()`)."""
+        return self._dial.connected
+
+    @property
+    def trouble(self) -> str | None:
+        """Why somebody at the manager's address does not serve us; None if nobody is there, or all is well."""
+        return self._dial.trouble
+
+    def receive(self) -> list[FromManager]:
+        """All messages that are there now. Never waits, never raises for what a peer did."""
+        self._dial.advance()
+        found = (self._decoded(frames, codec.decode_from_manager) for frames in self._frames())
+        return [message for message in found if message is not None]
+
+    def send(self, status: NodeStatus) -> bool:
+        """Send to the manager; False if there is no connection or it does not read (send again at the next change)."""
+        frame = codec.encode(status)
+        try:
+            self._socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+
+def _peer_host(frames: list[zmq.Frame]) -> str:
+    try:
+        return str(frames[0].get("Peer-Address"))
+    except (IndexError, zmq.ZMQError):
+        return "an unknown address"
