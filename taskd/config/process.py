@@ -1,0 +1,43 @@
+"""The environment of this very process: what children inherit, and another one for a standby that becomes a rank."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from taskd.config.schema import Reader
+from taskd.config.settings import SETTINGS
+
+RANK_VARIABLES: Final = frozenset(
+    ("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RESTART_COUNT")
+)
+"""torchrun's variables that tell one rank from another."""
+
+
+def enable() -> None:
+    """Switch taskd on for this process and its children."""
+    os.environ["TASKD_PROCESS_ENABLE"] = "on"
+
+
+def environment() -> dict[str, str]:
+    """A copy of this process's environment."""
+    return dict(os.environ)
+
+
+def replace_environment(env: Mapping[str, str]) -> None:
+    """Give this process exactly `env`, for Python and for C."""
+    os.environ.clear()
+    os.environ.update(env)
+
+
+def preload_with(gate: Path) -> dict[str, str]:
+    """`LD_PRELOAD` that begins with the shim's gate, once, and keeps whatever else is there."""
+    others = [entry for entry in re.split("[: ]", os.environ.get("LD_PRELOAD", "")) if entry]
+    return {"LD_PRELOAD": ":".join([str(gate), *(entry for entry in others if Path(entry).name != gate.name)])}
+
+
+def without_rank(env: Mapping[str, str]) -> dict[str, str]:
+    """A rank's environment less what belongs to one rank or one process of it."""
+    own = {setting.variable for setting in SETTINGS if Reader.WORKER in setting.readers} | RANK_VARIABLES
+    return {name: value for name, value in env.items() if name not in own}

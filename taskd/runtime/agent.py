@@ -1,0 +1,330 @@
+"""The agent of one node: a thread inside torchrun that owns the node's processes and obeys the manager.
+
+Rules:
+
+1. `taskd.core.agent` decides what is done with each process; this loop receives, asks it, and performs.
+2. One thread owns all state. torchrun's main thread only leaves notes in the inbox.
+3. Without an answer of the manager for `manager_wait_s`, torchrun's own behaviour takes over, with one warning; when
+   the manager answers again, taskd takes back.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from secrets import token_hex
+from typing import assert_never
+
+import zmq
+
+from taskd.config.agent import AgentConfig
+from taskd.core.agent import Action, Fence, Node, Start, StopNode, TellJoin, TellPause, TellRelease
+from taskd.errors import TaskdError
+from taskd.runtime.crew import Crew
+from taskd.runtime.deaths import DeathWatch
+from taskd.runtime.links import AgentSocket
+from taskd.runtime.manager import Manager, embedded_config
+from taskd.runtime.ports import NodeIdentity, WorkerHost
+from taskd.runtime.rankfiles import RankFiles
+from taskd.runtime.sockets import LocalServer, Peer
+from taskd.runtime.standbys import StandbyPool
+from taskd.wire.messages import (
+    Abandon,
+    Directive,
+    FromLocal,
+    FromManager,
+    Hello,
+    Join,
+    Modules,
+    NodeStatus,
+    Order,
+    Pause,
+    Refusal,
+    Release,
+    Stage,
+    WorkerReport,
+)
+
+logger = logging.getLogger(__name__)
+SDKLESS_DELAY_S = 10.0
+"""A job that commits no step (it has no SDK) gets its warm processes so long after its start."""
+
+
+class NodeAgent:
+    """Implements `taskd.runtime.ports.NodeRuntime`. `serve_store` makes the node's store server: (host, port)."""
+
+    def __init__(self, config: AgentConfig, serve_store: Callable[[], tuple[str, int]]) -> None:
+        self._config = config
+        self._serve_store = serve_store
+        self._id = token_hex(8)
+        self._node = Node()
+        self._files = RankFiles(config.run_dir)
+        self._server = LocalServer(self._files.socket)
+        self._deaths = DeathWatch()
+        self._pool = StandbyPool(self._server, config.standbys, self._start_template)
+        self._crew = Crew(self._files, self._deaths, self._pool, config.preload)
+        self._identity: NodeIdentity | None = None
+        self._store = ("", 0)
+        self._link: AgentSocket | None = None
+        self._manager: Manager | None = None
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread: threading.Thread | None = None
+        self._done = False
+        self._sequence = 0
+        self._changed = False
+        self._leaving = False
+        self._stock = False
+        self._sent_s = 0.0
+        self._answered_s = time.monotonic()
+        self._template_due_s: float | None = None
+        self._warned: set[str] = set()
+
+    # ---- torchrun's side (main thread)
+
+    def worker_environment(self, local_rank: int) -> dict[str, str]:
+        """Variables of a process that torchrun itself is about to start."""
+        return self._crew.fresh_environment(local_rank, self._node.generation)
+
+    def started(self, host: WorkerHost, identity: NodeIdentity) -> None:
+        """All processes of this node run."""
+        self._post(lambda: self._take_over(host, identity))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="taskd-agent", daemon=True)
+            self._thread.start()
+
+    def stopping(self) -> None:
+        """torchrun is about to end the processes: recover nothing any more. Returns when that is certain."""
+        quiet = threading.Event()
+
+        def leave() -> None:
+            self._leaving = self._changed = True
+            self._crew.rest()
+            quiet.set()
+
+        self._post(leave)
+        if self._thread is not None and self._thread.is_alive():
+            quiet.wait(5.0)
+
+    def stop(self) -> None:
+        """The processes have ended: close everything."""
+        if self._done:
+            return
+        self._post(self._finish)
+        if self._thread is not None:
+            self._thread.join()
+        self._done = True
+        self._pool.close()
+        self._server.close()
+        self._files.close()
+        self._deaths.close()
+        if self._manager is not None:
+            self._manager.stop()
+        if self._link is not None:
+            self._link.close()
+        os.close(self._wake)
+
+    def _post(self, note: Callable[[], None]) -> None:
+        self._inbox.append(note)
+        os.eventfd_write(self._wake, 1)
+
+    def _finish(self) -> None:
+        self._leaving = self._done = True
+
+    # ---- the loop (its own thread)
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        for fd in (self._wake, self._server.fileno(), self._deaths.fileno()):
+            poller.register(fd, zmq.POLLIN)
+        try:
+            while not self._done:
+                poller.poll(self._pause_ms())
+                self._turn(poller)
+        except Exception:
+            logger.exception("the agent of this node has failed; torchrun goes on without taskd (please report this)")
+            self._crew.stock()
+        self._done = False
+        self._report()
+
+    def _pause_ms(self) -> int:
+        return max(0, int((self._sent_s + self._config.heartbeat_s - time.monotonic()) * 1000))
+
+    def _turn(self, poller: zmq.Poller) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        while self._inbox:
+            self._inbox.popleft()()
+        for ending in self._deaths.events():
+            self._perform_all(self._crew.ended(self._node, ending))
+        for peer, message in self._server.receive():
+            self._hear_local(peer, message)
+        if self._link is not None:
+            for socket in self._link.sockets:
+                if socket not in poller:
+                    poller.register(socket, zmq.POLLIN)
+            for answer in self._link.receive():
+                self._hear_manager(answer)
+        self._watch_the_clock()
+        if self._changed or self._pause_ms() == 0:
+            self._report()
+
+    def _take_over(self, host: WorkerHost, identity: NodeIdentity) -> None:
+        first = self._identity is None
+        self._identity = identity
+        self._leaving = False
+        if first:
+            self._store = self._serve_store()
+            self._link = self._connect(identity)
+            self._answered_s = time.monotonic()
+        elif self._stock:
+            host.stock()
+        self._crew.take(host, self._node)
+        self._template_due_s = time.monotonic() + SDKLESS_DELAY_S
+        self._changed = True
+
+    def _connect(self, identity: NodeIdentity) -> AgentSocket:
+        config = self._config
+        if config.manager is not None:
+            return AgentSocket(config.manager, config.security)
+        embedded = embedded_config(config, len(identity.ranks))
+        self._manager = Manager(embedded)
+        self._manager.start()
+        return AgentSocket(self._manager.address, embedded.security)
+
+    # ---- what comes in
+
+    def _hear_local(self, peer: Peer, message: FromLocal | None) -> None:
+        match message:
+            case None:
+                self._pool.gone(peer)
+                self._crew.gone(peer)
+            case Hello(role="worker"):
+                self._perform_all(self._crew.hello(self._node, peer, message))
+            case Hello():
+                self._pool.hello(peer, message)
+                self._crew.serve_waiting(self._node)
+                self._changed = True
+            case WorkerReport():
+                self._hear_report(peer, message)
+            case Modules():
+                self._pool.import_modules(message.names)
+                self._pool.open()
+            case _:
+                assert_never(message)
+
+    def _hear_report(self, peer: Peer, report: WorkerReport) -> None:
+        rank = self._crew.rank_of(peer)
+        if rank is None:
+            return
+        self._perform_all(self._node.report(rank, report))
+        if report.stage is Stage.COMMITTED:
+            self._warm_up(peer)
+        if self._stock and report.stage in (Stage.PAUSED, Stage.FINISHED):
+            peer.send(Abandon(reason="no manager answers"))
+
+    def _hear_manager(self, message: FromManager) -> None:
+        self._answered_s = time.monotonic()
+        match message:
+            case Refusal():
+                self._warn_once(f"the manager refuses this node: {message.reason}")
+                self._go_stock(f"the manager refuses this node: {message.reason}")
+            case Directive():
+                if self._stock:
+                    self._stock = False
+                    logger.warning("the manager answers: taskd recovers again")
+                    self._crew.manage()
+                if message.order is Order.RUN:
+                    self._pool.refill()
+                self._perform_all(self._node.obey(message))
+            case _:
+                assert_never(message)
+
+    def _watch_the_clock(self) -> None:
+        now_s = time.monotonic()
+        if self._link is not None and now_s - self._answered_s > self._config.manager_wait_s:
+            where = self._link.trouble or f"no manager answers at {self._config.manager}"
+            self._go_stock(f"{where} for {self._config.manager_wait_s:g} s")
+        if self._template_due_s is not None and now_s >= self._template_due_s:
+            self._warm_up(self._crew.any_peer())
+        self._crew.expire(self._node, now_s)
+
+    def _warm_up(self, peer: Peer | None) -> None:
+        if self._template_due_s is None or not self._crew.python:
+            return
+        self._template_due_s = None
+        if peer is None or not self._config.learn_modules or not peer.send(Modules(names=())):
+            self._pool.open()
+
+    def _go_stock(self, reason: str) -> None:
+        if not self._stock:
+            self._stock = True
+            logger.warning("%s: torchrun's own behaviour takes over; taskd keeps trying", reason)
+            self._crew.stock()
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            logger.warning("%s", text)
+
+    # ---- what goes out
+
+    def _perform_all(self, actions: list[Action]) -> None:
+        self._changed = True
+        for action in actions:
+            try:
+                self._perform(action)
+            except TaskdError:
+                logger.exception("rank action %s failed", action)
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Fence():
+                self._crew.fence(action.rank)
+            case Start():
+                if not self._leaving and not self._stock:
+                    self._crew.start(self._node, action)
+            case TellPause():
+                self._crew.tell(action.rank, Pause(generation=action.generation, reason=action.reason))
+            case TellJoin():
+                self._crew.tell(action.rank, Join(plan=action.plan))
+            case TellRelease():
+                self._crew.tell(action.rank, Release(generation=action.generation))
+            case StopNode():
+                if action.exit_code:
+                    logger.error("the job ends: %s", action.reason)
+                    self._crew.give_up(action.reason)
+            case _:
+                assert_never(action)
+
+    def _report(self) -> None:
+        identity = self._identity
+        self._changed = False
+        self._sent_s = time.monotonic()
+        self._crew.reap()
+        if self._link is None or identity is None:
+            return
+        self._sequence += 1
+        self._link.send(
+            NodeStatus(
+                job_id=self._config.job_id,
+                node_rank=identity.node_rank,
+                agent_id=self._id,
+                sequence=self._sequence,
+                node_count=identity.node_count,
+                ranks=tuple(slot.status for slot in self._node.slots.values()),
+                store_host=self._store[0],
+                store_port=self._store[1],
+                standbys=self._pool.count,
+                max_restarts=identity.max_restarts,
+                generation=self._crew.generation,
+                sent_s=self._sent_s,
+                leaving=self._leaving,
+            )
+        )
+
+    def _start_template(self) -> int:
+        return self._crew.start_template()

@@ -1,0 +1,247 @@
+"""The processes of one node: who holds which rank, how a new one is started, how an end is noticed.
+
+Rules:
+
+1. A rank's process is taken from a standby if one waits or is on its way, else started cold, and that is said.
+2. A report counts only if it comes from the process that now holds the rank.
+3. Numbers of processes (incarnations) and of worlds (generations) only rise, also when torchrun restarts the group.
+"""
+
+import logging
+import os
+import time
+from collections import deque
+from signal import SIGKILL, Signals
+
+from taskd.config.process import preload_with, without_rank
+from taskd.config.worker import TemplateConfig
+from taskd.core.agent import Action, Node, Start
+from taskd.errors import RecoveryError
+from taskd.runtime.blackbox import library_path
+from taskd.runtime.deaths import DeathWatch, Ending, ending_status
+from taskd.runtime.ports import WorkerHost
+from taskd.runtime.rankfiles import RankFiles
+from taskd.runtime.sockets import Peer
+from taskd.runtime.standbys import StandbyPool
+from taskd.wire.messages import Become, Hello, RankStatus, Stage, ToLocal
+
+logger = logging.getLogger(__name__)
+STANDBY_WAIT_S = 5.0
+"""A standby that was asked for is awaited so long; then the rank is started cold."""
+
+
+class Crew:
+    """All processes of one node. Used by the agent's thread; `fresh_environment` by torchrun's main thread before."""
+
+    def __init__(self, files: RankFiles, deaths: DeathWatch, pool: StandbyPool, preload: tuple[str, ...]) -> None:
+        self._files = files
+        self._deaths = deaths
+        self._pool = pool
+        self._preload = preload
+        self._host: WorkerHost | None = None
+        self._local: dict[int, int] = {}  # global to local rank
+        self._peers: dict[int, Peer] = {}
+        self._waiting: deque[tuple[Start, float]] = deque()
+        self._rounds = 0
+        self._incarnations: dict[int, int] = {}  # by local rank
+        self.generation = 0
+
+    # ---- torchrun has started, or restarted, the whole group
+
+    def fresh_environment(self, local_rank: int, generation: int) -> dict[str, str]:
+        """Variables of a process of a fresh world that torchrun itself starts."""
+        incarnation = self._incarnations[local_rank] = self._incarnations.get(local_rank, -1) + 1
+        self.generation = max(generation, self.generation) if incarnation == 0 else generation + 1
+        config = self._files.prepare(local_rank, incarnation, self.generation, joins=False)
+        return {**config.environment(), **_preload()}
+
+    def take(self, host: WorkerHost, node: Node) -> None:
+        """Watch the processes that torchrun has just started."""
+        self._host = host
+        self._peers.clear()
+        self._waiting.clear()
+        self._local = {host.rank_of(local): local for local in host.local_ranks}
+        for rank, local in self._local.items():
+            self._begin(node, rank, self._incarnations.get(local, 0), self.generation, host.pid(local), warm=False)
+
+    @property
+    def python(self) -> bool:
+        """Whether a standby can run what the ranks run."""
+        if self._host is None:
+            return False
+        command = self._host.command(self._host.local_ranks[0])
+        if not command.python:
+            logger.info("no warm processes: %s", command.reason)
+        return command.python
+
+    def start_template(self) -> int:
+        """Start the process that forks standbys, with the ranks' environment less what is a rank's own."""
+        host = self._need_host()
+        template = TemplateConfig(self._files.socket, os.getpid(), self._preload)
+        return host.start_template({**without_rank(host.environment(host.local_ranks[0])), **template.environment()})
+
+    # ---- one process
+
+    def start(self, node: Node, action: Start) -> None:
+        """Start a rank's new process; if a standby is on its way, when it arrives."""
+        host = self._need_host()
+        warm = host.command(self._local[action.rank]).python
+        standby = self._pool.take() if warm else None
+        if standby is None and warm and self._pool.pending:
+            self._waiting.append((action, time.monotonic() + STANDBY_WAIT_S))
+            self._pool.refill(extra=len(self._waiting))
+            return
+        self._launch(node, action, standby)
+
+    def serve_waiting(self, node: Node) -> None:
+        """A standby may have arrived."""
+        while self._waiting:
+            standby = self._pool.take()
+            if standby is None:
+                return
+            self._launch(node, self._waiting.popleft()[0], standby)
+
+    def expire(self, node: Node, now_s: float) -> None:
+        """Start those cold that have waited too long for a standby."""
+        while self._waiting and (now_s >= self._waiting[0][1] or not self._pool.pending):
+            self._launch(node, self._waiting.popleft()[0], self._pool.take())
+
+    def rest(self) -> None:
+        """Start nothing any more."""
+        self._waiting.clear()
+
+    def _launch(self, node: Node, action: Start, standby: Peer | None) -> None:
+        host, local = self._need_host(), self._local[action.rank]
+        self.generation = max(self.generation, action.generation)
+        self._incarnations[local] = action.incarnation
+        self._peers.pop(action.rank, None)
+        config = self._files.prepare(local, action.incarnation, action.generation, joins=action.joins)
+        logs = host.open_logs(local, action.incarnation)
+        added = {
+            **config.environment(),
+            **_preload(),
+            **logs.environment,
+            "TORCHELASTIC_RESTART_COUNT": str(action.generation),
+        }
+        if standby is not None:
+            command = host.command(local)
+            become = Become(
+                env={**host.environment(local), **added},
+                argv=command.argv,
+                cwd=os.getcwd(),
+                stdout=logs.stdout,
+                stderr=logs.stderr,
+            )
+            if standby.send(become):
+                host.adopt(local, standby.pid, added, logs)
+                self._begin(node, action.rank, action.incarnation, action.generation, standby.pid, warm=True)
+                return
+        logger.info("rank %d starts cold: no warm process was ready", action.rank)
+        pid = host.spawn(local, added, logs)
+        self._begin(node, action.rank, action.incarnation, action.generation, pid, warm=False)
+
+    def _begin(self, node: Node, rank: int, incarnation: int, generation: int, pid: int, *, warm: bool) -> None:
+        node.started(
+            RankStatus(
+                rank=rank,
+                incarnation=incarnation,
+                generation=generation,
+                stage=Stage.STARTING,
+                pid=pid,
+                warm=warm,
+                at_s=time.monotonic(),
+            )
+        )
+        self._deaths.watch(pid, self._files.box(self._local[rank], incarnation))
+
+    def ended(self, node: Node, ending: Ending) -> list[Action]:
+        """A process is ending, or gone: what follows for the rank that it holds, if it still holds one."""
+        host = self._host
+        rank = next((rank for rank, slot in node.slots.items() if slot.status.pid == ending.pid), None)
+        if rank is None or host is None:
+            return []
+        status = host.exit_status(self._local[rank]) if ending.gone else ending_status(ending.pid)
+        if status is None:
+            return []
+        if ending.gone:
+            self._files.discard(self._local[rank], node.slots[rank].status.incarnation)
+        return node.ended(rank, clean=status == 0, cause=describe(status), at_s=time.monotonic())
+
+    def fence(self, rank: int) -> None:
+        """Kill the rank's whole process group."""
+        self._need_host().kill(self._local[rank], SIGKILL)
+
+    # ---- their sockets
+
+    def hello(self, node: Node, peer: Peer, hello: Hello) -> list[Action]:
+        """A worker has connected; it counts if it is the process that holds its rank."""
+        slot = node.slots.get(hello.rank)
+        if slot is None or slot.status.pid != peer.pid or slot.status.incarnation != hello.incarnation:
+            logger.debug("process %d says it is rank %d; it is not", peer.pid, hello.rank)
+            return []
+        self._peers[hello.rank] = peer
+        return node.connected(hello.rank)
+
+    def rank_of(self, peer: Peer) -> int | None:
+        """The rank whose process this is."""
+        return next((rank for rank, known in self._peers.items() if known is peer), None)
+
+    def any_peer(self) -> Peer | None:
+        """Some worker that can be spoken to."""
+        return next(iter(self._peers.values()), None)
+
+    def gone(self, peer: Peer) -> None:
+        """A socket has closed. What that means for the rank, the death watch tells."""
+        rank = self.rank_of(peer)
+        if rank is not None:
+            del self._peers[rank]
+
+    def tell(self, rank: int, message: ToLocal) -> None:
+        """Tell a rank's process; one that has not connected yet is told when it does."""
+        peer = self._peers.get(rank)
+        if peer is not None:
+            peer.send(message)
+
+    # ---- whose behaviour holds
+
+    def stock(self) -> None:
+        """torchrun decides."""
+        self._waiting.clear()
+        if self._host is not None:
+            self._host.stock()
+
+    def manage(self) -> None:
+        """taskd decides."""
+        if self._host is not None:
+            self._host.manage()
+
+    def give_up(self, reason: str) -> None:
+        """End the job on this node."""
+        if self._host is not None:
+            self._host.give_up(reason)
+
+    def reap(self) -> None:
+        """Collect dead standbys."""
+        if self._host is not None:
+            self._host.reap_standbys()
+
+    def _need_host(self) -> WorkerHost:
+        if self._host is None:
+            raise RecoveryError("torchrun has started no process yet")
+        return self._host
+
+
+def _preload() -> dict[str, str]:
+    """`LD_PRELOAD` with the shim's gate before what the user has there; nothing where it is not installed."""
+    gate = library_path("libtaskd.so")
+    return preload_with(gate) if gate.exists() else {}
+
+
+def describe(status: int) -> str:
+    """An exit status in words."""
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        return f"signal {-status} ({Signals(-status).name})"
+    except ValueError:
+        return f"signal {-status}"

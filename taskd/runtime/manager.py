@@ -1,0 +1,190 @@
+"""The manager of one job: receives the agents' reports, asks the core, publishes its directives.
+
+Rules:
+
+1. `taskd.core.recovery` decides. This loop gives it the time and the reports, and performs its actions.
+2. Every report is answered with the newest directive, so that a lost message costs one heartbeat.
+3. It is never on the path of a training step: training goes on while it is away.
+4. When the job has ended it serves until the agents have left, `LINGER_S` at most.
+"""
+
+import logging
+import secrets
+import threading
+import time
+from typing import assert_never
+
+import zmq
+
+from taskd.config.address import LOOPBACK, Address
+from taskd.config.agent import AgentConfig
+from taskd.config.manager import ManagerConfig
+from taskd.config.security import Security
+from taskd.core.recovery import Action, Note, Publish, Recovered, Recovery, Stopped
+from taskd.errors import TransitionError
+from taskd.runtime.journal import Journal, as_fields, as_text
+from taskd.runtime.links import ManagerSocket, Peer
+from taskd.wire.messages import Directive, NodeStatus, Refusal
+
+logger = logging.getLogger(__name__)
+LINGER_S = 10.0
+TICK_MS = 100
+
+
+class Manager:
+    """Serves one job. `run` in the caller's thread, or `start` and `stop` in one of its own."""
+
+    def __init__(self, config: ManagerConfig) -> None:
+        """Listen.
+
+        Raises:
+            SecretError: the address needs a secret.
+            LinkError: the address cannot be bound.
+
+        """
+        self._config = config
+        self._core = Recovery(config.policy)
+        self._socket = ManagerSocket(config.listen, config.security)
+        self._journal = Journal(config.run_dir, config.job_id)
+        self._peers: dict[int, tuple[Peer, str]] = {}
+        self._directive: Directive | None = None
+        self._ended_s: float | None = None
+        self._standbys: dict[int, int] = {}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.exit_code = 0
+
+    @property
+    def address(self) -> Address:
+        """Where it listens."""
+        return self._socket.address
+
+    def run(self) -> int:
+        """Serve until the job has ended or `stop` is called. Returns the job's exit code."""
+        logger.info("manager of job %s listens on %s", self._config.job_id, self.address)
+        self._journal.write("manager started", job_id=self._config.job_id, address=str(self.address))
+        poller = zmq.Poller()
+        for socket in self._socket.sockets:
+            poller.register(socket, zmq.POLLIN)
+        try:
+            while not self._stop.is_set() and not self._over():
+                poller.poll(TICK_MS)
+                self._turn()
+        finally:
+            self._socket.close(flush_s=0.2)
+            self._journal.close()
+        return self.exit_code
+
+    def start(self) -> None:
+        """Serve in a thread of its own."""
+        self._thread = threading.Thread(target=self.run, name="taskd-manager", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End `run`; waits for the thread that `start` made."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _over(self) -> bool:
+        if self._ended_s is None:
+            return False
+        left = all(node.status.leaving for node in self._core.world.nodes.values())
+        return left or time.monotonic() - self._ended_s > LINGER_S
+
+    def _turn(self) -> None:
+        for peer, status in self._socket.receive():
+            self._hear(peer, status)
+        self._perform(self._core.tick(time.monotonic()))
+
+    def _hear(self, peer: Peer, status: NodeStatus) -> None:
+        refusal = self._refusal(status)
+        if refusal is not None:
+            self._socket.send(peer, Refusal(reason=refusal))
+            return
+        self._peers[status.node_rank] = (peer, status.agent_id)
+        self._follow(status)
+        before = self._directive
+        try:
+            self._perform(self._core.hear(status, time.monotonic()))
+        except TransitionError:
+            logger.exception("the report of node %d does not fit (please report this)", status.node_rank)
+        if self._directive is before and before is not None:
+            self._socket.send(peer, before)
+
+    def _refusal(self, status: NodeStatus) -> str | None:
+        policy = self._config.policy
+        if status.job_id != policy.job_id:
+            return f"found job {status.job_id!r}, expected {policy.job_id!r}; set the same job_id on all nodes"
+        if status.node_count != policy.node_count or len(status.ranks) != policy.ranks_per_node:
+            return (
+                f"found {status.node_count} nodes with {len(status.ranks)} processes each, expected "
+                f"{policy.node_count} with {policy.ranks_per_node}; make manager.py (node_nums, proc_per_node) and "
+                "torchrun (--nnodes, --nproc_per_node) agree"
+            )
+        if not 0 <= status.node_rank < policy.node_count:
+            return f"found node rank {status.node_rank}, expected 0 to {policy.node_count - 1}"
+        return None
+
+    def _follow(self, status: NodeStatus) -> None:
+        """An agent that went on without a manager knows a newer world than we do: begin anew from what it carries."""
+        if status.generation > self._core.world.generation and self._core.directive is not None:
+            logger.warning("node %d carries generation %d: the manager follows", status.node_rank, status.generation)
+            budget, self._core = self._core.budget, Recovery(self._config.policy)
+            self._core.budget = budget
+        if self._standbys.get(status.node_rank) != status.standbys:
+            self._standbys[status.node_rank] = status.standbys
+            self._journal.write("standbys", node_rank=status.node_rank, count=status.standbys)
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Publish():
+                    self._publish(action.directive)
+                case Recovered():
+                    logger.warning("%s", as_text(action.record))
+                    self._journal.write("recovered", **as_fields(action.record))
+                case Stopped():
+                    self._end(action)
+                case Note():
+                    logger.info("%s", action.text)
+                case _:
+                    assert_never(action)
+
+    def _publish(self, directive: Directive) -> None:
+        self._directive = directive
+        for peer, _ in self._peers.values():
+            self._socket.send(peer, directive)
+        self._journal.write(
+            "directive",
+            generation=directive.generation,
+            order=directive.order.value,
+            phase=self._core.phase.value,
+            reason=directive.reason,
+        )
+
+    def _end(self, action: Stopped) -> None:
+        self._ended_s = time.monotonic()
+        self.exit_code = action.exit_code
+        logger.log(logging.ERROR if action.exit_code else logging.INFO, "the job has ended: %s", action.reason)
+        fault = as_fields(action.record) if action.record is not None else {}
+        self._journal.write("stopped", reason=action.reason, exit_code=action.exit_code, fault=fault)
+
+
+def embedded_config(config: AgentConfig, ranks_per_node: int) -> ManagerConfig:
+    """The configuration of a manager inside the agent of a job with one node: loopback, any port, a secret of its own."""
+    keys: dict[str, object] = {
+        "job_id": config.job_id,
+        "node_nums": 1,
+        "proc_per_node": ranks_per_node,
+        "host": LOOPBACK,
+        "port": 0,
+        "run_dir": str(config.run_dir),
+    }
+    base = ManagerConfig.from_mapping(keys)
+    return ManagerConfig(
+        listen=base.listen,
+        security=Security(secret=secrets.token_hex(16).encode(), insecure=False),
+        policy=base.policy,
+        run_dir=base.run_dir,
+    )

@@ -1,0 +1,123 @@
+"""The agent's end of the Unix sockets to the processes of its node.
+
+Rules:
+
+1. SOCK_SEQPACKET: one message a packet, nothing to reassemble, and the end of a process is the end of its socket.
+2. The socket lies in a directory of mode 0700; the kernel tells the pid of who connects, and that pid counts, not the
+   one that the process says of itself.
+3. A packet that cannot be decoded is refused and logged; the connection stays.
+"""
+
+import logging
+import os
+import select
+import socket
+import struct
+from pathlib import Path
+
+from taskd.errors import FrameError, LinkError
+from taskd.wire.codec import MAX_LOCAL_BYTES, decode_from_local, encode
+from taskd.wire.messages import FromLocal, Hello, ToLocal
+
+logger = logging.getLogger(__name__)
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Peer:
+    """One connected process."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self.link = link
+        pid, _, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        self.pid: int = pid
+        self.hello: Hello | None = None
+
+    def send(self, message: ToLocal) -> bool:
+        """Send, without blocking; False if the process is gone or does not read."""
+        try:
+            self.link.send(encode(message), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError as error:
+            logger.debug("process %d cannot be told: %s", self.pid, error)
+            return False
+        return True
+
+
+class LocalServer:
+    """All sockets of one agent."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            self._listener.bind(str(path))
+            self._listener.listen(1024)
+        except OSError as error:
+            self._listener.close()
+            raise LinkError(
+                f"cannot listen on {path}: {error.strerror}; check the directory, or set TASKD_RUN_DIR to another one"
+            ) from error
+        self._epoll = select.epoll()
+        self._epoll.register(self._listener, select.EPOLLIN)
+        self._peers: dict[int, Peer] = {}
+
+    def fileno(self) -> int:
+        """Readable when `receive` has something to tell."""
+        return self._epoll.fileno()
+
+    def receive(self) -> list[tuple[Peer, FromLocal | None]]:
+        """Messages that have come, each with its sender; None in place of a message when the process has gone."""
+        found: list[tuple[Peer, FromLocal | None]] = []
+        for fd, _ in self._epoll.poll(0):
+            if fd == self._listener.fileno():
+                self._accept()
+            else:
+                found.extend((self._peers[fd], message) for message in self._read(self._peers[fd]))
+                if found and found[-1][1] is None:
+                    self.drop(self._peers[fd])
+        return found
+
+    def drop(self, peer: Peer) -> None:
+        """Close the connection to a process."""
+        fd = peer.link.fileno()
+        if fd >= 0 and self._peers.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+            peer.link.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        for peer in list(self._peers.values()):
+            self.drop(peer)
+        self._epoll.close()
+        self._listener.close()
+        self.path.unlink(missing_ok=True)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                link, _ = self._listener.accept()
+            except OSError:
+                return
+            link.setblocking(False)
+            os.set_inheritable(link.fileno(), False)
+            self._peers[link.fileno()] = Peer(link)
+            self._epoll.register(link, select.EPOLLIN)
+
+    def _read(self, peer: Peer) -> list[FromLocal | None]:
+        found: list[FromLocal | None] = []
+        while True:
+            try:
+                frame = peer.link.recv(MAX_LOCAL_BYTES)
+            except BlockingIOError:
+                return found
+            except OSError:
+                frame = b""
+            if not frame:
+                return [*found, None]
+            try:
+                message = decode_from_local(frame)
+            except FrameError as error:
+                logger.error("refused a packet of process %d: %s", peer.pid, error)
+                continue
+            if isinstance(message, Hello):
+                peer.hello = message
+            found.append(message)

@@ -1,0 +1,269 @@
+"""The control thread of one rank's process: listens to the agent, and hands the main thread its orders.
+
+Rules:
+
+1. The machine of `taskd.core.worker` decides; this file locks, sends and wakes.
+2. The control thread never runs the user's code. It breaks and mends collectives through the `Breaker` that the
+   training adaptor gives it.
+3. A forked child has no link: `current()` answers None there.
+4. When the agent is gone, this process ends: no orphan outlives its agent.
+"""
+
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from taskd.config.worker import WorkerConfig
+from taskd.core.worker import Break, Event, GiveUp, Input, Report, State, Wake, Worker
+from taskd.errors import LinkError, TaskdError, WireError
+from taskd.wire.codec import MAX_LOCAL_BYTES, decode_to_local, encode
+from taskd.wire.messages import (
+    Abandon,
+    Condition,
+    FromLocal,
+    Hello,
+    Join,
+    Modules,
+    Pause,
+    Release,
+    Stage,
+    ToLocal,
+    WorkerReport,
+    WorldPlan,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class Breaker(Protocol):
+    """Frees a main thread that is stuck in a collective, and allows collectives again."""
+
+    def break_collectives(self) -> None:
+        """From now on, until `mend`, every collective of this process fails at once."""
+        ...
+
+    def mend(self) -> None:
+        """Collectives may work again."""
+        ...
+
+
+class AbandonedError(TaskdError):
+    """The agent said that no recovery will come. The main thread lets its own exception go on."""
+
+
+class WorkerLink:
+    """The process's end of the link to its agent."""
+
+    def __init__(self, config: WorkerConfig, modules: Callable[[], tuple[str, ...]]) -> None:
+        self.config = config
+        self.pid = os.getpid()
+        self._modules = modules
+        self._machine = Worker(generation=config.generation, joins=config.joins)
+        self._changed = threading.Condition()
+        self._breaker: Breaker | None = None
+        self._broken = False
+        self._orders: list[WorldPlan | AbandonedError | None] = []
+        self._socket = _connect(config)
+        self._send(
+            Hello(
+                role="worker",
+                pid=self.pid,
+                rank=config.rank,
+                incarnation=config.incarnation,
+                generation=config.generation,
+            )
+        )
+        threading.Thread(target=self._listen, name="taskd-control", daemon=True).start()
+
+    # ---- the main thread's side
+
+    @property
+    def joins(self) -> bool:
+        """Whether this process comes into a living world and has not joined it yet."""
+        return self._machine.joins
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the main thread is to leave the resilient function."""
+        return self._machine.state is State.INTERRUPTED
+
+    def attach(self, breaker: Breaker) -> None:
+        """Use this breaker from now on."""
+        with self._changed:
+            self._breaker = breaker
+            if self._broken:
+                breaker.break_collectives()
+
+    def enter(self, step: int, condition: Condition) -> None:
+        """The resilient function is about to be called, or, for a newcomer, the wait for a plan begins."""
+        self._feed(Input(Event.ENTER, step=step, condition=condition))
+
+    def raised(self, step: int, condition: Condition, cause: str) -> None:
+        """The main thread came out of the resilient function, or out of a world that could not be built."""
+        self._feed(Input(Event.RAISED, step=step, condition=condition, cause=cause))
+
+    def joined(self, step: int, condition: Condition) -> None:
+        """The groups of the new world are formed."""
+        self._feed(Input(Event.JOINED, step=step, condition=condition))
+
+    def restored(self, step: int) -> None:
+        """The state is that of the target step."""
+        self._feed(Input(Event.RESTORED, step=step, condition=Condition.CLEAN))
+
+    def returned(self, step: int, condition: Condition) -> None:
+        """The resilient function returned."""
+        self._feed(Input(Event.RETURNED, step=step, condition=condition))
+
+    def committed(self, step: int) -> None:
+        """A step was committed. Cheap unless it is the first of a world."""
+        if self._machine.first_commit:
+            self._feed(Input(Event.COMMITTED, step=step, condition=Condition.CLEAN))
+        else:
+            self._machine.step = step
+
+    def await_order(self) -> WorldPlan | None:
+        """Wait for the plan of the next world; None means that every rank has finished.
+
+        Raises:
+            AbandonedError: no recovery will come.
+
+        """
+        with self._changed:
+            while not self._orders:
+                self._changed.wait()
+            order = self._orders.pop(0)
+        if isinstance(order, AbandonedError):
+            raise order
+        return order
+
+    # ---- the control thread's side
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                frame = self._socket.recv(MAX_LOCAL_BYTES)
+            except OSError:
+                frame = b""
+            if not frame:
+                break
+            try:
+                self._obey(decode_to_local(frame))
+            except WireError as error:
+                logger.error("refused a message of the agent: %s", error)
+        if not _alive(self.config.agent_pid):
+            _end_group()
+
+    def _obey(self, message: ToLocal) -> None:
+        match message:
+            case Pause():
+                self._feed(Input(Event.PAUSE, generation=message.generation, cause=message.reason))
+            case Join():
+                self._feed(Input(Event.JOIN, plan=message.plan))
+            case Release():
+                self._feed(Input(Event.RELEASE, generation=message.generation))
+            case Abandon():
+                self._feed(Input(Event.ABANDON, cause=message.reason))
+            case Modules():
+                self._send(Modules(names=self._modules()))
+            case _:
+                logger.error("the agent sent %s to a worker; it is ignored", type(message).__name__)
+
+    # ---- both
+
+    def _feed(self, given: Input) -> None:
+        with self._changed:
+            for action in self._machine.feed(given):
+                match action:
+                    case Report():
+                        self._report(action)
+                    case Break.BREAK:
+                        self._set_broken(True)
+                    case Break.MEND:
+                        self._set_broken(False)
+                    case Wake():
+                        self._orders.append(action.plan)
+                    case GiveUp():
+                        self._orders.append(AbandonedError(action.reason))
+            self._changed.notify_all()
+
+    def _set_broken(self, broken: bool) -> None:
+        self._broken = broken
+        if self._breaker is not None:
+            (self._breaker.break_collectives if broken else self._breaker.mend)()
+
+    def _report(self, report: Report) -> None:
+        if report.stage is Stage.PAUSED:
+            self._orders.clear()  # an order of the world that has just failed
+        self._send(
+            WorkerReport(
+                generation=report.generation,
+                stage=report.stage,
+                step=report.step,
+                condition=report.condition,
+                cause=report.cause,
+                at_s=time.monotonic(),
+            )
+        )
+
+    def _send(self, message: FromLocal) -> None:
+        try:
+            self._socket.sendall(encode(message))
+        except OSError:
+            logger.debug("the agent's socket is gone", exc_info=True)
+
+
+def _connect(config: WorkerConfig) -> socket.socket:
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        link.connect(str(config.agent_socket))
+    except OSError as error:
+        link.close()
+        raise LinkError(
+            f"cannot connect to the agent's socket {config.agent_socket}: {error.strerror}; expected the torchrun "
+            f"process {config.agent_pid} to listen there"
+        ) from error
+    return link
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _end_group() -> None:
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+_link: WorkerLink | None = None
+
+
+def start_from_environment(modules: Callable[[], tuple[str, ...]]) -> WorkerLink | None:
+    """Link this process to its agent; None if no agent started it. `modules` names the installed modules in use.
+
+    Raises:
+        ConfigError: the agent's variables contradict each other.
+        LinkError: the agent does not listen.
+
+    """
+    global _link  # noqa: PLW0603 - one link per process
+    config = WorkerConfig.from_environment()
+    if config is not None:
+        _link = WorkerLink(config, modules)
+    return current()
+
+
+def current() -> WorkerLink | None:
+    """The link of this very process; None without an agent, and in forked children."""
+    return _link if _link is not None and _link.pid == os.getpid() else None
