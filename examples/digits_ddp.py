@@ -58,18 +58,17 @@ def load_data() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     return (images[train], labels[train]), (images[test], labels[test])
 
 
-def batch_indices(step: int, samples: int) -> Tensor:
-    """Which training samples this rank takes in `step`: shuffled anew each epoch, no sample twice in an epoch."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    epoch, batch = divmod(step, steps_per_epoch(samples))
+def steps_per_epoch(samples: int, world_size: int) -> int:
+    """Whole batches of all ranks in one pass over the data."""
+    return samples // (BATCH_SIZE * world_size)
+
+
+def batch_indices(step: int, samples: int, rank: int, world_size: int) -> Tensor:
+    """Which training samples a rank takes in a step: shuffled anew each epoch, no sample twice in an epoch."""
+    epoch, batch = divmod(step, steps_per_epoch(samples, world_size))
     order = torch.randperm(samples, generator=torch.Generator().manual_seed(1 + epoch))
     first = (batch * world_size + rank) * BATCH_SIZE
     return order[first : first + BATCH_SIZE]
-
-
-def steps_per_epoch(samples: int) -> int:
-    """Whole batches of all ranks in one pass over the data."""
-    return samples // (BATCH_SIZE * dist.get_world_size())
 
 
 def fingerprint(network: nn.Module) -> str:
@@ -118,16 +117,16 @@ def main() -> None:
     args = arguments()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    train_data, test_data = load_data()
-    images, labels = train_data
-    steps = args.steps or args.epochs * steps_per_epoch(len(labels))
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    (images, labels), test_data = load_data()
+    steps = args.steps or args.epochs * steps_per_epoch(len(labels), world_size)
 
     torch.manual_seed(0)
     network = build_network()
     model = DistributedDataParallel(network)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
-    torch.manual_seed(1 + dist.get_rank())
+    torch.manual_seed(1 + rank)
 
     state = taskd.TrainState(model=model, optimizer=optimizer, scheduler=scheduler)
 
@@ -136,14 +135,14 @@ def main() -> None:
         model.train()
         while state.step < steps:
             started_s = time.monotonic()
-            chosen = batch_indices(state.step, len(labels))
+            chosen = batch_indices(state.step, len(labels), rank, world_size)
             optimizer.zero_grad()
             loss = cross_entropy(model(images[chosen]), labels[chosen])
             loss.backward()
             optimizer.step()
             scheduler.step()
             state.commit()
-            if dist.get_rank() == 0 and state.step % 50 == 0:
+            if rank == 0 and state.step % 50 == 0:
                 print(f"step {state.step} of {steps}: loss {loss.item():.4f}", flush=True)
             time.sleep(max(0.0, args.step_ms / 1000 - (time.monotonic() - started_s)))
         report(network, test_data, state.step, args.out)

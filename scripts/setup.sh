@@ -41,7 +41,7 @@ make_venv() {
 }
 
 install() {
-    local pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet)
+    local pip=("$venv/bin/python" -m pip --disable-pip-version-check install -qq)
     # The build's own needs go into the environment, so that the build is not isolated and needs no second download.
     local build
     build=$(sed -n 's/^requires = \[\(.*\)\]$/\1/p' pyproject.toml | sed 's/", "/" "/g') # quoted words, as xargs reads them

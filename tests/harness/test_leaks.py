@@ -63,6 +63,20 @@ def test_a_descriptor_is_found_with_its_target(leak_mark: str) -> None:
     assert found == [f"descriptor {descriptor} -> /dev/null"]
 
 
+def test_a_descriptor_that_only_garbage_holds_is_no_leak(leak_mark: str) -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.file = os.fdopen(os.open(os.devnull, os.O_RDONLY))
+            self.itself = self
+
+        def __del__(self) -> None:
+            self.file.close()
+
+    before = leaks.take(leak_mark)
+    Holder()
+    assert leaks.leaks(before, leak_mark) == []
+
+
 def test_a_child_is_found_and_killed(leak_mark: str) -> None:
     before = leaks.take(leak_mark)
     child = subprocess.Popen(["sleep", "60"], env={})  # without the mark: known by its parent alone

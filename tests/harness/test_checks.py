@@ -1,0 +1,44 @@
+"""The checks that `scripts/lint.sh` runs beside the public tools."""
+
+import ast
+import runpy
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+reads = runpy.run_path(str(SCRIPTS / "check-environ.py"))["reads"]
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("import os\nx = os.environ['A']", "os.environ"),
+        ("import os\nx = os.environ.get('A')", "os.environ"),
+        ("import os\nf(os.environ)", "os.environ"),
+        ("import os\nx = 'A' in os.environ", "os.environ"),
+        ("import os\nx = os.getenv('A')", "os.getenv"),
+        ("import os\nx = os.environb[b'A']", "os.environb"),
+        ("import os\nx = os.environ.pop('A')", "os.environ"),
+        ("import os\nx = os.environ.setdefault('A', 'b')", "os.environ"),
+        ("\nfrom os import environ", "from os import environ"),
+        ("\nfrom os import path, getenv as g", "from os import getenv"),
+    ],
+)
+def test_a_read_of_the_environment_is_found(source: str, name: str) -> None:
+    assert list(reads(ast.parse(source))) == [(2, name)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os\nos.environ['A'] = 'b'",
+        "import os\ndel os.environ['A']",
+        "import os\nos.environ.update(A='b')",
+        "import os\nos.environ.clear()",
+        "import os\nos.getpid()",
+        "environ = {}\nx = environ['A']",
+    ],
+)
+def test_writing_and_other_names_pass(source: str) -> None:
+    assert list(reads(ast.parse(source))) == []
