@@ -1,0 +1,5 @@
+"""The training state: what a step is, what it is worth at a fault, and how a rank gets it back."""
+
+from taskd.adaptors.training.state import TrainState
+
+__all__ = ["TrainState"]

@@ -1,0 +1,197 @@
+"""Point the model's DDP wrappers at the new groups, with one bucket layout on all ranks.
+
+DDP sums gradients in buckets. After the first backward pass it rebuilds them in the order in which gradients arrive, so a newcomer
+starts with other buckets than the survivors have: sizes differ, which kills gloo, or only the order, which changes the last bits.
+
+Rules:
+
+1. A wrapper is *settled* on a rank once its buckets were rebuilt there. At step 0 none is; from step 1 on, the undisturbed run has
+   settled buckets in every step, so every rank must have them before it goes on.
+2. A rank that has finished a backward pass of a counted step, but not rebuilt yet, knows the order: it rebuilds alone.
+3. If ranks differ after that, all take the layout of the lowest settled rank. If none is settled, all have the first layout.
+4. A layout is imposed through the reducer's own rebuilding, which asks rank 0 of its group for the layout. For that moment the
+   wrapper stands in a group of one whose `broadcast` answers with the wanted layout. None of the user's code is run.
+5. With `find_unused_parameters=True` DDP never rebuilds, and nothing has to be imposed. `static_graph=True` rebuilds like the default.
+"""
+
+import hashlib
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.nn.parallel import DistributedDataParallel
+
+from taskd.adaptors.groups.lone import finished
+from taskd.adaptors.groups.world import World
+from taskd.adaptors.training.state import TrainState
+from taskd.errors import RebuildError
+from taskd.wire.messages import Condition, WorldPlan
+
+Layout = list[list[int]]
+
+_settled: "weakref.WeakSet[DistributedDataParallel]" = weakref.WeakSet()
+
+
+@dataclass(frozen=True)
+class RepointReport:
+    """What `repoint` did on this rank: the wrappers it found, and how many of them took another rank's layout."""
+
+    wrappers: int
+    adopted: int
+
+
+def repoint(state: TrainState, world: World, plan: WorldPlan) -> RepointReport:
+    """Point every DDP wrapper in `state` at the groups that `world` has formed, and agree on the bucket layouts.
+
+    Collective over the default group. To be called after `World.rebuild` and before `restore`.
+
+    Raises:
+        RebuildError: the ranks' models differ, or a layout could not be imposed or agreed on.
+    """
+    wrappers = [m for root in state.parts.modules for m in root.modules() if isinstance(m, DistributedDataParallel)]
+    if not wrappers:
+        return RepointReport(0, 0)
+    counts = state.has_committed or (plan.adopt and state.condition() is Condition.STEPPED)
+    groups = [world.current(wrapper.process_group) for wrapper in wrappers]
+    for wrapper, group in zip(wrappers, groups, strict=True):
+        if _is_settled(wrapper) or (counts and _rebuild_alone(wrapper)):
+            _settled.add(wrapper)
+        wrapper._update_process_group(group)
+    try:
+        adopted = _agree(wrappers, groups) if plan.target_step > 0 else 0
+    except RuntimeError as error:
+        raise RebuildError(
+            f"the ranks did not agree on DDP's buckets: {error}; a peer died: the next generation decides"
+        ) from error
+    return RepointReport(len(wrappers), adopted)
+
+
+def layout_of(wrapper: DistributedDataParallel) -> Layout:
+    """Return the buckets as lists of parameter indices. Makes a zero tensor of each bucket's size for the moment.
+
+    Valid only right after `_update_process_group`: the reducer caches an older answer once buckets were rebuilt.
+    """
+    place = {id(parameter): index for index, parameter in enumerate(_parameters(wrapper))}
+    return [[place[id(p)] for p in bucket.parameters()] for bucket in wrapper.reducer._get_zeros_like_grad_buckets()]
+
+
+def impose(wrapper: DistributedDataParallel, layout: Layout, group: dist.ProcessGroup) -> None:
+    """Give `wrapper` the buckets of `layout` and point it at `group`.
+
+    Raises:
+        RebuildError: the reducer did not take the layout.
+    """
+    wrapper._update_process_group(_Dictation(layout))
+    wrapper.reducer._push_all_rebuilt_params()
+    taken = wrapper.reducer._rebuild_buckets()
+    wrapper._update_process_group(group)
+    if not taken or layout_of(wrapper) != layout:
+        raise RebuildError(
+            f"DDP's reducer did not take the layout {layout}; torch {torch.__version__} rebuilds buckets in a way that this taskd "
+            "does not know"
+        )
+    _settled.add(wrapper)
+
+
+class _Dictation(dist.ProcessGroup):
+    """A group of one, in which "rank 0" broadcasts a given layout: indices and bucket count, then bucket sizes."""
+
+    def __init__(self, layout: Layout | None) -> None:
+        super().__init__(0, 1)
+        self._answers: list[list[int]] = []
+        if layout is not None:
+            indices = [index for bucket in layout for index in bucket]
+            self._answers = [[*indices, len(layout)], [len(bucket) for bucket in layout]]
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> dist.Work:
+        for tensor in tensors:
+            if self._answers:
+                tensor.copy_(torch.tensor(self._answers.pop(0), dtype=tensor.dtype))
+        return finished(tensors)
+
+
+def _is_settled(wrapper: DistributedDataParallel) -> bool:
+    return wrapper in _settled or bool(wrapper._has_rebuilt_buckets)
+
+
+def _rebuild_alone(wrapper: DistributedDataParallel) -> bool:
+    """Let the reducer rebuild its buckets from the backward pass that it has seen, if it has seen one to its end."""
+    wrapper.reducer._update_process_group(_Dictation(None))
+    try:
+        return bool(wrapper.reducer._rebuild_buckets())
+    except RuntimeError:  # the pass was cut off by the fault
+        return False
+
+
+def _parameters(wrapper: DistributedDataParallel) -> list[torch.nn.Parameter]:
+    """Return the parameters in the order in which DDP gave them to its reducer."""
+    ignored = wrapper.parameters_to_ignore
+    found: dict[int, torch.nn.Parameter] = {}
+    for module_name, module in wrapper.module.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.requires_grad and f"{module_name}.{name}" not in ignored:
+                found.setdefault(id(parameter), parameter)
+    return list(found.values())
+
+
+def _agree(wrappers: list[DistributedDataParallel], groups: list[dist.ProcessGroup]) -> int:
+    layouts = [layout_of(wrapper) for wrapper in wrappers]
+    rows = [[wrapper in _settled, _digest(layout)] for wrapper, layout in zip(wrappers, layouts, strict=True)]
+    table = _gather(rows)
+    adopted = 0
+    for index, wrapper in enumerate(wrappers):
+        settled = [rank for rank, theirs in enumerate(table) if theirs[index][0]]
+        digests = {theirs[index][1] for theirs in table}
+        if len(digests) > 1 and not settled:
+            raise RebuildError(
+                f"the first buckets of DDP wrapper {index} differ between ranks; the models or DDP's arguments differ"
+            )
+        if len(digests) > 1:
+            wanted = _send_layout(layouts[index], settled[0], wrapper)
+            if wanted != layouts[index]:
+                impose(wrapper, wanted, groups[index])
+                adopted += 1
+        if settled:
+            _settled.add(wrapper)
+    return adopted
+
+
+def _gather(rows: list[list[Any]]) -> list[list[list[int]]]:
+    """Return `rows` of every rank; the number of rows must be the same everywhere."""
+    device = torch.device(c10d._get_object_coll_device())
+    mine = torch.tensor([[len(rows), 0], *rows], dtype=torch.int64, device=device)
+    counts = _all(mine[0].contiguous())
+    if any(int(count[0]) != len(rows) for count in counts):
+        raise RebuildError(
+            f"the ranks have {[int(count[0]) for count in counts]} DDP wrappers in their TrainState; expected the same everywhere"
+        )
+    return [theirs.tolist() for theirs in _all(mine[1:].contiguous())]
+
+
+def _all(mine: torch.Tensor) -> list[torch.Tensor]:
+    everyone = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, mine)
+    return everyone
+
+
+def _send_layout(layout: Layout, source: int, wrapper: DistributedDataParallel) -> Layout:
+    """Broadcast the layout of rank `source`: the indices in order, each bucket closed by -1, filled up with -2."""
+    room = 2 * len(_parameters(wrapper))
+    flat = [number for bucket in layout for number in (*bucket, -1)]
+    device = torch.device(c10d._get_object_coll_device())
+    tensor = torch.tensor([*flat, *[-2] * (room - len(flat))], dtype=torch.int64, device=device)
+    dist.broadcast(tensor, source)
+    received: Layout = [[]]
+    for number in tensor.tolist():
+        if number == -1:
+            received.append([])
+        elif number >= 0:
+            received[-1].append(number)
+    return received[:-1]
+
+
+def _digest(layout: Layout) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(layout).encode(), digest_size=8).digest(), "big") >> 1

@@ -1,0 +1,214 @@
+"""`resilient`: keeps one training function going through faults, inside a process that stays alive.
+
+Rules:
+
+1. Under an agent, the function is called again after each recovery, with the state already repaired. Without one (plain
+   torchrun, or a single process) it is simply called.
+2. What it raises is a fault of the job if the agent has asked for a pause, or if it is a `RuntimeError` (all that torch
+   raises when a peer is gone). Anything else is the script's own and goes on up.
+3. An exception is let go of, with its frames, before a new world is formed: it holds the activations of a whole step.
+4. The process has one `Runtime` (groups, shim, link), made when torch has been imported; a newcomer's sets the script up
+   alone until the first resilient function is reached.
+"""
+
+import functools
+import logging
+import os
+import traceback
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from taskd.adaptors.groups.world import World
+from taskd.adaptors.training.layout import realign
+from taskd.adaptors.training.restore import restore
+from taskd.adaptors.training.state import TrainState
+from taskd.errors import RecoveryError, RestoreError, ShimError
+from taskd.runtime import worker
+from taskd.runtime.recorder import NullRecorder, Phase, Recorder, open_recorder
+from taskd.wire.messages import WorldPlan
+
+logger = logging.getLogger(__name__)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Interrupted(BaseException):
+    """Leaves the resilient function at a commit because a peer has failed. taskd catches it; let it pass."""
+
+
+class Runtime:
+    """What one process has for its recoveries: the link to the agent, the shim, and the process groups."""
+
+    def __init__(self, link: worker.WorkerLink, world_size: int) -> None:
+        self.link = link
+        self.rank = link.config.rank
+        self.recorder: Recorder | NullRecorder = open_recorder()
+        self.world = World(self.recorder.break_collectives if isinstance(self.recorder, Recorder) else None)
+        self._building = False
+        if link.config.blackbox is not None:
+            try:
+                self.recorder.attach(link.config.blackbox, self.rank, link.config.incarnation)
+            except ShimError as error:
+                logger.warning("rank %d runs without a black box: %s", self.rank, error)
+        if link.joins:
+            self.world.pretend(self.rank, world_size)
+        else:
+            self.world.observe()
+        link.attach(self)
+
+    def break_collectives(self) -> None:
+        """Free the main thread, wherever it is stuck."""
+        self.world.abandon()
+        if self._building:
+            self.world.interrupt()
+
+    def mend(self) -> None:
+        """Collectives may work again."""
+        self.recorder.mend()
+
+    def form(self, plan: WorldPlan, state: TrainState) -> None:
+        """Form the groups of the plan's generation, and point the model's wrappers at them.
+
+        Raises:
+            RebuildError: the world could not be formed.
+
+        """
+        self._building = True
+        try:
+            self.world.rebuild(plan, self.rank)
+            realign(state.parts.modules, self.world)
+        finally:
+            self._building = False
+        self.world.bury(self.rank)
+
+
+_runtime: Runtime | None = None
+
+
+def install(link: worker.WorkerLink, world_size: int) -> None:
+    """Make this process's runtime. Called once, when torch has been imported and before the script makes a group."""
+    global _runtime  # noqa: PLW0603 - one per process
+    _runtime = Runtime(link, world_size)
+
+
+def current() -> Runtime | None:
+    """The runtime of this very process; None without an agent, and in forked children."""
+    return _runtime if worker.current() is not None else None
+
+
+def resilient(state: TrainState) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Keep the decorated training function going through faults of this and other ranks.
+
+    The function is called again after each recovery and must go on at `state.step`. All ranks call it; it returns on
+    every rank together, after the last one has finished. Every collective of a step, and every use of its results,
+    belongs inside. Works without an agent too: then nothing is recovered.
+
+    Raises:
+        Whatever the function raises that is no fault of the job, or that nobody recovers.
+
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            runtime = current()
+            if runtime is None:
+                return function(*args, **kwargs)
+            return Session(runtime, state).run(lambda: function(*args, **kwargs))
+
+        return run
+
+    return decorate
+
+
+class Session:
+    """One resilient function of this process, over all generations."""
+
+    def __init__(self, runtime: Runtime, state: TrainState) -> None:
+        self._runtime = runtime
+        self._link = runtime.link
+        self._state = state
+
+    def run(self, function: Callable[[], R]) -> R:
+        """Call the function until every rank has returned from it together."""
+        self._open()
+        try:
+            return self._go_on(function)
+        finally:
+            self._state.on_commit = None
+
+    def _open(self) -> None:
+        state, link = self._state, self._link
+        if link.config.position is not None:
+            try:
+                state.attach(os.fspath(link.config.position))
+            except RestoreError as error:
+                logger.warning("rank %d: positions do not outlive this process: %s", self._runtime.rank, error)
+        if link.joins:
+            state.declare_empty()
+        state.on_commit = self._committed
+        link.enter(state.step, state.condition())
+
+    def _go_on(self, function: Callable[[], R]) -> R:
+        plan = self._link.await_order() if self._link.joins else None
+        while True:
+            result, error = self._attempt(function, plan)
+            try:
+                plan = self._link.await_order()
+            except worker.AbandonedError as abandoned:
+                if error is None:
+                    return result[0]
+                logger.error("rank %d is not recovered: %s", self._runtime.rank, abandoned)
+                raise error from None
+            if plan is None:
+                return result[0]
+            if error is not None:
+                traceback.clear_frames(error.__traceback__)
+                error = None
+
+    def _attempt(self, function: Callable[[], R], plan: WorldPlan | None) -> tuple[list[R], BaseException | None]:
+        """Join the plan's world, if there is one, and call the function once: its result, or why it was left."""
+        state = self._state
+        try:
+            if plan is not None:
+                self._join(plan)
+            self._runtime.recorder.phase(Phase.TRAINING)
+            result = [function()]
+        except (Exception, Interrupted) as error:
+            if not self._is_fault(error):
+                raise
+            self._runtime.recorder.phase(Phase.PAUSED)
+            self._runtime.world.abandon()
+            self._link.raised(state.step, state.condition(), _describe(error))
+            return [], error
+        self._runtime.recorder.phase(Phase.FINISHED)
+        self._link.returned(state.step, state.condition())
+        return result, None
+
+    def _join(self, plan: WorldPlan) -> None:
+        state, runtime = self._state, self._runtime
+        runtime.recorder.phase(Phase.REBUILDING)
+        runtime.form(plan, state)
+        self._link.joined(state.step, state.condition())
+        runtime.recorder.phase(Phase.RESTORING)
+        report = restore(state, plan, runtime.rank)
+        if report.note:
+            logger.warning("rank %d, step %d: %s", runtime.rank, state.step, report.note)
+        runtime.recorder.step(state.step)
+        self._link.restored(state.step)
+
+    def _is_fault(self, error: BaseException) -> bool:
+        return self._link.interrupted or isinstance(error, RuntimeError | Interrupted | RecoveryError)
+
+    def _committed(self, step: int) -> None:
+        self._runtime.recorder.step(step)
+        self._link.committed(step)
+        if self._link.interrupted:
+            raise Interrupted
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, Interrupted):
+        return ""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
