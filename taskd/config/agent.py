@@ -67,6 +67,6 @@ def warn_of_unknown_variables(env: Mapping[str, str]) -> None:
     unknown = settings.unknown_variables(env)
     if unknown:
         logger.warning(
-            "these variables are no settings of taskd and have no effect: %s; `taskd doctor` lists those it knows",
+            "these variables are no settings of taskd and have no effect: %s; `taskd doctor` checks them all",
             ", ".join(name.advice for name in unknown),
         )

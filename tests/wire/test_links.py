@@ -365,9 +365,9 @@ def test_what_was_sent_last_arrives_when_the_close_may_take_its_time(manager):
 
 
 def test_a_port_in_use_names_the_process():
-    with ManagerSocket(Address(LOOPBACK, 0), NONE) as first:
-        with pytest.raises(LinkError, match=rf"in use by process {os.getpid()} .*TASKD_MANAGER_PORT"):
-            ManagerSocket(Address(LOOPBACK, first.address.port), NONE)
+    words = rf"in use by process {os.getpid()} .*TASKD_MANAGER_PORT"
+    with ManagerSocket(Address(LOOPBACK, 0), NONE) as first, pytest.raises(LinkError, match=words):
+        ManagerSocket(Address(LOOPBACK, first.address.port), NONE)
 
 
 @pytest.mark.parametrize(
@@ -387,6 +387,8 @@ def test_beyond_loopback_nothing_goes_without_a_secret(host):
 
 
 def test_insecure_must_be_said():
-    with ServingManager(Address("*", 0), Security(None, insecure=True)) as manager:
-        with AgentSocket(Address(LOOPBACK, manager.address.port), NONE) as agent:
-            ask(agent, 1)
+    with (
+        ServingManager(Address("*", 0), Security(None, insecure=True)) as manager,
+        AgentSocket(Address(LOOPBACK, manager.address.port), NONE) as agent,
+    ):
+        ask(agent, 1)

@@ -1,0 +1,125 @@
+"""What a manager.py sees: bools, records on stderr, a clean end; and that importing taskd costs nothing."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from taskd.config.address import LOOPBACK, Address
+from taskd.config.security import Security
+from taskd.runtime.links import AgentSocket
+
+pytestmark = pytest.mark.timeout(60)
+
+ROOT = Path(__file__).resolve().parents[2]
+MANAGER = """
+    from taskd.api import init_taskd_manager, start_taskd_manager
+    import os
+    job_id=os.getenv("MINDX_TASK_ID")
+    node_nums=1
+    proc_per_node=4
+    print(init_taskd_manager({"job_id":job_id, "node_nums": node_nums, "proc_per_node": proc_per_node}))
+    print(start_taskd_manager())
+"""
+
+
+def free_port() -> int:
+    with socket.create_server((LOOPBACK, 0)) as held:
+        return int(held.getsockname()[1])
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TASKD_")}
+    return kept | {"PYTHONPATH": str(ROOT)} | more
+
+
+def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    arguments = [sys.executable, "-c", textwrap.dedent(code)]
+    return subprocess.run(arguments, env=environment(**env), capture_output=True, text=True, timeout=30, check=False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_seeds_manager_serves_until_it_is_told_to_stop(number, run_dir):
+    port = free_port()
+    env = environment(TASKD_MANAGER_PORT=str(port), TASKD_RUN_DIR=str(run_dir))
+    arguments = [sys.executable, "-u", "-c", textwrap.dedent(MANAGER)]
+    with (
+        subprocess.Popen(arguments, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
+        AgentSocket(Address(LOOPBACK, port), Security()) as agent,
+    ):
+        try:
+            while not agent.connected:
+                assert process.poll() is None, process.stderr.read()
+                agent.poll(0.1)
+                agent.receive()
+            process.send_signal(number)
+            out, err = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert (process.returncode, out) == (0, "True\nTrue\n")
+    assert "Traceback" not in err
+
+
+def test_a_wrong_dict_is_false_and_says_why_on_stderr():
+    done = python(MANAGER.replace('proc_per_node"', 'procs_per_node"'))
+    assert done.stdout == "False\nFalse\n"
+    assert "unknown key procs_per_node (did you mean proc_per_node?)" in done.stderr
+    assert "call init_taskd_manager first" in done.stderr
+    assert done.returncode == 0
+
+
+def test_a_port_in_use_is_false_and_says_who(run_dir):
+    with socket.create_server((LOOPBACK, 0)) as held:
+        port = held.getsockname()[1]
+        done = python(MANAGER, TASKD_MANAGER_PORT=str(port), TASKD_RUN_DIR=str(run_dir))
+    assert done.stdout == "True\nFalse\n"
+    assert f"in use by process {os.getpid()}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_beyond_loopback_without_a_secret_is_false(run_dir):
+    done = python(MANAGER, TASKD_MANAGER_HOST="0.0.0.0", TASKD_RUN_DIR=str(run_dir))
+    assert done.stdout == "True\nFalse\n"
+    assert "set TASKD_SECRET" in done.stderr
+
+
+def test_records_go_where_the_user_sent_them():
+    setup = "import logging, sys\nlogging.basicConfig(stream=sys.stdout, format='mine %(message)s')\n"
+    done = python(setup + textwrap.dedent("from taskd.api import init_taskd_manager\nprint(init_taskd_manager({}))"))
+    assert done.stdout.startswith("mine the manager is not configured")
+    assert done.stderr == ""
+
+
+def test_importing_taskd_loads_nothing_else():
+    done = python("""
+        import sys
+        before = set(sys.modules)
+        import taskd
+        dir(taskd), taskd.__version__
+        print(sorted(set(sys.modules) - before - {"typing"}))
+    """)
+    loaded = eval(done.stdout)
+    assert "taskd" in loaded
+    heavy = {"torch", "zmq", "msgspec", "logging", "numpy", "cffi", "taskd.config", "taskd.api"}
+    assert not heavy & set(loaded), done.stderr
+
+
+def test_asking_whether_taskd_is_on_loads_nothing_heavy():
+    done = python("""
+        import sys
+        from taskd.config.switch import is_enabled
+        assert not is_enabled()
+        heavy = ("torch", "zmq", "msgspec", "logging", "taskd.core", "taskd.wire")
+        print([name for name in heavy if name in sys.modules])
+    """)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones():
+    done = python("import taskd; taskd.Trainstate")
+    assert "module 'taskd' has no attribute 'Trainstate'; it has TrainState" in done.stderr
