@@ -3,7 +3,7 @@
 # Runs every check even after one has failed, and names at the end those that did.
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-cd "$root"
+cd "$root" || exit 1
 bash scripts/setup.sh || exit 1
 bin=$root/.venv/bin
 failed=()

@@ -40,21 +40,21 @@ make_venv() {
     python3 -m venv "$venv" || die "python3 cannot make a virtual environment." "On Debian and Ubuntu: 'apt-get install python3-venv'."
 }
 
+site_packages() { "$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
+
 install() {
     local pip=("$venv/bin/python" -m pip --disable-pip-version-check install -qq)
     # The build's own needs go into the environment, so that the build is not isolated and needs no second download.
     local build
     build=$(sed -n 's/^requires = \[\(.*\)\]$/\1/p' pyproject.toml | sed 's/", "/" "/g') # quoted words, as xargs reads them
-    if ! "$venv/bin/python" -c 'import torch' 2>/dev/null || [[ -n ${TASKD_TORCH:-} ]]; then
-        say "installing $torch (some 200 MB for a CPU; the largest part)"
-        # shellcheck disable=SC2086 # TASKD_TORCH may hold several arguments
-        "${pip[@]}" $torch || die "pip could not install '$torch'." "It needs a package index; TASKD_TORCH chooses another torch or index."
-    fi
+    [[ -d $(site_packages)/torch ]] || say "installing $torch (some 200 MB for a CPU; the largest part)"
+    # shellcheck disable=SC2086 # TASKD_TORCH may hold several arguments
+    "${pip[@]}" $torch || die "pip could not install '$torch'." "It needs a package index; TASKD_TORCH chooses another torch or index."
     say "building and installing taskd with its extras"
     xargs "${pip[@]}" <<<"$build" || die "pip could not install what the build needs: $build"
     "${pip[@]}" --no-build-isolation --editable '.[test,lint,examples]' || die "pip could not install taskd; its reason is above."
     # `pip show taskd | awk '/^Location: /'` names site-packages, and launch scripts look for libtaskd.so below it.
-    ln -sfn "$root/taskd" "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/taskd"
+    ln -sfn "$root/taskd" "$(site_packages)/taskd"
     have_outputs || die "the installation left no 'taskd' command or no libtaskd.so, though pip reported success." "Please report it."
 }
 
