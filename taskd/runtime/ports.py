@@ -77,7 +77,7 @@ class WorkerHost(Protocol):
         ...
 
     def environment(self, local_rank: int) -> dict[str, str]:
-        """The whole environment that torchrun gives to a process of this rank, those of `worker_environment` included."""
+        """The whole environment that torchrun gives to a process of this rank, `worker_environment` included."""
         ...
 
     def command(self, local_rank: int) -> Command:
@@ -91,7 +91,7 @@ class WorkerHost(Protocol):
     def spawn(self, local_rank: int, env: Mapping[str, str], logs: Logs) -> int:
         """Cold start of the rank with `env` on top of torchrun's own environment. Returns the pid.
 
-        The rank's present process, should it still run or be on its way out, is fenced with SIGKILL and collected later.
+        The rank's present process, should it still run or be ending, is fenced with SIGKILL and collected later.
         Raises `RecoveryError` if the ranks are being ended.
         """
         ...
@@ -144,7 +144,7 @@ class NodeRuntime(Protocol):
         ...
 
     def started(self, host: WorkerHost, identity: NodeIdentity) -> None:
-        """All ranks of this node have been started. Called again after torchrun has restarted the group, with a new host."""
+        """All ranks of this node run. Called again after torchrun has restarted the group, with a new host."""
         ...
 
     def stopping(self) -> None:

@@ -1,0 +1,1 @@
+"""torchrun: the patch of its agent, the ranks that it owns, and the processes that become ranks."""

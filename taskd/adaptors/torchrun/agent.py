@@ -1,0 +1,224 @@
+"""torchrun's agent with taskd in it: stock in all it does, except that single ranks can be replaced.
+
+Rules:
+
+1. Every override calls torch's own method; what torch adds to it in a later version is kept.
+2. Whatever goes wrong in taskd leaves torchrun's own behaviour, with one traceback in the log.
+3. `_make_node_runtime` is the only place that knows the runtime.
+"""
+
+import contextlib
+import logging
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from torch.distributed.elastic.agent.server import local_elastic_agent as stock
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+
+from taskd.adaptors.torchrun.command import boot_arguments, parse_command
+from taskd.adaptors.torchrun.host import TaskdContext, TorchrunHost
+from taskd.adaptors.torchrun.script import mark_round
+from taskd.adaptors.torchrun.template_process import TemplateProcess
+from taskd.runtime.ports import Command, NodeIdentity, NodeRuntime
+
+logger = logging.getLogger(__name__)
+
+_DEFAULT_MASTER_ADDR: Final = "127.0.0.1"
+_ROUND_KEY: Final = "taskd/round"
+_weave_lock: Final = threading.Lock()
+
+
+def _make_node_runtime(identity: NodeIdentity) -> NodeRuntime:
+    from taskd.adaptors.torchrun.store import NodeStore
+    from taskd.config.agent import AgentConfig
+    from taskd.runtime.agent import NodeAgent
+
+    config = AgentConfig.from_environment(master_addr=identity.given_master_addr, node_count=identity.node_count)
+    return NodeAgent(config, NodeStore(config.manager).serve)
+
+
+class TaskdElasticAgent(stock.LocalElasticAgent):
+    """Takes the place of `LocalElasticAgent` in torchrun's launcher."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._taskd_runtime: NodeRuntime | None = None
+        self._taskd_disabled = False
+        self._taskd_host: TorchrunHost | None = None
+        self._taskd_template = TemplateProcess()
+        self._taskd_commands: dict[int, Command] = {}
+        self._taskd_restarting = False
+
+    # Starting the group
+
+    def _initialize_workers(self, worker_group: WorkerGroup) -> None:
+        super()._initialize_workers(worker_group)
+        # Only now do the worker group's ids agree with the processes: before, a replacement would be undone.
+        runtime, host = self._taskd_runtime, self._taskd_host
+        if runtime is not None and host is not None:
+            identity = _identify(worker_group)
+            if not self._taskd_guarded(lambda: runtime.started(host, identity)):
+                host.stock()
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._taskd_host = None
+        self._taskd_guarded(lambda: self._taskd_prepare(worker_group))
+        if self._taskd_runtime is None:
+            return dict(super()._start_workers(worker_group))
+        self._taskd_commands = {}
+
+        def weave(entrypoint: object, args: dict[int, Any], envs: dict[int, dict[str, str]]) -> None:
+            self._taskd_guarded(lambda: self._taskd_weave(worker_group, entrypoint, args, envs))
+
+        with _woven(weave):
+            ids = dict(super()._start_workers(worker_group))
+        self._taskd_guarded(lambda: self._taskd_take_over(worker_group))
+        return ids
+
+    def _taskd_prepare(self, worker_group: WorkerGroup) -> None:
+        if self._taskd_runtime is not None or self._taskd_disabled:
+            return
+        if not isinstance(worker_group.spec.entrypoint, str):
+            self._taskd_disabled = True
+            logger.warning("the ranks run a function, expected a script: taskd leaves this job to torchrun")
+            return
+        self._taskd_disabled = True  # unless the next line succeeds: one attempt, one traceback
+        self._taskd_runtime = _make_node_runtime(_identify(worker_group))
+        self._taskd_disabled = False
+
+    def _taskd_weave(
+        self, worker_group: WorkerGroup, entrypoint: object, args: dict[int, Any], envs: dict[int, dict[str, str]]
+    ) -> None:
+        """Put every rank's script under boot, and the runtime's variables into its environment, in place."""
+        runtime = self._taskd_runtime
+        if runtime is None:
+            return
+        this_round = self._taskd_round(worker_group)
+        variables = {local_rank: runtime.worker_environment(local_rank) for local_rank in envs}
+        commands = {local_rank: parse_command(entrypoint, args[local_rank], sys.executable) for local_rank in args}
+        for local_rank, command in commands.items():
+            own = variables[local_rank]
+            envs[local_rank].update(own | mark_round(this_round, own.get("TASKD_GENERATION", "0")))
+            if command.python:
+                args[local_rank] = boot_arguments(command)
+        self._taskd_commands = commands
+        cold = next((command for command in commands.values() if not command.python), None)
+        if cold is not None:
+            logger.warning("%s: dead ranks are replaced by cold starts only", cold.reason)
+
+    def _taskd_round(self, worker_group: WorkerGroup) -> str:
+        """A name of this start of the group, the same on all nodes: it keeps store keys of earlier starts apart.
+
+        Dynamic rendezvous gives each round a store of its own. Static rendezvous does not, but its nodes restart in
+        step, so that they count alike.
+        """
+        spec = worker_group.spec
+        if spec.rdzv_handler.get_backend() == "static":
+            return str(spec.max_restarts - self._remaining_restarts)
+        store: Any = worker_group.store
+        if worker_group.group_rank == 0:
+            store.set(_ROUND_KEY, uuid.uuid4().hex[:12])
+        return str(store.get(_ROUND_KEY).decode())
+
+    def _taskd_take_over(self, worker_group: WorkerGroup) -> None:
+        context = self._pcontext
+        if not isinstance(context, SubprocessContext) or not self._taskd_commands:
+            return
+        host = TorchrunHost(
+            context, worker_group, self._taskd_commands, self._taskd_template, self._taskd_forbid_restart
+        )
+        TaskdContext.take_over(context, host)
+        self._taskd_host = host
+
+    def _taskd_forbid_restart(self) -> None:
+        self._remaining_restarts = 0
+
+    # Watching and ending it
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        host = self._taskd_host
+        with host.lock if host is not None else contextlib.nullcontext():
+            result: RunResult = super()._monitor_workers(worker_group)
+            return result
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        self._taskd_restarting = True
+        try:
+            super()._restart_workers(worker_group)
+        finally:
+            self._taskd_restarting = False
+
+    def _shutdown(self, *args: Any, **kwargs: Any) -> None:
+        runtime = self._taskd_runtime
+        if self._taskd_host is not None:
+            self._taskd_host.begin_closing()
+        if runtime is not None:
+            self._taskd_guarded(runtime.stopping)
+        try:
+            super()._shutdown(*args, **kwargs)
+        finally:
+            if not self._taskd_restarting:
+                if runtime is not None:
+                    self._taskd_guarded(runtime.stop)
+                self._taskd_template.close()
+
+    def _taskd_guarded(self, call: Callable[[], None]) -> bool:
+        """Whether a call into taskd went well. It must never be the end of a job that torchrun alone would run."""
+        try:
+            call()
+        except Exception:
+            logger.exception("taskd failed in torchrun's agent; torchrun goes on with its own behaviour")
+            return False
+        return True
+
+
+def _identify(worker_group: WorkerGroup) -> NodeIdentity:
+    spec = worker_group.spec
+    return NodeIdentity(
+        run_id=str(spec.rdzv_handler.get_run_id()),
+        node_rank=int(worker_group.group_rank or 0),
+        node_count=int(worker_group.group_world_size or 1),
+        ranks=tuple(int(worker.global_rank) for worker in worker_group.workers),
+        world_size=int(worker_group.workers[0].world_size),
+        master_addr=str(worker_group.master_addr),
+        master_port=int(worker_group.master_port or 0),
+        given_master_addr=_given_master_addr(spec),
+        max_restarts=int(spec.max_restarts),
+    )
+
+
+def _given_master_addr(spec: WorkerSpec) -> str | None:
+    """torchrun fills in its default address with a static rendezvous; only the command line tells who chose it."""
+    address = spec.master_addr
+    if address == _DEFAULT_MASTER_ADDR and not any(
+        arg.startswith(("--master-addr", "--master_addr")) for arg in sys.argv
+    ):
+        return None
+    return address
+
+
+Change = Callable[[object, dict[int, Any], dict[int, dict[str, str]]], None]
+
+
+@contextlib.contextmanager
+def _woven(change: Change) -> Iterator[None]:
+    """Let `change` edit the arguments and environments of the processes that this thread starts meanwhile."""
+    with _weave_lock:
+        start_processes = stock.start_processes
+        thread = threading.get_ident()
+
+        def start_woven(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == thread:
+                # torch passes all by keyword; `seams` has checked the names
+                change(kwargs["entrypoint"], kwargs["args"], kwargs["envs"])
+            return start_processes(*args, **kwargs)
+
+        vars(stock)["start_processes"] = start_woven
+        try:
+            yield
+        finally:
+            vars(stock)["start_processes"] = start_processes

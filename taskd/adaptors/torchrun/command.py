@@ -1,0 +1,41 @@
+"""The command of a rank: what the user runs, and the same under `taskd.python.boot`.
+
+Rules:
+
+1. Only what this very interpreter runs as a script or module goes through boot; everything else is left as it is.
+2. Pure text: nothing is looked up on disk.
+"""
+
+import os.path
+from collections.abc import Sequence
+from typing import Final
+
+from taskd.runtime.ports import Command
+
+BOOT_MODULE: Final = "taskd.python.boot"
+
+
+def parse_command(entrypoint: object, args: Sequence[object], interpreter: str) -> Command:
+    """What torchrun's entrypoint and arguments mean. `interpreter` is the path of the Python that runs torchrun."""
+    argv = tuple(str(arg) for arg in args)
+    if not isinstance(entrypoint, str):
+        return Command(argv, False, "the entrypoint is a function, not a script")
+    if not _same_program(entrypoint, interpreter):
+        return Command((entrypoint, *argv), False, f"{entrypoint} is not torchrun's own Python ({interpreter})")
+    script = argv[1:] if argv[:1] == ("-u",) else argv
+    if script[:1] == ("-m",) and len(script) > 1:
+        return Command(script, True)
+    if script and not script[0].startswith("-"):
+        return Command(script, True)
+    return Command(
+        (entrypoint, *argv), False, f"the interpreter is given {script[:1] or 'no script'}, expected a script or -m"
+    )
+
+
+def boot_arguments(command: Command) -> tuple[str, ...]:
+    """Arguments after the interpreter that run `command` under boot."""
+    return ("-u", "-m", BOOT_MODULE, *command.argv)
+
+
+def _same_program(first: str, second: str) -> bool:
+    return os.path.normpath(first) == os.path.normpath(second)

@@ -1,0 +1,263 @@
+"""torchrun's side of the port `WorkerHost`: the processes of this node's ranks, one by one replaceable.
+
+Rules:
+
+1. torch's own objects stay the truth: a rank's process is what `subprocess_handlers` holds, its pid what the worker
+   group says. Both change together under `lock`, which torchrun's monitor holds while it compares them.
+2. While taskd is in charge torchrun sees nothing but running ranks, until all have ended well. Once it is not, the
+   stock code decides, and nothing of it is imitated here.
+3. Before a rank gets another process, the present one is fenced with SIGKILL. It is collected later.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from enum import Enum
+from signal import SIGKILL, SIGTERM, Signals
+from typing import Any, Final
+
+from torch.distributed.elastic.agent.server.api import WorkerGroup
+from torch.distributed.elastic.multiprocessing import api as processes
+from torch.distributed.elastic.multiprocessing.api import ProcessFailure, RunProcsResult, SubprocessContext
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+from typing_extensions import assert_never
+
+from taskd.adaptors.torchrun.children import AdoptedHandler, OrphanGroups, has_failed, require_child, signal_group
+from taskd.adaptors.torchrun.logs import RankLogs
+from taskd.adaptors.torchrun.template_process import TemplateProcess
+from taskd.config.process import environment
+from taskd.errors import RecoveryError
+from taskd.runtime.ports import Command, Logs
+
+logger = logging.getLogger(__name__)
+
+
+class Charge(Enum):
+    """Who decides what happens to a failed rank."""
+
+    TASKD = "taskd"
+    TORCHRUN = "torchrun"
+    GIVEN_UP = "given up"  # torchrun, with nothing left to restart
+
+
+StockPoll = Callable[[], "RunProcsResult | None"]
+
+
+class TorchrunHost:
+    """Implements `taskd.runtime.ports.WorkerHost` for one start of torchrun's worker group."""
+
+    def __init__(
+        self,
+        context: SubprocessContext,
+        worker_group: WorkerGroup,
+        commands: Mapping[int, Command],
+        template: TemplateProcess,
+        forbid_restart: Callable[[], None],
+    ) -> None:
+        self.lock: Final = threading.RLock()
+        self._context = context
+        self._workers = {worker.local_rank: worker for worker in worker_group.workers}
+        self._commands = commands
+        self._template = template
+        self._forbid_restart = forbid_restart
+        self._logs = RankLogs(context)
+        self._charge = Charge.TASKD
+        self._closing = False
+        self._fenced: list[SubprocessHandler] = []
+        self._groups = OrphanGroups()
+        self._reap_lock = threading.Lock()
+
+    # What a rank is
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        """Local ranks of this node."""
+        return tuple(sorted(self._workers))
+
+    def rank_of(self, local_rank: int) -> int:
+        """The global rank."""
+        return int(self._workers[local_rank].global_rank)
+
+    def pid(self, local_rank: int) -> int:
+        """The process that holds this rank, dead or alive."""
+        return self._context.subprocess_handlers[local_rank].proc.pid
+
+    def environment(self, local_rank: int) -> dict[str, str]:
+        """The whole environment that torchrun gives to a process of this rank."""
+        return {**environment(), **self._context.envs[local_rank]}
+
+    def command(self, local_rank: int) -> Command:
+        """What the rank runs; NUMA binding needs torch's own start."""
+        command = self._commands[local_rank]
+        if command.python and self._context._numa_options is not None:
+            return Command(command.argv, False, "torchrun binds ranks to NUMA nodes, which happens at a cold start")
+        return command
+
+    # Replacing a rank's process
+
+    def open_logs(self, local_rank: int, incarnation: int) -> Logs:
+        """New files for a new incarnation."""
+        with self.lock:
+            return self._logs.open(local_rank, incarnation)
+
+    def spawn(self, local_rank: int, env: Mapping[str, str], logs: Logs) -> int:
+        """Cold start by torch's own handler. Raises `RecoveryError` if the ranks are being ended."""
+        with self.lock:
+            self._refuse_if_closing(local_rank)
+            self._fence(local_rank)
+            handler = processes.get_subprocess_handler(
+                entrypoint=str(self._context.entrypoint),
+                args=self._context.args[local_rank],
+                env=dict(env),
+                stdout=logs.stdout or "",
+                stderr=logs.stderr or "",
+                local_rank_id=local_rank,
+                numa_options=self._context._numa_options,
+            )
+            self._install(local_rank, handler, logs)
+            return handler.proc.pid
+
+    def adopt(self, local_rank: int, pid: int, env: Mapping[str, str], logs: Logs) -> None:
+        """A standby has become this rank. Raises `RecoveryError` if it is not our child, or if the ranks are ending."""
+        del env  # already given to the standby
+        with self.lock:
+            self._refuse_if_closing(local_rank)
+            require_child(pid)
+            self._fence(local_rank)
+            self._install(local_rank, AdoptedHandler(pid, local_rank, self._template.release(pid)), logs)
+
+    def _refuse_if_closing(self, local_rank: int) -> None:
+        if self._closing:
+            raise RecoveryError(
+                f"torchrun is ending its ranks, expected no new process for rank {self.rank_of(local_rank)} any more"
+            )
+
+    def _fence(self, local_rank: int) -> None:
+        handler = self._context.subprocess_handlers[local_rank]
+        if self.exit_status(local_rank) is None:
+            signal_group(handler.proc.pid, SIGKILL)
+            self._fenced.append(handler)
+        for stream in (handler._stdout, handler._stderr):
+            if stream is not None:
+                stream.close()
+
+    def _install(self, local_rank: int, handler: SubprocessHandler, logs: Logs) -> None:
+        context = self._context
+        context.subprocess_handlers[local_rank] = handler
+        context._running_local_ranks.add(local_rank)
+        context._failures.pop(local_rank, None)
+        context.stdouts[local_rank] = logs.stdout or ""
+        context.stderrs[local_rank] = logs.stderr or ""
+        context.error_files[local_rank] = logs.error_file or os.devnull
+        self._workers[local_rank].id = handler.proc.pid
+
+    # How a rank ends
+
+    def kill(self, local_rank: int, signal: Signals) -> None:
+        """Signal the rank's whole process group, unless its process has been reaped."""
+        with self._reap_lock:
+            process = self._context.subprocess_handlers[local_rank].proc
+            if process.returncode is None:
+                signal_group(process.pid, signal)
+
+    def exit_status(self, local_rank: int) -> int | None:
+        """How the rank's process ended, None while it runs. What a failed one leaves in its group is killed first."""
+        return self._collect(self._context.subprocess_handlers[local_rank])
+
+    def _collect(self, handler: SubprocessHandler) -> int | None:
+        process = handler.proc
+        with self._reap_lock:
+            if process.returncode is not None:
+                return process.returncode
+            if self._charge is Charge.TASKD and has_failed(process.pid):
+                signal_group(process.pid, SIGKILL)
+            status = process.poll()
+            if status is not None:
+                self._groups.add(process.pid)
+            return status
+
+    def start_template(self, env: Mapping[str, str]) -> int:
+        """Start the process that forks standbys."""
+        return self._template.start(env)
+
+    def reap_standbys(self) -> tuple[int, ...]:
+        """Collect dead standbys and a dead template."""
+        return self._template.reap()
+
+    # Who decides
+
+    def manage(self) -> None:
+        """taskd is in charge, unless it has given up."""
+        self._hand_over(Charge.TASKD, "taskd decides what happens to failed ranks")
+
+    def stock(self) -> None:
+        """torchrun is in charge."""
+        self._hand_over(Charge.TORCHRUN, "torchrun's own behaviour applies to failed ranks")
+
+    def give_up(self, reason: str) -> None:
+        """The ranks of this node end, with torchrun's own report."""
+        self._forbid_restart()
+        self._hand_over(Charge.GIVEN_UP, f"the job ends here: {reason}")
+
+    def _hand_over(self, charge: Charge, text: str) -> None:
+        if self._charge in (charge, Charge.GIVEN_UP):
+            return
+        self._charge = charge
+        logger.warning("%s", text) if charge is Charge.GIVEN_UP else logger.info("%s", text)
+
+    # Called by torchrun's own thread
+
+    def poll(self, stock_poll: StockPoll) -> RunProcsResult | None:
+        """torchrun's look at its ranks: None while there is nothing for torchrun to do."""
+        self._logs.collect()
+        self._fenced = [handler for handler in self._fenced if self._collect(handler) is None]
+        self._groups.reap()
+        match self._charge:
+            case Charge.TASKD:
+                statuses = [self.exit_status(local_rank) for local_rank in self.local_ranks]
+                return stock_poll() if all(status == 0 for status in statuses) else None
+            case Charge.TORCHRUN:
+                return stock_poll()
+            case Charge.GIVEN_UP:
+                return stock_poll() or self._end_all(stock_poll)
+            case _:
+                assert_never(self._charge)
+
+    def _end_all(self, stock_poll: StockPoll) -> RunProcsResult | None:
+        """No rank of this node has failed, but the job ends: each that still ran is reported as ended by SIGTERM."""
+        ended = [local_rank for local_rank in self.local_ranks if self.exit_status(local_rank) is None]
+        self._context.close()
+        result = stock_poll()
+        if result is not None:
+            for local_rank in ended:
+                result.failures.setdefault(local_rank, self._ended_by_us(local_rank))
+        return result
+
+    def _ended_by_us(self, local_rank: int) -> ProcessFailure:
+        error_file = self._context.error_files[local_rank]
+        return ProcessFailure(local_rank=local_rank, pid=self.pid(local_rank), exitcode=-SIGTERM, error_file=error_file)
+
+    def begin_closing(self) -> None:
+        """torchrun is about to end its ranks: none gets another process from now on."""
+        with self.lock:
+            self._closing = True
+
+
+class TaskdContext(SubprocessContext):
+    """torch's context with its poll changed. Never constructed: assigned to the class of a stock context."""
+
+    _taskd_host: TorchrunHost
+
+    @staticmethod
+    def take_over(context: SubprocessContext, host: TorchrunHost) -> None:
+        """Let `host` answer for the polls of `context` from now on."""
+        context.__class__ = TaskdContext
+        vars(context)["_taskd_host"] = host
+
+    def _poll(self) -> RunProcsResult | None:
+        return self._taskd_host.poll(super()._poll)
+
+    def _close(self, *args: Any, **kwargs: Any) -> None:
+        self._taskd_host.begin_closing()
+        super()._close(*args, **kwargs)

@@ -1,0 +1,79 @@
+"""Put taskd's agent into torchrun.
+
+Rules:
+
+1. Inert unless TASKD_PROCESS_ENABLE is `on`: then nothing of torch is imported, hooked or changed.
+2. One change only: `torch.distributed.launcher.api.LocalElasticAgent` becomes a subclass of itself. It is made when
+   torch has imported that module, and only if every seam fits.
+3. Nothing raises into the host: whatever goes wrong leaves torchrun as it was, with one warning or traceback.
+4. Installing twice is installing once, whichever of the ways came first.
+"""
+
+import logging
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Final, NoReturn
+
+from taskd.config.switch import is_enabled
+
+logger = logging.getLogger(__name__)
+
+_LAUNCHER: Final = "torch.distributed.launcher.api"
+_AGENT: Final = "torch.distributed.elastic.agent.server.local_elastic_agent"
+_CLASS: Final = "LocalElasticAgent"
+
+_installed = False
+
+
+def install() -> None:
+    """Arrange that torchrun's agent is taskd's. Never raises; does nothing if taskd is off."""
+    global _installed  # noqa: PLW0603  a process has one torchrun
+    try:
+        if _installed or not is_enabled():
+            return
+        _installed = True
+        from taskd.adaptors.torchrun.imports import after_import, is_initializing
+
+        # Torch loads its plugins in the middle of the launcher's own import. The launcher takes the class from the
+        # agent's module a little later, so that is where it must be found then.
+        after_import(_AGENT if is_initializing(_LAUNCHER) else _LAUNCHER, _replace_agent)
+    except Exception:
+        logger.exception("taskd could not be installed; torchrun is left as it was")
+
+
+def _replace_agent(module: ModuleType) -> None:
+    try:
+        from taskd.adaptors.torchrun.seams import verify
+        from taskd.errors import PatchError
+
+        try:
+            verify()
+        except PatchError as error:
+            logger.warning("%s", error)
+            return
+        from taskd.adaptors.torchrun.agent import TaskdElasticAgent
+
+        vars(module)[_CLASS] = TaskdElasticAgent
+    except Exception:
+        logger.exception("taskd could not be installed; torchrun is left as it was")
+
+
+def is_in_place() -> bool:
+    """Whether torchrun's launcher uses taskd's agent in this process."""
+    agent = getattr(sys.modules.get(_LAUNCHER), _CLASS, None)
+    return getattr(agent, "__module__", "") == "taskd.adaptors.torchrun.agent"
+
+
+def rendezvous_handlers() -> Callable[[Any], NoReturn]:
+    """What torch's plugin group `torchrun.handlers` asks for. taskd is no rendezvous: the group only gets it loaded."""
+
+    def refuse(parameters: Any) -> NoReturn:
+        from taskd.errors import ConfigError
+
+        raise ConfigError(
+            f"found --rdzv-backend={getattr(parameters, 'backend', 'taskd')}, expected one of torch's own, like c10d "
+            "or static: taskd works with any of them and is none itself"
+        )
+
+    return refuse

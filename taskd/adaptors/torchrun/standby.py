@@ -1,0 +1,292 @@
+"""The template and its standbys: processes that have imported torch before a rank needs them.
+
+Rules:
+
+1. A template has one thread, or it does not fork. One that has more after its imports, or whose children could not use
+   the accelerator, is itself the one standby and says so by `threads` > 1 in its Hello.
+2. The template says Hello with `threads=0` when it has connected, and again with its real count when it can serve, and
+   after each `Modules`.
+3. A standby is forked twice, so that the agent (the subreaper) is its parent. It waits for `Become` in a plain receive
+   call. Whoever reads the end of the agent's socket ends at once, by `os._exit`: nothing here is worth a clean-up.
+4. A standby that becomes a rank returns to the very top before the script runs, so that nothing of this module is left
+   on its stack.
+"""
+
+import contextlib
+import fcntl
+import gc
+import importlib
+import logging
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NoReturn
+
+from typing_extensions import assert_never
+
+from taskd.adaptors.torchrun.script import forget_start_directory, prepare_rank, run_script
+from taskd.config.process import replace_environment
+from taskd.config.worker import TemplateConfig
+from taskd.wire.codec import MAX_LOCAL_BYTES, decode_to_local, encode
+from taskd.wire.messages import Abandon, Become, Fork, Hello, Join, Modules, Pause, Release, ToLocal
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MODULES: Final = (
+    "torch",
+    "torch.distributed",
+    "torch.distributed.nn.functional",  # binds the default group at import: must be there before the first init
+    "torch._dynamo",  # AdamW, DDP and FSDP import it at first use, which takes seconds
+    "torch.nn.parallel",
+    "torch.optim",
+)
+_ACCELERATORS: Final = ("torch.cuda", "torch.xpu", "torch.npu", "torch.mtia")
+_MAX_SHOWN_CHARS: Final = 300
+
+
+def template_main() -> NoReturn:
+    """The whole life of a template, and of each standby that it forks: it ends as a rank, or at the agent's word."""
+    forget_start_directory()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    config = TemplateConfig.from_environment()
+    template = Template(str(config.agent_socket))
+    template.load((*DEFAULT_MODULES, *config.preload))
+    become = template.serve()
+    take_rank(become)
+    run_script(become.argv)
+
+
+class Template:
+    """Serves the agent until this process, or one that it forked, is to become a rank."""
+
+    def __init__(self, agent_socket: str) -> None:
+        self._path = agent_socket
+        self._link = connect(agent_socket, Hello(role="template", pid=os.getpid(), threads=0))
+        self._threads = 0
+
+    def load(self, names: Iterable[str]) -> None:
+        """Import modules, and tell the agent how many threads this process has then."""
+        with _ending_with(self._link):
+            _load_core()
+            import_quietly(names)
+        self._threads = _count_threads() if _children_can_use_devices() else max(2, _count_threads())
+        self._say_hello()
+
+    def serve(self) -> Become:
+        """Answer the agent. Returns in the process that is to become a rank, with no other link to the agent open."""
+        while True:
+            become = self._answer(receive(self._link))
+            if become is not None:
+                return become
+
+    def _answer(self, message: ToLocal) -> Become | None:
+        match message:
+            case Become():
+                self._link.close()
+                return message
+            case Modules(names=names):
+                self.load(names)
+            case Fork(count=count):
+                return self._fork(count)
+            case Pause() | Join() | Release() | Abandon():
+                logger.warning(
+                    "the agent sent %s to a template, expected Fork, Modules or Become", type(message).__name__
+                )
+            case _:
+                assert_never(message)
+        return None
+
+    def _fork(self, count: int) -> Become | None:
+        if self._threads > 1:
+            self._say_hello()
+            return None
+        gc.collect()
+        gc.freeze()  # the children never write to the pages of what is there now
+        for _ in range(count):
+            if _fork_twice():
+                self._link.close()
+                return await_rank(self._path)
+        return None
+
+    def _say_hello(self) -> None:
+        self._link.send(encode(Hello(role="template", pid=os.getpid(), threads=self._threads)))
+
+
+def connect(path: str, hello: Hello) -> socket.socket:
+    """A link to the agent, with the first message sent. Ends the process if there is no agent any more."""
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        link.connect(path)
+        link.send(encode(hello))
+    except OSError:
+        os._exit(0)
+    return link
+
+
+def receive(link: socket.socket) -> ToLocal:
+    """The next message of the agent. Ends the process if the agent has gone."""
+    try:
+        frame = link.recv(MAX_LOCAL_BYTES + 1)
+    except ConnectionError:
+        frame = b""
+    if not frame:
+        os._exit(0)
+    return decode_to_local(frame)
+
+
+def await_rank(path: str) -> Become:
+    """The life of a standby: wait for the order to become a rank."""
+    with connect(path, Hello(role="standby", pid=os.getpid())) as link:
+        while True:
+            message = receive(link)
+            if isinstance(message, Become):
+                return message
+
+
+def take_rank(become: Become) -> None:
+    """Turn this process into what a fresh one for that rank would be after its imports."""
+    if os.getsid(0) != os.getpid():
+        os.setsid()
+    os.chdir(become.cwd)
+    replace_environment(become.env)
+    _redirect(become.stdout, 1)
+    _redirect(become.stderr, 2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    importlib.invalidate_caches()
+    _reseed()
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    if multiprocessing is not None:  # its children find a relative script from here
+        vars(multiprocessing)["ORIGINAL_DIR"] = become.cwd
+    prepare_rank()
+
+
+def _fork_twice() -> bool:
+    """Whether this is the grandchild. It goes on only when it is the agent's child; its parent has been collected."""
+    ready, go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(go)
+        if os.fork():
+            os._exit(0)
+        os.read(ready, 1)
+        os.close(ready)
+        return True
+    os.close(ready)
+    os.waitpid(child, 0)
+    os.close(go)
+    return False
+
+
+def import_quietly(names: Iterable[str]) -> None:
+    """Import modules as far as they can be. What they print is no output of any rank: it goes to the log."""
+    for name in names:
+        with _captured() as text:
+            error = _try_import(name)
+        if error is not None:
+            logger.warning("a warm process cannot import %s (%r); ranks that need it import it themselves", name, error)
+        if said := text():
+            logger.info("importing %s printed: %s", name, said)
+
+
+def _try_import(name: str) -> BaseException | None:
+    try:
+        importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  a module may raise anything; some call sys.exit
+        return error
+    return None
+
+
+@contextlib.contextmanager
+def _captured() -> Iterator[Callable[[], str]]:
+    """Collect what is written to the descriptors 1 and 2, also by C code."""
+    with tempfile.TemporaryFile() as file:
+        kept = [os.dup(1), os.dup(2)]
+        said = ""
+        try:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+            yield lambda: said
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for descriptor, saved in enumerate(kept, start=1):
+                os.dup2(saved, descriptor)
+                os.close(saved)
+            file.seek(0)
+            said = file.read(_MAX_SHOWN_CHARS).decode(errors="replace").strip()
+
+
+@contextlib.contextmanager
+def _ending_with(link: socket.socket) -> Iterator[None]:
+    """End this process when the agent goes, while it does not read its link: the kernel signals the hang-up."""
+
+    def on_io(_number: int, _frame: object) -> None:
+        poller = select.poll()
+        poller.register(link, 0)
+        if poller.poll(0):
+            os._exit(0)
+
+    flags = fcntl.fcntl(link, fcntl.F_GETFL)
+    before = signal.signal(signal.SIGIO, on_io)
+    fcntl.fcntl(link, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(link, fcntl.F_SETFL, flags | os.O_ASYNC)
+    try:
+        on_io(signal.SIGIO, None)  # it may have gone already
+        yield
+    finally:
+        fcntl.fcntl(link, fcntl.F_SETFL, flags)
+        signal.signal(signal.SIGIO, before)
+
+
+def _load_core() -> None:
+    from taskd.errors import ShimError
+
+    try:
+        from taskd.runtime.blackbox import load_core
+
+        load_core()
+    except (ImportError, ShimError) as error:
+        logger.warning("standbys have no black box: %s", error)
+
+
+def _count_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _children_can_use_devices() -> bool:
+    """Ask a child: an import that has touched a device leaves it unusable after a fork, and only a fork shows it."""
+    child = os.fork()
+    if child == 0:
+        spoilt = any(_is_in_bad_fork(name) for name in _ACCELERATORS)
+        os._exit(1 if spoilt else 0)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status) == 0
+
+
+def _is_in_bad_fork(name: str) -> bool:
+    check = getattr(sys.modules.get(name), "_is_in_bad_fork", None)
+    return bool(check()) if check is not None else False
+
+
+def _redirect(path: str | None, descriptor: int) -> None:
+    if path is None:
+        return
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    os.dup2(file, descriptor)
+    os.close(file)
+
+
+def _reseed() -> None:
+    """A fresh process draws its global random states from the system, and so must each fork of one template."""
+    random.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()
