@@ -120,6 +120,8 @@ def main() -> None:
     state.attach(f"{OPTIONS['directory']}/position-{rank}")
     if NAME == "spare":
         state.declare_empty()
+    else:
+        state.begin()
     losses: dict = {}
     notes = []
     adopted = 0
@@ -149,11 +151,13 @@ def main() -> None:
         dist.all_reduce(check, group=pair)
         assert check.item() == 2
     digest = hashlib.sha256()
-    for tensor in (*net.state_dict().values(), *(t for s in optimizer.state.values() for t in s.values())):
-        digest.update(tensor.numpy().tobytes())
+    for tensor in (*net.parameters(), *(t for s in optimizer.state.values() for t in s.values())):
+        digest.update(tensor.detach().numpy().tobytes())
+    buffers = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in net.buffers()))
     model._update_process_group(dist.group.WORLD)
     result = {
         "digest": digest.hexdigest(),
+        "buffers": buffers.hexdigest(),
         "notes": notes,
         "adopted": adopted,
         "layout": layout_of(model),

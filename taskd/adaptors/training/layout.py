@@ -5,13 +5,14 @@ starts with other buckets than the survivors have: sizes differ, which kills glo
 
 Rules:
 
-1. A wrapper is *settled* on a rank once its buckets were rebuilt there. At step 0 none is; from step 1 on, the undisturbed run has
-   settled buckets in every step, so every rank must have them before it goes on.
-2. A rank that has finished a backward pass of a counted step, but not rebuilt yet, knows the order: it rebuilds alone.
-3. If ranks differ after that, all take the layout of the lowest settled rank. If none is settled, all have the first layout.
+1. A wrapper is *settled* on a rank once its buckets were rebuilt there. The undisturbed run has the first buckets in step 1 and
+   settled ones in every later step; a rank goes on with what that run has in the step after the target.
+2. A rank that has finished the backward pass of a counted step, but not rebuilt yet, knows the order: it rebuilds alone.
+3. If ranks differ after that, all take the layout of the lowest rank whose wrapper is as rule 1 wants it.
 4. A layout is imposed through the reducer's own rebuilding, which asks rank 0 of its group for the layout. For that moment the
    wrapper stands in a group of one whose `broadcast` answers with the wanted layout. None of the user's code is run.
-5. With `find_unused_parameters=True` DDP never rebuilds, and nothing has to be imposed. `static_graph=True` rebuilds like the default.
+5. With `find_unused_parameters=True` DDP never rebuilds, and nothing has to be imposed. With `static_graph=True` a process's first
+   iteration communicates otherwise than later ones, so a newcomer cannot join survivors: that is refused on all ranks.
 """
 
 import hashlib
@@ -54,14 +55,15 @@ def repoint(state: TrainState, world: World, plan: WorldPlan) -> RepointReport:
     wrappers = [m for root in state.parts.modules for m in root.modules() if isinstance(m, DistributedDataParallel)]
     if not wrappers:
         return RepointReport(0, 0)
-    counts = state.has_committed or (plan.adopt and state.condition() is Condition.STEPPED)
+    condition = state.condition()
+    counts = state.has_committed or (plan.adopt and condition is Condition.STEPPED)
     groups = [world.current(wrapper.process_group) for wrapper in wrappers]
     for wrapper, group in zip(wrappers, groups, strict=True):
         if _is_settled(wrapper) or (counts and _rebuild_alone(wrapper)):
             _settled.add(wrapper)
         wrapper._update_process_group(group)
     try:
-        adopted = _agree(wrappers, groups) if plan.target_step > 0 else 0
+        adopted = _agree(wrappers, groups, condition is Condition.EMPTY, plan.target_step)
     except RuntimeError as error:
         raise RebuildError(
             f"the ranks did not agree on DDP's buckets: {error}; a peer died: the next generation decides"
@@ -84,7 +86,7 @@ def impose(wrapper: DistributedDataParallel, layout: Layout, group: dist.Process
     Raises:
         RebuildError: the reducer did not take the layout.
     """
-    wrapper._update_process_group(_Dictation(layout))
+    wrapper._update_process_group(_Dictation(layout))  # the wrapper keeps its Python half alive
     wrapper.reducer._push_all_rebuilt_params()
     taken = wrapper.reducer._rebuild_buckets()
     wrapper._update_process_group(group)
@@ -119,7 +121,8 @@ def _is_settled(wrapper: DistributedDataParallel) -> bool:
 
 def _rebuild_alone(wrapper: DistributedDataParallel) -> bool:
     """Let the reducer rebuild its buckets from the backward pass that it has seen, if it has seen one to its end."""
-    wrapper.reducer._update_process_group(_Dictation(None))
+    alone = _Dictation(None)  # a name of its own: C++ keeps the group alive, but not its Python half
+    wrapper.reducer._update_process_group(alone)
     try:
         return bool(wrapper.reducer._rebuild_buckets())
     except RuntimeError:  # the pass was cut off by the fault
@@ -137,32 +140,44 @@ def _parameters(wrapper: DistributedDataParallel) -> list[torch.nn.Parameter]:
     return list(found.values())
 
 
-def _agree(wrappers: list[DistributedDataParallel], groups: list[dist.ProcessGroup]) -> int:
+def _agree(
+    wrappers: list[DistributedDataParallel], groups: list[dist.ProcessGroup], empty: bool, target_step: int
+) -> int:
     layouts = [layout_of(wrapper) for wrapper in wrappers]
-    rows = [[wrapper in _settled, _digest(layout)] for wrapper, layout in zip(wrappers, layouts, strict=True)]
+    rows = [[wrapper in _settled, empty, _digest(layout)] for wrapper, layout in zip(wrappers, layouts, strict=True)]
     table = _gather(rows)
     adopted = 0
     for index, wrapper in enumerate(wrappers):
-        settled = [rank for rank, theirs in enumerate(table) if theirs[index][0]]
-        digests = {theirs[index][1] for theirs in table}
-        if len(digests) > 1 and not settled:
-            raise RebuildError(
-                f"the first buckets of DDP wrapper {index} differ between ranks; the models or DDP's arguments differ"
-            )
-        if len(digests) > 1:
-            wanted = _send_layout(layouts[index], settled[0], wrapper)
+        theirs = [rows_of_rank[index] for rows_of_rank in table]
+        _refuse_static_graph(wrapper, theirs)
+        fitting = [rank for rank, row in enumerate(theirs) if bool(row[0]) == (target_step > 0)]
+        if len({row[2] for row in theirs}) > 1:
+            if not fitting:
+                raise RebuildError(
+                    f"the buckets of DDP wrapper {index} differ between ranks; the models or DDP's arguments differ"
+                )
+            wanted = _send_layout(layouts[index], fitting[0], wrapper)
             if wanted != layouts[index]:
                 impose(wrapper, wanted, groups[index])
                 adopted += 1
-        if settled:
-            _settled.add(wrapper)
+        if fitting:
+            (_settled.add if target_step > 0 else _settled.discard)(wrapper)
     return adopted
+
+
+def _refuse_static_graph(wrapper: DistributedDataParallel, rows: list[list[int]]) -> None:
+    newcomers = [rank for rank, row in enumerate(rows) if row[1]]
+    if wrapper.static_graph and newcomers and len(newcomers) < len(rows):
+        raise RebuildError(
+            f"DDP with static_graph=True cannot take in the new ranks {newcomers}: it communicates otherwise in a process's "
+            "first iteration than later; leave static_graph off, or the job restarts all ranks at a fault"
+        )
 
 
 def _gather(rows: list[list[Any]]) -> list[list[list[int]]]:
     """Return `rows` of every rank; the number of rows must be the same everywhere."""
     device = torch.device(c10d._get_object_coll_device())
-    mine = torch.tensor([[len(rows), 0], *rows], dtype=torch.int64, device=device)
+    mine = torch.tensor([[len(rows), 0, 0], *rows], dtype=torch.int64, device=device)
     counts = _all(mine[0].contiguous())
     if any(int(count[0]) != len(rows) for count in counts):
         raise RebuildError(

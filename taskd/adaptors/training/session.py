@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from taskd.adaptors.groups.world import World
-from taskd.adaptors.training.layout import realign
+from taskd.adaptors.training.layout import repoint
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import RecoveryError, RestoreError, ShimError
@@ -76,7 +76,7 @@ class Runtime:
         self._building = True
         try:
             self.world.rebuild(plan, self.rank)
-            realign(state.parts.modules, self.world)
+            repoint(state, self.world, plan)
         finally:
             self._building = False
         self.world.bury(self.rank)

@@ -121,6 +121,11 @@ class TrainState:
         """
         self._positions = PositionFile(path)
 
+    def begin(self) -> None:
+        """Record where this rank stands before its first step. To be called as training begins, but not in a newcomer."""
+        self._marks = [scheduler.last_epoch for scheduler in self.parts.schedulers]
+        self._positions.write(Slot.COMMITTED, self.step, self._position())
+
     def declare_empty(self) -> None:
         """Say that this is a newcomer, whose weights are those of its set-up and count for nothing."""
         self._empty = True
