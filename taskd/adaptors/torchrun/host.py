@@ -9,8 +9,10 @@ Rules:
 3. Before a rank gets another process, the present one is fenced with SIGKILL. It is collected later.
 """
 
+import contextlib
 import logging
 import os
+import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -28,9 +30,13 @@ from taskd.adaptors.torchrun.logs import RankLogs
 from taskd.adaptors.torchrun.template_process import TemplateProcess
 from taskd.config.process import environment
 from taskd.errors import RecoveryError
+from taskd.runtime.deaths import ending_status
 from taskd.runtime.ports import Command, Logs
 
 logger = logging.getLogger(__name__)
+
+_TEARDOWN_TIMEOUT_S: Final = 10.0
+"""The kernel frees a few GiB of a dead process in a second."""
 
 
 class Charge(Enum):
@@ -220,9 +226,17 @@ class TorchrunHost:
             case Charge.TORCHRUN:
                 return stock_poll()
             case Charge.GIVEN_UP:
+                self._await_the_dying()
                 return stock_poll() or self._end_all(stock_poll)
             case _:
                 assert_never(self._charge)
+
+    def _await_the_dying(self) -> None:
+        """taskd hears of a death before the process can be reaped; torch is to see it first, as the root cause."""
+        for handler in self._context.subprocess_handlers.values():
+            if handler.proc.returncode is None and ending_status(handler.proc.pid) is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    handler.proc.wait(_TEARDOWN_TIMEOUT_S)
 
     def _end_all(self, stock_poll: StockPoll) -> RunProcsResult | None:
         """No rank of this node has failed, but the job ends: each that still ran is reported as ended by SIGTERM."""

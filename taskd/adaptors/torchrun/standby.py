@@ -29,9 +29,11 @@ from typing import Final, NoReturn
 
 from typing_extensions import assert_never
 
+from taskd.adaptors.torchrun.command import boot_arguments
 from taskd.adaptors.torchrun.script import forget_start_directory, prepare_rank, run_script
 from taskd.config.process import replace_environment
 from taskd.config.worker import TemplateConfig
+from taskd.runtime.ports import Command
 from taskd.wire.codec import MAX_LOCAL_BYTES, decode_to_local, encode
 from taskd.wire.messages import Abandon, Become, Fork, Hello, Join, Modules, Pause, Release, ToLocal
 
@@ -162,6 +164,10 @@ def take_rank(become: Become) -> None:
     multiprocessing = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None:  # its children find a relative script from here
         vars(multiprocessing)["ORIGINAL_DIR"] = become.cwd
+    sys.orig_argv = [
+        sys.executable,
+        *boot_arguments(Command(become.argv, python=True)),
+    ]  # for scripts that run themselves
     prepare_rank()
 
 
