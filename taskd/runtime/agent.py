@@ -74,6 +74,7 @@ class NodeAgent:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread: threading.Thread | None = None
         self._done = False
+        self._closed = False
         self._sequence = 0
         self._changed = False
         self._leaving = False
@@ -98,6 +99,8 @@ class NodeAgent:
 
     def stopping(self) -> None:
         """torchrun is about to end the processes: recover nothing any more. Returns when that is certain."""
+        if self._closed:
+            return
         quiet = threading.Event()
 
         def leave() -> None:
@@ -111,12 +114,12 @@ class NodeAgent:
 
     def stop(self) -> None:
         """The processes have ended: close everything."""
-        if self._done:
+        if self._closed:
             return
         self._post(self._finish)
         if self._thread is not None:
             self._thread.join()
-        self._done = True
+        self._closed = True
         self._pool.close()
         self._server.close()
         self._files.close()
@@ -147,7 +150,6 @@ class NodeAgent:
         except Exception:
             logger.exception("the agent of this node has failed; torchrun goes on without taskd (please report this)")
             self._crew.stock()
-        self._done = False
         self._report()
 
     def _pause_ms(self) -> int:

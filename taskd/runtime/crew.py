@@ -117,7 +117,8 @@ class Crew:
         self._peers.pop(action.rank, None)
         config = self._files.prepare(local, action.incarnation, action.generation, joins=action.joins)
         logs = host.open_logs(local, action.incarnation)
-        added = {
+        env = {
+            **host.environment(local),
             **config.environment(),
             **_preload(),
             **logs.environment,
@@ -126,18 +127,18 @@ class Crew:
         if standby is not None:
             command = host.command(local)
             become = Become(
-                env={**host.environment(local), **added},
+                env=env,
                 argv=command.argv,
                 cwd=os.getcwd(),
                 stdout=logs.stdout,
                 stderr=logs.stderr,
             )
             if standby.send(become):
-                host.adopt(local, standby.pid, added, logs)
+                host.adopt(local, standby.pid, env, logs)
                 self._begin(node, action.rank, action.incarnation, action.generation, standby.pid, warm=True)
                 return
         logger.info("rank %d starts cold: no warm process was ready", action.rank)
-        pid = host.spawn(local, added, logs)
+        pid = host.spawn(local, env, logs)
         self._begin(node, action.rank, action.incarnation, action.generation, pid, warm=False)
 
     def _begin(self, node: Node, rank: int, incarnation: int, generation: int, pid: int, *, warm: bool) -> None:

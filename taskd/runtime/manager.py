@@ -50,6 +50,7 @@ class Manager:
         self._directive: Directive | None = None
         self._ended_s: float | None = None
         self._standbys: dict[int, int] = {}
+        self._pids: dict[int, dict[str, int]] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.exit_code = 0
@@ -135,6 +136,10 @@ class Manager:
         if self._standbys.get(status.node_rank) != status.standbys:
             self._standbys[status.node_rank] = status.standbys
             self._journal.write("standbys", node_rank=status.node_rank, count=status.standbys)
+        pids = {str(rank.rank): rank.pid for rank in status.ranks}
+        if self._pids.get(status.node_rank) != pids:
+            self._pids[status.node_rank] = pids
+            self._journal.write("processes", node_rank=status.node_rank, pids=pids)
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
