@@ -30,6 +30,6 @@ class GroupCall:
 
 
 def fingerprint(calls: list[GroupCall]) -> int:
-    """Return a positive 63-bit number that is equal on two ranks whose scripts made the same groups in the same order."""
+    """Return a positive 63-bit number, equal on two ranks whose scripts made the same groups in the same order."""
     text = "\n".join(f"{call.name} {call.ranks} {call.backend} {call.tag}" for call in calls)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

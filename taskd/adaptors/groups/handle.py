@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import _unregister_process_group
 from torch.distributed import distributed_c10d as c10d
 
 _OWN = frozenset({"_pybind11_conduit_v1_", "_set_group_name", "_set_group_desc", "abort", "shutdown"})
@@ -22,7 +23,7 @@ class GroupHandle(dist.ProcessGroup):
     """A process group whose members are reached through the newest generation's group of the same name."""
 
     def __init__(self, inner: dist.ProcessGroup) -> None:
-        super().__init__(inner.rank(), inner.size())
+        super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]  # not in the stubs, but for subclasses
         self._name, self._desc = inner.group_name, inner.group_desc
         self._inner: dist.ProcessGroup | None = inner
 
@@ -61,20 +62,20 @@ class GroupHandle(dist.ProcessGroup):
     # torch reads the name of a C++ group from its backends, and a handle has none: hence these two.
 
     @property
-    def group_name(self) -> str:  # type: ignore[override]
+    def group_name(self) -> c10d.GroupName:
         """Return the name that the group has in every generation."""
         return self._name
 
     @property
-    def group_desc(self) -> str:  # type: ignore[override]
+    def group_desc(self) -> str:
         """Return the description given when the group was made."""
         return self._desc
 
     @property
-    def _device_types(self) -> list[Any]:  # type: ignore[override]
+    def _device_types(self) -> list[Any]:
         return self.inner()._device_types
 
-    @property
+    @property  # type: ignore[misc]  # read-only: torch binds the inner group when it is made
     def bound_device_id(self) -> Any:
         """Return the device that the inner group is bound to, or None."""
         return self.inner().bound_device_id
@@ -128,10 +129,10 @@ def _strike(group: dist.ProcessGroup, by_name: bool = True) -> None:
     world = c10d._world
     name = world.pg_names.pop(group, None)
     for table in (world.pg_map, world.pg_group_ranks, world.pg_backend_config, world.pg_coalesce_state):
-        table.pop(group, None)  # type: ignore[attr-defined]
+        table.pop(group, None)
     tag = world.pg_to_tag.pop(group, None)
     for key in (tag, ""):
         if key is not None and group in world.tags_to_pg.get(key, []):
             world.tags_to_pg[key].remove(group)
     if name is not None and by_name:
-        c10d._unregister_process_group(name)
+        _unregister_process_group(name)

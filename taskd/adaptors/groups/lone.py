@@ -1,8 +1,8 @@
 """`LoneGroup`: a group of true rank and size with nobody at the other end, for a newcomer that runs the user's set-up.
 
 What each call does: `all_reduce` leaves the tensor; `all_gather` and `reduce_scatter` copy the own contribution;
-`broadcast`, `recv` and `scatter` from another rank leave the tensor; barriers return at once. The values are not those of a
-real world. They do not matter: the state that counts comes from a donor before the newcomer trains.
+`broadcast`, `recv` and `scatter` from another rank leave the tensor; barriers return at once. The values are not those
+of a real world. They do not matter: the state that counts comes from a donor before the newcomer trains.
 
 torch's C++ fake backend does nearly all of it. Its work objects carry no result, which DDP's reducer asks for, so
 `allreduce` is answered here.
@@ -16,8 +16,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FakeProcessGroup, _create_work_from_future
+from torch._C import _distributed_c10d as native
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import distributed_c10d as c10d
+
+from taskd.adaptors.groups.calls import GroupCall
 
 _OBJECT_RECEIVERS = ("broadcast_object_list", "scatter_object_list", "recv_object_list")
 
@@ -26,13 +29,13 @@ class LoneGroup(dist.ProcessGroup):
     """A process group of `size` ranks in which only `rank` exists."""
 
     def __init__(self, rank: int, size: int, devices: Sequence[torch.device]) -> None:
-        super().__init__(rank, size)
-        fake = FakeProcessGroup._create_internal(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg]  # the constructor for subclasses is not in the stubs
+        fake = native.FakeProcessGroup._create_internal(rank, size)
         self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
         for device in devices:
             self._register_backend(device, dist.ProcessGroup.BackendType.CUSTOM, fake)
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:
+    def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:  # type: ignore[override]
         """Return a finished work whose result is `tensors`, unchanged."""
         return finished(tensors)
 
@@ -45,7 +48,8 @@ def finished(tensors: Any) -> dist.Work:
     result = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
     future.set_result(result)
-    return _create_work_from_future(future)
+    work: dist.Work = native._create_work_from_future(future)  # type: ignore[attr-defined]
+    return work
 
 
 def make(rank: int, size: int, backend: str, name: str, desc: str | None, device: torch.device | None) -> LoneGroup:
@@ -54,16 +58,40 @@ def make(rank: int, size: int, backend: str, name: str, desc: str | None, device
     group = LoneGroup(rank, size, devices)
     if device is not None:
         group.bound_device_id = device
-    group._set_group_name(name)
+    group._set_group_name(c10d.GroupName(name))
     group._set_group_desc("undefined" if desc is None else desc)
     return group
 
 
-class ObjectCollectives:
-    """Keeps receivers of objects from unpickling a message that never came: in a lone group they leave the list as it is.
+def build(call: GroupCall, rank: int, group_rank: int | None, store: Store) -> tuple[Any, Any]:
+    """Stand in for torch's helper in a newcomer: a `LoneGroup`, entered in the tables as torch would."""
+    if not call.is_default and rank not in call.ranks:
+        return c10d.GroupMember.NON_GROUP_MEMBER, None
+    if call.tag not in (None, ""):
+        existing = c10d._find_pg_by_ranks_and_tag(call.tag, list(call.ranks))
+        if existing is not None:
+            return existing, c10d._world.pg_map[existing][1]
+    assert group_rank is not None
+    group = make(group_rank, call.size, call.backend, call.name, call.desc, call.device)
+    prefix_store = PrefixStore(f"{call.name}/", store)
+    backend = c10d.Backend(call.backend)
+    c10d._register_pg_in_world(
+        group,
+        backend_name=backend,
+        store=prefix_store,
+        group_name=c10d.GroupName(call.name),
+        backend_config=str(c10d.BackendConfig(backend)),
+        pg_tag=f"user:{call.tag}" if call.tag else None,
+        add_to_default_tag=not call.tag,
+    )
+    return group, prefix_store
 
-    The names are replaced in `torch.distributed` and `torch.distributed.distributed_c10d`. A module that had imported one
-    of them by name before keeps torch's own.
+
+class ObjectCollectives:
+    """Keeps receivers of objects from unpickling a message that never came: alone, they leave the list as it is.
+
+    The names are replaced in `torch.distributed` and `torch.distributed.distributed_c10d`. A module that had imported
+    one of them by name before keeps torch's own.
     """
 
     def __init__(self, is_lone: Callable[[Any], bool]) -> None:

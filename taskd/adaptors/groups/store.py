@@ -1,6 +1,7 @@
 """One client of the job's TCPStore, kept over generations; and the removal of what older generations left in the store.
 
-The store itself lives in an agent, so that it survives any rank. All keys of a generation begin with `taskd/<generation>/`.
+The store itself lives in an agent, so that it survives any rank. All keys of a generation
+begin with `taskd/<generation>/`.
 """
 
 import logging
@@ -10,7 +11,7 @@ import socket
 import stat
 from datetime import timedelta
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from taskd.errors import RebuildError
 
@@ -27,11 +28,11 @@ class StoreLink:
     """The connection to one endpoint at a time."""
 
     def __init__(self) -> None:
-        self._client: dist.TCPStore | None = None
+        self._client: TCPStore | None = None
         self._endpoint = ("", 0)
         self._sockets: frozenset[tuple[int, int]] = frozenset()
 
-    def connect(self, host: str, port: int, timeout_s: float) -> dist.TCPStore:
+    def connect(self, host: str, port: int, timeout_s: float) -> TCPStore:
         """Return a client of `host`:`port`, the kept one if it is of that endpoint.
 
         Raises:
@@ -43,7 +44,7 @@ class StoreLink:
             return self._client
         before = _sockets_to(port)
         try:
-            client = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+            client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
         except (RuntimeError, ValueError) as error:
             raise RebuildError(
                 f"no store answers at {host}:{port} within {timeout_s:g} s: {error}; "
@@ -88,7 +89,7 @@ def _sockets_to(port: int) -> frozenset[tuple[int, int]]:
     return frozenset(found)
 
 
-def sweep(client: dist.TCPStore, generation: int) -> int:
+def sweep(client: TCPStore, generation: int) -> int:
     """Delete the keys of all generations before `generation`; return how many were deleted.
 
     For one rank of the world, after all have formed `generation`. A store that is gone is no error here.

@@ -1,8 +1,8 @@
 """Free this rank and its peers from a stuck gloo collective without the shim.
 
-gloo's transport thread, `gloo_tcp_loop`, waits in epoll for its sockets. The kernel tells which: `/proc` has the thread's
-name, the call it waits in with the epoll descriptor, and the descriptors of that epoll set. A shutdown of those sockets fails
-the pairs on both sides. It does not wake a send that gloo has queued but not begun (`facts/shim.md` F); only the shim does.
+gloo's transport thread, `gloo_tcp_loop`, waits in epoll for its sockets. The kernel tells which: `/proc` has the
+thread's name, the call it waits in with the epoll descriptor, and the descriptors of that epoll set. A shutdown of
+those sockets fails the pairs on both sides. It does not wake a send that gloo has queued but not begun; only the shim does.
 """
 
 import os

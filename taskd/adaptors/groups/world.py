@@ -3,14 +3,14 @@
 Rules:
 
 1. One seam. `init_process_group`, `new_group`, sub-groups and device meshes all make their groups through torch's
-   `_new_process_group_helper`, looked up at each call. That name alone is replaced, so scripts that imported `new_group`
-   before us are seen too.
-2. The default group stays torch's own object, new in each generation (`torch.distributed.group.WORLD` finds it; a variable that
-   held an old one is dead). The other groups are handed out as `GroupHandle`s, which go on to work.
-3. Old groups are taken out of all tables at once and destroyed later, on a thread of their own: gloo's destructor joins threads.
-   `bury` says when nothing points at them any more.
-4. The groups that the script makes inside its training function cannot be rebuilt, because a newcomer stops before it. The
-   fingerprint of all calls is compared in each new world, so that this is an error and not a hang.
+   `_new_process_group_helper`, looked up at each call. That name alone is replaced, so scripts that imported
+   `new_group` before us are seen too.
+2. The default group stays torch's own object, new in each generation (`torch.distributed.group.WORLD` finds it; a
+   variable that held an old one is dead). The other groups are handed out as `GroupHandle`s, which go on to work.
+3. Old groups are taken out of all tables at once and destroyed later, on a thread of their own: gloo's destructor
+   joins threads. `bury` says when nothing points at them any more.
+4. The groups that the script makes inside its training function cannot be rebuilt, because a newcomer stops before it.
+   The fingerprint of all calls is compared in each new world, so that this is an error and not a hang.
 5. Groups made by `split_group` or `shrink_group` are not known here; `rebuild` refuses a world that has one.
 """
 
@@ -22,7 +22,8 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # binds the WORLD of its import time as default argument: import it while that is None
+import torch.distributed.nn.functional  # binds WORLD as default argument when imported: do it while that is None
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.groups import lone, unstick
@@ -50,8 +51,9 @@ class World:
         self._breaker = breaker
         self._calls: list[GroupCall] = []
         self._pretended: tuple[int, int] | None = None
+        self._oldest = 0
         self._link = StoreLink()
-        self._client: dist.TCPStore | None = None
+        self._client: TCPStore | None = None
         self._retired: list[Any] = []
         self._originals: dict[str, Any] = {}
         self._objects = lone.ObjectCollectives(self._is_lone)
@@ -96,7 +98,7 @@ class World:
     # At a fault.
 
     def abandon(self) -> int:
-        """Close this rank's side of all transfers, so that peers which wait for it are freed; return how many were closed.
+        """Close this rank's side of all transfers, so that waiting peers are freed; return how many were closed.
 
         Called when the training function was left by an exception. Any thread may call it.
         """
@@ -104,17 +106,22 @@ class World:
             return int(bool(self._breaker()))
         return unstick.break_without_shim()
 
-    def interrupt(self) -> int:
-        """Make a `rebuild` that another thread waits in raise `RebuildError`; return how many connections were shut."""
+    def interrupt(self, generation: int = 0) -> int:
+        """Make a `rebuild` that another thread waits in raise `RebuildError`; return how many connections were shut.
+
+        No world older than `generation` is formed any more, so that a `rebuild` about to begin fails too.
+        """
+        self._oldest = max(self._oldest, generation)
         return self._link.interrupt() + self.abandon()
 
     def rebuild(self, plan: WorldPlan, rank: int) -> None:
         """Leave all old groups and form those of `plan.generation`, each rank calling this with the same plan.
 
-        Forming has `plan.timeout_s` per group; afterwards the script's own timeouts hold. Old groups are kept until `bury`.
+        Forming has `plan.timeout_s` per group; afterwards the script's own timeouts hold. Old groups are kept until
+        `bury`.
 
         Raises:
-            RebuildError: the world could not be formed. No group exists then; `rebuild` may be called again with a later plan.
+            RebuildError: the world could not be formed. No group exists then; a later plan may be tried.
         """
         calls = self._alive_calls()
         self._check(calls, plan)
@@ -122,6 +129,8 @@ class World:
         self._leave()
         self._calls = calls
         self._client = self._link.connect(plan.store_host, plan.store_port, plan.timeout_s)
+        if plan.generation < self._oldest:
+            raise RebuildError(f"generation {plan.generation} is outdated, {self._oldest} is the oldest to be formed")
         try:
             self._form(calls, plan, rank, self._client)
             self._compare(calls)
@@ -129,8 +138,8 @@ class World:
             self._link.drop()
             self._leave()
             raise RebuildError(
-                f"generation {plan.generation} was not formed by rank {rank} of {plan.world_size} within {plan.timeout_s:g} s: "
-                f"{error}; a peer died or does not reach this node: the next generation decides"
+                f"generation {plan.generation} was not formed by rank {rank} of {plan.world_size} within "
+                f"{plan.timeout_s:g} s: {error}; a peer died or does not reach this node: the next generation decides"
             ) from error
         c10d._world.group_count = count
         self.generation = plan.generation
@@ -139,7 +148,7 @@ class World:
     def bury(self, rank: int) -> threading.Thread | None:
         """Destroy the groups of older generations on a thread, and on rank 0 their keys in the store too.
 
-        To be called when nothing of the model points at them any more. Returns the thread, or None if nothing was to do.
+        To be called when nothing of the model points at them any more. Returns the thread, None if nothing was to do.
         """
         retired, self._retired = self._retired, []
         client = self._client if rank == 0 else None
@@ -153,20 +162,20 @@ class World:
         return thread
 
     def current(self, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-        """Return what a wrapper that was made with `group` is to use now: a handle stays itself, all else is the default group."""
+        """Return what a wrapper made with `group` is to use now: a handle stays itself, else the default group."""
         if isinstance(group, GroupHandle):
             return group
         return c10d._get_default_group()
 
     # The seam.
 
-    def _make(  # torch's own signature; the names are torch's
+    def _make(  # noqa: PLR0913, PLR0917  # torch's own signature and names
         self,
         group_size: int,
         group_rank: int | None,
         global_ranks_in_group: list[int],
         backend: str,
-        store: dist.Store,
+        store: Store,
         group_name: str,
         backend_options: Any = None,
         timeout: timedelta | None = None,
@@ -190,7 +199,7 @@ class World:
         )
         group, prefix_store = self._build(call, group_rank, store)
         if not call.is_default and isinstance(group, dist.ProcessGroup):
-            if isinstance(group, GroupHandle) or group in (known.handle for known in self._calls):
+            if isinstance(group, GroupHandle) or any(group is known.handle for known in self._calls):
                 return group, prefix_store  # torch found an existing group of that tag and those ranks
             call.handle = GroupHandle(group)
             register(call.handle, group)
@@ -198,9 +207,9 @@ class World:
         self._calls.append(call)
         return group, prefix_store
 
-    def _build(self, call: GroupCall, group_rank: int | None, store: dist.Store) -> tuple[Any, Any]:
+    def _build(self, call: GroupCall, group_rank: int | None, store: Store) -> tuple[Any, Any]:
         if self._pretended is not None:
-            return _build_alone(call, self._pretended[0], group_rank, store)
+            return lone.build(call, self._pretended[0], group_rank, store)
         make = self._originals["_new_process_group_helper"]
         return make(  # type: ignore[no-any-return]
             call.size,
@@ -216,9 +225,9 @@ class World:
             group_desc=call.desc,
         )
 
-    def _rendezvous(self, *args: Any, **options: Any) -> Iterator[tuple[dist.Store, int, int]]:
+    def _rendezvous(self, *args: Any, **options: Any) -> Iterator[tuple[Store, int, int]]:
         assert self._pretended is not None
-        yield (dist.HashStore(), *self._pretended)
+        yield (HashStore(), *self._pretended)
 
     def _is_lone(self, group: Any) -> bool:
         found = group if group is not None else c10d._world.default_pg
@@ -263,7 +272,8 @@ class World:
         strange = [name for name in c10d._world.pg_names.values() if name not in names]
         if strange:
             raise RebuildError(
-                f"the groups {strange} were made by split_group or shrink_group, which taskd cannot repeat; use new_group"
+                f"the groups {strange} were made by split_group or shrink_group, which taskd cannot repeat; "
+                "use new_group"
             )
 
     def _leave(self) -> None:
@@ -277,11 +287,11 @@ class World:
             # (never run on a device by this project's tests).
             c10d._abort_process_group()
 
-    def _form(self, calls: list[GroupCall], plan: WorldPlan, rank: int, client: dist.TCPStore) -> None:
-        root = dist.PrefixStore(prefix(plan.generation), client)
+    def _form(self, calls: list[GroupCall], plan: WorldPlan, rank: int, client: TCPStore) -> None:
+        root = PrefixStore(prefix(plan.generation), client)
         pretended, self._pretended = self._pretended, None
         try:
-            default = self._form_one(calls[0], plan, rank, dist.PrefixStore("default_pg", root))
+            default = self._form_one(calls[0], plan, rank, PrefixStore("default_pg", root))
             c10d._update_default_pg(default)
             c10d._world.pg_group_ranks[default] = {member: member for member in range(plan.world_size)}
             store = c10d._world.pg_map[default][1]
@@ -294,7 +304,7 @@ class World:
             self._pretended = pretended
             raise
 
-    def _form_one(self, call: GroupCall, plan: WorldPlan, rank: int, store: dist.Store) -> Any:
+    def _form_one(self, call: GroupCall, plan: WorldPlan, rank: int, store: Store) -> Any:
         own_timeout, call.timeout = call.timeout, timedelta(seconds=plan.timeout_s)
         if call.is_default:
             call.size = plan.world_size
@@ -317,36 +327,12 @@ class World:
         different = [rank for rank, theirs in enumerate(everyone) if not torch.equal(theirs, everyone[0])]
         if different:
             raise RuntimeError(
-                f"ranks {different} made other process groups than rank 0; expected the same calls of new_group on all ranks, "
-                "before the resilient function"
+                f"ranks {different} made other process groups than rank 0; expected the same calls of new_group on all "
+                "ranks, before the resilient function"
             )
 
 
-def _build_alone(call: GroupCall, rank: int, group_rank: int | None, store: dist.Store) -> tuple[Any, Any]:
-    """Stand in for torch's helper in a newcomer: a `LoneGroup`, entered in the tables as torch would."""
-    if not call.is_default and rank not in call.ranks:
-        return c10d.GroupMember.NON_GROUP_MEMBER, None
-    if call.tag not in (None, ""):
-        existing = c10d._find_pg_by_ranks_and_tag(call.tag, list(call.ranks))
-        if existing is not None:
-            return existing, c10d._world.pg_map[existing][1]
-    assert group_rank is not None
-    group = lone.make(group_rank, call.size, call.backend, call.name, call.desc, call.device)
-    prefix_store = dist.PrefixStore(f"{call.name}/", store)
-    backend = c10d.Backend(call.backend)
-    c10d._register_pg_in_world(
-        group,
-        backend_name=backend,
-        store=prefix_store,
-        group_name=call.name,
-        backend_config=str(c10d.BackendConfig(backend)),
-        pg_tag=f"user:{call.tag}" if call.tag else None,
-        add_to_default_tag=not call.tag,
-    )
-    return group, prefix_store
-
-
-def _destroy(retired: list[Any], client: dist.TCPStore | None, generation: int) -> None:
+def _destroy(retired: list[Any], client: TCPStore | None, generation: int) -> None:
     if client is not None:
         sweep(client, generation)
     retired.clear()

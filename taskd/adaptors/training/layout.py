@@ -1,18 +1,21 @@
 """Point the model's DDP wrappers at the new groups, with one bucket layout on all ranks.
 
-DDP sums gradients in buckets. After the first backward pass it rebuilds them in the order in which gradients arrive, so a newcomer
-starts with other buckets than the survivors have: sizes differ, which kills gloo, or only the order, which changes the last bits.
+DDP sums gradients in buckets. After the first backward pass it rebuilds them in the order in which gradients arrive, so
+a newcomer starts with other buckets than the survivors have: sizes differ, which kills gloo, or only the order, which
+changes the last bits.
 
 Rules:
 
-1. A wrapper is *settled* on a rank once its buckets were rebuilt there. The undisturbed run has the first buckets in step 1 and
-   settled ones in every later step; a rank goes on with what that run has in the step after the target.
-2. A rank that has finished the backward pass of a counted step, but not rebuilt yet, knows the order: it rebuilds alone.
+1. A wrapper is *settled* on a rank once its buckets were rebuilt there. The undisturbed run has the first buckets in
+   step 1 and settled ones in every later step; a rank goes on with what that run has in the step after the target.
+2. A rank that has finished the backward pass of a counted step, but not rebuilt yet, knows the order: it rebuilds
+   alone.
 3. If ranks differ after that, all take the layout of the lowest rank whose wrapper is as rule 1 wants it.
-4. A layout is imposed through the reducer's own rebuilding, which asks rank 0 of its group for the layout. For that moment the
-   wrapper stands in a group of one whose `broadcast` answers with the wanted layout. None of the user's code is run.
-5. With `find_unused_parameters=True` DDP never rebuilds, and nothing has to be imposed. With `static_graph=True` a process's first
-   iteration communicates otherwise than later ones, so a newcomer cannot join survivors: that is refused on all ranks.
+4. A layout is imposed through the reducer's own rebuilding, which asks rank 0 of its group for the layout. For that
+   moment the wrapper stands in a group of one whose `broadcast` answers with the wanted layout. No user code is run.
+5. With `find_unused_parameters=True` DDP never rebuilds, and nothing has to be imposed. With `static_graph=True` a
+   process's first iteration communicates otherwise than later ones, so a newcomer cannot join survivors: that is
+   refused on all ranks.
 """
 
 import hashlib
@@ -61,7 +64,7 @@ def repoint(state: TrainState, world: World, plan: WorldPlan) -> RepointReport:
     for wrapper, group in zip(wrappers, groups, strict=True):
         if _is_settled(wrapper) or (counts and _rebuild_alone(wrapper)):
             _settled.add(wrapper)
-        wrapper._update_process_group(group)
+        _point(wrapper, group)
     try:
         adopted = _agree(wrappers, groups, condition is Condition.EMPTY, plan.target_step)
     except RuntimeError as error:
@@ -86,14 +89,14 @@ def impose(wrapper: DistributedDataParallel, layout: Layout, group: dist.Process
     Raises:
         RebuildError: the reducer did not take the layout.
     """
-    wrapper._update_process_group(_Dictation(layout))  # the wrapper keeps its Python half alive
+    _point(wrapper, _Dictation(layout))  # the wrapper keeps its Python half alive
     wrapper.reducer._push_all_rebuilt_params()
     taken = wrapper.reducer._rebuild_buckets()
-    wrapper._update_process_group(group)
+    _point(wrapper, group)
     if not taken or layout_of(wrapper) != layout:
         raise RebuildError(
-            f"DDP's reducer did not take the layout {layout}; torch {torch.__version__} rebuilds buckets in a way that this taskd "
-            "does not know"
+            f"DDP's reducer did not take the layout {layout}; torch {torch.__version__} rebuilds buckets in a way that "
+            "this taskd does not know"
         )
     _settled.add(wrapper)
 
@@ -102,17 +105,21 @@ class _Dictation(dist.ProcessGroup):
     """A group of one, in which "rank 0" broadcasts a given layout: indices and bucket count, then bucket sizes."""
 
     def __init__(self, layout: Layout | None) -> None:
-        super().__init__(0, 1)
+        super().__init__(0, 1)  # type: ignore[call-arg]  # the constructor for subclasses is not in the stubs
         self._answers: list[list[int]] = []
         if layout is not None:
             indices = [index for bucket in layout for index in bucket]
             self._answers = [[*indices, len(layout)], [len(bucket) for bucket in layout]]
 
-    def broadcast(self, tensors: Any, opts: Any = None) -> dist.Work:
+    def broadcast(self, tensors: Any, opts: Any = None) -> dist.Work:  # type: ignore[override]
         for tensor in tensors:
             if self._answers:
                 tensor.copy_(torch.tensor(self._answers.pop(0), dtype=tensor.dtype))
         return finished(tensors)
+
+
+def _point(wrapper: DistributedDataParallel, group: dist.ProcessGroup) -> None:
+    wrapper._update_process_group(group)  # type: ignore[no-untyped-call]
 
 
 def _is_settled(wrapper: DistributedDataParallel) -> bool:
@@ -169,8 +176,8 @@ def _refuse_static_graph(wrapper: DistributedDataParallel, rows: list[list[int]]
     newcomers = [rank for rank, row in enumerate(rows) if row[1]]
     if wrapper.static_graph and newcomers and len(newcomers) < len(rows):
         raise RebuildError(
-            f"DDP with static_graph=True cannot take in the new ranks {newcomers}: it communicates otherwise in a process's "
-            "first iteration than later; leave static_graph off, or the job restarts all ranks at a fault"
+            f"DDP with static_graph=True cannot take in the new ranks {newcomers}: it communicates otherwise in a "
+            "process's first iteration than later; leave static_graph off, or the job restarts all ranks at a fault"
         )
 
 
@@ -181,7 +188,8 @@ def _gather(rows: list[list[Any]]) -> list[list[list[int]]]:
     counts = _all(mine[0].contiguous())
     if any(int(count[0]) != len(rows) for count in counts):
         raise RebuildError(
-            f"the ranks have {[int(count[0]) for count in counts]} DDP wrappers in their TrainState; expected the same everywhere"
+            f"the ranks have {[int(count[0]) for count in counts]} DDP wrappers in their TrainState; "
+            "expected the same everywhere"
         )
     return [theirs.tolist() for theirs in _all(mine[1:].contiguous())]
 

@@ -2,7 +2,7 @@
 
 Rules:
 
-1. A replicated part is equal on all ranks, and a donor's copy is good for everybody: model, optimizer, scheduler, scaler …
+1. A replicated part is equal on all ranks, and a donor's copy is good for everybody: model, optimizer, scheduler …
 2. A position part differs from rank to rank and goes into the rank's position file: samplers and data loaders.
 3. A part that cannot be saved and loaded is refused at once, by name.
 """
@@ -31,8 +31,8 @@ class Parts:
         self.schedulers = [part for part in self.replicated.values() if isinstance(part, LRScheduler)]
         if not self.optimizers:
             raise ConfigError(
-                f"TrainState got {', '.join(self.all) or 'nothing'}; expected at least one torch.optim.Optimizer, since a step "
-                "is seen through its hooks: pass optimizer=…"
+                f"TrainState got {', '.join(self.all) or 'nothing'}; expected at least one torch.optim.Optimizer, "
+                "since a step is seen through its hooks: pass optimizer=…"
             )
 
     def pack_positions(self) -> dict[str, bytes]:

@@ -2,10 +2,11 @@
 
 Rules:
 
-1. Three slots of equal size. Two take turns for committed steps, since the step that the world goes back to may be the last or
-   the last but one that this rank had committed. The third is tentative: what step N + 1 will have been if a peer commits it.
-2. A slot is written as: sequence odd, body, checksum, sequence even. A reader accepts only an even sequence and a right checksum,
-   so a slot that a dying process had half written is not seen.
+1. Three slots of equal size. Two take turns for committed steps, since the step that the world goes back to may be the
+   last or the last but one that this rank had committed. The third is tentative: what step N + 1 will have been if a
+   peer commits it.
+2. A slot is written as: sequence odd, body, checksum, sequence even. A reader accepts only an even sequence and a right
+   checksum, so a slot that a dying process had half written is not seen.
 3. One writer (the rank's process), readers when that process is dead or the same process itself.
 """
 
@@ -53,8 +54,8 @@ class PositionFile:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_size not in (0, size):
                 raise RestoreError(
-                    f"position file {path} has mode {status.st_mode:o}, owner {status.st_uid} and {status.st_size} bytes; expected "
-                    f"a regular file of user {os.geteuid()} with {size} bytes; remove it"
+                    f"position file {path} has mode {status.st_mode:o}, owner {status.st_uid} and "
+                    f"{status.st_size} bytes; expected a regular file of user {os.geteuid()} with {size} bytes; remove it"
                 )
             os.posix_fallocate(descriptor, 0, size)
             self._map = mmap.mmap(descriptor, size)
@@ -78,7 +79,7 @@ class PositionFile:
         _SEQUENCE.pack_into(memory, at, sequence + 1)
 
     def read(self) -> dict[int, bytes]:
-        """Return the payload of each step that is there; a committed one goes before a tentative one of the same step."""
+        """Return the payload of each step that is there; of one step, a committed one before a tentative one."""
         found: dict[int, bytes] = {}
         for at in (SLOT_BYTES * Slot.TENTATIVE.value, 0, SLOT_BYTES):
             sequence, step, length, checksum = _HEADER.unpack_from(self._map, at)

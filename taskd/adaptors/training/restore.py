@@ -2,9 +2,10 @@
 
 Rules:
 
-1. Collective: every rank of the new world calls `restore` with the same plan, after its groups are formed and its wrappers re-pointed.
-2. Tensor by tensor, from the donor's memory into the receiver's own tensors where these fit. Small ones travel together.
-   No copy of the whole state is made on either side.
+1. Collective: every rank of the new world calls `restore` with the same plan, after its groups are formed and its
+   wrappers re-pointed.
+2. Tensor by tensor, from the donor's memory into the receiver's own tensors where these fit. Small ones travel
+   together. No copy of the whole state is made on either side.
 3. All or nothing: a receiver is TORN from the first byte until everything has been loaded.
 4. Nothing that a peer sends is unpickled freely (see `tree`).
 """
@@ -60,11 +61,11 @@ class RestoreReport:
 
 
 def restore(state: TrainState, plan: WorldPlan, rank: int) -> RestoreReport:
-    """Bring this rank to `plan.target_step`: weights, optimizer and the rest from its donor or its own memory, then RNG and data.
+    """Bring this rank to `plan.target_step`: weights, optimizer and the rest, then RNG and data position.
 
     Raises:
-        RestoreError: this rank holds something else than the plan says, or a transfer failed; the state is then TORN if it
-            was to receive, and untouched otherwise.
+        RestoreError: this rank holds something else than the plan says, or a transfer failed; the state is then
+            TORN if it was to receive, and untouched otherwise.
     """
     begun = time.monotonic()
     notes: list[str] = []
@@ -80,7 +81,7 @@ def restore(state: TrainState, plan: WorldPlan, rank: int) -> RestoreReport:
                 size_bytes += _receive(state, _Lane(transfer, plan.world_size), plan.target_step)
     except (RuntimeError, ValueError, KeyError, TypeError, msgspec.DecodeError) as error:
         raise RestoreError(
-            f"rank {rank} was not brought to step {plan.target_step}: {error!r}; a peer died, or the ranks' scripts differ"
+            f"rank {rank} was not brought to step {plan.target_step}: {error!r}; a peer died, or the scripts differ"
         ) from error
     state.drop_gradients()
     notes.append(state.return_to(plan.target_step))
@@ -94,7 +95,8 @@ def _keep(state: TrainState, plan: WorldPlan, rank: int) -> str:
         return state.adopt()
     if condition is not Condition.CLEAN or state.step != plan.target_step:
         raise RestoreError(
-            f"rank {rank} is {condition.value} at step {state.step} and receives nothing; expected clean at step {plan.target_step}"
+            f"rank {rank} is {condition.value} at step {state.step} and receives nothing; "
+            f"expected clean at step {plan.target_step}"
         )
     state.rollback()
     return ""

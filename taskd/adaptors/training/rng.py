@@ -1,8 +1,8 @@
 """The random number generators of this process: captured after each step in a few microseconds, and put back exactly.
 
-Python's and numpy's own calls to read their state take 15 and 50 us, so their memory is read instead: both keep a Mersenne
-twister of 2,500 bytes at an address that can be known. Whether it lies where we think is tried out on a probe generator with known
-content, once per process; where it does not, the slow call is used. Restoring always goes through the public calls.
+Python's and numpy's own calls to read their state take 15 and 50 us, so their memory is read instead: both keep a
+Mersenne twister of 2,500 bytes at an address that can be known. Once per process it is checked against the public call
+that it lies where we think; where it does not, the public call is used. Restoring always goes through the public calls.
 """
 
 import ctypes
@@ -22,10 +22,10 @@ _GAUSS = struct.Struct("<id")
 
 
 class RngCapture:
-    """Reads and restores python's `random`, numpy's global generator (if imported), torch's CPU and device generators."""
+    """Reads and restores python's `random`, numpy's global generator if imported, torch's CPU and device ones."""
 
     def __init__(self) -> None:
-        self._python_address = _python_address(random._inst)  # type: ignore[attr-defined]
+        self._python_address = _python_address(random._inst)
         self._numpy: Callable[[], bytes] | None = None
         self._cpu = torch.default_generator
 
@@ -38,7 +38,7 @@ class RngCapture:
             b"" if self._numpy is None else self._numpy(),
             self._cpu.get_state().numpy().tobytes(),
         ]
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             states.extend(state.numpy().tobytes() for state in torch.cuda.get_rng_state_all())
         return states
 
@@ -100,10 +100,11 @@ def _restore_numpy(state: bytes) -> None:
 def _numpy_slow() -> bytes:
     import numpy
 
-    name, words, index, has_gauss, gauss = numpy.random.get_state(legacy=True)
+    state: Any = numpy.random.get_state(legacy=True)
+    name, words, index, has_gauss, gauss = state
     if name != "MT19937":  # the script has put another bit generator under numpy's global functions
         return b""
-    return words.tobytes() + struct.pack("<i", index) + _GAUSS.pack(has_gauss, gauss)
+    return bytes(words.tobytes()) + struct.pack("<i", index) + _GAUSS.pack(has_gauss, gauss)
 
 
 def _numpy_reader() -> Callable[[], bytes]:

@@ -2,12 +2,12 @@
 
 Rules:
 
-1. `commit` says: this step is done. It counts, and puts down where this rank stands in random numbers and data; it copies no
-   weights and costs microseconds.
-2. Between two commits the hooks of the optimizers tell what the state in memory is worth: CLEAN while none has stepped, STEPPED when
-   each has stepped exactly once, TORN in all other cases.
-3. A forward pass of the next step may change buffers (BatchNorm) although the weights are still clean. They are copied before the
-   first forward after a commit and put back by `rollback`.
+1. `commit` says: this step is done. It counts, and puts down where this rank stands in random numbers and data; it
+   copies no weights and costs microseconds.
+2. Between two commits the hooks of the optimizers tell what the state in memory is worth: CLEAN while none has
+   stepped, STEPPED when each has stepped exactly once, TORN in all other cases.
+3. A forward pass of the next step may change buffers (BatchNorm) although the weights are still clean. They are copied
+   before the first forward after a commit and put back by `rollback`.
 4. Whoever reads these methods at a fault does so on the thread that trains, outside of the training function.
 """
 
@@ -54,9 +54,12 @@ class _Memory:
 class TrainState:
     """The objects that one rank trains with, and the count of its committed steps.
 
-    Pass the model, the optimizers and whatever else has `state_dict()` and `load_state_dict()` by keyword; each is then an
-    attribute. Samplers and data loaders (by type, or named `sampler`, `loader`, `…_sampler`, `…_loader`) are this rank's data
-    position; everything else is taken to be equal on all ranks.
+    Pass the model, the optimizers and whatever else has `state_dict()` and `load_state_dict()` by keyword; each is then
+    an attribute. Samplers and data loaders (by type, or named `sampler`, `loader`, `…_sampler`, `…_loader`) are this
+    rank's data position; everything else is taken to be equal on all ranks.
+
+    Making an iterator of a torch data loader draws from the global random numbers, unless the loader has a `generator`
+    of its own: give it one, since the training function makes a new iterator after a recovery.
 
     Attributes:
         step: committed steps. Set it once after loading a checkpoint of your own, before training.
@@ -98,7 +101,7 @@ class TrainState:
     # What the training loop calls.
 
     def commit(self) -> None:
-        """Count this step as done and record RNG and data position. Call it once per step, after everything of the step."""
+        """Count this step as done and record RNG and data position. To be called last in each step."""
         step = self.step + 1
         payload = self._position()
         self._stepped = [0] * len(self._stepped)
@@ -114,7 +117,7 @@ class TrainState:
     # What the recovery calls.
 
     def attach(self, path: str) -> None:
-        """Keep positions in the file at `path` from now on; what a dead process left there is found by `position_of`.
+        """Keep positions in the file at `path` from now on; what a dead process left there is found by `return_to`.
 
         Raises:
             RestoreError: the file cannot be used.
@@ -122,7 +125,7 @@ class TrainState:
         self._positions = PositionFile(path)
 
     def begin(self) -> None:
-        """Record where this rank stands before its first step. To be called as training begins, but not in a newcomer."""
+        """Record where this rank stands before its first step. Called as training begins, but not in a newcomer."""
         self._marks = [scheduler.last_epoch for scheduler in self.parts.schedulers]
         self._positions.write(Slot.COMMITTED, self.step, self._position())
 
@@ -164,7 +167,7 @@ class TrainState:
         return "; ".join(notes)
 
     def rollback(self) -> None:
-        """Undo what a forward pass of the unfinished step did to buffers, so that a CLEAN state is the committed one."""
+        """Undo what a forward pass of the unfinished step did to buffers: a CLEAN state is then the committed one."""
         if self._buffers_touched and self._buffers:
             with torch.no_grad():
                 torch._foreach_copy_(self._buffers, self._saved_buffers)
@@ -243,7 +246,7 @@ class TrainState:
         return [buffer for module in self.parts.modules for buffer in module.buffers()]
 
     def _can_roll_back(self) -> bool:
-        """Tell whether the buffers are still the tensors that were saved; a module may have put others in their place."""
+        """Tell whether the buffers are still the tensors that were saved; a module may have put others there."""
         if not self._buffers_touched or self._buffers is None:
             return True
         now = self._all_buffers()
@@ -263,8 +266,8 @@ class TrainState:
         if not self._told_too_large:
             self._told_too_large = True
             _log.warning(
-                "the data position (%s) takes %d bytes, and %d have room: it is not recorded, and after a recovery the data of a "
-                "replaced rank is not exactly that of an undisturbed run",
+                "the data position (%s) takes %d bytes, and %d have room: it is not recorded, and after a recovery the "
+                "data of a replaced rank is not exactly that of an undisturbed run",
                 ", ".join(self.parts.positions),
                 len(payload),
                 CAPACITY_BYTES,

@@ -25,7 +25,7 @@ _SMALLEST, _LARGEST = -(1 << 63), (1 << 63) - 1
 
 def fold(value: Any, take: TakeTensor) -> Any:
     """Return `value` as nested lists of plain values; `take` turns each tensor into a plain value."""
-    if value is None or isinstance(value, bool | float | str | bytes) and type(value) in (bool, float, str, bytes):
+    if value is None or type(value) in (bool, float, str, bytes):
         return value
     if type(value) is int and _SMALLEST <= value <= _LARGEST:
         return value
@@ -42,7 +42,7 @@ def fold(value: Any, take: TakeTensor) -> Any:
 
 
 def unfold(value: Any, give: GiveTensor, mine: Any = None) -> Any:
-    """Return what was folded. `give(plain, own)` returns a tensor; `own` is what `mine`, a tree of like shape, has there."""
+    """Return what was folded. `give(plain, own)` makes a tensor; `own` is what `mine`, a like tree, has there."""
     if not isinstance(value, list):
         return value
     kind, body = value
