@@ -1,0 +1,44 @@
+"""The command line: `taskd run …` and `taskd doctor`.
+
+Rules:
+
+1. Exit codes: of `run`, torchrun's own; of `doctor`, 0 if healthy and 1 if not; 2 for wrong usage, with what is right.
+2. Standard output is for results, standard error for everything else.
+"""
+
+import sys
+from collections.abc import Sequence
+
+import taskd
+
+_USAGE = """usage: taskd run [torchrun's options] SCRIPT [script's arguments]
+       taskd doctor [--json]
+       taskd --version
+
+run      torchrun with taskd switched on; takes every option of torchrun
+doctor   whether taskd is in place, fits the installed torch, and what is switched on
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    match words:
+        case ["run", *rest]:
+            from taskd.cli.run import run
+
+            return run(rest)
+        case ["doctor", *rest]:
+            from taskd.cli.doctor import doctor
+
+            return doctor(rest)
+        case ["--version"]:
+            print(f"taskd {taskd.__version__}")
+            return 0
+        case ["-h" | "--help"]:
+            print(_USAGE, end="")
+            return 0
+        case _:
+            found = f"found {words[0]!r}" if words else "found no command"
+            print(f"taskd: {found}, expected run or doctor\n{_USAGE}", end="", file=sys.stderr)
+            return 2

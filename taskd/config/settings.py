@@ -147,6 +147,9 @@ JOINS = Setting(
     "TASKD_JOINS", None, Kind.SWITCH, "off", _WORKER,
     "The process comes into a living world: it sets up alone, then waits for the others' state.",
 )  # fmt: skip
+ROUND = Setting(
+    "TASKD_ROUND", None, Kind.TEXT, None, _WORKER, "Start of torchrun's whole group that the process is from."
+)
 BLACKBOX = Setting("TASKD_BLACKBOX", None, Kind.PATH, None, _WORKER, "Black box of the rank.")
 POSITION = Setting("TASKD_POSITION", None, Kind.PATH, None, _WORKER, "The rank's file of RNG state and data position.")
 RANK = Setting("RANK", None, Kind.WHOLE, None, _WORKER, "Global rank: torchrun's own variable.", 0, 2**31 - 1)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from taskd.adaptors.torchrun.imports import after_import
 from taskd.adaptors.torchrun.modules import installed_modules
+from taskd.config import settings
 from taskd.config.process import environment
 from taskd.config.worker import WorkerConfig
 
@@ -37,8 +38,8 @@ logger = logging.getLogger(__name__)
 _run_module_as_main: Final[Callable[..., object]] = vars(runpy)["_run_module_as_main"]
 _get_code_from_file: Final[Callable[..., tuple[CodeType, str]]] = vars(runpy)["_get_code_from_file"]
 
-ROUND: Final = "TASKD_ROUND"
-"""Set for every rank: which start of the whole worker group it belongs to, and that start's generation."""
+_ROUND: Final = settings.ROUND.name
+_GENERATION: Final = settings.GENERATION.name
 _PY_FILE_INPUT: Final = 257
 _CANNOT_OPEN: Final = 2
 _FAILED: Final = 1
@@ -86,13 +87,13 @@ def mark_round(round_name: str, generation: str) -> dict[str, str]:
 
     Their generation stands in it: on a node whose agent is younger it may be another number for the same start.
     """
-    return {ROUND: f"{round_name}@{generation}"}
+    return {_ROUND: f"{round_name}@{generation}"}
 
 
 def store_prefix(env: Mapping[str, str]) -> str:
     """Prefix of the keys that a process with this environment uses, equal on all nodes of one world."""
-    round_name, _, first = env.get(ROUND, "0@0").partition("@")
-    generation = env.get("TASKD_GENERATION", first)
+    round_name, _, first = env.get(_ROUND, "0@0").partition("@")
+    generation = env.get(_GENERATION, first)
     return f"taskd/{round_name}" if generation == first else f"taskd/{round_name}/{generation}"
 
 

@@ -1,0 +1,146 @@
+"""`taskd doctor`: is taskd in place, does it fit, what is switched on.
+
+Rules:
+
+1. Every finding says what was found; a problem also says the remedy. Nothing is changed.
+2. The secret is never shown.
+"""
+
+import argparse
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from taskd.adaptors.torchrun.launcher import PATCH_MODULE, has_plugin, sed_lines, torchrun_file
+from taskd.config.agent import AgentConfig
+from taskd.config.process import environment
+from taskd.config.settings import PREFIX, SECRET, SETTINGS, unknown_variables
+from taskd.config.switch import is_enabled
+from taskd.errors import TaskdError
+
+_TRIAL = "/bin/true"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. `remedy` is empty unless it is a problem."""
+
+    subject: str
+    found: str
+    remedy: str = ""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing needs to be done."""
+        return not self.remedy
+
+
+def doctor(arguments: Sequence[str]) -> int:
+    """Print the report. Returns 0 if all is well, else 1."""
+    parser = argparse.ArgumentParser(prog="taskd doctor", description="Is taskd in place, does it fit, what is on.")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    options = parser.parse_args(list(arguments))
+    logging.disable(logging.CRITICAL)  # what the parts would warn of is in the report
+    findings = list(examine())
+    healthy = all(finding.healthy for finding in findings)
+    if options.json:
+        print(json.dumps({"healthy": healthy, "findings": [asdict(finding) for finding in findings]}))
+    else:
+        _print_table(findings)
+        print("healthy" if healthy else "not healthy")
+    return 0 if healthy else 1
+
+
+def examine() -> Iterator[Finding]:
+    """All findings."""
+    yield Finding("python", f"{sys.version.split()[0]} at {sys.executable}")
+    yield _guarded("injection", _injection)
+    yield _guarded("fits torch", _fit)
+    yield _guarded("libtaskd.so", _gate)
+    yield _guarded("core", _core)
+    yield Finding("switched", "on" if is_enabled() else "off: set TASKD_PROCESS_ENABLE=on (taskd run does it)")
+    yield from _settings()
+    yield _guarded("manager", _manager)
+
+
+def _guarded(subject: str, look: Callable[[], Finding]) -> Finding:
+    try:
+        return look()
+    except TaskdError as error:
+        return Finding(subject, "a problem", str(error))
+
+
+def _injection() -> Finding:
+    file, lines, plugin = torchrun_file(), sed_lines(), has_plugin()
+    ways = [f"{lines} sed line(s) in {file}"] * bool(lines) + ["plugin of torchrun (entry point)"] * plugin
+    if ways:
+        return Finding("injection", " and ".join(ways))
+    return Finding(
+        "injection",
+        "none: neither the sed line nor the plugin is there, only `taskd run` works",
+        f"pip install taskd for {sys.executable}, or scripts/patch-torch.sh apply (adds `import {PATCH_MODULE}`)",
+    )
+
+
+def _fit() -> Finding:
+    from taskd.adaptors.torchrun.seams import SEAMS, torch_version, verify
+
+    verify()
+    return Finding("fits torch", f"torch {torch_version()}: all {len(SEAMS)} seams as expected")
+
+
+def _gate() -> Finding:
+    from taskd.runtime.blackbox import library_path
+
+    path = library_path("libtaskd.so")
+    remedy = "reinstall taskd for this machine, or build it: python -m pip install -e ."
+    if not path.is_file():
+        return Finding("libtaskd.so", f"no file at {path}", remedy)
+    trial = subprocess.run(
+        [_TRIAL],
+        env={**environment(), "LD_PRELOAD": str(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    if trial.returncode or trial.stderr:
+        return Finding("libtaskd.so", f"{_TRIAL} under it: status {trial.returncode} {trial.stderr.strip()}", remedy)
+    preloaded = str(path) in environment().get("LD_PRELOAD", "")
+    return Finding("libtaskd.so", f"{path} loads; {'preloaded here' if preloaded else 'the agent preloads it'}")
+
+
+def _core() -> Finding:
+    from taskd.runtime.shim import core, interface
+
+    version = core().taskd_version()
+    text = version if isinstance(version, int) else interface().string(version).decode()
+    return Finding("core", f"version {text}")
+
+
+def _settings() -> Iterator[Finding]:
+    env = environment()
+    known = {setting.variable for setting in SETTINGS}
+    for name in sorted(env):
+        if name.startswith(PREFIX) and name in known:
+            yield Finding(name, "set, not shown" if name == SECRET.variable else env[name])
+    for unknown in unknown_variables(env):
+        yield Finding(unknown.found, "no setting of taskd, has no effect", f"unset or correct it: {unknown.advice}")
+
+
+def _manager() -> Finding:
+    config = AgentConfig.from_environment()
+    where = f"tcp {config.manager}" if config.manager else "embedded in the agent (a job of one node)"
+    return Finding("manager", where)
+
+
+def _print_table(findings: list[Finding]) -> None:
+    width = max(len(finding.subject) for finding in findings)
+    for finding in findings:
+        mark = "ok" if finding.healthy else "!!"
+        print(f"{mark}  {finding.subject:<{width}}  {finding.found}")
+        if finding.remedy:
+            print(f"    {'':<{width}}  -> {finding.remedy}")
