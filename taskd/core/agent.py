@@ -5,13 +5,17 @@ Rules:
 1. An agent decides nothing about recovery. It compares the manager's newest directive with its processes, and acts.
 2. A process is fenced (SIGKILL to its whole group) and seen dead before another may take its rank.
 3. An order is given to a process once; a directive that is heard again changes nothing.
-4. `TABLE` names every pair of slot state and event that may happen; any other raises and changes nothing.
+4. `Start` may take its time: the slot waits until `started`. It is given once per incarnation and generation, and a
+   newer one takes the place of one that has not been carried out.
+5. After STOP nothing is started.
+6. `TABLE` names every pair of slot state and event that may happen; any other raises and changes nothing.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from taskd.core.table import Row, rows
 from taskd.errors import TransitionError
 from taskd.wire.messages import Directive, Order, RankOrder, RankStatus, Stage, WorkerReport, WorldPlan
 
@@ -91,7 +95,10 @@ class Slot:
 
     status: RankStatus
     state: State = State.RUNNING
-    told: tuple[Order, int] | None = None
+    told: tuple[int, int] | None = None
+    """Generation and sequence of the directive that its process was last told."""
+    ordered: tuple[int, int] | None = None
+    """Incarnation and generation of the newest `Start` that was given in place of an ended process."""
 
 
 @dataclass(slots=True)
@@ -137,16 +144,16 @@ class Node:
     def report(self, rank: int, report: WorkerReport) -> list[Action]:
         """A process tells the stage that it has reached."""
         slot = self.slots[rank]
-        handler = self._handler(rank, Event.REPORTED)
+        row = self._row(rank, Event.REPORTED)
         if slot.state is State.RUNNING:
             slot.status = replace_status(slot.status, report)
-        handler(self, rank)
+        row.act(self, rank)
         return self._flush()
 
     def ended(self, rank: int, *, clean: bool, cause: str, at_s: float) -> list[Action]:
         """A process has ended, or its death is certain. Told again with a better cause, only the cause changes."""
         slot = self.slots[rank]
-        handler = self._handler(rank, Event.ENDED)
+        row = self._row(rank, Event.ENDED)
         again = slot.state is State.ENDED
         stage = Stage.EXITED if clean else Stage.DEAD
         status = slot.status
@@ -162,7 +169,7 @@ class Node:
             cause=cause,
             at_s=status.at_s if again else at_s,
         )
-        handler(self, rank)
+        row.act(self, rank)
         return self._flush()
 
     # ---- handlers, named in TABLE
@@ -189,7 +196,11 @@ class Node:
     def succeed(self, rank: int) -> None:
         """The rank has no process: start the wanted one."""
         slot, order = self.slots[rank], self._order(rank)
-        if order is not None and order.incarnation > slot.status.incarnation:
+        if order is None or order.incarnation <= slot.status.incarnation:
+            return
+        wanted = (order.incarnation, self.generation)
+        if slot.ordered != wanted:
+            slot.ordered = wanted
             self._out.append(Start(rank, order.incarnation, self.generation, order.joins))
 
     def ignore(self, _rank: int) -> None:
@@ -199,7 +210,8 @@ class Node:
 
     def _tell(self, slot: Slot, directive: Directive) -> None:
         rank, generation = slot.status.rank, directive.generation
-        if slot.told == (directive.order, generation):
+        newest = (generation, directive.sequence)
+        if slot.told == newest:
             return
         match directive.order:
             case Order.PAUSE:
@@ -212,21 +224,21 @@ class Node:
                 self._out.append(TellRelease(rank, generation))
             case _:
                 pass
-        slot.told = (directive.order, generation)
+        slot.told = newest
 
     def _order(self, rank: int) -> RankOrder | None:
-        if self.directive is None:
+        if self.directive is None or self.stopped:
             return None
         return next((order for order in self.directive.ranks if order.rank == rank), None)
 
-    def _handler(self, rank: int, event: Event) -> Callable[["Node", int], None]:
-        handler = TABLE.get((self.slots[rank].state, event))
-        if handler is None:
+    def _row(self, rank: int, event: Event) -> "Row[Handler, State]":
+        row = TABLE.get((self.slots[rank].state, event))
+        if row is None:
             raise TransitionError(f"{event.name} of rank {rank} in slot state {self.slots[rank].state.name}")
-        return handler
+        return row
 
     def _fire(self, rank: int, event: Event) -> None:
-        self._handler(rank, event)(self, rank)
+        self._row(rank, event).act(self, rank)
 
     def _flush(self) -> list[Action]:
         out, self._out = self._out, []
@@ -249,15 +261,16 @@ def replace_status(status: RankStatus, report: WorkerReport) -> RankStatus:
     )
 
 
-TABLE: dict[tuple[State, Event], Callable[[Node, int], None]] = {
-    (State.RUNNING, Event.DIRECTED): Node.reconcile,
-    (State.RUNNING, Event.REPORTED): Node.reconcile,
-    (State.RUNNING, Event.ENDED): Node.bury,
-    (State.FENCED, Event.DIRECTED): Node.ignore,
-    (State.FENCED, Event.REPORTED): Node.ignore,
-    (State.FENCED, Event.ENDED): Node.bury,
-    (State.ENDED, Event.DIRECTED): Node.succeed,
-    (State.ENDED, Event.REPORTED): Node.ignore,
-    (State.ENDED, Event.ENDED): Node.ignore,
+Handler = Callable[[Node, int], None]
+
+TABLE: dict[tuple[State, Event], Row[Handler, State]] = {
+    **rows((State.RUNNING,), Event.DIRECTED, Node.reconcile, State.FENCED),
+    **rows((State.RUNNING,), Event.REPORTED, Node.reconcile, State.FENCED),
+    **rows((State.RUNNING, State.FENCED), Event.ENDED, Node.bury, State.ENDED),
+    **rows((State.FENCED,), Event.DIRECTED, Node.ignore),
+    **rows((State.FENCED,), Event.REPORTED, Node.ignore),
+    **rows((State.ENDED,), Event.DIRECTED, Node.succeed),
+    **rows((State.ENDED,), Event.REPORTED, Node.ignore),
+    **rows((State.ENDED,), Event.ENDED, Node.ignore),
 }
 """Every pair of slot state and event that may happen, and what it does."""

@@ -3,7 +3,7 @@
 Rules:
 
 1. One recovery costs one restart, whatever number of ranks it replaces and whichever node they are on.
-2. A rank that fails at the same step with the same cause `repeats` times in a row, with no step committed between,
+2. A rank that fails at the same step with the same cause `repeats` times, with no later step committed between,
    is a bug in the code and not a fault of the machine: the job ends with that said, however large the budget is.
 3. Nothing here is ever refilled. (A sliding window comes with the ladder of strategies.)
 """
@@ -54,6 +54,6 @@ class Budget:
         self.spent += 1
         return Charge(True, f"restart {self.spent} of {self.max_restarts}")
 
-    def progressed(self) -> None:
-        """A step was committed by every rank: what was seen before no longer counts as a repetition."""
-        self._seen.clear()
+    def progressed(self, step: int) -> None:
+        """Every rank has committed `step`: faults at earlier steps no longer count as repetitions."""
+        self._seen = {fault: times for fault, times in self._seen.items() if fault.step >= step}

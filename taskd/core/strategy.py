@@ -85,7 +85,9 @@ def _praise(strategy: Strategy, restart: bool, situation: Situation) -> str:
         return "every process lives: the groups are rebuilt and the step is redone"
     if restart:
         return "all processes start anew, warm where a standby waits"
-    return f"rank {_ranks(situation.lost) or 'none'} gets a new process on its node, all others stay"
+    if not situation.lost:
+        return "every process lives and stays: the groups are rebuilt"
+    return f"rank {_ranks(situation.lost)} gets a new process on its node, all others stay"
 
 
 def _name(strategy: Strategy, restart: bool) -> str:

@@ -5,6 +5,7 @@ Rules:
 1. Two threads feed it (the main thread of the training, and the control thread that listens to the agent), under one
    lock that the runtime holds.
 2. A pause is a state: from PAUSE until the next JOIN the collectives of this process are broken.
+   One that comes while the process is outside the resilient function takes effect when it enters.
 3. An order of an older generation than the newest known changes nothing.
 4. The first commit of every world is reported; the others are not.
 5. `TABLE` names every pair that may happen; any other raises and changes nothing.
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from taskd.core.table import Row, rows
 from taskd.errors import TransitionError
 from taskd.wire.messages import Condition, Stage, WorldPlan
 
@@ -113,10 +115,10 @@ class Worker:
             TransitionError: the event cannot happen in this state; nothing has changed.
 
         """
-        handler = TABLE.get((self.state, given.event))
-        if handler is None:
+        row = TABLE.get((self.state, given.event))
+        if row is None:
             raise TransitionError(f"{given.event.name} in state {self.state.name}, generation {self.generation}")
-        handler(self, given)
+        row.act(self, given)
         out, self._out = self._out, []
         return out
 
@@ -129,17 +131,22 @@ class Worker:
         """Known, and nothing follows."""
 
     def enter(self, given: Input) -> None:
-        """The resilient function is about to be called for the first time."""
+        """The resilient function is about to be called: train, or wait for a plan if a new world is being built."""
         if self.joins:
-            self._pause(Input(Event.RAISED, condition=Condition.EMPTY))
-            return
-        self.state = State.TRAINING
-        self._tell(Stage.TRAINING, given)
+            self._pause(Input(Event.ENTER, condition=Condition.EMPTY))
+        elif self.pause_generation > self.generation:
+            self._pause(given)
+        else:
+            self.state = State.TRAINING
+            self._tell(Stage.TRAINING, given)
 
     def note_pause(self, given: Input) -> None:
-        """A newcomer that still sets up only learns that it is awaited in a newer world."""
-        if self.joins:
-            self.generation = self.pause_generation = max(self.generation, given.generation)
+        """Outside the resilient function: the pause waits until it is entered."""
+        self.pause_generation = max(self.pause_generation, given.generation)
+
+    def note_commit(self, given: Input) -> None:
+        """A step that was committed outside the resilient function is nobody's news."""
+        self.step = given.step
 
     def interrupt(self, given: Input) -> None:
         """Leave the collectives."""
@@ -212,38 +219,40 @@ class Worker:
         self._out.append(Report(self.generation, stage, given.step, given.condition))
 
 
-_INSIDE = (State.TRAINING, State.INTERRUPTED)
+Handler = Callable[[Worker, Input], None]
+_OUTSIDE = (State.SETUP, State.RELEASED)
+_WAITING = (State.PAUSED, State.FINISHED)
 
-TABLE: dict[tuple[State, Event], Callable[[Worker, Input], None]] = {
-    (State.SETUP, Event.ENTER): Worker.enter,
-    (State.SETUP, Event.PAUSE): Worker.note_pause,
-    (State.TRAINING, Event.PAUSE): Worker.interrupt,
-    (State.JOINING, Event.PAUSE): Worker.interrupt,
-    (State.INTERRUPTED, Event.PAUSE): Worker.interrupt,
-    (State.PAUSED, Event.PAUSE): Worker.pause_again,
-    (State.FINISHED, Event.PAUSE): Worker.pause_again,
-    (State.TRAINING, Event.RAISED): Worker.out,
-    (State.INTERRUPTED, Event.RAISED): Worker.out,
-    (State.INTERRUPTED, Event.RETURNED): Worker.out,
-    (State.JOINING, Event.RAISED): Worker.out,
-    (State.PAUSED, Event.JOIN): Worker.join,
-    (State.JOINING, Event.JOINED): Worker.joined,
-    (State.INTERRUPTED, Event.JOINED): Worker.ignore,
-    (State.JOINING, Event.RESTORED): Worker.restored,
-    (State.INTERRUPTED, Event.RESTORED): Worker.ignore,
-    (State.TRAINING, Event.COMMITTED): Worker.committed,
-    (State.INTERRUPTED, Event.COMMITTED): Worker.ignore,
-    (State.TRAINING, Event.RETURNED): Worker.finished,
-    (State.FINISHED, Event.RELEASE): Worker.release,
-    (State.PAUSED, Event.ABANDON): Worker.abandon,
-    (State.FINISHED, Event.ABANDON): Worker.abandon,
-    # The script may call a second resilient function, or leave the first by an exception that is its own.
-    (State.RELEASED, Event.ENTER): Worker.enter,
-    **{(state, Event.LEAVE): Worker.ignore for state in State},
-    # Orders that cross with what the main thread has just done.
-    **{(state, Event.JOIN): Worker.ignore for state in State if state is not State.PAUSED},
-    **{(state, Event.RELEASE): Worker.ignore for state in State if state is not State.FINISHED},
-    **{(state, Event.ABANDON): Worker.ignore for state in State if state not in (State.PAUSED, State.FINISHED)},
-    (State.RELEASED, Event.PAUSE): Worker.ignore,
+
+def _elsewhere(*states: State) -> tuple[State, ...]:
+    return tuple(state for state in State if state not in states)
+
+
+TABLE: dict[tuple[State, Event], Row[Handler, State]] = {
+    # The main thread. The script may call a second resilient function after the first.
+    **rows(_OUTSIDE, Event.ENTER, Worker.enter, State.TRAINING, State.PAUSED),
+    **rows((State.TRAINING, State.INTERRUPTED, State.JOINING), Event.RAISED, Worker.out, State.PAUSED),
+    **rows((State.TRAINING,), Event.RETURNED, Worker.finished, State.FINISHED),
+    **rows((State.INTERRUPTED,), Event.RETURNED, Worker.out, State.PAUSED),
+    **rows((State.TRAINING,), Event.COMMITTED, Worker.committed),
+    **rows((State.INTERRUPTED,), Event.COMMITTED, Worker.ignore),
+    **rows(_OUTSIDE, Event.COMMITTED, Worker.note_commit),
+    **rows((State.JOINING,), Event.JOINED, Worker.joined),
+    **rows((State.INTERRUPTED,), Event.JOINED, Worker.ignore),
+    **rows((State.JOINING,), Event.RESTORED, Worker.restored, State.TRAINING),
+    **rows((State.INTERRUPTED,), Event.RESTORED, Worker.ignore),
+    **rows(State, Event.LEAVE, Worker.ignore),
+    # Orders. Some cross with what the main thread has just done.
+    **rows((State.TRAINING, State.JOINING), Event.PAUSE, Worker.interrupt, State.INTERRUPTED),
+    **rows((State.INTERRUPTED,), Event.PAUSE, Worker.interrupt),
+    **rows((State.PAUSED,), Event.PAUSE, Worker.pause_again),
+    **rows((State.FINISHED,), Event.PAUSE, Worker.pause_again, State.PAUSED),
+    **rows(_OUTSIDE, Event.PAUSE, Worker.note_pause),
+    **rows((State.PAUSED,), Event.JOIN, Worker.join, State.JOINING),
+    **rows(_elsewhere(State.PAUSED), Event.JOIN, Worker.ignore),
+    **rows((State.FINISHED,), Event.RELEASE, Worker.release, State.RELEASED),
+    **rows(_elsewhere(State.FINISHED), Event.RELEASE, Worker.ignore),
+    **rows(_WAITING, Event.ABANDON, Worker.abandon, State.RELEASED),
+    **rows(_elsewhere(*_WAITING), Event.ABANDON, Worker.ignore),
 }
 """Every pair of state and event that may happen, and what it does."""

@@ -14,7 +14,7 @@ from taskd.core.membership import Health, health
 from taskd.core.policy import Membership
 from taskd.core.ranks import Held
 from taskd.core.strategy import Situation
-from taskd.wire.messages import NodeStatus, RankOrder, RankStatus, Stage
+from taskd.wire.messages import Condition, NodeStatus, RankOrder, RankStatus, Stage
 
 COOPERATIVE = (Stage.TRAINING, Stage.PAUSED, Stage.JOINED, Stage.RESTORED, Stage.COMMITTED, Stage.FINISHED)
 """Stages in which a rank can be paused and joined to another world."""
@@ -29,6 +29,8 @@ class RankView:
     joins: bool = False
     since_s: float = 0.0
     status: RankStatus | None = None
+    released_at_s: float | None = None
+    """When it had finished, if it was let go and is not known to be inside a resilient function again."""
 
     def at(self, generation: int) -> Stage | None:
         """The stage that the wanted process has reached in `generation`."""
@@ -50,6 +52,34 @@ class RankView:
     def exited(self) -> bool:
         """The wanted process has ended with status 0."""
         return self.at(-1) is Stage.EXITED
+
+    @property
+    def known(self) -> RankStatus | None:
+        """What was last heard of the wanted process; None if nothing was."""
+        return self.status if self.status is not None and self.status.incarnation == self.incarnation else None
+
+    @property
+    def starting(self) -> bool:
+        """The wanted process is not known to have reached the resilient function."""
+        return self.known is None or self.known.stage is Stage.STARTING
+
+    @property
+    def cooperative(self) -> bool:
+        """The wanted process can be paused and joined to another world."""
+        return self.known is not None and self.known.stage in COOPERATIVE and self.released_at_s is None
+
+    @property
+    def empty(self) -> bool:
+        """There is no process, or a newcomer that holds no state yet."""
+        return self.gone or (self.joins and (self.known is None or self.known.condition is Condition.EMPTY))
+
+    def reenter(self) -> None:
+        """Note that the rank is inside another resilient function, if its stage says so."""
+        status = self.known
+        if status is None or status.stage not in COOPERATIVE:
+            return
+        if status.stage is not Stage.FINISHED or status.at_s != self.released_at_s:
+            self.released_at_s = None
 
 
 @dataclass(slots=True)
@@ -85,6 +115,11 @@ class World:
         for rank in status.ranks:
             self.ranks[rank.rank] = RankView(status.node_rank, rank.incarnation, since_s=now_s, status=rank)
 
+    def adopt(self, status: RankStatus, now_s: float) -> None:
+        """A process newer than the wanted one: a former manager has ordered it, for a world that was being built."""
+        view = self.ranks[status.rank]
+        view.incarnation, view.joins, view.since_s, view.released_at_s = status.incarnation, True, now_s, None
+
     def silent(self, now_s: float, policy: Membership) -> list[int]:
         """Nodes that are dead by their silence and were not known to be."""
         return [
@@ -101,6 +136,17 @@ class World:
         view.incarnation += 1
         view.joins = joins
         view.since_s = now_s
+        view.released_at_s = None
+
+    def release(self) -> None:
+        """Every rank that is still there is let go."""
+        for view in self.ranks.values():
+            if view.known is not None and not view.exited:
+                view.released_at_s = view.known.at_s
+
+    def outside(self) -> list[int]:
+        """Ranks that were let go and are not known to be inside again. A process that has ended remains one of them."""
+        return [rank for rank, view in self.ranks.items() if view.released_at_s is not None or view.exited]
 
     def all_at(self, stages: Collection[Stage]) -> bool:
         """Every rank has reached one of these stages in this generation."""
@@ -109,6 +155,18 @@ class World:
     def not_paused(self) -> list[int]:
         """Ranks that the pause is waiting for."""
         return [rank for rank, view in self.ranks.items() if view.at(self.generation) is not Stage.PAUSED]
+
+    def at_stage(self, stage: Stage) -> list[int]:
+        """Ranks that are at this stage in this generation."""
+        return [rank for rank, view in self.ranks.items() if view.at(self.generation) is stage]
+
+    def starting(self) -> list[int]:
+        """Ranks that have not reached the resilient function yet."""
+        return [rank for rank, view in self.ranks.items() if view.starting]
+
+    def common_step(self) -> int:
+        """The newest step that every rank is known to have committed; -1 if one has reported none."""
+        return min(view.known.step if view.known is not None else -1 for view in self.ranks.values())
 
     def exited(self) -> list[int]:
         """Ranks whose process ended with status 0."""
@@ -135,16 +193,13 @@ class World:
 
     def situation(self, *, no_donor: bool) -> Situation:
         """The facts by which a strategy is chosen."""
-        lost = tuple(sorted(r for r, v in self.ranks.items() if v.gone or v.joins))
-        stuck = (
-            r
-            for r, v in self.ranks.items()
-            if r not in lost and (v.status is None or v.status.stage not in COOPERATIVE)
-        )
+        views = sorted(self.ranks.items())
+        leaving = {node_rank for node_rank, node in self.nodes.items() if node.status.leaving}
+        lost = tuple(rank for rank, view in views if view.gone or view.joins)
         return Situation(
             lost=lost,
-            unreachable=tuple(sorted(r for r, v in self.ranks.items() if v.node_rank in self.dead_nodes)),
-            uncooperative=tuple(sorted(stuck)),
-            no_survivor=len(lost) == len(self.ranks),
+            unreachable=tuple(rank for rank, view in views if view.node_rank in self.dead_nodes | leaving),
+            uncooperative=tuple(rank for rank, view in views if rank not in lost and not view.cooperative),
+            no_survivor=all(view.empty for _, view in views),
             no_donor=no_donor,
         )

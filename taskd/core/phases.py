@@ -1,0 +1,97 @@
+"""The words of the manager's machine: phases of a job, events, actions, and which stages mean what.
+
+Rules:
+
+1. Data only; `course.py` says what is done and `recovery.py` when.
+2. A report of a stage is an event. Several stages may be the same event.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from taskd.core.record import FaultRecord
+from taskd.wire.messages import Directive, Stage
+
+
+class Phase(Enum):
+    """Where the job stands."""
+
+    FORMING = "forming"  # not all nodes have reported yet
+    RUNNING = "running"
+    STRAYED = "strayed"  # a rank came out with an error; waiting for the news of a loss
+    PAUSING = "pausing"  # survivors leave their collectives, new processes start
+    JOINING = "joining"  # groups are formed, state is restored
+    RESUMING = "resuming"  # the first step of the new world
+    RESTARTING = "restarting"  # all processes start anew
+    FINISHING = "finishing"  # every rank has finished and was let go; processes end, or come back
+    STOPPED = "stopped"
+
+
+class Event(Enum):
+    """What may happen."""
+
+    LOST = "lost"
+    STARTED = "started"
+    PAUSED = "paused"
+    JOINED = "joined"
+    RESTORED = "restored"
+    COMMITTED = "committed"
+    FINISHED = "finished"
+    EXITED = "exited"
+    NODE_LOST = "node lost"
+    EXPIRED = "expired"
+
+
+EVENT_OF_STAGE = {
+    Stage.STARTING: Event.STARTED,
+    Stage.TRAINING: Event.STARTED,
+    Stage.PAUSED: Event.PAUSED,
+    Stage.JOINED: Event.JOINED,
+    Stage.RESTORED: Event.RESTORED,
+    Stage.COMMITTED: Event.COMMITTED,
+    Stage.FINISHED: Event.FINISHED,
+    Stage.RELEASED: Event.STARTED,
+    Stage.EXITED: Event.EXITED,
+    Stage.DEAD: Event.LOST,
+}
+LIVE = (Phase.RUNNING, Phase.STRAYED)
+BUILDING = (Phase.PAUSING, Phase.JOINING, Phase.RESUMING)
+
+JOINED = (Stage.JOINED, Stage.RESTORED, Stage.COMMITTED, Stage.FINISHED)
+RESTORED = (Stage.RESTORED, Stage.COMMITTED, Stage.FINISHED)
+RESUMED = (Stage.COMMITTED, Stage.FINISHED)
+DONE = (Stage.FINISHED, Stage.RELEASED, Stage.EXITED)
+UP = tuple(stage for stage in Stage if stage is not Stage.DEAD)
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Send this directive to every agent, now and as the answer to each of their reports."""
+
+    directive: Directive
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """Record this recovery as a success."""
+
+    record: FaultRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The job ends. `record` is that of the fault that ended it, if one did."""
+
+    reason: str
+    exit_code: int
+    record: FaultRecord | None
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Tell the operator."""
+
+    text: str
+
+
+Action = Publish | Recovered | Stopped | Note

@@ -1,0 +1,120 @@
+"""Collectives between simulated processes: a meeting is over when all of its members have come.
+
+A group is the processes of one generation. When one of them dies, or breaks its collectives, the others come out of
+theirs with an error a little later, unless they are deaf to it. Of a meeting that is over, some may already have gone
+on while others still fail.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Protocol
+
+from tests.sim.clock import Clock
+
+PATIENCE_S = 60.0
+"""How long a process waits in a collective whose peer is lost, if it does not notice the loss."""
+
+
+class CollectiveError(Exception):
+    """A collective has failed."""
+
+
+class Member(Protocol):
+    """A process, as a group sees it."""
+
+    rank: int
+
+    def resume(self, ticket: "Ticket", result: Any) -> None: ...
+    def fail(self, ticket: "Ticket", error: Exception) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One process's presence in one meeting."""
+
+    member: Member
+    payload: Any
+    deaf: bool
+
+
+@dataclass(slots=True)
+class Group:
+    """The processes of one generation."""
+
+    generation: int
+    meetings: dict[object, dict[int, Ticket]] = field(default_factory=dict)
+    present: dict[Member, Ticket] = field(default_factory=dict)
+    broken: bool = False
+
+
+class Fabric:
+    """All groups that ever were."""
+
+    def __init__(self, clock: Clock, rng: Random, deaf: float) -> None:
+        self._clock = clock
+        self._rng = rng
+        self._deaf = deaf
+        self._groups: dict[int, Group] = {}
+
+    def group(self, generation: int) -> Group:
+        """The group of a generation."""
+        return self._groups.setdefault(generation, Group(generation))
+
+    def arrive(
+        self,
+        group: Group,
+        key: object,
+        member: Member,
+        among: Iterable[int],
+        payload: Any,
+        check: Callable[[dict[int, Any]], None],
+    ) -> Ticket:
+        """Come to a meeting of the ranks `among`; `check` sees what all of them brought when the last has come."""
+        ticket = Ticket(member, payload, self._rng.random() < self._deaf)
+        group.present[member] = ticket
+        if group.broken:
+            self._later_fail(group, ticket)
+            return ticket
+        meeting = group.meetings.setdefault(key, {})
+        meeting[member.rank] = ticket
+        if set(among) <= meeting.keys():
+            payloads = {rank: there.payload for rank, there in meeting.items()}
+            check(payloads)
+            del group.meetings[key]
+            for there in meeting.values():
+                self._clock.after(0.0005 + 0.002 * self._rng.random(), self._give, group, there, payloads)
+        return ticket
+
+    def leave(self, group: Group, member: Member) -> None:
+        """A process is gone, or has broken its collectives: its peers notice."""
+        group.present.pop(member, None)
+        if group.broken:
+            return
+        group.broken = True
+        group.meetings.clear()
+        for ticket in group.present.values():
+            self._later_fail(group, ticket)
+
+    def expire(self, group: Group, ticket: Ticket) -> None:
+        """The member's own patience has ended."""
+        if group.present.get(ticket.member) is ticket:
+            del group.present[ticket.member]
+            ticket.member.fail(ticket, CollectiveError("timed out"))
+            self.leave(group, ticket.member)
+
+    def _later_fail(self, group: Group, ticket: Ticket) -> None:
+        if not ticket.deaf:
+            self._clock.after(0.001 + 0.02 * self._rng.random() ** 3, self._fail, group, ticket)
+        else:
+            self._clock.after(PATIENCE_S, self._fail, group, ticket)
+
+    def _give(self, group: Group, ticket: Ticket, payloads: dict[int, Any]) -> None:
+        if group.present.get(ticket.member) is ticket:
+            del group.present[ticket.member]
+            ticket.member.resume(ticket, payloads)
+
+    def _fail(self, group: Group, ticket: Ticket) -> None:
+        if group.present.get(ticket.member) is ticket:
+            del group.present[ticket.member]
+            ticket.member.fail(ticket, CollectiveError("connection reset by peer"))

@@ -1,0 +1,308 @@
+"""One simulated process of a rank: the script in its main thread, `core.worker` in its control thread.
+
+The training state is a chain of hashes: state(N + 1) = H(state(N), N + 1). A torn state is None.
+"""
+
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from taskd.core.worker import Break, Event, GiveUp, Input, Report, State, Wake, Worker
+from taskd.wire.messages import Condition, Join, Pause, Release, WorldPlan
+from tests.sim.fabric import PATIENCE_S, CollectiveError, Group, Ticket
+
+if TYPE_CHECKING:
+    from tests.sim.world import Sim
+
+
+class InterruptedStepError(Exception):
+    """The process was told to pause; it leaves at its commit."""
+
+
+class StrayError(Exception):
+    """The script's own error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meet:
+    """What a main thread waits for: a collective."""
+
+    group: Group
+    key: object
+    among: Iterable[int]
+    payload: Any = None
+    patience_s: float = 0.0
+
+
+class AwaitOrder:
+    """What a main thread waits for: the control thread's word."""
+
+
+Wanted = float | Meet | AwaitOrder
+Thread = Generator[Wanted, Any, None]
+AWAIT_ORDER = AwaitOrder()
+
+
+def chain(step: int) -> int:
+    """The one right state of a step."""
+    state = 1
+    for number in range(1, step + 1):
+        state = update(state, number)
+    return state
+
+
+def update(state: int, step: int) -> int:
+    """One optimizer step."""
+    return (state * 1_000_003 + step) % 2_147_483_647
+
+
+class Process:
+    """A process that holds a rank, from its start to its end."""
+
+    def __init__(self, sim: "Sim", rank: int, incarnation: int, generation: int, *, joins: bool) -> None:
+        self.sim = sim
+        self.rank = rank
+        self.incarnation = incarnation
+        self.pid = sim.next_pid()
+        self.name = f"rank {rank}.{incarnation}"
+        self.alive = True
+        self.worker = Worker(generation=generation, joins=joins)
+        self.joins = joins
+        self.rng: Random = sim.rng
+        self.step = 0
+        self.state: int | None = chain(0)
+        self.condition = Condition.EMPTY if joins else Condition.CLEAN
+        self.call = 0
+        self.inside = False
+        self.broken = False
+        self.hung = False
+        self.frozen = False
+        self.pending_error: str | None = None
+        self.group: Group | None = None
+        self.held = -1  # for the judge: the step that it last loaded, restored or committed
+        self._ticket: Ticket | None = None
+        self._orders: list[WorldPlan | None] = []
+        self._awaiting = False
+        self._thread: Thread = self._main()
+
+    # ---- the scheduler of the main thread
+
+    def start(self) -> None:
+        """Run until the first wait."""
+        self._go(None)
+
+    def resume(self, ticket: Ticket, result: Any) -> None:
+        """A collective is over."""
+        if self._ticket is ticket:
+            self._ticket = None
+            self._go(result)
+
+    def fail(self, ticket: Ticket, error: Exception) -> None:
+        """A collective has failed."""
+        if self._ticket is ticket:
+            self._ticket = None
+            self._go(error)
+
+    def _go(self, given: Any) -> None:
+        if not self.alive or self.hung:
+            return
+        try:
+            wanted = self._thread.throw(given) if isinstance(given, Exception) else self._thread.send(given)
+        except StopIteration:
+            self.end(clean=True, cause="exit code 0")
+            return
+        except (CollectiveError, StrayError) as error:
+            self.sim.clock.note(self.name, "dies of {}", error)
+            self.end(clean=False, cause="exit code 1")
+            return
+        if isinstance(wanted, float):
+            self.sim.clock.after(wanted, self._go, None)
+        elif isinstance(wanted, Meet):
+            self._meet(wanted)
+        else:
+            self._awaiting = True
+            self._hand_over()
+
+    def _meet(self, meet: Meet) -> None:
+        if self.broken:
+            ticket = self._ticket = Ticket(self, None, deaf=False)
+            self.sim.clock.after(0.0002, self.fail, ticket, CollectiveError("broken"))
+            return
+        self.group = meet.group
+        check = self.sim.judge.checks(meet.group.generation, meet.key)
+        self._ticket = self.sim.fabric.arrive(meet.group, meet.key, self, meet.among, meet.payload, check)
+        if meet.patience_s:
+            self.sim.clock.after(meet.patience_s, self.sim.fabric.expire, meet.group, self._ticket)
+
+    def _hand_over(self) -> None:
+        if self._awaiting and self._orders:
+            self._awaiting = False
+            self._go(self._orders.pop(0))
+
+    # ---- its end
+
+    def end(self, *, clean: bool, cause: str) -> None:
+        """The process is gone from one moment to the next."""
+        if not self.alive:
+            return
+        self.alive = False
+        self.sim.clock.note(self.name, "ends: {}", cause)
+        if self.group is not None:
+            self.sim.fabric.leave(self.group, self)
+        self.sim.agent_of(self.rank).notice_end(self, clean=clean, cause=cause)
+
+    # ---- the control thread
+
+    def hear(self, message: Pause | Join | Release) -> None:
+        """An order of the agent."""
+        if not self.alive or self.frozen:
+            return
+        match message:
+            case Pause():
+                given = Input(Event.PAUSE, generation=message.generation, cause=message.reason)
+            case Join():
+                given = Input(Event.JOIN, plan=message.plan)
+            case Release():
+                given = Input(Event.RELEASE, generation=message.generation)
+        before = (self.worker.state, self.worker.generation, self.worker.pause_generation)
+        acted = self.feed(given)
+        after = (self.worker.state, self.worker.generation, self.worker.pause_generation)
+        self.sim.judge.heard(self, message, changed=acted or before != after)
+
+    def feed(self, given: Input) -> bool:
+        """Feed the machine and perform what it says."""
+        actions = self.worker.feed(given)
+        for action in actions:
+            match action:
+                case Report():
+                    if action.stage.value == "paused":
+                        self._orders.clear()
+                    self.sim.clock.note(
+                        self.name,
+                        "reports {} {} step {} {}",
+                        action.stage.value,
+                        action.generation,
+                        action.step,
+                        action.condition.value,
+                    )
+                    self.sim.agent_of(self.rank).link(self, action)
+                case Break.BREAK:
+                    self._break()
+                case Break.MEND:
+                    self.broken = False
+                case Wake():
+                    self._orders.append(action.plan)
+                    self.sim.clock.after(0.0001, self._hand_over)
+                case GiveUp():
+                    raise AssertionError("nobody gives up here")
+        return bool(actions)
+
+    def _break(self) -> None:
+        self.broken = True
+        if self.group is not None:
+            self.sim.fabric.leave(self.group, self)
+        if self._ticket is not None:
+            self.sim.clock.after(0.001, self.fail, self._ticket, CollectiveError("broken"))
+
+    # ---- the main thread
+
+    def _main(self) -> Thread:
+        script, uniform = self.sim.script, self.rng.uniform
+        yield uniform(0.5, 1.5) * script.setup_s
+        if not self.joins:
+            self.group = self.sim.fabric.group(self.worker.generation)
+            checkpoints = yield Meet(self.group, "init", self.sim.everybody, self.sim.checkpoint, PATIENCE_S)
+            self._load(min(checkpoints.values()))
+            yield uniform(0.0, 0.3)
+        if script.cooperative:
+            for call, bound in enumerate(script.bounds):
+                yield from self._resilient(call, bound)
+                yield uniform(0.5, 1.5) * script.between_s
+        else:
+            yield from self._train(script.bounds[-1])
+            yield uniform(0.5, 1.5) * script.between_s
+        self.sim.judge.completed(self)
+
+    def _load(self, step: int) -> None:
+        self.step, self.state = step, chain(step)
+        self.sim.judge.loaded(self)
+
+    def _resilient(self, call: int, bound: int) -> Thread:
+        """What the wrapper of the SDK does. A newcomer skips the calls that its donor had already left."""
+        if self.call > call:
+            return
+        self.call = call
+        plan: WorldPlan | None = None
+        if not self.inside:
+            self.feed(Input(Event.ENTER, step=self.step, condition=self.condition))
+            if self.worker.state is State.PAUSED:
+                plan = yield AWAIT_ORDER
+        self.inside = True
+        while True:
+            try:
+                if plan is not None:
+                    yield from self._join(plan)
+                    if self.call > call:
+                        return
+                yield from self._train(bound)
+                self.feed(Input(Event.RETURNED, step=self.step, condition=self.condition))
+            except (CollectiveError, StrayError, InterruptedStepError) as error:
+                self.broken = True
+                if self.group is not None:
+                    self.sim.fabric.leave(self.group, self)
+                self.feed(Input(Event.RAISED, step=self.step, condition=self.condition, cause=type(error).__name__))
+            plan = yield AWAIT_ORDER
+            if plan is None:
+                self.inside = False
+                self.call = call + 1
+                return
+
+    def _train(self, bound: int) -> Thread:
+        uniform, length_s = self.rng.uniform, self.sim.script.step_s
+        while self.step < bound:
+            yield uniform(0.5, 1.5) * length_s
+            self._maybe_raise("stray")
+            assert self.group is not None
+            yield Meet(self.group, ("step", self.step + 1), self.sim.everybody, (self.step, self.state))
+            old, self.state, self.condition = self.state, None, Condition.TORN
+            yield 0.001
+            self._maybe_raise("tear")
+            assert old is not None
+            self.state, self.condition = update(old, self.step + 1), Condition.STEPPED
+            yield 0.001
+            self._maybe_raise("late stray")
+            self.step, self.condition = self.step + 1, Condition.CLEAN
+            self.sim.judge.committed(self)
+            if self.sim.script.cooperative:
+                self.feed(Input(Event.COMMITTED, step=self.step, condition=self.condition))
+                if self.worker.interrupted:
+                    raise InterruptedStepError
+
+    def _maybe_raise(self, kind: str) -> None:
+        if self.pending_error == kind:
+            self.pending_error = None
+            raise StrayError(kind)
+
+    def _join(self, plan: WorldPlan) -> Thread:
+        self.group = self.sim.fabric.group(plan.generation)
+        yield self.rng.uniform(0.001, 0.05)
+        yield Meet(self.group, "rebuild", self.sim.everybody, patience_s=plan.timeout_s)
+        self.feed(Input(Event.JOINED, step=self.step, condition=self.condition))
+        if plan.adopt and self.condition is Condition.STEPPED and self.step == plan.target_step - 1:
+            self.step, self.condition = plan.target_step, Condition.CLEAN
+            self.sim.judge.committed(self, adopted=True)
+        for transfer in plan.transfers:
+            if self.rank == transfer.donor:
+                yield Meet(
+                    self.group, "restore", (transfer.donor, *transfer.receivers), (self.step, self.state, self.call)
+                )
+            elif self.rank in transfer.receivers:
+                self.state, self.condition = None, Condition.TORN
+                yield self.rng.uniform(0.001, 0.2)
+                given = yield Meet(self.group, "restore", (transfer.donor, *transfer.receivers))
+                self.step, self.state, self.call = given[transfer.donor]
+                self.condition = Condition.CLEAN
+        self.sim.judge.restored(self, plan)
+        yield self.rng.uniform(0.0, 0.01)
+        self.feed(Input(Event.RESTORED, step=self.step, condition=Condition.CLEAN))
