@@ -144,6 +144,7 @@ def kill(
     journal: Journal, job: "subprocess.Popen[bytes]", rank: int, delay_s: float, args: argparse.Namespace
 ) -> dict[str, Any]:
     """Kill one rank when a warm process waits and training runs; follow it to the next committed step."""
+    await_until(lambda: journal.count("first step") > 0, "the first step", job)
     await_until(lambda: journal.last("standbys").get("count", 0) > 0, "a warm standby process", job)
     time.sleep(delay_s)  # the random moment of the fault
     before = {int(r): pid for r, pid in journal.last("processes")["pids"].items()}
@@ -152,6 +153,8 @@ def kill(
     os.kill(before[rank], signal.SIGKILL)
     await_until(lambda: journal.count("recovered") > done, f"the recovery of rank {rank}", job, 60)
     record = journal.last("recovered")
+    if record["restart"]:
+        raise DemoError(f"rank {rank}: the whole job was restarted: {record['reason']}")
     phases = record["phases_ms"]
     kept = {int(r): pid for r, pid in record["kept"].items()}
     fault = {

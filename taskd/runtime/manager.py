@@ -24,7 +24,7 @@ from taskd.core.recovery import Action, Note, Publish, Recovered, Recovery, Stop
 from taskd.errors import TransitionError
 from taskd.runtime.journal import Journal, as_fields, as_text
 from taskd.runtime.links import ManagerSocket, Peer
-from taskd.wire.messages import Directive, NodeStatus, Refusal
+from taskd.wire.messages import Directive, NodeStatus, Refusal, Stage
 
 logger = logging.getLogger(__name__)
 LINGER_S = 10.0
@@ -51,6 +51,7 @@ class Manager:
         self._ended_s: float | None = None
         self._standbys: dict[int, int] = {}
         self._pids: dict[int, dict[str, int]] = {}
+        self._first_step = -1
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.exit_code = 0
@@ -110,6 +111,7 @@ class Manager:
             self._perform(self._core.hear(status, time.monotonic()))
         except TransitionError:
             logger.exception("the report of node %d does not fit (please report this)", status.node_rank)
+        self._note(status)
         if self._directive is before and before is not None:
             self._socket.send(peer, before)
 
@@ -133,6 +135,9 @@ class Manager:
             logger.warning("node %d carries generation %d: the manager follows", status.node_rank, status.generation)
             budget, self._core = self._core.budget, Recovery(self._config.policy)
             self._core.budget = budget
+
+    def _note(self, status: NodeStatus) -> None:
+        """Put down what has changed since the node's last report."""
         if self._standbys.get(status.node_rank) != status.standbys:
             self._standbys[status.node_rank] = status.standbys
             self._journal.write("standbys", node_rank=status.node_rank, count=status.standbys)
@@ -140,6 +145,10 @@ class Manager:
         if self._pids.get(status.node_rank) != pids:
             self._pids[status.node_rank] = pids
             self._journal.write("processes", node_rank=status.node_rank, pids=pids)
+        world = self._core.world
+        if world.ranks and world.all_at((Stage.COMMITTED,)) and self._first_step < world.generation:
+            self._first_step = world.generation
+            self._journal.write("first step", generation=world.generation)
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
