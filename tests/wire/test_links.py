@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from taskd.config.address import LOOPBACK, Address
 from taskd.config.security import Security
@@ -225,26 +226,35 @@ def test_trouble_ends_when_the_right_manager_takes_the_port():
         assert agent.trouble is None
 
 
-def test_a_program_that_is_no_manager_is_named_and_survived():
-    with socket.create_server((LOOPBACK, 0)) as server:
-        address = Address(LOOPBACK, server.getsockname()[1])
+@contextlib.contextmanager
+def web_server() -> Iterator[Address]:
+    """A program that is no manager: it answers every connection with a line of HTTP, and hangs up."""
 
-        def refuse() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    client, _ = server.accept()
+    def refuse() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = server.accept()
+                with client:
                     client.recv(10)
                     client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-                    client.close()
 
+    with socket.create_server((LOOPBACK, 0)) as server:
         thread = threading.Thread(target=refuse)
         thread.start()
-        agent = AgentSocket(address, SECRET)
-        until(agent, lambda _: agent.trouble is not None)
-        assert "no manager of taskd" in agent.trouble
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join()
-    with agent, ServingManager(address):
+        try:
+            yield Address(LOOPBACK, server.getsockname()[1])
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def test_a_program_that_is_no_manager_is_named_and_survived():
+    with contextlib.ExitStack() as stack:
+        with web_server() as address:
+            agent = stack.enter_context(AgentSocket(address, SECRET))
+            until(agent, lambda _: agent.trouble is not None)
+            assert "no manager of taskd" in agent.trouble
+        stack.enter_context(ServingManager(address))
         ask(agent, 1)
 
 
@@ -273,6 +283,41 @@ def test_a_peer_with_the_secret_cannot_harm_with_garbage(manager, caplog):
     logged = [record.getMessage() for record in caplog.records if record.name == "taskd.runtime.links"]
     assert len(logged) == len(bad), logged  # once per kind and peer
     assert all(LOOPBACK in line for line in logged)
+
+
+def test_knowing_the_managers_key_is_not_enough(manager):
+    """The handshake needs the manager's public key, the gate the agents' own: a leaked public key opens nothing."""
+    context = zmq.Context()
+    dealer = context.socket(zmq.DEALER)
+    dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
+    dealer.curve_serverkey = keys_from_secret(SECRET.secret, Role.MANAGER).public
+    watched = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+    dealer.connect(manager.address.endpoint)
+    assert watched.poll(LIMIT_S * 1000)
+    assert recv_monitor_message(watched)["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    dealer.disable_monitor()
+    watched.close(0)
+    dealer.close(0)
+    context.term()
+    refused(manager, STRANGER)
+
+
+def test_a_manager_that_sends_too_much_is_cut_off_and_dialled_again():
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    router.linger = 0
+    port = router.bind_to_random_port(f"tcp://{LOOPBACK}")
+    with AgentSocket(Address(LOOPBACK, port), NONE) as agent:
+        for sequence in range(3):
+            until(agent, lambda _: agent.connected)
+            assert agent.send(status(sequence))
+            peer, _ = router.recv_multipart()
+            router.send_multipart([peer, codec.encode(directive(sequence))])
+            assert until(agent, bool) == [directive(sequence)]
+            router.send_multipart([peer, b"x" * (4 * codec.MAX_FRAME_BYTES)])
+            until(agent, lambda _: not agent.connected)
+    router.close(0)
+    context.term()
 
 
 def test_a_frame_beyond_all_bounds_is_cut_off(manager):
@@ -356,12 +401,14 @@ def test_sending_to_a_peer_that_left_is_false_and_nothing_more():
 def test_what_was_sent_last_arrives_when_the_close_may_take_its_time(manager):
     agent = AgentSocket(manager.address, SECRET)
     until(agent, lambda _: agent.connected)
-    agent.send(status(1))
-    agent.close(flush_s=5.0)
+    sent = sum(
+        agent.send(status(number, agent_id="a" * 1_000_000)) for number in range(12)
+    )  # too much to leave at once
+    agent.close(flush_s=10.0)
     deadline_s = time.monotonic() + LIMIT_S
-    while not manager.served:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
+    while manager.served < sent:
+        assert time.monotonic() < deadline_s, f"{manager.served} of {sent} arrived"
+        time.sleep(0.005)  # the count is written by the manager's thread; nothing else tells of it
 
 
 def test_a_port_in_use_names_the_process():
