@@ -46,6 +46,8 @@ DEFAULT_MODULES: Final = (
     "torch._dynamo",  # AdamW, DDP and FSDP import it at first use, which takes seconds
     "torch.nn.parallel",
     "torch.optim",
+    "taskd.adaptors.training.session",
+    "taskd.runtime.worker",
 )
 _ACCELERATORS: Final = ("torch.cuda", "torch.xpu", "torch.npu", "torch.mtia")
 _MAX_SHOWN_CHARS: Final = 300
