@@ -1,0 +1,13 @@
+"""A manager for each test that asks for one."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.wire.peers import ServingManager
+
+
+@pytest.fixture
+def manager() -> Iterator[ServingManager]:
+    with ServingManager() as serving:
+        yield serving
