@@ -50,6 +50,7 @@ static void after_fork(void)
     pthread_mutex_init(&attaching, NULL);
     td_beat_after_fork();
     td_gloo_after_fork();
+    td_binding_after_fork();
 }
 
 __attribute__((constructor)) static void watch_forks(void)
@@ -129,10 +130,12 @@ static int come_alive(struct td_box *box)
     return 0;
 }
 
-static int watch_agent(void)
+/* Cannot fail: the beat thread is up, and what is no pid is not watched. */
+static void watch_agent(void)
 {
     const char *pid = getenv("TASKD_AGENT_PID");
-    return pid && *pid ? taskd_watch_parent(atoi(pid)) : 0;
+    if (pid)
+        taskd_watch_parent(atoi(pid));
 }
 
 static int attach(const char *path, int rank, int incarnation)
@@ -161,7 +164,8 @@ static int attach(const char *path, int rank, int incarnation)
     }
     strcpy(attached_path, path);
     td_end_watch();
-    return watch_agent();
+    watch_agent();
+    return 0;
 }
 
 /* Claims the box at `path` for this process and starts its beat. Again for the same path: only rank and incarnation change.

@@ -26,6 +26,9 @@ int td_gloo_break(void);
 void td_gloo_mend(void);
 void td_gloo_after_fork(void);
 
+/* binding.c */
+void td_binding_after_fork(void);
+
 /* end.c */
 void td_end_watch(void);
 

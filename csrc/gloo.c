@@ -11,42 +11,17 @@
  *    breaks as well, so no race can leave anybody behind.
  * 5. The lock is never held while gloo may run code that takes it again; gloo's locks come after ours. */
 #define _GNU_SOURCE
+#include "binding.h"
 #include "core.h"
 
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <sys/socket.h>
 
-#define GLOO "libtorch_cpu.so"
-#define TCP(rest) "_ZN4gloo9transport3tcp" rest
-#define REGISTER TCP("6Device18registerDescriptorEiiPNS1_7HandlerE")
-#define UNREGISTER TCP("6Device20unregisterDescriptorEiPNS1_7HandlerE")
-#define MILLISECONDS "NSt6chrono8durationIlSt5ratioILl1ELl1000EEEE"
-#define WAIT_SEND TCP("13UnboundBuffer8waitSendEPi" MILLISECONDS)
-#define WAIT_RECV TCP("13UnboundBuffer8waitRecvEPi" MILLISECONDS)
-#define ABORT_SEND TCP("13UnboundBuffer13abortWaitSendEv")
-#define ABORT_RECV TCP("13UnboundBuffer13abortWaitRecvEv")
-
-typedef void register_fn(void *device, int fd, int events, void *handler);
-typedef void unregister_fn(void *device, int fd, void *handler);
-typedef bool wait_fn(void *buffer, int *peer, long timeout_ms);
-typedef void abort_fn(void *buffer);
-
-static struct {
-    register_fn *add;
-    unregister_fn *drop;
-    wait_fn *wait_send;
-    wait_fn *wait_recv;
-    abort_fn *abort_send;
-    abort_fn *abort_recv;
-} gloo;
-static pthread_once_t found = PTHREAD_ONCE_INIT;
-
 /* One thread inside waitSend or waitRecv; lies on that thread's stack. */
 struct waiter {
     void *buffer;
-    abort_fn *abort;
+    td_abort_fn *abort;
     int kicked;
     struct waiter *next, **link;
 };
@@ -61,31 +36,12 @@ static uint64_t shut_count, kick_count;
 static _Atomic int hooks;
 static _Atomic int broken;
 
-/* torch is loaded privately by Python, so the next definition in the global scope is not it; its own handle has it. */
-static void *next_of(void *library, const char *name)
-{
-    void *symbol = library ? dlsym(library, name) : NULL;
-    return symbol ? symbol : dlsym(RTLD_NEXT, name);
-}
+/* The gloo of whoever called a hook. */
+#define CALLER() td_gloo_of(__builtin_extract_return_addr(__builtin_return_address(0)))
 
-static void find(void)
+static void seen(int hook)
 {
-    void *library = dlopen(GLOO, RTLD_LAZY | RTLD_NOLOAD);  /* never closed: torch stays until the end anyway */
-    gloo.add = (register_fn *)next_of(library, REGISTER);
-    gloo.drop = (unregister_fn *)next_of(library, UNREGISTER);
-    gloo.wait_send = (wait_fn *)next_of(library, WAIT_SEND);
-    gloo.wait_recv = (wait_fn *)next_of(library, WAIT_RECV);
-    gloo.abort_send = (abort_fn *)next_of(library, ABORT_SEND);
-    gloo.abort_recv = (abort_fn *)next_of(library, ABORT_RECV);
-}
-
-/* The definitions that ours stand before. Only gloo calls ours, so gloo is there. */
-static void know(int hook)
-{
-    int saved = errno;
-    pthread_once(&found, find);
     atomic_fetch_or_explicit(&hooks, hook, memory_order_relaxed);
-    errno = saved;
 }
 
 static int shut(int fd)
@@ -237,13 +193,13 @@ static void leave(struct waiter **waiter)
 }
 
 /* gloo's wait may throw: the clean-up takes the waiter off the list then too. */
-static bool listed(wait_fn *wait, struct waiter *waiter, int *peer, long timeout_ms)
+static bool listed(td_wait_fn *wait, struct waiter *waiter, int *peer, long timeout_ms)
 {
     struct waiter *self __attribute__((cleanup(leave))) = waiter;
     return wait(waiter->buffer, peer, enter(self) ? 1 : timeout_ms);
 }
 
-static bool breakable(wait_fn *wait, abort_fn *abort, void *buffer, int *peer, long timeout_ms)
+static bool breakable(td_wait_fn *wait, td_abort_fn *abort, void *buffer, int *peer, long timeout_ms)
 {
     struct waiter waiter = {.buffer = buffer, .abort = abort};
     int scratch;
@@ -261,34 +217,38 @@ static bool breakable(wait_fn *wait, abort_fn *abort, void *buffer, int *peer, l
 
 /* The definitions that torch binds to, under gloo's own names. */
 #pragma GCC visibility push(default)
-void hook_register(void *device, int fd, int events, void *handler) __asm__(REGISTER);
-void hook_unregister(void *device, int fd, void *handler) __asm__(UNREGISTER);
-bool hook_wait_send(void *buffer, int *peer, long timeout_ms) __asm__(WAIT_SEND);
-bool hook_wait_recv(void *buffer, int *peer, long timeout_ms) __asm__(WAIT_RECV);
+void hook_register(void *device, int fd, int events, void *handler) __asm__(TD_GLOO_REGISTER);
+void hook_unregister(void *device, int fd, void *handler) __asm__(TD_GLOO_UNREGISTER);
+bool hook_wait_send(void *buffer, int *peer, long timeout_ms) __asm__(TD_GLOO_WAIT_SEND);
+bool hook_wait_recv(void *buffer, int *peer, long timeout_ms) __asm__(TD_GLOO_WAIT_RECV);
 #pragma GCC visibility pop
 
 void hook_register(void *device, int fd, int events, void *handler)
 {
-    know(TASKD_HOOK_SOCKETS);
+    const struct td_gloo *gloo = CALLER();
+    seen(TASKD_HOOK_SOCKETS);
     note_socket(fd);
-    gloo.add(device, fd, events, handler);
+    gloo->add(device, fd, events, handler);
 }
 
 void hook_unregister(void *device, int fd, void *handler)
 {
-    know(TASKD_HOOK_SOCKETS);
+    const struct td_gloo *gloo = CALLER();
+    seen(TASKD_HOOK_SOCKETS);
     forget_socket(fd);
-    gloo.drop(device, fd, handler);
+    gloo->drop(device, fd, handler);
 }
 
 bool hook_wait_send(void *buffer, int *peer, long timeout_ms)
 {
-    know(TASKD_HOOK_WAITS);
-    return breakable(gloo.wait_send, gloo.abort_send, buffer, peer, timeout_ms);
+    const struct td_gloo *gloo = CALLER();
+    seen(TASKD_HOOK_WAITS);
+    return breakable(gloo->wait_send, gloo->abort_send, buffer, peer, timeout_ms);
 }
 
 bool hook_wait_recv(void *buffer, int *peer, long timeout_ms)
 {
-    know(TASKD_HOOK_WAITS);
-    return breakable(gloo.wait_recv, gloo.abort_recv, buffer, peer, timeout_ms);
+    const struct td_gloo *gloo = CALLER();
+    seen(TASKD_HOOK_WAITS);
+    return breakable(gloo->wait_recv, gloo->abort_recv, buffer, peer, timeout_ms);
 }

@@ -18,7 +18,7 @@
 #define RELAXED memory_order_relaxed
 
 /* A cancelled wait ends at once, or after this long if it was just about to sleep. */
-enum { LONGEST_SLEEP_MS = 50 };
+enum { LONGEST_SLEEP_MS = 500 };
 
 struct taskd_handle {
     struct td_box *box;

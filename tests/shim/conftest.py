@@ -6,8 +6,6 @@ import pytest
 
 from taskd.runtime.blackbox import Box
 
-# ruff: noqa: ARG001
-
 
 @pytest.fixture
 def make_box(leak_mark: str) -> Iterator[Callable[[], Box]]:

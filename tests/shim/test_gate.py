@@ -1,5 +1,6 @@
 """The gate: harmless in everything that is not a worker, and in a worker whose box or core is not right."""
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -11,12 +12,16 @@ from tests.shim.armed import GATE, armed, plain, until
 
 pytestmark = pytest.mark.timeout(60)
 
-PYTHON = ["python", "-c", "import os, signal; signal.signal(15, signal.SIG_DFL); print(sum(range(9)), len(os.listdir('/')))"]
+PYTHON = [
+    "python",
+    "-c",
+    "import os, signal; signal.signal(15, signal.SIG_DFL); print(sum(range(9)), len(os.listdir('/')))",
+]
 CRASH = ["python", "-c", "import os; os.kill(os.getpid(), 11)"]
 SHOW = ["python", "-c", "import os; print(os.environ.get('LD_PRELOAD'))"]
 COMMANDS = {
     "bash": ["bash", "-c", "trap 'echo bye' EXIT; echo hello | tr a-z A-Z; ( exit 3 ); echo $?; exit 4"],
-    "gcc": ["bash", "-c", "echo 'int main(void){return 7;}' | gcc -x c -o \"$OUTPUT\" - && \"$OUTPUT\"; echo $?"],
+    "gcc": ["bash", "-c", 'echo \'int main(void){return 7;}\' | gcc -x c -o "$OUTPUT" - && "$OUTPUT"; echo $?'],
     "git": ["git", "--version"],
     "node": ["node", "-e", "process.on('SIGUSR2', () => {}); console.log(6 * 7)"],
     "python": PYTHON,
@@ -74,8 +79,6 @@ def test_a_python_whose_box_is_not_right_runs_on(kind, box, launcher, tmp_path):
 
 @pytest.mark.root
 def test_a_box_of_another_user_is_not_written(box, launcher):
-    import os
-
     if os.geteuid() != 0:
         pytest.skip("only root can give a file away")
     os.chown(box.path, 1, 1)

@@ -36,7 +36,8 @@ def seconds_to_see_a_kill(box, worker):
 
 @pytest.mark.parametrize("megabytes", [0, 200])
 def test_kill_9_is_seen_within_50_ms_whatever_the_size(megabytes, make_box, launcher):
-    touch = f"memory = bytearray(b'x') * ({megabytes} << 20)\nfrom taskd.runtime.recorder import Recorder\nRecorder().step(1)\n"
+    touch = f"memory = bytearray(b'x') * ({megabytes} << 20)\n"
+    touch += "from taskd.runtime.recorder import Recorder\nRecorder().step(1)\n"
     delays = []
     for _ in range(5):
         box = make_box()
@@ -122,7 +123,9 @@ r.step(41); r.step(42); r.dirty(True); r.phase(Phase.RESTORING); r.gil_beat()
 
 
 def test_a_worker_that_replaces_itself_claims_its_box_again(box, launcher):
-    again = f"import os, sys\nif len(sys.argv) < 2: os.execv(sys.executable, [sys.executable, '-c', {WAIT!r}, 'again'])\n"
+    again = (
+        f"import os, sys\nif len(sys.argv) < 2: os.execv(sys.executable, [sys.executable, '-c', {WAIT!r}, 'again'])\n"
+    )
     worker = launcher.start(["python", "-c", again], env=armed(box.path, TASKD_PRELOAD_KEEP="on"))
     until(lambda: box.read().claims == 2 and held(box), "the second program has claimed it")
     assert box.read().owner_pid == worker.pid

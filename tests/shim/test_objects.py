@@ -22,7 +22,9 @@ GLOO = {
 
 
 def exports(library):
-    listing = subprocess.run(["nm", "-DC", "--defined-only", library], capture_output=True, text=True, check=True).stdout
+    listing = subprocess.run(
+        ["nm", "-DC", "--defined-only", library], capture_output=True, text=True, check=True
+    ).stdout
     return {line.split(maxsplit=2)[2] for line in listing.splitlines()}
 
 

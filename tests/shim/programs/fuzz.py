@@ -1,4 +1,4 @@
-"""Reads boxes of random content, most of them behind a true header, in every way an agent reads. Prints how many it opened."""
+"""Reads boxes of random content, most behind a true header, in every way an agent reads. Prints how many it opened."""
 
 import contextlib
 import random

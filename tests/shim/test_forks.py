@@ -1,0 +1,108 @@
+"""A worker's children have no part in its box; a forked process can have a box of its own."""
+
+import os
+import signal
+
+import pytest
+
+from taskd.runtime.blackbox import Life
+from tests.shim.armed import GATE, armed, plain, until
+
+pytestmark = pytest.mark.timeout(60)
+
+PARENT = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from taskd.runtime.recorder import Recorder
+r = Recorder()
+"""
+
+FORKED = """
+r.step(10)
+pid = os.fork()
+if pid == 0:
+    assert not r.attached
+    r.step(99)
+    sys.exit(4)                     # through the exit handlers
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
+assert r.attached
+"""
+
+EXECUTED = """
+r.step(10)
+child = "from taskd.runtime.recorder import Recorder; r = Recorder(); r.step(99); print(r.attached)"
+for environment in (os.environ, {**os.environ, "LD_PRELOAD": GATE}):
+    out = subprocess.run([sys.executable, "-c", child], env=environment, capture_output=True, text=True, check=True)
+    assert (out.stdout, out.stderr) == ("False\\n", "")
+"""
+
+LOADED = """
+import torch.utils.data
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        recorder = Recorder()
+        recorder.step(99)
+        return int(recorder.attached)
+
+if __name__ == "__main__":
+    r.step(10)
+    for method in ("fork", "forkserver"):
+        loader = torch.utils.data.DataLoader(Numbers(), num_workers=2, multiprocessing_context=method)
+        assert [int(batch) for batch in loader] == [0] * 8
+"""
+
+
+@pytest.mark.parametrize("body", [FORKED, EXECUTED, LOADED], ids=["fork", "subprocess", "DataLoader"])
+def test_children_never_write_into_the_box(body, box, launcher, tmp_path):
+    script = tmp_path / "worker.py"
+    script.write_text(PARENT + f"GATE = {str(GATE)!r}\n" + body)
+    worker = launcher.start(["python", script], env=armed(box.path))
+    assert worker.wait(50) == 0, launcher.output(worker)
+    said = box.read()
+    assert (said.owner_pid, said.claims, said.step, said.exit_status) == (worker.pid, 1, 10, 0)
+
+
+def test_a_forked_child_lives_and_dies_with_a_box_of_its_own(make_box, launcher):
+    first, second = make_box(), make_box()
+    body = f"""
+if os.fork() == 0:
+    r.attach(Path({str(second.path)!r}), 8, 1)
+    r.step(20)
+    signal.pause()
+r.step(10)
+signal.pause()
+"""
+    parent = launcher.start(["python", "-c", PARENT + body], env=armed(first.path))
+    until(lambda: second.read().step == 20 and first.read().step == 10, "both have written")
+    child = second.read()
+    assert (child.rank, child.incarnation, child.life) == (8, 1, Life.HELD)
+    assert child.owner_pid not in (0, parent.pid)
+    os.kill(child.owner_pid, signal.SIGKILL)
+    assert second.await_death(10)
+    assert not first.await_death(0.3)
+    parent.kill()
+    assert first.await_death(10)
+
+
+def test_a_template_without_a_box_forks_single_threaded_workers(make_box, launcher):
+    boxes = [make_box() for _ in range(3)]
+    body = f"""
+from taskd.runtime.blackbox import load_core
+paths = {[str(box.path) for box in boxes]!r}
+for rank, path in enumerate(paths):
+    assert len(os.listdir("/proc/self/task")) == 1
+    if os.fork() == 0:
+        r.attach(Path(path), rank, 0)
+        r.step(rank)
+        sys.exit(rank)
+for _ in paths:
+    os.wait()
+"""
+    template = launcher.start(["python", "-c", PARENT + body], env=plain())
+    assert template.wait(30) == 0, launcher.output(template)
+    said = [box.read() for box in boxes]
+    assert [one.rank for one in said] == [one.step for one in said] == [one.exit_status for one in said] == [0, 1, 2]
+    assert len({one.owner_pid for one in said}) == 3

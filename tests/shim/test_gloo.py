@@ -1,0 +1,114 @@
+"""Break and mend of real gloo groups: nobody hangs, nobody gets a wrong value, a new group works."""
+
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from taskd.runtime.blackbox import Command, Phase
+from tests.shim.armed import PROGRAMS, armed, plain, until
+
+dist = pytest.importorskip("torch.distributed")
+
+
+class Store:
+    """A store that can be closed while somebody still holds it."""
+
+    def __init__(self):
+        self._server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.port = self._server.port
+        self.set = self._server.set
+
+    def close(self):
+        del self._server, self.set
+
+
+@pytest.fixture(scope="module", autouse=True)
+def first_store():
+    """The first store of a process opens a pipe that libuv keeps for good."""
+    Store().close()
+
+
+@pytest.fixture
+def store(leak_mark):
+    server = Store()
+    yield server
+    server.close()
+
+
+def start_ranks(how, store, make_box, launcher):
+    boxes = [make_box() for _ in range(3)]
+    for rank, box in enumerate(boxes):
+        command = ["python", PROGRAMS / "reduce.py", how, str(rank), "3", box.path, str(store.port)]
+        launcher.start(command, env=armed(box.path, RANK=str(rank)) if how == "gate" else plain())
+    until(lambda: all(box.read().step >= 2 for box in boxes), "all ranks train", timeout_s=40)
+    return boxes
+
+
+def all_in(boxes, phase):
+    return all(box.read().phase == phase for box in boxes)
+
+
+def stop(boxes, store, number):
+    store.set(f"survivors/{number}", "stop")
+    for box in boxes:
+        box.command(Command.BREAK)
+    for box in boxes:
+        assert box.await_death(20)
+    assert [box.read().exit_status for box in boxes] == [0] * len(boxes)
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("how", ["gate", "core", "fork"])
+def test_survivors_of_a_stopped_peer_come_out_at_once_and_go_on(how, store, make_box, launcher):
+    boxes = start_ranks(how, store, make_box, launcher)
+    stopped, survivors = boxes[2], boxes[:2]
+    os.kill(stopped.read().owner_pid, signal.SIGSTOP)
+    # Both are stuck once neither has finished a reduction for as long as several would take.
+    newest = [0, 0]
+    while newest != (newest := [box.read().step for box in survivors]):
+        time.sleep(0.5)
+    begun = time.monotonic()
+    for box in survivors:
+        assert box.command(Command.BREAK) > 0
+    until(lambda: all_in(survivors, Phase.PAUSED), "survivors are out of their collective")
+    assert time.monotonic() - begun < 0.2
+    store.set("survivors/1", "0 1")
+    until(lambda: all(box.read().step > step + 1 for box, step in zip(survivors, newest, strict=True)), "they train on")
+    stop(survivors, store, 2)
+    os.kill(stopped.read().owner_pid, signal.SIGKILL)
+
+
+@pytest.mark.timeout(120)
+def test_twenty_breaks_at_random_moments_lose_and_spoil_nothing(store, make_box, launcher):
+    boxes = start_ranks("core", store, make_box, launcher)
+    rng = random.Random(11)
+    for cycle in range(1, 21):
+        time.sleep(rng.random() * 0.06)
+        rng.shuffle(order := list(boxes))
+        for box in order:
+            box.command(Command.BREAK)
+        until(lambda: all_in(boxes, Phase.PAUSED), f"cycle {cycle}: all are out of their collective")
+        reached = [box.read().step for box in boxes]
+        store.set(f"survivors/{cycle}", "0 1 2")
+        until(
+            lambda reached=reached: all(box.read().step > step + 1 for box, step in zip(boxes, reached, strict=True)),
+            f"cycle {cycle}: all train on",
+        )
+    stop(boxes, store, 21)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("role", "outcome"), [("receive", "raised\n"), ("idle", "sockets: 0\n")])
+def test_a_break_of_one_rank_ends_waits_and_connections_on_both_sides(role, outcome, store, make_box, launcher):
+    boxes = [make_box(), make_box()]
+    ranks = []
+    for rank, its_role in enumerate((role, "idle")):
+        command = ["python", PROGRAMS / "exchange.py", its_role, str(rank), boxes[rank].path, str(store.port)]
+        ranks.append(launcher.start(command, env=plain()))
+    until(lambda: all(box.read().step == 1 for box in boxes), "both are connected", timeout_s=40)
+    boxes[0].command(Command.BREAK)
+    assert [rank.wait(20) for rank in ranks] == [0, 0]
+    assert [launcher.output(rank) for rank in ranks] == [outcome, "sockets: 0\n"]

@@ -1,0 +1,106 @@
+"""No orphan outlives its agent, and nobody else is killed for it."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.shim.armed import armed, end_of, plain, until
+
+pytestmark = pytest.mark.timeout(60)
+
+WORKER = """
+import os, signal, subprocess, sys
+from taskd.runtime.recorder import Recorder
+child = subprocess.Popen(["sleep", "60"])
+r = Recorder()
+{before}
+r.step(child.pid)
+signal.pause()
+"""
+# The agent starts one worker, and a neighbour in its own process group, then waits.
+AGENT = """
+import os, signal, subprocess, sys
+neighbour = subprocess.Popen(["sleep", "60"])
+os.environ["TASKD_AGENT_PID"] = str(os.getpid())
+os.environ["LD_PRELOAD"] = sys.argv[1]
+subprocess.Popen([sys.executable, "-c", sys.argv[2]], start_new_session=sys.argv[3] == "leads")
+print(neighbour.pid, flush=True)
+signal.pause()
+"""
+
+
+def start_agent(box, launcher, leads, before=""):
+    environment = armed(box.path)
+    gate, environment["LD_PRELOAD"] = str(environment["LD_PRELOAD"]), None
+    worker = WORKER.format(before=before)
+    agent = launcher.start(["python", "-c", AGENT, gate, worker, "leads" if leads else "follows"], env=environment)
+    until(lambda: box.read().step > 0, "the worker is up")
+    return agent, box.read().owner_pid, box.read().step, int(launcher.output(agent).split()[0])
+
+
+def test_a_worker_that_leads_its_group_takes_it_along(box, launcher):
+    agent, worker, child, neighbour = start_agent(box, launcher, leads=True)
+    with end_of(worker) as worker_ends, end_of(child) as child_ends, end_of(neighbour) as neighbour_ends:
+        assert not worker_ends(0.5)
+        agent.kill()
+        assert worker_ends(5)
+        assert child_ends(5)
+        assert not neighbour_ends(0.3)
+
+
+def test_a_worker_in_a_group_of_others_goes_alone(box, launcher):
+    agent, worker, child, neighbour = start_agent(box, launcher, leads=False)
+    with end_of(worker) as worker_ends, end_of(child) as child_ends, end_of(neighbour) as neighbour_ends:
+        agent.kill()
+        assert worker_ends(5)
+        assert not child_ends(0.3)
+        assert not neighbour_ends(0)
+
+
+def test_an_agent_that_is_only_stopped_is_not_gone(box, launcher):
+    agent, worker, _child, _neighbour = start_agent(box, launcher, leads=True)
+    with end_of(worker) as worker_ends:
+        agent.send_signal(signal.SIGSTOP)
+        assert not worker_ends(0.7)
+        agent.kill()
+        assert worker_ends(5)
+
+
+def test_a_descriptor_put_in_the_place_of_the_watch_kills_nobody(box, launcher):
+    before = 'os.closerange(3, 256)\nopened = [os.open("/dev/zero", os.O_RDONLY) for _ in range(32)]'
+    agent, worker, _child, _neighbour = start_agent(box, launcher, leads=True, before=before)
+    with end_of(worker) as worker_ends:
+        assert not worker_ends(0.7)
+        agent.kill()
+        assert worker_ends(5)
+
+
+def test_an_agent_that_was_gone_before_the_attach_counts(box, launcher):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    environment = armed(box.path, TASKD_AGENT_PID=str(gone.pid))
+    worker = launcher.start([sys.executable, "-c", "import signal; signal.pause()"], env=environment)
+    assert worker.wait(10) == -signal.SIGKILL
+
+
+def test_watching_can_begin_without_a_box(launcher):
+    program = """
+import os, signal
+from taskd.runtime.recorder import Recorder
+r = Recorder()
+agent = os.fork()
+if agent:
+    r.watch_parent(agent)
+signal.pause()
+"""
+    worker = launcher.start(["python", "-c", program], env=plain())
+    tasks = f"/proc/{worker.pid}/task"
+    until(lambda: len(os.listdir(tasks)) > 1, "it watches")
+    children = f"/proc/{worker.pid}/task/{worker.pid}/children"
+    with open(children) as listing:
+        watched = int(listing.read())
+    os.kill(watched, signal.SIGKILL)
+    assert worker.wait(10) == -signal.SIGKILL
