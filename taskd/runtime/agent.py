@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from secrets import token_hex
-from typing import assert_never
 
 import zmq
+from typing_extensions import assert_never
 
 from taskd.config.agent import AgentConfig
 from taskd.core.agent import Action, Fence, Node, Start, StopNode, TellJoin, TellPause, TellRelease
@@ -277,10 +277,13 @@ class NodeAgent:
     def _perform_all(self, actions: list[Action]) -> None:
         self._changed = True
         for action in actions:
-            try:
-                self._perform(action)
-            except TaskdError:
-                logger.exception("rank action %s failed", action)
+            self._attempt(action)
+
+    def _attempt(self, action: Action) -> None:
+        try:
+            self._perform(action)
+        except TaskdError:
+            logger.exception("%s failed", action)
 
     def _perform(self, action: Action) -> None:
         match action:

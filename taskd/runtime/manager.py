@@ -12,9 +12,9 @@ import logging
 import secrets
 import threading
 import time
-from typing import assert_never
 
 import zmq
+from typing_extensions import assert_never
 
 from taskd.config.address import LOOPBACK, Address
 from taskd.config.agent import AgentConfig
@@ -43,7 +43,7 @@ class Manager:
 
         """
         self._config = config
-        self._core = Recovery(config.policy)
+        self._core = _fresh_core(config)
         self._socket = ManagerSocket(config.listen, config.security)
         self._journal = Journal(config.run_dir, config.job_id)
         self._peers: dict[int, tuple[Peer, str]] = {}
@@ -133,7 +133,7 @@ class Manager:
         """An agent that went on without a manager knows a newer world than we do: begin anew from what it carries."""
         if status.generation > self._core.world.generation and self._core.directive is not None:
             logger.warning("node %d carries generation %d: the manager follows", status.node_rank, status.generation)
-            budget, self._core = self._core.budget, Recovery(self._config.policy)
+            budget, self._core = self._core.budget, _fresh_core(self._config)
             self._core.budget = budget
 
     def _note(self, status: NodeStatus) -> None:
@@ -185,8 +185,13 @@ class Manager:
         self._journal.write("stopped", reason=action.reason, exit_code=action.exit_code, fault=fault)
 
 
+def _fresh_core(config: ManagerConfig) -> Recovery:
+    """A core whose directives count as newer than those of every manager that this job had before."""
+    return Recovery(config.policy, sequence=time.time_ns() // 1_000_000)
+
+
 def embedded_config(config: AgentConfig, ranks_per_node: int) -> ManagerConfig:
-    """The configuration of a manager inside the agent of a job with one node: loopback, any port, a secret of its own."""
+    """The configuration of a manager inside the agent of a one-node job: loopback, any port, a secret of its own."""
     keys: dict[str, object] = {
         "job_id": config.job_id,
         "node_nums": 1,
