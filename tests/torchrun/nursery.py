@@ -1,0 +1,105 @@
+"""An agent for templates and standbys, in the test's own process: real socket, real processes, nothing else."""
+
+import contextlib
+import ctypes
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from taskd.adaptors.torchrun.children import AdoptedProcess
+from taskd.adaptors.torchrun.template_process import TemplateProcess
+from taskd.wire.codec import encode
+from taskd.wire.messages import Become, Fork, Hello
+from tests.torchrun.scripted import DEADLINE_S, LocalSocket, hear
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass
+class Standby:
+    """One process that can become a rank."""
+
+    link: socket.socket
+    hello: Hello
+
+
+class Nursery:
+    """A context: at its end all processes are dead and collected, and this process reaps no orphans any more."""
+
+    def __init__(self, folder: Path, env: dict[str, str]) -> None:
+        self._folder = folder
+        self._env = env
+        self.local = LocalSocket(folder / "agent.sock")
+        self.process = TemplateProcess()
+        self.pid = 0
+        self._links: list[socket.socket] = []
+
+    def __enter__(self) -> "Nursery":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.process.close()
+        for link in self._links:
+            link.close()
+        self.local.close()
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+    def launch(self, **variables: str) -> Hello:
+        """Start a template and return its first Hello: it is still importing."""
+        self.pid = self.process.start({**self._env, **self.local.environment(), **variables})
+        self.template, first = self._accept()
+        assert (first.role, first.pid, first.threads) == ("template", self.pid, 0)
+        return first
+
+    def start_template(self, **variables: str) -> Hello:
+        """Start a template and wait until it can serve."""
+        self.launch(**variables)
+        return hear(self.template)
+
+    def fork(self, count: int) -> list[Standby]:
+        self.template.send(encode(Fork(count=count)))
+        return [Standby(*self._accept()) for _ in range(count)]
+
+    def become(self, standby: Standby, argv: tuple[str, ...], cwd: Path, env: dict[str, str]) -> int:
+        """Let it run a script to the end. Returns the exit status."""
+        out, err = (str(path) for path in self._files(standby))
+        standby.link.send(encode(Become(env=env, argv=argv, cwd=str(cwd), stdout=out, stderr=err)))
+        assert standby.link.recv(1) == b"", "it lets go of its link when it is no standby any more"
+        released = self.process.release(standby.hello.pid)
+        status = (released or AdoptedProcess(standby.hello.pid)).wait(DEADLINE_S)
+        _collect_children_of(standby.hello.pid)
+        return status
+
+    def output(self, standby: Standby) -> tuple[str, str]:
+        out, err = (path.read_text() for path in self._files(standby))
+        return out, err
+
+    def _files(self, standby: Standby) -> tuple[Path, Path]:
+        return self._folder / f"{standby.hello.pid}.out", self._folder / f"{standby.hello.pid}.err"
+
+    def _accept(self) -> tuple[socket.socket, Hello]:
+        link, hello = self.local.accept()
+        self._links.append(link)
+        return link, hello
+
+
+def _collect_children_of(rank: int) -> None:
+    """What a rank has started (multiprocessing's resource tracker) ends a moment after it, as our child."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitid(os.P_PGID, rank, os.WEXITED)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+

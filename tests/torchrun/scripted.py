@@ -1,0 +1,136 @@
+"""The runtime's side of the port, with a fixed plan instead of a manager: kill rank 1 once and do as the mode says."""
+
+import os
+import select
+import signal
+import socket
+import threading
+from pathlib import Path
+
+from taskd.adaptors.torchrun.children import has_ended
+from taskd.runtime.ports import NodeIdentity, WorkerHost
+from taskd.wire.codec import decode_from_local, encode
+from taskd.wire.messages import Become, Fork, Hello
+
+DEADLINE_S = 30.0
+
+
+class LocalSocket:
+    """The agent's socket, for one template and its standbys."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._listener.settimeout(DEADLINE_S)
+
+    def accept(self) -> tuple[socket.socket, Hello]:
+        """The next process that connects, and what it says first."""
+        link, _ = self._listener.accept()
+        link.settimeout(DEADLINE_S)
+        return link, hear(link)
+
+    def environment(self) -> dict[str, str]:
+        """Variables of a template."""
+        return {"TASKD_AGENT_SOCKET": str(self.path), "TASKD_AGENT_PID": str(os.getpid())}
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def hear(link: socket.socket) -> Hello:
+    message = decode_from_local(link.recv(1 << 18))
+    assert isinstance(message, Hello)
+    return message
+
+
+class ScriptedRuntime:
+    """Implements `NodeRuntime`. What was called is in FOLDER/calls."""
+
+    def __init__(self, folder: str, mode: str) -> None:
+        self._folder = Path(folder)
+        self._mode = mode
+        self._starts: dict[int, int] = {}
+        self._threads: list[threading.Thread] = []
+        self._links: list[socket.socket] = []
+        self._note(f"mode {mode}")
+
+    def of(self, identity: NodeIdentity) -> "ScriptedRuntime":
+        self._note(f"made {identity.ranks} of {identity.world_size}, node {identity.node_rank} of {identity.node_count}")
+        return self
+
+    def _note(self, text: str) -> None:
+        with (self._folder / "calls").open("a") as file:
+            file.write(text + "\n")
+
+    def worker_environment(self, local_rank: int) -> dict[str, str]:
+        start = self._starts[local_rank] = self._starts.get(local_rank, -1) + 1
+        return {"TASKD_INCARNATION": str(start), "TASKD_GENERATION": str(start)}
+
+    def started(self, host: WorkerHost, identity: NodeIdentity) -> None:
+        self._note(f"started {identity.ranks}")
+        if self._mode in ("stock", "stock only"):
+            host.stock()
+        if not self._threads and self._mode != "stock only":
+            self._threads.append(threading.Thread(target=self._play, args=(host,)))
+            self._threads[0].start()
+
+    def stopping(self) -> None:
+        self._note("stopping")
+
+    def stop(self) -> None:
+        for thread in self._threads:
+            thread.join(DEADLINE_S)
+        self._note("stop")
+
+    def _play(self, host: WorkerHost) -> None:
+        local = LocalSocket(self._folder / "agent.sock")
+        standby = self._make_standby(host, local) if self._mode in ("warm", "hold") else None
+        if self._mode == "hold":
+            self._note("holding")
+            (self._folder / "ready").open("w").close()
+            return
+        (self._folder / "up").open().close()
+        host.kill(1, signal.SIGKILL)
+        if self._mode == "stock":
+            return
+        _await_end(host.pid(1))
+        if self._mode == "give up":
+            host.give_up("the script of this test says so")
+            return
+        self._note(f"status {host.exit_status(1)}")
+        self._replace(host, standby)
+        local.close()
+
+    def _make_standby(self, host: WorkerHost, local: LocalSocket) -> socket.socket:
+        host.start_template({**host.environment(0), **local.environment()})
+        template, first = local.accept()
+        second = hear(template)
+        template.send(encode(Fork(count=1)))
+        standby, hello = local.accept()
+        self._note(f"template {first.threads} {second.threads}, standby {hello.role} {hello.pid}")
+        self._links += [template, standby]
+        self._standby_pid = hello.pid
+        return standby
+
+    def _replace(self, host: WorkerHost, standby: socket.socket | None) -> None:
+        logs = host.open_logs(1, 1)
+        env = {**host.environment(1), **logs.environment, "TASKD_INCARNATION": "1"}
+        command = host.command(1)
+        self._note(f"command {command.python} {command.reason}")
+        if standby is None:
+            host.spawn(1, env, logs)
+            return
+        become = Become(env=env, argv=command.argv, cwd=os.getcwd(), stdout=logs.stdout, stderr=logs.stderr)
+        standby.send(encode(become))
+        host.adopt(1, self._standby_pid, env, logs)
+
+
+def _await_end(pid: int) -> None:
+    descriptor = os.pidfd_open(pid)
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    assert poller.poll(DEADLINE_S * 1000), "rank 1 did not end"
+    os.close(descriptor)
+    assert has_ended(pid)

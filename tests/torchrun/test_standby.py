@@ -1,0 +1,123 @@
+"""Templates and standbys at the edges: no agent, threads, modules that fail, a flood of forks."""
+
+import os
+import signal
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from taskd.adaptors.torchrun.children import AdoptedProcess, require_child
+from taskd.config.process import environment
+from taskd.errors import RecoveryError
+from taskd.wire.codec import encode
+from taskd.wire.messages import Modules
+from tests.torchrun.nursery import Nursery, Standby, parent_of
+from tests.torchrun.scripted import DEADLINE_S, hear
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    """Ranks' environment, with a directory for made-up modules on the path."""
+    return {**environment(), "PYTHONPATH": f"{ROOT}:{tmp_path}", "OMP_NUM_THREADS": "1"}
+
+
+def write_module(folder: Path, name: str, text: str) -> None:
+    (folder / f"{name}.py").write_text(textwrap.dedent(text))
+
+
+def test_standbys_are_children_of_the_agent_and_members_of_the_templates_group(run_dir: Path, env: dict[str, str]) -> None:
+    with Nursery(run_dir, env) as nursery:
+        nursery.start_template()
+        for standby in nursery.fork(3):
+            assert parent_of(standby.hello.pid) == os.getpid()
+            assert os.getpgid(standby.hello.pid) == nursery.pid
+            require_child(standby.hello.pid)
+        with pytest.raises(RecoveryError, match="has the parent"):
+            require_child(1)
+
+
+def test_a_template_whose_agent_goes_during_its_imports_ends_at_once(run_dir: Path, env: dict[str, str]) -> None:
+    with Nursery(run_dir, env) as nursery:
+        nursery.launch()
+        template = nursery.process.release(nursery.pid)
+        assert template is not None
+        nursery.template.close()
+        assert template.wait(2.0) == 0
+
+
+def test_idle_standbys_end_with_their_agent(run_dir: Path, env: dict[str, str]) -> None:
+    with Nursery(run_dir, env) as nursery:
+        nursery.start_template()
+        standbys = nursery.fork(2)
+        nursery.template.close()
+        for standby in standbys:
+            standby.link.close()
+            assert AdoptedProcess(standby.hello.pid).wait(DEADLINE_S) == 0
+
+
+def test_a_dead_template_takes_its_idle_standbys_along(run_dir: Path, env: dict[str, str]) -> None:
+    with Nursery(run_dir, env) as nursery:
+        nursery.start_template()
+        (standby,) = nursery.fork(1)
+        os.kill(nursery.pid, signal.SIGKILL)
+        assert nursery.template.recv(1) == b""
+        collected: set[int] = set()
+        while standby.hello.pid not in collected:  # the timeout of this module bounds it
+            collected.update(nursery.process.reap())
+        assert nursery.pid in collected
+
+
+def test_a_template_with_threads_does_not_fork_but_becomes_a_rank_itself(
+    run_dir: Path, tmp_path: Path, env: dict[str, str]
+) -> None:
+    write_module(tmp_path, "threaded", "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()")
+    write_module(tmp_path, "script", "import os, sys, threaded\nprint(os.getsid(0) == os.getpid(), sys.argv)\nsys.exit(5)")
+    with Nursery(run_dir, env) as nursery:
+        ready = nursery.start_template(TASKD_PRELOAD="threaded")
+        assert ready.threads == 2
+        itself = Standby(nursery.template, ready)
+        assert nursery.become(itself, ("-m", "script"), cwd=tmp_path, env=env) == 5
+        assert nursery.output(itself)[0].startswith("True ")
+
+
+def test_an_import_that_touches_a_device_is_noticed(run_dir: Path, tmp_path: Path, env: dict[str, str]) -> None:
+    write_module(
+        tmp_path,
+        "touches",
+        """
+        import os, torch
+        def spoil():
+            torch.cuda._is_in_bad_fork = lambda: True
+        os.register_at_fork(after_in_child=spoil)  # what CUDA does at its first use
+        """,
+    )
+    with Nursery(run_dir, env) as nursery:
+        assert nursery.start_template(TASKD_PRELOAD="touches").threads == 2
+
+
+def test_modules_are_imported_as_far_as_they_can_be(run_dir: Path, tmp_path: Path, env: dict[str, str]) -> None:
+    write_module(tmp_path, "good", "print('good says something')")
+    write_module(tmp_path, "leaves", "import sys\nsys.exit(1)")
+    write_module(tmp_path, "script", "import sys\nprint([name in sys.modules for name in ('good', 'leaves', 'absent')])")
+    with Nursery(run_dir, env) as nursery:
+        nursery.start_template()
+        nursery.template.send(encode(Modules(names=("leaves", "absent", "good"))))
+        assert hear(nursery.template).threads == 1
+        (standby,) = nursery.fork(1)
+        assert nursery.become(standby, ("script.py",), cwd=tmp_path, env=env) == 0
+        assert nursery.output(standby) == ("[True, False, False]\n", "")
+
+
+def test_a_new_template_replaces_the_old_one_and_its_standbys(run_dir: Path, env: dict[str, str]) -> None:
+    with Nursery(run_dir, env) as nursery:
+        nursery.start_template()
+        (old,) = nursery.fork(1)
+        before = nursery.pid
+        nursery.launch()
+        assert nursery.pid != before
+        assert old.link.recv(1) == b""
