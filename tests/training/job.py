@@ -1,68 +1,71 @@
-"""A job of real processes for the tests: hosts the store, sees deaths, plans with the real core, and collects results."""
+"""A job of real processes: hosts the store, sees deaths, plans with the real core, and collects what the ranks end with."""
 
 import json
-import os
+import signal
 import subprocess
-import sys
-import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import DistStoreError
 
 from taskd.core.ranks import Held, plan_restore
 from taskd.wire.messages import Condition, WorldPlan
+from tests.launch import Launcher
 
+ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("rank_program.py")
 DEFAULTS: dict[str, Any] = {
-    "ranks": 4, "steps": 20, "width": 64, "bucket_mb": 25, "norm": False, "logs": False, "groups": False, "ddp": {}, "faults": [],
+    "ranks": 4,
+    "steps": 20,
+    "width": 64,
+    "bucket_mb": 25,
+    "norm": False,  # BatchNorm: buffers that a forward pass changes
+    "logs": False,  # a collective between the optimizer's step and the commit
+    "groups": False,  # a group of new_group, used at the end
+    "ddp": {},
+    "faults": [],  # {"rank", "step", "point"}: the rank kills itself there; one after the other
 }
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
 
 
 class Job:
-    """Runs the ranks to the end, replacing those that die."""
+    """Runs the ranks to the end and replaces those that die. A context, for the store's sake."""
 
-    def __init__(self, directory: Path, **options: Any) -> None:
+    def __init__(self, launcher: Launcher, directory: Path, **options: Any) -> None:
         self.options = {**DEFAULTS, **options, "directory": str(directory)}
-        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
-        self.processes: dict[Any, subprocess.Popen[bytes]] = {}
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=90))
         self.reports: list[dict[int, dict[str, Any]]] = []
+        self._launcher = launcher
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._spares: list[subprocess.Popen[bytes]] = []
 
     def run(self) -> list[dict[str, Any]]:
         """Return the result of each rank."""
         size = self.options["ranks"]
-        try:
-            for rank in range(size):
-                self._start(rank)
-            if self.options["faults"]:
-                self._start("spare")
-            for fault in self.options["faults"]:
-                self._recover(fault["rank"])
-            results = [json.loads(self._wait(f"result/{rank}")) for rank in range(size)]
-            self.store.set("end", "")
-            for name, process in self.processes.items():
-                assert process.wait(30) == 0, f"process {name} ended with {process.returncode}"
-            return results
-        finally:
-            for process in self.processes.values():
-                process.kill()
-                process.wait()
+        for rank in range(size):
+            self._running[rank] = self._start(str(rank))
+        for fault in self.options["faults"]:
+            self._recover(fault["rank"])
+        results = [json.loads(self._wait(f"result/{rank}")) for rank in range(size)]
+        self.store.set("end", "")
+        for rank, process in self._running.items():
+            assert process.wait(30) == 0, f"rank {rank} ended with {process.returncode}"
+        return results
 
-    def _start(self, name: Any) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(Path.cwd())}
-        command = [sys.executable, str(PROGRAM), str(self.store.port), json.dumps(self.options), str(name)]
-        self.processes[name] = subprocess.Popen(command, env=environment)
+    def _start(self, name: str) -> "subprocess.Popen[bytes]":
+        command = ["python", PROGRAM, str(self.store.port), json.dumps(self.options), name]
+        return self._launcher.start(command, env=ENVIRONMENT)
 
     def _recover(self, victim: int) -> None:
-        dead = self.processes.pop(victim)
-        assert dead.wait(60) == -9, f"rank {victim} ended with {dead.returncode}"
         generation = len(self.reports) + 1
-        self.store.set("spare", json.dumps({"rank": victim, "generation": generation}))
-        self.processes[victim] = self.processes.pop("spare")
-        if len(self.reports) + 1 < len(self.options["faults"]):
-            self._start("spare")
+        spare = self._start(f"spare-{generation}")
+        dead = self._running.pop(victim)
+        assert dead.wait(60) == -signal.SIGKILL, f"rank {victim} ended with {dead.returncode}"
+        self.store.set(f"spare-{generation}", json.dumps({"rank": victim, "generation": generation}))
+        self._running[victim] = spare
         size = self.options["ranks"]
         reports = {rank: json.loads(self._wait(f"report/{generation}/{rank}")) for rank in range(size)}
         self.reports.append(reports)
@@ -82,11 +85,11 @@ class Job:
 
     def _wait(self, key: str) -> bytes:
         """Return the key's value; fail at once when a process ends that should not."""
-        found: list[bytes] = []
-        waiter = threading.Thread(target=lambda: found.append(self.store.get(key)), daemon=True)
-        waiter.start()
-        while waiter.is_alive():
-            waiter.join(0.05)
-            ended = {name: p.poll() for name, p in self.processes.items() if p.poll() is not None}
-            assert not ended or found, f"while waiting for {key}: ended with {ended}"
-        return found[0]
+        while True:
+            try:
+                self.store.wait([key], timedelta(milliseconds=200))
+            except DistStoreError:
+                ended = {rank: p.returncode for rank, p in self._running.items() if p.poll() is not None}
+                assert not ended, f"while waiting for {key}: ended with {ended}"
+            else:
+                return self.store.get(key)

@@ -1,6 +1,6 @@
-"""One rank of the test job. It plays the runtime itself: reports over the store, takes the plan, rebuilds, restores, goes on.
+"""One rank of the test job. It plays the runtime itself: reports over the store, takes the plan, rebuilds, restores.
 
-Run by `job.py` as `rank_program.py PORT OPTIONS_JSON RANK|spare`.
+Run by `job.py` as `rank_program.py PORT OPTIONS_JSON RANK|spare-N`.
 """
 
 import hashlib
@@ -9,23 +9,26 @@ import os
 import random
 import signal
 import sys
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.groups import World
-from taskd.adaptors.training import TrainState
 from taskd.adaptors.training.layout import layout_of, repoint
 from taskd.adaptors.training.restore import restore
+from taskd.adaptors.training.state import TrainState
 from taskd.wire.messages import WorldPlan
 
 PORT, OPTIONS, NAME = int(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
-SIZE = OPTIONS["ranks"]
-FAULTS = OPTIONS["faults"]
+SPARE = NAME.startswith("spare")
 
 
 class Net(nn.Module):
@@ -58,115 +61,133 @@ class Walk:
         self.seen += 1
         return torch.randn(8, 16, generator=torch.Generator().manual_seed(self.at))
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, int]:
         return {"at": self.at, "seen": self.seen}
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: dict[str, int]) -> None:
         self.at, self.seen = state["at"], state["seen"]
 
 
-def die_if(rank: int, step: int, point: str) -> None:
-    if any(f["rank"] == rank and f["step"] == step and f["point"] == point for f in FAULTS) and NAME != "spare":
-        os.kill(os.getpid(), signal.SIGKILL)
+@dataclass
+class Rank:
+    rank: int
+    world: World
+    link: TCPStore
+    state: TrainState
+    notes: list[str]
+    adopted: int = 0
+
+    def die_if(self, step: int, point: str) -> None:
+        faults = OPTIONS["faults"][self.world.generation :]  # those before have happened: each begins a generation
+        if faults and faults[0] == {"rank": self.rank, "step": step, "point": point}:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def train(self) -> None:
+        state = self.state
+        while state.step < OPTIONS["steps"]:
+            step = state.step + 1
+            self.die_if(step, "before forward")
+            state.optimizer.zero_grad()
+            noise = random.random() + random.gauss(0, 1) + np.random.normal()  # noqa: NPY002 - numpy's global state
+            out = state.model(state.loader.next())
+            self.die_if(step, "after forward")
+            loss = (out * noise).square().mean()
+            loss.backward()
+            self.die_if(step, "after backward")
+            state.optimizer.step()
+            if OPTIONS["logs"]:
+                self.die_if(step, "before logging")
+                dist.all_reduce(loss.detach())
+            self.die_if(step, "after step")
+            state.scheduler.step()
+            state.commit()
+            self.die_if(step, "after commit")
+
+    def recover(self, generation: int, cause: str) -> None:
+        report = {"step": self.state.step, "condition": self.state.condition().value, "cause": cause}
+        self.link.set(f"report/{generation}/{self.rank}", json.dumps(report))
+        plan = msgspec.msgpack.decode(self.link.get(f"plan/{generation}"), type=WorldPlan)
+        self.world.rebuild(plan, self.rank)
+        self.adopted += repoint(self.state, self.world, plan).adopted
+        self.notes.append(restore(self.state, plan, self.rank).note)
+        self.world.bury(self.rank)
+
+    def go(self, generation: int) -> None:
+        if generation:
+            self.recover(generation, "a newcomer waits for its world")
+        while True:
+            try:
+                self.train()
+            except RuntimeError as error:
+                cause = str(error)[:300]
+            else:
+                return
+            self.world.abandon()
+            self.recover(self.world.generation + 1, cause)
+
+    def result(self) -> dict[str, Any]:
+        model, optimizer = self.state.model, self.state.optimizer
+        tensors = [*model.parameters(), *(t for state in optimizer.state.values() for t in state.values())]
+        model._update_process_group(dist.group.WORLD)  # so that the layout is read afresh
+        return {
+            "weights": hashlib.sha256(b"".join(t.detach().numpy().tobytes() for t in tensors)).hexdigest(),
+            "buffers": hashlib.sha256(b"".join(t.numpy().tobytes() for t in model.buffers())).hexdigest(),
+            "notes": self.notes,
+            "adopted": self.adopted,
+            "layout": layout_of(model),
+            "lr": self.state.scheduler.get_last_lr(),
+            "position": self.state.loader.state_dict(),
+            "random": [random.random(), float(np.random.normal()), torch.rand(1).item()],  # noqa: NPY002
+            "pid": os.getpid(),
+        }
 
 
-def train(state: TrainState, rank: int, losses: dict) -> None:
-    while state.step < OPTIONS["steps"]:
-        step = state.step + 1
-        die_if(rank, step, "before forward")
-        for optimizer in state.parts.optimizers:
-            optimizer.zero_grad()
-        noise = random.random()  # python's generator takes part too
-        out = state.model(state.loader.next())
-        die_if(rank, step, "after forward")
-        loss = (out * (1 + noise)).square().mean()
-        loss.backward()
-        die_if(rank, step, "after backward")
-        state.optimizer.step()
-        if OPTIONS["logs"]:
-            die_if(rank, step, "before logging")
-            dist.all_reduce(loss.detach())
-        die_if(rank, step, "after step")
-        state.scheduler.step()
-        state.commit()
-        losses[step] = loss.item()
-        die_if(rank, step, "after commit")
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    link = dist.TCPStore("127.0.0.1", PORT, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
-    world = World()
-    if NAME == "spare":
-        given = json.loads(link.get("spare"))
-        rank, generation = given["rank"], given["generation"]
-        world.pretend(rank, SIZE)
-    else:
-        rank, generation = int(NAME), 0
-        world.observe()
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(SIZE), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(PORT), TORCHELASTIC_USE_AGENT_STORE="True"
-    )
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    pair = dist.new_group([0, 1]) if OPTIONS["groups"] else None
+def build(rank: int) -> TrainState:
     torch.manual_seed(7)
     net = Net()
     torch.manual_seed(1000 + rank)
     random.seed(rank)
+    np.random.seed(rank)  # noqa: NPY002
     model = DistributedDataParallel(net, bucket_cap_mb=OPTIONS["bucket_mb"], **OPTIONS["ddp"])
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
-    state = TrainState(model=model, optimizer=optimizer, scheduler=scheduler, loader=Walk(rank))
+    return TrainState(model=model, optimizer=optimizer, scheduler=scheduler, loader=Walk(rank))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    link = TCPStore("127.0.0.1", PORT, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=90))
+    world = World()
+    size = OPTIONS["ranks"]
+    if SPARE:
+        given = json.loads(link.get(NAME))
+        rank, generation = given["rank"], given["generation"]
+        world.pretend(rank, size)
+    else:
+        rank, generation = int(NAME), 0
+        world.observe()
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(PORT),
+        TORCHELASTIC_USE_AGENT_STORE="True",
+    )
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    pair = dist.new_group([0, 1]) if OPTIONS["groups"] else None
+    state = build(rank)
     state.attach(f"{OPTIONS['directory']}/position-{rank}")
-    if NAME == "spare":
+    if SPARE:
         state.declare_empty()
     else:
         state.begin()
-    losses: dict = {}
-    notes = []
-    adopted = 0
-    done = False
-    while not done:
-        try:
-            if NAME == "spare" and generation == world.generation + 1:
-                raise RuntimeError("a newcomer waits for its world")
-            train(state, rank, losses)
-            done = True
-        except RuntimeError as error:
-            cause = str(error)
-        if done:
-            break
-        if NAME != "spare" or world.generation:
-            world.abandon()
-            generation = world.generation + 1
-        report = {"step": state.step, "condition": state.condition().value, "cause": cause[:300]}
-        link.set(f"report/{generation}/{rank}", json.dumps(report))
-        plan = msgspec.msgpack.decode(link.get(f"plan/{generation}"), type=WorldPlan)
-        world.rebuild(plan, rank)
-        adopted += repoint(state, world, plan).adopted
-        notes.append(restore(state, plan, rank).note)
-        world.bury(rank)
+    process = Rank(rank, world, link, state, [])
+    process.go(generation)
     if pair is not None and rank < 2:
         check = torch.ones(1)
         dist.all_reduce(check, group=pair)
         assert check.item() == 2
-    digest = hashlib.sha256()
-    for tensor in (*net.parameters(), *(t for s in optimizer.state.values() for t in s.values())):
-        digest.update(tensor.detach().numpy().tobytes())
-    buffers = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in net.buffers()))
-    model._update_process_group(dist.group.WORLD)
-    result = {
-        "digest": digest.hexdigest(),
-        "buffers": buffers.hexdigest(),
-        "notes": notes,
-        "adopted": adopted,
-        "layout": layout_of(model),
-        "lr": scheduler.get_last_lr(),
-        "position": state.loader.state_dict(),
-        "losses": losses,
-        "pid": os.getpid(),
-    }
-    link.set(f"result/{rank}", json.dumps(result))
+    link.set(f"result/{rank}", json.dumps(process.result()))
     link.get("end")
     dist.destroy_process_group()
 

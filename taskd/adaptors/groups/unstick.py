@@ -2,7 +2,8 @@
 
 gloo's transport thread, `gloo_tcp_loop`, waits in epoll for its sockets. The kernel tells which: `/proc` has the
 thread's name, the call it waits in with the epoll descriptor, and the descriptors of that epoll set. A shutdown of
-those sockets fails the pairs on both sides. It does not wake a send that gloo has queued but not begun; only the shim does.
+those sockets fails the pairs on both sides. It does not wake a send that gloo has queued but not begun; only the shim
+does.
 """
 
 import os

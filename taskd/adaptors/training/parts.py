@@ -5,6 +5,8 @@ Rules:
 1. A replicated part is equal on all ranks, and a donor's copy is good for everybody: model, optimizer, scheduler …
 2. A position part differs from rank to rank and goes into the rank's position file: samplers and data loaders.
 3. A part that cannot be saved and loaded is refused at once, by name.
+4. A data loader draws a seed from torch's global generator whenever it is iterated, and the training function iterates it
+   anew after each recovery. Making an iterator of a loader that is a part leaves the generator as it was.
 """
 
 from typing import Any
@@ -29,6 +31,9 @@ class Parts:
         self.modules = [part for part in self.replicated.values() if isinstance(part, torch.nn.Module)]
         self.optimizers = [part for part in self.replicated.values() if isinstance(part, torch.optim.Optimizer)]
         self.schedulers = [part for part in self.replicated.values() if isinstance(part, LRScheduler)]
+        for part in self.positions.values():
+            if isinstance(part, torch.utils.data.DataLoader):
+                _iterate_quietly(part)
         if not self.optimizers:
             raise ConfigError(
                 f"TrainState got {', '.join(self.all) or 'nothing'}; expected at least one torch.optim.Optimizer, "
@@ -71,6 +76,19 @@ def advances_by_itself(scheduler: LRScheduler) -> bool:
 def _is_position(name: str, part: Any) -> bool:
     data = isinstance(part, Sampler | torch.utils.data.DataLoader)
     return data or name in ("sampler", "loader") or name.endswith(("_sampler", "_loader"))
+
+
+def _iterate_quietly(loader: Any) -> None:
+    make = loader._get_iterator
+
+    def make_quietly() -> Any:
+        before = torch.default_generator.get_state()
+        try:
+            return make()
+        finally:
+            torch.default_generator.set_state(before)
+
+    loader._get_iterator = make_quietly
 
 
 def _has_epoch_only(part: Any) -> bool:

@@ -55,7 +55,8 @@ class PositionFile:
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_size not in (0, size):
                 raise RestoreError(
                     f"position file {path} has mode {status.st_mode:o}, owner {status.st_uid} and "
-                    f"{status.st_size} bytes; expected a regular file of user {os.geteuid()} with {size} bytes; remove it"
+                    f"{status.st_size} bytes; expected a regular file of user {os.geteuid()} with {size} bytes: "
+                    "remove it"
                 )
             os.posix_fallocate(descriptor, 0, size)
             self._map = mmap.mmap(descriptor, size)

@@ -1,0 +1,291 @@
+"""What a state is worth at each moment of a step, and that going back to a step is exact."""
+
+import logging
+import random
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from taskd.adaptors.training import rng
+from taskd.adaptors.training.position_file import CAPACITY_BYTES
+from taskd.adaptors.training.state import TrainState
+from taskd.errors import ConfigError
+from taskd.wire.messages import Condition
+
+pytestmark = pytest.mark.timeout(30)
+
+
+def make(**more: Any) -> TrainState:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    return TrainState(model=model, optimizer=optimizer, **more)
+
+
+def backward(state: TrainState) -> None:
+    state.optimizer.zero_grad()
+    state.model(torch.randn(8, 4)).square().mean().backward()
+
+
+def step(state: TrainState) -> None:
+    backward(state)
+    state.optimizer.step()
+    state.commit()
+
+
+class Counter:
+    def __init__(self, filler: bytes = b"") -> None:
+        self.state: dict[str, Any] = {"at": 0, "filler": filler}
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = dict(state)
+
+
+def test_parts_are_attributes_and_none_is_left_out() -> None:
+    state = make(scheduler=None)
+    assert isinstance(state.model, nn.Module)
+    with pytest.raises(AttributeError, match="no part 'scheduler'; it has model, optimizer"):
+        state.scheduler  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"ema": 3}, "'ema' is a int, expected something with state_dict"),
+        ({"loader": DataLoader(TensorDataset(torch.ones(2)))}, "'loader' is a DataLoader.*StatefulDataLoader"),
+        ({"commit": Counter()}, "uses the name 'commit' itself"),
+        ({"step": Counter()}, "uses the name 'step' itself"),
+    ],
+)
+def test_wrong_parts_are_named(parts: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(**parts)
+
+
+def test_an_optimizer_is_needed() -> None:
+    with pytest.raises(ConfigError, match=r"at least one torch\.optim\.Optimizer"):
+        TrainState(model=nn.Linear(1, 1))
+
+
+def test_condition_over_a_step() -> None:
+    state = make()
+    seen: list[Condition] = []
+    state.optimizer.register_step_pre_hook(lambda *_: seen.append(state.condition()))
+    assert state.condition() is Condition.CLEAN
+    backward(state)
+    assert state.condition() is Condition.CLEAN
+    state.optimizer.step()
+    assert seen == [Condition.TORN]
+    assert state.condition() is Condition.STEPPED
+    state.optimizer.step()
+    assert state.condition() is Condition.TORN
+    state.commit()
+    assert (state.step, state.condition()) == (1, Condition.CLEAN)
+
+
+def test_a_step_that_breaks_off_is_torn_for_good() -> None:
+    state = make()
+    backward(state)
+    state.model[0].weight.grad = torch.ones(4, 4).to_sparse()  # AdamW refuses it in the middle
+    with pytest.raises(RuntimeError):
+        state.optimizer.step()
+    assert state.condition() is Condition.TORN
+
+
+def test_two_optimizers_must_both_have_stepped() -> None:
+    other = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    state = make(other=other)
+    backward(state)
+    state.optimizer.step()
+    assert state.condition() is Condition.TORN
+    other.step()
+    assert state.condition() is Condition.STEPPED
+
+
+def test_newcomer_is_empty_until_restored() -> None:
+    state = make()
+    state.declare_empty()
+    assert state.condition() is Condition.EMPTY
+    with state.restoring(5):
+        assert state.condition() is Condition.EMPTY
+    assert (state.step, state.condition()) == (5, Condition.CLEAN)
+
+
+def test_a_restore_that_breaks_off_is_torn() -> None:
+    state = make()
+    with pytest.raises(KeyError), state.restoring(5):
+        raise KeyError
+    assert (state.step, state.condition()) == (0, Condition.TORN)
+
+
+def test_rollback_undoes_the_forward_pass() -> None:
+    state = make()
+    step(state)
+    before = [buffer.clone() for buffer in state.model.buffers()]
+    state.model(torch.randn(8, 4))
+    state.model(torch.randn(8, 4))
+    assert not torch.equal(before[0], state.model[1].running_mean)
+    assert state.condition() is Condition.CLEAN
+    state.rollback()
+    assert all(torch.equal(a, b) for a, b in zip(before, state.model.buffers(), strict=True))
+
+
+def test_a_replaced_buffer_cannot_be_rolled_back() -> None:
+    state = make()
+    state.model(torch.randn(8, 4))
+    state.model[1].running_mean = torch.ones(4)
+    assert state.condition() is Condition.TORN
+
+
+def test_evaluation_touches_nothing() -> None:
+    state = make()
+    state.begin()
+    before = state._positions.read()
+    state.model.eval()
+    state.model(torch.randn(8, 4))
+    assert state._positions.read() == before
+
+
+@pytest.mark.parametrize("stepped_already", [False, True])
+def test_adopt_brings_the_scheduler_forward_once(stepped_already: bool) -> None:
+    state = make()
+    scheduler = torch.optim.lr_scheduler.StepLR(state.optimizer, 1, 0.5)
+    state = TrainState(model=state.model, optimizer=state.optimizer, scheduler=scheduler)
+    state.begin()
+    for _ in range(2):
+        backward(state)
+        state.optimizer.step()
+        scheduler.step()
+        state.commit()
+    backward(state)
+    state.optimizer.step()
+    if stepped_already:
+        scheduler.step()
+    assert state.adopt() == ""
+    assert (state.step, scheduler.last_epoch, state.condition()) == (3, 3, Condition.CLEAN)
+
+
+def test_adopt_leaves_an_epoch_scheduler_alone() -> None:
+    state = make()
+    scheduler = torch.optim.lr_scheduler.StepLR(state.optimizer, 1, 0.5)
+    state = TrainState(model=state.model, optimizer=state.optimizer, scheduler=scheduler)
+    state.begin()
+    step(state)
+    backward(state)
+    state.optimizer.step()
+    assert "StepLR" in state.adopt()
+    assert scheduler.last_epoch == 0
+
+
+def draw() -> tuple[object, ...]:
+    return (
+        random.random(),
+        random.gauss(0, 1),
+        float(np.random.normal()),  # noqa: NPY002
+        float(np.random.rand()),  # noqa: NPY002
+        torch.rand(3).tolist(),
+        torch.randn(1).item(),
+    )
+
+
+@pytest.mark.parametrize("lead", range(3))
+def test_random_numbers_come_back(lead: int) -> None:
+    state = make()
+    for _ in range(lead):  # an odd number of normals leaves one in store, in python and in numpy
+        random.gauss(0, 1)
+        np.random.normal()  # noqa: NPY002
+    state.commit()
+    first = draw()
+    draw()
+    assert state.return_to(1) == ""
+    assert draw() == first
+
+
+def test_the_fast_reading_is_in_use_and_equals_the_public_one() -> None:
+    capture = rng.RngCapture()
+    capture.capture()
+    assert capture._python_address is not None
+    assert capture._numpy is not None
+    assert capture._numpy is not rng._numpy_slow
+    for _ in range(1300):  # over a refill of the twister
+        np.random.normal()  # noqa: NPY002
+        random.gauss(0, 1)
+    fast = capture.capture()
+    capture._python_address = None
+    assert fast[0] == capture.capture()[0]
+    assert fast[1] == rng._numpy_slow()
+
+
+def test_two_committed_steps_and_a_tentative_one_are_kept(tmp_path: Path) -> None:
+    counter = Counter()
+    state = make(loader=counter)
+    state.attach(str(tmp_path / "position"))
+    state.begin()
+    for at in range(1, 4):
+        counter.state["at"] = at
+        step(state)
+    counter.state["at"] = 4
+    state.model(torch.randn(8, 4))
+    for wanted in (2, 3, 4):
+        counter.state["at"] = -1
+        assert state.return_to(wanted) == ""
+        assert counter.state["at"] == wanted
+    assert "not known" in state.return_to(1)
+    other = make(loader=Counter())
+    other.attach(str(tmp_path / "position"))
+    assert other.return_to(3) == ""
+    assert other.loader.state["at"] == 3
+
+
+def test_a_data_position_too_large_is_left_out_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    state = make(loader=Counter(b"x" * CAPACITY_BYTES))
+    with caplog.at_level(logging.WARNING):
+        state.commit()
+        state.commit()
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        f"the data position (loader) takes {len(state._encode((state._rng.capture(), state.parts.pack_positions())))} "
+        f"bytes, and {CAPACITY_BYTES} have room"
+    ]
+    first = random.random()
+    assert state.return_to(2) == "the data position of loader was not recorded"
+    assert random.random() == first
+
+
+def test_a_distributed_sampler_goes_by_its_epoch() -> None:
+    sampler: DistributedSampler[Any] = DistributedSampler(TensorDataset(torch.ones(8)), num_replicas=2, rank=0)
+    state = make(sampler=sampler)
+    sampler.set_epoch(3)
+    state.commit()
+    sampler.set_epoch(9)
+    assert state.return_to(1) == ""
+    assert sampler.epoch == 3
+
+
+def test_position_parts_are_not_replicated() -> None:
+    state = make(loader=Counter(), train_sampler=Counter(), ema=Counter())
+    assert list(state.parts.positions) == ["loader", "train_sampler"]
+    assert list(state.parts.replicated) == ["model", "optimizer", "ema"]
+
+
+def test_on_commit_sees_each_step_but_not_an_adopted_one() -> None:
+    state = make()
+    seen: list[int] = []
+    state.on_commit = seen.append
+    step(state)
+    backward(state)
+    state.optimizer.step()
+    state.adopt()
+    step(state)
+    assert seen == [1, 3]
+
+
+def test_ordered_state_of_a_module_comes_back_ordered() -> None:
+    assert isinstance(make().model.state_dict(), OrderedDict)
