@@ -1,0 +1,181 @@
+"""The floor under a recovery: what is left when nothing has to be found out or agreed upon.
+
+Method: bare processes, no torchrun and no taskd. Four ranks train the model of `scripts/train.py`; a fifth process is in
+reserve, with torch imported, the model and the optimizer built and stepped once. All gradients travel in one all-reduce, without DDP. The
+parent hosts the TCPStore, so that it is known and outlives every rank. It kills a rank, sees the death through a pidfd,
+and writes one line with rank and generation to the reserve's pipe, and one to each survivor's. Survivors come out of the
+broken all-reduce with gloo's own error, destroy the group, and read their line. All four make the group anew under the
+generation's prefix, do one all-reduce (of the step's number), and one step. The time is that from the kill to the last rank's commit.
+
+Left out, compared with a real recovery: the news through agent and manager, leaving collectives that gloo does not
+break by itself, the user's set-up in the new process, DDP's buckets, and the transfer of the state.
+"""
+
+import argparse
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import IO
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from benchmarks.job import LOOK_S, ROOT, BenchmarkError, StepLogs, stock_environment
+from benchmarks.scripts.train import StepLog, batch, build_network, build_optimizer, pace
+
+LIMIT_S = 60
+TIMEOUT = timedelta(seconds=LIMIT_S)
+
+
+def floor_s(directory: Path, ranks: int, step_ms: float, chance: random.Random) -> float:
+    """Measure once: seconds from the kill of a random rank to the first step that all ranks of the new world committed."""
+    logs = StepLogs(directory, ranks)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
+    with _processes(ranks + 1, store.port, ranks, step_ms, directory) as processes:
+        for process in processes:
+            _await_ready(process)
+        for rank in range(ranks):
+            _order(processes[rank], rank, 0)
+        _await_until(lambda: logs.all_at(20))
+        time.sleep(chance.uniform(0.1, 0.5))
+        victim = chance.randrange(ranks)
+        dead = processes[victim]
+        pidfd = os.pidfd_open(dead.pid)
+        killed_s = time.monotonic()
+        os.kill(dead.pid, signal.SIGKILL)
+        select.select([pidfd], [], [])
+        _order(processes[ranks], victim, 1)
+        for rank in range(ranks):
+            if rank != victim:
+                _order(processes[rank], rank, 1)
+        os.close(pidfd)
+        _await_until(lambda: logs.resumed_s(victim, dead.pid, killed_s) is not None)
+    resumed_s = logs.resumed_s(victim, dead.pid, killed_s)
+    assert resumed_s is not None
+    return resumed_s - killed_s
+
+
+@contextmanager
+def _processes(count: int, port: int, ranks: int, step_ms: float, log: Path) -> Iterator[list["subprocess.Popen[str]"]]:
+    words = [sys.executable, "-m", "benchmarks.floor", "--port", port, "--ranks", ranks, "--step-ms", step_ms]
+    command = [str(word) for word in (*words, "--record", log)]
+    processes = [
+        subprocess.Popen(
+            command, env=stock_environment(), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(count)
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def _order(process: "subprocess.Popen[str]", rank: int, generation: int) -> None:
+    _pipe(process.stdin).write(f"{rank} {generation}\n")
+    _pipe(process.stdin).flush()
+
+
+def _await_ready(process: "subprocess.Popen[str]") -> None:
+    if _pipe(process.stdout).readline() != "ready\n":
+        raise BenchmarkError("a process of the floor has ended before it was ready")
+
+
+def _await_until(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + LIMIT_S
+    while not condition():
+        if time.monotonic() > end_s:
+            raise BenchmarkError(f"the bare processes made no step within {LIMIT_S} s")
+        time.sleep(LOOK_S)
+
+
+def _pipe(pipe: IO[str] | None) -> IO[str]:
+    assert pipe is not None
+    return pipe
+
+
+# ---- one of the bare processes
+
+
+class Rank:
+    """A process that holds a model and goes from world to world."""
+
+    def __init__(self, port: int, ranks: int, step_ms: float, log: Path) -> None:
+        torch.set_num_threads(1)
+        self._store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
+        self._ranks = ranks
+        self._step_ms = step_ms
+        self._directory = log
+        self._log: StepLog | None = None
+        self._network = build_network()
+        self._optimizer = build_optimizer(self._network)
+        self._step = 0
+        self._backward(0)
+        self._optimizer.step()
+
+    def serve(self) -> None:
+        """Follow orders until the parent closes the pipe."""
+        print("ready", flush=True)
+        for line in sys.stdin:
+            rank, generation = map(int, line.split())
+            self._join(rank, generation)
+            try:
+                self._train(rank)
+            except RuntimeError:  # a peer has died
+                dist.destroy_process_group()
+
+    def _join(self, rank: int, generation: int) -> None:
+        if self._log is None:
+            self._log = StepLog(self._directory, rank)
+            self._log.started()
+        store = dist.PrefixStore(str(generation), self._store)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=self._ranks, timeout=TIMEOUT)
+        newest = torch.tensor(self._step)
+        dist.all_reduce(newest, dist.ReduceOp.MAX)
+        self._step = int(newest)
+
+    def _train(self, rank: int) -> None:
+        assert self._log is not None
+        while True:
+            started_s = time.monotonic()
+            self._backward(rank)
+            gradients = [_gradient(parameter) for parameter in self._network.parameters()]
+            flat = torch.cat([gradient.view(-1) for gradient in gradients])
+            dist.all_reduce(flat)
+            flat /= self._ranks
+            for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+                gradient.copy_(part.view_as(gradient))
+            self._optimizer.step()
+            self._step += 1
+            self._log.committed(self._step)
+            pace(started_s, self._step_ms)
+
+    def _backward(self, rank: int) -> None:
+        self._optimizer.zero_grad()
+        self._network(batch(self._step, rank)).square().mean().backward()
+
+
+def _gradient(parameter: nn.Parameter) -> torch.Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="One of the bare processes; started by `floor_s`.")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--step-ms", type=float, required=True)
+    parser.add_argument("--record", type=Path, required=True)
+    given = parser.parse_args()
+    Rank(given.port, given.ranks, given.step_ms, given.record).serve()

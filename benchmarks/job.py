@@ -1,0 +1,218 @@
+"""Jobs under measurement: how they are started and ended, and what is read of them.
+
+Rules:
+
+1. A job gets this process's environment without what an earlier job may have left in it. Under stock torchrun nothing
+   of taskd is switched on.
+2. What a job does is read from its ranks' logs and from its journal. Both carry CLOCK_MONOTONIC, the clock of
+   `time.monotonic`, so that no figure depends on how often the files are looked at.
+3. A job ends with its block, at the latest by SIGKILL to all that carries its mark in the environment.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from taskd.runtime.blackbox import library_path
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = ROOT / "benchmarks" / "scripts" / "train.py"
+LOOK_S = 0.02
+MARK = "BENCHMARK_JOB"
+_FOREIGN = ("TASKD_", "TORCHELASTIC_", "TORCH_DISABLE_SHARE_RDZV", "PET_", "MINDX_", "LD_PRELOAD", "MASTER_", "RANK")
+
+
+class BenchmarkError(Exception):
+    """What was to be measured did not happen."""
+
+
+def stock_environment() -> dict[str, str]:
+    """For torchrun without taskd."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith((*_FOREIGN, "WORLD_SIZE"))}
+    return {**env, "OMP_NUM_THREADS": "1"}
+
+
+def taskd_environment(run_dir: Path) -> dict[str, str]:
+    """For torchrun under taskd, as the seed's start script sets it."""
+    return {
+        **stock_environment(),
+        "TASKD_PROCESS_ENABLE": "on",
+        "TASKD_RUN_DIR": str(run_dir),
+        "LD_PRELOAD": str(library_path("libtaskd.so")),
+    }
+
+
+def torchrun(script: Path, arguments: Sequence[object], ranks: int) -> list[str]:
+    """Command of a job on this machine alone, as torchrun's manual has it."""
+    program = Path(sys.executable).with_name("torchrun")
+    options = ["--standalone", "--nproc-per-node", ranks, "--max-restarts", 3]
+    return [str(word) for word in (program, *options, script, *arguments)]
+
+
+class Job:
+    """A running command and what it started."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
+        self._process = process
+        self.log = log
+
+    @property
+    def pid(self) -> int:
+        """The process of the command."""
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether the command has ended."""
+        return self._process.poll() is not None
+
+    def wait(self, limit_s: float) -> None:
+        """Wait for the end; `BenchmarkError` unless it is a good one."""
+        try:
+            status = self._process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise BenchmarkError(f"the job has not ended within {limit_s:g} s, see {self.log}") from None
+        if status:
+            raise BenchmarkError(f"the job ended with status {status}, see {self.log}")
+
+    def await_until(self, condition: Callable[[], bool], what: str, limit_s: float) -> None:
+        """Look again and again whether the condition holds; `BenchmarkError` if it does not in time."""
+        end_s = time.monotonic() + limit_s
+        while not condition():
+            if self.ended:
+                raise BenchmarkError(f"the job ended while {what} was awaited, see {self.log}")
+            if time.monotonic() > end_s:
+                raise BenchmarkError(f"{what}: not within {limit_s:g} s, see {self.log}")
+            time.sleep(LOOK_S)
+
+
+@contextmanager
+def started(command: Sequence[str], env: Mapping[str, str], log: Path) -> Iterator[Job]:
+    """Start a command with its output in a file; nothing of it is left when the block ends."""
+    mark = uuid.uuid4().hex
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, env={**env, MARK: mark}, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+        )
+    try:
+        yield Job(process, log)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+        process.kill()
+        process.wait()
+        _kill_marked(f"{MARK}={mark}".encode())
+
+
+def _kill_marked(mark: bytes) -> None:
+    for directory in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark in (directory / "environ").read_bytes().split(b"\0"):
+                os.kill(int(directory.name), signal.SIGKILL)
+
+
+class StepLogs:
+    """What the ranks of a job have put down so far (see `scripts/train.py`)."""
+
+    def __init__(self, directory: Path, ranks: int) -> None:
+        directory.mkdir(parents=True)
+        self.directory = directory
+        self._ranks = ranks
+
+    def starts(self, rank: int) -> list[int]:
+        """The processes of a rank in their order."""
+        return [int(words[1]) for words in self._lines(rank) if words[0] == "start"]
+
+    def steps(self, rank: int, pid: int) -> dict[int, float]:
+        """When a process of a rank committed which step."""
+        lines = (words for words in self._lines(rank) if words[0] == "step" and words[1] == str(pid))
+        return {int(step): float(time_s) for _, _, step, time_s in lines}
+
+    def all_at(self, step: int) -> bool:
+        """Whether the newest process of every rank has committed this step."""
+        return all(step in self._newest(rank) for rank in range(self._ranks))
+
+    def resumed_s(self, victim: int, dead: int, killed_s: float) -> float | None:
+        """When all ranks had committed the first step of the world that `victim` came back to; None if not yet.
+
+        Each rank's newest process counts, and of it what it committed after the kill.
+        """
+        if self.starts(victim)[-1] == dead:
+            return None
+        worlds = [
+            {step: time_s for step, time_s in self._newest(rank).items() if time_s > killed_s}
+            for rank in range(self._ranks)
+        ]
+        step = min(worlds[victim], default=None)
+        if step is None or any(step not in world for world in worlds):
+            return None
+        return max(world[step] for world in worlds)
+
+    def _newest(self, rank: int) -> dict[int, float]:
+        starts = self.starts(rank)
+        return self.steps(rank, starts[-1]) if starts else {}
+
+    def _lines(self, rank: int) -> list[list[str]]:
+        try:
+            text = (self.directory / f"rank-{rank}.log").read_text()
+        except FileNotFoundError:
+            return []
+        return [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+class Journal:
+    """Follows the journal of a job under taskd."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / "default" / "journal.jsonl"
+        self._read = 0
+        self._events: list[dict[str, Any]] = []
+
+    def all(self, event: str) -> list[dict[str, Any]]:
+        """The events of that name, oldest first."""
+        self._follow()
+        return [entry for entry in self._events if entry["event"] == event]
+
+    def last(self, event: str) -> dict[str, Any]:
+        """The newest event of that name, {} if there is none yet."""
+        return next(iter(reversed(self.all(event))), {})
+
+    def count(self, event: str) -> int:
+        """How many events of that name there are."""
+        return len(self.all(event))
+
+    @property
+    def warm(self) -> bool:
+        """Whether training runs and a standby waits."""
+        return bool(self.last("first step")) and self.last("standbys").get("count", 0) > 0
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process of each rank."""
+        return {int(rank): pid for rank, pid in self.last("processes").get("pids", {}).items()}
+
+    def _follow(self) -> None:
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._events.append(json.loads(line))
+                self._read += len(line)
+
+
+def say(as_json: bool, entry: Mapping[str, Any], text: str) -> None:
+    """One line of output, as JSON or for people."""
+    print(json.dumps(entry) if as_json else text, flush=True)

@@ -1,0 +1,241 @@
+"""How long a killed rank holds up a job: stock torchrun, taskd, and the floor, measured in turn.
+
+    python -m benchmarks.recovery --pairs 5 --json
+    python -m benchmarks.recovery --stock-defaults --runs 20 --json
+
+Method. `scripts/train.py` is run with 4 ranks by `torchrun --standalone`, first stock, then under taskd, as often as
+`--pairs` says. Once it trains (under taskd: once a warm process waits), a random rank gets SIGKILL at a random moment.
+The time is that from the kill to the commit, by the last rank, of the first step of the world that the killed rank came
+back to. Under stock torchrun the script saves a checkpoint after every step and goes on from it; stock gets
+`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, without which it seldom recovers at all. Under taskd nothing is saved.
+
+The floor, measured after each pair: bare processes with a warm one in reserve whose model is already built, death seen
+through a pidfd, the group destroyed and made anew on a known store that the parent hosts, one all-reduce, one step; no
+agent, no manager, no set-up of a script, no transfer of state (see `floor.py`).
+
+The last line has the medians: `ratio` is stock over taskd, `phases_ms` are taskd's own from its journal (`detect` is
+the time from the kill to the manager's knowledge). `pause` and `replace` run side by side.
+
+`--stock-defaults` leaves torchrun as it comes and counts how many jobs went on after their first restart; taskd is
+given the same command.
+"""
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.floor import floor_s
+from benchmarks.job import (
+    SCRIPT,
+    BenchmarkError,
+    Job,
+    Journal,
+    StepLogs,
+    say,
+    started,
+    stock_environment,
+    taskd_environment,
+    torchrun,
+)
+
+START_LIMIT_S = 120
+RECOVERY_LIMIT_S = 120
+WARM_STEPS = 20
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kill: seconds to the next step of all ranks, and taskd's phases of it."""
+
+    rank: int
+    recovery_s: float
+    phases_ms: Mapping[str, float] = field(default_factory=dict)
+
+
+def measure_stock(directory: Path, args: argparse.Namespace, chance: random.Random) -> Fault:
+    """Kill a rank of a job under stock torchrun."""
+    logs = StepLogs(directory / "steps", args.ranks)
+    arguments = ["--record", logs.directory, "--step-ms", args.step_ms, "--checkpoint", directory / "checkpoint"]
+    env = {**stock_environment(), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    with started(torchrun(SCRIPT, arguments, args.ranks), env, directory / "job.log") as job:
+        job.await_until(lambda: logs.all_at(WARM_STEPS), f"step {WARM_STEPS}", START_LIMIT_S)
+        victim, dead, killed_s = kill(logs, chance, args.ranks)
+        return Fault(victim, await_resumed(job, logs, victim, dead, killed_s) - killed_s)
+
+
+def measure_taskd(directory: Path, args: argparse.Namespace, chance: random.Random) -> Fault:
+    """Kill a rank of a job under taskd."""
+    logs = StepLogs(directory / "steps", args.ranks)
+    arguments = ["--record", logs.directory, "--step-ms", args.step_ms]
+    env = taskd_environment(directory / "run")
+    journal = Journal(directory / "run")
+    with started(torchrun(SCRIPT, arguments, args.ranks), env, directory / "job.log") as job:
+        job.await_until(lambda: logs.all_at(WARM_STEPS), f"step {WARM_STEPS}", START_LIMIT_S)
+        job.await_until(lambda: journal.warm, "a warm process", START_LIMIT_S)
+        victim, dead, killed_s = kill(logs, chance, args.ranks)
+        resumed_s = await_resumed(job, logs, victim, dead, killed_s)
+        job.await_until(lambda: journal.count("recovered") > 0, "the journal's record", 10)
+    record = journal.last("recovered")
+    if record["restart"] or not record["warm"][str(victim)]:
+        raise BenchmarkError(f"not recovered in place by a warm process: {record['reason']}, see {job.log}")
+    phases = {"detect": round((record["detected_s"] - killed_s) * 1e3, 3), **record["phases_ms"]}
+    return Fault(victim, resumed_s - killed_s, phases)
+
+
+def kill(logs: StepLogs, chance: random.Random, ranks: int) -> tuple[int, int, float]:
+    """Kill a random rank at a random moment: the rank, its process, the time."""
+    time.sleep(chance.uniform(0.2, 0.7))  # the random moment of the fault
+    victim = chance.randrange(ranks)
+    dead = logs.starts(victim)[-1]
+    killed_s = time.monotonic()
+    os.kill(dead, signal.SIGKILL)
+    return victim, dead, killed_s
+
+
+def await_resumed(job: Job, logs: StepLogs, victim: int, dead: int, killed_s: float) -> float:
+    """When all ranks had committed a step of the new world."""
+    what = f"a step of all ranks after the loss of rank {victim}"
+    job.await_until(lambda: logs.resumed_s(victim, dead, killed_s) is not None, what, RECOVERY_LIMIT_S)
+    resumed_s = logs.resumed_s(victim, dead, killed_s)
+    assert resumed_s is not None
+    return resumed_s
+
+
+def compare(directory: Path, args: argparse.Namespace, chance: random.Random) -> None:
+    """`--pairs` times stock, taskd and floor; prints each, and the medians in the last line."""
+    stock, ours, floors = [], [], []
+    for pair in range(args.pairs):
+        stock.append(measure_stock(fresh(directory, f"stock-{pair}"), args, chance))
+        ours.append(measure_taskd(fresh(directory, f"taskd-{pair}"), args, chance))
+        floors.append(floor_s(directory / f"floor-{pair}", args.ranks, args.step_ms, chance))
+        entry = {
+            "pair": pair,
+            "torchrun_s": round(stock[-1].recovery_s, 4),
+            "taskd_s": round(ours[-1].recovery_s, 4),
+            "floor_s": round(floors[-1], 4),
+            "ranks": [stock[-1].rank, ours[-1].rank],
+            "phases_ms": ours[-1].phases_ms,
+        }
+        say(
+            args.json,
+            entry,
+            f"pair {pair}: torchrun {stock[-1].recovery_s:.2f} s, taskd {ours[-1].recovery_s:.3f} s, "
+            f"floor {floors[-1]:.3f} s; taskd's ms: {dict(ours[-1].phases_ms)}",
+        )
+    result = summary(stock, ours, floors)
+    say(
+        args.json,
+        result,
+        f"medians: torchrun {result['torchrun_s']} s, taskd {result['taskd_s']} s, floor {result['floor_s']} s; "
+        f"{result['ratio']} times faster, {result['over_floor']} times the floor",
+    )
+
+
+def summary(stock: list[Fault], ours: list[Fault], floors: list[float]) -> dict[str, object]:
+    """The last line of the comparison."""
+    torchrun_s = statistics.median(fault.recovery_s for fault in stock)
+    taskd_s = statistics.median(fault.recovery_s for fault in ours)
+    floor = statistics.median(floors)
+    names = list(ours[0].phases_ms)
+    phases_ms = {name: round(statistics.median(fault.phases_ms[name] for fault in ours), 1) for name in names}
+    return {
+        "ratio": round(torchrun_s / taskd_s, 1),
+        "taskd_s": round(taskd_s, 4),
+        "torchrun_s": round(torchrun_s, 4),
+        "floor_s": round(floor, 4),
+        "over_floor": round(taskd_s / floor, 2),
+        "phases_ms": phases_ms,
+        "pairs": len(stock),
+        "torchrun_all_s": [round(fault.recovery_s, 3) for fault in stock],
+        "taskd_all_s": [round(fault.recovery_s, 3) for fault in ours],
+        "floor_all_s": [round(seconds, 3) for seconds in floors],
+    }
+
+
+def count_first_restarts(directory: Path, args: argparse.Namespace, chance: random.Random) -> None:
+    """`--runs` times each: did the job go on after its first restart?"""
+    recovered = {"stock": 0, "taskd": 0}
+    for run in range(args.runs):
+        for kind in recovered:
+            home = fresh(directory, f"{kind}-{run}")
+            env = stock_environment() if kind == "stock" else taskd_environment(home / "run")
+            went_on, text = try_once(home, env, args, chance)
+            recovered[kind] += went_on
+            say(args.json, {"run": run, "kind": kind, "recovered": went_on, "text": text}, f"run {run}, {kind}: {text}")
+    result = {"stock_recovered": recovered["stock"], "taskd_recovered": recovered["taskd"], "runs": args.runs}
+    text = f"recovered at the first restart: stock {recovered['stock']}, taskd {recovered['taskd']} of {args.runs}"
+    say(args.json, result, text)
+
+
+def try_once(home: Path, env: Mapping[str, str], args: argparse.Namespace, chance: random.Random) -> tuple[bool, str]:
+    """Kill one rank: whether all ranks went on with no more than one new process each, and what was seen."""
+    logs = StepLogs(home / "steps", args.ranks)
+    arguments = ["--record", logs.directory, "--step-ms", args.step_ms, "--checkpoint", home / "checkpoint"]
+    with started(torchrun(SCRIPT, arguments, args.ranks), env, home / "job.log") as job:
+        job.await_until(lambda: logs.all_at(WARM_STEPS), f"step {WARM_STEPS}", START_LIMIT_S)
+        victim, dead, killed_s = kill(logs, chance, args.ranks)
+
+        def restarts() -> int:
+            return max(len(logs.starts(rank)) for rank in range(args.ranks)) - 1
+
+        def resumed_s() -> float | None:
+            return logs.resumed_s(victim, dead, killed_s)
+
+        try:
+            job.await_until(lambda: restarts() > 1 or resumed_s() is not None, "a step of all ranks", args.limit_s)
+        except BenchmarkError as error:
+            return False, str(error)
+        end_s = resumed_s()
+        if restarts() > 1 or end_s is None:
+            return False, f"the first restart failed, see {job.log}"
+        return True, f"went on after {end_s - killed_s:.2f} s"
+
+
+def fresh(directory: Path, name: str) -> Path:
+    """An empty directory for one job."""
+    path = directory / name
+    path.mkdir()
+    return path
+
+
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=5, help="stock, taskd and floor in turn, so often (default 5)")
+    parser.add_argument("--stock-defaults", action="store_true", help="count first restarts that worked instead")
+    parser.add_argument("--runs", type=int, default=20, help="of --stock-defaults (default 20)")
+    parser.add_argument(
+        "--limit-s", type=float, default=40, help="a job that takes longer has not recovered (default 40)"
+    )
+    parser.add_argument("--ranks", type=int, default=4, help="(default 4)")
+    parser.add_argument("--step-ms", type=float, default=20, help="least duration of a step (default 20)")
+    parser.add_argument("--seed", type=int, default=0, help="of victims and moments")
+    parser.add_argument("--json", action="store_true", help="print JSON lines")
+    return parser.parse_args(words)
+
+
+def main(words: list[str] | None = None) -> int:
+    """Measure; 1 if what was to be measured did not happen, with the logs kept."""
+    args = arguments(words)
+    directory = Path(tempfile.mkdtemp(prefix="taskd-bench-"))
+    chance = random.Random(args.seed)
+    try:
+        (count_first_restarts if args.stock_defaults else compare)(directory, args, chance)
+    except BenchmarkError as error:
+        print(f"benchmark: {error}", file=sys.stderr)
+        return 1
+    shutil.rmtree(directory)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
