@@ -42,6 +42,7 @@ from taskd.wire.messages import (
     NodeStatus,
     Order,
     Pause,
+    RankStatus,
     Refusal,
     Release,
     Stage,
@@ -76,13 +77,12 @@ class NodeAgent:
         self._done = False
         self._closed = False
         self._sequence = 0
-        self._changed = False
+        self._told: object = None
         self._leaving = False
         self._stock = False
         self._sent_s = 0.0
         self._answered_s = time.monotonic()
         self._template_due_s: float | None = None
-        self._warned: set[str] = set()
 
     # ---- torchrun's side (main thread)
 
@@ -104,7 +104,7 @@ class NodeAgent:
         quiet = threading.Event()
 
         def leave() -> None:
-            self._leaving = self._changed = True
+            self._leaving = True
             self._crew.rest()
             quiet.set()
 
@@ -171,7 +171,7 @@ class NodeAgent:
             for answer in self._link.receive():
                 self._hear_manager(answer)
         self._watch_the_clock()
-        if self._changed or self._pause_ms() == 0:
+        if self._pause_ms() == 0 or self._state() != self._told:
             self._report()
 
     def _take_over(self, host: WorkerHost, identity: NodeIdentity) -> None:
@@ -186,7 +186,6 @@ class NodeAgent:
             host.stock()
         self._crew.take(host, self._node)
         self._template_due_s = time.monotonic() + SDKLESS_DELAY_S
-        self._changed = True
 
     def _connect(self, identity: NodeIdentity) -> AgentSocket:
         config = self._config
@@ -209,7 +208,6 @@ class NodeAgent:
             case Hello():
                 self._pool.hello(peer, message)
                 self._crew.serve_waiting(self._node)
-                self._changed = True
             case WorkerReport():
                 self._hear_report(peer, message)
             case Modules():
@@ -232,7 +230,6 @@ class NodeAgent:
         self._answered_s = time.monotonic()
         match message:
             case Refusal():
-                self._warn_once(f"the manager refuses this node: {message.reason}")
                 self._go_stock(f"the manager refuses this node: {message.reason}")
             case Directive():
                 if self._stock:
@@ -267,15 +264,9 @@ class NodeAgent:
             logger.warning("%s: torchrun's own behaviour takes over; taskd keeps trying", reason)
             self._crew.stock()
 
-    def _warn_once(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
-            logger.warning("%s", text)
-
     # ---- what goes out
 
     def _perform_all(self, actions: list[Action]) -> None:
-        self._changed = True
         for action in actions:
             self._attempt(action)
 
@@ -305,9 +296,14 @@ class NodeAgent:
             case _:
                 assert_never(action)
 
+    def _state(self) -> tuple[tuple[RankStatus, ...], int, int, bool]:
+        """What the manager hears at once when it changes; all else of a report, with the next heartbeat."""
+        ranks = tuple(slot.status for slot in self._node.slots.values())
+        return ranks, self._pool.count, max(self._crew.generation, self._node.generation), self._leaving
+
     def _report(self) -> None:
         identity = self._identity
-        self._changed = False
+        self._told = ranks, standbys, generation, leaving = self._state()
         self._sent_s = time.monotonic()
         self._crew.reap()
         if self._link is None or identity is None:
@@ -320,14 +316,14 @@ class NodeAgent:
                 agent_id=self._id,
                 sequence=self._sequence,
                 node_count=identity.node_count,
-                ranks=tuple(slot.status for slot in self._node.slots.values()),
+                ranks=ranks,
                 store_host=self._store[0],
                 store_port=self._store[1],
-                standbys=self._pool.count,
+                standbys=standbys,
                 max_restarts=identity.max_restarts,
-                generation=self._crew.generation,
+                generation=generation,
                 sent_s=self._sent_s,
-                leaving=self._leaving,
+                leaving=leaving,
             )
         )
 
