@@ -23,6 +23,8 @@ from taskd.adaptors.torchrun.command import boot_arguments, parse_command
 from taskd.adaptors.torchrun.host import TaskdContext, TorchrunHost
 from taskd.adaptors.torchrun.script import mark_round
 from taskd.adaptors.torchrun.template_process import TemplateProcess
+from taskd.config.process import environment
+from taskd.core.budget import DEFAULT_MAX_RESTARTS
 from taskd.runtime.ports import Command, NodeIdentity, NodeRuntime
 
 logger = logging.getLogger(__name__)
@@ -187,18 +189,35 @@ def _identify(worker_group: WorkerGroup) -> NodeIdentity:
         master_addr=str(worker_group.master_addr),
         master_port=int(worker_group.master_port or 0),
         given_master_addr=_given_master_addr(spec),
-        max_restarts=int(spec.max_restarts),
+        max_restarts=_max_restarts(spec),
     )
 
 
 def _given_master_addr(spec: WorkerSpec) -> str | None:
     """torchrun fills in its default address with a static rendezvous; only the command line tells who chose it."""
     address = spec.master_addr
-    if address == _DEFAULT_MASTER_ADDR and not any(
-        arg.startswith(("--master-addr", "--master_addr")) for arg in sys.argv
-    ):
+    if address == _DEFAULT_MASTER_ADDR and not _is_given(spec, "--master-a", "PET_MASTER_ADDR"):
         return None
     return address
+
+
+def _max_restarts(spec: WorkerSpec) -> int:
+    """The job's budget. torchrun's default of 0, which ends a job at its first fault, counts only if it was asked for."""
+    asked = spec.max_restarts > 0 or _is_given(spec, "--max", "PET_MAX_RESTARTS")
+    return int(spec.max_restarts) if asked else DEFAULT_MAX_RESTARTS
+
+
+def _is_given(spec: WorkerSpec, option: str, variable: str) -> bool:
+    """Whether the user has set an option of torchrun, on the command line or as one of its variables.
+
+    `option` is the shortest form that torchrun understands. The script's own arguments come last and do not count.
+    """
+    own = list(sys.argv[1:])
+    for arg in reversed(spec.args):
+        if not own or own[-1] != str(arg):
+            break
+        own.pop()
+    return variable in environment() or any(arg.replace("_", "-").startswith(option) for arg in own)
 
 
 Change = Callable[[object, dict[int, Any], dict[int, dict[str, str]]], None]
