@@ -1,0 +1,261 @@
+"""Many faults in one run: does every one end in a step, and does nothing grow?
+
+    python -m benchmarks.soak --faults 200 --json
+
+Method. `scripts/train.py` runs with 4 ranks as the seed's scripts start it, `python manager.py` beside torchrun. As soon
+as the world of the last recovery has made a step and a warm process waits, a random rank is killed with SIGKILL at a
+random moment within `--moment-ms`; now and then two ranks at once. One rank, the witness, is spared, so that one process
+lives through all recoveries; its descriptors, threads and memory are compared, and those of the torchrun process (the
+agent) and of the manager: before the first fault and after the last recovery, and at some faults in between.
+
+A fault counts as recovered when the journal has its recovery in place: a new process for each killed rank, the very same
+processes for all others, training on at the step where it stopped. At the end the job is told its last step. A second
+run trains as many steps under plain torchrun, undisturbed, and the weights of the two are compared bit for bit.
+
+In the last line `fds`, `threads` and `rss_mb` are `[first, last]` of the witness; `agent` and `manager` hold theirs.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.job import (
+    ROOT,
+    SCRIPT,
+    BenchmarkError,
+    Job,
+    Journal,
+    StepLogs,
+    say,
+    started,
+    stock_environment,
+    taskd_environment,
+    torchrun,
+)
+
+START_LIMIT_S = 120
+RECOVERY_LIMIT_S = 90
+STEPS_TO_GO = 200
+"""The last step lies so far ahead of the newest one when it is written down."""
+PORT = 29533
+
+
+@dataclass(frozen=True)
+class Census:
+    """What a process holds."""
+
+    fds: int
+    threads: int
+    rss_mb: float
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kill, of one or two ranks."""
+
+    ranks: tuple[int, ...]
+    recovered: bool
+    total_ms: float
+    text: str
+
+
+def census(pid: int) -> Census:
+    """Count what the process holds now."""
+    process = Path("/proc") / str(pid)
+    fields = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
+    rss_mb = round(int(fields["VmRSS"].split()[0]) / 1024, 1)
+    return Census(len(os.listdir(process / "fd")), int(fields["Threads"]), rss_mb)
+
+
+class Soak:
+    """One run with its faults."""
+
+    def __init__(self, directory: Path, args: argparse.Namespace) -> None:
+        self.logs = StepLogs(directory / "steps", args.ranks)
+        self.stop_file = directory / "last-step"
+        self.out = directory / "soak.json"
+        self.faults: list[Fault] = []
+        self.censuses: dict[str, list[Census]] = {"worker": [], "agent": [], "manager": []}
+        self._args = args
+        self._directory = directory
+        self._journal = Journal(directory / "run")
+        self._chance = random.Random(args.seed)
+        self._witness = args.ranks - 1
+
+    def run(self) -> int:
+        """Disturb a whole job; the number of its steps."""
+        env = {**taskd_environment(self._directory / "run"), "MASTER_ADDR": "127.0.0.1"}
+        manager_log, job_log = self._directory / "manager.log", self._directory / "job.log"
+        with started([sys.executable, str(ROOT / "examples" / "manager.py")], env, manager_log) as manager:
+            with started(self._command(), env, job_log) as job:
+                job.await_until(lambda: self._journal.warm, "a warm process", START_LIMIT_S)
+                pids = {"worker": self._journal.pids[self._witness], "agent": job.pid, "manager": manager.pid}
+                for number in range(self._args.faults):
+                    self._count(number, pids)
+                    self._disturb(number, job)
+                self._settle(job)
+                self._count(self._args.faults, pids)
+                steps = self._end()
+                job.wait(START_LIMIT_S)
+            manager.wait(30)
+        return steps
+
+    def _command(self) -> list[str]:
+        words = ["--record", self.logs.directory, "--step-ms", self._args.step_ms]
+        words += ["--stop-file", self.stop_file, "--out", self.out]
+        command = torchrun(SCRIPT, words, self._args.ranks)
+        distributed = f"--nnodes 1 --node_rank 0 --master_addr 127.0.0.1 --master_port {PORT} --max_restarts 32767"
+        begin = command.index("--standalone")
+        end = command.index(str(SCRIPT))
+        return [*command[:begin], f"--nproc_per_node={self._args.ranks}", *distributed.split(), *command[end:]]
+
+    def _disturb(self, number: int, job: Job) -> None:
+        self._settle(job)
+        time.sleep(self._chance.uniform(0, self._args.moment_ms / 1000))  # the random moment of the fault
+        before = self._journal.pids
+        done = self._journal.count("recovered")
+        count = 2 if self._chance.random() < self._args.pairs else 1
+        victims = tuple(sorted(self._chance.sample([rank for rank in before if rank != self._witness], count)))
+        for rank in victims:
+            os.kill(before[rank], signal.SIGKILL)
+        job.await_until(
+            lambda: self._journal.count("recovered") > done, f"recovery {number} of ranks {victims}", RECOVERY_LIMIT_S
+        )
+        self.faults.append(judge(self._journal.last("recovered"), before, victims))
+        fault = self.faults[-1]
+        say(
+            self._args.json,
+            {
+                "fault": number,
+                "ranks": fault.ranks,
+                "recovered": fault.recovered,
+                "total_ms": fault.total_ms,
+                "text": fault.text,
+            },
+            f"fault {number}: ranks {fault.ranks}, {fault.total_ms:.0f} ms: {fault.text}",
+        )
+
+    def _settle(self, job: Job) -> None:
+        """Wait for a step of the newest world, and for a warm process."""
+
+        def settled() -> bool:
+            newest = self._journal.last("directive").get("generation")
+            return self._journal.warm and self._journal.last("first step").get("generation") == newest
+
+        job.await_until(settled, "a step and a warm process", RECOVERY_LIMIT_S)
+
+    def _count(self, number: int, pids: dict[str, int]) -> None:
+        """Every tenth of the run, of each process that lasts."""
+        faults = self._args.faults
+        if number != faults and number % max(1, faults // 10):
+            return
+        now = {name: census(pid) for name, pid in pids.items()}
+        for name, counted in now.items():
+            self.censuses[name].append(counted)
+        entry = {"faults": number, "census": {name: vars(counted) for name, counted in now.items()}}
+        text = ", ".join(f"{name} {c.fds} fds {c.threads} threads {c.rss_mb} MB" for name, c in now.items())
+        say(self._args.json, entry, f"after {number} faults: {text}")
+
+    def _end(self) -> int:
+        pid = self.logs.starts(self._witness)[-1]
+        last = max(self.logs.steps(self._witness, pid)) + STEPS_TO_GO
+        fresh = self.stop_file.with_suffix(".new")
+        fresh.write_text(str(last))
+        fresh.replace(self.stop_file)
+        return last
+
+
+def judge(record: dict[str, Any], before: dict[int, int], victims: tuple[int, ...]) -> Fault:
+    """Was that a recovery in place?"""
+    kept = {int(rank): pid for rank, pid in record["kept"].items()}
+    wanted = {rank: pid for rank, pid in before.items() if rank not in victims}
+    total_ms = record["phases_ms"].get("total", 0.0)
+    if record["restart"]:
+        return Fault(victims, False, total_ms, f"the whole job was restarted: {record['reason']}")
+    if kept != wanted:
+        return Fault(victims, False, total_ms, f"kept {kept}, expected {wanted}: {record['reason']}")
+    warm = all(record["warm"][str(rank)] for rank in victims)
+    return Fault(victims, True, total_ms, f"step {record['target_step']}, {'warm' if warm else 'cold'}")
+
+
+def undisturbed(directory: Path, args: argparse.Namespace, steps: int) -> dict[str, Any]:
+    """The same training under plain torchrun."""
+    logs = StepLogs(directory / "undisturbed", args.ranks)
+    out = directory / "undisturbed.json"
+    command = torchrun(SCRIPT, ["--record", logs.directory, "--steps", steps, "--out", out], args.ranks)
+    with started(command, stock_environment(), directory / "undisturbed.log") as job:
+        job.wait(START_LIMIT_S + steps)
+    result: dict[str, Any] = json.loads(out.read_text())
+    return result
+
+
+def summary(soak: Soak, identical: bool, steps: int) -> dict[str, Any]:
+    """The last line."""
+
+    def first_and_last(name: str) -> dict[str, list[float]]:
+        first, *_, last = soak.censuses[name]
+        return {key: [vars(first)[key], vars(last)[key]] for key in vars(first)}
+
+    return {
+        "faults": len(soak.faults),
+        "recovered": sum(fault.recovered for fault in soak.faults),
+        "weights_identical": identical,
+        **first_and_last("worker"),
+        "agent": first_and_last("agent"),
+        "manager": first_and_last("manager"),
+        "steps": steps,
+        "ranks_killed": dict(sorted(Counter(rank for fault in soak.faults for rank in fault.ranks).items())),
+        "two_at_once": sum(len(fault.ranks) > 1 for fault in soak.faults),
+        "cold": sum("cold" in fault.text for fault in soak.faults),
+        "median_ms": round(statistics.median(fault.total_ms for fault in soak.faults), 1),
+        "slowest_ms": max(fault.total_ms for fault in soak.faults),
+    }
+
+
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=200, help="(default 200)")
+    parser.add_argument("--ranks", type=int, default=4, help="(default 4)")
+    parser.add_argument("--pairs", type=float, default=0.1, help="share of faults that kill two ranks (default 0.1)")
+    parser.add_argument("--moment-ms", type=float, default=300, help="a fault comes within this time (default 300)")
+    parser.add_argument("--step-ms", type=float, default=20, help="least duration of a step (default 20)")
+    parser.add_argument("--seed", type=int, default=0, help="of victims and moments")
+    parser.add_argument("--json", action="store_true", help="print JSON lines")
+    return parser.parse_args(words)
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run; 0 only if every fault was recovered and the weights are identical."""
+    args = arguments(words)
+    directory = Path(tempfile.mkdtemp(prefix="taskd-soak-"))
+    soak = Soak(directory, args)
+    try:
+        steps = soak.run()
+        result, wanted = json.loads(soak.out.read_text()), undisturbed(directory, args, steps)
+    except BenchmarkError as error:
+        print(f"benchmark: {error}", file=sys.stderr)
+        return 1
+    identical = result == wanted and result["ranks_equal"]
+    last = summary(soak, identical, steps)
+    say(args.json, last, "\n".join(f"{name}: {value}" for name, value in last.items()))
+    if not identical or last["recovered"] != args.faults:
+        print(f"benchmark: not as promised, logs in {directory}", file=sys.stderr)
+        return 1
+    shutil.rmtree(directory)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
