@@ -7,7 +7,6 @@ import socket
 import threading
 from pathlib import Path
 
-from taskd.adaptors.torchrun.children import has_ended
 from taskd.runtime.ports import NodeIdentity, WorkerHost
 from taskd.wire.codec import decode_from_local, encode
 from taskd.wire.messages import Become, Fork, Hello
@@ -57,7 +56,9 @@ class ScriptedRuntime:
         self._note(f"mode {mode}")
 
     def of(self, identity: NodeIdentity) -> "ScriptedRuntime":
-        self._note(f"made {identity.ranks} of {identity.world_size}, node {identity.node_rank} of {identity.node_count}")
+        self._note(
+            f"made {identity.ranks} of {identity.world_size}, node {identity.node_rank} of {identity.node_count}"
+        )
         return self
 
     def _note(self, text: str) -> None:
@@ -92,10 +93,16 @@ class ScriptedRuntime:
             (self._folder / "ready").open("w").close()
             return
         (self._folder / "up").open().close()
+        old = os.pidfd_open(host.pid(1))
+        if self._mode == "fence":
+            self._replace(host, None)
+            _await_end(old)
+            self._note("the old one has ended")
+            return
         host.kill(1, signal.SIGKILL)
+        _await_end(old)
         if self._mode == "stock":
             return
-        _await_end(host.pid(1))
         if self._mode == "give up":
             host.give_up("the script of this test says so")
             return
@@ -127,10 +134,8 @@ class ScriptedRuntime:
         host.adopt(1, self._standby_pid, env, logs)
 
 
-def _await_end(pid: int) -> None:
-    descriptor = os.pidfd_open(pid)
+def _await_end(descriptor: int) -> None:
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
     assert poller.poll(DEADLINE_S * 1000), "rank 1 did not end"
     os.close(descriptor)
-    assert has_ended(pid)

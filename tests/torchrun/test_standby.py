@@ -30,7 +30,9 @@ def write_module(folder: Path, name: str, text: str) -> None:
     (folder / f"{name}.py").write_text(textwrap.dedent(text))
 
 
-def test_standbys_are_children_of_the_agent_and_members_of_the_templates_group(run_dir: Path, env: dict[str, str]) -> None:
+def test_standbys_are_children_of_the_agent_and_members_of_the_templates_group(
+    run_dir: Path, env: dict[str, str]
+) -> None:
     with Nursery(run_dir, env) as nursery:
         nursery.start_template()
         for standby in nursery.fork(3):
@@ -75,8 +77,12 @@ def test_a_dead_template_takes_its_idle_standbys_along(run_dir: Path, env: dict[
 def test_a_template_with_threads_does_not_fork_but_becomes_a_rank_itself(
     run_dir: Path, tmp_path: Path, env: dict[str, str]
 ) -> None:
-    write_module(tmp_path, "threaded", "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()")
-    write_module(tmp_path, "script", "import os, sys, threaded\nprint(os.getsid(0) == os.getpid(), sys.argv)\nsys.exit(5)")
+    write_module(
+        tmp_path, "threaded", "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
+    )
+    write_module(
+        tmp_path, "script", "import os, sys, threaded\nprint(os.getsid(0) == os.getpid(), sys.argv)\nsys.exit(5)"
+    )
     with Nursery(run_dir, env) as nursery:
         ready = nursery.start_template(TASKD_PRELOAD="threaded")
         assert ready.threads == 2
@@ -103,7 +109,9 @@ def test_an_import_that_touches_a_device_is_noticed(run_dir: Path, tmp_path: Pat
 def test_modules_are_imported_as_far_as_they_can_be(run_dir: Path, tmp_path: Path, env: dict[str, str]) -> None:
     write_module(tmp_path, "good", "print('good says something')")
     write_module(tmp_path, "leaves", "import sys\nsys.exit(1)")
-    write_module(tmp_path, "script", "import sys\nprint([name in sys.modules for name in ('good', 'leaves', 'absent')])")
+    write_module(
+        tmp_path, "script", "import sys\nprint([name in sys.modules for name in ('good', 'leaves', 'absent')])"
+    )
     with Nursery(run_dir, env) as nursery:
         nursery.start_template()
         nursery.template.send(encode(Modules(names=("leaves", "absent", "good"))))

@@ -85,6 +85,13 @@ def test_a_command_that_is_not_python_starts_cold(job: Run) -> None:
     assert output.count("dead ranks are replaced by cold starts only") == 1
 
 
+def test_a_living_process_is_fenced_before_another_takes_its_rank(job: Run) -> None:
+    status, output = job.run("fence")
+    assert status == 0, output
+    assert "the old one has ended" in job.calls
+    assert job.lives["1", "1"][0] != job.lives["1", "0"][0]
+
+
 def test_a_module_is_run_as_one(job: Run) -> None:
     status, output = job.run("warm", program=("-m", "tests.torchrun.programs.ranks", str(job.folder), "warm"))
     assert status == 0, output

@@ -21,7 +21,8 @@ def show() -> None:
     for name, value in sorted(globals().items()):
         if not callable(value) and name != "__loader__":
             print(name, type(value).__name__, re.sub("0x[0-9a-f]+", "", str(value)))
-    print(type(__loader__).__name__, getattr(__loader__, "path", None), getattr(__loader__, "name", None))
+    loader = globals()["__loader__"]
+    print(type(loader).__name__, getattr(loader, "path", None), getattr(loader, "name", None))
     print(sys.argv, sys.path, sys.modules["__main__"].__dict__ is globals(), pickle.dumps(Local()))
 
 
@@ -41,7 +42,7 @@ def end(how: str) -> None:
         case "interrupt":
             raise KeyboardInterrupt
         case "hook":
-            sys.excepthook = lambda *_: int("y")  # type: ignore[assignment, return-value]
+            sys.excepthook = lambda *_: int("y")
             raise ValueError("from the script")
         case "os exit":
             os._exit(7)

@@ -12,7 +12,9 @@ print(line, "on stdout", flush=True)
 print(line, "on stderr", file=sys.stderr, flush=True)
 with (folder / "lives").open("a") as lives:
     error_file = os.environ["TORCHELASTIC_ERROR_FILE"]
-    lives.write(f"{rank} {incarnation} {os.getpid()} {os.getppid()} {os.getpgrp()} {'torch' in sys.modules} {error_file}\n")
+    lives.write(
+        f"{rank} {incarnation} {os.getpid()} {os.getppid()} {os.getpgrp()} {'torch' in sys.modules} {error_file}\n"
+    )
 
 if sys.argv[2] == "hold":
     with (folder / f"up-{rank}").open("w"):

@@ -1,0 +1,54 @@
+"""What a rank's command means, and how a world's store keys are prefixed: pure text."""
+
+import pytest
+
+from taskd.adaptors.torchrun.command import boot_arguments, parse_command
+from taskd.adaptors.torchrun.script import mark_round, store_prefix
+
+PYTHON = "/venv/bin/python"
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "args", "argv"),
+    [
+        (PYTHON, ("-u", "train.py", "--lr", 1), ("train.py", "--lr", "1")),
+        (PYTHON, ("-u", "-m", "package.train", "-u"), ("-m", "package.train", "-u")),
+        (PYTHON, ("train.py",), ("train.py",)),
+        ("/venv/bin/../bin/python", ("train.py", "-m"), ("train.py", "-m")),
+    ],
+)
+def test_scripts_and_modules_go_through_boot(entrypoint: str, args: tuple[object, ...], argv: tuple[str, ...]) -> None:
+    command = parse_command(entrypoint, args, PYTHON)
+    assert command.python
+    assert command.argv == argv
+    assert boot_arguments(command) == ("-u", "-m", "taskd.python.boot", *argv)
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "args", "reason"),
+    [
+        ("/bin/bash", ("train.sh",), "/bin/bash is not torchrun's own Python"),
+        ("/other/bin/python", ("-u", "train.py"), "not torchrun's own Python"),
+        (PYTHON, ("-u", "-c", "pass"), "expected a script or -m"),
+        (PYTHON, ("-u", "-m"), "expected a script or -m"),
+        (PYTHON, (), "expected a script or -m"),
+        (print, ("train.py",), "a function"),
+    ],
+)
+def test_anything_else_starts_cold_and_says_why(entrypoint: object, args: tuple[object, ...], reason: str) -> None:
+    command = parse_command(entrypoint, args, PYTHON)
+    assert not command.python
+    assert reason in command.reason
+
+
+def test_ranks_of_one_start_share_their_keys_whatever_their_agents_generation() -> None:
+    older = mark_round("abc", "7") | {"TASKD_GENERATION": "7"}
+    younger = mark_round("abc", "0") | {"TASKD_GENERATION": "0"}
+    assert store_prefix(older) == store_prefix(younger) == "taskd/abc"
+
+
+def test_worlds_have_keys_of_their_own() -> None:
+    first = mark_round("abc", "0")
+    prefixes = [store_prefix(first | {"TASKD_GENERATION": str(number)}) for number in range(3)]
+    restarted = store_prefix(mark_round("def", "3") | {"TASKD_GENERATION": "3"})
+    assert len({*prefixes, restarted}) == 4

@@ -1,0 +1,118 @@
+"""The patch in a process of its own: inert when off, installed once when on, and never an error."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from taskd.config.process import environment
+
+ROOT = Path(__file__).resolve().parents[2]
+WATCHED = "[name for name in sys.modules if name.split('.')[0] in ('torch', 'zmq', 'msgspec')]"
+ENTRY_POINT = "from importlib.metadata import EntryPoint; EntryPoint('taskd', 'taskd.python.adaptor.patch:handlers', 'torchrun.handlers').load()()"  # noqa: E501
+LAUNCHER = "torch.distributed.launcher.api"
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def python(code: str, *, enabled: bool = True) -> tuple[str, str]:
+    """Output and errors of a fresh interpreter, which must end well."""
+    env = {**environment(), "PYTHONPATH": str(ROOT), "TASKD_PROCESS_ENABLE": "on" if enabled else "off"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False, timeout=50, cwd="/"
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip(), done.stderr
+
+
+def agent_class(code: str) -> str:
+    """Code that prints which agent the launcher has after `code`."""
+    return f"import sys\n{code}\nimport {LAUNCHER} as launcher\nprint(launcher.LocalElasticAgent.__name__)"
+
+
+def test_off_it_loads_and_changes_nothing() -> None:
+    load = "import sys\nbefore = sys.meta_path[:]\nimport taskd.python.adaptor.patch"
+    assert python(f"{load}\nprint({WATCHED}, sys.meta_path == before)", enabled=False) == ("[] True", "")
+    assert python(agent_class("import taskd.python.adaptor.patch"), enabled=False)[0] == "LocalElasticAgent"
+
+
+def test_on_it_imports_no_torch_by_itself() -> None:
+    assert python(f"import sys\nimport taskd.python.adaptor.patch\nprint({WATCHED})")[0] == "[]"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import taskd.python.adaptor.patch",
+        ENTRY_POINT,
+        f"import {LAUNCHER}\nimport taskd.python.adaptor.patch",
+        f"import taskd.python.adaptor.patch\n{ENTRY_POINT}\nimport taskd.python.adaptor.patch",
+        "from taskd.adaptors.torchrun.install import install\ninstall()\nimport taskd.python.adaptor.patch\ninstall()",
+    ],
+)
+def test_every_way_installs_once(code: str) -> None:
+    name, errors = python(
+        agent_class(code) + "\nprint([base.__name__ for base in launcher.LocalElasticAgent.__mro__[:2]])"
+    )
+    assert name.splitlines() == ["TaskdElasticAgent", "['TaskdElasticAgent', 'LocalElasticAgent']"]
+    assert errors == ""
+
+
+def test_loaded_in_the_middle_of_the_launchers_import() -> None:
+    """As torch does with a plugin when a program imports the launcher itself."""
+    code = f"""
+from taskd.adaptors.torchrun.imports import after_import
+def load_plugin(module):
+    assert sys.modules["{LAUNCHER}"].__spec__._initializing
+    import taskd.python.adaptor.patch
+after_import("torch.distributed.elastic.rendezvous.api", load_plugin)
+"""
+    assert python(agent_class(code))[0] == "TaskdElasticAgent"
+
+
+def test_an_unknown_torch_is_left_as_it_was_with_one_warning() -> None:
+    change = (
+        "import torch.distributed.elastic.multiprocessing.api as api\n"
+        "api.get_subprocess_handler = lambda entrypoint, args: None\n"
+        "import taskd.python.adaptor.patch"
+    )
+    name, errors = python(agent_class(change))
+    assert name == "LocalElasticAgent"
+    assert errors.count("torchrun is left as it was") == 1
+    assert "get_subprocess_handler takes (entrypoint, args), expected" in errors
+    assert "Traceback" not in errors
+
+
+def test_a_broken_taskd_is_a_traceback_in_the_log_and_no_more() -> None:
+    name, errors = python(
+        agent_class("sys.modules['taskd.adaptors.torchrun.agent'] = None\nimport taskd.python.adaptor.patch")
+    )
+    assert name == "LocalElasticAgent"
+    assert "taskd could not be installed; torchrun is left as it was" in errors
+
+
+def test_the_plugin_is_no_rendezvous() -> None:
+    code = (
+        "from taskd.python.adaptor.patch import handlers\n"
+        "from taskd.errors import ConfigError\n"
+        "try: handlers()(None)\n"
+        "except ConfigError as error: print(error)"
+    )
+    assert "expected one of torch's own" in python(code)[0]
+
+
+def test_a_module_hook_leaves_no_trace(tmp_path: Path) -> None:
+    (tmp_path / "fresh.py").write_text("value = 1\n")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from taskd.adaptors.torchrun.imports import after_import\n"
+        "before, seen = sys.meta_path[:], []\n"
+        "after_import('fresh', lambda module: seen.append(module.value))\n"
+        "import fresh\n"
+        "after_import('fresh', lambda module: seen.append(2))\n"
+        "import importlib; importlib.reload(fresh)\n"
+        "loader = fresh.__loader__\n"
+        "print(seen, sys.meta_path == before, type(loader).__name__, vars(loader).keys() & {'exec_module'})"
+    )
+    assert python(code)[0] == "[1, 2] True SourceFileLoader set()"

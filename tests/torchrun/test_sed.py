@@ -1,0 +1,112 @@
+"""The seed's sed line and `scripts/patch-torch.sh`, on copies of the installed run.py."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from taskd.adaptors.torchrun.launcher import SED_LINE, torchrun_file
+from taskd.config.process import environment
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "patch-torch.sh"
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> bytes:
+    """The file as torch ships it."""
+    return b"".join(line for line in torchrun_file().read_bytes().splitlines(True) if line.decode().strip() != SED_LINE)
+
+
+@pytest.fixture
+def copy(tmp_path: Path, original: bytes) -> Path:
+    path = tmp_path / "run.py"
+    path.write_bytes(original)
+    path.chmod(0o640)
+    return path
+
+
+def sed(path: Path) -> None:
+    subprocess.run(["sed", "-i", f"/import os/i {SED_LINE}", str(path)], check=True)
+
+
+def patch(action: str, path: Path) -> tuple[int, str]:
+    command = ["bash", str(SCRIPT), action, "--python", sys.executable, "--file", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    return done.returncode, done.stdout + done.stderr
+
+
+def run_copy(path: Path, *, enabled: bool) -> str:
+    """Load the copy as torch.distributed.run, and say which agent the launcher has then."""
+    code = (
+        "import importlib.util, sys\n"
+        f"spec = importlib.util.spec_from_file_location('torch.distributed.run', {str(path)!r})\n"
+        "sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(module)\n"
+        "import torch.distributed.launcher.api as launcher\n"
+        "print(callable(module.main), launcher.LocalElasticAgent.__name__)\n"
+    )
+    env = {**environment(), "PYTHONPATH": str(ROOT), "TASKD_PROCESS_ENABLE": "on" if enabled else ""}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_the_seeds_line_works_however_often_it_is_run(copy: Path, times: int) -> None:
+    for _ in range(times):
+        sed(copy)
+    assert copy.read_text().splitlines().count(SED_LINE) >= 1
+    assert run_copy(copy, enabled=True) == "True TaskdElasticAgent"
+    assert run_copy(copy, enabled=False) == "True LocalElasticAgent"
+
+
+def test_the_script_applies_once_and_reverts_exactly(copy: Path, original: bytes) -> None:
+    assert patch("status", copy)[0] == 1
+    for _ in range(2):
+        assert patch("apply", copy)[0] == 0
+        assert copy.read_text().splitlines().count(SED_LINE) == 1
+    assert patch("status", copy)[0] == 0
+    assert copy.stat().st_mode & 0o777 == 0o640
+    for _ in range(2):
+        assert patch("revert", copy)[0] == 0
+        assert copy.read_bytes() == original
+    assert [path.name for path in copy.parent.iterdir()] == ["run.py"], "no temporary file is left"
+
+
+def test_the_script_undoes_the_seeds_line(copy: Path, original: bytes) -> None:
+    sed(copy)
+    sed(copy)
+    assert "2 line(s)" in patch("status", copy)[1]
+    assert patch("revert", copy)[0] == 0
+    assert copy.read_bytes() == original
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("import sys\n", "found 0 lines 'import os'"),
+        ("import os\nimport os\n", "found 2 lines 'import os'"),
+        (f"if True:\n    {SED_LINE}\nimport os\n", "in another form"),
+        ("import os\ndef f(:\n", "would not be right afterwards"),
+    ],
+)
+def test_the_script_refuses_what_it_does_not_understand(tmp_path: Path, text: str, found: str) -> None:
+    path = tmp_path / "run.py"
+    path.write_text(text)
+    status, output = patch("apply", path)
+    assert status == 2
+    assert found in output
+    assert path.read_text() == text
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run.py"]
+
+
+@pytest.mark.parametrize("action", ["", "remove"])
+def test_the_script_says_what_it_takes(copy: Path, action: str) -> None:
+    assert patch(action, copy) == (
+        2,
+        f"patch-torch.sh: found '{action or 'nothing'}', expected apply, revert or status\n",
+    )
