@@ -34,6 +34,7 @@ class Event(Enum):
     DIRECTED = "directed"
     REPORTED = "reported"
     ENDED = "ended"
+    STARTED = "started"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +117,11 @@ class Node:
         return self.directive.generation if self.directive is not None else 0
 
     def started(self, status: RankStatus) -> None:
-        """A process has been started for a rank."""
-        self.slots[status.rank] = Slot(status)
+        """A process has been started for a rank: the first, the one that `Start` wanted, or one of torchrun's own."""
+        slot = self.slots.setdefault(status.rank, Slot(status))
+        row = self._row(status.rank, Event.STARTED)
+        slot.status = status
+        row.act(self, status.rank)
 
     def obey(self, directive: Directive) -> list[Action]:
         """Take in the manager's newest directive; an older one changes nothing."""
@@ -203,6 +207,11 @@ class Node:
             slot.ordered = wanted
             self._out.append(Start(rank, order.incarnation, self.generation, order.joins))
 
+    def take(self, rank: int) -> None:
+        """The rank has a process again, which has been told nothing yet."""
+        slot = self.slots[rank]
+        slot.state, slot.told, slot.ordered = State.RUNNING, None, None
+
     def ignore(self, _rank: int) -> None:
         """Known, and nothing follows."""
 
@@ -272,5 +281,6 @@ TABLE: dict[tuple[State, Event], Row[Handler, State]] = {
     **rows((State.ENDED,), Event.DIRECTED, Node.succeed),
     **rows((State.ENDED,), Event.REPORTED, Node.ignore),
     **rows((State.ENDED,), Event.ENDED, Node.ignore),
+    **rows(State, Event.STARTED, Node.take, State.RUNNING),
 }
 """Every pair of slot state and event that may happen, and what it does."""

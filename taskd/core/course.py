@@ -47,7 +47,7 @@ class Course:
     _review_due: bool = False
     _out: list[Action] = field(default_factory=list)
 
-    # ---- handlers, named in TABLE; the subject is a rank, or a node for NODE_LOST
+    # ---- handlers, named in TABLE; the subject is a rank, or for NODE_* a node
 
     def ignore(self, _subject: int) -> None:
         """Known, and nothing follows."""
@@ -180,6 +180,12 @@ class Course:
         else:
             self.record.causes.update(causes)
             self._attempt(new_world=True)
+
+    def leave_node(self, node_rank: int) -> None:
+        """torchrun has ended on a node; unless its work is done, so is the job."""
+        ranks = self.world.on_node(node_rank)
+        if not ranks or not all(self.world.ranks[rank].exited for rank in ranks):
+            self._stop(f"torchrun has ended on node {node_rank}", 1)
 
     # ---- what is done
 

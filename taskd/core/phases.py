@@ -39,6 +39,7 @@ class Event(Enum):
     FINISHED = "finished"
     EXITED = "exited"
     NODE_LOST = "node lost"
+    NODE_LEAVES = "node leaves"
     EXPIRED = "expired"
 
 

@@ -49,12 +49,14 @@ class Recovery(Course):
         self._now_s = now_s
         if not self.world.hear(status, now_s):
             return []
+        if status.leaving and any(rank.stage is not Stage.EXITED for rank in status.ranks):
+            self._fire(Event.NODE_LEAVES, status.node_rank)  # before the deaths that it brings look like faults
         if self.phase is Phase.FORMING:
             self._admit(status)
         else:
             self._hear_ranks(status)
         if status.leaving:
-            self._leave(status)
+            self._fire(Event.NODE_LEAVES, status.node_rank)
         return self._flush()
 
     def tick(self, now_s: float) -> list[Action]:
@@ -116,11 +118,6 @@ class Recovery(Course):
         if self.record is not None and status.rank in self.record.causes and status.cause:
             self.record.causes[status.rank] = status.cause
 
-    def _leave(self, status: NodeStatus) -> None:
-        done = all(self.world.ranks[rank].exited for rank in self.world.on_node(status.node_rank))
-        if self.phase is not Phase.STOPPED and not done:
-            self._stop(f"the agent of node {status.node_rank} was told to stop", 1)
-
     def _row(self, event: Event, subject: int) -> "Row[Handler, Phase]":
         row = TABLE.get((self.phase, event))
         if row is None:
@@ -161,6 +158,7 @@ class Recovery(Course):
 
 
 Handler = Callable[[Course, int], None]
+_LAST = (Phase.RESTARTING, Phase.FINISHING)
 _BEGIN = (Phase.PAUSING, Phase.RESTARTING, Phase.STOPPED)
 _OVER: Row[Handler, Phase] = Row(Course.ignore)
 
@@ -169,7 +167,7 @@ TABLE: dict[tuple[Phase, Event], Row[Handler, Phase]] = {
     **rows((*BUILDING, Phase.RESTARTING), Event.LOST, Course.lose_more, *_BEGIN),
     **rows((Phase.FINISHING,), Event.LOST, Course.lose_outside, *_BEGIN),
     **rows(LIVE, Event.STARTED, Course.finish, Phase.FINISHING),
-    **rows(BUILDING, Event.STARTED, Course.ignore),
+    **rows((Phase.PAUSING,), Event.STARTED, Course.ignore),
     **rows((Phase.RESTARTING,), Event.STARTED, Course.restarted, Phase.RUNNING),
     **rows((Phase.FINISHING,), Event.STARTED, Course.reopen, Phase.RUNNING, *_BEGIN),
     **rows(LIVE, Event.PAUSED, Course.stray, Phase.STRAYED),
@@ -179,7 +177,7 @@ TABLE: dict[tuple[Phase, Event], Row[Handler, Phase]] = {
     **rows((Phase.FINISHING,), Event.PAUSED, Course.stray_outside, Phase.RUNNING, *_BEGIN),
     **rows(LIVE, Event.JOINED, Course.ignore),  # a manager that takes over while a world is being built
     **rows(LIVE, Event.RESTORED, Course.ignore),
-    **rows((Phase.JOINING, Phase.RESUMING), Event.JOINED, Course.advance),
+    **rows((Phase.JOINING,), Event.JOINED, Course.advance),
     **rows((Phase.JOINING, Phase.RESUMING), Event.RESTORED, Course.advance, Phase.RESUMING),
     **rows((Phase.JOINING, Phase.RESUMING), Event.COMMITTED, Course.advance, Phase.RESUMING, Phase.RUNNING),
     **rows((Phase.JOINING, Phase.RESUMING), Event.FINISHED, Course.advance, Phase.RESUMING, Phase.RUNNING),
@@ -193,13 +191,14 @@ TABLE: dict[tuple[Phase, Event], Row[Handler, Phase]] = {
     **rows((Phase.FINISHING,), Event.EXITED, Course.exit, *_BEGIN),
     **rows(BUILDING, Event.EXITED, Course.lose_more, *_BEGIN),
     **rows((Phase.RESTARTING,), Event.EXITED, Course.restarted, Phase.RUNNING),
-    **rows((*LIVE, Phase.FINISHING, *BUILDING, Phase.RESTARTING), Event.NODE_LOST, Course.lose_node, Phase.STOPPED),
+    **rows((*LIVE, *BUILDING, *_LAST), Event.NODE_LOST, Course.lose_node, Phase.STOPPED),
     **rows((Phase.FORMING,), Event.NODE_LOST, Course.ignore),
+    **rows((Phase.FORMING, *LIVE, *BUILDING, *_LAST), Event.NODE_LEAVES, Course.leave_node, Phase.STOPPED),
     **rows((Phase.STRAYED,), Event.EXPIRED, Course.unexplained, *_BEGIN),
     **rows((Phase.FINISHING,), Event.EXPIRED, Course.unsettled, *_BEGIN),
     **rows((Phase.PAUSING,), Event.EXPIRED, Course.fence_late, *_BEGIN),
     **rows((Phase.JOINING, Phase.RESUMING), Event.EXPIRED, Course.fail_world, *_BEGIN),
     **rows((Phase.RESTARTING,), Event.EXPIRED, Course.stop_late, Phase.STOPPED),
-    **{(Phase.STOPPED, event): _OVER for event in Event},
+    **{(Phase.STOPPED, event): _OVER for event in Event if event is not Event.EXPIRED},
 }
 """Every pair of phase and event that may happen, and what it does."""

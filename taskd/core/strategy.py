@@ -71,6 +71,8 @@ def _refusal(
         return f"no agent on the node of rank {_ranks(situation.unreachable)}"
     if strategy is Strategy.RETRY and situation.lost:
         return f"rank {_ranks(situation.lost)} has no process"
+    if not restart and not situation.lost and (Strategy.RETRY, False) in failed:
+        return "no process is lost, and to rebuild the groups has failed"
     if not restart and situation.uncooperative:
         return f"rank {_ranks(situation.uncooperative)} is not inside a resilient function"
     if not restart and situation.no_survivor:

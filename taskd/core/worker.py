@@ -33,7 +33,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What may happen. The first seven come from the main thread, the others from the agent."""
+    """What may happen. The first six come from the main thread, the others from the agent."""
 
     ENTER = "enter"
     RAISED = "raised"
@@ -41,7 +41,6 @@ class Event(Enum):
     COMMITTED = "committed"
     JOINED = "joined"
     RESTORED = "restored"
-    LEAVE = "leave"
     PAUSE = "pause"
     JOIN = "join"
     RELEASE = "release"
@@ -241,7 +240,6 @@ TABLE: dict[tuple[State, Event], Row[Handler, State]] = {
     **rows((State.INTERRUPTED,), Event.JOINED, Worker.ignore),
     **rows((State.JOINING,), Event.RESTORED, Worker.restored, State.TRAINING),
     **rows((State.INTERRUPTED,), Event.RESTORED, Worker.ignore),
-    **rows(State, Event.LEAVE, Worker.ignore),
     # Orders. Some cross with what the main thread has just done.
     **rows((State.TRAINING, State.JOINING), Event.PAUSE, Worker.interrupt, State.INTERRUPTED),
     **rows((State.INTERRUPTED,), Event.PAUSE, Worker.interrupt),

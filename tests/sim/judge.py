@@ -115,6 +115,8 @@ class Judge:
         if core.phase.value in ("forming", "restarting"):  # a restart looks also at those it did not start
             return False
         ranks = core.world.ranks
+        if status.leaving or any(rank.rank not in ranks for rank in status.ranks):
+            return False
         return all(
             s.incarnation < ranks[s.rank].incarnation
             or (
@@ -158,7 +160,9 @@ class Judge:
         floor = min(self.committed_by.get(rank, 0) for rank in self.sim.everybody)
         demand(plan.target_step >= floor, "all had committed {}, the plan is {}", floor, plan)
         for process in self._living():
-            if process.condition is Condition.CLEAN and process.worker.state.value == "paused":
+            there = process.worker.state is State.PAUSED and process.worker.pause_generation == plan.generation
+            demand(there, "{} is not paused for {}", process.name, plan)
+            if process.condition is Condition.CLEAN:
                 demand(plan.target_step >= process.step, "{} holds step {}, plan {}", process.name, process.step, plan)
         for transfer in plan.transfers:
             demand(len({transfer.donor, *transfer.receivers}) == 1 + len(transfer.receivers), "{}", transfer)
@@ -169,7 +173,7 @@ class Judge:
         for process in self._living():
             state = process.worker.state
             demand(state in (State.FINISHED, State.RELEASED), "{} is let go in state {}", process.name, state)
-            bound = self.sim.script.bounds[process.call]
+            bound = self.sim.script.bounds[process.call - (state is State.RELEASED)]
             demand(process.step >= bound, "{} is let go at step {} of {}", process.name, process.step, bound)
 
     def _anew(self, core: Recovery) -> None:

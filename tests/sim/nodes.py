@@ -25,6 +25,7 @@ class Agent:
         self.processes: dict[int, Process] = {}
         self.dead = False
         self.stopped = False
+        self.leaving = False
         self._waiting: dict[int, Start] = {}
         self._standbys = sim.scenario.standbys
         self._lag_s = sim.scenario.lag_s[node_rank]
@@ -35,6 +36,11 @@ class Agent:
         for rank in self.ranks:
             self._launch(rank, incarnation=0, generation=0, joins=False, warm=False)
         self._beat()
+
+    @property
+    def done(self) -> bool:
+        """All ranks of this node have exited with status 0: torchrun ends."""
+        return all(slot.status.stage is Stage.EXITED for slot in self.node.slots.values())
 
     # ---- what comes in
 
@@ -48,7 +54,7 @@ class Agent:
 
     def notice_end(self, process: Process, *, clean: bool, cause: str) -> None:
         """A process has ended: known soon, and the cause a little later."""
-        self.sim.clock.after(self._lag_s + 0.001, self._ended, process, clean, cause if clean else "")
+        self.sim.clock.after(self._lag_s + 0.0003, self._ended, process, clean, cause if clean else "")
         if not clean:
             self.sim.clock.after(self._lag_s + 0.010, self._ended, process, clean, cause)
 
@@ -114,6 +120,8 @@ class Agent:
 
     def _start(self, start: Start) -> None:
         """A process takes its time to start; a newer order takes the place of one that waits."""
+        if self.leaving:
+            return
         self.sim.judge.wanted(self, start)
         on_its_way = start.rank in self._waiting
         self._waiting[start.rank] = start
@@ -159,6 +167,13 @@ class Agent:
         for process in self.processes.values():
             process.end(clean=False, cause="signal 15 (SIGTERM)")
 
+    def leave(self) -> None:
+        """torchrun was told to end."""
+        self.leaving = self.stopped = True
+        for process in self.processes.values():
+            process.end(clean=False, cause="signal 15 (SIGTERM)")
+        self._send()
+
     def die(self) -> None:
         """The whole node is gone."""
         for process in self.processes.values():
@@ -169,6 +184,7 @@ class Agent:
 
     def _beat(self) -> None:
         if not self.dead:
+            self.leaving = self.leaving or self.done
             self._send()
             self.sim.clock.after(self.sim.policy.membership.heartbeat_s, self._beat)
 
@@ -187,6 +203,7 @@ class Agent:
             max_restarts=self.sim.scenario.start_max_restarts,
             generation=self.node.generation,
             sent_s=self.sim.clock.now_s,
+            leaving=self.leaving,
         )
         self.sim.network.send(self.node_rank, True, self.sim.manager.receive, status)
 

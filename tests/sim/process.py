@@ -246,6 +246,7 @@ class Process:
                     if self.call > call:
                         return
                 yield from self._train(bound)
+                yield 0.002
                 self.feed(Input(Event.RETURNED, step=self.step, condition=self.condition))
             except (CollectiveError, StrayError, InterruptedStepError) as error:
                 self.broken = True

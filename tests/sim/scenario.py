@@ -106,7 +106,9 @@ def draw(seed: int) -> Scenario:
     )
     faults = tuple(_fault(rng, scenario, first=n == 0) for n in range(rng.choice([0, 1, 2, 3, 4, 4])))
     if rng.random() < 0.04:
-        faults += (Fault("node", None, rng.uniform(0, scenario.setup_s + scenario.training_s), "any"),)
+        faults += (
+            Fault(rng.choice(["node", "term"]), None, rng.uniform(0, scenario.setup_s + scenario.training_s), "any"),
+        )
     return replace(scenario, faults=faults)
 
 

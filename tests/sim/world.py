@@ -13,6 +13,9 @@ from tests.sim.nodes import Agent, Manager
 from tests.sim.process import Process
 from tests.sim.scenario import LONGEST_S, Fault, Scenario, draw
 
+AFTERMATH_S = 12.0
+"""What happens so long after the end must not break anything either."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -72,6 +75,7 @@ class Sim:
                 return  # a node was lost before this manager knew it: the agents go on without a manager
             states = {p.name: p.worker.state.value for a in self.agents for p in a.processes.values() if p.alive}
             raise TimeoutError(f"still {self.manager.core.phase} after {LONGEST_S} s: {states}")
+        self.clock.run(self.clock.now_s + AFTERMATH_S, lambda: False)
 
     def struck_by(self, phase: Phase) -> None:
         """The manager is in this phase: some faults have waited for it."""
@@ -93,6 +97,8 @@ class Sim:
             self.manager.restart(fault.length_s)
         elif fault.kind == "node":
             self.agents[node_rank].die()
+        elif fault.kind == "term":
+            self.agents[node_rank].leave()
         else:
             for process in self._victims(fault):
                 self._hit(fault, process)
@@ -177,8 +183,11 @@ def explain(sim: Sim) -> str:
         missing = sorted(set(sim.everybody) - sim.judge.done)
         unfinished = missing and "leave" not in struck
         return f"success, but rank {missing} has not done all its steps" if unfinished else ""
-    if "node" in struck:
+    if "node" in struck or ("term" in struck and "torchrun has ended" in stopped.reason):
         return ""
+    left = "no agent on the node" in stopped.reason or "torchrun has ended" in stopped.reason
+    if left and any(agent.leaving for agent in sim.agents):
+        return ""  # torchrun has ended on a node whose ranks had all exited
     hits = len([kind for kind in struck if kind not in ("burst", "manager")])
     budget = sim.manager.core.budget
     restricted = len(policy.allowed) < 3

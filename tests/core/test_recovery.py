@@ -1,0 +1,373 @@
+"""The manager's machine: faults in every phase, one at a time."""
+
+import copy
+
+import pytest
+
+from taskd.core.policy import Strategy
+from taskd.core.recovery import Phase, Publish
+from taskd.errors import TransitionError
+from taskd.wire.messages import Condition, Order, Stage
+from tests.core.driver import Job
+
+pytestmark = pytest.mark.timeout(20)
+
+
+def test_a_killed_rank_is_replaced_and_restored() -> None:
+    job = Job(per_node=3).up()
+    job.kill(0)
+    assert (job.phase, job.order, job.generation, job.incarnations) == (Phase.PAUSING, Order.PAUSE, 1, [1, 0, 0])
+    assert [order.joins for order in job.directive.ranks] == [True, False, False]
+    job.paused()
+    plan = job.directive.plan
+    assert job.order is Order.JOIN
+    assert plan is not None
+    assert (plan.generation, plan.target_step, plan.adopt) == (1, 5, False)
+    assert [(transfer.donor, transfer.receivers) for transfer in plan.transfers] == [(1, (0,))]
+    job.recovered()
+    assert (job.phase, job.order) == (Phase.RUNNING, Order.RUN)
+    record = job.successes[0].record
+    assert record.strategy is Strategy.RECOVER_IN_PLACE
+    assert record.causes == {0: "signal 9 (SIGKILL)"}
+    assert (record.kept, record.replaced) == ({1: 11, 2: 12}, {0: 110})
+
+
+def test_success_is_told_only_after_every_rank_has_committed() -> None:
+    job = Job().up()
+    job.kill(0)
+    job.paused()
+    job.all(Stage.JOINED)
+    job.all(Stage.RESTORED)
+    job.say(0, Stage.COMMITTED, step=6)
+    assert (job.phase, job.successes) == (Phase.RESUMING, [])
+    job.say(1, Stage.COMMITTED, step=6)
+    assert len(job.successes) == 1
+
+
+@pytest.mark.parametrize("phase", [Phase.JOINING, Phase.RESUMING])
+def test_a_loss_while_a_world_is_built_takes_a_new_generation(phase: Phase) -> None:
+    job = Job(per_node=3).up()
+    job.kill(0)
+    job.paused()
+    if phase is Phase.RESUMING:
+        job.all(Stage.JOINED)
+        job.all(Stage.RESTORED)
+    job.kill(2)
+    assert (job.phase, job.generation, job.incarnations) == (Phase.PAUSING, 2, [1, 0, 1])
+    job.paused(newcomers=(0, 2)).recovered()
+    assert job.successes[0].record.causes.keys() == {0, 2}
+
+
+def test_losses_that_come_together_cost_one_restart_and_later_ones_another() -> None:
+    job = Job(per_node=4).up()
+    job.kill(0)
+    job.kill(1)
+    assert job.core.budget is not None
+    assert job.core.budget.spent == 1
+    job.wait(5.0)
+    job.kill(2)
+    assert job.core.budget.spent == 2
+
+
+def test_a_rank_that_does_not_pause_is_fenced() -> None:
+    job = Job().up()
+    job.kill(0)
+    job.say(0, Stage.PAUSED, step=-1, condition=Condition.EMPTY)
+    job.wait(9.0)
+    assert job.incarnations == [1, 0]
+    job.wait(2.0)
+    assert job.core.phase is Phase.RESTARTING  # nobody is left who could give a state
+    assert job.incarnations == [2, 2]
+
+
+def test_a_survivor_that_hangs_among_others_is_replaced_alone() -> None:
+    job = Job(per_node=3).up()
+    job.kill(0)
+    job.say(0, Stage.PAUSED, step=-1, condition=Condition.EMPTY)
+    job.say(1, Stage.PAUSED)
+    job.wait(11.0)
+    assert (job.phase, job.incarnations) == (Phase.PAUSING, [1, 0, 1])
+
+
+def test_a_stray_error_is_retried_with_the_same_processes() -> None:
+    job = Job().up()
+    job.say(1, Stage.PAUSED, cause="RuntimeError: connection reset")
+    assert job.phase is Phase.STRAYED
+    job.wait(1.0)
+    assert job.phase is Phase.STRAYED
+    job.wait(1.5)
+    assert (job.phase, job.order, job.incarnations) == (Phase.PAUSING, Order.PAUSE, [0, 0])
+    job.paused(newcomers=()).recovered()
+    record = job.successes[0].record
+    assert record.strategy is Strategy.RETRY
+    assert record.causes == {1: "RuntimeError: connection reset"}
+
+
+def test_a_stray_error_is_explained_by_a_loss() -> None:
+    job = Job().up()
+    job.say(1, Stage.PAUSED, cause="RuntimeError: connection reset")
+    job.kill(0)
+    assert job.phase is Phase.PAUSING
+    assert job.core.record is not None
+    assert job.core.record.causes == {0: "signal 9 (SIGKILL)"}
+
+
+def test_a_stray_rank_waits_for_one_that_still_starts() -> None:
+    job = Job()
+    job.send(0)
+    job.say(0, Stage.TRAINING, step=0)
+    job.say(0, Stage.PAUSED, step=0)
+    job.wait(5.0)
+    assert job.phase is Phase.STRAYED
+    job.say(1, Stage.TRAINING, step=0)
+    job.wait(5.0)
+    assert job.phase is Phase.PAUSING
+
+
+def test_all_killed_at_once_start_anew() -> None:
+    job = Job().up()
+    job.kill(0)
+    job.kill(1)
+    assert (job.phase, job.order, job.generation) == (Phase.RESTARTING, Order.RUN, 2)
+    assert [order.joins for order in job.directive.ranks] == [False, False]
+    job.all(Stage.STARTING, step=-1)
+    assert job.phase is Phase.RUNNING
+    assert job.successes[0].record.restart
+
+
+def test_a_newcomer_that_is_restored_counts_as_survivor() -> None:
+    job = Job().up()
+    job.kill(0)
+    job.paused()
+    job.all(Stage.JOINED)
+    job.all(Stage.RESTORED)
+    job.kill(1)
+    assert (job.phase, job.order) == (Phase.PAUSING, Order.PAUSE)
+
+
+def test_a_script_without_the_sdk_restarts_as_a_whole() -> None:
+    job = Job()
+    job.send(0)
+    job.kill(0)
+    assert job.phase is Phase.RESTARTING
+    assert job.core.record is not None
+    assert "rank 1 is not inside a resilient function" in job.core.record.reason
+
+
+def test_a_stale_report_of_the_former_process_is_not_cooperation() -> None:
+    job = Job().up()
+    job.kill(0)
+    job.kill(1)  # all start anew
+    job.say(0, Stage.STARTING, step=-1)
+    job.kill(0)  # before anything is heard of the new process of rank 1
+    assert job.phase is Phase.RESTARTING
+
+
+def test_no_consistent_state_starts_anew() -> None:
+    job = Job().up()
+    job.kill(0)
+    job.say(0, Stage.PAUSED, step=-1, condition=Condition.EMPTY)
+    job.say(1, Stage.PAUSED, step=5, condition=Condition.TORN)
+    assert job.phase is Phase.RESTARTING
+    assert job.core.record is not None
+    assert "no rank holds a consistent state" in job.core.record.reason
+
+
+def test_stepped_survivors_adopt_their_step() -> None:
+    job = Job().up()
+    job.kill(0)
+    job.say(0, Stage.PAUSED, step=-1, condition=Condition.EMPTY)
+    job.say(1, Stage.PAUSED, step=5, condition=Condition.STEPPED)
+    plan = job.directive.plan
+    assert plan is not None
+    assert (plan.target_step, plan.adopt) == (6, True)
+
+
+def test_the_same_fault_without_progress_ends_the_job() -> None:
+    job = Job(max_restarts=99).up()
+    for step in (6, 7):  # each time one more step was committed
+        job.kill(1, "exit code 1")
+        job.paused(newcomers=(1,))
+        job.all(Stage.JOINED)
+        job.all(Stage.RESTORED)
+        job.all(Stage.COMMITTED, step=step)
+    assert job.phase is Phase.RUNNING
+    for _ in range(3):
+        assert job.phase is not Phase.STOPPED
+        job.kill(1, "exit code 1")
+        job.wait(3.0)
+    assert job.stopped.exit_code == 1
+    assert "rank 1 failed 3 times at step 7 with the same cause (exit code 1)" in job.stopped.reason
+
+
+def test_a_step_of_every_rank_is_progress_also_after_a_restart() -> None:
+    job = Job(max_restarts=99).up()
+    for step in (6, 7, 8):
+        job.kill(0)
+        job.kill(1)
+        assert job.phase is Phase.RESTARTING
+        job.all(Stage.STARTING, step=-1)
+        job.all(Stage.TRAINING, step=step - 1)
+        job.all(Stage.COMMITTED, step=step)
+    assert job.phase is Phase.RUNNING
+
+
+def test_an_error_that_no_new_world_mends_climbs_the_ladder() -> None:
+    job = Job(max_restarts=99).up()
+    job.say(1, Stage.PAUSED, cause="ValueError: bad batch")
+    for _ in range(3):
+        job.wait(2.5)
+        assert job.phase is Phase.PAUSING
+        job.paused(newcomers=())
+        job.all(Stage.JOINED)
+        job.all(Stage.RESTORED)
+        job.say(1, Stage.PAUSED, cause="ValueError: bad batch")
+    job.wait(2.5)
+    assert job.phase is Phase.RESTARTING
+    assert job.core.record is not None
+    assert "not recover-in-place: no process is lost, and to rebuild the groups has failed" in job.core.record.reason
+
+
+def test_a_spent_budget_ends_the_job() -> None:
+    job = Job(max_restarts=0).up()
+    job.kill(1)
+    assert job.order is Order.STOP
+    assert "all 0 restarts of the job are spent" in job.stopped.reason
+
+
+def test_a_lost_node_ends_the_job_with_its_reason() -> None:
+    job = Job(nodes=2, per_node=1).up()
+    job.now_s += 11.0
+    job.send(0)
+    job._take(job.core.tick(job.now_s))
+    assert job.phase is Phase.STOPPED
+    assert "no agent on the node of rank 1" in job.stopped.reason
+
+
+def test_a_node_that_fell_silent_while_the_job_formed_is_missed() -> None:
+    job = Job(nodes=2, per_node=1)
+    job.send(0)
+    job.now_s += 11.0
+    job.core.tick(job.now_s)
+    job.send(1)
+    assert job.phase is Phase.STOPPED
+
+
+def test_a_torchrun_that_ends_is_no_fault_of_its_ranks() -> None:
+    job = Job().up()
+    job.statuses = {
+        rank: type(status)(rank=rank, incarnation=0, generation=0, stage=Stage.DEAD, cause="signal 15 (SIGTERM)")
+        for rank, status in job.statuses.items()
+    }
+    job.send(0, leaving=True)
+    assert job.stopped.reason == "torchrun has ended on node 0"
+
+
+def test_release_only_after_all_have_finished_and_the_end_after_all_have_exited() -> None:
+    job = Job().up()
+    job.say(0, Stage.FINISHED)
+    assert job.order is Order.RUN
+    job.say(1, Stage.FINISHED)
+    assert (job.phase, job.order) == (Phase.FINISHING, Order.RELEASE)
+    job.say(0, Stage.EXITED)
+    assert job.phase is Phase.FINISHING
+    job.say(1, Stage.EXITED)
+    assert (job.stopped.exit_code, job.stopped.reason) == (0, "every rank exited with status 0")
+
+
+def test_a_rank_that_left_early_does_not_keep_the_others() -> None:
+    job = Job().up()
+    job.say(0, Stage.FINISHED)
+    job.say(1, Stage.EXITED)
+    assert job.order is Order.RELEASE
+
+
+def test_a_second_resilient_function_reopens_the_job() -> None:
+    job = Job().up()
+    job.all(Stage.FINISHED, step=6)
+    job.say(0, Stage.TRAINING, step=6)
+    assert job.phase is Phase.FINISHING
+    job.say(1, Stage.FINISHED, step=9)  # its TRAINING was lost on the way
+    assert (job.phase, job.order) == (Phase.RUNNING, Order.RUN)
+    job.say(0, Stage.FINISHED, step=9)
+    assert job.order is Order.RELEASE
+
+
+def test_a_loss_between_two_resilient_functions_waits_for_the_others() -> None:
+    job = Job(per_node=3).up()
+    job.all(Stage.FINISHED, step=6)
+    job.say(0, Stage.TRAINING, step=6)
+    job.kill(2)
+    assert job.phase is Phase.FINISHING
+    job.say(1, Stage.TRAINING, step=6)
+    assert (job.phase, job.order, job.incarnations) == (Phase.PAUSING, Order.PAUSE, [0, 0, 1])
+
+
+def test_a_loss_after_the_end_restarts_when_nobody_comes_back() -> None:
+    job = Job().up()
+    job.all(Stage.FINISHED, step=6)
+    job.kill(1)
+    job.wait(59.0)
+    assert job.phase is Phase.FINISHING
+    job.wait(2.0)
+    assert job.phase is Phase.RESTARTING
+
+
+def test_old_reports_change_nothing() -> None:
+    job = Job().up()
+    job.kill(0)
+    old = [job.status(0) for _ in range(2)]
+    job.say(0, Stage.PAUSED, step=-1, condition=Condition.EMPTY)
+    before = copy.deepcopy(job.core)
+    for status in old:
+        assert job.core.hear(status, job.now_s) == []
+    assert job.core == before
+
+
+def test_a_pause_of_an_older_generation_does_not_count() -> None:
+    job = Job().up()
+    stale = job.statuses[1]
+    job.kill(0)
+    job.say(0, Stage.PAUSED, step=-1, condition=Condition.EMPTY)
+    job.statuses[1] = type(stale)(rank=1, incarnation=0, generation=0, stage=Stage.PAUSED, step=5)
+    job.send(0)
+    assert job.phase is Phase.PAUSING
+
+
+def test_what_cannot_happen_raises_and_changes_nothing_but_the_rest_is_heard() -> None:
+    job = Job().up()
+    job.kill(0)
+    before = copy.deepcopy(job.core)
+    honest = job.statuses[1]
+    job.statuses[1] = type(honest)(rank=1, incarnation=0, generation=1, stage=Stage.JOINED, step=5)
+    with pytest.raises(TransitionError, match="JOINED of 1 in phase PAUSING, generation 1"):
+        job.send(0)
+    before.world.nodes = job.core.world.nodes
+    assert job.core == before
+    job.statuses[1] = honest
+    job.say(0, Stage.PAUSED, step=-1, condition=Condition.EMPTY)
+    job.say(1, Stage.PAUSED)
+    assert job.order is Order.JOIN
+
+
+def test_a_failed_strategy_gives_way_to_the_next() -> None:
+    job = Job().up()
+    job.kill(0)
+    for _ in range(3):
+        assert job.phase is Phase.PAUSING
+        job.paused()
+        job.wait(21.0)  # the world is not built in time
+    assert job.phase is Phase.RESTARTING
+    assert job.core.record is not None
+    assert "not recover-in-place: it has failed for this fault" in job.core.record.reason
+
+
+def test_a_new_manager_takes_over_in_the_middle_of_a_join() -> None:
+    job = Job(sequence=1000)
+    job.statuses = {
+        rank: type(status)(rank=rank, incarnation=rank, generation=4, stage=stage, step=5)
+        for (rank, status), stage in zip(job.statuses.items(), (Stage.JOINED, Stage.RESTORED), strict=True)
+    }
+    actions = job.send(0)
+    assert [type(action) for action in actions] == [Publish]
+    assert (job.phase, job.generation, job.directive.sequence, job.incarnations) == (Phase.RUNNING, 4, 1001, [0, 1])

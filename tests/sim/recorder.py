@@ -1,0 +1,76 @@
+"""Notes which rows of the three tables a simulation uses, and where each of them led."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from taskd.core import agent, recovery, worker
+from taskd.core.table import Row
+
+Pair = tuple[Any, Any]
+
+
+@dataclass
+class Recorder:
+    """The rows of one table that were used, each with the states that it led to."""
+
+    table: dict[Pair, Row[Any, Any]]
+    state_of: Callable[[Any, Any], Enum]
+    seen: dict[Pair, set[Enum]] = field(default_factory=dict)
+
+    @property
+    def unused(self) -> set[str]:
+        """Rows that were never used, as "state, event"."""
+        return {name(pair) for pair in self.table if pair not in self.seen}
+
+    def undeclared(self) -> set[str]:
+        """Transitions that were seen and that their row does not name."""
+        return {
+            f"{name(pair)} -> {state.name}"
+            for pair, states in self.seen.items()
+            for state in states
+            if state is not pair[0] and state not in self.table[pair].leads_to
+        }
+
+    def untaken(self) -> set[str]:
+        """Transitions that rows name and that were never seen."""
+        return {
+            f"{name(pair)} -> {state.name}"
+            for pair, row in self.table.items()
+            for state in row.leads_to
+            if state is not pair[0] and state not in self.seen.get(pair, ())
+        }
+
+    def _watched(self, pair: Pair, row: Row[Any, Any]) -> Row[Any, Any]:
+        seen, state_of = self.seen, self.state_of
+
+        def act(machine: Any, subject: Any) -> None:
+            row.act(machine, subject)
+            seen.setdefault(pair, set()).add(state_of(machine, subject))
+
+        return Row(act, row.leads_to)
+
+    @contextmanager
+    def recording(self) -> Iterator["Recorder"]:
+        """Watch the table meanwhile."""
+        original = dict(self.table)
+        self.table.update({pair: self._watched(pair, row) for pair, row in original.items()})
+        try:
+            yield self
+        finally:
+            self.table.update(original)
+
+
+def name(pair: Pair) -> str:
+    return f"{pair[0].name}, {pair[1].name}"
+
+
+def recorders() -> dict[str, Recorder]:
+    """One for each machine."""
+    return {
+        "recovery": Recorder(recovery.TABLE, lambda machine, _subject: machine.phase),
+        "node": Recorder(agent.TABLE, lambda machine, rank: machine.slots[rank].state),
+        "worker": Recorder(worker.TABLE, lambda machine, _given: machine.state),
+    }

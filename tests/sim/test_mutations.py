@@ -1,0 +1,159 @@
+"""The simulation finds a core that is broken on purpose. Each mutation is one plausible mistake."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from taskd.core import agent, course, ranks, recovery
+from taskd.core.agent import Fence, Node, Start
+from taskd.core.budget import Budget, Charge, Fault
+from taskd.core.course import Course
+from taskd.core.phases import Phase
+from taskd.core.ranks import Held, Restore
+from taskd.core.recovery import Recovery
+from taskd.core.table import Row
+from taskd.core.world import World
+from taskd.wire.messages import Condition, Directive, Order, RankStatus, Stage, Transfer
+from tests.sim.world import simulate
+
+pytestmark = pytest.mark.timeout(120)
+Patch = pytest.MonkeyPatch
+SEEDS = 2000
+
+
+def put(patch: Patch, table: dict[Any, Row[Any, Any]], old: Callable[..., None], new: Callable[..., None]) -> None:
+    """Let every row of `old` do `new`."""
+    for pair, row in table.items():
+        if row.act is old:
+            patch.setitem(table, pair, Row(new, row.leads_to))
+
+
+def incarnation_ignored(patch: Patch) -> None:
+    """A report of a former process counts for its successor."""
+    honest = Recovery._hear_rank
+
+    def hear_rank(self: Recovery, status: RankStatus) -> None:
+        view = self.world.ranks.get(status.rank)
+        honest(self, status if view is None else msgspec.structs.replace(status, incarnation=view.incarnation))
+
+    patch.setattr(Recovery, "_hear_rank", hear_rank)
+
+
+def torn_donor(patch: Patch) -> None:
+    """Whoever has the newest step gives, whatever its state is worth."""
+
+    def plan_restore(held: Mapping[int, Held]) -> Restore | None:
+        donor = max(held, key=lambda rank: (held[rank].condition is not Condition.EMPTY, held[rank].step))
+        others = tuple(rank for rank in held if rank != donor)
+        return Restore(held[donor].step, False, (Transfer(donor=donor, receivers=others),) if others else ())
+
+    patch.setattr(course, "plan_restore", plan_restore)
+
+
+def same_generation(patch: Patch) -> None:
+    """A loss in JOINING does not raise the generation."""
+
+    def lose_more(self: Course, rank: int) -> None:
+        self._need_record().causes[rank] = self._cause(rank)
+        self._attempt(new_world=False)
+
+    put(patch, recovery.TABLE, Course.lose_more, lose_more)
+
+
+def old_pause_counts(patch: Patch) -> None:
+    """PAUSED of an older generation counts for this one."""
+
+    def not_paused(self: World) -> list[int]:
+        return [r for r, v in self.ranks.items() if v.known is None or v.known.stage is not Stage.PAUSED]
+
+    patch.setattr(World, "not_paused", not_paused)
+
+
+def early_release(patch: Patch) -> None:
+    """RELEASE as soon as one rank has finished."""
+
+    def finish(self: Course, rank: int) -> None:
+        if self.world.ranks[rank].at(self.world.generation) is Stage.FINISHED:
+            self._enter(Phase.FINISHING)
+            self.world.release()
+            self._order(Order.RELEASE)
+
+    put(patch, recovery.TABLE, Course.finish, finish)
+
+
+def no_waiting_for_death(patch: Patch) -> None:
+    """A successor is started while the fenced process may still live."""
+
+    def reconcile(self: Node, rank: int) -> None:
+        order = self._order(rank)
+        if order is not None and order.incarnation > self.slots[rank].status.incarnation:
+            self._out += [Fence(rank), Start(rank, order.incarnation, self.generation, order.joins)]
+        else:
+            Node.reconcile(self, rank)
+
+    put(patch, agent.TABLE, Node.reconcile, reconcile)
+
+
+def older_directive_obeyed(patch: Patch) -> None:
+    """An agent obeys whatever directive comes last."""
+    honest = Node.obey
+
+    def obey(self: Node, directive: Directive) -> list[agent.Action]:
+        self.directive = None
+        return honest(self, directive)
+
+    patch.setattr(Node, "obey", obey)
+
+
+def budget_unlimited(patch: Patch) -> None:
+    """The budget counts and never refuses."""
+
+    def charge(self: Budget, faults: list[Fault]) -> Charge:
+        self.spent += 1
+        return Charge(True, "")
+
+    patch.setattr(Budget, "charge", charge)
+
+
+def stepped_is_clean(patch: Patch) -> None:
+    """A state that has stepped but is not committed passes for clean."""
+    honest = ranks.plan_restore
+
+    def plan_restore(held: Mapping[int, Held]) -> Restore | None:
+        clean = {
+            r: Held(h.step, Condition.CLEAN if h.condition is Condition.STEPPED else h.condition)
+            for r, h in held.items()
+        }
+        return honest(clean)
+
+    patch.setattr(course, "plan_restore", plan_restore)
+
+
+def released_but_thought_inside(patch: Patch) -> None:
+    """After RELEASE a loss is handled as if all others were still inside."""
+    put(patch, recovery.TABLE, Course.lose_outside, Course.lose)
+    patch.setattr(World, "release", lambda self: None)
+
+
+MUTATIONS = [
+    incarnation_ignored,
+    torn_donor,
+    same_generation,
+    old_pause_counts,
+    early_release,
+    no_waiting_for_death,
+    older_directive_obeyed,
+    budget_unlimited,
+    stepped_is_clean,
+    released_but_thought_inside,
+]
+
+
+@pytest.mark.parametrize("mutate", MUTATIONS)
+def test_a_broken_core_is_found(mutate: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    mutate(monkeypatch)
+    found = next((seed for seed in range(SEEDS) if simulate(seed).breach), None)
+    assert found is not None, f"{mutate.__doc__} Not found within {SEEDS} seeds."
+    print(f"seed {found}: {simulate(found).breach}")
