@@ -1,4 +1,6 @@
-"""Writes docs/configuration.md from the table of settings; with --check only fails if the page is not up to date.
+"""Writes docs/configuration.md from the table of settings, and the diagrams in ARCHITECTURE.md from the core's tables.
+
+With --check it writes nothing and fails if a page is not up to date.
 
 Run it with the project's own Python: .venv/bin/python scripts/make-docs.py [--check]
 """
@@ -9,11 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "configuration.md"
+CONFIGURATION = ROOT / "docs" / "configuration.md"
+ARCHITECTURE = ROOT / "ARCHITECTURE.md"
+BEGIN, END = "<!-- diagrams: written by scripts/make-docs.py -->\n", "<!-- end of diagrams -->\n"
 sys.path.insert(0, str(ROOT))
 
 from taskd.config.schema import Reader, Setting  # noqa: E402
 from taskd.config.settings import SETTINGS  # noqa: E402
+from taskd.core.diagrams import MACHINES, mermaid  # noqa: E402
 
 HEAD = """# Configuration
 
@@ -26,8 +31,20 @@ that begin with `TASKD_` leave one warning. Times are in seconds, switches are `
 WORKER_NOTE = "\nNothing here is for users to set.\n"
 
 
-def page() -> str:
-    """The text of the page."""
+def architecture() -> str:
+    """ARCHITECTURE.md with its diagrams drawn anew."""
+    before, _, rest = ARCHITECTURE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    if not after:
+        raise SystemExit(
+            f"{ARCHITECTURE.name} lacks the lines {BEGIN.strip()!r} and {END.strip()!r}, between which diagrams go"
+        )
+    drawn = "".join(f"\n**{machine.name}**\n\n```mermaid\n{mermaid(machine)}```\n" for machine in MACHINES)
+    return f"{before}{BEGIN}{drawn}\n{END}{after}"
+
+
+def configuration() -> str:
+    """The page of all settings."""
     return HEAD + "".join("".join(_section(reader)) for reader in Reader)
 
 
@@ -54,19 +71,22 @@ def _code(text: str | None) -> str:
 
 
 def main() -> int:
-    """Write or check the page; the exit status of the process."""
+    """Write or check the pages; the exit status of the process."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is not up to date")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is not up to date")
     check = parser.parse_args().check
-    text = page()
-    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
-        return 0
-    if check:
-        print(f"{PAGE.relative_to(ROOT)} is not what taskd/config/settings.py says; run: python scripts/make-docs.py")
-        return 1
-    PAGE.write_text(text, encoding="utf-8")
-    print(f"wrote {PAGE.relative_to(ROOT)}")
-    return 0
+    stale = 0
+    for path, text in ((CONFIGURATION, configuration()), (ARCHITECTURE, architecture())):
+        name = path.relative_to(ROOT)
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        if check:
+            print(f"{name} is not what the tables in the code say; run: python scripts/make-docs.py")
+            stale = 1
+            continue
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {name}")
+    return stale
 
 
 if __name__ == "__main__":
