@@ -28,6 +28,7 @@ from taskd.core.phases import (
     Stopped,
 )
 from taskd.core.table import Row, rows
+from taskd.core.world import stage_in
 from taskd.errors import TransitionError
 from taskd.wire.messages import NodeStatus, Order, RankStatus, Stage
 
@@ -99,16 +100,17 @@ class Recovery(Course):
         view = self.world.ranks.get(status.rank)
         if view is None or status.incarnation < view.incarnation or status == view.status:
             return
-        if status.incarnation > view.incarnation:
-            self.world.adopt(status, self._now_s)
-        if view.gone:  # a second report of the same end only knows its cause better
+        newer = status.incarnation > view.incarnation
+        if view.gone and not newer:  # a second report of the same end only knows its cause better
             self._learn_cause(status)
             return
-        stage = view.stage_of(status, self.world.generation)
+        stage = stage_in(status, self.world.generation)
         if stage is None and self.phase is Phase.RESTARTING:  # a former manager's order: it waits for others in vain
             stage = Stage.DEAD
         if stage is not None:
             self._row(EVENT_OF_STAGE[stage], status.rank)
+        if newer:
+            self.world.adopt(status, self._now_s)
         view.status = status
         if stage is not None:
             self.step = max(self.step, status.step)

@@ -71,13 +71,18 @@ def _refusal(
         return f"no agent on the node of rank {_ranks(situation.unreachable)}"
     if strategy is Strategy.RETRY and situation.lost:
         return f"rank {_ranks(situation.lost)} has no process"
-    if not restart and not situation.lost and (Strategy.RETRY, False) in failed:
+    return None if restart else _keeping_refusal(situation, failed)
+
+
+def _keeping_refusal(situation: Situation, failed: Collection[tuple[Strategy, bool]]) -> str | None:
+    """Why the processes that live cannot be kept."""
+    if not situation.lost and (Strategy.RETRY, False) in failed:
         return "no process is lost, and to rebuild the groups has failed"
-    if not restart and situation.uncooperative:
+    if situation.uncooperative:
         return f"rank {_ranks(situation.uncooperative)} is not inside a resilient function"
-    if not restart and situation.no_survivor:
+    if situation.no_survivor:
         return "no rank is left to give its state"
-    if not restart and situation.no_donor:
+    if situation.no_donor:
         return "no rank holds a consistent state"
     return None
 

@@ -20,6 +20,12 @@ COOPERATIVE = (Stage.TRAINING, Stage.PAUSED, Stage.JOINED, Stage.RESTORED, Stage
 """Stages in which a rank can be paused and joined to another world."""
 
 
+def stage_in(status: RankStatus, generation: int) -> Stage | None:
+    """What a report says of a process in `generation`: nothing if it is of another one, but for the process's end."""
+    gone = status.stage in (Stage.DEAD, Stage.EXITED)
+    return status.stage if gone or status.generation == generation else None
+
+
 @dataclass(slots=True)
 class RankView:
     """One rank: the process wanted, and what was last heard of it."""
@@ -34,14 +40,7 @@ class RankView:
 
     def at(self, generation: int) -> Stage | None:
         """The stage that the wanted process has reached in `generation`."""
-        return self.stage_of(self.status, generation) if self.status is not None else None
-
-    def stage_of(self, status: RankStatus, generation: int) -> Stage | None:
-        """What a report says of the wanted process in `generation`."""
-        if status.incarnation != self.incarnation:
-            return None
-        gone = status.stage in (Stage.DEAD, Stage.EXITED)
-        return status.stage if gone or status.generation == generation else None
+        return stage_in(self.known, generation) if self.known is not None else None
 
     @property
     def gone(self) -> bool:

@@ -71,7 +71,9 @@ class Job:
             leaving=leaving,
         )
 
-    def say(self, rank: int, stage: Stage, *, step: int = 5, condition: Condition = Condition.CLEAN, cause: str = "") -> None:
+    def say(
+        self, rank: int, stage: Stage, *, step: int = 5, condition: Condition = Condition.CLEAN, cause: str = ""
+    ) -> None:
         """The rank's wanted process reaches a stage in the newest generation, and its agent reports it."""
         directive = self.core.directive
         wanted = directive.ranks[rank].incarnation if directive is not None else 0
@@ -131,6 +133,10 @@ class Job:
     @property
     def phase(self) -> Phase:
         return self.core.phase
+
+    def at(self, phase: Phase) -> bool:
+        """The job stands in this phase."""
+        return self.phase is phase
 
     @property
     def directive(self) -> Directive:

@@ -92,9 +92,9 @@ def test_a_survivor_that_hangs_among_others_is_replaced_alone() -> None:
 def test_a_stray_error_is_retried_with_the_same_processes() -> None:
     job = Job().up()
     job.say(1, Stage.PAUSED, cause="RuntimeError: connection reset")
-    assert job.phase is Phase.STRAYED
+    assert job.at(Phase.STRAYED)
     job.wait(1.0)
-    assert job.phase is Phase.STRAYED
+    assert job.at(Phase.STRAYED)
     job.wait(1.5)
     assert (job.phase, job.order, job.incarnations) == (Phase.PAUSING, Order.PAUSE, [0, 0])
     job.paused(newcomers=()).recovered()
@@ -107,7 +107,7 @@ def test_a_stray_error_is_explained_by_a_loss() -> None:
     job = Job().up()
     job.say(1, Stage.PAUSED, cause="RuntimeError: connection reset")
     job.kill(0)
-    assert job.phase is Phase.PAUSING
+    assert job.at(Phase.PAUSING)
     assert job.core.record is not None
     assert job.core.record.causes == {0: "signal 9 (SIGKILL)"}
 
@@ -118,10 +118,10 @@ def test_a_stray_rank_waits_for_one_that_still_starts() -> None:
     job.say(0, Stage.TRAINING, step=0)
     job.say(0, Stage.PAUSED, step=0)
     job.wait(5.0)
-    assert job.phase is Phase.STRAYED
+    assert job.at(Phase.STRAYED)
     job.say(1, Stage.TRAINING, step=0)
     job.wait(5.0)
-    assert job.phase is Phase.PAUSING
+    assert job.at(Phase.PAUSING)
 
 
 def test_all_killed_at_once_start_anew() -> None:
@@ -131,7 +131,7 @@ def test_all_killed_at_once_start_anew() -> None:
     assert (job.phase, job.order, job.generation) == (Phase.RESTARTING, Order.RUN, 2)
     assert [order.joins for order in job.directive.ranks] == [False, False]
     job.all(Stage.STARTING, step=-1)
-    assert job.phase is Phase.RUNNING
+    assert job.at(Phase.RUNNING)
     assert job.successes[0].record.restart
 
 
@@ -149,7 +149,7 @@ def test_a_script_without_the_sdk_restarts_as_a_whole() -> None:
     job = Job()
     job.send(0)
     job.kill(0)
-    assert job.phase is Phase.RESTARTING
+    assert job.at(Phase.RESTARTING)
     assert job.core.record is not None
     assert "rank 1 is not inside a resilient function" in job.core.record.reason
 
@@ -160,7 +160,7 @@ def test_a_stale_report_of_the_former_process_is_not_cooperation() -> None:
     job.kill(1)  # all start anew
     job.say(0, Stage.STARTING, step=-1)
     job.kill(0)  # before anything is heard of the new process of rank 1
-    assert job.phase is Phase.RESTARTING
+    assert job.at(Phase.RESTARTING)
 
 
 def test_no_consistent_state_starts_anew() -> None:
@@ -168,7 +168,7 @@ def test_no_consistent_state_starts_anew() -> None:
     job.kill(0)
     job.say(0, Stage.PAUSED, step=-1, condition=Condition.EMPTY)
     job.say(1, Stage.PAUSED, step=5, condition=Condition.TORN)
-    assert job.phase is Phase.RESTARTING
+    assert job.at(Phase.RESTARTING)
     assert job.core.record is not None
     assert "no rank holds a consistent state" in job.core.record.reason
 
@@ -191,9 +191,9 @@ def test_the_same_fault_without_progress_ends_the_job() -> None:
         job.all(Stage.JOINED)
         job.all(Stage.RESTORED)
         job.all(Stage.COMMITTED, step=step)
-    assert job.phase is Phase.RUNNING
+    assert job.at(Phase.RUNNING)
     for _ in range(3):
-        assert job.phase is not Phase.STOPPED
+        assert not job.at(Phase.STOPPED)
         job.kill(1, "exit code 1")
         job.wait(3.0)
     assert job.stopped.exit_code == 1
@@ -205,11 +205,11 @@ def test_a_step_of_every_rank_is_progress_also_after_a_restart() -> None:
     for step in (6, 7, 8):
         job.kill(0)
         job.kill(1)
-        assert job.phase is Phase.RESTARTING
+        assert job.at(Phase.RESTARTING)
         job.all(Stage.STARTING, step=-1)
         job.all(Stage.TRAINING, step=step - 1)
         job.all(Stage.COMMITTED, step=step)
-    assert job.phase is Phase.RUNNING
+    assert job.at(Phase.RUNNING)
 
 
 def test_an_error_that_no_new_world_mends_climbs_the_ladder() -> None:
@@ -217,13 +217,13 @@ def test_an_error_that_no_new_world_mends_climbs_the_ladder() -> None:
     job.say(1, Stage.PAUSED, cause="ValueError: bad batch")
     for _ in range(3):
         job.wait(2.5)
-        assert job.phase is Phase.PAUSING
+        assert job.at(Phase.PAUSING)
         job.paused(newcomers=())
         job.all(Stage.JOINED)
         job.all(Stage.RESTORED)
         job.say(1, Stage.PAUSED, cause="ValueError: bad batch")
     job.wait(2.5)
-    assert job.phase is Phase.RESTARTING
+    assert job.at(Phase.RESTARTING)
     assert job.core.record is not None
     assert "not recover-in-place: no process is lost, and to rebuild the groups has failed" in job.core.record.reason
 
@@ -240,7 +240,7 @@ def test_a_lost_node_ends_the_job_with_its_reason() -> None:
     job.now_s += 11.0
     job.send(0)
     job._take(job.core.tick(job.now_s))
-    assert job.phase is Phase.STOPPED
+    assert job.at(Phase.STOPPED)
     assert "no agent on the node of rank 1" in job.stopped.reason
 
 
@@ -250,7 +250,7 @@ def test_a_node_that_fell_silent_while_the_job_formed_is_missed() -> None:
     job.now_s += 11.0
     job.core.tick(job.now_s)
     job.send(1)
-    assert job.phase is Phase.STOPPED
+    assert job.at(Phase.STOPPED)
 
 
 def test_a_torchrun_that_ends_is_no_fault_of_its_ranks() -> None:
@@ -270,7 +270,7 @@ def test_release_only_after_all_have_finished_and_the_end_after_all_have_exited(
     job.say(1, Stage.FINISHED)
     assert (job.phase, job.order) == (Phase.FINISHING, Order.RELEASE)
     job.say(0, Stage.EXITED)
-    assert job.phase is Phase.FINISHING
+    assert job.at(Phase.FINISHING)
     job.say(1, Stage.EXITED)
     assert (job.stopped.exit_code, job.stopped.reason) == (0, "every rank exited with status 0")
 
@@ -286,7 +286,7 @@ def test_a_second_resilient_function_reopens_the_job() -> None:
     job = Job().up()
     job.all(Stage.FINISHED, step=6)
     job.say(0, Stage.TRAINING, step=6)
-    assert job.phase is Phase.FINISHING
+    assert job.at(Phase.FINISHING)
     job.say(1, Stage.FINISHED, step=9)  # its TRAINING was lost on the way
     assert (job.phase, job.order) == (Phase.RUNNING, Order.RUN)
     job.say(0, Stage.FINISHED, step=9)
@@ -298,7 +298,7 @@ def test_a_loss_between_two_resilient_functions_waits_for_the_others() -> None:
     job.all(Stage.FINISHED, step=6)
     job.say(0, Stage.TRAINING, step=6)
     job.kill(2)
-    assert job.phase is Phase.FINISHING
+    assert job.at(Phase.FINISHING)
     job.say(1, Stage.TRAINING, step=6)
     assert (job.phase, job.order, job.incarnations) == (Phase.PAUSING, Order.PAUSE, [0, 0, 1])
 
@@ -308,9 +308,9 @@ def test_a_loss_after_the_end_restarts_when_nobody_comes_back() -> None:
     job.all(Stage.FINISHED, step=6)
     job.kill(1)
     job.wait(59.0)
-    assert job.phase is Phase.FINISHING
+    assert job.at(Phase.FINISHING)
     job.wait(2.0)
-    assert job.phase is Phase.RESTARTING
+    assert job.at(Phase.RESTARTING)
 
 
 def test_old_reports_change_nothing() -> None:
@@ -331,7 +331,7 @@ def test_a_pause_of_an_older_generation_does_not_count() -> None:
     job.say(0, Stage.PAUSED, step=-1, condition=Condition.EMPTY)
     job.statuses[1] = type(stale)(rank=1, incarnation=0, generation=0, stage=Stage.PAUSED, step=5)
     job.send(0)
-    assert job.phase is Phase.PAUSING
+    assert job.at(Phase.PAUSING)
 
 
 def test_what_cannot_happen_raises_and_changes_nothing_but_the_rest_is_heard() -> None:
@@ -354,10 +354,10 @@ def test_a_failed_strategy_gives_way_to_the_next() -> None:
     job = Job().up()
     job.kill(0)
     for _ in range(3):
-        assert job.phase is Phase.PAUSING
+        assert job.at(Phase.PAUSING)
         job.paused()
         job.wait(21.0)  # the world is not built in time
-    assert job.phase is Phase.RESTARTING
+    assert job.at(Phase.RESTARTING)
     assert job.core.record is not None
     assert "not recover-in-place: it has failed for this fault" in job.core.record.reason
 

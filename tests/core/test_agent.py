@@ -1,0 +1,125 @@
+"""One node's table: fence before start, one order once, nothing after the stop."""
+
+import pytest
+
+from taskd.core.agent import Fence, Node, Start, State, StopNode, TellJoin, TellPause, TellRelease
+from taskd.wire.messages import Condition, Directive, Order, RankOrder, RankStatus, Stage, WorkerReport, WorldPlan
+
+pytestmark = pytest.mark.timeout(20)
+PLAN = WorldPlan(
+    generation=1,
+    world_size=2,
+    store_host="h",
+    store_port=1,
+    target_step=3,
+    adopt=False,
+    transfers=(),
+    timeout_s=9.0,
+)
+
+
+def node() -> Node:
+    fresh = Node()
+    for rank in (0, 1):
+        fresh.started(RankStatus(rank=rank, incarnation=0, generation=0, stage=Stage.STARTING))
+    return fresh
+
+
+def directive(
+    order: Order, generation: int = 1, sequence: int = 1, incarnations: tuple[int, int] = (0, 0), exit_code: int = 0
+) -> Directive:
+    return Directive(
+        job_id="job",
+        sequence=sequence,
+        generation=generation,
+        order=order,
+        ranks=tuple(RankOrder(rank=rank, incarnation=inc, joins=inc > 0) for rank, inc in enumerate(incarnations)),
+        plan=PLAN if order is Order.JOIN else None,
+        reason="why",
+        exit_code=exit_code,
+    )
+
+
+def report(stage: Stage, generation: int = 1) -> WorkerReport:
+    return WorkerReport(generation=generation, stage=stage, step=3, condition=Condition.CLEAN)
+
+
+def test_a_wanted_successor_is_started_only_after_the_fenced_process_has_ended() -> None:
+    it = node()
+    assert it.obey(directive(Order.PAUSE, incarnations=(1, 0))) == [Fence(0), TellPause(1, 1, "why")]
+    assert it.slots[0].state is State.FENCED
+    assert it.obey(directive(Order.PAUSE, sequence=2, incarnations=(1, 0))) == [TellPause(1, 1, "why")]
+    started = it.ended(0, clean=False, cause="signal 9 (SIGKILL)", at_s=1.0)
+    assert started == [Fence(0), Start(0, 1, 1, joins=True)]
+
+
+def test_a_death_is_told_at_once_and_its_successor_started_when_the_manager_wants_one() -> None:
+    it = node()
+    assert it.ended(0, clean=False, cause="", at_s=1.0) == [Fence(0)]
+    assert it.slots[0].status.stage is Stage.DEAD
+    assert it.ended(0, clean=False, cause="signal 9 (SIGKILL)", at_s=2.0) == []
+    assert (it.slots[0].status.cause, it.slots[0].status.at_s) == ("signal 9 (SIGKILL)", 1.0)
+    assert it.obey(directive(Order.PAUSE, incarnations=(1, 0)))[0] == Start(0, 1, 1, joins=True)
+
+
+def test_a_start_is_given_once_and_again_only_for_a_newer_world() -> None:
+    it = node()
+    it.ended(0, clean=False, cause="", at_s=1.0)
+    it.obey(directive(Order.PAUSE, incarnations=(1, 0)))
+    assert Start(0, 1, 1, joins=True) not in it.obey(directive(Order.PAUSE, sequence=2, incarnations=(1, 0)))
+    assert it.obey(directive(Order.PAUSE, 2, 3, (1, 0)))[0] == Start(0, 1, 2, joins=True)
+
+
+def test_nothing_is_started_after_the_stop() -> None:
+    it = node()
+    it.ended(0, clean=False, cause="", at_s=1.0)
+    assert it.obey(directive(Order.STOP, incarnations=(1, 1), exit_code=1)) == [StopNode("why", 1)]
+    assert it.obey(directive(Order.STOP, sequence=2, incarnations=(1, 1), exit_code=1)) == []
+    assert it.ended(1, clean=False, cause="", at_s=2.0) == [Fence(1)]
+
+
+def test_a_plan_goes_only_to_a_rank_that_has_paused_for_it() -> None:
+    it = node()
+    it.obey(directive(Order.PAUSE))
+    it.report(0, report(Stage.PAUSED))
+    it.report(1, report(Stage.PAUSED, generation=0))
+    assert it.obey(directive(Order.JOIN, sequence=2)) == [TellJoin(0, PLAN)]
+    assert it.report(1, report(Stage.PAUSED)) == [TellJoin(1, PLAN)]
+    assert it.report(1, report(Stage.JOINED)) == []
+
+
+def test_a_process_that_connects_late_is_told_what_is_wanted() -> None:
+    it = node()
+    assert it.obey(directive(Order.PAUSE)) == [TellPause(0, 1, "why"), TellPause(1, 1, "why")]
+    assert it.connected(0) == [TellPause(0, 1, "why")]
+
+
+def test_a_second_release_of_one_generation_is_told() -> None:
+    it = node()
+    assert it.obey(directive(Order.RELEASE)) == [TellRelease(0, 1), TellRelease(1, 1)]
+    assert it.obey(directive(Order.RELEASE)) == []
+    assert it.obey(directive(Order.RELEASE, sequence=3)) == [TellRelease(0, 1), TellRelease(1, 1)]
+
+
+@pytest.mark.parametrize(("generation", "sequence"), [(0, 9), (1, 4), (1, 5)])
+def test_an_older_directive_changes_nothing(generation: int, sequence: int) -> None:
+    it = node()
+    newest = directive(Order.RUN, 1, 5)
+    it.obey(newest)
+    assert it.obey(directive(Order.PAUSE, generation, sequence, (3, 3))) == []
+    assert it.directive is newest
+
+
+def test_a_report_after_the_end_changes_nothing() -> None:
+    it = node()
+    it.ended(0, clean=True, cause="exit code 0", at_s=1.0)
+    assert it.report(0, report(Stage.TRAINING)) == []
+    assert it.slots[0].status.stage is Stage.EXITED
+
+
+def test_torchrun_may_start_all_processes_itself() -> None:
+    it = node()
+    it.obey(directive(Order.PAUSE, incarnations=(1, 0)))
+    it.started(RankStatus(rank=0, incarnation=2, generation=2, stage=Stage.STARTING))
+    assert it.slots[0].state is State.RUNNING
+    assert it.connected(0) == [TellPause(0, 1, "why")]

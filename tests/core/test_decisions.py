@@ -1,0 +1,194 @@
+"""The pure functions: restore plan, budget, strategy, membership, record."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskd.core.budget import Budget, Fault
+from taskd.core.membership import Health, health
+from taskd.core.policy import Membership, Strategy
+from taskd.core.ranks import Held, plan_restore
+from taskd.core.record import FaultRecord
+from taskd.core.strategy import Situation, choose
+from taskd.core.world import RankView
+from taskd.wire.messages import Condition, RankStatus, Stage
+
+pytestmark = pytest.mark.timeout(60)
+ALL = tuple(Strategy)
+HELD = st.dictionaries(
+    st.integers(0, 9), st.builds(Held, st.integers(-1, 5), st.sampled_from(Condition)), min_size=1, max_size=8
+)
+
+# ---- restore
+
+
+@given(HELD)
+def test_every_rank_ends_at_the_target_with_a_consistent_state(held: dict[int, Held]) -> None:
+    restore = plan_restore(held)
+    if restore is None:
+        assert not {h.condition for h in held.values()} & {Condition.CLEAN, Condition.STEPPED}
+        return
+    state = {r: h.step + (restore.adopt and h.condition is Condition.STEPPED) for r, h in held.items()}
+    whole = Condition.STEPPED if restore.adopt else Condition.CLEAN
+    good = {rank for rank, h in held.items() if h.condition is whole and state[rank] == restore.target_step}
+    for transfer in restore.transfers:
+        assert transfer.donor in good
+        assert not good & set(transfer.receivers)
+        good |= set(transfer.receivers)
+    assert good == set(held)
+
+
+@given(HELD)
+def test_the_newest_clean_step_is_never_given_up(held: dict[int, Held]) -> None:
+    clean = [h.step for h in held.values() if h.condition is Condition.CLEAN]
+    restore = plan_restore(held)
+    assert not clean or (restore is not None and restore.target_step == max(clean) and not restore.adopt)
+
+
+def test_who_is_clean_at_the_target_keeps_its_state() -> None:
+    held = {0: Held(4, Condition.CLEAN), 1: Held(5, Condition.CLEAN), 2: Held(5, Condition.CLEAN)}
+    restore = plan_restore(held)
+    assert restore is not None
+    assert [(t.donor, t.receivers) for t in restore.transfers] == [(1, (0,))]
+
+
+# ---- budget
+
+
+def test_one_recovery_costs_one_restart_however_many_ranks() -> None:
+    budget = Budget(max_restarts=1)
+    assert budget.charge([Fault(0, 3, "a"), Fault(1, 3, "b")]).reason == "restart 1 of 1"
+    refused = budget.charge([Fault(2, 3, "c")])
+    assert (refused.granted, refused.reason) == (False, "all 1 restarts of the job are spent (--max_restarts)")
+    assert budget.spent == 1
+
+
+def test_a_fault_that_repeats_is_refused_at_the_third_time() -> None:
+    budget = Budget()
+    assert [budget.charge([Fault(1, 7, "exit code 1")]).granted for _ in range(3)] == [True, True, False]
+    assert budget.spent == 2
+
+
+@pytest.mark.parametrize("other", [Fault(0, 7, "exit code 1"), Fault(1, 8, "exit code 1"), Fault(1, 7, "signal 9")])
+def test_another_rank_step_or_cause_is_another_fault(other: Fault) -> None:
+    budget = Budget()
+    assert all(budget.charge([fault]).granted for fault in (Fault(1, 7, "exit code 1"), other) * 2)
+
+
+def test_a_later_step_of_all_forgets_the_faults_before_it() -> None:
+    budget = Budget()
+    for _ in range(2):
+        budget.charge([Fault(1, 7, "x")])
+    budget.progressed(7)
+    assert not budget.charge([Fault(1, 7, "x")]).granted
+    budget.progressed(8)
+    assert budget.charge([Fault(1, 7, "x")]).granted
+
+
+def test_without_a_known_step_nothing_counts_as_a_repetition() -> None:
+    budget = Budget()
+    assert all(budget.charge([Fault(0, -1, "exit code 1")]).granted for _ in range(9))
+
+
+# ---- strategy
+
+
+def test_a_loss_gets_a_new_process_in_place() -> None:
+    decision = choose(Situation(lost=(2,)), ALL, ())
+    assert (decision.strategy, decision.restart) == (Strategy.RECOVER_IN_PLACE, False)
+    assert decision.reason == (
+        "rank 2 gets a new process on its node, all others stay; not retry: rank 2 has no process"
+    )
+
+
+def test_without_a_loss_the_groups_are_rebuilt() -> None:
+    decision = choose(Situation(lost=()), ALL, ())
+    assert (decision.strategy, decision.reason) == (
+        Strategy.RETRY,
+        "every process lives: the groups are rebuilt and the step is redone",
+    )
+
+
+@pytest.mark.parametrize(
+    ("situation", "why"),
+    [
+        (Situation(lost=(1,), uncooperative=(0,)), "not recover-in-place: rank 0 is not inside a resilient function"),
+        (Situation(lost=(0, 1), no_survivor=True), "not recover-in-place: no rank is left to give its state"),
+        (Situation(lost=(1,), no_donor=True), "not recover-in-place: no rank holds a consistent state"),
+    ],
+)
+def test_when_all_start_anew_the_reason_is_told(situation: Situation, why: str) -> None:
+    decision = choose(situation, ALL, ())
+    assert (decision.strategy, decision.restart) == (Strategy.RECOVER_IN_PLACE, True)
+    assert decision.reason.startswith("all processes start anew")
+    assert why in decision.reason
+
+
+def test_exit_tells_why_all_else_was_passed_over() -> None:
+    decision = choose(Situation(lost=(1,), unreachable=(1,)), (Strategy.RECOVER_IN_PLACE,), ())
+    assert decision.strategy is Strategy.EXIT
+    assert decision.reason == (
+        "not retry: the job does not allow it; not recover-in-place: no agent on the node of rank 1; "
+        "not recover-in-place of all processes: no agent on the node of rank 1"
+    )
+
+
+def test_what_has_failed_is_not_tried_again() -> None:
+    failed = {(Strategy.RETRY, False)}
+    decision = choose(Situation(lost=()), ALL, failed)
+    assert decision.restart
+    assert "not retry: it has failed for this fault" in decision.reason
+    assert choose(Situation(lost=()), ALL, {*failed, (Strategy.RECOVER_IN_PLACE, True)}).strategy is Strategy.EXIT
+
+
+@given(
+    st.builds(
+        Situation,
+        lost=st.sampled_from([(), (1,)]),
+        unreachable=st.sampled_from([(), (1,)]),
+        uncooperative=st.sampled_from([(), (0,)]),
+        no_survivor=st.booleans(),
+        no_donor=st.booleans(),
+    ),
+    st.sets(st.sampled_from(Strategy)),
+)
+def test_a_choice_is_allowed_or_exit(situation: Situation, allowed: set[Strategy]) -> None:
+    decision = choose(situation, allowed, ())
+    assert decision.strategy in allowed or decision.strategy is Strategy.EXIT
+    assert decision.reason
+
+
+# ---- membership
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "expected"),
+    [(0.0, Health.ALIVE), (2.9, Health.ALIVE), (3.0, Health.SUSPECT), (9.9, Health.SUSPECT), (10.0, Health.DEAD)],
+)
+def test_silence_becomes_suspicion_and_then_death(silent_s: float, expected: Health) -> None:
+    assert health(50.0, 50.0 + silent_s, Membership()) is expected
+
+
+# ---- record
+
+
+def test_phases_are_told_as_far_as_they_were_reached() -> None:
+    record = FaultRecord(10.0, 5)
+    record.begin_attempt(1)
+    record.paused_s, record.replaced_s = 10.01, 10.03
+    assert record.phases_ms() == {"pause": 10.0, "replace": 30.0}
+    record.begin_attempt(2)
+    assert record.phases_ms() == {}
+    record.paused_s, record.replaced_s, record.planned_s = 10.5, 10.6, 10.6
+    record.joined_s, record.restored_s = 10.7, 10.75
+    status = RankStatus(rank=0, incarnation=1, generation=2, stage=Stage.COMMITTED, pid=7, warm=True)
+    record.close(11.0, {0: RankView(0, 1, joins=True, status=status), 1: RankView(0)})
+    assert record.phases_ms() == {
+        "pause": 500.0,
+        "replace": 600.0,
+        "rebuild": 100.0,
+        "restore": 50.0,
+        "first_step": 250.0,
+        "total": 1000.0,
+    }
+    assert (record.kept, record.replaced, record.warm) == ({}, {0: 7}, {0: True})

@@ -1,0 +1,83 @@
+"""2,000 simulated jobs: no invariant is broken, and nearly every row of the tables is used."""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.sim.recorder import recorders
+from tests.sim.scenario import draw
+from tests.sim.world import simulate
+
+SEEDS = 2000
+BEYOND = {
+    "recovery": {
+        # A node lost or leaving in a phase of milliseconds, and reports that take the longest way.
+        *("FORMING, NODE_LOST", "FORMING, NODE_LEAVES", "STRAYED, NODE_LEAVES", "STRAYED, NODE_LOST"),
+        *("PAUSING, NODE_LEAVES", "PAUSING, NODE_LOST", "JOINING, NODE_LEAVES", "JOINING, NODE_LOST"),
+        *("RESUMING, NODE_LEAVES", "RESUMING, NODE_LOST", "RESTARTING, NODE_LEAVES", "RESTARTING, NODE_LOST"),
+        *("FINISHING, NODE_LEAVES", "FINISHING, NODE_LOST", "STOPPED, NODE_LOST"),
+        *("RESUMING, EXITED", "RESUMING, RESTORED", "RESTARTING, EXPIRED"),
+        *("RUNNING, JOINED", "RUNNING, RESTORED", "STRAYED, JOINED", "STRAYED, RESTORED"),
+        *("STOPPED, JOINED", "STOPPED, RESTORED", "STOPPED, EXITED"),
+    },
+    "node": {"FENCED, STARTED"},  # torchrun restarts the whole group itself
+    "worker": {
+        # Without a manager (ABANDON), commits outside the function, and orders that cross with what the rank just did.
+        *(
+            f"{state}, ABANDON"
+            for state in ("SETUP", "TRAINING", "INTERRUPTED", "PAUSED", "JOINING", "FINISHED", "RELEASED")
+        ),
+        *(f"{state}, RELEASE" for state in ("SETUP", "TRAINING", "INTERRUPTED", "PAUSED", "JOINING", "RELEASED")),
+        *(f"{state}, JOIN" for state in ("SETUP", "TRAINING", "INTERRUPTED", "JOINING", "FINISHED", "RELEASED")),
+        *("SETUP, COMMITTED", "RELEASED, COMMITTED", "RELEASED, PAUSE"),
+        *("INTERRUPTED, JOINED", "INTERRUPTED, RESTORED", "INTERRUPTED, RETURNED"),
+    },
+}
+"""Rows that these seeds may miss. `tests/core/test_rows.py` reaches every row."""
+
+
+@pytest.mark.timeout(110)
+def test_no_seed_breaks_an_invariant() -> None:
+    watched = recorders()
+    with ExitStack() as stack:
+        for recorder in watched.values():
+            stack.enter_context(recorder.recording())
+        outcomes = [simulate(seed) for seed in range(SEEDS)]
+    broken = next((outcome for outcome in outcomes if outcome.breach), None)
+    if broken is not None:
+        trace = "\n".join(simulate(broken.seed, tracing=True).trace)
+        pytest.fail(f"{trace}\n{draw(broken.seed)}\nseed {broken.seed}: {broken.breach}", pytrace=False)
+    for name, recorder in watched.items():
+        assert recorder.undeclared() == set(), name
+        assert recorder.unused <= BEYOND[name], name
+    assert sum(outcome.successes for outcome in outcomes) > SEEDS / 3
+    assert sum(outcome.lives > 1 for outcome in outcomes) < SEEDS / 2
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("seed", [7, 77, 777])
+def test_a_seed_replays_exactly(seed: int) -> None:
+    first, second, untraced = simulate(seed, tracing=True), simulate(seed, tracing=True), simulate(seed)
+    assert first == second
+    assert first.trace
+    assert (untraced.virtual_s, untraced.ended) == (first.virtual_s, first.ended)
+
+
+@pytest.mark.timeout(60)
+def test_the_command_line_counts_and_traces(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+
+    def run(*args: str) -> str:
+        command = [sys.executable, "-m", "tests.sim", *args]
+        return subprocess.run(
+            command, cwd=root, env=dict(os.environ), check=True, capture_output=True, text=True
+        ).stdout
+
+    summary = json.loads(run("--seeds", "20", "--json").splitlines()[-1])
+    assert (summary["seeds"], summary["failures"]) == (20, 0)
+    assert "publishes run generation 0" in run("--seed", "3", "--trace")
