@@ -146,6 +146,8 @@ class Session:
                 logger.warning("rank %d: positions do not outlive this process: %s", self._runtime.rank, error)
         if link.joins:
             state.declare_empty()
+        else:
+            state.begin()
         state.on_commit = self._committed
         link.enter(state.step, state.condition())
 
