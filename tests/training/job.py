@@ -1,4 +1,4 @@
-"""A job of real processes: hosts the store, sees deaths, plans with the real core, and collects what the ranks end with."""
+"""A job of real processes: hosts the store, sees deaths, plans with the real core, and collects the ranks' results."""
 
 import json
 import signal
@@ -56,7 +56,7 @@ class Job:
         return results
 
     def _start(self, name: str) -> "subprocess.Popen[bytes]":
-        command = ["python", PROGRAM, str(self.store.port), json.dumps(self.options), name]
+        command = ["python", str(PROGRAM), str(self.store.port), json.dumps(self.options), name]
         return self._launcher.start(command, env=ENVIRONMENT)
 
     def _recover(self, victim: int) -> None:
@@ -81,15 +81,18 @@ class Job:
             transfers=chosen.transfers,
             timeout_s=20,
         )
-        self.store.set(f"plan/{generation}", msgspec.msgpack.encode(plan))
+        self.store.set(f"plan/{generation}", msgspec.json.encode(plan).decode())
 
     def _wait(self, key: str) -> bytes:
         """Return the key's value; fail at once when a process ends that should not."""
-        while True:
-            try:
-                self.store.wait([key], timedelta(milliseconds=200))
-            except DistStoreError:
-                ended = {rank: p.returncode for rank, p in self._running.items() if p.poll() is not None}
-                assert not ended, f"while waiting for {key}: ended with {ended}"
-            else:
-                return self.store.get(key)
+        while not self._is_there(key):
+            ended = {rank: p.returncode for rank, p in self._running.items() if p.poll() is not None}
+            assert not ended, f"while waiting for {key}: ended with {ended}"
+        return self.store.get(key)
+
+    def _is_there(self, key: str) -> bool:
+        try:
+            self.store.wait([key], timedelta(milliseconds=200))
+        except DistStoreError:
+            return False
+        return True

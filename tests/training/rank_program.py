@@ -88,7 +88,7 @@ class Rank:
             step = state.step + 1
             self.die_if(step, "before forward")
             state.optimizer.zero_grad()
-            noise = random.random() + random.gauss(0, 1) + np.random.normal()  # noqa: NPY002 - numpy's global state
+            noise = random.random() + random.gauss(0, 1) + np.random.normal()
             out = state.model(state.loader.next())
             self.die_if(step, "after forward")
             loss = (out * noise).square().mean()
@@ -106,7 +106,7 @@ class Rank:
     def recover(self, generation: int, cause: str) -> None:
         report = {"step": self.state.step, "condition": self.state.condition().value, "cause": cause}
         self.link.set(f"report/{generation}/{self.rank}", json.dumps(report))
-        plan = msgspec.msgpack.decode(self.link.get(f"plan/{generation}"), type=WorldPlan)
+        plan = msgspec.json.decode(self.link.get(f"plan/{generation}"), type=WorldPlan)
         self.world.rebuild(plan, self.rank)
         self.adopted += repoint(self.state, self.world, plan).adopted
         self.notes.append(restore(self.state, plan, self.rank).note)
@@ -137,7 +137,7 @@ class Rank:
             "layout": layout_of(model),
             "lr": self.state.scheduler.get_last_lr(),
             "position": self.state.loader.state_dict(),
-            "random": [random.random(), float(np.random.normal()), torch.rand(1).item()],  # noqa: NPY002
+            "random": [random.random(), float(np.random.normal()), torch.rand(1).item()],
             "pid": os.getpid(),
         }
 
@@ -147,7 +147,7 @@ def build(rank: int) -> TrainState:
     net = Net()
     torch.manual_seed(1000 + rank)
     random.seed(rank)
-    np.random.seed(rank)  # noqa: NPY002
+    np.random.seed(rank)
     model = DistributedDataParallel(net, bucket_cap_mb=OPTIONS["bucket_mb"], **OPTIONS["ddp"])
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)

@@ -1,7 +1,6 @@
 """Real ranks, real kills: after each the job goes on at the same step, and ends with the bits of an undisturbed run."""
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ _undisturbed: dict[str, Results] = {}
 
 
 @pytest.fixture
-def run(launcher: Launcher, run_dir: Path) -> Iterator[Any]:
+def run(launcher: Launcher, run_dir: Path) -> Any:
     def run_job(**options: Any) -> tuple[Results, Job]:
         job = Job(launcher, run_dir, **options)
         return job.run(), job
@@ -47,7 +46,9 @@ def same(results: Results, expected: Results) -> None:
 
 
 def random_point(seed: int) -> str:
-    return random.Random(seed).choice(["before forward", "after forward", "after backward", "after step", "after commit"])
+    return random.Random(seed).choice(
+        ["before forward", "after forward", "after backward", "after step", "after commit"]
+    )
 
 
 @pytest.mark.slow

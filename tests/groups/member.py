@@ -1,0 +1,270 @@
+"""One member of a test world: `member.py CASE RANK SIZE PORT`. Ends with status 0 if all that it checks holds."""
+
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import new_group  # bound before the world is watched, as in many scripts
+from torch.nn.parallel import DistributedDataParallel
+
+from taskd.adaptors.groups import World
+from taskd.adaptors.groups.unstick import break_without_shim
+from taskd.errors import RebuildError
+from taskd.wire.messages import WorldPlan
+
+CASE, RANK, SIZE, PORT = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+WORLD = World()
+
+
+def plan(generation: int, size: int = SIZE, timeout_s: float = 30) -> WorldPlan:
+    return WorldPlan(
+        generation=generation,
+        world_size=size,
+        store_host="127.0.0.1",
+        store_port=PORT,
+        target_step=0,
+        adopt=False,
+        transfers=(),
+        timeout_s=timeout_s,
+    )
+
+
+def begin(**options: object) -> None:
+    WORLD.observe()
+    dist.init_process_group("gloo", **options)  # type: ignore[arg-type]
+
+
+def total(group: dist.ProcessGroup | None = None) -> float:
+    tensor = torch.tensor([float(RANK)])
+    dist.all_reduce(tensor, group=group)
+    return tensor.item()
+
+
+def resources() -> tuple[int, int, int]:
+    with open("/proc/self/statm") as statm:
+        resident_bytes = int(statm.read().split()[1]) * 4096
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), resident_bytes
+
+
+def rounds() -> None:
+    """200 rebuilds: handles go on to work, names stay, nothing grows, older keys are deleted."""
+    begin(timeout=timedelta(seconds=33))
+    everyone, pair = new_group(), new_group([0, 1], group_desc="pair", timeout=timedelta(seconds=7))
+    tagged = dist.distributed_c10d._find_or_create_pg_by_ranks_and_tag("mine", list(range(SIZE)), SIZE)
+    before = {}
+    for generation in range(1, 201):
+        WORLD.rebuild(plan(generation), RANK)
+        expected = SIZE * (SIZE - 1) / 2
+        assert total() == total(everyone) == total(tagged) == expected
+        assert dist.get_world_size(everyone) == SIZE
+        assert dist.get_rank() == RANK
+        if RANK < 2:
+            assert total(pair) == 1
+            assert dist.get_process_group_ranks(pair) == [0, 1]
+            assert (pair.group_name, pair.group_desc) == ("2", "pair")
+            assert pair._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=7)
+        else:
+            assert pair == dist.GroupMember.NON_GROUP_MEMBER
+        found = dist.distributed_c10d._find_or_create_pg_by_ranks_and_tag("mine", list(range(SIZE)), SIZE)
+        assert dist.get_process_group_ranks(found) == list(range(SIZE))
+        assert dist.group.WORLD is not None
+        assert dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=33)
+        burial = WORLD.bury(RANK)
+        assert burial is not None
+        burial.join()
+        if generation in (20, 200):
+            dist.barrier()
+            before[generation] = resources()
+    (fds, threads, memory), (fds_end, threads_end, memory_end) = before[20], before[200]
+    assert fds_end <= fds, f"{fds} descriptors have become {fds_end}"
+    assert threads_end <= threads + 1, f"{threads} threads have become {threads_end}"  # a dying one is counted
+    assert memory_end - memory < 8 << 20, f"{memory} bytes have become {memory_end}"
+    dist.barrier()
+    if RANK == 0:
+        store = TCPStore("127.0.0.1", PORT, is_master=False, wait_for_workers=False)
+        old = [key for key in store.list_keys() if "taskd/" in key and "taskd/200/" not in key]
+        assert not old, old
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def new_groups_after() -> None:
+    """Groups made after a rebuild get new names; destroyed ones are not made again; sub-collectives find them by name."""
+    from torch.distributed import _functional_collectives as functional
+
+    begin()
+    first, second = new_group(), new_group()
+    dist.destroy_process_group(first)
+    WORLD.rebuild(plan(1), RANK)
+    third = new_group()
+    WORLD.rebuild(plan(2), RANK)
+    assert [second.group_name, third.group_name] == ["2", "3"]
+    assert total(second) == total(third) == SIZE * (SIZE - 1) / 2
+    gathered = functional.all_gather_single(torch.tensor([float(RANK)]), 0, second)
+    assert gathered.tolist() == [float(rank) for rank in range(SIZE)]
+    dist.barrier(group=third)
+    with pytest.raises(ValueError, match="not initialized"):
+        total(first)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def different() -> None:
+    """Ranks that have made different groups find out, and none hangs."""
+    begin()
+    if RANK == 1:
+        dist.distributed_c10d._new_group_with_tag([1], pg_tag="only here", use_local_synchronization=True)
+    with pytest.raises(RebuildError, match="made other process groups"):
+        WORLD.rebuild(plan(1), RANK)
+    assert not dist.is_initialized()
+    store = TCPStore("127.0.0.1", PORT, is_master=False, wait_for_workers=False)
+    store.set(f"done/{RANK}", "")  # who ends first resets the other's connection, unread data and all
+    store.wait([f"done/{rank}" for rank in range(SIZE)])
+
+
+def frees(broken_by: Callable[[], object]) -> None:
+    """Ranks stuck behind a stopped peer are freed at once by another thread of their own.
+
+    With a small tensor: sends that gloo has queued are beyond what can be broken without the shim.
+    """
+    begin(timeout=timedelta(seconds=60))
+    total()
+    if RANK == SIZE - 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    began_at = time.monotonic()
+
+    def helper() -> None:
+        if await_call(FUTEX):
+            broken_by()
+
+    thread = threading.Thread(target=helper)
+    thread.start()
+    with pytest.raises(RuntimeError):
+        dist.all_reduce(torch.ones(1000))
+    LEFT.set()
+    thread.join()
+    assert time.monotonic() - began_at < 20
+
+
+LEFT = threading.Event()
+FUTEX = {"x86_64": {202}, "aarch64": {98}}[platform.machine()]
+SOCKET_WAIT = {"x86_64": {7, 45, 47, 271}, "aarch64": {73, 207, 212}}[platform.machine()]
+
+
+def await_call(numbers: set[int]) -> bool:
+    """Return when the main thread waits in one of these system calls: nothing else tells that it is in C++ by now.
+
+    False if it has left its call before we saw it there (a peer was faster in breaking).
+    """
+    while not LEFT.wait(0.001):
+        with open(f"/proc/self/task/{os.getpid()}/syscall") as syscall:
+            first = syscall.read().split()[0]
+        if first.isdigit() and int(first) in numbers and in_torch():
+            return True
+    return False
+
+
+def in_torch() -> bool:
+    frame = sys._current_frames()[threading.main_thread().ident or 0]
+    return "torch" in frame.f_code.co_filename
+
+
+def interrupted() -> None:
+    """A rebuild that waits for a peer that never comes is broken off by another thread, and the next one works."""
+    begin()
+    result: list[object] = []
+
+    def helper() -> None:
+        await_call(SOCKET_WAIT)
+        result.append(WORLD.interrupt(5))
+
+    if RANK == 0:
+        thread = threading.Thread(target=helper)
+        thread.start()
+        started = time.monotonic()
+        with pytest.raises(RebuildError, match="generation 3 was not formed"):
+            WORLD.rebuild(plan(3, timeout_s=60), RANK)
+        thread.join()
+        assert time.monotonic() - started < 10
+        assert result[0]
+        with pytest.raises(RebuildError, match="outdated"):
+            WORLD.rebuild(plan(4, timeout_s=60), RANK)
+    WORLD.rebuild(plan(5), RANK)
+    assert total() == SIZE * (SIZE - 1) / 2
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def own_timeout() -> None:
+    """Forming has the plan's timeout, collectives afterwards the script's own."""
+    begin(timeout=timedelta(seconds=2))
+    WORLD.rebuild(plan(1, timeout_s=60), RANK)
+    total()
+    if RANK == SIZE - 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    started = time.monotonic()
+    with pytest.raises(RuntimeError):
+        dist.all_reduce(torch.ones(1 << 20))
+    assert 1 < time.monotonic() - started < 20
+
+
+def alone() -> None:
+    """A newcomer sets itself up without any peer or store."""
+    WORLD.pretend(RANK, SIZE)
+    dist.init_process_group("gloo")
+    pair, others = new_group([1, 2]), new_group([0, 3])
+    assert others == dist.GroupMember.NON_GROUP_MEMBER
+    assert (dist.get_rank(), dist.get_world_size(), dist.get_rank(pair), dist.get_world_size(pair)) == (2, 4, 1, 2)
+    assert dist.get_backend() == dist.get_backend(pair) == "gloo"
+    gathered: list[object] = [None] * SIZE
+    dist.all_gather_object(gathered, {"rank": RANK})
+    assert gathered == [{"rank": RANK}] * SIZE
+    for source in (0, RANK):
+        given = [RANK, "mine"]
+        dist.broadcast_object_list(given, src=source)
+        assert given == [RANK, "mine"]
+    scattered: list[object] = [None]
+    dist.scatter_object_list(scattered, None, 0)
+    assert scattered == [None]
+    dist.scatter_object_list(scattered, list(range(SIZE)), RANK)
+    assert scattered == [RANK]
+    dist.barrier()
+    dist.monitored_barrier()
+    dist.barrier(group=pair)
+    assert total() == total(pair) == RANK
+    model = DistributedDataParallel(nn.Linear(3, 3))
+    for _ in range(3):
+        model(torch.ones(2, 3)).sum().backward()
+    part = DistributedDataParallel(nn.Linear(3, 3), process_group=pair)
+    part(torch.ones(2, 3)).sum().backward()
+
+
+def dead_store() -> None:
+    """No store answers: an error with the address, soon."""
+    WORLD.pretend(RANK, SIZE)
+    dist.init_process_group("gloo")
+    with pytest.raises(RebuildError, match=f"no store answers at 127.0.0.1:{PORT}"):
+        WORLD.rebuild(plan(1, timeout_s=1), RANK)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    if CASE == "unstick":
+        frees(break_without_shim)
+    elif CASE == "abandon":
+        frees(WORLD.abandon)
+    else:
+        globals()[CASE]()
+
+
+main()

@@ -1,0 +1,78 @@
+"""Worlds of real gloo processes: rebuilt, pretended, broken off."""
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torch._C._distributed_c10d import TCPStore
+
+from tests.launch import Launcher
+
+pytestmark = pytest.mark.timeout(100)
+ROOT = Path(__file__).resolve().parents[2]
+MEMBER = Path(__file__).with_name("member.py")
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """The port of a store that lives for one test. Only the port is given out: pytest would keep the store alive."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield store.port
+    del store
+
+
+class Members:
+    def __init__(self, launcher: Launcher, case: str, size: int, port: int) -> None:
+        self.launcher = launcher
+        self.case, self.size, self.port = case, size, port
+        self.processes = [self._start(rank) for rank in range(size)]
+
+    def _start(self, rank: int):
+        environment = {
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "PYTHONPATH": str(ROOT),
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self.size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+        command = ["python", str(MEMBER), self.case, str(rank), str(self.size), str(self.port)]
+        return self.launcher.start(command, env=environment)
+
+    def expect_success(self, ranks: range) -> None:
+        for rank in ranks:
+            process = self.processes[rank]
+            status = process.wait(80)
+            assert status == 0, f"rank {rank}: {status}\n{self.launcher.output(process)}"
+
+
+@pytest.mark.slow
+def test_two_hundred_rebuilds(launcher: Launcher, port: int) -> None:
+    Members(launcher, "rounds", 3, port).expect_success(range(3))
+
+
+@pytest.mark.parametrize("case", ["new_groups_after", "different", "interrupted"])
+def test_rebuild(launcher: Launcher, port: int, case: str) -> None:
+    Members(launcher, case, 2, port).expect_success(range(2))
+
+
+@pytest.mark.parametrize("case", ["unstick", "abandon", "own_timeout"])
+def test_a_stopped_peer(launcher: Launcher, port: int, case: str) -> None:
+    members = Members(launcher, case, 3, port)
+    members.expect_success(range(2))
+    os.kill(members.processes[2].pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("case", ["alone", "dead_store"])
+def test_a_newcomer_needs_nobody(launcher: Launcher, case: str) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound but not listening: a connection is refused
+        members = Members.__new__(Members)
+        members.launcher, members.case, members.size, members.port = launcher, case, 4, closed.getsockname()[1]
+        members.processes = [members._start(2)]
+        members.expect_success(range(1))

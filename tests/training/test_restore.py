@@ -1,0 +1,28 @@
+"""State from a donor to receivers, between real processes; and bucket layouts imposed on a wrapper."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torch._C._distributed_c10d import TCPStore
+
+from tests.launch import Launcher
+from tests.training.job import ENVIRONMENT
+
+pytestmark = pytest.mark.timeout(90)
+PROGRAM = Path(__file__).with_name("restore_program.py")
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield store.port
+    del store
+
+
+@pytest.mark.parametrize("case", ["everybody", "some", "survivors", "misfit", "behind", "layouts"])
+def test_restore(launcher: Launcher, port: int, case: str) -> None:
+    ranks = [launcher.start(["python", PROGRAM, case, str(rank), str(port)], env=ENVIRONMENT) for rank in range(4)]
+    for rank, process in enumerate(ranks):
+        status = process.wait(60)
+        assert status == 0, f"rank {rank}: {status}\n{launcher.output(process)}"
