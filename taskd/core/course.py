@@ -59,9 +59,10 @@ class Course:
     def lose_more(self, rank: int) -> None:
         """A process ended while a recovery runs: it joins the failing set."""
         record = self._need_record()
+        again = rank in record.causes  # a newcomer that dies as its predecessor did must not pass for one fault with it
+        merged = not again and self._now_s - record.detected_s <= self.policy.deadlines.merge_s
         record.causes[rank] = self._cause(rank)
         failed = self.phase is Phase.RESTARTING or self.world.ranks[rank].joins
-        merged = self._now_s - record.detected_s <= self.policy.deadlines.merge_s
         if merged or self._charge([rank]):
             self._attempt(new_world=self.phase is not Phase.PAUSING, failed=failed)
 
@@ -186,6 +187,22 @@ class Course:
         ranks = self.world.on_node(node_rank)
         if not ranks or not all(self.world.ranks[rank].exited for rank in ranks):
             self._stop(f"torchrun has ended on node {node_rank}", 1)
+
+    def follow(self, _node_rank: int) -> None:
+        """The agents know a newer world than this manager: what they carry is the truth."""
+        self.record = None
+        for node in self.world.nodes.values():
+            self.world.admit(node.status, self._now_s)
+        self._out.append(Note(f"the agents carry generation {self.world.generation}: the manager follows"))
+        self._enter(Phase.RUNNING)
+        self._order(Order.RUN)
+
+    def stop_again(self, node_rank: int) -> None:
+        """The end of the job must be newer than all that an agent knows."""
+        last = self.directive
+        self.world.generation = self.world.nodes[node_rank].status.generation
+        if last is not None:
+            self._order(Order.STOP, reason=last.reason, exit_code=last.exit_code)
 
     # ---- what is done
 
