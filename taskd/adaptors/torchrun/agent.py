@@ -202,7 +202,7 @@ def _given_master_addr(spec: WorkerSpec) -> str | None:
 
 
 def _max_restarts(spec: WorkerSpec) -> int:
-    """The job's budget. torchrun's default of 0, which ends a job at its first fault, counts only if it was asked for."""
+    """The job's budget. torchrun's default, which ends a job at its first fault, counts only if it was asked for."""
     asked = spec.max_restarts > 0 or _is_given(spec, "--max", "PET_MAX_RESTARTS")
     return int(spec.max_restarts) if asked else DEFAULT_MAX_RESTARTS
 
