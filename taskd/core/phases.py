@@ -40,6 +40,7 @@ class Event(Enum):
     EXITED = "exited"
     NODE_LOST = "node lost"
     NODE_LEAVES = "node leaves"
+    OVERTAKEN = "overtaken"  # an agent carries a newer generation: it has gone on without this manager
     EXPIRED = "expired"
 
 

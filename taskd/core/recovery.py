@@ -52,6 +52,8 @@ class Recovery(Course):
             return []
         if status.leaving and any(rank.stage is not Stage.EXITED for rank in status.ranks):
             self._fire(Event.NODE_LEAVES, status.node_rank)  # before the deaths that it brings look like faults
+        if self.phase is not Phase.FORMING and status.generation > self.world.generation:
+            self._fire(Event.OVERTAKEN, status.node_rank)
         if self.phase is Phase.FORMING:
             self._admit(status)
         else:
@@ -196,11 +198,13 @@ TABLE: dict[tuple[Phase, Event], Row[Handler, Phase]] = {
     **rows((*LIVE, *BUILDING, *_LAST), Event.NODE_LOST, Course.lose_node, Phase.STOPPED),
     **rows((Phase.FORMING,), Event.NODE_LOST, Course.ignore),
     **rows((Phase.FORMING, *LIVE, *BUILDING, *_LAST), Event.NODE_LEAVES, Course.leave_node, Phase.STOPPED),
+    **rows((*LIVE, *BUILDING, *_LAST), Event.OVERTAKEN, Course.follow, Phase.RUNNING),
     **rows((Phase.STRAYED,), Event.EXPIRED, Course.unexplained, *_BEGIN),
     **rows((Phase.FINISHING,), Event.EXPIRED, Course.unsettled, *_BEGIN),
     **rows((Phase.PAUSING,), Event.EXPIRED, Course.fence_late, *_BEGIN),
     **rows((Phase.JOINING, Phase.RESUMING), Event.EXPIRED, Course.fail_world, *_BEGIN),
     **rows((Phase.RESTARTING,), Event.EXPIRED, Course.stop_late, Phase.STOPPED),
     **{(Phase.STOPPED, event): _OVER for event in Event if event is not Event.EXPIRED},
+    **rows((Phase.STOPPED,), Event.OVERTAKEN, Course.stop_again),
 }
 """Every pair of phase and event that may happen, and what it does."""

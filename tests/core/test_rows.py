@@ -101,6 +101,9 @@ def happen(job: Job, event: Event) -> None:
         job.core.tick(job.now_s)
     elif event is Event.NODE_LEAVES:
         job.send(1, leaving=True)
+    elif event is Event.OVERTAKEN:
+        job.statuses[1] = RankStatus(rank=1, incarnation=9, generation=9, stage=Stage.STARTING)
+        job.send(1)
     else:
         job.say(1, STAGES[event], step=7)
 

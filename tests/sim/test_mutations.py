@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from taskd.core import agent, course, ranks, recovery
+from taskd.core import agent, attempts, ranks, recovery
 from taskd.core.agent import Fence, Node, Start
 from taskd.core.budget import Budget, Charge, Fault
 from taskd.core.course import Course
@@ -49,7 +49,7 @@ def torn_donor(patch: Patch) -> None:
         others = tuple(rank for rank in held if rank != donor)
         return Restore(held[donor].step, False, (Transfer(donor=donor, receivers=others),) if others else ())
 
-    patch.setattr(course, "plan_restore", plan_restore)
+    patch.setattr(attempts, "plan_restore", plan_restore)
 
 
 def same_generation(patch: Patch) -> None:
@@ -128,7 +128,7 @@ def stepped_is_clean(patch: Patch) -> None:
         }
         return honest(clean)
 
-    patch.setattr(course, "plan_restore", plan_restore)
+    patch.setattr(attempts, "plan_restore", plan_restore)
 
 
 def released_but_thought_inside(patch: Patch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from taskd.core.phases import Phase
 from tests.sim.recorder import recorders
 from tests.sim.scenario import draw
 from tests.sim.world import simulate
@@ -23,6 +24,7 @@ BEYOND = {
         *("FINISHING, NODE_LEAVES", "FINISHING, NODE_LOST", "STOPPED, NODE_LOST"),
         *("RESUMING, EXITED", "RESUMING, RESTORED", "RESTARTING, EXPIRED"),
         *("RUNNING, JOINED", "RUNNING, RESTORED", "STRAYED, JOINED", "STRAYED, RESTORED"),
+        *(f"{phase.name}, OVERTAKEN" for phase in Phase),
         *("STOPPED, JOINED", "STOPPED, RESTORED", "STOPPED, EXITED"),
     },
     "node": {"FENCED, STARTED"},  # torchrun restarts the whole group itself

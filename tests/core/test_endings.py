@@ -1,0 +1,87 @@
+"""How a job ends: nodes that go, ranks that finish, and a second resilient function."""
+
+import pytest
+
+from taskd.core.recovery import Phase
+from taskd.wire.messages import Order, Stage
+from tests.core.driver import Job
+
+pytestmark = pytest.mark.timeout(20)
+
+
+def test_a_lost_node_ends_the_job_with_its_reason() -> None:
+    job = Job(nodes=2, per_node=1).up()
+    job.now_s += 11.0
+    job.send(0)
+    job._take(job.core.tick(job.now_s))
+    assert job.at(Phase.STOPPED)
+    assert "no agent on the node of rank 1" in job.stopped.reason
+
+
+def test_a_node_that_fell_silent_while_the_job_formed_is_missed() -> None:
+    job = Job(nodes=2, per_node=1)
+    job.send(0)
+    job.now_s += 11.0
+    job.core.tick(job.now_s)
+    job.send(1)
+    assert job.at(Phase.STOPPED)
+
+
+def test_a_torchrun_that_ends_is_no_fault_of_its_ranks() -> None:
+    job = Job().up()
+    job.statuses = {
+        rank: type(status)(rank=rank, incarnation=0, generation=0, stage=Stage.DEAD, cause="signal 15 (SIGTERM)")
+        for rank, status in job.statuses.items()
+    }
+    job.send(0, leaving=True)
+    assert job.stopped.reason == "torchrun has ended on node 0"
+
+
+def test_release_only_after_all_have_finished_and_the_end_after_all_have_exited() -> None:
+    job = Job().up()
+    job.say(0, Stage.FINISHED)
+    assert job.order is Order.RUN
+    job.say(1, Stage.FINISHED)
+    assert (job.phase, job.order) == (Phase.FINISHING, Order.RELEASE)
+    job.say(0, Stage.EXITED)
+    assert job.at(Phase.FINISHING)
+    job.say(1, Stage.EXITED)
+    assert (job.stopped.exit_code, job.stopped.reason) == (0, "every rank exited with status 0")
+
+
+def test_a_rank_that_left_early_does_not_keep_the_others() -> None:
+    job = Job().up()
+    job.say(0, Stage.FINISHED)
+    job.say(1, Stage.EXITED)
+    assert job.order is Order.RELEASE
+
+
+def test_a_second_resilient_function_reopens_the_job() -> None:
+    job = Job().up()
+    job.all(Stage.FINISHED, step=6)
+    job.say(0, Stage.TRAINING, step=6)
+    assert job.at(Phase.FINISHING)
+    job.say(1, Stage.FINISHED, step=9)  # its TRAINING was lost on the way
+    assert (job.phase, job.order) == (Phase.RUNNING, Order.RUN)
+    job.say(0, Stage.FINISHED, step=9)
+    assert job.order is Order.RELEASE
+
+
+def test_a_loss_between_two_resilient_functions_waits_for_the_others() -> None:
+    job = Job(per_node=3).up()
+    job.all(Stage.FINISHED, step=6)
+    job.say(0, Stage.TRAINING, step=6)
+    job.kill(2)
+    assert job.at(Phase.FINISHING)
+    job.say(1, Stage.TRAINING, step=6)
+    assert (job.phase, job.order, job.incarnations) == (Phase.PAUSING, Order.PAUSE, [0, 0, 1])
+
+
+def test_a_loss_after_the_end_restarts_when_nobody_comes_back() -> None:
+    job = Job().up()
+    job.all(Stage.FINISHED, step=6)
+    job.kill(1)
+    job.wait(59.0)
+    assert job.at(Phase.FINISHING)
+    job.wait(2.0)
+    assert job.at(Phase.RESTARTING)

@@ -1,0 +1,68 @@
+"""A manager that comes late, or was overtaken: what the agents carry is the truth."""
+
+import pytest
+
+from taskd.core.recovery import Phase, Publish
+from taskd.wire.messages import Condition, Order, RankStatus, Stage
+from tests.core.driver import Job
+
+pytestmark = pytest.mark.timeout(20)
+
+
+def test_a_new_manager_takes_over_in_the_middle_of_a_join() -> None:
+    job = Job(sequence=1000)
+    job.statuses = {
+        rank: type(status)(rank=rank, incarnation=rank, generation=4, stage=stage, step=5)
+        for (rank, status), stage in zip(job.statuses.items(), (Stage.JOINED, Stage.RESTORED), strict=True)
+    }
+    actions = job.send(0)
+    assert [type(action) for action in actions] == [Publish]
+    assert (job.phase, job.generation, job.directive.sequence, job.incarnations) == (Phase.RUNNING, 4, 1001, [0, 1])
+
+
+def test_a_process_that_a_former_manager_ordered_is_taken_for_a_newcomer() -> None:
+    job = Job(sequence=1000).up()
+    status = job.statuses[0]
+    job.statuses[0] = type(status)(rank=0, incarnation=1, generation=0, stage=Stage.STARTING)
+    job.send(0)
+    job.statuses[0] = type(status)(
+        rank=0, incarnation=1, generation=0, stage=Stage.PAUSED, step=-1, condition=Condition.EMPTY
+    )
+    job.send(0)
+    job.say(1, Stage.PAUSED, cause="RuntimeError: connection reset")
+    job.wait(2.5)
+    assert (job.phase, job.order, job.incarnations) == (Phase.PAUSING, Order.PAUSE, [1, 0])
+    assert [order.joins for order in job.directive.ranks] == [True, False]
+
+
+def test_a_restart_does_not_wait_for_a_process_of_an_older_world() -> None:
+    job = Job().up()
+    job.kill(0)
+    job.kill(1)
+    assert job.incarnations == [2, 1]
+    job.statuses[1] = RankStatus(rank=1, incarnation=1, generation=1, stage=Stage.STARTING)
+    job.send(0)
+    assert (job.phase, job.generation, job.incarnations) == (Phase.RESTARTING, 3, [3, 2])
+
+
+def test_a_manager_that_was_overtaken_follows_the_agents() -> None:
+    job = Job().up()
+    job.kill(0)
+    job.statuses = {
+        rank: RankStatus(rank=rank, incarnation=1, generation=4, stage=Stage.STARTING) for rank in job.statuses
+    }
+    job.send(0)
+    assert (job.phase, job.order, job.generation, job.incarnations) == (Phase.RUNNING, Order.RUN, 4, [1, 1])
+    job.all(Stage.TRAINING, step=3)
+    job.kill(1)
+    assert (job.phase, job.incarnations) == (Phase.PAUSING, [1, 2])
+
+
+def test_the_end_of_the_job_reaches_an_agent_that_knows_a_newer_world() -> None:
+    job = Job(max_restarts=0).up()
+    job.kill(0)
+    assert job.stopped.exit_code == 1
+    job.statuses[1] = RankStatus(rank=1, incarnation=1, generation=4, stage=Stage.STARTING)
+    job.send(0)
+    assert (job.order, job.directive.generation, job.directive.exit_code) == (Order.STOP, 4, 1)
+    assert job.directive.reason == job.stopped.reason
