@@ -1,0 +1,87 @@
+"""A tiny resilient training. Its weights at the end depend on every step of every rank, to the last bit."""
+
+import hashlib
+import json
+import os
+
+import torch
+import torch.distributed as dist
+from points import FOLDER, PLAN, note, rank, reach
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import taskd
+
+
+class Giver:
+    """A part of the state that is equal on all ranks. A donor waits here, if the plan says so."""
+
+    def __init__(self) -> None:
+        self.step = lambda: -1
+
+    def state_dict(self) -> dict[str, int]:
+        reach(self.step(), "giving")
+        return {"constant": 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        assert state == {"constant": 1}
+
+
+class Loader:
+    """A part of the state that is this rank's own."""
+
+    def __init__(self) -> None:
+        self.at = rank()
+
+    def next(self) -> torch.Tensor:
+        self.at = (self.at * 1103515245 + 12345) % (1 << 31)
+        return torch.randn(4, 16, generator=torch.Generator().manual_seed(self.at))
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    reach("import")
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Dropout(0.3), nn.Linear(24, 8), nn.ReLU(), nn.Linear(8, 2))
+    model = DistributedDataParallel(network)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    torch.manual_seed(1 + rank())
+    state = taskd.TrainState(model=model, optimizer=optimizer, giver=Giver(), loader=Loader())
+    state.giver.step = lambda: state.step
+    reach("newcomer" if os.environ.get("TASKD_JOINS") == "on" else "setup")
+
+    @taskd.resilient(state)
+    def train() -> None:
+        while state.step < PLAN["steps"]:
+            step = state.step + 1
+            reach(step, "begin")
+            optimizer.zero_grad()
+            out = model(state.loader.next())
+            reach(step, "forward")
+            out.square().mean().backward()
+            optimizer.step()
+            reach(step, "stepped")
+            state.commit()
+            reach(step, "committed")
+        dist.barrier()
+        reach("end")
+
+    train()
+    reach("after")
+    digest = hashlib.sha256()
+    for parameter in [*network.parameters(), *(t for s in optimizer.state.values() for t in s.values())]:
+        digest.update(parameter.detach().numpy().tobytes())
+    result = {"weights": digest.hexdigest(), "at": state.loader.at, "random": torch.rand(1).item(), "step": state.step}
+    note(f"result-{rank()}", json.dumps({**result, "pid": os.getpid()}))
+    dist.destroy_process_group()
+
+
+assert FOLDER.is_dir()
+main()

@@ -1,0 +1,72 @@
+"""How a job ends: by a signal, by the death of its agent, by its budget. Nothing is left, nobody else is touched."""
+
+import json
+import signal
+
+import pytest
+
+from tests.e2e.conftest import MakeJob
+from tests.e2e.job import SCRIPTS, Job, await_none
+from tests.e2e.plan import point
+from tests.launch import Launcher
+from tests.leaks import MARK
+
+pytestmark = pytest.mark.timeout(150)
+
+
+@pytest.fixture
+def stranger(make_job: MakeJob, launcher: Launcher) -> Job:
+    """A process of nobody's job, that runs the same script in the same environment."""
+    job = make_job(1)
+    plan = {"folder": str(job.folder), "points": [point("stranger", 0, "run")]}
+    env = {**job.environment(), MARK: "a stranger"}
+    job.watch(launcher.start(["python", SCRIPTS / "hold.py", json.dumps(plan)], env=env))
+    assert job.held("stranger") == job.process.pid
+    return job
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+def test_torchrun_is_told_to_end(make_job: MakeJob, stranger: Job, leak_mark: str, number: int) -> None:
+    """Ranks, template and standbys end with it; its exit status is torchrun's own."""
+    points = [point("zero", 0, "run"), point("one", 1, "run")]
+    job = make_job(2).start("hold.py", {"points": points, "commits": True})
+    job.held("zero")
+    job.held("one")
+    job.warm()
+    job.process.send_signal(number)
+    assert job.end() == (-number if number == signal.SIGKILL else 1)
+    await_none(leak_mark, "these outlive torchrun")
+    assert stranger.process.poll() is None
+    stranger.release("stranger")
+    assert stranger.end() == 0
+
+
+def test_the_budget_is_spent(make_job: MakeJob) -> None:
+    """The second fault ends the job, and torchrun's report names the rank that failed as the root cause."""
+    points = [point("one", 1, "run"), point("again", 1, "run"), point("zero", 0, "run"), point("zero again", 0, "run")]
+    env: dict[str, str | None] = {"TASKD_MAX_RESTARTS": "1", "TASKD_STANDBY": "0"}
+    job = make_job(2).start("hold.py", {"points": points}, env=env)
+    job.held("zero")
+    job.kill("one")
+    assert job.recovered(1)["restart"]
+    job.held("zero again")
+    (killed,) = job.kill("again")
+    assert job.end() == 1
+    assert job.named("stopped")[-1]["reason"] == "all 1 restarts of the job are spent (--max_restarts)"
+    assert "all 1 restarts of the job are spent" in job.output
+    report = job.output[job.output.index("Root Cause") :]
+    assert f"(pid: {killed})  (SIGKILL)" in report
+    assert "rank      : 1 (local_rank: 1)" in report
+
+
+@pytest.mark.parametrize("spelling", ["--max_restarts=0", "--max-restarts=0", "PET_MAX_RESTARTS"])
+def test_no_restart_is_allowed(make_job: MakeJob, spelling: str) -> None:
+    """0 counts if it was asked for: on the command line, or as torchrun's variable. The script's own words do not."""
+    points = [point("one", 1, "run")]
+    options, env = (("--standalone", spelling), {}) if "=" in spelling else (("--standalone",), {spelling: "0"})
+    job = make_job(2).start("hold.py", {"points": points}, options=options, env={**env, "TASKD_STANDBY": "0"})
+    job.kill("one")
+    assert job.end() == 1
+    assert "all 0 restarts of the job are spent" in job.output
+    assert not job.named("recovered")

@@ -1,0 +1,84 @@
+"""Ranks of a resilient script are killed: the others keep their processes, and the weights are those of no fault."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.e2e.conftest import STEPS, MakeJob
+from tests.e2e.job import Job
+from tests.e2e.plan import point
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
+Same = Callable[[Job], None]
+
+
+def test_warm_ranks_take_over(make_job: MakeJob, same: Same) -> None:
+    """One rank, rank 0, and two at once. No `--max_restarts` is given: none is needed."""
+    points = [
+        point("one", 1, 4, "forward"),
+        point("zero", 0, 6, "begin"),
+        point("two", 1, 8, "forward"),
+        point("three", 2, 8, "begin"),
+    ]
+    job = make_job(3).start("train.py", {"steps": STEPS, "points": points})
+    for number, names in enumerate([("one",), ("zero",), ("two", "three")], start=1):
+        job.warm()
+        before = job.pids
+        victims = set(job.kill(*names))
+        record = job.recovered(number)
+        assert set(record["kept"].values()) == set(before.values()) - victims
+        assert set(record["replaced"]) == {str(rank) for rank, pid in before.items() if pid in victims}
+        assert all(record["warm"].values()), "a standby took over"
+        assert not record["restart"]
+        assert record["target_step"] == [3, 5, 7][number - 1]
+    assert job.end() == 0
+    same(job)
+
+
+def test_kills_during_a_recovery(make_job: MakeJob, same: Same) -> None:
+    """A newcomer dies while it sets itself up, a donor while it gives its state: each is part of the same recovery."""
+    points = [
+        point("first", 1, 4, "begin"),
+        point("setting up", 1, "newcomer"),
+        point("second", 2, 6, "begin"),
+        point("giving", 0, 5, "giving"),
+    ]
+    job = make_job(3).start("train.py", {"steps": STEPS, "points": points})
+    job.kill("first")
+    job.kill("setting up")
+    record = job.recovered(1)
+    assert (record["kept"].keys(), record["replaced"].keys()) == ({"0", "2"}, {"1"})
+    before = job.pids
+    job.kill("second")
+    job.kill("giving")
+    record = job.recovered(2)
+    assert record["kept"] == {"1": before[1]}
+    assert record["replaced"].keys() == {"0", "2"}
+    assert record["attempts"] == 2
+    assert job.end() == 0
+    same(job)
+
+
+def test_first_and_last_steps(make_job: MakeJob, same: Same) -> None:
+    """Ranks die before anything was committed, around a commit near the end, and after the last collective."""
+    points = [
+        point("first", 1, 1, "forward"),
+        point("inside 0", 0, 1, "begin"),
+        point("inside 2", 2, 1, "begin"),
+        point("stepped", 0, STEPS - 1, "stepped"),
+        point("committed", 2, STEPS - 1, "committed"),
+        point("end", 1, "end"),
+    ]
+    job = make_job(3).start("train.py", {"steps": STEPS, "points": points})
+    for name in ("inside 0", "inside 2"):
+        job.held(name)
+        job.release(name)
+    for number, names in enumerate([("first",), ("stepped", "committed"), ("end",)], start=1):
+        victims = set(job.kill(*names))
+        record = job.recovered(number)
+        assert len(record["kept"]) == 3 - len(victims), names
+        assert victims.isdisjoint(record["kept"].values())
+        assert record["target_step"] == [0, STEPS - 1, STEPS][number - 1]
+    assert job.end() == 0
+    assert "not known to this rank" not in job.output, "random numbers of step 0 were put down too"
+    same(job)

@@ -1,0 +1,89 @@
+"""Managers that are absent, late, of another secret, or gone: the job is never worse off than under plain torchrun."""
+
+import socket
+
+import pytest
+
+from tests.e2e.conftest import MakeJob
+from tests.e2e.job import Job, Process
+from tests.e2e.plan import point
+
+pytestmark = pytest.mark.timeout(120)
+
+STOCK = "torchrun's own behaviour takes over; taskd keeps trying"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def served_at(port: int, wait_s: float = 1) -> dict[str, str | None]:
+    return {"TASKD_MANAGER": f"127.0.0.1:{port}", "TASKD_MANAGER_WAIT_S": f"{wait_s:g}", "TASKD_STANDBY": "0"}
+
+
+def test_nobody_listens_and_a_rank_is_killed(make_job: MakeJob) -> None:
+    """One warning; the first fault then restarts the whole group, as torchrun does, with torchrun's own budget."""
+    job = make_job(2)
+    points = [point("one", 1, "run"), point("zero", 0, "run")]
+    job.start("hold.py", {"points": points}, options=("--standalone", "--max_restarts=1"), env=served_at(free_port()))
+    job.says(STOCK)
+    job.kill("one")
+    assert job.end() == 0
+    assert job.output.count(STOCK) == 1
+    assert "no manager answers at 127.0.0.1" in job.output
+    assert job.output.count("ends\n") == 2
+    assert sorted(path.name for path in job.folder.glob("seen-*")) == ["seen-0-0", "seen-0-1", "seen-1-0", "seen-1-1"]
+
+
+def test_another_secret(make_job: MakeJob) -> None:
+    """The reason is said, the job completes."""
+    job = make_job(2)
+    port = free_port()
+    manager = start_manager(job, port, secret="s" * 32)
+    points = [point("one", 1, "run")]
+    job.start("hold.py", {"points": points}, env={**served_at(port), "TASKD_SECRET": "t" * 32})
+    job.says(STOCK)
+    job.release("one")
+    assert job.end() == 0
+    assert job.output.count(STOCK) == 1
+    assert "secret" in job.output[: job.output.index(STOCK)]
+    manager.terminate()
+    assert manager.wait(20) == 0
+
+
+def test_a_manager_that_comes_late_and_one_that_is_replaced(make_job: MakeJob) -> None:
+    """taskd takes over when the manager answers; another one goes on where the first stopped, budget and all."""
+    job = make_job(2)
+    port = free_port()
+    points = [point("one", 1, "run"), point("zero", 0, "run"), point("again", 1, "run"), point("over", 1, "run")]
+    job.start("hold.py", {"points": points}, env=served_at(port))
+    job.says(STOCK)
+    first = start_manager(job, port)
+    job.says("the manager answers: taskd recovers again")
+    job.kill("one")
+    job.recovered(1)
+    first.kill()
+    assert first.wait(20) == -9
+    second = start_manager(job, port)
+    job.wait(lambda: job.named("manager started")[1:], "the second manager")
+    job.wait(lambda: job.events[-1]["event"] == "processes", "its view of the job")
+    job.kill("again")
+    record = job.recovered(2)
+    assert record["generation"] > job.recovered(1)["generation"]
+    job.release("over")
+    assert job.end() == 0
+    assert second.wait(20) == 0
+
+
+def start_manager(job: Job, port: int, secret: str | None = None) -> Process:
+    """The seed's way: `python manager.py`, for so many ranks."""
+    program = job.folder / f"manager-{len(list(job.folder.glob('manager-*')))}.py"
+    program.write_text(
+        "from taskd.api import init_taskd_manager, start_taskd_manager\n"
+        f"assert init_taskd_manager({{'job_id': 'default', 'node_nums': 1, 'proc_per_node': {job.ranks}}})\n"
+        "assert start_taskd_manager()\n"
+    )
+    env = {**job.environment(), "TASKD_MANAGER_PORT": str(port), "TASKD_SECRET": secret}
+    return job.launcher.start(["python", program], env=env)
