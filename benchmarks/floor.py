@@ -1,11 +1,12 @@
 """The floor under a recovery: what is left when nothing has to be found out or agreed upon.
 
-Method: bare processes, no torchrun and no taskd. Four ranks train the model of `scripts/train.py`; a fifth process is in
-reserve, with torch imported, the model and the optimizer built and stepped once. All gradients travel in one all-reduce, without DDP. The
-parent hosts the TCPStore, so that it is known and outlives every rank. It kills a rank, sees the death through a pidfd,
-and writes one line with rank and generation to the reserve's pipe, and one to each survivor's. Survivors come out of the
-broken all-reduce with gloo's own error, destroy the group, and read their line. All four make the group anew under the
-generation's prefix, do one all-reduce (of the step's number), and one step. The time is that from the kill to the last rank's commit.
+Method: bare processes, no torchrun and no taskd. Four ranks train the model of `scripts/train.py`; a fifth process is
+in reserve, with torch imported, and model and optimizer built and stepped once. All gradients travel in one all-reduce,
+without DDP. The parent hosts the TCPStore, so that it is known and outlives every rank. It kills a rank, sees the death
+through a pidfd, and writes one line with rank and generation to the pipes of the reserve and of each survivor. The
+survivors come out of the broken all-reduce with gloo's own error, destroy the group, and read their line. All four make
+the group anew under the generation's prefix, do one all-reduce (of the step's number), and one step. The time is that
+from the kill to the last rank's commit.
 
 Left out, compared with a real recovery: the news through agent and manager, leaving collectives that gloo does not
 break by itself, the user's set-up in the new process, DDP's buckets, and the transfer of the state.
@@ -37,7 +38,7 @@ TIMEOUT = timedelta(seconds=LIMIT_S)
 
 
 def floor_s(directory: Path, ranks: int, step_ms: float, chance: random.Random) -> float:
-    """Measure once: seconds from the kill of a random rank to the first step that all ranks of the new world committed."""
+    """Measure once: seconds from the kill of a random rank to the last rank's first step in the new world."""
     logs = StepLogs(directory, ranks)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
     with _processes(ranks + 1, store.port, ranks, step_ms, directory) as processes:

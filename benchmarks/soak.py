@@ -2,15 +2,15 @@
 
     python -m benchmarks.soak --faults 200 --json
 
-Method. `scripts/train.py` runs with 4 ranks as the seed's scripts start it, `python manager.py` beside torchrun. As soon
-as the world of the last recovery has made a step and a warm process waits, a random rank is killed with SIGKILL at a
-random moment within `--moment-ms`; now and then two ranks at once. One rank, the witness, is spared, so that one process
-lives through all recoveries; its descriptors, threads and memory are compared, and those of the torchrun process (the
-agent) and of the manager: before the first fault and after the last recovery, and at some faults in between.
+Method. `scripts/train.py` runs with 4 ranks as the seed's scripts start it, `python manager.py` beside torchrun. As
+soon as the world of the last recovery has made a step and a warm process waits, a random rank is killed with SIGKILL at
+a random moment within `--moment-ms`; now and then two ranks at once. One rank, the witness, is spared, so that one
+process lives through all recoveries. Its descriptors, threads and memory are compared, and those of the torchrun
+process (the agent) and of the manager: before the first fault, after the last recovery, and at some faults in between.
 
-A fault counts as recovered when the journal has its recovery in place: a new process for each killed rank, the very same
-processes for all others, training on at the step where it stopped. At the end the job is told its last step. A second
-run trains as many steps under plain torchrun, undisturbed, and the weights of the two are compared bit for bit.
+A fault counts as recovered when the journal has its recovery in place: a new process for each killed rank, the very
+same processes for all others, training on at the step where it stopped. At the end the job is told its last step. A
+second run trains as many steps under plain torchrun, undisturbed, and the weights of the two are compared bit for bit.
 
 In the last line `fds`, `threads` and `rss_mb` are `[first, last]` of the witness; `agent` and `manager` hold theirs.
 """

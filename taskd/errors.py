@@ -1,4 +1,4 @@
-"""The one error tree. The type says who is to blame; the message says what was found, what was expected, and the remedy."""
+"""The one error tree. The type says who is to blame; the message what was found, what was expected, and the remedy."""
 
 
 class TaskdError(Exception):
@@ -46,4 +46,4 @@ class RestoreError(RecoveryError):
 
 
 class TransitionError(TaskdError):
-    """An event came in a phase whose table does not know it. Nothing has changed. A bug in taskd: please report the trace."""
+    """An event came in a phase whose table does not know it. Nothing has changed. A bug in taskd: please report it."""

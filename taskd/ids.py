@@ -7,7 +7,7 @@ NodeRank = NewType("NodeRank", int)
 GlobalRank = NewType("GlobalRank", int)
 LocalRank = NewType("LocalRank", int)
 Generation = NewType("Generation", int)
-"""Number of a world of ranks; 0 is the first. Raised by one for each attempt to build a world; every message carries it."""
+"""Number of a world of ranks; 0 is the first, raised by one for each attempt to build one. Every message carries it."""
 Incarnation = NewType("Incarnation", int)
 """Number of a process that holds one rank; 0 is the first, raised by one for each replacement."""
 Step = NewType("Step", int)

@@ -3,8 +3,8 @@
 Rules:
 
 1. The batch of a step is a function of step and rank. Dropout makes the random numbers matter.
-2. Every rank appends what it does to `RECORD/rank-R.log`, a line at a time: `start PID TIME`, then `step PID STEP TIME` for
-   each committed step. Times are CLOCK_MONOTONIC seconds.
+2. Every rank appends what it does to `RECORD/rank-R.log`, a line at a time: `start PID TIME`, then
+   `step PID STEP TIME` for each committed step. Times are CLOCK_MONOTONIC seconds.
 3. With `--checkpoint` rank 0 saves every step and all ranks begin from what they find: what stock torchrun needs.
 4. Training ends at `--steps`, or at the step that stands in `--stop-file` once that file is there. Whoever writes the
    file names a step that no rank can have reached.

@@ -64,7 +64,7 @@ _to_local: Final[_Decoder[ToLocal]] = msgspec.msgpack.Decoder(ToLocal)
 def encode(message: Message) -> bytes:
     """The frame of one message.
 
-    Raises `BadFrameError` if the frame would be larger than its link allows, or if a text or number in the message has no
+    Raises `BadFrameError` if the frame would be larger than its link allows, or if a text or number in it has no
     msgpack form (text with bytes that are not UTF-8, as in some environments; integers beyond 64 bits).
     """
     limit = MAX_FRAME_BYTES if isinstance(message, NodeStatus | Directive | Refusal) else MAX_LOCAL_BYTES

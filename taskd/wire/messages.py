@@ -102,7 +102,7 @@ class Order(Enum):
 
 
 class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """The process wanted for one rank; an agent whose process has a lower incarnation fences it and starts a new one."""
+    """The process wanted for one rank; an agent whose process is of a lower incarnation fences it and starts one."""
 
     rank: int
     incarnation: int
@@ -185,7 +185,7 @@ class Abandon(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Become(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Agent to standby: take a rank. `env` replaces the environment, `argv` is `["script.py", …]` or `["-m", "mod", …]`."""
+    """Agent to standby: take a rank. `env` replaces the environment, `argv` is `["script.py", …]` or `["-m", …]`."""
 
     env: dict[str, str]
     argv: tuple[str, ...]

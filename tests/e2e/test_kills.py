@@ -1,6 +1,9 @@
 """Ranks of a resilient script are killed: the others keep their processes, and the weights are those of no fault."""
 
+import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -13,14 +16,17 @@ Same = Callable[[Job], None]
 
 
 def test_warm_ranks_take_over(make_job: MakeJob, same: Same) -> None:
-    """One rank, rank 0, and two at once. No `--max_restarts` is given: none is needed."""
+    """One rank, rank 0, and two at once. No `--max_restarts` is given: none is needed.
+
+    The processes of a dead rank's data loader are dead after the recovery, those of the others live.
+    """
     points = [
         point("one", 1, 4, "forward"),
         point("zero", 0, 6, "begin"),
         point("two", 1, 8, "forward"),
         point("three", 2, 8, "begin"),
     ]
-    job = make_job(3).start("train.py", {"steps": STEPS, "points": points})
+    job = make_job(3).start("train.py", {"steps": STEPS, "points": points, "loaders": True})
     for number, names in enumerate([("one",), ("zero",), ("two", "three")], start=1):
         job.warm()
         before = job.pids
@@ -28,11 +34,19 @@ def test_warm_ranks_take_over(make_job: MakeJob, same: Same) -> None:
         record = job.recovered(number)
         assert set(record["kept"].values()) == set(before.values()) - victims
         assert set(record["replaced"]) == {str(rank) for rank, pid in before.items() if pid in victims}
+        for pid in before.values():
+            assert loaders_live(job, pid) == {pid not in victims}
         assert all(record["warm"].values()), "a standby took over"
         assert not record["restart"]
         assert record["target_step"] == [3, 5, 7][number - 1]
     assert job.end() == 0
     same(job)
+
+
+def loaders_live(job: Job, pid: int) -> set[bool]:
+    """Whether the processes of a rank's data loader are alive. A dead one may not have been waited for yet."""
+    workers = json.loads((job.folder / f"loaders-{pid}").read_text())
+    return {Path(f"/proc/{worker}/cwd").is_symlink() and os.readlink(f"/proc/{worker}/cwd") != "" for worker in workers}
 
 
 def test_kills_during_a_recovery(make_job: MakeJob, same: Same) -> None:

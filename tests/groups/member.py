@@ -99,7 +99,7 @@ def rounds() -> None:
 
 
 def new_groups_after() -> None:
-    """Groups made after a rebuild get new names; destroyed ones are not made again; sub-collectives find them by name."""
+    """Groups made after a rebuild get new names; destroyed ones are not made again; collectives find them by name."""
     from torch.distributed import _functional_collectives as functional
 
     begin()

@@ -5,8 +5,8 @@ Rules:
 1. A replicated part is equal on all ranks, and a donor's copy is good for everybody: model, optimizer, scheduler …
 2. A position part differs from rank to rank and goes into the rank's position file: samplers and data loaders.
 3. A part that cannot be saved and loaded is refused at once, by name.
-4. A data loader draws a seed from torch's global generator whenever it is iterated, and the training function iterates it
-   anew after each recovery. Making an iterator of a loader that is a part leaves the generator as it was.
+4. A data loader draws a seed from torch's global generator whenever it is iterated, and the training function
+   iterates it anew after each recovery. Making an iterator of a loader that is a part leaves the generator as it was.
 """
 
 from typing import Any

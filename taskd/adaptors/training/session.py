@@ -7,8 +7,8 @@ Rules:
 2. What it raises is a fault of the job if the agent has asked for a pause, or if it is a `RuntimeError` (all that torch
    raises when a peer is gone). Anything else is the script's own and goes on up.
 3. An exception is let go of, with its frames, before a new world is formed: it holds the activations of a whole step.
-4. The process has one `Runtime` (groups, shim, link), made when torch has been imported; a newcomer's sets the script up
-   alone until the first resilient function is reached.
+4. The process has one `Runtime` (groups, shim, link), made when torch has been imported; a newcomer's sets the script
+   up alone until the first resilient function is reached.
 """
 
 import functools

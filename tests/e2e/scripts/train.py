@@ -9,6 +9,7 @@ import torch.distributed as dist
 from points import FOLDER, PLAN, note, rank, reach
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 import taskd
 
@@ -44,9 +45,17 @@ class Loader:
         self.at = state["at"]
 
 
+def read_ahead() -> object:
+    """A data loader with processes of its own."""
+    loader = DataLoader(range(64), num_workers=2, persistent_workers=True, generator=torch.Generator())
+    batches = iter(loader)
+    next(batches)
+    note(f"loaders-{os.getpid()}", json.dumps([worker.pid for worker in batches._workers]))
+    return batches
+
+
 def main() -> None:
     torch.set_num_threads(1)
-    reach("import")
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Dropout(0.3), nn.Linear(24, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -54,6 +63,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     torch.manual_seed(1 + rank())
     state = taskd.TrainState(model=model, optimizer=optimizer, giver=Giver(), loader=Loader())
+    batches = read_ahead() if PLAN.get("loaders") else None
     state.giver.step = lambda: state.step
     reach("newcomer" if os.environ.get("TASKD_JOINS") == "on" else "setup")
 
@@ -74,7 +84,7 @@ def main() -> None:
         reach("end")
 
     train()
-    reach("after")
+    del batches
     digest = hashlib.sha256()
     for parameter in [*network.parameters(), *(t for s in optimizer.state.values() for t in s.values())]:
         digest.update(parameter.detach().numpy().tobytes())
