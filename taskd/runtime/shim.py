@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import taskd
 from taskd.errors import ShimError
 
 _REINSTALL = "reinstall taskd, or run `python csrc/build_libs.py` in its source tree"
@@ -39,7 +38,7 @@ _REASONS = {
 
 def library_path(name: str = "libtaskd_core.so") -> Path:
     """Where the installed `libtaskd.so` (for LD_PRELOAD) or `libtaskd_core.so` is, whether or not it is there."""
-    return Path(taskd.__file__).resolve().parent / "python" / "cython_api" / "libs" / name
+    return Path(__file__).resolve().parents[1] / "python" / "cython_api" / "libs" / name
 
 
 @cache
