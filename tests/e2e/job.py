@@ -170,6 +170,14 @@ def await_none(mark: str, what: str, limit_s: float = 30.0) -> None:
         time.sleep(LOOK_S)
 
 
+def lives(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not waited for yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 def command_of(pid: int) -> str:
     """A process's command line, for a message."""
     try:

@@ -1,14 +1,12 @@
 """Ranks of a resilient script are killed: the others keep their processes, and the weights are those of no fault."""
 
 import json
-import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import STEPS, MakeJob
-from tests.e2e.job import Job
+from tests.e2e.job import Job, lives
 from tests.e2e.plan import point
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
@@ -44,9 +42,8 @@ def test_warm_ranks_take_over(make_job: MakeJob, same: Same) -> None:
 
 
 def loaders_live(job: Job, pid: int) -> set[bool]:
-    """Whether the processes of a rank's data loader are alive. A dead one may not have been waited for yet."""
-    workers = json.loads((job.folder / f"loaders-{pid}").read_text())
-    return {Path(f"/proc/{worker}/cwd").is_symlink() and os.readlink(f"/proc/{worker}/cwd") != "" for worker in workers}
+    """Whether the processes of a rank's data loader run."""
+    return {lives(worker) for worker in json.loads((job.folder / f"loaders-{pid}").read_text())}
 
 
 def test_kills_during_a_recovery(make_job: MakeJob, same: Same) -> None:
