@@ -1,0 +1,161 @@
+"""What taskd costs a job in which nothing fails.
+
+    python -m benchmarks.overhead --json
+
+- `step_overhead`: how much longer a step of 10 ms takes with taskd, as a share. A worker of a real job, with agent,
+  control thread, black box and position file, trains in turns of a few steps: with taskd's hooks and a commit after
+  each step, then without them, then again (see `scripts/steps.py`). A turn counts with the median of its steps, a pair
+  of turns with the quotient of the two, and the figure is the median of all pairs, less 1. `step_overhead_cpu` is the
+  same from the processor time of the training thread. Two jobs side by side, one under plain torchrun, cannot show it:
+  two plain ones were seen to differ by 5 to 30 % by mere chance, since their memory lies differently.
+- `commit_us`: median of `state.commit()` in those turns. The step before has emptied the caches of the processor, as a
+  real one does. `commit_standalone_us` is the same in a loop, without an agent (see `commit.py`).
+- `constructor_us`: what the preloaded gate costs a process in which it is inert (see `constructor.py`).
+- `background`: processor time beside the steps, as a share of one core: torchrun, manager, warm processes and the other
+  threads of the worker, from /proc; and the same for plain torchrun.
+
+The work is that of one rank: what taskd adds to a step is local to a rank and does not depend on their number.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.commit import commit_us
+from benchmarks.constructor import constructor_us
+from benchmarks.job import (
+    ROOT,
+    BenchmarkError,
+    Job,
+    Journal,
+    say,
+    started,
+    stock_environment,
+    taskd_environment,
+    torchrun,
+)
+
+SCRIPT = ROOT / "benchmarks" / "scripts" / "steps.py"
+START_LIMIT_S = 120
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def measure_job(directory: Path, args: argparse.Namespace, *, taskd: bool) -> tuple[dict[str, list[float]], float]:
+    """Run one job: what its worker found, and the background's share of a core."""
+    directory.mkdir()
+    go, out = directory / "go", directory / "out.json"
+    os.mkfifo(go)
+    words: list[object] = ["--go", go, "--out", out, "--pairs", args.pairs, "--steps", args.steps]
+    env = taskd_environment(directory / "run") if taskd else stock_environment()
+    command = torchrun(SCRIPT, words if taskd else [*words, "--plain"], 1)
+    with started(command, env, directory / "job.log") as job:
+        if taskd:
+            journal = Journal(directory / "run")
+            job.await_until(lambda: journal.warm, "a warm process", START_LIMIT_S)
+        go.write_bytes(b"go")  # blocks until the rank has come as far
+        begun_s, used_s = time.monotonic(), background_s(job)
+        last_s, last_used_s = begun_s, used_s
+        while not job.ended:
+            if not out.exists():
+                last_s, last_used_s = time.monotonic(), background_s(job)
+            time.sleep(0.1)
+        job.wait(0)
+    found: dict[str, list[float]] = json.loads(out.read_text())
+    return found, (last_used_s - used_s) / max(last_s - begun_s, 1e-3)
+
+
+def background_s(job: Job) -> float:
+    """Processor time of all threads of a job but the one that trains."""
+    processes = [_stat(f"/proc/{pid}/stat") for pid in _tree(job.pid)]
+    total = sum(sum(map(int, fields[11:15])) for fields in processes if fields)
+    trainer = next((pid for pid in _tree(job.pid) if SCRIPT.name in _command(pid) and pid != job.pid), None)
+    thread = _stat(f"/proc/{trainer}/task/{trainer}/stat")
+    return (total - sum(map(int, thread[11:13]))) / _TICKS_PER_S
+
+
+def _tree(root: int) -> list[int]:
+    """A process and its descendants."""
+    children: dict[int, list[int]] = {}
+    for directory in Path("/proc").glob("[0-9]*"):
+        fields = _stat(f"{directory}/stat")
+        if fields:
+            children.setdefault(int(fields[1]), []).append(int(directory.name))
+    found, todo = [], [root]
+    while todo:
+        found.append(todo.pop())
+        todo += children.get(found[-1], [])
+    return found
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def _stat(path: str) -> list[str]:
+    """The fields from the state on; none if the process has gone."""
+    try:
+        return Path(path).read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def measure(directory: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """All figures: the last line."""
+    found: dict[str, list[float]] = {"wall": [], "cpu": [], "commit_us": [], "step_us": [], "background": []}
+    for repeat in range(args.repeats):
+        figures, share = measure_job(directory / f"taskd-{repeat}", args, taskd=True)
+        for name, values in {**figures, "background": [share]}.items():
+            found[name] += values
+        entry = {name: round(statistics.median(values), 5) for name, values in figures.items()}
+        say(args.json, {"repeat": repeat, **entry}, f"repeat {repeat}: {entry}")
+    _, plain = measure_job(directory / "plain", args, taskd=False)
+    median = {name: statistics.median(values) for name, values in found.items()}
+    return {
+        "commit_us": round(median["commit_us"], 2),
+        "step_overhead": round(median["wall"] - 1, 5),
+        "constructor_us": round(constructor_us(args.samples), 1),
+        "step_overhead_cpu": round(median["cpu"] - 1, 5),
+        "commit_standalone_us": round(commit_us(), 2),
+        "step_ms": round(median["step_us"] / 1000, 2),
+        "background": {"taskd": round(median["background"], 4), "torchrun": round(plain, 4)},
+        "pairs": len(found["wall"]),
+    }
+
+
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3, help="jobs (default 3)")
+    parser.add_argument("--pairs", type=int, default=250, help="of turns in a job (default 250)")
+    parser.add_argument("--steps", type=int, default=5, help="of a turn (default 5)")
+    parser.add_argument("--samples", type=int, default=200, help="processes for constructor_us (default 200)")
+    parser.add_argument("--json", action="store_true", help="print JSON lines")
+    return parser.parse_args(words)
+
+
+def main(words: list[str] | None = None) -> int:
+    """Measure; 1 if what was to be measured did not happen, with the logs kept."""
+    args = arguments(words)
+    directory = Path(tempfile.mkdtemp(prefix="taskd-bench-"))
+    try:
+        result = measure(directory, args)
+    except BenchmarkError as error:
+        print(f"benchmark: {error}", file=sys.stderr)
+        return 1
+    say(args.json, result, "\n".join(f"{name}: {value}" for name, value in result.items()))
+    shutil.rmtree(directory)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
