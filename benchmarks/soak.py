@@ -125,8 +125,9 @@ class Soak:
         time.sleep(self._chance.uniform(0, self._args.moment_ms / 1000))  # the random moment of the fault
         before = self._journal.pids
         done = self._journal.count("recovered")
-        count = 2 if self._chance.random() < self._args.pairs else 1
-        victims = tuple(sorted(self._chance.sample([rank for rank in before if rank != self._witness], count)))
+        mortal = [rank for rank in before if rank != self._witness]
+        count = 2 if self._chance.random() < self._args.pairs and len(mortal) > 1 else 1
+        victims = tuple(sorted(self._chance.sample(mortal, count)))
         for rank in victims:
             os.kill(before[rank], signal.SIGKILL)
         job.await_until(

@@ -87,6 +87,10 @@ def _milliseconds(timeout_s: float | None) -> int:
     return -1 if timeout_s is None else max(0, ceil(timeout_s * 1000))
 
 
+class BoxClosedError(ShimError):
+    """A box is used after it was closed."""
+
+
 class Box:
     """The agent's side of one worker's box. Threads may share it; `close` ends the waits of all of them."""
 
@@ -116,7 +120,7 @@ class Box:
     def _in_use(self) -> Iterator[Any]:
         with self._idle:
             if self._handle is None:
-                raise ShimError(f"black box {self.path} is used after it was closed; close it last")
+                raise BoxClosedError(f"black box {self.path} is used after it was closed; close it last")
             handle = self._handle
             self._users += 1
         try:
@@ -153,8 +157,11 @@ class Box:
 
         A box that nobody has claimed is waited for too. An exec of the owner counts as a death.
         """
-        with self._in_use() as handle:
-            return bool(core().taskd_box_await_death(handle, _milliseconds(timeout_s)) == 1)
+        try:
+            with self._in_use() as handle:
+                return bool(core().taskd_box_await_death(handle, _milliseconds(timeout_s)) == 1)
+        except BoxClosedError:
+            return False
 
     def command(self, command: Command, timeout_s: float = 1.0) -> int:
         """Have the worker's core do it; return its count. Raises `ShimError` if the owner is absent, dead or silent."""

@@ -83,8 +83,9 @@ class Crew:
     # ---- one process
 
     def start(self, node: Node, action: Start) -> None:
-        """Start a rank's new process; if a standby is on its way, when it arrives."""
+        """Start a rank's new process; if a standby is on its way, when it arrives. Only the newest order counts."""
         host = self._need_host()
+        self._waiting = deque(entry for entry in self._waiting if entry[0].rank != action.rank)
         warm = host.command(self._local[action.rank]).python
         standby = self._pool.take() if warm else None
         if standby is None and warm and self._pool.pending:

@@ -25,6 +25,11 @@ _EXIT_CODE_FIELD = 52
 class LifeFutex(Protocol):
     """The black box of one process, as far as its death goes."""
 
+    @property
+    def closed(self) -> bool:
+        """Whether it tells nothing any more."""
+        ...
+
     def await_death(self, timeout_s: float) -> bool:
         """Whether the process's beat thread has ended, waiting for it at most so long."""
         ...
@@ -94,7 +99,7 @@ class DeathWatch:
         return self._pids.pop(pidfd)
 
     def _await(self, pid: int, life: LifeFutex) -> None:
-        while not self._closed.is_set():
+        while not (self._closed.is_set() or life.closed):
             if life.await_death(0.5):
                 self._dying.append(pid)
                 os.eventfd_write(self._wake, 1)

@@ -10,8 +10,8 @@ import json
 import logging
 import re
 import time
+from io import FileIO
 from pathlib import Path
-from typing import IO
 
 from taskd.core.record import FaultRecord
 
@@ -23,10 +23,10 @@ class Journal:
 
     def __init__(self, run_dir: Path, job_id: str) -> None:
         self.path = run_dir / re.sub(r"[^\w.-]", "_", job_id) / "journal.jsonl"
-        self._file: IO[str] | None = None
+        self._file: FileIO | None = None
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._file = self.path.open("a", buffering=1, encoding="utf-8")
+            self._file = self.path.open("ab", buffering=0)
         except OSError as error:
             self._fail(error)
 
@@ -36,7 +36,7 @@ class Journal:
             return
         entry = {"event": event, "unix_s": round(time.time(), 6), "monotonic_s": round(time.monotonic(), 6), **fields}
         try:
-            self._file.write(json.dumps(entry) + "\n")
+            self._file.write(json.dumps(entry).encode() + b"\n")
         except OSError as error:
             self._fail(error)
 
@@ -48,7 +48,7 @@ class Journal:
 
     def _fail(self, error: OSError) -> None:
         logger.error("no journal from here on: %s cannot be written (%s); set TASKD_RUN_DIR", self.path, error.strerror)
-        self._file = None
+        self.close()
 
 
 def as_fields(record: FaultRecord) -> dict[str, object]:

@@ -43,7 +43,8 @@ class Manager:
 
         """
         self._config = config
-        self._core = _fresh_core(config)
+        # Its directives must count as newer than those of every manager that this job had before.
+        self._core = Recovery(config.policy, sequence=time.time_ns() // 1_000_000)
         self._socket = ManagerSocket(config.listen, config.security)
         self._journal = Journal(config.run_dir, config.job_id)
         self._peers: dict[int, tuple[Peer, str]] = {}
@@ -105,7 +106,6 @@ class Manager:
             self._socket.send(peer, Refusal(reason=refusal))
             return
         self._peers[status.node_rank] = (peer, status.agent_id)
-        self._follow(status)
         before = self._directive
         try:
             self._perform(self._core.hear(status, time.monotonic()))
@@ -128,13 +128,6 @@ class Manager:
         if not 0 <= status.node_rank < policy.node_count:
             return f"found node rank {status.node_rank}, expected 0 to {policy.node_count - 1}"
         return None
-
-    def _follow(self, status: NodeStatus) -> None:
-        """An agent that went on without a manager knows a newer world than we do: begin anew from what it carries."""
-        if status.generation > self._core.world.generation and self._core.directive is not None:
-            logger.warning("node %d carries generation %d: the manager follows", status.node_rank, status.generation)
-            budget, self._core = self._core.budget, _fresh_core(self._config)
-            self._core.budget = budget
 
     def _note(self, status: NodeStatus) -> None:
         """Put down what has changed since the node's last report."""
@@ -183,11 +176,6 @@ class Manager:
         logger.log(logging.ERROR if action.exit_code else logging.INFO, "the job has ended: %s", action.reason)
         fault = as_fields(action.record) if action.record is not None else {}
         self._journal.write("stopped", reason=action.reason, exit_code=action.exit_code, fault=fault)
-
-
-def _fresh_core(config: ManagerConfig) -> Recovery:
-    """A core whose directives count as newer than those of every manager that this job had before."""
-    return Recovery(config.policy, sequence=time.time_ns() // 1_000_000)
 
 
 def embedded_config(config: AgentConfig, ranks_per_node: int) -> ManagerConfig:

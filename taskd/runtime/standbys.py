@@ -29,6 +29,7 @@ class StandbyPool:
         self._start_template = start_template
         self._template_pid: int | None = None
         self._template: Peer | None = None
+        self._opened = False
         self._ready = False
         self._forks = True
         self._idle: list[Peer] = []
@@ -51,7 +52,8 @@ class StandbyPool:
         return self._template_pid
 
     def open(self) -> None:
-        """Start the template, unless there is one or none is wanted."""
+        """Start the template, unless there is one or none is wanted. `refill` starts none before this was called."""
+        self._opened = True
         if self._wanted and self._template_pid is None:
             self._template_pid = self._start_template()
             logger.info("template process %d imports torch to make standbys", self._template_pid)
@@ -102,7 +104,8 @@ class StandbyPool:
         """Ask for as many standbys as are missing, and `extra` ones for ranks that wait."""
         missing = self._wanted + extra - len(self._idle) - self._asked
         if self._template_pid is None:
-            self.open()
+            if self._opened:  # it has died, or has become a rank
+                self.open()
         elif self._ready and self._forks and self._template is not None and missing > 0:
             self._asked += missing
             self._template.send(Fork(count=missing))

@@ -29,7 +29,7 @@ class GroupCall:
         return not self.ranks
 
 
-def fingerprint(calls: list[GroupCall]) -> int:
-    """Return a positive 63-bit number, equal on two ranks whose scripts made the same groups in the same order."""
-    text = "\n".join(f"{call.name} {call.ranks} {call.backend} {call.tag}" for call in calls)
+def fingerprint(calls: list[GroupCall], section: int) -> int:
+    """Return a positive 63-bit number, equal on ranks that made the same groups and are in the same resilient function."""
+    text = f"{section}\n" + "\n".join(f"{call.name} {call.ranks} {call.backend} {call.tag}" for call in calls)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

@@ -42,12 +42,17 @@ class World:
     Args:
         breaker: what frees this rank from its collectives, normally the shim's; without one gloo's sockets are
             looked up through `/proc`.
+
+    Attributes:
+        generation: that of the present groups.
+        section: which resilient function of the script this rank is in, counted from 1; 0 before the first.
     """
 
     _installed: ClassVar["World | None"] = None
 
     def __init__(self, breaker: Callable[[], object] | None = None) -> None:
         self.generation = 0
+        self.section = 0
         self._breaker = breaker
         self._calls: list[GroupCall] = []
         self._pretended: tuple[int, int] | None = None
@@ -321,14 +326,15 @@ class World:
 
     def _compare(self, calls: list[GroupCall]) -> None:
         """Check over the new default group that all ranks made the same groups; it is its first collective."""
-        mine = torch.tensor([fingerprint(calls)], dtype=torch.int64, device=c10d._get_object_coll_device())
+        device = c10d._get_object_coll_device()
+        mine = torch.tensor([fingerprint(calls, self.section)], dtype=torch.int64, device=device)
         everyone = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
         dist.all_gather(everyone, mine)
         different = [rank for rank, theirs in enumerate(everyone) if not torch.equal(theirs, everyone[0])]
         if different:
             raise RuntimeError(
-                f"ranks {different} made other process groups than rank 0; expected the same calls of new_group on all "
-                "ranks, before the resilient function"
+                f"ranks {different} made other process groups than rank 0, or are in another resilient function; "
+                "expected the same calls of new_group on all ranks, before the only resilient function"
             )
 
 

@@ -149,6 +149,7 @@ class Session:
         else:
             state.begin()
         state.on_commit = self._committed
+        self._runtime.world.section += 1
         link.enter(state.step, state.condition())
 
     def _go_on(self, function: Callable[[], R]) -> R:
