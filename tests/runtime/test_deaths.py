@@ -1,0 +1,124 @@
+"""Deaths of real processes, seen by life futex and by pidfd."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from taskd.runtime.blackbox import Box
+from taskd.runtime.deaths import DeathWatch, Ending, ending_status
+from tests.launch import Launcher
+from tests.runtime.local import LIMIT_S, PROGRAMS, ROOT, readable
+
+pytestmark = pytest.mark.timeout(60)
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def watch() -> Iterator[DeathWatch]:
+    made = DeathWatch()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def box(run_dir: Path) -> Iterator[Box]:
+    made = Box.create(run_dir / "box")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def begin(launcher: Launcher) -> Start:
+    """Starts `dies.py`; it has claimed its box when this returns."""
+
+    def start(box: Box | None, status: str = "wait") -> "subprocess.Popen[bytes]":
+        process = launcher.start(
+            ["python", PROGRAMS / "dies.py", box.path if box else "-", status], env={"PYTHONPATH": str(ROOT)}
+        )
+        end_s = time.monotonic() + LIMIT_S
+        while "ready" not in launcher.output(process):
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
+        return process
+
+    return start
+
+
+def until_gone(watch: DeathWatch) -> list[Ending]:
+    found: list[Ending] = []
+    while not (found and found[-1].gone):
+        assert readable(watch.fileno()), found
+        found += watch.events()
+    return found
+
+
+def test_the_futex_tells_first_and_the_pidfd_after_it(watch: DeathWatch, box: Box, begin: Start) -> None:
+    process = begin(box)
+    watch.watch(process.pid, box)
+    process.kill()
+    assert until_gone(watch) == [Ending(process.pid, gone=False), Ending(process.pid, gone=True)]
+    assert ending_status(process.pid) == -signal.SIGKILL, "known before it is reaped"
+    process.wait()
+    assert ending_status(process.pid) is None
+
+
+def test_a_kill_is_seen_within_50_ms(watch: DeathWatch, begin: Start) -> None:
+    """The best of five, for the machine may be busy; whoever polled would take the half of his period at best."""
+    seen_s = []
+    for _ in range(5):
+        process = begin(None)
+        watch.watch(process.pid, None)
+        killed_s = time.monotonic()
+        process.kill()
+        assert readable(watch.fileno())
+        seen_s.append(time.monotonic() - killed_s)
+        assert watch.events() == [Ending(process.pid, gone=True)]
+    assert min(seen_s) < 0.05
+
+
+def test_without_a_box_the_pidfd_tells(watch: DeathWatch, begin: Start) -> None:
+    process = begin(None, "wait")
+    watch.watch(process.pid, None)
+    process.terminate()
+    assert until_gone(watch) == [Ending(process.pid, gone=True)]
+    assert ending_status(process.pid) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(("status", "known"), [("13", 13), ("0", None)])
+def test_exit_codes(watch: DeathWatch, begin: Start, status: str, known: int | None) -> None:
+    """A failing status is known at once; 0 also means that nothing is known."""
+    process = begin(None, status)
+    watch.watch(process.pid, None)
+    assert until_gone(watch) == [Ending(process.pid, gone=True)]
+    assert ending_status(process.pid) == known
+    assert process.wait() == int(status)
+
+
+def test_one_that_has_been_reaped_cannot_be_watched(watch: DeathWatch, begin: Start) -> None:
+    process = begin(None, "0")
+    process.wait()
+    with pytest.raises(ProcessLookupError):
+        watch.watch(process.pid, None)
+
+
+def test_a_living_process_is_let_go(box: Box, begin: Start) -> None:
+    """`close` ends the waits; the process lives."""
+    watch = DeathWatch()
+    process = begin(box)
+    watch.watch(process.pid, box)
+    watch.close()
+    os.kill(process.pid, 0)
+
+
+def test_a_box_that_is_closed_while_it_is_waited_on(watch: DeathWatch, box: Box, begin: Start) -> None:
+    """The agent discards the box of a process whose futex it still waits on."""
+    process = begin(None)
+    watch.watch(process.pid, box)  # nobody claims it
+    box.close()
+    process.kill()
+    assert until_gone(watch) == [Ending(process.pid, gone=True)]

@@ -1,0 +1,106 @@
+"""The agent's directory in shared memory, and the journal."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from taskd.runtime.journal import Journal
+from taskd.runtime.rankfiles import RankFiles
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def files(run_dir: Path) -> Iterator[RankFiles]:
+    made = RankFiles(run_dir)
+    yield made
+    made.close()
+
+
+def test_only_this_user_may_look(files: RankFiles) -> None:
+    assert stat.S_IMODE(files.directory.stat().st_mode) == 0o700
+    assert str(os.getpid()) in files.directory.name
+    files.close()
+    assert not files.directory.exists()
+
+
+def test_a_box_per_process_and_a_position_per_rank(files: RankFiles) -> None:
+    first = files.prepare(3, 0, 0, joins=False)
+    assert first.blackbox is not None
+    assert first.position is not None
+    first.position.write_text("where it was")
+    second = files.prepare(3, 1, 1, joins=True)
+    assert (second.position, second.position.read_text()) == (first.position, "where it was")  # type: ignore[union-attr]
+    assert second.blackbox != first.blackbox
+    assert files.box(3, 0) is not files.box(3, 1)
+    files.discard(3, 0)
+    files.discard(3, 0)
+    assert (files.box(3, 0), first.blackbox.exists()) == (None, False)
+    files.prepare(3, 2, 2, joins=False)
+    assert not first.position.exists(), "a fresh world begins with an empty one"
+
+
+def test_what_dead_agents_left_is_swept(run_dir: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    shared = Path("/dev/shm")
+    left = shared / f"taskd-{dead.pid}-left"
+    living = shared / f"taskd-{os.getppid()}-lives"
+    strange = shared / "taskd-strange-name"
+    for directory in (left, living, strange):
+        directory.mkdir()
+        (directory / "file").touch()
+    try:
+        RankFiles(run_dir).close()
+        assert [path.exists() for path in (left, living, strange)] == [False, True, True]
+    finally:
+        for directory in (living, strange):
+            (directory / "file").unlink()
+            directory.rmdir()
+
+
+def test_a_box_that_cannot_be_made_costs_the_box_alone(files: RankFiles, caplog: pytest.LogCaptureFixture) -> None:
+    (files.directory / "box-0-0").touch()
+    config = files.prepare(0, 0, 0, joins=False)
+    assert config.blackbox is None
+    assert "rank 0 runs without a black box" in caplog.text
+
+
+def test_a_journal_in_whole_lines(run_dir: Path) -> None:
+    journal = Journal(run_dir, "a job/of us")
+    journal.write("one", pid=5)
+    journal.write("two", reason="ä\nb")
+    journal.close()
+    journal.write("three")
+    assert journal.path == run_dir / "a_job_of_us" / "journal.jsonl"
+    lines = [json.loads(line) for line in journal.path.read_text().splitlines()]
+    assert [(line["event"], line.get("pid"), line.get("reason")) for line in lines] == [
+        ("one", 5, None),
+        ("two", None, "ä\nb"),
+    ]
+
+
+def test_a_journal_that_cannot_be_written(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (run_dir / "file").touch()
+    journal = Journal(run_dir / "file", "job")
+    journal.write("one")
+    journal.write("two")
+    journal.close()
+    assert caplog.text.count("no journal from here on") == 1
+    assert "set TASKD_RUN_DIR" in caplog.text
+
+
+def test_a_disk_that_is_full(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (run_dir / "job").mkdir()
+    (run_dir / "job" / "journal.jsonl").symlink_to("/dev/full")
+    journal = Journal(run_dir, "job")
+    journal.write("one")
+    journal.write("two")
+    journal.close()
+    assert caplog.text.count("no journal from here on") == 1

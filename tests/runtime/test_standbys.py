@@ -1,0 +1,154 @@
+"""The pool of warm processes, with small real processes in the roles of template and standby."""
+
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from taskd.runtime.sockets import Peer
+from taskd.runtime.standbys import StandbyPool
+from taskd.wire.messages import Hello
+from tests.launch import Launcher
+from tests.runtime.local import LIMIT_S, Ear, start
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Nursery:
+    """A pool whose templates have `threads` threads, and what the test needs to feed it."""
+
+    def __init__(self, launcher: Launcher, ear: Ear, threads: int, wanted: int = 2) -> None:
+        self.launcher = launcher
+        self.ear = ear
+        self.threads = threads
+        self.templates: list[subprocess.Popen[bytes]] = []
+        self.pool = StandbyPool(ear.server, wanted, self._start_template)
+
+    def _start_template(self) -> int:
+        self.templates.append(start(self.launcher, "member.py", self.ear.server.path, "template", self.threads))
+        return self.templates[-1].pid
+
+    def hellos(self, count: int) -> list[Peer]:
+        """So many greetings reach the pool."""
+        peers = []
+        for _ in range(count):
+            peer, hello = self.ear.until(lambda _peer, message: isinstance(message, Hello))
+            assert isinstance(hello, Hello)
+            self.pool.hello(peer, hello)
+            peers.append(peer)
+        return peers
+
+    def standbys(self, count: int) -> list["subprocess.Popen[bytes]"]:
+        """So many standbys come up, as if the template had forked them."""
+        made = [start(self.launcher, "member.py", self.ear.server.path, "standby", 1) for _ in range(count)]
+        self.hellos(count)
+        return made
+
+    def told(self, process: "subprocess.Popen[bytes]", end: Callable[[], object]) -> list[str]:
+        """All that a process was told until `end` let it end."""
+        end()
+        process.wait(LIMIT_S)
+        return self.launcher.output(process).splitlines()
+
+
+@pytest.fixture
+def make(launcher: Launcher, ear: Ear) -> Callable[..., Nursery]:
+    return lambda threads, wanted=2: Nursery(launcher, ear, threads, wanted)
+
+
+def test_a_template_forks_what_is_missing(make: Callable[..., Nursery]) -> None:
+    nursery = make(1)
+    pool = nursery.pool
+    pool.open()
+    pool.open()
+    assert (len(nursery.templates), pool.count, pool.pending) == (1, 0, False)
+    nursery.hellos(2)
+    assert pool.pending, "two were asked for"
+    nursery.standbys(2)
+    assert pool.count == 2
+    taken = pool.take()
+    assert taken is not None
+    assert pool.count == 1
+    pool.refill()
+    pool.refill()
+    pool.refill(extra=3)
+    told = nursery.told(nursery.templates[0], pool.close)
+    assert told == ["Fork 2", "Fork 1", "Fork 3"], "what was asked for is not asked for again"
+    nursery.ear.server.drop(taken)
+
+
+def test_newer_modules_replace_the_standbys(make: Callable[..., Nursery]) -> None:
+    nursery = make(1)
+    pool = nursery.pool
+    pool.open()
+    nursery.hellos(2)
+    old = nursery.standbys(2)
+    pool.import_modules(("numpy",))
+    assert not pool.pending, "it imports"
+    assert pool.count == 2, "meanwhile the old ones serve"
+    nursery.hellos(1)
+    assert [process.wait(LIMIT_S) for process in old] == [-9, -9]
+    assert pool.count == 0
+    pool.import_modules(("numpy",))
+    told = nursery.told(nursery.templates[0], pool.close)
+    assert told == ["Fork 2", "Modules  numpy", "Fork 2"]
+
+
+def test_a_template_with_threads_serves_itself(make: Callable[..., Nursery]) -> None:
+    nursery = make(3)
+    pool = nursery.pool
+    pool.open()
+    nursery.hellos(2)
+    assert (pool.count, pool.pending) == (1, False)
+    taken = pool.take()
+    assert taken is not None
+    assert taken.pid == nursery.templates[0].pid
+    assert pool.count == 0
+    pool.refill()
+    assert len(nursery.templates) == 2, "another one follows"
+    nursery.hellos(2)
+    assert pool.count == 1
+    assert nursery.told(nursery.templates[1], pool.close) == [], "it was not asked to fork"
+    nursery.ear.server.drop(taken)
+
+
+def test_a_template_that_dies_is_followed_by_another(make: Callable[..., Nursery]) -> None:
+    nursery = make(1)
+    pool = nursery.pool
+    pool.open()
+    nursery.hellos(2)
+    nursery.templates[0].kill()
+    gone, _ = nursery.ear.until(lambda _peer, message: message is None)
+    pool.gone(gone)
+    assert not pool.pending
+    pool.refill()
+    assert len(nursery.templates) == 2
+    nursery.hellos(2)
+    assert pool.pending
+    pool.close()
+
+
+def test_a_standby_that_dies_is_not_given_out(make: Callable[..., Nursery]) -> None:
+    nursery = make(1, wanted=1)
+    pool = nursery.pool
+    pool.open()
+    nursery.hellos(2)
+    (standby,) = nursery.standbys(1)
+    standby.kill()
+    gone, _ = nursery.ear.until(lambda _peer, message: message is None)
+    pool.gone(gone)
+    assert pool.count == 0
+    assert pool.take() is None
+    pool.close()
+
+
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_no_template_before_it_is_time(make: Callable[..., Nursery], wanted: int) -> None:
+    nursery = make(1, wanted=wanted)
+    nursery.pool.refill()
+    assert nursery.templates == []
+    nursery.pool.open()
+    assert len(nursery.templates) == wanted
+    if wanted:
+        nursery.hellos(2)
+    nursery.pool.close()
