@@ -268,3 +268,7 @@ def main() -> None:
 
 
 main()
+# torch 2.13 aborts now and then in a process that ends while a thread of gloo still frees tensors (see
+# examples/digits_ddp.py). That is not what is tested here, and a group that was broken has nobody to wait for.
+sys.stdout.flush()
+os._exit(0)

@@ -30,6 +30,6 @@ class GroupCall:
 
 
 def fingerprint(calls: list[GroupCall], section: int) -> int:
-    """Return a positive 63-bit number, equal on ranks that made the same groups and are in the same resilient function."""
+    """Return a positive 63-bit number, equal on ranks with the same groups in the same resilient function."""
     text = f"{section}\n" + "\n".join(f"{call.name} {call.ranks} {call.backend} {call.tag}" for call in calls)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
