@@ -21,11 +21,13 @@ import os
 import random
 import shutil
 import signal
+import socket
 import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +50,7 @@ START_LIMIT_S = 120
 RECOVERY_LIMIT_S = 90
 STEPS_TO_GO = 200
 """The last step lies so far ahead of the newest one when it is written down."""
-PORT = 29533
+MANAGER = ROOT / "benchmarks" / "scripts" / "manager.py"
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,13 @@ class Fault:
     recovered: bool
     total_ms: float
     text: str
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody has at the moment."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(server.getsockname()[1]) for server in sockets]
 
 
 def census(pid: int) -> Census:
@@ -95,10 +104,16 @@ class Soak:
 
     def run(self) -> int:
         """Disturb a whole job; the number of its steps."""
-        env = {**taskd_environment(self._directory / "run"), "MASTER_ADDR": "127.0.0.1"}
+        store_port, manager_port = free_ports(2)
+        env = {
+            **taskd_environment(self._directory / "run"),
+            "MASTER_ADDR": "127.0.0.1",
+            "TASKD_MANAGER_PORT": str(manager_port),
+        }
         manager_log, job_log = self._directory / "manager.log", self._directory / "job.log"
-        with started([sys.executable, str(ROOT / "examples" / "manager.py")], env, manager_log) as manager:
-            with started(self._command(), env, job_log) as job:
+        serve = [sys.executable, str(MANAGER), str(self._args.ranks)]
+        with started(serve, env, manager_log) as manager:
+            with started(self._command(store_port), env, job_log) as job:
                 job.await_until(lambda: self._journal.warm, "a warm process", START_LIMIT_S)
                 pids = {"worker": self._journal.pids[self._witness], "agent": job.pid, "manager": manager.pid}
                 for number in range(self._args.faults):
@@ -111,11 +126,11 @@ class Soak:
             manager.wait(30)
         return steps
 
-    def _command(self) -> list[str]:
+    def _command(self, port: int) -> list[str]:
         words = ["--record", self.logs.directory, "--step-ms", self._args.step_ms]
         words += ["--stop-file", self.stop_file, "--out", self.out]
         command = torchrun(SCRIPT, words, self._args.ranks)
-        distributed = f"--nnodes 1 --node_rank 0 --master_addr 127.0.0.1 --master_port {PORT} --max_restarts 32767"
+        distributed = f"--nnodes 1 --node_rank 0 --master_addr 127.0.0.1 --master_port {port} --max_restarts 32767"
         begin = command.index("--standalone")
         end = command.index(str(SCRIPT))
         return [*command[:begin], f"--nproc_per_node={self._args.ranks}", *distributed.split(), *command[end:]]

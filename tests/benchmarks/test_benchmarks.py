@@ -1,0 +1,80 @@
+"""Every benchmark runs to its end and prints what the issue promises, in small. Its figures are not judged here."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.job import StepLogs
+from tests.launch import Launcher
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def last_line(launcher: Launcher, *words: str) -> dict[str, Any]:
+    status, output = launcher.run(["python", "-m", *words, "--json"], cwd=ROOT, timeout_s=220)
+    assert status == 0, output
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    assert lines, output
+    return lines[-1]
+
+
+def test_recovery(launcher: Launcher) -> None:
+    last = last_line(launcher, "benchmarks.recovery", "--pairs", "1", "--ranks", "2")
+    assert last["pairs"] == 1
+    assert last["taskd_s"] > 0
+    assert last["floor_s"] > 0
+    assert last["ratio"] == pytest.approx(last["torchrun_s"] / last["taskd_s"], rel=0.1)
+    names = {"detect", "pause", "replace", "rebuild", "restore", "first_step", "total"}
+    assert names <= set(last["phases_ms"])
+
+
+def test_stock_defaults(launcher: Launcher) -> None:
+    last = last_line(
+        launcher, "benchmarks.recovery", "--stock-defaults", "--runs", "1", "--ranks", "2", "--limit-s", "20"
+    )
+    assert last["runs"] == 1
+    assert last["taskd_recovered"] == 1
+    assert last["stock_recovered"] in (0, 1)
+
+
+def test_overhead(launcher: Launcher) -> None:
+    last = last_line(
+        launcher, "benchmarks.overhead", "--repeats", "1", "--pairs", "4", "--steps", "2", "--samples", "3"
+    )
+    assert last["pairs"] == 4
+    assert last["commit_us"] > 0
+    assert last["constructor_us"] > 0
+    assert abs(last["step_overhead"]) < 10
+
+
+def test_soak(launcher: Launcher) -> None:
+    last = last_line(launcher, "benchmarks.soak", "--faults", "2", "--ranks", "2")
+    assert last["faults"] == last["recovered"] == 2
+    assert last["weights_identical"] is True
+    for name in ("fds", "threads", "rss_mb"):
+        assert len(last[name]) == len(last["agent"][name]) == len(last["manager"][name]) == 2
+
+
+def test_the_resumed_step_is_that_of_the_world_the_killed_rank_came_back_to(tmp_path: Path) -> None:
+    logs = StepLogs(tmp_path / "steps", 2)
+
+    def write(rank: int, *lines: str) -> None:
+        with (logs.directory / f"rank-{rank}.log").open("a") as file:
+            file.write("".join(f"{line}\n" for line in lines))
+
+    write(0, "start 10 1.0", "step 10 1 2.0", "step 10 2 3.1")
+    write(1, "start 11 1.0", "step 11 1 2.0")
+    assert logs.resumed_s(1, 11, 3.0) is None  # no new process yet
+    write(1, "start 12 4.0")
+    assert logs.resumed_s(1, 11, 3.0) is None  # it has committed nothing
+    write(1, "step 12 2 5.0")
+    assert logs.resumed_s(1, 11, 3.0) == 5.0  # the survivor had committed step 2 just after the kill
+    os.truncate(logs.directory / "rank-1.log", 0)
+    write(1, "start 12 4.0", "step 12 3 5.0")
+    assert logs.resumed_s(1, 11, 3.0) is None
+    write(0, "step 10 3 5.5")
+    assert logs.resumed_s(1, 11, 3.0) == 5.5
