@@ -155,6 +155,7 @@ class WorkerLink:
                 self._obey(decode_to_local(frame))
             except WireError as error:
                 logger.error("refused a message of the agent: %s", error)
+        self._socket.close()
         if not _alive(self.config.agent_pid):
             _end_group()
 
