@@ -1,6 +1,5 @@
-"""A rank's process with a link to its agent: `linked.py SOCKET AGENT_PID`. Ends by itself only when it is told to."""
+"""A rank's process with a link to its agent: `linked.py SOCKET AGENT_PID FIFO`. Ends by itself when something comes through the FIFO."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -16,5 +15,5 @@ config = WorkerConfig(
     generation=0,
 )
 link = WorkerLink(config, lambda: ())
-os.read(int(sys.argv[3]), 1)
+Path(sys.argv[3]).read_bytes()
 sys.exit(7)

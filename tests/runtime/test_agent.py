@@ -1,0 +1,314 @@
+"""The agent's loop between a scripted manager and a host of real processes that are no torchrun."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from taskd.config.address import LOOPBACK, Address
+from taskd.config.agent import AgentConfig
+from taskd.runtime.agent import NodeAgent
+from taskd.runtime.links import ManagerSocket, Peer
+from taskd.runtime.ports import Command, Logs, NodeIdentity
+from taskd.wire.messages import Directive, NodeStatus, Order, RankOrder, Refusal, Stage
+from tests.wire.peers import NONE
+
+pytestmark = pytest.mark.timeout(60)
+
+LIMIT_S = 20.0
+NO_LOGS = Logs(None, None, None)
+IDENTITY = NodeIdentity("run", 0, 1, (0, 1), 2, "127.0.0.1", 1, None, 5)
+
+
+class Host:
+    """Implements `WorkerHost` with processes that wait for their end."""
+
+    def __init__(self) -> None:
+        self.processes = [self._start(), self._start()]
+        self.old: list[subprocess.Popen[bytes]] = []
+        self.calls: list[str] = []
+
+    local_ranks = (0, 1)
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
+
+    def rank_of(self, local_rank: int) -> int:
+        return local_rank
+
+    def pid(self, local_rank: int) -> int:
+        return self.processes[local_rank].pid
+
+    def environment(self, local_rank: int) -> dict[str, str]:
+        return dict(os.environ)
+
+    def command(self, local_rank: int) -> Command:
+        return Command(("script.py",), False, "it waits, whatever it is")
+
+    def open_logs(self, local_rank: int, incarnation: int) -> Logs:
+        return NO_LOGS
+
+    def spawn(self, local_rank: int, env: Mapping[str, str], logs: Logs) -> int:
+        self.old.append(self.processes[local_rank])
+        self.processes[local_rank] = self._start()
+        self.calls.append(f"spawn {local_rank} {env['TASKD_INCARNATION']} {env['TASKD_GENERATION']}")
+        return self.pid(local_rank)
+
+    def adopt(self, local_rank: int, pid: int, env: Mapping[str, str], logs: Logs) -> None:
+        raise AssertionError("there is no standby")
+
+    def kill(self, local_rank: int, number: signal.Signals) -> None:
+        if self.processes[local_rank].poll() is None:
+            self.processes[local_rank].send_signal(number)
+
+    def exit_status(self, local_rank: int) -> int | None:
+        return self.processes[local_rank].poll()
+
+    def start_template(self, env: Mapping[str, str]) -> int:
+        raise AssertionError("no template is wanted")
+
+    def reap_standbys(self) -> tuple[int, ...]:
+        return ()
+
+    def manage(self) -> None:
+        self.calls.append("manage")
+
+    def stock(self) -> None:
+        self.calls.append("stock")
+
+    def give_up(self, reason: str) -> None:
+        self.calls.append(f"give up: {reason}")
+
+    def close(self) -> None:
+        for process in [*self.processes, *self.old]:
+            process.kill()
+            process.wait()
+
+
+class ScriptedManager:
+    """Hears an agent, and says what the test says."""
+
+    def __init__(self, socket: ManagerSocket) -> None:
+        self.socket = socket
+        self.heard: list[NodeStatus] = []
+        self.sequence = 0
+        self._peer: Peer | None = None
+
+    def until(self, wanted: Callable[[NodeStatus], bool]) -> NodeStatus:
+        """The next report for which `wanted` holds."""
+        end_s = time.monotonic() + LIMIT_S
+        while not (self.heard and wanted(self.heard[-1])):
+            assert time.monotonic() < end_s, self.heard[-1:]
+            self.listen(0.05)
+        return self.heard[-1]
+
+    def listen(self, length_s: float) -> None:
+        """Take in what comes."""
+        if self.socket.poll(length_s):
+            for peer, status in self.socket.receive():
+                self._peer = peer
+                self.heard.append(status)
+
+    def say(self, order: Order, generation: int, *incarnations: int, reason: str = "", exit_code: int = 0) -> None:
+        """Direct the agent; `incarnations` of ranks 0 and 1."""
+        assert self._peer is not None
+        self.sequence += 1
+        ranks = tuple(RankOrder(rank=rank, incarnation=number) for rank, number in enumerate(incarnations))
+        directive = Directive(
+            job_id="default",
+            sequence=self.sequence,
+            generation=generation,
+            order=order,
+            ranks=ranks,
+            reason=reason,
+            exit_code=exit_code,
+        )
+        assert self.socket.send(self._peer, directive)
+
+    def refuse(self, reason: str) -> None:
+        assert self._peer is not None
+        assert self.socket.send(self._peer, Refusal(reason=reason))
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    made = Host()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def manager() -> Iterator[ScriptedManager]:
+    with ManagerSocket(Address(LOOPBACK, 0), NONE) as socket:
+        yield ScriptedManager(socket)
+
+
+@pytest.fixture
+def make(run_dir: Path, manager: ScriptedManager) -> Iterator[Callable[..., NodeAgent]]:
+    made: list[NodeAgent] = []
+
+    def agent(**settings: str) -> NodeAgent:
+        env = {
+            "TASKD_MANAGER": str(manager.socket.address),
+            "TASKD_RUN_DIR": str(run_dir),
+            "TASKD_STANDBY": "0",
+            "TASKD_HEARTBEAT_S": "60",
+            **settings,
+        }
+        made.append(NodeAgent(AgentConfig.from_environment(env), lambda: ("127.0.0.1", 1)))
+        for local_rank in (0, 1):
+            made[-1].worker_environment(local_rank)
+        return made[-1]
+
+    yield agent
+    for one in made:
+        one.stopping()
+        one.stop()
+
+
+@pytest.fixture
+def agent(make: Callable[..., NodeAgent], host: Host) -> NodeAgent:
+    made = make(TASKD_HEARTBEAT_S="0.5")
+    made.started(host, IDENTITY)
+    return made
+
+
+def stages(status: NodeStatus) -> list[Stage]:
+    return [rank.stage for rank in status.ranks]
+
+
+def test_an_answer_is_no_reason_to_report(make: Callable[..., NodeAgent], host: Host, manager: ScriptedManager) -> None:
+    """Or the two would talk without end: it reports at its heartbeats and when something has changed."""
+    make(TASKD_HEARTBEAT_S="0.5").started(host, IDENTITY)
+    manager.until(lambda status: True)
+    manager.say(Order.RUN, 0, 0, 0)
+    heard = len(manager.heard)
+    end_s = time.monotonic() + 2
+    while time.monotonic() < end_s:
+        manager.listen(0.05)
+        while len(manager.heard) > heard:
+            heard += 1
+            manager.say(Order.RUN, 0, 0, 0)
+    assert heard <= 8, "about four heartbeats in two seconds"
+
+
+def test_a_death_is_told_and_a_successor_started(agent: NodeAgent, host: Host, manager: ScriptedManager) -> None:
+    manager.until(lambda status: True)
+    manager.say(Order.RUN, 0, 0, 0)
+    host.processes[1].kill()
+    dead = manager.until(lambda status: stages(status) == [Stage.STARTING, Stage.DEAD])
+    assert dead.ranks[1].cause == "signal 9 (SIGKILL)"
+    manager.say(Order.PAUSE, 1, 0, 1)
+    new = manager.until(lambda status: status.ranks[1].incarnation == 1)
+    assert (new.ranks[1].pid, new.ranks[1].stage, new.generation) == (host.pid(1), Stage.STARTING, 1)
+    assert host.calls == ["spawn 1 1 1"]
+
+
+def test_a_living_process_is_fenced_before_it_is_replaced(
+    agent: NodeAgent, host: Host, manager: ScriptedManager
+) -> None:
+    manager.until(lambda status: True)
+    manager.say(Order.PAUSE, 1, 1, 0)
+    manager.until(lambda status: status.ranks[0].incarnation == 1)
+    assert host.old[0].wait(LIMIT_S) == -signal.SIGKILL
+
+
+def test_the_generation_is_that_of_the_newest_order(agent: NodeAgent, manager: ScriptedManager) -> None:
+    """Also where no process was started for it, as in a retry: a new manager must not begin with an older one."""
+    manager.until(lambda status: True)
+    manager.say(Order.PAUSE, 7, 0, 0)
+    manager.until(lambda status: status.generation == 7)
+
+
+def test_nobody_answers_then_somebody_does(
+    make: Callable[..., NodeAgent], host: Host, manager: ScriptedManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = make(TASKD_MANAGER_WAIT_S="0.5", TASKD_HEARTBEAT_S="0.1")
+    made.started(host, IDENTITY)
+    end_s = time.monotonic() + LIMIT_S
+    while "stock" not in host.calls:
+        assert time.monotonic() < end_s
+        manager.listen(0.05)
+    manager.until(lambda status: True)
+    manager.say(Order.RUN, 0, 0, 0)
+    while "manage" not in host.calls:
+        assert time.monotonic() < end_s
+        manager.listen(0.05)
+        manager.say(Order.RUN, 0, 0, 0)
+    assert host.calls[:2] == ["stock", "manage"]
+    assert "for 0.5 s: torchrun's own behaviour takes over" in caplog.text
+
+
+def test_a_refusal_is_said_once(
+    agent: NodeAgent, host: Host, manager: ScriptedManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager.until(lambda status: True)
+    for _ in range(3):
+        count = len(manager.heard)
+        manager.refuse("found job 'a', expected 'b'")
+        manager.until(lambda status, seen=count: len(manager.heard) > seen)  # type: ignore[misc]
+    assert host.calls == ["stock"]
+    assert caplog.text.count("the manager refuses this node: found job 'a', expected 'b'") == 1
+
+
+def test_the_job_is_given_up(agent: NodeAgent, host: Host, manager: ScriptedManager) -> None:
+    manager.until(lambda status: True)
+    manager.say(Order.STOP, 0, 0, 0, reason="the budget is spent", exit_code=1)
+    end_s = time.monotonic() + LIMIT_S
+    while not host.calls:
+        assert time.monotonic() < end_s
+        manager.listen(0.05)
+    assert host.calls == ["give up: the budget is spent"]
+
+
+def test_leaving_is_told_and_nothing_started_any_more(agent: NodeAgent, host: Host, manager: ScriptedManager) -> None:
+    manager.until(lambda status: True)
+    agent.stopping()
+    assert manager.until(lambda status: status.leaving).leaving
+    host.processes[0].kill()
+    manager.until(lambda status: status.ranks[0].stage is Stage.DEAD)
+    manager.say(Order.PAUSE, 1, 1, 0)
+    manager.until(lambda status: status.generation == 1)
+    agent.stop()
+    agent.stop()
+    assert not any(call.startswith("spawn") for call in host.calls)
+
+
+def test_an_embedded_manager_serves_its_agent(run_dir: Path, host: Host) -> None:
+    """With nothing configured the agent has a manager of its own, which recovers."""
+    agent = NodeAgent(
+        AgentConfig.from_environment({"TASKD_RUN_DIR": str(run_dir), "TASKD_STANDBY": "0"}), lambda: ("127.0.0.1", 1)
+    )
+    for local_rank in (0, 1):
+        agent.worker_environment(local_rank)
+    agent.started(host, IDENTITY)
+    journal = run_dir / "default" / "journal.jsonl"
+    end_s = time.monotonic() + LIMIT_S
+    killed = False
+    while not (killed and b'"recovered"' in journal.read_bytes()):
+        assert time.monotonic() < end_s
+        if not killed and journal.exists() and b'"run"' in journal.read_bytes():
+            host.processes[0].kill()
+            killed = True
+        threading.Event().wait(0.02)
+    assert host.calls == ["spawn 0 1 1", "spawn 1 1 1"]
+    agent.stopping()
+    agent.stop()
+
+
+def test_its_directory_is_gone_in_the_end(run_dir: Path, host: Host) -> None:
+    agent = NodeAgent(
+        AgentConfig.from_environment({"TASKD_RUN_DIR": str(run_dir), "TASKD_STANDBY": "0"}), lambda: ("", 1)
+    )
+    variables = msgspec.convert(agent.worker_environment(0), dict[str, str])
+    folder = Path(variables["TASKD_AGENT_SOCKET"]).parent
+    assert folder.exists()
+    agent.stop()
+    assert not folder.exists()
