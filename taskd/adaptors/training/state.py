@@ -58,8 +58,8 @@ class TrainState:
     an attribute. Samplers and data loaders (by type, or named `sampler`, `loader`, `…_sampler`, `…_loader`) are this
     rank's data position; everything else is taken to be equal on all ranks.
 
-    Making an iterator of a torch data loader draws from the global random numbers, unless the loader has a `generator`
-    of its own: give it one, since the training function makes a new iterator after a recovery.
+    The training function makes a new iterator of its data loader after a recovery, and torch draws a seed for each from
+    the global random numbers; a loader that is a part of the state leaves them as they were.
 
     Attributes:
         step: committed steps. Set it once after loading a checkpoint of your own, before training.
