@@ -6,8 +6,8 @@ Rules:
 2. A child that has ended but was not waited for is a leak too: it holds its pid.
 3. A process that is no child is recognised by a mark in the environment that it was started with, so that an orphan is
    found wherever it was adopted. It gets a moment to end, for it may be about to; a child gets none.
-4. Shared memory belongs to the machine. While another pytest runs beside this one, nobody can tell whose a new file
-   is, and none is counted.
+4. Shared memory belongs to the machine. A file that names a living process of somebody else is his. While another
+   pytest runs beside this one, nobody can tell whose a new file is, and none is counted.
 """
 
 import gc
@@ -39,7 +39,7 @@ class Census:
 
 def take(mark: str) -> Census:
     """Count what there is now. `mark` is the value of `MARK` in the environment of this test's processes."""
-    shared = frozenset(path.name for path in _SHARED_MEMORY.glob("taskd*"))
+    shared = frozenset(path.name for path in _SHARED_MEMORY.glob("taskd*") if not _is_a_strangers(path.name, mark))
     return Census(frozenset(threading.enumerate()), _descriptors(), _processes(mark), shared)
 
 
@@ -97,6 +97,14 @@ def _processes(mark: str) -> dict[int, str]:
                     command.replace(b"\0", b" ").decode(errors="replace").strip() or "ended, but not waited for"
                 )
     return found
+
+
+def _is_a_strangers(name: str, mark: str) -> bool:
+    """Whether a file in shared memory names a living process that no test of ours has started."""
+    pid = name.split("-")[1] if "-" in name else ""
+    if not pid.isdecimal() or int(pid) == os.getpid():
+        return False
+    return Path(f"/proc/{pid}").exists() and not _carries(int(pid), mark)
 
 
 def _another_pytest_runs() -> bool:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from tests.launch import Launcher
 from tests.leaks import marked
 
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).with_name("scripts")
 LIMIT_S = 90.0
 LOOK_S = 0.03
@@ -65,7 +66,7 @@ class Job:
         """taskd on, and nothing of an outer job."""
         foreign: dict[str, str | None] = {name: None for name in os.environ if name.startswith(FOREIGN)}
         ours = {"TASKD_PROCESS_ENABLE": "on", "TASKD_RUN_DIR": str(self.run_dir)}
-        return {**foreign, **ours, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(SCRIPTS)}
+        return {**foreign, **ours, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
 
     @property
     def process(self) -> Process:

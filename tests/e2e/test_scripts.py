@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import MakeJob
-from tests.e2e.job import SCRIPTS, Job, lives
+from tests.e2e.job import SCRIPTS, Job, command_of, lives
 from tests.e2e.plan import point
+from tests.leaks import marked
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -52,8 +53,8 @@ def test_a_script_with_its_own_checkpoints(make_job: MakeJob) -> None:
     assert len({pid for _, pid in starts}) == 3
 
 
-def test_shells_as_ranks(make_job: MakeJob) -> None:
-    """They start cold, which is said once; what a dead one leaves behind is killed."""
+def test_shells_as_ranks(make_job: MakeJob, leak_mark: str) -> None:
+    """They start cold, which is said once, and no process is kept warm; what a dead one leaves behind is killed."""
     job = make_job(2)
     plan = json.dumps({"folder": str(job.folder), "points": [point("one", 1, "run"), point("zero", 0, "run")]})
     arguments = ["--standalone", "--no-python", str(SCRIPTS / "shell.sh"), plan]
@@ -66,6 +67,7 @@ def test_shells_as_ranks(make_job: MakeJob) -> None:
     assert record["causes"] == {"1": "signal 9 (SIGKILL)"}
     assert not any(record["warm"].values())
     assert not lives(child), "the shell's Python is dead too"
+    assert not [pid for pid in marked(leak_mark) if "taskd.python.template" in command_of(pid)]
     assert job.end() == 0
     assert job.output.count("dead ranks are replaced by cold starts only") == 1
 
@@ -111,7 +113,7 @@ def test_switched_off(make_job: MakeJob) -> None:
 def observe(job: Job, torchrun: list[str]) -> dict[str, Any]:
     """What a torchrun with taskd off and its ranks look like from outside and inside."""
     plan = json.dumps({"folder": str(job.folder), "points": [point("one", 1, "run"), point("zero", 0, "run")]})
-    command = ["python", *torchrun, "--nproc_per_node=2", "--standalone", SCRIPTS / "hold.py", plan]
+    command = ["python", *torchrun, "--nproc_per_node=2", "--standalone", str(SCRIPTS / "hold.py"), plan]
     job.watch(job.launcher.start(command, env={**job.environment(), "TASKD_PROCESS_ENABLE": None}))
     job.held("zero")
     job.held("one")

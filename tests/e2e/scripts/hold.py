@@ -6,7 +6,7 @@ import sys
 import threading
 from pathlib import Path
 
-from points import PLAN, note, rank, reach
+from tests.e2e.scripts.points import PLAN, note, rank, reach
 
 if PLAN.get("commits"):
     from taskd.runtime.worker import current

@@ -5,7 +5,8 @@ import os
 
 import torch
 import torch.distributed as dist
-from points import FOLDER, PLAN, note, rank, reach
+
+from tests.e2e.scripts.points import FOLDER, PLAN, note, rank, reach
 
 
 def main() -> None:

@@ -3,15 +3,16 @@
 import hashlib
 import json
 import os
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from points import FOLDER, PLAN, note, rank, reach
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import taskd
+from tests.e2e.scripts.points import FOLDER, PLAN, note, rank, reach
 
 
 class Giver:
@@ -47,8 +48,8 @@ class Loader:
 
 def read_ahead() -> object:
     """A data loader with processes of its own."""
-    loader = DataLoader(range(64), num_workers=2, persistent_workers=True, generator=torch.Generator())
-    batches = iter(loader)
+    numbers: Any = range(64)
+    batches: Any = iter(DataLoader(numbers, num_workers=2, persistent_workers=True, generator=torch.Generator()))
     next(batches)
     note(f"loaders-{os.getpid()}", json.dumps([worker.pid for worker in batches._workers]))
     return batches

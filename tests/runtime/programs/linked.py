@@ -1,4 +1,4 @@
-"""A rank's process with a link to its agent: `linked.py SOCKET AGENT_PID FIFO`. Ends by itself when something comes through the FIFO."""
+"""A rank's process with a link to its agent: `linked.py SOCKET AGENT_PID FIFO`. Ends when the FIFO says so."""
 
 import sys
 from pathlib import Path
