@@ -35,19 +35,22 @@ main()
 
 @pytest.mark.slow
 def test_a_script_with_its_own_checkpoints(make_job: MakeJob) -> None:
-    """Two kills in a row: each time all processes start anew, warm, and go on at the checkpoint."""
+    """Two kills in a row: each time all processes start anew, warm, and go on at the checkpoint.
+
+    Three ranks: stock torchrun's shared store misleads the second start of a group from three on.
+    """
     points = [point("first", 1, 4, "begin"), point("second", 0, 6, "begin")]
-    job = make_job(2).start("plain.py", {"steps": 8, "points": points})
+    job = make_job(3).start("plain.py", {"steps": 8, "points": points})
     job.warm()
     for number, name in enumerate(["first", "second"], start=1):
         job.kill(name)
         record = job.recovered(number)
         assert record["restart"]
-        assert record["replaced"].keys() == {"0", "1"}
+        assert record["replaced"].keys() == {"0", "1", "2"}
         assert any(record["warm"].values()) or number > 1
     assert job.end() == 0
-    expected = sum(step * 20 + 1 for step in range(1, 9))
-    assert [result["total"] for result in job.results()] == [expected, expected]
+    expected = sum(step * 30 + 3 for step in range(1, 9))
+    assert [result["total"] for result in job.results()] == [expected] * 3
     starts = [line.split() for line in (job.folder / "starts").read_text().splitlines()]
     assert [step for step, _ in starts] == ["0", "3", "5"]
     assert len({pid for _, pid in starts}) == 3
