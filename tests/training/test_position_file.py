@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from taskd.adaptors.training.position_file import CAPACITY_BYTES, SLOT_BYTES, PositionFile, Slot
+from taskd.adaptors.training.position_file import CAPACITY_BYTES, SLOT_BYTES, SLOTS, PositionFile, Slot
 from taskd.errors import RestoreError
 from tests.launch import Launcher
 from tests.training.job import ENVIRONMENT
@@ -73,7 +73,7 @@ def test_random_bytes_are_not_accepted(tmp_path: Path) -> None:
     for _ in range(200):
         path.write_bytes(b"")
         with path.open("r+b") as raw:
-            raw.write(chance.randbytes(3 * SLOT_BYTES))
+            raw.write(chance.randbytes(SLOTS * SLOT_BYTES))
         assert file.read() == {}
     file.close()
 

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from taskd.adaptors.training import rng
 from taskd.adaptors.training.position_file import CAPACITY_BYTES
+from taskd.adaptors.training.rng_memory import SPARE, torch_state
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import ConfigError
 from taskd.wire.messages import Condition
@@ -212,17 +213,45 @@ def test_random_numbers_come_back(lead: int) -> None:
 
 def test_the_fast_reading_is_in_use_and_equals_the_public_one() -> None:
     capture = rng.RngCapture()
+    np.random.random()
+    for draws in range(3):  # an odd number of normals leaves one in store
+        for _ in range(650 * draws):  # over a refill of the twister
+            np.random.normal()
+            random.gauss(0, 1)
+        torch.randn(1 + 2 * draws, dtype=torch.float64)
+        torch.randn(1 + 700 * draws)
+        views = capture.capture()
+        python, gauss, numpy, spare, cpu = map(bytes, views)
+        assert [type(view) for view in views] == [memoryview, bytes, memoryview, memoryview, memoryview]
+        assert python == rng._python_slow()
+        assert (numpy, SPARE.unpack(spare)[0]) == (rng._numpy_slow()[0], SPARE.unpack(rng._numpy_slow()[1])[0])
+        assert torch_state(cpu) == torch.default_generator.get_state().numpy().tobytes()
+        assert (gauss == rng._GAUSS.pack(0, 0.0)) == (random._inst.gauss_next is None)  # type: ignore[attr-defined]
+
+
+def test_the_slow_reading_comes_back_too() -> None:
+    state = make()
+    capture = state._rng
     capture.capture()
-    assert capture._python_address is not None
-    assert capture._numpy is not None
-    assert capture._numpy is not rng._numpy_slow
-    for _ in range(1300):  # over a refill of the twister
-        np.random.normal()
-        random.gauss(0, 1)
-    fast = capture.capture()
-    capture._python_address = None
-    assert fast[0] == capture.capture()[0]
-    assert fast[1] == rng._numpy_slow()
+    capture._python = capture._torch = capture._numpy = None
+    assert all(isinstance(part, bytes) for part in capture.capture())
+    state.commit()
+    first = draw()
+    assert state.return_to(1) == ""
+    assert draw() == first
+
+
+def test_a_step_done_again_has_its_newest_position() -> None:
+    counter = Counter()
+    state = make(loader=counter)
+    for at in (1, 2):  # the second time around, the first commit of step 1 is an old story
+        state.step = 0
+        counter.state["at"] = at
+        state.model(torch.randn(8, 4))
+        counter.state["at"] = at if at == 2 else 7
+        state.commit()
+    assert state.return_to(1) == ""
+    assert counter.state["at"] == 2
 
 
 def test_two_committed_steps_and_a_tentative_one_are_kept(tmp_path: Path) -> None:

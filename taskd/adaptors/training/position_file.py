@@ -2,11 +2,12 @@
 
 Rules:
 
-1. Three slots of equal size. Two take turns for committed steps, since the step that the world goes back to may be the
-   last or the last but one that this rank had committed. The third is tentative: what step N + 1 will have been if a
-   peer commits it.
+1. Five slots of equal size. Two take turns for committed steps, since the step that the world goes back to may be the
+   last or the last but one that this rank had committed. Three take turns for tentative ones: what step N + 1 will have
+   been if a peer commits it. Of one step, the entry that was written last counts; so a commit that finds its tentative
+   entry to be right need not write another.
 2. A slot is written as: sequence odd, body, checksum, sequence even. A reader accepts only an even sequence and a right
-   checksum, so a slot that a dying process had half written is not seen.
+   checksum, so a slot that a dying process had half written is not seen. Sequences rise over all slots.
 3. One writer (the rank's process), readers when that process is dead or the same process itself.
 """
 
@@ -20,10 +21,8 @@ import zlib
 from taskd.errors import RestoreError
 
 SLOT_BYTES = 64 * 1024
-_HEADER = struct.Struct("<QqII")  # sequence, step, length of the payload, checksum over step and payload
-_SEQUENCE = struct.Struct("<Q")
-_BODY = struct.Struct("<qII")
-_STEP = struct.Struct("<q")
+SLOTS = 5
+_HEADER = struct.Struct("=4q")  # sequence, step, length of the payload, checksum over step and payload
 CAPACITY_BYTES = SLOT_BYTES - _HEADER.size
 
 
@@ -31,7 +30,10 @@ class Slot(enum.Enum):
     """What a payload stands for."""
 
     COMMITTED = 0  # kept for the two newest committed steps
-    TENTATIVE = 2
+    TENTATIVE = 2  # kept for the three newest
+
+
+_COMMITTED = Slot.COMMITTED
 
 
 class PositionFile:
@@ -43,7 +45,7 @@ class PositionFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        size = SLOT_BYTES * 3
+        size = SLOT_BYTES * SLOTS
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -64,33 +66,44 @@ class PositionFile:
             raise RestoreError(f"position file {path} cannot be mapped: {error}; is the shared memory full?") from error
         finally:
             os.close(descriptor)
+        heads = [memoryview(self._map)[at : at + _HEADER.size].cast("q") for at in range(0, size, SLOT_BYTES)]
+        self._heads = heads
+        self._sequence = max(head[0] | 1 for head in heads) + 1
 
     def write(self, slot: Slot, step: int, payload: bytes) -> None:
         """Put `payload` down for `step`. ValueError if it is longer than `CAPACITY_BYTES`."""
         length = len(payload)
         if length > CAPACITY_BYTES:
             raise ValueError(f"a position of {length} bytes does not fit into {CAPACITY_BYTES}")
-        at = SLOT_BYTES * (slot.value if slot is Slot.TENTATIVE else step & 1)
-        memory = self._map
-        sequence = _SEQUENCE.unpack_from(memory, at)[0] | 1
-        _SEQUENCE.pack_into(memory, at, sequence)
-        start = at + _HEADER.size
-        memory[start : start + length] = payload
-        _BODY.pack_into(memory, at + 8, step, length, zlib.crc32(payload, zlib.crc32(_STEP.pack(step))))
-        _SEQUENCE.pack_into(memory, at, sequence + 1)
+        number = step & 1 if slot is _COMMITTED else 2 + step % 3
+        head = self._heads[number]
+        head[0] = self._sequence + 1
+        start = number * SLOT_BYTES + _HEADER.size
+        self._map[start : start + length] = payload
+        head[1] = step
+        head[2] = length
+        head[3] = _checksum(step, payload)
+        self._sequence += 2
+        head[0] = self._sequence
 
     def read(self) -> dict[int, bytes]:
-        """Return the payload of each step that is there; of one step, a committed one before a tentative one."""
-        found: dict[int, bytes] = {}
-        for at in (SLOT_BYTES * Slot.TENTATIVE.value, 0, SLOT_BYTES):
+        """Return the payload of each step that is there, the newest one if there are several."""
+        found: list[tuple[int, int, bytes]] = []
+        for at in range(0, SLOT_BYTES * SLOTS, SLOT_BYTES):
             sequence, step, length, checksum = _HEADER.unpack_from(self._map, at)
-            if sequence == 0 or sequence & 1 or length > CAPACITY_BYTES:
+            if sequence <= 0 or sequence & 1 or not 0 <= length <= CAPACITY_BYTES:
                 continue
             payload = self._map[at + _HEADER.size : at + _HEADER.size + length]
-            if zlib.crc32(payload, zlib.crc32(_STEP.pack(step))) == checksum:
-                found[step] = payload
-        return found
+            if _checksum(step, payload) == checksum:
+                found.append((sequence, step, payload))
+        return {step: payload for _, step, payload in sorted(found)}
 
     def close(self) -> None:
         """Unmap the file; it stays where it is."""
+        for head in self._heads:
+            head.release()
         self._map.close()
+
+
+def _checksum(step: int, payload: bytes) -> int:
+    return zlib.adler32(payload, step & 0xFFFF_FFFF)

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-import msgspec
 import torch
 
 from taskd.adaptors.training.parts import Parts, advances_by_itself
+from taskd.adaptors.training.payload import pack, unpack
 from taskd.adaptors.training.position_file import CAPACITY_BYTES, PositionFile, Slot
 from taskd.adaptors.training.rng import RngCapture
 from taskd.errors import ConfigError
@@ -42,13 +42,15 @@ class _Memory:
     """Positions that die with the process; good enough for a survivor."""
 
     def __init__(self) -> None:
-        self._slots: dict[int, tuple[int, bytes]] = {}
+        self._slots: dict[tuple[Slot, int], tuple[int, bytes]] = {}
 
     def write(self, slot: Slot, step: int, payload: bytes) -> None:
-        self._slots[slot.value if slot is Slot.TENTATIVE else step & 1] = (step, payload)
+        key = (slot, step % (2 if slot is Slot.COMMITTED else 3))
+        self._slots.pop(key, None)  # the newest is the last
+        self._slots[key] = (step, payload)
 
     def read(self) -> dict[int, bytes]:
-        return {self._slots[key][0]: self._slots[key][1] for key in sorted(self._slots, reverse=True)}
+        return dict(self._slots.values())
 
 
 class TrainState:
@@ -78,7 +80,7 @@ class TrainState:
         self.parts = Parts(parts)
         self._positions: Positions = _Memory()
         self._rng = RngCapture()
-        self._encode = msgspec.msgpack.Encoder().encode
+        self._tentative = (-1, b"")  # what the position file has for the step under way
         self._told_too_large = False
         self._empty = False
         self._restoring = False
@@ -107,7 +109,8 @@ class TrainState:
         self._stepped = [0] * len(self._stepped)
         self.step = step
         self._buffers_touched = False
-        self._positions.write(Slot.COMMITTED, step, payload)
+        if self._tentative != (step, payload):
+            self._positions.write(Slot.COMMITTED, step, payload)
         self._commits += 1
         if self._marks:
             self._mark_schedulers()
@@ -123,6 +126,7 @@ class TrainState:
             RestoreError: the file cannot be used.
         """
         self._positions = PositionFile(path)
+        self._tentative = (-1, b"")
 
     def begin(self) -> None:
         """Record where this rank stands before its first step. Called as training begins, but not in a newcomer."""
@@ -202,7 +206,7 @@ class TrainState:
             return (
                 f"random numbers and data position of step {step} are not known to this rank: it goes on with its own"
             )
-        rng, data = msgspec.msgpack.decode(payload, type=tuple[list[bytes], dict[str, bytes]])
+        rng, data = unpack(payload)
         missing = self.parts.unpack_positions(data)
         self._rng.restore(rng)
         return f"the data position of {', '.join(missing)} was not recorded" if missing else ""
@@ -240,7 +244,9 @@ class TrainState:
 
     def _after_forward(self, module: torch.nn.Module, *_: Any) -> None:
         if module.training and torch.is_grad_enabled():
-            self._positions.write(Slot.TENTATIVE, self.step + 1, self._position())
+            step, payload = self.step + 1, self._position()
+            self._positions.write(Slot.TENTATIVE, step, payload)
+            self._tentative = (step, payload)
 
     def _all_buffers(self) -> list[torch.Tensor]:
         return [buffer for module in self.parts.modules for buffer in module.buffers()]
@@ -258,9 +264,10 @@ class TrainState:
         self._marks = marks
 
     def _position(self) -> bytes:
-        data = self.parts.pack_positions() if self.parts.positions else {}
         rng = self._rng.capture()
-        payload = self._encode((rng, data))
+        if not self.parts.positions:
+            return pack(rng)
+        payload = pack(rng, self.parts.pack_positions())
         if len(payload) <= CAPACITY_BYTES:
             return payload
         if not self._told_too_large:
@@ -272,4 +279,4 @@ class TrainState:
                 len(payload),
                 CAPACITY_BYTES,
             )
-        return self._encode((rng, {}))
+        return pack(rng)
