@@ -23,6 +23,7 @@ def test_warm_ranks_take_over(make_job: MakeJob, same: Same) -> None:
         point("zero", 0, 6, "begin"),
         point("two", 1, 8, "forward"),
         point("three", 2, 8, "begin"),
+        point("last", 0, 10, "begin"),
     ]
     job = make_job(3).start("train.py", {"steps": STEPS, "points": points, "loaders": True})
     for number, names in enumerate([("one",), ("zero",), ("two", "three")], start=1):
@@ -37,6 +38,8 @@ def test_warm_ranks_take_over(make_job: MakeJob, same: Same) -> None:
         assert all(record["warm"].values()), "a standby took over"
         assert not record["restart"]
         assert record["target_step"] == [3, 5, 7][number - 1]
+    job.held("last")
+    job.release("last")
     assert job.end() == 0
     same(job)
 

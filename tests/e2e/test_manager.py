@@ -29,6 +29,7 @@ def test_nobody_listens_and_a_rank_is_killed(make_job: MakeJob) -> None:
     points = [point("one", 1, "run"), point("zero", 0, "run")]
     job.start("hold.py", {"points": points}, options=("--standalone", "--max_restarts=1"), env=served_at(free_port()))
     job.says(STOCK)
+    job.held("zero")
     job.kill("one")
     assert job.end() == 0
     assert job.output.count(STOCK) == 1
@@ -62,6 +63,7 @@ def test_a_manager_that_comes_late_and_one_that_is_replaced(make_job: MakeJob) -
     job.says(STOCK)
     first = start_manager(job, port)
     job.says("the manager answers: taskd recovers again")
+    job.held("zero")
     job.kill("one")
     job.recovered(1)
     first.kill()

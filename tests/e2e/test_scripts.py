@@ -63,6 +63,7 @@ def test_shells_as_ranks(make_job: MakeJob, leak_mark: str) -> None:
     arguments = ["--standalone", "--no-python", str(SCRIPTS / "shell.sh"), plan]
     job.launch(arguments, env={"PYTHON": sys.executable})
     child = job.held("one")
+    job.held("zero")
     shell = job.wait(lambda: job.pids, "the processes")[1]
     assert child != shell
     os.kill(shell, 9)

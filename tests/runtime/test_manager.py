@@ -156,7 +156,7 @@ def test_it_ends_when_the_job_has_and_the_agents_have_left(make: Make) -> None:
     with Agent(manager) as agent:
         agent.obey(Order.RUN)
         assert agent.obey(Order.STOP, ranks=exited).exit_code == 0
-        agent.ask(leaving=True)
+        assert agent.link.send(msgspec.structs.replace(agent.status, sequence=agent.sequence + 1, leaving=True))
         assert manager._thread is not None
         manager._thread.join(20)
         assert not manager._thread.is_alive()
