@@ -233,7 +233,8 @@ def test_the_slow_reading_comes_back_too() -> None:
     state = make()
     capture = state._rng
     capture.capture()
-    capture._python = capture._torch = capture._numpy = None
+    capture._python = capture._torch = capture._same = None
+    capture._numpy_bits = None
     assert all(isinstance(part, bytes) for part in capture.capture())
     state.commit()
     first = draw()

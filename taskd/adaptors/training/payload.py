@@ -1,22 +1,31 @@
 """What stands in a slot of the position file: the buffers of all random number generators, then the data positions.
 
 Layout: the number of buffers and the length of each, 4 bytes each and little-endian; the buffers; the data positions as
-msgpack, if there are any. Packing is one join, since it is done twice in each step.
+msgpack, if there are any. Packing is little more than one join, since it is done twice in each step.
 """
 
-import functools
 import struct
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
+Buffer = bytes | memoryview
 _COUNT = struct.Struct("<I")
 
 
-def pack(rng: Sequence[bytes | memoryview], data: Mapping[str, bytes] | None = None) -> bytes:
-    """Copy the present content of the buffers, and the encoded data positions."""
-    head = _head(*map(len, rng))
-    return b"".join((head, *rng) if data is None else (head, *rng, msgspec.msgpack.encode(data)))
+class Packer:
+    """Packs; knows the head of the buffers that it packed last."""
+
+    def __init__(self) -> None:
+        self._last: Sequence[Buffer] = ()
+        self._head = b""
+
+    def pack(self, rng: Sequence[Buffer], data: Mapping[str, bytes] | None = None) -> bytes:
+        """Copy the present content of the buffers, and the encoded data positions."""
+        if rng is not self._last:
+            self._last = rng
+            self._head = struct.pack(f"<{1 + len(rng)}I", len(rng), *map(len, rng))
+        return b"".join((self._head, *rng) if data is None else (self._head, *rng, msgspec.msgpack.encode(data)))
 
 
 def unpack(payload: bytes) -> tuple[list[bytes], dict[str, bytes]]:
@@ -29,8 +38,3 @@ def unpack(payload: bytes) -> tuple[list[bytes], dict[str, bytes]]:
         rng.append(payload[at : at + length])
         at += length
     return rng, msgspec.msgpack.decode(payload[at:], type=dict[str, bytes]) if at < len(payload) else {}
-
-
-@functools.lru_cache
-def _head(*lengths: int) -> bytes:
-    return struct.pack(f"<{1 + len(lengths)}I", len(lengths), *lengths)

@@ -16,7 +16,7 @@ import mmap
 import os
 import stat
 import struct
-import zlib
+from zlib import adler32
 
 from taskd.errors import RestoreError
 
@@ -34,6 +34,7 @@ class Slot(enum.Enum):
 
 
 _COMMITTED = Slot.COMMITTED
+_MASK = 0xFFFF_FFFF
 
 
 class PositionFile:
@@ -82,7 +83,7 @@ class PositionFile:
         self._map[start : start + length] = payload
         head[1] = step
         head[2] = length
-        head[3] = _checksum(step, payload)
+        head[3] = adler32(payload, step & _MASK)
         self._sequence += 2
         head[0] = self._sequence
 
@@ -94,7 +95,7 @@ class PositionFile:
             if sequence <= 0 or sequence & 1 or not 0 <= length <= CAPACITY_BYTES:
                 continue
             payload = self._map[at + _HEADER.size : at + _HEADER.size + length]
-            if _checksum(step, payload) == checksum:
+            if adler32(payload, step & _MASK) == checksum:
                 found.append((sequence, step, payload))
         return {step: payload for _, step, payload in sorted(found)}
 
@@ -103,7 +104,3 @@ class PositionFile:
         for head in self._heads:
             head.release()
         self._map.close()
-
-
-def _checksum(step: int, payload: bytes) -> int:
-    return zlib.adler32(payload, step & 0xFFFF_FFFF)

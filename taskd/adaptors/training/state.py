@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from taskd.adaptors.training.parts import Parts, advances_by_itself
-from taskd.adaptors.training.payload import pack, unpack
+from taskd.adaptors.training.payload import Packer, unpack
 from taskd.adaptors.training.position_file import CAPACITY_BYTES, PositionFile, Slot
 from taskd.adaptors.training.rng import RngCapture
 from taskd.errors import ConfigError
@@ -80,6 +80,7 @@ class TrainState:
         self.parts = Parts(parts)
         self._positions: Positions = _Memory()
         self._rng = RngCapture()
+        self._packer = Packer()
         self._tentative = (-1, b"")  # what the position file has for the step under way
         self._told_too_large = False
         self._empty = False
@@ -266,8 +267,8 @@ class TrainState:
     def _position(self) -> bytes:
         rng = self._rng.capture()
         if not self.parts.positions:
-            return pack(rng)
-        payload = pack(rng, self.parts.pack_positions())
+            return self._packer.pack(rng)
+        payload = self._packer.pack(rng, self.parts.pack_positions())
         if len(payload) <= CAPACITY_BYTES:
             return payload
         if not self._told_too_large:
@@ -279,4 +280,4 @@ class TrainState:
                 len(payload),
                 CAPACITY_BYTES,
             )
-        return pack(rng)
+        return self._packer.pack(rng)
