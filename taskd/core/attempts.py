@@ -11,7 +11,7 @@ Rules:
 
 from dataclasses import dataclass, field
 
-from taskd.core.budget import Budget, Fault
+from taskd.core.budget import EARLY_S, EXIT_CODE, Budget, Fault
 from taskd.core.phases import Action, Note, Phase, Publish, Recovered, Stopped
 from taskd.core.policy import Policy, Strategy
 from taskd.core.ranks import plan_restore
@@ -55,12 +55,18 @@ class Attempts:
 
     def _charge(self, ranks: list[int]) -> bool:
         causes, budget = self._need_record().causes, self.budget or Budget()
-        charge = budget.charge([Fault(rank, self.step, causes.get(rank, "")) for rank in ranks])
+        charge = budget.charge([self._fault(rank, causes.get(rank, "")) for rank in ranks])
         if charge.granted:
             self._out.append(Note(charge.reason))
         else:
             self._stop(charge.reason, 1)
         return charge.granted
+
+    def _fault(self, rank: int, cause: str) -> Fault:
+        young = self._now_s - self.world.ranks[rank].since_s < EARLY_S
+        if young and self.step < 0 and cause.startswith(EXIT_CODE):
+            return Fault(-1, -1, cause, early=True)
+        return Fault(rank, self.step, cause)
 
     def _attempt(self, *, new_world: bool, failed: bool = False, no_donor: bool = False) -> None:
         record = self._need_record()

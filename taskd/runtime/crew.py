@@ -16,6 +16,7 @@ from signal import SIGKILL, Signals
 from taskd.config.process import preload_with, without_rank
 from taskd.config.worker import TemplateConfig
 from taskd.core.agent import Action, Node, Start
+from taskd.core.budget import EXIT_CODE
 from taskd.errors import RecoveryError
 from taskd.runtime.blackbox import library_path
 from taskd.runtime.deaths import DeathWatch, Ending, ending_status
@@ -242,7 +243,7 @@ def _preload() -> dict[str, str]:
 def describe(status: int) -> str:
     """An exit status in words."""
     if status >= 0:
-        return f"exit code {status}"
+        return f"{EXIT_CODE} {status}"
     try:
         return f"signal {-status} ({Signals(-status).name})"
     except ValueError:

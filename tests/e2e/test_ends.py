@@ -2,6 +2,7 @@
 
 import json
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -73,3 +74,12 @@ def test_no_restart_is_allowed(make_job: MakeJob, spelling: str) -> None:
     assert job.end() == 1
     assert "all 0 restarts of the job are spent" in job.output
     assert not job.named("recovered")
+
+
+def test_a_script_with_a_bug_in_its_set_up_does_not_restart_for_ever(make_job: MakeJob, run_dir: Path) -> None:
+    script = run_dir / "typo.py"
+    script.write_text("import os\nos.environ['NO_SUCH_VARIABLE']\n")
+    job = make_job(2).start(str(script), {}, env={"TASKD_STANDBY": "0"})
+    assert job.end() == 1
+    assert "failed 3 times before any step was committed" in job.output
+    assert job.output.count("KeyError: 'NO_SUCH_VARIABLE'") <= 2 * 3
