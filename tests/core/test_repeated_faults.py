@@ -53,8 +53,10 @@ def test_a_script_that_fails_before_its_first_step_ends_the_job_at_the_third_tim
     starting = {0: Stage.STARTING, 1: Stage.STARTING}
     hear({0: 0, 1: 0}, starting, 0.0)
     for time, culprit in enumerate((0, 1, 0)):
-        assert recovery.directive is not None and recovery.directive.exit_code == 0, time
+        assert recovery.directive is not None
+        assert recovery.directive.exit_code == 0, time
         hear(wanted(), {**starting, culprit: Stage.DEAD}, 10.0 * time + 5)
         hear(wanted(), starting, 10.0 * time + 6)
     assert recovery.phase is Phase.STOPPED
+    assert recovery.directive is not None
     assert "failed 3 times before any step was committed" in recovery.directive.reason
