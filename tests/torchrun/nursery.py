@@ -43,6 +43,8 @@ class Nursery:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.process.close()
+        if self.pid:
+            _collect_children_of(self.pid)  # all were killed, and may take a moment to end
         for link in self._links:
             link.close()
         self.local.close()
