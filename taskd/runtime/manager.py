@@ -47,7 +47,7 @@ class Manager:
         self._core = Recovery(config.policy, sequence=time.time_ns() // 1_000_000)
         self._socket = ManagerSocket(config.listen, config.security)
         self._journal = Journal(config.run_dir, config.job_id)
-        self._peers: dict[int, tuple[Peer, str]] = {}
+        self._peers: dict[int, Peer] = {}
         self._directive: Directive | None = None
         self._ended_s: float | None = None
         self._standbys: dict[int, int] = {}
@@ -105,7 +105,7 @@ class Manager:
         if refusal is not None:
             self._socket.send(peer, Refusal(reason=refusal))
             return
-        self._peers[status.node_rank] = (peer, status.agent_id)
+        self._peers[status.node_rank] = peer
         before = self._directive
         try:
             self._perform(self._core.hear(status, time.monotonic()))
@@ -160,7 +160,7 @@ class Manager:
 
     def _publish(self, directive: Directive) -> None:
         self._directive = directive
-        for peer, _ in self._peers.values():
+        for peer in self._peers.values():
             self._socket.send(peer, directive)
         self._journal.write(
             "directive",

@@ -56,14 +56,14 @@ class RankFiles:
         return self._boxes.get((rank, incarnation))
 
     def close(self) -> None:
-        """Remove everything. Nobody may be waiting on a box."""
+        """Remove everything. Whoever waits on a box is let go."""
         for box in self._boxes.values():
             box.close()
         self._boxes.clear()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def discard(self, rank: int, incarnation: int) -> None:
-        """The box of a process that is gone. Nobody may be waiting on it."""
+        """Remove the box of a process that is gone. Whoever waits on it is let go."""
         box = self._boxes.pop((rank, incarnation), None)
         if box is not None:
             box.close()

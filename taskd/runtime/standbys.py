@@ -46,11 +46,6 @@ class StandbyPool:
         """A standby has been asked for and has not arrived yet, or could be asked for."""
         return self._ready and self._forks
 
-    @property
-    def template_pid(self) -> int | None:
-        """The template's process, None before the first start."""
-        return self._template_pid
-
     def open(self) -> None:
         """Start the template, unless there is one or none is wanted. `refill` starts none before this was called."""
         self._opened = True
