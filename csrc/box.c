@@ -51,6 +51,7 @@ static void after_fork(void)
     td_beat_after_fork();
     td_gloo_after_fork();
     td_binding_after_fork();
+    td_pulse_after_fork();
 }
 
 __attribute__((constructor)) static void watch_forks(void)
@@ -180,32 +181,22 @@ int taskd_attach(const char *path, int rank, int incarnation)
     return error;
 }
 
-static void progress(uint64_t mask, uint64_t bits)
+_Static_assert(sizeof(struct td_progress) == TASKD_PROGRESS_BYTES, "what Python maps");
+
+/* Where the one thread that counts steps stores each step and its time by itself: the first call into C after a step
+ * costs more than all the rest. The address changes with taskd_attach and with fork. */
+int64_t *taskd_progress(void)
 {
-    td_u64 *word = &td_current()->progress.word;
-    uint64_t old = atomic_load_explicit(word, RELAXED);
-    while (!atomic_compare_exchange_weak_explicit(word, &old, (old & ~mask) | bits, memory_order_release, RELAXED))
-        ;
+    return (int64_t *)&td_current()->progress;
 }
 
-/* This step is committed: the state is clean. */
-void taskd_step(int64_t step)
-{
-    progress(~0xffull, (uint64_t)step << TD_PROGRESS_STEP_SHIFT);
-    atomic_store_explicit(&td_current()->progress.step_ns, td_now_ns(), RELAXED);
-}
-
-/* The state is being changed (1), or is again that of its step (0). */
-void taskd_dirty(int dirty)
-{
-    progress(0xffull << TD_PROGRESS_DIRTY_SHIFT, (uint64_t)!!dirty << TD_PROGRESS_DIRTY_SHIFT);
-}
-
-/* What the main thread is about to do, 0 to 255, in the caller's own numbering. */
+/* What the main thread is about to do, 0 to 255, in the caller's own numbering. Called by the thread that counts steps. */
 void taskd_phase(int phase)
 {
-    progress(0xffull, (uint64_t)phase & 0xff);
-    atomic_store_explicit(&td_current()->progress.phase_ns, td_now_ns(), RELAXED);
+    struct td_progress *progress = &td_current()->progress;
+    uint64_t step = atomic_load_explicit(&progress->word, RELAXED) & ~0xffull;
+    atomic_store_explicit(&progress->word, step | ((uint64_t)phase & 0xff), memory_order_release);
+    atomic_store_explicit(&progress->phase_ns, td_now_ns(), RELAXED);
 }
 
 /* Called by any Python thread: it could take the GIL. */

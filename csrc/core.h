@@ -29,6 +29,9 @@ void td_gloo_after_fork(void);
 /* binding.c */
 void td_binding_after_fork(void);
 
+/* pulse.c */
+void td_pulse_after_fork(void);
+
 /* end.c */
 void td_end_watch(void);
 

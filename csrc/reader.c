@@ -94,7 +94,6 @@ static void read_progress(struct td_progress *from, struct taskd_reading *out)
 {
     uint64_t word = atomic_load_explicit(&from->word, memory_order_acquire);
     out->step = (int64_t)word >> TD_PROGRESS_STEP_SHIFT;
-    out->dirty = (word >> TD_PROGRESS_DIRTY_SHIFT & 0xff) != 0;
     out->phase = (int32_t)(word & 0xff);
     out->step_ns = atomic_load_explicit(&from->step_ns, RELAXED);
     out->phase_ns = atomic_load_explicit(&from->phase_ns, RELAXED);

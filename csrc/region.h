@@ -54,7 +54,7 @@ struct td_beats {
     td_i64 main_ns;
 };
 
-/* step (signed, 48 bits), dirty (8 bits) and phase (8 bits) share one word: no reader can see half a change. */
+/* step (signed, 56 bits) and phase (8 bits) share one word: no reader can see half a change. */
 struct td_progress {
     td_u64 word;
     td_i64 step_ns;
@@ -110,8 +110,7 @@ _Static_assert(offsetof(struct td_box, rings) == 6 * TD_LINE, "the end record is
 _Static_assert(offsetof(struct td_box, ring) == 7 * TD_LINE, "the ring's head is one cache line");
 _Static_assert(sizeof(struct td_box) == (7 + TD_RING) * TD_LINE, "no hidden padding");
 
-#define TD_PROGRESS_STEP_SHIFT 16
-#define TD_PROGRESS_DIRTY_SHIFT 8
-#define TD_PROGRESS_START (UINT64_MAX << TD_PROGRESS_STEP_SHIFT)    /* step -1, clean, phase 0 */
+#define TD_PROGRESS_STEP_SHIFT 8
+#define TD_PROGRESS_START (UINT64_MAX << TD_PROGRESS_STEP_SHIFT)    /* step -1, phase 0 */
 
 #endif

@@ -10,7 +10,7 @@
 
 #include <stdint.h>
 
-#define TASKD_VERSION 1
+#define TASKD_VERSION 2
 
 /* How a box says its process ended. */
 #define TASKD_END_NONE 0
@@ -30,6 +30,9 @@
 #define TASKD_HOOK_SOCKETS 1
 #define TASKD_HOOK_WAITS 2
 
+/* What taskd_progress points at: the step, shifted left by 8, with the phase; when the step was committed; when the phase began. */
+#define TASKD_PROGRESS_BYTES 24
+
 /* What one reading of a box gives. Every field is whole; fields of different groups may be some ns apart. */
 struct taskd_reading {
     int32_t owner_pid;      /* 0: not claimed yet */
@@ -43,7 +46,6 @@ struct taskd_reading {
     int64_t main_ns;        /* newest beat of the main thread between two bytecodes */
     int64_t step;           /* -1: none committed yet */
     int32_t phase;
-    int32_t dirty;          /* 1: the training state has changed since that step */
     int64_t step_ns;
     int64_t phase_ns;
     int32_t life;
@@ -76,6 +78,43 @@ struct taskd_census {
     uint64_t kicked;        /* waits aborted so far */
 };
 
+/* How often an optimizer's step was begun and done since the last commit. */
+struct taskd_count {
+    int64_t begun;
+    int64_t done;
+};
+
+/* What the functions of pulse.c work on. The caller owns it and all that it points at. */
+#define TASKD_SLOT_HEAD 24      /* sequence, step and length before the payload of a slot */
+#define TASKD_PULSE_SPANS 12
+#define TASKD_PULSE_COMMIT 0
+#define TASKD_PULSE_FORWARD 1
+#define TASKD_PULSE_BEFORE 2
+#define TASKD_PULSE_AFTER 3
+struct taskd_span {
+    const void *at;
+    int64_t bytes;
+};
+struct taskd_pulse {
+    char *slots;                /* five of them: two for committed steps, three for tentative ones */
+    int64_t slot_bytes;
+    int64_t *sequence;          /* of the newest entry */
+    int64_t payload_bytes;      /* the sum of all spans */
+    int32_t spans;
+    int32_t optimizers;
+    int32_t whole[5];           /* this pulse has filled the slot */
+    struct taskd_span span[12];
+    struct taskd_count *counts; /* one for each optimizer */
+    void **pointer;             /* if not NULL: must still point at `pointed` */
+    void *pointed;
+    void *generator;            /* Python objects from here on */
+    void *spare_name;           /* of its attribute that must be None */
+    void *state;
+    void *step_name;            /* of its attribute that counts committed steps */
+    void *commit_slowly;        /* called without arguments where one of the two does not hold */
+    void *forward_slowly;
+};
+
 struct taskd_handle;
 
 #pragma GCC visibility push(default)
@@ -85,9 +124,9 @@ int taskd_version(void);
 /* Worker side. */
 int taskd_attach(const char *path, int rank, int incarnation);
 int taskd_attached(void);
-void taskd_step(int64_t step);
-void taskd_dirty(int dirty);
+int64_t *taskd_progress(void);
 void taskd_phase(int phase);
+void *taskd_pulse_method(int which);
 void taskd_gil_beat(void);
 uint64_t taskd_enter(uint32_t op, uint64_t comm, uint64_t count, uint32_t dtype, int32_t peer);
 void taskd_leave(uint64_t ticket);

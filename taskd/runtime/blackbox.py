@@ -58,7 +58,6 @@ class Reading:
     main_ns: int
     step: int
     phase: int
-    dirty: bool
     step_ns: int
     phase_ns: int
     life: Life
@@ -142,7 +141,7 @@ class Box:
             core().taskd_box_read(handle, out)
         values = {name: getattr(out, name) for name in Reading.__dataclass_fields__ if name != "exit_status"}
         ended = out.end_cause == core().TASKD_END_EXIT
-        values |= {"dirty": bool(out.dirty), "life": Life(out.life), "end_ns": out.end_ns if ended else 0}
+        values |= {"life": Life(out.life), "end_ns": out.end_ns if ended else 0}
         return Reading(**values, exit_status=out.end_status if ended else None)
 
     def events(self, most: int = 1024) -> list[Event]:

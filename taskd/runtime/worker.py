@@ -119,12 +119,14 @@ class WorkerLink:
         """The resilient function returned."""
         self._feed(Input(Event.RETURNED, step=step, condition=condition))
 
-    def committed(self, step: int) -> None:
-        """A step was committed. Cheap unless it is the first of a world."""
-        if self._machine.first_commit:
+    def committed(self, step: int) -> bool:
+        """A step was committed; return `interrupted`. Cheap unless it is the first of a world."""
+        machine = self._machine
+        if machine.first_commit:
             self._feed(Input(Event.COMMITTED, step=step, condition=Condition.CLEAN))
         else:
-            self._machine.step = step
+            machine.step = step
+        return machine.state is State.INTERRUPTED
 
     def await_order(self) -> WorldPlan | None:
         """Wait for the plan of the next world; None means that every rank has finished.

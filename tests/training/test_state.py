@@ -282,7 +282,7 @@ def test_a_data_position_too_large_is_left_out_with_one_warning(caplog: pytest.L
         state.commit()
         state.commit()
     assert len(caplog.records) == 1
-    assert f"and {CAPACITY_BYTES} have room" in caplog.records[0].message
+    assert f"takes {CAPACITY_BYTES + 31} bytes, and" in caplog.records[0].message
     first = random.random()
     assert state.return_to(2) == "the data position of loader was not recorded"
     assert random.random() == first

@@ -1,31 +1,27 @@
 """What stands in a slot of the position file: the buffers of all random number generators, then the data positions.
 
 Layout: the number of buffers and the length of each, 4 bytes each and little-endian; the buffers; the data positions as
-msgpack, if there are any. Packing is little more than one join, since it is done twice in each step.
+msgpack, if there are any.
 """
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-Buffer = bytes | memoryview
+from taskd.runtime.pulse import Buffer
+
 _COUNT = struct.Struct("<I")
 
 
-class Packer:
-    """Packs; knows the head of the buffers that it packed last."""
+def head_of(rng: Sequence[Buffer]) -> bytes:
+    """What stands before the buffers."""
+    return struct.pack(f"<{1 + len(rng)}I", len(rng), *map(len, rng))
 
-    def __init__(self) -> None:
-        self._last: Sequence[Buffer] = ()
-        self._head = b""
 
-    def pack(self, rng: Sequence[Buffer], data: Mapping[str, bytes] | None = None) -> bytes:
-        """Copy the present content of the buffers, and the encoded data positions."""
-        if rng is not self._last:
-            self._last = rng
-            self._head = struct.pack(f"<{1 + len(rng)}I", len(rng), *map(len, rng))
-        return b"".join((self._head, *rng) if data is None else (self._head, *rng, msgspec.msgpack.encode(data)))
+def pack(rng: Sequence[Buffer], data: bytes = b"") -> bytes:
+    """Copy the present content of the buffers, and the encoded data positions."""
+    return b"".join((head_of(rng), *rng, data))
 
 
 def unpack(payload: bytes) -> tuple[list[bytes], dict[str, bytes]]:

@@ -4,6 +4,8 @@ What is captured are buffers; where a generator's memory is known (see `rng_memo
 the state of the moment in which they are copied. Restoring always goes through the public calls.
 """
 
+import contextlib
+import importlib
 import random
 import struct
 import sys
@@ -12,16 +14,18 @@ from typing import Any
 
 import torch
 
-from taskd.adaptors.training.payload import Buffer
+from taskd.adaptors.training.payload import head_of
 from taskd.adaptors.training.rng_memory import (
     SPARE,
     TORCH_BYTES,
     numpy_views,
+    pointer_to,
     python_view,
     torch_state,
     torch_view,
 )
 from taskd.errors import RestoreError
+from taskd.runtime.pulse import Buffer, Sources
 
 _WORDS = 624
 _GAUSS = struct.Struct("<id")
@@ -65,7 +69,24 @@ class RngCapture:
             states.extend(state.numpy().tobytes() for state in torch.cuda.get_rng_state_all())
         elif gauss is None and same_numpy and self._python and self._torch:
             self._same = tuple(states)
+            return self._same
         return states
+
+    def sources(self) -> Sources | None:
+        """What `capture` reads, for a `Pulse`; None where memory does not show every generator."""
+        if self._numpy_source is None:
+            with contextlib.suppress(ImportError):
+                importlib.import_module("numpy.random")
+                self._find_numpy()
+        found = self.capture()
+        if found is not self._same or torch.cuda.is_available():
+            return None
+        pointer = None
+        if self._numpy_source is not None:
+            pointer = pointer_to(self._numpy_bits, self._numpy_source)
+            if pointer is None:
+                return None
+        return Sources((head_of(found), *found), pointer, self._generator, "gauss_next")
 
     def restore(self, states: Sequence[bytes]) -> None:
         """Put back what `capture` returned.

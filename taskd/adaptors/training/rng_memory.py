@@ -69,6 +69,13 @@ def torch_view(generator: torch.Generator) -> memoryview | None:
     return view if torch_state(bytes(view)) == state else None
 
 
+def pointer_to(part: object, owner: object) -> tuple[int, int] | None:
+    """Where `owner` keeps its pointer to `part`, and that pointer; None if it has none, or more than one."""
+    words = struct.unpack(f"{type(owner).__basicsize__ // 8}Q", ctypes.string_at(id(owner), type(owner).__basicsize__))
+    found = [index for index, word in enumerate(words) if word == id(part)]
+    return (id(owner) + 8 * found[0], id(part)) if len(found) == 1 else None
+
+
 def torch_state(raw: bytes) -> bytes:
     """What `get_state` would have returned, from the bytes that a `torch_view` showed."""
     seed, left, seeded, following = _HEAD.unpack_from(raw)

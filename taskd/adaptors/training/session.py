@@ -204,9 +204,9 @@ class Session:
         return self._link.interrupted or isinstance(error, RuntimeError | Interrupted | RecoveryError)
 
     def _committed(self, step: int) -> None:
-        self._runtime.recorder.step(step)
-        self._link.committed(step)
-        if self._link.interrupted:
+        if not self._state.shows_steps:
+            self._runtime.recorder.step(step)
+        if self._link.committed(step):
             raise Interrupted
 
 

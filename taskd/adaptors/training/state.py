@@ -12,17 +12,22 @@ Rules:
 """
 
 import logging
-from collections.abc import Callable, Iterator
+import os
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import msgspec
 import torch
 
+from taskd.adaptors.training.hooks import StepHooks
 from taskd.adaptors.training.parts import Parts, advances_by_itself
-from taskd.adaptors.training.payload import Packer, unpack
+from taskd.adaptors.training.payload import head_of, pack, unpack
 from taskd.adaptors.training.position_file import CAPACITY_BYTES, PositionFile, Slot
 from taskd.adaptors.training.rng import RngCapture
-from taskd.errors import ConfigError
+from taskd.errors import ConfigError, ShimError
+from taskd.runtime.pulse import Buffer, Pulse
 from taskd.wire.messages import Condition
 
 _log = logging.getLogger(__name__)
@@ -31,8 +36,8 @@ _log = logging.getLogger(__name__)
 class Positions(Protocol):
     """Where positions are kept: a `PositionFile`, or memory where no file can be had."""
 
-    def write(self, slot: Slot, step: int, payload: bytes) -> None:
-        """Put `payload` down for `step`."""
+    def write(self, slot: Slot, step: int, rng: Sequence[Buffer], data: bytes) -> None:
+        """Put down for `step` what the buffers show now, and the encoded data positions."""
 
     def read(self) -> dict[int, bytes]:
         """Return the payload of each step that is there."""
@@ -44,13 +49,25 @@ class _Memory:
     def __init__(self) -> None:
         self._slots: dict[tuple[Slot, int], tuple[int, bytes]] = {}
 
-    def write(self, slot: Slot, step: int, payload: bytes) -> None:
+    def write(self, slot: Slot, step: int, rng: Sequence[Buffer], data: bytes) -> None:
         key = (slot, step % (2 if slot is Slot.COMMITTED else 3))
         self._slots.pop(key, None)  # the newest is the last
-        self._slots[key] = (step, payload)
+        self._slots[key] = (step, pack(rng, data))
 
     def read(self) -> dict[int, bytes]:
         return dict(self._slots.values())
+
+
+def _leaver(state: "TrainState") -> Callable[[], None]:
+    """What a forked child does: the file is its parent's."""
+    known = weakref.ref(state)
+
+    def leave() -> None:
+        left = known()
+        if left is not None:
+            left._positions, left._count, left.shows_steps = _Memory(), left._count_slowly, False
+
+    return leave
 
 
 class TrainState:
@@ -66,13 +83,16 @@ class TrainState:
     Attributes:
         step: committed steps. Set it once after loading a checkpoint of your own, before training.
         on_commit: called with the step at the end of each `commit`.
+        shows_steps: whether `commit` shows the step in the black box too.
 
     Raises:
         ConfigError: an argument has the wrong type, or a name that the state itself uses.
     """
 
     def __init__(self, **parts: Any) -> None:
-        clash = [name for name in parts if hasattr(type(self), name) or name in ("step", "on_commit", "parts")]
+        clash = [
+            name for name in parts if hasattr(type(self), name) or name in ("step", "on_commit", "shows_steps", "parts")
+        ]
         if clash:
             raise ConfigError(f"TrainState uses the name {clash[0]!r} itself; pass that argument under another name")
         self.step = 0
@@ -80,20 +100,18 @@ class TrainState:
         self.parts = Parts(parts)
         self._positions: Positions = _Memory()
         self._rng = RngCapture()
-        self._packer = Packer()
-        self._tentative = (-1, b"")  # what the position file has for the step under way
         self._told_too_large = False
         self._empty = False
         self._restoring = False
-        self._inside = 0
-        self._stepped = [0] * len(self.parts.optimizers)
+        self.shows_steps = False
         self._commits = 0
         self._marks = [scheduler.last_epoch for scheduler in self.parts.schedulers]
         self._steady = True
         self._buffers: list[torch.Tensor] | None = None
         self._saved_buffers: list[torch.Tensor] = []
         self._buffers_touched = False
-        self._hook()
+        self._hooks = StepHooks(self.parts, self._save_buffers, self._record_tentative)
+        self._count: Callable[[int], None] = self._count_slowly
 
     def __getattr__(self, name: str) -> Any:
         parts = self.__dict__.get("parts")
@@ -105,13 +123,9 @@ class TrainState:
 
     def commit(self) -> None:
         """Count this step as done and record RNG and data position. To be called last in each step."""
-        step = self.step + 1
-        payload = self._position()
-        self._stepped = [0] * len(self._stepped)
-        self.step = step
+        self.step = step = self.step + 1
         self._buffers_touched = False
-        if self._tentative != (step, payload):
-            self._positions.write(Slot.COMMITTED, step, payload)
+        self._count(step)
         self._commits += 1
         if self._marks:
             self._mark_schedulers()
@@ -126,13 +140,23 @@ class TrainState:
         Raises:
             RestoreError: the file cannot be used.
         """
-        self._positions = PositionFile(path)
-        self._tentative = (-1, b"")
+        self._positions = file = PositionFile(path)
+        os.register_at_fork(after_in_child=_leaver(self))
+        sources = None if self.parts.positions else self._rng.sources()
+        if sources is not None:
+            try:
+                pulse = Pulse(self, file.target, sources, self._hooks.counts, (self._record, self._record_tentative))
+            except ShimError as error:
+                _log.debug("steps are counted in Python: %s", error)
+                return
+            self._hooks.use(pulse)
+            self._count = pulse.commit
+            self.shows_steps = True
 
     def begin(self) -> None:
         """Record where this rank stands before its first step. Called as training begins, but not in a newcomer."""
         self._marks = [scheduler.last_epoch for scheduler in self.parts.schedulers]
-        self._positions.write(Slot.COMMITTED, self.step, self._position())
+        self._record()
 
     def declare_empty(self) -> None:
         """Say that this is a newcomer, whose weights are those of its set-up and count for nothing."""
@@ -147,11 +171,12 @@ class TrainState:
         """Return what the state in memory is worth now."""
         if self._empty:
             return Condition.EMPTY
-        if self._restoring or self._inside or any(count > 1 for count in self._stepped):
+        stepped = self._hooks.stepped
+        if self._restoring or self._hooks.torn:
             return Condition.TORN
-        if not any(self._stepped):
+        if not any(stepped):
             return Condition.CLEAN if self._can_roll_back() else Condition.TORN
-        return Condition.STEPPED if all(self._stepped) else Condition.TORN
+        return Condition.STEPPED if all(stepped) else Condition.TORN
 
     def adopt(self) -> str:
         """Count a STEPPED state as committed; return what could not be told about it, or "".
@@ -184,9 +209,9 @@ class TrainState:
         self._restoring = True
         yield
         self.step = step
-        self._inside = 0
-        self._stepped = [0] * len(self._stepped)
+        self._hooks.reset()
         self._buffers_touched = False
+        self.shows_steps = False
         self._commits = 0
         self._marks = [scheduler.last_epoch for scheduler in self.parts.schedulers]
         self._empty = self._restoring = False
@@ -214,47 +239,35 @@ class TrainState:
 
     # Inside.
 
-    def _hook(self) -> None:
-        for index, optimizer in enumerate(self.parts.optimizers):
-            optimizer.register_step_pre_hook(self._before_step)
-            optimizer.register_step_post_hook(self._after_step(index))
-        for module in self.parts.modules:
-            module.register_forward_pre_hook(self._before_forward)
-            module.register_forward_hook(self._after_forward)
+    def _count_slowly(self, _step: int) -> None:
+        self._hooks.reset()
+        self._record()
 
-    def _before_step(self, *_: Any) -> None:
-        self._inside += 1
+    def _record(self) -> None:
+        self._positions.write(Slot.COMMITTED, self.step, self._rng.capture(), self._data_position())
 
-    def _after_step(self, index: int) -> Callable[..., None]:
-        def after(*_: Any) -> None:
-            self._stepped[index] += 1
-            self._inside -= 1
+    def _record_tentative(self) -> None:
+        self._positions.write(Slot.TENTATIVE, self.step + 1, self._rng.capture(), self._data_position())
 
-        return after
-
-    def _before_forward(self, module: torch.nn.Module, _: Any) -> None:
+    def _save_buffers(self, module: torch.nn.Module) -> bool:
+        """Before a forward pass; tells whether there are buffers at all."""
         if self._buffers_touched or not module.training:
-            return
+            return True
         if self._buffers is None:
             self._buffers = self._all_buffers()
             self._saved_buffers = [torch.empty_like(buffer) for buffer in self._buffers]
         if self._buffers:
             with torch.no_grad():
                 torch._foreach_copy_(self._saved_buffers, self._buffers)
-        self._buffers_touched = True
-
-    def _after_forward(self, module: torch.nn.Module, *_: Any) -> None:
-        if module.training and torch.is_grad_enabled():
-            step, payload = self.step + 1, self._position()
-            self._positions.write(Slot.TENTATIVE, step, payload)
-            self._tentative = (step, payload)
+            self._buffers_touched = True
+        return bool(self._buffers)
 
     def _all_buffers(self) -> list[torch.Tensor]:
         return [buffer for module in self.parts.modules for buffer in module.buffers()]
 
     def _can_roll_back(self) -> bool:
         """Tell whether the buffers are still the tensors that were saved; a module may have put others there."""
-        if not self._buffers_touched or self._buffers is None:
+        if self._buffers is None or (self._buffers and not self._buffers_touched):
             return True
         now = self._all_buffers()
         return len(now) == len(self._buffers) and all(a is b for a, b in zip(now, self._buffers, strict=True))
@@ -264,20 +277,21 @@ class TrainState:
         self._steady = self._steady and all(new == old + 1 for new, old in zip(marks, self._marks, strict=True))
         self._marks = marks
 
-    def _position(self) -> bytes:
-        rng = self._rng.capture()
+    def _data_position(self) -> bytes:
         if not self.parts.positions:
-            return self._packer.pack(rng)
-        payload = self._packer.pack(rng, self.parts.pack_positions())
-        if len(payload) <= CAPACITY_BYTES:
-            return payload
+            return b""
+        data = msgspec.msgpack.encode(self.parts.pack_positions())
+        rng = self._rng.capture()
+        room = CAPACITY_BYTES - len(head_of(rng)) - sum(map(len, rng))
+        if len(data) <= room:
+            return data
         if not self._told_too_large:
             self._told_too_large = True
             _log.warning(
                 "the data position (%s) takes %d bytes, and %d have room: it is not recorded, and after a recovery the "
                 "data of a replaced rank is not exactly that of an undisturbed run",
                 ", ".join(self.parts.positions),
-                len(payload),
-                CAPACITY_BYTES,
+                len(data),
+                room,
             )
-        return self._packer.pack(rng)
+        return b""

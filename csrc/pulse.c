@@ -1,0 +1,164 @@
+/* pulse.c - what taskd does in every step of the training, as functions that Python calls without any glue.
+ *
+ * Rules:
+ * 1. A step empties the processor's caches. What follows pays for every page that it touches for the first time, code
+ *    as well as data: 5 us for a function here that copies all generators, 30 for the same in Python, 10 for an empty
+ *    function through cffi or ctypes.
+ * 2. They are PyCFunctions, made at run time over Python's stable ABI (PEP 384), whose few functions are declared here:
+ *    the library needs no header of Python to be compiled, serves every Python 3, and loads where there is none.
+ * 3. What is not the usual case (a generator that has moved, a spare normal number) is left to the `slow` callable.
+ * 4. Python holds the GIL and keeps alive whatever a pulse points at. A forked child writes nothing. */
+#include "core.h"
+
+#include <string.h>
+
+#define STABLE_ABI extern __attribute__((weak, visibility("default")))
+
+typedef struct object PyObject;
+STABLE_ABI PyObject _Py_NoneStruct;
+STABLE_ABI void Py_IncRef(PyObject *);
+STABLE_ABI void Py_DecRef(PyObject *);
+STABLE_ABI long long PyLong_AsLongLong(PyObject *);
+STABLE_ABI void *PyLong_AsVoidPtr(PyObject *);
+STABLE_ABI PyObject *PyObject_GetAttr(PyObject *, PyObject *);
+STABLE_ABI PyObject *PyObject_CallFunctionObjArgs(PyObject *, ...);
+STABLE_ABI PyObject *PyErr_Occurred(void);
+
+struct method {                                 /* PyMethodDef */
+    const char *name;
+    void *call;
+    int flags;
+    const char *doc;
+};
+enum { ONE_ARGUMENT = 0x08, FAST_CALL = 0x80 };
+
+static int forked;
+
+void td_pulse_after_fork(void)
+{
+    forked = 1;
+}
+
+static PyObject *none(void)
+{
+    Py_IncRef(&_Py_NoneStruct);
+    return &_Py_NoneStruct;
+}
+
+/* Whether the generators are where they were, and python's has no spare normal number. */
+static int usual(const struct taskd_pulse *pulse)
+{
+    if (pulse->pointer && *pulse->pointer != pulse->pointed)
+        return 0;
+    PyObject *spare = PyObject_GetAttr(pulse->generator, pulse->spare_name);
+    if (!spare)
+        return -1;
+    Py_DecRef(spare);                           /* the generator still has it */
+    return spare == &_Py_NoneStruct;
+}
+
+/* A twister changes all of its words or none, so its ends tell whether the slot has it already. They do not where a
+ * process that was killed has left half a copy: `whole` says that this one has filled the slot before. */
+static void bring(char *to, const struct taskd_span *span, int whole)
+{
+    enum { END = 64 };
+    size_t rest = (size_t)span->bytes - END;
+    const char *at = span->at;
+    if (!whole || span->bytes < 4 * END || memcmp(to, at, END) || memcmp(to + rest, at + rest, END))
+        memcpy(to, at, (size_t)span->bytes);
+}
+
+static void copy(struct taskd_pulse *pulse, int slot, int64_t step)
+{
+    char *to = pulse->slots + slot * pulse->slot_bytes;
+    td_i64 *head = (td_i64 *)to;
+    int64_t sequence = *pulse->sequence += 2;
+    atomic_store_explicit(&head[0], sequence - 1, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release);
+    to += TASKD_SLOT_HEAD;
+    for (int i = 0; i < pulse->spans; i++) {
+        bring(to, &pulse->span[i], pulse->whole[slot]);
+        to += pulse->span[i].bytes;
+    }
+    atomic_store_explicit(&head[1], step, memory_order_relaxed);
+    atomic_store_explicit(&head[2], pulse->payload_bytes, memory_order_relaxed);
+    atomic_store_explicit(&head[0], sequence, memory_order_release);
+    pulse->whole[slot] = 1;
+}
+
+/* NULL if Python has raised. Slots: two for committed steps, then three for tentative ones, as position_file.py has them. */
+static PyObject *record(struct taskd_pulse *pulse, int64_t step, int committed)
+{
+    int fast = usual(pulse);
+    if (fast < 0)
+        return NULL;
+    if (!fast) {
+        memset(pulse->whole, 0, sizeof pulse->whole);
+        return PyObject_CallFunctionObjArgs(committed ? pulse->commit_slowly : pulse->forward_slowly, NULL);
+    }
+    copy(pulse, (int)(committed ? step & 1 : 2 + step % 3), step);
+    return none();
+}
+
+/* The step that Python counts: state.step has been raised already. */
+static PyObject *commit(PyObject *self, PyObject *number)
+{
+    struct taskd_pulse *pulse = PyLong_AsVoidPtr(self);
+    int64_t step = PyLong_AsLongLong(number);
+    if (step == -1 && PyErr_Occurred())
+        return NULL;
+    memset(pulse->counts, 0, (size_t)pulse->optimizers * sizeof *pulse->counts);
+    if (forked)
+        return none();
+    PyObject *result = record(pulse, step, 1);
+    struct td_progress *progress = &td_current()->progress;
+    uint64_t phase = atomic_load_explicit(&progress->word, memory_order_relaxed) & 0xff;
+    atomic_store_explicit(&progress->word, (uint64_t)step << TD_PROGRESS_STEP_SHIFT | phase, memory_order_release);
+    atomic_store_explicit(&progress->step_ns, td_now_ns(), memory_order_relaxed);
+    return result;
+}
+
+/* A forward hook: where this rank will stand if a peer commits the step under way and this process dies first. */
+static PyObject *after_forward(PyObject *self, PyObject *const *args, ssize_t count)
+{
+    (void)args, (void)count;
+    struct taskd_pulse *pulse = PyLong_AsVoidPtr(self);
+    PyObject *number = forked ? NULL : PyObject_GetAttr(pulse->state, pulse->step_name);
+    if (!number)
+        return forked ? none() : NULL;
+    int64_t step = PyLong_AsLongLong(number);
+    Py_DecRef(number);
+    if (step == -1 && PyErr_Occurred())
+        return NULL;
+    return record(pulse, step + 1, 0);
+}
+
+static PyObject *before_step(PyObject *self, PyObject *const *args, ssize_t count)
+{
+    (void)args, (void)count;
+    ((struct taskd_count *)PyLong_AsVoidPtr(self))->begun++;
+    return none();
+}
+
+static PyObject *after_step(PyObject *self, PyObject *const *args, ssize_t count)
+{
+    (void)args, (void)count;
+    ((struct taskd_count *)PyLong_AsVoidPtr(self))->done++;
+    return none();
+}
+
+static struct method methods[] = {
+    [TASKD_PULSE_COMMIT] = {"commit", commit, ONE_ARGUMENT, "Count a step as done."},
+    [TASKD_PULSE_FORWARD] = {"after_forward", after_forward, FAST_CALL, "A forward hook."},
+    [TASKD_PULSE_BEFORE] = {"before_step", before_step, FAST_CALL, "An optimizer's hook."},
+    [TASKD_PULSE_AFTER] = {"after_step", after_step, FAST_CALL, "An optimizer's hook."},
+};
+
+/* The PyMethodDef for PyCFunction_New, whose `self` is the address of a taskd_pulse (commit, forward) or of a
+ * taskd_count (before, after); NULL if this Python lacks something, or for an unknown number. */
+void *taskd_pulse_method(int which)
+{
+    int whole = &_Py_NoneStruct && Py_IncRef && Py_DecRef && PyLong_AsLongLong && PyLong_AsVoidPtr && PyObject_GetAttr
+        && PyObject_CallFunctionObjArgs && PyErr_Occurred;
+    return whole && which >= 0 && which < (int)(sizeof methods / sizeof *methods) ? &methods[which] : NULL;
+}

@@ -1,0 +1,88 @@
+"""The hooks by which a training state sees its optimizers step and its modules run, and what they have counted.
+
+They are plain functions, or functions of the core: a model that carries them can still be copied with `copy.deepcopy`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from taskd.adaptors.training.parts import Parts
+from taskd.runtime.pulse import Hook, Pulse
+
+
+class StepHooks:
+    """Counts, for each optimizer, the steps begun and done since the last commit.
+
+    Args:
+        parts: whose optimizers and modules are watched.
+        before_forward: called with the module before each forward pass; what it returns tells whether to call it again.
+        after_forward: called after each forward pass that trains.
+
+    """
+
+    def __init__(
+        self, parts: Parts, before_forward: Callable[[torch.nn.Module], bool], after_forward: Callable[[], None]
+    ) -> None:
+        self.counts = memoryview(bytearray(16 * len(parts.optimizers))).cast("q")
+        self._parts = parts
+        self._handles: list[RemovableHandle] = []
+        for module in parts.modules:
+            _hook_before(module, before_forward)
+        self._put([_counting(self.counts, index) for index in range(len(parts.optimizers))], _after(after_forward))
+
+    def use(self, pulse: Pulse) -> None:
+        """From now on count and record in C."""
+        self._put(pulse.optimizers, pulse.after_forward)
+
+    @property
+    def torn(self) -> bool:
+        """Whether an optimizer is inside its step, or has stepped more than once."""
+        begun, done = self.counts[::2], self.counts[1::2]
+        return any(a != b or b > 1 for a, b in zip(begun, done, strict=True))
+
+    @property
+    def stepped(self) -> list[bool]:
+        """Whether each optimizer has stepped."""
+        return [count > 0 for count in self.counts[1::2]]
+
+    def reset(self) -> None:
+        """Count from zero."""
+        for index in range(len(self.counts)):
+            self.counts[index] = 0
+
+    def _put(self, optimizers: list[tuple[Hook, Hook]], after_forward: Hook) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = [module.register_forward_hook(after_forward) for module in self._parts.modules]
+        for optimizer, (before, after) in zip(self._parts.optimizers, optimizers, strict=True):
+            self._handles.append(optimizer.register_step_pre_hook(before))
+            self._handles.append(optimizer.register_step_post_hook(after))
+
+
+def _counting(counts: memoryview, index: int) -> tuple[Hook, Hook]:
+    def before(*_: Any) -> None:
+        counts[2 * index] += 1
+
+    def after(*_: Any) -> None:
+        counts[2 * index + 1] += 1
+
+    return before, after
+
+
+def _after(call: Callable[[], None]) -> Hook:
+    def after(module: torch.nn.Module, *_: Any) -> None:
+        if module.training and torch.is_grad_enabled():
+            call()
+
+    return after
+
+
+def _hook_before(module: torch.nn.Module, call: Callable[[torch.nn.Module], bool]) -> None:
+    def before(module: torch.nn.Module, *_: Any) -> None:
+        if not call(module):
+            handle.remove()
+
+    handle = module.register_forward_pre_hook(before)

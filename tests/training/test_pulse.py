@@ -1,0 +1,219 @@
+"""What the core records in each step is what Python would have recorded, and it harms nobody else."""
+
+import copy
+import gc
+import os
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from taskd.adaptors.training.payload import pack
+from taskd.adaptors.training.position_file import SLOT_BYTES, PositionFile
+from taskd.adaptors.training.state import TrainState
+from taskd.runtime.shim import core
+from taskd.wire.messages import Condition
+from tests.launch import Launcher
+from tests.training.job import ENVIRONMENT
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def make(path: Path) -> TrainState:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+    state = TrainState(
+        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), second=torch.optim.SGD(model.parameters())
+    )
+    state.attach(str(path))
+    assert state.shows_steps, "steps are counted in Python: the rest of this file would test nothing"
+    state.begin()
+    return state
+
+
+def backward(state: TrainState) -> None:
+    state.model(torch.randn(8, 4)).square().mean().backward()
+
+
+def step(state: TrainState) -> None:
+    backward(state)
+    state.optimizer.step()
+    state.second.step()
+    state.commit()
+
+
+def nothing() -> None:
+    pass
+
+
+def a_spare_number() -> None:
+    random.gauss(0, 1)
+
+
+def seeds() -> None:
+    torch.manual_seed(7)
+    random.seed(7)
+    np.random.seed(7)
+
+
+def many() -> None:
+    torch.randn(5000)
+    np.random.rand(5000)
+    [random.random() for _ in range(5000)]
+
+
+def numbers_of_numpy_and_python() -> None:
+    np.random.normal(size=3)
+    random.random()
+
+
+@pytest.mark.parametrize("draw", [nothing, a_spare_number, seeds, many, numbers_of_numpy_and_python])
+def test_an_entry_is_what_python_would_have_written(draw: Callable[[], None], tmp_path: Path) -> None:
+    state = make(tmp_path / "position")
+    file: Any = state._positions
+    for at in range(1, 9):
+        draw()
+        backward(state)
+        if at % 2:
+            draw()
+        assert file.read()[at] == pack(state._rng.capture()) or at % 2
+        state.optimizer.step()
+        state.second.step()
+        state.commit()
+        assert file.read()[at] == pack(state._rng.capture())
+        assert {at - 1, at} <= set(file.read())
+
+
+def test_another_bit_generator_under_numpy_is_seen(tmp_path: Path) -> None:
+    state = make(tmp_path / "position")
+    before = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    step(state)
+    try:
+        np.random.set_bit_generator(np.random.MT19937(5))  # type: ignore[attr-defined]
+        step(state)
+        wanted = np.random.rand()
+        assert state.return_to(2) == ""
+        assert np.random.rand() == wanted
+    finally:
+        np.random.set_bit_generator(before)  # type: ignore[attr-defined]
+    step(state)
+    assert state.return_to(3) == ""
+
+
+def test_what_a_killed_process_half_copied_is_not_taken_for_whole(tmp_path: Path) -> None:
+    """The ends of each twister are right and its middle is not: a new process must write all of it."""
+    path = tmp_path / "position"
+    first = make(path)
+    step(first)
+    file: Any = first._positions
+    second = make(path)
+    second.step = 1
+    for slot in range(5):
+        file._bytes[slot * SLOT_BYTES + 1000 : slot * SLOT_BYTES + 1100] = bytes(100)
+    backward(second)
+    second.commit()
+    assert file.read()[2] == pack(second._rng.capture())
+
+
+def test_conditions_are_those_of_the_hooks_in_python(tmp_path: Path) -> None:
+    state = make(tmp_path / "position")
+    assert state.condition() is Condition.CLEAN
+    backward(state)
+    state.optimizer.step()
+    assert state.condition() is Condition.TORN  # the second has not stepped
+    state.second.step()
+    assert state.condition() is Condition.STEPPED
+    state.second.step()
+    assert state.condition() is Condition.TORN
+    state.commit()
+    assert state.condition() is Condition.CLEAN
+    with pytest.raises(ZeroDivisionError):
+        state.optimizer.step(lambda: 1 / 0)
+    assert state.condition() is Condition.TORN
+    with state.restoring(1):
+        pass
+    assert state.condition() is Condition.CLEAN
+
+
+def test_a_step_that_the_script_set_is_believed(tmp_path: Path) -> None:
+    state = make(tmp_path / "position")
+    state.step = 40
+    backward(state)
+    assert 41 in PositionFile(str(tmp_path / "position")).read()
+    state.step = "forty"  # type: ignore[assignment]
+    with pytest.raises(TypeError):
+        backward(state)
+
+
+def test_a_model_outlives_its_state_and_can_be_copied(tmp_path: Path) -> None:
+    state = make(tmp_path / "position")
+    step(state)
+    model = state.model
+    other = copy.deepcopy(model)
+    del state
+    gc.collect()
+    for _ in range(3):
+        model(torch.randn(8, 4)).sum().backward()
+        other(torch.randn(8, 4)).sum().backward()
+
+
+def test_a_forked_child_leaves_the_file_alone(tmp_path: Path) -> None:
+    state = make(tmp_path / "position")
+    step(state)
+    file = PositionFile(str(tmp_path / "position"))
+    before = file.read()
+    child = os.fork()
+    if child == 0:
+        try:
+            step(state)
+        finally:
+            os._exit(0 if state.step == 2 and 2 in state._positions.read() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert file.read() == before
+
+
+def test_no_function_without_its_number() -> None:
+    assert not core().taskd_pulse_method(-1)
+    assert not core().taskd_pulse_method(4)
+
+
+WRITER = """
+import random, sys
+import torch
+from tests.training.test_pulse import make, step
+state = make(sys.argv[1])
+torch.set_num_threads(1)
+while True:
+    torch.manual_seed(state.step)
+    random.seed(state.step)
+    state.commit()
+"""
+
+
+def test_a_killed_process_leaves_only_whole_entries(launcher: Launcher, tmp_path: Path) -> None:
+    path = tmp_path / "position"
+    chance = random.Random(3)
+    for _ in range(2):
+        writer = launcher.start(["python", "-c", WRITER, str(path)], env=ENVIRONMENT)
+        while not path.exists() or path.stat().st_size != 5 * SLOT_BYTES:
+            os.sched_yield()
+        file = PositionFile(str(path))
+        while max(file.read(), default=0) < chance.randint(500, 3000):
+            os.sched_yield()
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.wait()
+        reader = make(tmp_path / "mine")
+        for at in file.read():
+            assert PositionFile(str(path)).read()[at]
+            (tmp_path / "mine").write_bytes(path.read_bytes())
+            assert reader.return_to(at) == ""
+            found = (torch.rand(1), random.random())
+            torch.manual_seed(at - 1)
+            random.seed(at - 1)
+            assert at == 0 or found == (torch.rand(1), random.random())
+        path.unlink()
