@@ -24,7 +24,7 @@ def test_a_new_box_is_private_reserved_and_says_that_nothing_happened(box):
     assert stat.S_IMODE(file.st_mode) == 0o600
     assert file.st_blocks * 512 >= file.st_size
     said = box.read()
-    assert (said.owner_pid, said.step, said.dirty, said.life, said.exit_status) == (0, -1, False, Life.UNCLAIMED, None)
+    assert (said.owner_pid, said.step, said.life, said.exit_status) == (0, -1, Life.UNCLAIMED, None)
     assert box.events() == []
 
 
