@@ -7,7 +7,7 @@
  * 2. They are PyCFunctions, made at run time over Python's stable ABI (PEP 384), whose few functions are declared here:
  *    the library needs no header of Python to be compiled, serves every Python 3, and loads where there is none.
  * 3. What is not the usual case (a generator that has moved, a spare normal number) is left to the `slow` callable.
- * 4. Python holds the GIL and keeps alive whatever a pulse points at. A forked child writes nothing. */
+ * 4. Python holds the GIL and keeps alive whatever a pulse points at. A child that was forked later writes nothing. */
 #include "core.h"
 
 #include <string.h>
@@ -32,11 +32,16 @@ struct method {                                 /* PyMethodDef */
 };
 enum { ONE_ARGUMENT = 0x08, FAST_CALL = 0x80 };
 
-static int forked;
+static int32_t forks;                           /* a warm process is itself a forked child, with pulses of its own */
 
 void td_pulse_after_fork(void)
 {
-    forked = 1;
+    forks++;
+}
+
+static int forked(const struct taskd_pulse *pulse)
+{
+    return pulse->forks != forks;
 }
 
 static PyObject *none(void)
@@ -108,7 +113,7 @@ static PyObject *commit(PyObject *self, PyObject *number)
     if (step == -1 && PyErr_Occurred())
         return NULL;
     memset(pulse->counts, 0, (size_t)pulse->optimizers * sizeof *pulse->counts);
-    if (forked)
+    if (forked(pulse))
         return none();
     PyObject *result = record(pulse, step, 1);
     struct td_progress *progress = &td_current()->progress;
@@ -123,9 +128,11 @@ static PyObject *after_forward(PyObject *self, PyObject *const *args, ssize_t co
 {
     (void)args, (void)count;
     struct taskd_pulse *pulse = PyLong_AsVoidPtr(self);
-    PyObject *number = forked ? NULL : PyObject_GetAttr(pulse->state, pulse->step_name);
+    if (forked(pulse))
+        return none();
+    PyObject *number = PyObject_GetAttr(pulse->state, pulse->step_name);
     if (!number)
-        return forked ? none() : NULL;
+        return NULL;
     int64_t step = PyLong_AsLongLong(number);
     Py_DecRef(number);
     if (step == -1 && PyErr_Occurred())
@@ -153,6 +160,12 @@ static struct method methods[] = {
     [TASKD_PULSE_BEFORE] = {"before_step", before_step, FAST_CALL, "An optimizer's hook."},
     [TASKD_PULSE_AFTER] = {"after_step", after_step, FAST_CALL, "An optimizer's hook."},
 };
+
+/* This process is the one that may use `pulse`. */
+void taskd_pulse_own(struct taskd_pulse *pulse)
+{
+    pulse->forks = forks;
+}
 
 /* The PyMethodDef for PyCFunction_New, whose `self` is the address of a taskd_pulse (commit, forward) or of a
  * taskd_count (before, after); NULL if this Python lacks something, or for an unknown number. */

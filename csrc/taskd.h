@@ -102,6 +102,7 @@ struct taskd_pulse {
     int64_t payload_bytes;      /* the sum of all spans */
     int32_t spans;
     int32_t optimizers;
+    int32_t forks;              /* set by taskd_pulse_own */
     int32_t whole[5];           /* this pulse has filled the slot */
     struct taskd_span span[12];
     struct taskd_count *counts; /* one for each optimizer */
@@ -127,6 +128,7 @@ int taskd_attached(void);
 int64_t *taskd_progress(void);
 void taskd_phase(int phase);
 void *taskd_pulse_method(int which);
+void taskd_pulse_own(struct taskd_pulse *pulse);
 void taskd_gil_beat(void);
 uint64_t taskd_enter(uint32_t op, uint64_t comm, uint64_t count, uint32_t dtype, int32_t peer);
 void taskd_leave(uint64_t ticket);

@@ -72,6 +72,7 @@ class Pulse:
         objects = [state, "step", sources.generator, sources.spare, *slowly]
         self._kept = (raw, objects, target, sources, counts)
         raw.slots = _pointer("char *", target.memory)
+        library.taskd_pulse_own(raw)
         raw.slot_bytes = target.slot_bytes
         raw.sequence = _pointer("int64_t *", target.sequence)
         raw.spans = len(sources.buffers)

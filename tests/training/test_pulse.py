@@ -177,6 +177,19 @@ def test_a_forked_child_leaves_the_file_alone(tmp_path: Path) -> None:
     assert file.read() == before
 
 
+def test_a_forked_child_has_a_file_of_its_own(tmp_path: Path) -> None:
+    """As every warm process: it is forked from a template."""
+    make(tmp_path / "parents")
+    child = os.fork()
+    if child == 0:
+        try:
+            state = make(tmp_path / "childs")
+            step(state)
+        finally:
+            os._exit(0 if 1 in PositionFile(str(tmp_path / "childs")).read() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_no_function_without_its_number() -> None:
     assert not core().taskd_pulse_method(-1)
     assert not core().taskd_pulse_method(4)

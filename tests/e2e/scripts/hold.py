@@ -32,5 +32,6 @@ if PLAN.get("commits"):  # as a resilient training does, which is when the agent
     link.enter(0, Condition.CLEAN)
     link.committed(1)
 reach("run")
-print(f"rank {rank()} ends", flush=True)
+sys.stdout.write(f"rank {rank()} ends\n")  # in one piece: print writes twice, and the ranks share the stream
+sys.stdout.flush()
 sys.exit(PLAN.get("status", 0))
