@@ -49,9 +49,13 @@ class Policy:
     job_id: str
     node_count: int
     ranks_per_node: int
-    allowed: tuple[Strategy, ...] = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.EXIT)
+    allowed: tuple[Strategy, ...] = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.RECOVER, Strategy.EXIT)
     max_restarts: int | None = None
     """Recoveries that may be spent; None takes the number that the agents bring from `--max_restarts`."""
+    restart_window_s: float | None = None
+    """Only the recoveries of so many last seconds count against `max_restarts`; None counts all of the job."""
+    wait_node_s: float = 270.0
+    """For so long the job waits for a node that it has asked the cluster for."""
     max_attempts: int = 3
     """Worlds that may be tried for one fault before its strategy counts as failed."""
     repeats: int = 3
