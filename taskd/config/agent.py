@@ -25,7 +25,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """What one node's agent needs to know. `manager` is None if the agent embeds the manager."""
+    """What one node's agent needs to know. `manager` is None if the agent embeds the manager.
+
+    The processes inherit `checkpoint_dir` by its variable; read here too, a mistake in it is told at the start.
+    """
 
     job_id: str
     manager: Address | None
@@ -37,6 +40,7 @@ class AgentConfig:
     heartbeat_s: float
     manager_wait_s: float
     stop_timeout_s: float
+    checkpoint_dir: Path | None = None
 
     @classmethod
     def from_environment(
@@ -59,6 +63,7 @@ class AgentConfig:
             heartbeat_s=source.seconds(settings.HEARTBEAT_S),
             manager_wait_s=source.seconds(settings.MANAGER_WAIT_S),
             stop_timeout_s=source.seconds(settings.STOP_TIMEOUT_S),
+            checkpoint_dir=source.path(settings.CHECKPOINT_DIR),
         )
 
 

@@ -1,4 +1,4 @@
-"""The manager's configuration: the dict of `init_taskd_manager` over the environment, checked and frozen."""
+"""The manager's configuration, checked and frozen: the dict of `init_taskd_manager`, the environment, the pod."""
 
 import os
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from taskd.config import settings
 from taskd.config.address import ALL_INTERFACES, LOOPBACK, Address, is_host
+from taskd.config.podinfo import with_annotations
 from taskd.config.reading import Source
 from taskd.config.rundir import run_dir
 from taskd.config.schema import unknown_names
@@ -14,19 +15,25 @@ from taskd.config.security import Security
 from taskd.core.policy import Deadlines, Membership, Policy
 from taskd.errors import ConfigError
 
-_SUSPECT_PART = 0.3
-"""Silence, as a part of `node_timeout_s`, after which a node is suspected."""
+_SUSPECT_HEARTBEATS = Membership().suspect_s / Membership().heartbeat_s
+"""Silence, in heartbeats, after which a node is suspected."""
 _MIN_HEARTBEATS = 4
 
 
 @dataclass(frozen=True)
 class ManagerConfig:
-    """Where the manager listens, whom it believes, and the policy that its core decides by."""
+    """Where the manager listens, whom it believes, and the policy that its core decides by.
+
+    `node_command` asks the cluster for a node; empty if there is none. `checkpoint_dir` is where a dump goes; None if
+    the job has no dump.
+    """
 
     listen: Address
     security: Security
     policy: Policy
     run_dir: Path
+    node_command: str = ""
+    checkpoint_dir: Path | None = None
 
     @property
     def job_id(self) -> str:
@@ -35,12 +42,12 @@ class ManagerConfig:
 
     @classmethod
     def from_mapping(cls, keys: Mapping[str, object], env: Mapping[str, str] | None = None) -> "ManagerConfig":
-        """Read the dict of `init_taskd_manager`; a setting that it lacks comes from the environment, then the default.
+        """Read the dict of `init_taskd_manager`; what it lacks comes from the environment, the pod, or the default.
 
         Raises `ConfigError` for an unknown key, a value of a wrong kind or range, and a contradiction between values.
         """
         _refuse_unknown(keys)
-        source = Source(os.environ if env is None else env, keys)
+        source = with_annotations(Source(os.environ if env is None else env, keys))
         security = Security.from_source(source)
         default_host = LOOPBACK if security.secret is None else ALL_INTERFACES
         host = source.text(settings.HOST) or default_host
@@ -51,6 +58,8 @@ class ManagerConfig:
             security=security,
             policy=_policy(source),
             run_dir=run_dir(source),
+            node_command=source.command(settings.NODE_COMMAND),
+            checkpoint_dir=source.path(settings.CHECKPOINT_DIR),
         )
 
 
@@ -74,6 +83,8 @@ def _policy(source: Source) -> Policy:
         ranks_per_node=source.whole(settings.PROC_PER_NODE),
         allowed=source.strategies(settings.STRATEGY),
         max_restarts=source.whole_or_none(settings.MAX_RESTARTS),
+        restart_window_s=source.seconds_or_none(settings.RESTART_WINDOW) or None,
+        wait_node_s=source.seconds(settings.WAIT_RESCHEDULE_TIMEOUT),
         deadlines=_deadlines(source),
         membership=_membership(source),
     )
@@ -97,7 +108,8 @@ def _membership(source: Source) -> Membership:
             f"node_timeout_s is {dead_s:g} and heartbeat_s is {heartbeat_s:g}, expected node_timeout_s to be at least "
             f"{_MIN_HEARTBEATS} heartbeats; raise it to {_MIN_HEARTBEATS * heartbeat_s:g} or lower heartbeat_s"
         )
-    return Membership(heartbeat_s=heartbeat_s, suspect_s=_SUSPECT_PART * dead_s, dead_s=dead_s)
+    suspect_s = min(_SUSPECT_HEARTBEATS * heartbeat_s, dead_s)
+    return Membership(heartbeat_s=heartbeat_s, suspect_s=suspect_s, dead_s=dead_s)
 
 
 def _refuse_unknown(keys: object) -> None:

@@ -6,7 +6,9 @@ Rules:
    the remedy. The value of a secret is never shown.
 2. An empty variable counts as unset, and so does a key whose value is None: both are what scripts pass on when they
    have nothing to say.
-3. A dict may hold numbers and switches as such, or as the text that the environment would hold.
+3. A key of the dict comes before the variable, the variable before the annotation of the pod. What is not used is not
+   looked at, right or wrong.
+4. A dict may hold numbers and switches as such, or as the text that the environment would hold.
 """
 
 import math
@@ -16,20 +18,34 @@ from pathlib import Path
 from typing import TypeVar
 
 from taskd.config import settings
-from taskd.config.schema import Setting
+from taskd.config.schema import Setting, unknown_names
 from taskd.core.policy import Strategy
 from taskd.errors import ConfigError
 
 _T = TypeVar("_T")
 _MAX_SHOWN_CHARS = 80
+_STRATEGIES = tuple(strategy.value for strategy in Strategy)
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """An annotation of the pod, and where it was found, in words."""
+
+    value: str
+    place: str
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where settings come from: an environment, and before it the keys of a dict."""
+    """Where settings come from: the keys of a dict, then an environment, then the annotations of a pod, by name."""
 
     env: Mapping[str, str]
     keys: Mapping[str, object] = field(default_factory=dict)
+    annotations: Mapping[str, Annotation] = field(default_factory=dict)
+
+    def gives(self, setting: Setting) -> bool:
+        """Whether a key or a variable holds the setting."""
+        return self._given(setting) is not None
 
     def text(self, setting: Setting) -> str | None:
         """The text of a setting, or None if it is not given and has no default."""
@@ -46,8 +62,11 @@ class Source:
 
     def seconds(self, setting: Setting) -> float:
         """The seconds of a setting that is required or has a default."""
-        value = self._read(setting, _seconds)
-        return self._required(setting, self._bounded(setting, value))
+        return self._required(setting, self.seconds_or_none(setting))
+
+    def seconds_or_none(self, setting: Setting) -> float | None:
+        """The seconds of a setting, or None if it is not given and has no default."""
+        return self._bounded(setting, self._read(setting, _seconds))
 
     def switch(self, setting: Setting) -> bool:
         """Whether a setting is on."""
@@ -66,14 +85,24 @@ class Source:
         return self._read(setting, _modules) or ()
 
     def strategies(self, setting: Setting) -> tuple[Strategy, ...]:
-        """The strategies of a setting in the order in which they are tried."""
-        return self._required(setting, self._read(setting, _strategies))
+        """The strategies of a setting in the order in which they are tried. The last is always to exit."""
+        words = self._required(setting, self._read(setting, _some_words))
+        unknown = unknown_names(words, _STRATEGIES)
+        if unknown:
+            advice = ", ".join(name.advice for name in unknown)
+            raise self.refuse(setting, self._raw(setting), f"{setting.expected} (unknown: {advice})")
+        return tuple(strategy for strategy in Strategy if strategy.value in words or strategy is Strategy.EXIT)
+
+    def command(self, setting: Setting) -> str:
+        """The command line of a setting; empty if none is given."""
+        return self._read(setting, _command) or ""
 
     def label(self, setting: Setting) -> str:
         """The name under which this source holds a setting."""
         if setting.key is not None and self.keys.get(setting.key) is not None:
             return f"{setting.key!r} of init_taskd_manager"
-        return setting.name
+        annotation = None if self.gives(setting) else self._annotation(setting)
+        return setting.name if annotation is None else annotation.place
 
     def refuse(self, setting: Setting, found: object, expected: str | None = None) -> ConfigError:
         """The error for a value that was found where this source holds the setting."""
@@ -82,11 +111,18 @@ class Source:
         return ConfigError(f"{self.label(setting)}: found {shown}, expected {expected or setting.expected}; {remedy}")
 
     def _raw(self, setting: Setting) -> object:
+        given, annotation = self._given(setting), self._annotation(setting)
+        if given is not None:
+            return given
+        return setting.default if annotation is None else annotation.value
+
+    def _given(self, setting: Setting) -> object:
         if setting.key is not None and self.keys.get(setting.key) is not None:
             return self.keys[setting.key]
-        if setting.variable is not None and self.env.get(setting.variable):
-            return self.env[setting.variable]
-        return setting.default
+        return (self.env.get(setting.variable) or None) if setting.variable is not None else None
+
+    def _annotation(self, setting: Setting) -> Annotation | None:
+        return None if setting.annotation is None else self.annotations.get(setting.annotation)
 
     def _read(self, setting: Setting, parse: Callable[[object], _T | None]) -> _T | None:
         """The parsed value; `parse` answers None to what is not of the kind."""
@@ -157,11 +193,12 @@ def _modules(raw: object) -> tuple[str, ...] | None:
     return words
 
 
-def _strategies(raw: object) -> tuple[Strategy, ...] | None:
-    words = _words(raw)
-    if not words or not set(words) <= {strategy.value for strategy in Strategy}:
-        return None
-    return tuple(strategy for strategy in Strategy if strategy.value in words)
+def _some_words(raw: object) -> tuple[str, ...] | None:
+    return _words(raw) or None
+
+
+def _command(raw: object) -> str | None:
+    return raw.strip() if isinstance(raw, str) and "\0" not in raw else None
 
 
 def _shown(value: object) -> str:

@@ -2,7 +2,8 @@
 
 Rules:
 
-1. A setting has an environment variable, a key of the dict given to `init_taskd_manager`, or both; the key wins.
+1. A setting has an environment variable, a key of the dict given to `init_taskd_manager`, or both; the key wins. Some
+   can also be an annotation of the pod, which counts when neither is given.
 2. A default is written as a user would write it. None means that the setting must be given, or that its absence has
    the meaning that `meaning` states.
 3. Nothing here reads the environment or any file.
@@ -22,6 +23,7 @@ class Kind(Enum):
     WHOLE = "a whole number"
     SECONDS = "a number of seconds"
     SWITCH = "on or off"
+    COMMAND = "a command line"
     MODULES = "names of modules, separated by commas"
     STRATEGIES = "some of " + ", ".join(strategy.value for strategy in Strategy) + ", separated by commas"
     PATH = "an absolute path"
@@ -49,6 +51,7 @@ class Setting:
     meaning: str
     minimum: float = 0
     maximum: float = 86_400
+    annotation: str | None = None
 
     @property
     def name(self) -> str:

@@ -23,7 +23,8 @@ _BOTH: Final = (Reader.MANAGER, Reader.AGENT)
 _WORKER: Final = (Reader.WORKER,)
 _DEADLINES: Final = Deadlines()
 _MEMBERSHIP: Final = Membership()
-_ALLOWED: Final = Policy(job_id="", node_count=1, ranks_per_node=1).allowed
+_POLICY: Final = Policy(job_id="", node_count=1, ranks_per_node=1)
+_DAY_S: Final = 86_400
 
 ENABLED = Setting(
     "TASKD_PROCESS_ENABLE", None, Kind.SWITCH, "off", (Reader.AGENT, Reader.SHIM),
@@ -70,8 +71,34 @@ HEARTBEAT_S = Setting(
     "Time between two reports of an agent when nothing changes. The same on all nodes.", 0.01,
 )  # fmt: skip
 STRATEGY = Setting(
-    "TASKD_RECOVER_STRATEGY", "recover_strategy", Kind.STRATEGIES, ",".join(s.value for s in _ALLOWED), _MANAGER,
-    "The strategies that the job allows. They are tried in a fixed order, whatever the order here.",
+    "TASKD_RECOVER_STRATEGY", "recover_strategy", Kind.STRATEGIES, ",".join(s.value for s in _POLICY.allowed), _MANAGER,
+    "The strategies that the job allows. They are tried in a fixed order, whatever the order here, and exit is always "
+    "the last. When unset, the pod's annotation `recover-strategy` counts.", annotation="recover-strategy",
+)  # fmt: skip
+WAIT_RESCHEDULE_TIMEOUT = Setting(
+    "TASKD_WAIT_RESCHEDULE_TIMEOUT", "wait_reschedule_timeout", Kind.SECONDS, f"{_POLICY.wait_node_s:g}", _MANAGER,
+    "Time to wait for a node that the cluster was asked for, before the next strategy is tried. When unset, the pod's "
+    "annotation `wait-reschedule-timeout` counts.", 0.1, 7 * _DAY_S, annotation="wait-reschedule-timeout",
+)  # fmt: skip
+PODINFO = Setting(
+    "TASKD_PODINFO", None, Kind.PATH, "/etc/podinfo/annotations", _MANAGER,
+    "File of the pod's annotations as the downward API writes it. Need not exist. One that cannot be read is an error "
+    "if the strategies are given nowhere else, and otherwise a warning.",
+)  # fmt: skip
+NODE_COMMAND = Setting(
+    "TASKD_NODE_COMMAND", "node_command", Kind.COMMAND, None, _MANAGER,
+    "Command line that asks the cluster for a node in place of a lost one. When unset or empty, a lost node is "
+    "replaced only by one that comes by itself.",
+)  # fmt: skip
+CHECKPOINT_DIR = Setting(
+    "TASKD_CHECKPOINT_DIR", "checkpoint_dir", Kind.PATH, None, _BOTH,
+    "Directory for the checkpoint that the strategy dump writes, on a file system that all nodes share. When unset, "
+    "there is no dump.",
+)  # fmt: skip
+RESTART_WINDOW = Setting(
+    "TASKD_RESTART_WINDOW", "restart_window", Kind.SECONDS, None, _MANAGER,
+    "Only the recoveries of so many last seconds count against the job's restarts. When unset or 0, all of them do.",
+    0, 365 * _DAY_S,
 )  # fmt: skip
 MAX_RESTARTS = Setting(
     "TASKD_MAX_RESTARTS", "max_restarts", Kind.WHOLE, None, _MANAGER,

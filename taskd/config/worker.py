@@ -5,6 +5,8 @@ Rules:
 1. Writer and reader stand side by side here: `environment()` is the inverse of `from_environment()`.
 2. A process without `TASKD_AGENT_SOCKET` was not started by an agent: it gets None and runs as without taskd.
    With it, everything else must be there and right, or the agent has a bug: `ConfigError`.
+3. What a user has set for the processes themselves (the checkpoint's directory) they inherit from torchrun; it is
+   written only where the agent knows better.
 """
 
 import os
@@ -19,7 +21,10 @@ from taskd.config.rundir import run_dir
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """One rank's process. `blackbox` and `position` are None if the node could not provide the file."""
+    """One rank's process. `blackbox` and `position` are None if the node could not provide the file.
+
+    `checkpoint_dir` is where a dump goes; None if the job has no dump.
+    """
 
     agent_socket: Path
     agent_pid: int
@@ -30,6 +35,7 @@ class WorkerConfig:
     joins: bool = False
     blackbox: Path | None = None
     position: Path | None = None
+    checkpoint_dir: Path | None = None
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> "WorkerConfig | None":
@@ -48,6 +54,7 @@ class WorkerConfig:
             joins=source.switch(settings.JOINS),
             blackbox=source.path(settings.BLACKBOX),
             position=source.path(settings.POSITION),
+            checkpoint_dir=source.path(settings.CHECKPOINT_DIR),
         )
 
     def environment(self) -> dict[str, str]:
@@ -62,6 +69,8 @@ class WorkerConfig:
             settings.BLACKBOX: self.blackbox or "",
             settings.POSITION: self.position or "",
         }
+        if self.checkpoint_dir is not None:
+            values[settings.CHECKPOINT_DIR] = self.checkpoint_dir
         return {setting.name: str(value) for setting, value in values.items()}
 
 

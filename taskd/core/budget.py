@@ -7,15 +7,21 @@ Rules:
    is a bug in the code and not a fault of the machine: the job ends with that said, however large the budget is.
 3. So is a process that ends by itself, within `EARLY_S` of its start, before any step was committed, `repeats` times.
    A script without the SDK commits nothing: for it, only the early failures count.
-4. Nothing here is ever refilled. (A sliding window comes with the ladder of strategies.)
+4. Causes are the same if they differ only in addresses and long numbers (ports, process ids, sizes).
+5. With a window, a restart counts until it is `window_s` old. Without one nothing is ever refilled.
+6. A new manager goes on with the count of the former one. The times are not known to it: what it takes over counts
+   as spent when it took over, so that losing the manager never gives restarts back.
 """
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 
 DEFAULT_MAX_RESTARTS = 32767
 EARLY_S = 60.0
 EXIT_CODE = "exit code"
 """How the cause of a process begins that was ended by nobody but itself."""
+_VARYING = re.compile(r"0x[0-9a-fA-F]+|\d{4,}")
+"""An exit status or a signal has three digits at most, and tells one cause from another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,34 +45,65 @@ class Charge:
 
 @dataclass(slots=True)
 class Budget:
-    """The job's restarts, counted by the manager."""
+    """The job's restarts, counted by the manager. `spent` are those that counted at the last charge."""
 
     max_restarts: int = DEFAULT_MAX_RESTARTS
     repeats: int = 3
+    window_s: float | None = None
+    """Only restarts of so many last seconds count; None counts all."""
     spent: int = 0
+    since_s: float = 0.0
+    """When a former manager's `spent` was taken over."""
     _seen: dict[Fault, int] = field(default_factory=dict)
+    _times_s: list[float] = field(default_factory=list)
 
-    def charge(self, faults: list[Fault]) -> Charge:
-        """Spend one restart for these faults, or refuse."""
-        for fault in dict.fromkeys(faults):
-            self._seen[fault] = self._seen.get(fault, 0) + 1
-            if fault.early and self._seen[fault] >= self.repeats:
-                return Charge(
-                    False,
-                    f"the job failed {self._seen[fault]} times before any step was committed, within {EARLY_S:g} s of "
-                    f"its start and with the same cause ({fault.cause}); that is a bug in the job, not in a machine",
-                )
-            if fault.step >= 0 and self._seen[fault] >= self.repeats:
-                return Charge(
-                    False,
-                    f"rank {fault.rank} failed {self._seen[fault]} times at step {fault.step} with the same cause "
-                    f"({fault.cause}); a fault that repeats without progress is a bug in the job, not in a machine",
-                )
+    def __post_init__(self) -> None:
+        self._times_s = [self.since_s] * self.spent
+
+    def charge(self, faults: list[Fault], *, now_s: float = 0.0) -> Charge:
+        """Spend one restart for these faults at time `now_s`, or refuse."""
+        repeated = self._repeated(faults)
+        if repeated is not None:
+            return Charge(False, repeated)
+        self._forget(now_s)
         if self.spent >= self.max_restarts:
-            return Charge(False, f"all {self.max_restarts} restarts of the job are spent (--max_restarts)")
+            return Charge(False, self._exhausted())
+        self._times_s.append(now_s)
         self.spent += 1
-        return Charge(True, f"restart {self.spent} of {self.max_restarts}")
+        window = "" if self.window_s is None else f" in {self.window_s:g} s"
+        return Charge(True, f"restart {self.spent} of {self.max_restarts}{window}")
 
     def progressed(self, step: int) -> None:
         """Every rank has committed `step`: faults at earlier steps no longer count as repetitions."""
         self._seen = {fault: times for fault, times in self._seen.items() if fault.step >= step}
+
+    def _repeated(self, faults: list[Fault]) -> str | None:
+        """Count the faults; why one of them is a bug in the job, if it is."""
+        for kind, fault in {replace(fault, cause=_VARYING.sub("#", fault.cause)): fault for fault in faults}.items():
+            self._seen[kind] = times = self._seen.get(kind, 0) + 1
+            if times < self.repeats:
+                continue
+            if fault.early:
+                return (
+                    f"the job failed {times} times before any step was committed, within {EARLY_S:g} s of "
+                    f"its start and with the same cause ({fault.cause}); that is a bug in the job, not in a machine"
+                )
+            if fault.step >= 0:
+                return (
+                    f"rank {fault.rank} failed {times} times at step {fault.step} with the same cause "
+                    f"({fault.cause}); a fault that repeats without progress is a bug in the job, not in a machine"
+                )
+        return None
+
+    def _forget(self, now_s: float) -> None:
+        if self.window_s is not None:
+            self._times_s = [time_s for time_s in self._times_s if now_s - time_s < self.window_s]
+            self.spent = len(self._times_s)
+
+    def _exhausted(self) -> str:
+        if self.window_s is None:
+            return f"all {self.max_restarts} restarts of the job are spent (--max_restarts)"
+        return (
+            f"all {self.max_restarts} restarts of the last {self.window_s:g} s are spent "
+            "(--max_restarts, TASKD_RESTART_WINDOW)"
+        )

@@ -36,12 +36,14 @@ def test_every_variable_reaches_its_place(caplog):
         "TASKD_HEARTBEAT_S": "0.25",
         "TASKD_MANAGER_WAIT_S": "5",
         "TASKD_STOP_TIMEOUT_S": "7",
+        "TASKD_CHECKPOINT_DIR": "/dumps",
     }
     config = AgentConfig.from_environment(env)
     assert (config.job_id, config.manager, config.run_dir) == ("j", Address("fd00::1", 9700), Path("/run/t"))
     assert config.security.secret == b"0123456789abcdef"
     assert (config.standbys, config.preload, config.learn_modules) == (2, ("numpy", "torch.nn"), False)
     assert (config.heartbeat_s, config.manager_wait_s, config.stop_timeout_s) == (0.25, 5, 7)
+    assert config.checkpoint_dir == Path("/dumps")
     assert not caplog.records
 
 
@@ -99,6 +101,7 @@ def test_loopback(host, loopback):
         ({"TASKD_PRELOAD": "numpy;torch"}, "TASKD_PRELOAD: found 'numpy;torch', expected names of modules"),
         ({"TASKD_LEARN_MODULES": "true"}, "found 'true', expected on or off"),
         ({"TASKD_MANAGER_WAIT_S": "inf"}, "found 'inf', expected a number of seconds"),
+        ({"TASKD_CHECKPOINT_DIR": "dumps"}, "TASKD_CHECKPOINT_DIR: found 'dumps', expected an absolute path"),
         ({"TASKD_RUN_DIR": "run"}, "found 'run', expected an absolute path"),
     ],
 )
@@ -142,8 +145,17 @@ def test_a_worker_reads_what_its_agent_wrote(optional):
         joins=True,
         blackbox=optional,
         position=optional,
+        checkpoint_dir=optional,
     )
     assert WorkerConfig.from_environment(written.environment() | {"RANK": "3"}) == written
+
+
+def test_a_worker_inherits_the_directory_of_its_checkpoints():
+    written = WorkerConfig(Path("/run/t/agent.sock"), 77, Path("/run/t"), 3, 2, 9)
+    inherited = {"TASKD_CHECKPOINT_DIR": "/dumps", "RANK": "3"}
+    config = WorkerConfig.from_environment(inherited | written.environment())
+    assert config is not None
+    assert config.checkpoint_dir == Path("/dumps")
 
 
 def test_a_process_without_an_agent_is_no_worker():

@@ -38,6 +38,10 @@ def test_every_setting_reaches_its_place():
         insecure=True,
         recover_strategy="exit, recover-in-place",
         max_restarts=5,
+        restart_window="3600",
+        wait_reschedule_timeout=90,
+        node_command=" sbatch --wait node.sh ",
+        checkpoint_dir="/shared/dumps",
         heartbeat_s=1,
         node_timeout_s="20",
         confirm_s=0.5,
@@ -51,8 +55,10 @@ def test_every_setting_reaches_its_place():
     assert config.listen == Address("::1", 9700)
     assert (config.security.secret, config.security.insecure) == (SECRET.encode(), True)
     assert config.policy.allowed == (Strategy.RECOVER_IN_PLACE, Strategy.EXIT)
-    assert config.policy.max_restarts == 5
-    assert config.policy.membership == Membership(heartbeat_s=1, suspect_s=6, dead_s=20)
+    assert (config.policy.max_restarts, config.policy.restart_window_s, config.policy.wait_node_s) == (5, 3600, 90)
+    assert (config.node_command, str(config.checkpoint_dir)) == ("sbatch --wait node.sh", "/shared/dumps")
+    heartbeats = Membership().suspect_s / Membership().heartbeat_s
+    assert config.policy.membership == Membership(heartbeat_s=1, suspect_s=heartbeats, dead_s=20)
     expected = Deadlines(confirm_s=0.5, merge_s=0, pause_s=2, replace_s=3.5, join_s=4, resume_s=5)
     assert config.policy.deadlines == expected
     assert str(config.run_dir) == "/run/taskd"
@@ -67,6 +73,29 @@ def test_a_key_wins_over_its_variable():
     env = {"TASKD_MANAGER_PORT": "1", "TASKD_MAX_RESTARTS": "2", "TASKD_RECOVER_STRATEGY": "exit"}
     config = read(env, port=3)
     assert (config.listen.port, config.policy.max_restarts, config.policy.allowed) == (3, 2, (Strategy.EXIT,))
+
+
+def test_the_ladders_variables_reach_their_place():
+    config = read(
+        {
+            "TASKD_NODE_COMMAND": "ask 'for one'",
+            "TASKD_CHECKPOINT_DIR": "/dumps",
+            "TASKD_RESTART_WINDOW": "60",
+            "TASKD_WAIT_RESCHEDULE_TIMEOUT": "30",
+        }
+    )
+    assert (config.node_command, str(config.checkpoint_dir)) == ("ask 'for one'", "/dumps")
+    assert (config.policy.restart_window_s, config.policy.wait_node_s) == (60, 30)
+
+
+@pytest.mark.parametrize("keys", [{}, {"node_command": "", "restart_window": 0}, {"restart_window": "0.0"}])
+def test_without_them_there_is_no_command_no_dump_and_no_window(keys):
+    config = read(**keys)
+    assert (config.node_command, config.checkpoint_dir, config.policy.restart_window_s) == ("", None, None)
+
+
+def test_an_empty_command_overrides_the_variable():
+    assert read({"TASKD_NODE_COMMAND": "ask"}, node_command="").node_command == ""
 
 
 @pytest.mark.parametrize(
@@ -116,6 +145,11 @@ def test_two_names_for_one_job_are_refused():
         ),
         ({"recover_strategy": ""}, "expected some of retry"),
         ({"recover_strategy": 3}, "expected some of retry"),
+        ({"node_command": ["ask"]}, r"'node_command' of init_taskd_manager: found \['ask'\], expected a command line"),
+        ({"node_command": "a\0b"}, "expected a command line"),
+        ({"checkpoint_dir": "dumps"}, "found 'dumps', expected an absolute path"),
+        ({"restart_window": -1}, "found -1.0, expected a number of seconds from 0 to 31536000"),
+        ({"wait_reschedule_timeout": 0}, "expected a number of seconds from 0.1 to 604800; leave it out for 270"),
         ({"pause_timeout_s": "soon"}, "found 'soon', expected a number of seconds"),
         ({"pause_timeout_s": float("nan")}, "found nan, expected a number of seconds"),
         ({"pause_timeout_s": 0}, "found 0.0, expected a number of seconds from 0.1"),

@@ -1,10 +1,9 @@
-"""The pure functions: restore plan, budget, strategy, membership, record."""
+"""The pure functions: restore plan, strategy, membership, record."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskd.core.budget import Budget, Fault
 from taskd.core.membership import Health, health
 from taskd.core.policy import Membership, Strategy
 from taskd.core.ranks import Held, plan_restore
@@ -50,44 +49,6 @@ def test_who_is_clean_at_the_target_keeps_its_state() -> None:
     restore = plan_restore(held)
     assert restore is not None
     assert [(t.donor, t.receivers) for t in restore.transfers] == [(1, (0,))]
-
-
-# ---- budget
-
-
-def test_one_recovery_costs_one_restart_however_many_ranks() -> None:
-    budget = Budget(max_restarts=1)
-    assert budget.charge([Fault(0, 3, "a"), Fault(1, 3, "b")]).reason == "restart 1 of 1"
-    refused = budget.charge([Fault(2, 3, "c")])
-    assert (refused.granted, refused.reason) == (False, "all 1 restarts of the job are spent (--max_restarts)")
-    assert budget.spent == 1
-
-
-def test_a_fault_that_repeats_is_refused_at_the_third_time() -> None:
-    budget = Budget()
-    assert [budget.charge([Fault(1, 7, "exit code 1")]).granted for _ in range(3)] == [True, True, False]
-    assert budget.spent == 2
-
-
-@pytest.mark.parametrize("other", [Fault(0, 7, "exit code 1"), Fault(1, 8, "exit code 1"), Fault(1, 7, "signal 9")])
-def test_another_rank_step_or_cause_is_another_fault(other: Fault) -> None:
-    budget = Budget()
-    assert all(budget.charge([fault]).granted for fault in (Fault(1, 7, "exit code 1"), other) * 2)
-
-
-def test_a_later_step_of_all_forgets_the_faults_before_it() -> None:
-    budget = Budget()
-    for _ in range(2):
-        budget.charge([Fault(1, 7, "x")])
-    budget.progressed(7)
-    assert not budget.charge([Fault(1, 7, "x")]).granted
-    budget.progressed(8)
-    assert budget.charge([Fault(1, 7, "x")]).granted
-
-
-def test_without_a_known_step_nothing_counts_as_a_repetition() -> None:
-    budget = Budget()
-    assert all(budget.charge([Fault(0, -1, "exit code 1")]).granted for _ in range(9))
 
 
 # ---- strategy

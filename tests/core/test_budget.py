@@ -1,0 +1,135 @@
+"""Restarts: the count, the window, and the end of faults that repeat."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskd.core.budget import Budget, Charge, Fault
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def faults():
+    """Faults that are all of different steps."""
+    return ([Fault(0, step, "signal 9 (SIGKILL)")] for step in range(1_000_000))
+
+
+# ---- the count
+
+
+def test_one_recovery_costs_one_restart_however_many_ranks() -> None:
+    budget = Budget(max_restarts=1)
+    assert budget.charge([Fault(0, 3, "a"), Fault(1, 3, "b")]).reason == "restart 1 of 1"
+    refused = budget.charge([Fault(2, 3, "c")])
+    assert (refused.granted, refused.reason) == (False, "all 1 restarts of the job are spent (--max_restarts)")
+    assert budget.spent == 1
+
+
+def test_without_a_window_nothing_is_ever_refilled() -> None:
+    budget, fault = Budget(max_restarts=2), faults()
+    assert [budget.charge(next(fault), now_s=now_s).granted for now_s in (0.0, 1e6, 1e9)] == [True, True, False]
+
+
+def test_a_new_manager_goes_on_with_the_count() -> None:
+    budget = Budget(max_restarts=3, spent=2)
+    assert budget.charge([Fault(0, 1, "x")]).reason == "restart 3 of 3"
+    assert not budget.charge([Fault(0, 2, "x")]).granted
+
+
+# ---- the window
+
+
+def test_a_restart_counts_until_it_is_as_old_as_the_window() -> None:
+    budget, fault = Budget(max_restarts=2, window_s=60.0), faults()
+    assert budget.charge(next(fault), now_s=100.0) == Charge(True, "restart 1 of 2 in 60 s")
+    assert budget.charge(next(fault), now_s=110.0).granted
+    refused = budget.charge(next(fault), now_s=159.9)
+    assert refused == Charge(False, "all 2 restarts of the last 60 s are spent (--max_restarts, TASKD_RESTART_WINDOW)")
+    assert budget.charge(next(fault), now_s=160.0) == Charge(True, "restart 2 of 2 in 60 s")
+    assert not budget.charge(next(fault), now_s=169.9).granted
+    assert budget.charge(next(fault), now_s=170.0).granted
+
+
+def test_what_a_new_manager_takes_over_counts_from_then() -> None:
+    budget, fault = Budget(max_restarts=2, window_s=60.0, spent=2, since_s=500.0), faults()
+    assert not budget.charge(next(fault), now_s=559.0).granted
+    assert budget.charge(next(fault), now_s=560.0).reason == "restart 1 of 2 in 60 s"
+
+
+def test_no_restart_at_all_stays_none_with_a_window() -> None:
+    assert not Budget(max_restarts=0, window_s=1.0).charge([Fault(0, 1, "x")], now_s=1e6).granted
+
+
+@given(st.integers(0, 4), st.floats(0.5, 50), st.lists(st.floats(0, 20, allow_nan=False), min_size=1, max_size=40))
+def test_no_window_holds_more_than_the_budget(limit: int, window_s: float, gaps_s: list[float]) -> None:
+    budget, fault, now_s, granted_s = Budget(limit, window_s=window_s), faults(), 0.0, []
+    for gap_s in gaps_s:
+        now_s += gap_s
+        within = [time_s for time_s in granted_s if now_s - time_s < window_s]
+        granted = budget.charge(next(fault), now_s=now_s).granted
+        assert granted is (len(within) < limit)
+        granted_s += [now_s] * granted
+        assert budget.spent <= limit
+
+
+# ---- faults that repeat
+
+
+def test_a_fault_that_repeats_is_refused_at_the_third_time() -> None:
+    budget = Budget()
+    charges = [budget.charge([Fault(1, 7, "exit code 1")]) for _ in range(3)]
+    assert [charge.granted for charge in charges] == [True, True, False]
+    assert charges[-1].reason == (
+        "rank 1 failed 3 times at step 7 with the same cause (exit code 1); "
+        "a fault that repeats without progress is a bug in the job, not in a machine"
+    )
+    assert budget.spent == 2
+
+
+def test_a_window_does_not_save_a_fault_that_repeats() -> None:
+    budget = Budget(window_s=1.0)
+    granted = [budget.charge([Fault(1, 7, "exit code 1")], now_s=now_s).granted for now_s in (0.0, 1e3, 1e6)]
+    assert granted == [True, True, False]
+
+
+@pytest.mark.parametrize("other", [Fault(0, 7, "exit code 1"), Fault(1, 8, "exit code 1"), Fault(1, 7, "signal 9")])
+def test_another_rank_step_or_cause_is_another_fault(other: Fault) -> None:
+    budget = Budget()
+    assert all(budget.charge([fault]).granted for fault in (Fault(1, 7, "exit code 1"), other) * 2)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        ("RuntimeError: closed by peer [::1]:41234", "RuntimeError: closed by peer [::1]:5999", True),
+        ("ValueError: bad object at 0x7f00ab", "ValueError: bad object at 0x55aa01ff", True),
+        ("IndexError: index 7 is out of bounds", "IndexError: index 8 is out of bounds", False),
+        ("exit code 1", "exit code 2", False),
+        ("signal 9 (SIGKILL)", "signal 11 (SIGSEGV)", False),
+    ],
+)
+def test_addresses_and_long_numbers_do_not_make_another_cause(first: str, second: str, same: bool) -> None:
+    budget = Budget()
+    assert all(budget.charge([Fault(1, 7, cause)]).granted for cause in (first, second))
+    assert budget.charge([Fault(1, 7, first)]).granted is not same
+
+
+def test_a_later_step_of_all_forgets_the_faults_before_it() -> None:
+    budget = Budget()
+    for _ in range(2):
+        budget.charge([Fault(1, 7, "x")])
+    budget.progressed(7)
+    assert not budget.charge([Fault(1, 7, "x")]).granted
+    budget.progressed(8)
+    assert budget.charge([Fault(1, 7, "x")]).granted
+
+
+def test_without_a_known_step_nothing_counts_as_a_repetition() -> None:
+    budget = Budget()
+    assert all(budget.charge([Fault(0, -1, "exit code 1")]).granted for _ in range(9))
+
+
+def test_an_early_end_that_repeats_is_a_bug_whoever_it_was() -> None:
+    budget, early = Budget(), Fault(-1, -1, "exit code 1", early=True)
+    assert [budget.charge([early] * 8).granted for _ in range(3)] == [True, True, False]
+    assert "before any step was committed" in budget.charge([early]).reason
