@@ -62,7 +62,8 @@ def test_no_restart_at_all_stays_none_with_a_window() -> None:
 
 @given(st.integers(0, 4), st.floats(0.5, 50), st.lists(st.floats(0, 20, allow_nan=False), min_size=1, max_size=40))
 def test_no_window_holds_more_than_the_budget(limit: int, window_s: float, gaps_s: list[float]) -> None:
-    budget, fault, now_s, granted_s = Budget(limit, window_s=window_s), faults(), 0.0, []
+    budget, fault, now_s = Budget(limit, window_s=window_s), faults(), 0.0
+    granted_s: list[float] = []
     for gap_s in gaps_s:
         now_s += gap_s
         within = [time_s for time_s in granted_s if now_s - time_s < window_s]
