@@ -1,0 +1,64 @@
+"""Fixtures for jobs on several nodes. Without root, or without what makes nodes, their tests skip and say why."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.job import Job
+from tests.launch import Launcher
+from tests.multinode.job import NodesJob
+from tests.nodes import Nodes
+from tests.nodes_space import NodesUnavailableError
+
+STEPS = 12
+"""Of every resilient training here, so that one run without a fault serves all of one world size."""
+MakeJob = Callable[[int], NodesJob]
+Results = list[dict[str, Any]]
+_undisturbed: dict[int, Results] = {}
+
+
+@pytest.fixture
+def nodes(leak_mark: str) -> Iterator[Nodes]:
+    """Three nodes."""
+    with ExitStack() as ends:
+        try:
+            made = ends.enter_context(Nodes(3))
+        except NodesUnavailableError as error:
+            pytest.skip(f"no nodes on this machine: {error}")
+        yield made
+
+
+@pytest.fixture
+def make_job(launcher: Launcher, run_dir: Path, nodes: Nodes) -> Iterator[MakeJob]:
+    """Makes a job with so many ranks on each node; what it has written is in the report of a test that fails."""
+    made: list[NodesJob] = []
+
+    def make(per_node: int) -> NodesJob:
+        made.append(NodesJob(launcher, run_dir, nodes, per_node))
+        return made[-1]
+
+    yield make
+    for job in made:
+        print(job.output)
+
+
+@pytest.fixture
+def same(launcher: Launcher, run_dir: Path) -> Callable[[NodesJob], None]:
+    """Checks that a job's ranks have ended where those of plain torchrun do, taskd off, bit for bit."""
+
+    def check(job: NodesJob) -> None:
+        if job.ranks not in _undisturbed:
+            folder = run_dir / "undisturbed"
+            folder.mkdir()
+            plain = Job(launcher, folder, job.ranks)
+            plain.start("train.py", {"steps": STEPS}, env={"TASKD_PROCESS_ENABLE": None})
+            assert plain.end() == 0, plain.output
+            _undisturbed[job.ranks] = plain.results()
+        for rank, (found, wanted) in enumerate(zip(job.results(), _undisturbed[job.ranks], strict=True)):
+            for key in ("weights", "at", "random", "step"):
+                assert found[key] == wanted[key], f"{key} of rank {rank}"
+
+    return check

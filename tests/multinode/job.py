@@ -1,0 +1,124 @@
+"""A job on several nodes: one torchrun in each, `manager.py` on node 0, as the seed's scripts start them.
+
+Rules:
+
+1. The ranks' points and results, and the manager's journal, lie in the job's folder, which all nodes share. All else
+   that taskd writes is in the nodes' own TMPDIR and /dev/shm.
+2. Pids are those inside the nodes: the same number can be a process of two nodes, so they are compared rank by rank.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.job import LIMIT_S, SCRIPTS, Job, Process
+from tests.e2e.plan import Points
+from tests.launch import Launcher
+from tests.nodes import Node, Nodes
+
+MASTER_PORT = 29500
+SECRET = "only for these tests: 0123456789"
+
+
+class NodesJob(Job):
+    """So many ranks on each of some nodes."""
+
+    def __init__(self, launcher: Launcher, folder: Path, nodes: Nodes, per_node: int) -> None:
+        super().__init__(launcher, folder, per_node * len(nodes))
+        self.nodes = nodes
+        self.per_node = per_node
+        self.torchruns: list[Process] = []
+        self.managers: list[Process] = []
+        self._points: Points = []
+
+    def start(
+        self,
+        script: str,
+        plan: dict[str, Any] | None = None,
+        *,
+        options: tuple[str, ...] | None = None,
+        env: dict[str, str | None] | None = None,
+    ) -> "NodesJob":
+        """Start the manager, and torchrun on all nodes with one of our scripts; `options` replace the static ones."""
+        self._points = (plan or {}).get("points", [])
+        given = json.dumps({"folder": str(self.folder), "points": [], **(plan or {})})
+        self.start_manager()
+        for node in self.nodes:
+            how = self._static(node) if options is None else options
+            counts = [f"--nnodes={len(self.nodes)}", f"--nproc_per_node={self.per_node}"]
+            command = ["python", "-m", "torch.distributed.run", *counts, *how, str(SCRIPTS / script), given]
+            variables = {**self.environment(), **(env or {})}
+            self.torchruns.append(node.start(command, env=variables, output=self._output(node)))
+        return self
+
+    def start_manager(self) -> Process:
+        """Start a manager on node 0, at the default port; its pid is the one outside."""
+        program = self.folder / "manager.py"
+        keys = {"job_id": "default", "node_nums": len(self.nodes), "proc_per_node": self.per_node}
+        program.write_text(
+            "from taskd.api import init_taskd_manager, start_taskd_manager\n"
+            f"assert init_taskd_manager({keys})\n"
+            "assert start_taskd_manager()\n"
+        )
+        env = {**self.environment(), "TASKD_RUN_DIR": str(self.run_dir)}
+        manager = self.nodes[0].start(["python", program], env=env, output=self.folder / "output-manager")
+        self.managers.append(manager)
+        return manager
+
+    def _static(self, node: Node) -> tuple[str, ...]:
+        master = f"--master_addr={self.nodes[0].address}", f"--master_port={MASTER_PORT}"
+        return (f"--node_rank={node.number}", *master)
+
+    def environment(self) -> dict[str, str | None]:
+        """taskd on, with a secret; where the run directory is and which network gloo takes is left to them."""
+        own: dict[str, str | None] = {"TASKD_RUN_DIR": None, "GLOO_SOCKET_IFNAME": None, "TASKD_SECRET": SECRET}
+        return {**super().environment(), **own}
+
+    def _output(self, node: Node) -> Path:
+        return self.folder / f"output-{node.name}"
+
+    @property
+    def process(self) -> Process:
+        """A torchrun that has ended, if there is one."""
+        return next((process for process in self.torchruns if process.poll() is not None), self.torchruns[0])
+
+    @property
+    def output(self) -> str:
+        """What torchruns, ranks and managers have written, one node after the other."""
+        texts = [
+            f"--- {path.name}\n{path.read_text(errors='replace')}" for path in sorted(self.folder.glob("output-*"))
+        ]
+        return "\n".join(texts)
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process of each rank, as the newest manager knows it; nothing until it knows all."""
+        started = max(number for number, entry in enumerate(self.events) if entry["event"] == "manager started")
+        known: dict[int, int] = {}
+        for entry in self.events[started:]:
+            if entry["event"] == "processes":
+                known |= {int(rank): pid for rank, pid in entry["pids"].items()}
+        return known if len(known) == self.ranks else {}
+
+    def warm(self, standbys: int = 1) -> None:
+        """Wait until each node has standbys that are ready."""
+
+        def ready() -> bool:
+            counts = {entry["node_rank"]: entry["count"] for entry in self.named("standbys")}
+            return len(counts) == len(self.nodes) and min(counts.values()) >= standbys
+
+        self.wait(ready, f"{standbys} standbys on each node")
+
+    def kill(self, *points: str, signal_number: int = 9) -> list[int]:
+        """Signal the ranks that wait at these points, when all of them do; returns their numbers, not their pids."""
+        ranks = {entry["name"]: int(entry["rank"]) for entry in self._points}
+        pids = [self.held(name) for name in points]
+        for name, pid in zip(points, pids, strict=True):
+            self.nodes[ranks[name] // self.per_node].kill(pid, signal_number)
+        return [ranks[name] for name in points]
+
+    def ends(self, limit_s: float = LIMIT_S) -> list[int]:
+        """Wait for the end of all torchruns; their exit statuses, node by node."""
+        end_s = time.monotonic() + limit_s
+        return [process.wait(max(0.0, end_s - time.monotonic())) for process in self.torchruns]

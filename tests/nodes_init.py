@@ -1,0 +1,38 @@
+"""Process 1 of a node: sets up what is the node's own, says so, and collects orphans until its stdin ends.
+
+`tests/nodes.py` starts it in the node's namespaces. All processes of the node end with it.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+
+_OWN = """
+mount -t tmpfs -o mode=0755 node /run
+mount -t tmpfs -o mode=1777 node /dev/shm
+mkdir -m 0700 /run/tmp
+touch /run/hosts
+mount --bind /run/hosts /etc/hosts
+ip link set lo up
+"""
+
+
+def collect(_number: int, _frame: object) -> None:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
+
+
+def main() -> None:
+    socket.sethostname(sys.argv[1])
+    subprocess.run(["sh", "-ec", _OWN], check=True)
+    signal.signal(signal.SIGCHLD, collect)
+    os.write(1, b"\n")
+    while os.read(0, 1):
+        pass
+
+
+main()
