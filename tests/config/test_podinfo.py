@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from taskd.config import settings
 from taskd.config.manager import ManagerConfig
+from taskd.config.reading import Annotation, Source
 from taskd.core.policy import Policy, Strategy
 from taskd.errors import ConfigError
 
@@ -46,6 +48,14 @@ def test_a_key_comes_before_a_variable_and_that_before_the_pod(file):
     assert (config.policy.allowed, config.policy.wait_node_s) == ((Strategy.RECOVER, Strategy.EXIT), 60.5)
     config = read(file, env, recover_strategy="elastic-training", wait_reschedule_timeout=30)
     assert (config.policy.allowed, config.policy.wait_node_s) == ((Strategy.ELASTIC_TRAINING, Strategy.EXIT), 30)
+
+
+def test_a_value_is_called_by_the_place_that_gave_it():
+    annotations = {"recover-strategy": Annotation("exit", "the pod")}
+    assert Source({}, {}, annotations).label(settings.STRATEGY) == "the pod"
+    assert (
+        Source({"TASKD_RECOVER_STRATEGY": "exit"}, {}, annotations).label(settings.STRATEGY) == settings.STRATEGY.name
+    )
 
 
 def test_one_of_two_from_the_pod(file):

@@ -40,6 +40,12 @@ def test_by_the_name_of_the_class_and_of_what_derives_from_it():
     assert kind_of(ValueError("no store")) is None
 
 
+def test_a_part_of_a_name_stands_for_no_class_below_it():
+    taskd.register_fault("Store", "retry")
+    assert kind_of(StoreError()) is FaultKind.RETRY
+    assert kind_of(QuotaError("x")) is None
+
+
 def test_by_a_name_with_its_module():
     taskd.register_fault(rf"{__name__}\.QuotaError", "node")
     assert kind_of(QuotaError()) is FaultKind.NODE
