@@ -1,0 +1,119 @@
+"""A rank that notes what it sees, says a few lines, and ends in the way its first argument names. Without torch."""
+
+import ctypes
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+folder = Path(os.environ["TWIN_FOLDER"])
+rank = int(os.environ["RANK"])
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+action, *words = [word for word in sys.argv[1:] if not word.startswith("--local-rank=")] or ["end"]
+
+
+def see() -> dict[str, Any]:
+    """What the launcher has made of this process."""
+    return {
+        "argv": sys.argv,
+        "main": __name__,
+        "program": "python" if __spec__ is None else __spec__.name,
+        "cwd": os.getcwd(),
+        "leads its group": os.getpgrp() == os.getpid(),
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "unbuffered": getattr(sys.stdout, "write_through", None),
+        "process": type(multiprocessing.current_process()).__name__,
+        "ignored": [number for number in range(1, 32) if signal.getsignal(number) is signal.SIG_IGN],
+        "env": dict(os.environ),
+    }
+
+
+def say(text: str) -> None:
+    print(f"{text} of rank {rank}, attempt {attempt}, on stdout", flush=True)
+    print(f"{text} of rank {rank}, attempt {attempt}, on stderr", file=sys.stderr, flush=True)
+
+
+def meet() -> None:
+    """Wait until all ranks are here: rank 0 hears every other one, then lets it go."""
+    size = int(os.environ["WORLD_SIZE"])
+    if rank:
+        (folder / f"here-{rank}").open("w").close()
+        (folder / f"go-{rank}").open().close()
+        return
+    for other in range(1, size):
+        (folder / f"here-{other}").open().close()
+    for other in range(1, size):
+        (folder / f"go-{other}").open("w").close()
+
+
+def fail(times: int) -> None:
+    """Rank 1 fails in its first `times` attempts, when all ranks have come so far."""
+    meet()
+    if rank == 1 and attempt < times:
+        raise ValueError(f"attempt {attempt} fails")
+    if attempt < times:
+        signal.pause()
+
+
+def await_signal(name: str, reaction: str) -> None:
+    """Rank 0 signals torchrun when all ranks are ready."""
+    number = signal.Signals[name]
+
+    def react(found: int, frame: object) -> None:
+        say(f"{signal.Signals(found).name}")
+        if reaction == "exit":
+            os._exit(0)
+
+    signal.signal(number, react)
+    meet()
+    if rank == 0:
+        os.kill(os.getppid(), number)
+    while True:
+        signal.pause()
+
+
+def time_out() -> None:
+    """Ask torchrun's watchdog to end this process at once."""
+    request = {"version": 1, "pid": os.getpid(), "scope_id": "scope", "expiration_time": 1.0, "signal": 15}
+    with open(os.environ["TORCHELASTIC_TIMER_FILE"], "w") as watchdog:
+        watchdog.write(json.dumps(request) + "\n")
+    signal.pause()
+
+
+def sleep_in_the_kernel() -> None:
+    """The parent of a vfork is in uninterruptible sleep until its child ends or executes something."""
+    if ctypes.CDLL(None).vfork() == 0:
+        while True:
+            signal.pause()
+
+
+with (folder / f"seen-{rank}-{attempt}").open("x") as file:
+    json.dump(see(), file)
+say("first line")
+match action:
+    case "end":
+        pass
+    case "fail":
+        fail(int(words[0]))
+    case "exit":
+        meet()
+        if rank == 0:
+            signal.pause()
+        os._exit(int(words[0]))
+    case "signal":
+        await_signal(words[0], words[1])
+    case "killed":
+        meet()
+        if rank == 0:
+            signal.pause()
+        os.kill(os.getpid(), signal.SIGKILL)
+    case "vfork":
+        sleep_in_the_kernel()
+    case "time out":
+        time_out()
+    case _:
+        raise ValueError(action)
+say("last line")

@@ -1,0 +1,64 @@
+"""A warm torchrun: reads one job a line, and runs the torchruns of each in forks of this process.
+
+Rules:
+
+1. Torch is imported once, before the first fork; that is most of what starting torchrun costs. There is one thread.
+2. A fork does what the command line would: arguments, environment, directory, three streams, a session of its own.
+"""
+
+import importlib
+import json
+import os
+import runpy
+import sys
+import time
+from typing import Any
+
+if "TASKD_PROCESS_ENABLE" in os.environ:
+    import taskd.python.adaptor.patch
+    import taskd.runtime.agent  # noqa: F401
+
+torchrun = importlib.import_module("torch.distributed.run")
+importlib.import_module("torch.distributed.launch")
+
+
+def become(job: dict[str, Any], node: int) -> None:
+    """Make this fork the torchrun of one node."""
+    os.setsid()
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        os.dup2(os.open(f"{job['folder']}/{name}-{node}", os.O_WRONLY | os.O_CREAT, 0o600), descriptor)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.chdir(job["folder"])
+    for name, value in job["env"].items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    if node:
+        after = job["after"]
+        if after:
+            with open(after):
+                pass
+    sys.argv = ["torchrun", *job["nodes"][node]]
+
+
+def main() -> None:
+    assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose the other threads"
+    print("ready", flush=True)
+    for line in sys.stdin:
+        job = json.loads(line)
+        started_s, forks = time.monotonic(), []
+        for node in range(len(job["nodes"])):
+            forks.append(os.fork())
+            if forks[-1] == 0:
+                become(job, node)
+                if job["program"].endswith(".py"):
+                    runpy.run_path(job["program"], run_name="__main__")
+                else:
+                    importlib.import_module(job["program"]).main()
+                return
+        statuses = [os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) for fork in forks]
+        print(json.dumps({"statuses": statuses, "seconds": time.monotonic() - started_s}), flush=True)
+
+
+main()
