@@ -8,7 +8,10 @@ Rules:
 4. `Start` may take its time: the slot waits until `started`. It is given once per incarnation and generation, and a
    newer one takes the place of one that has not been carried out.
 5. After STOP nothing is started.
-6. `TABLE` names every pair of slot state and event that may happen; any other raises and changes nothing.
+6. A node has ranks only while it holds a place. The directive names all holders: one that is not named any more (it was
+   cut off, drained, or given up) ends its processes and waits for another place.
+7. Of two managers the one with the higher term is obeyed.
+8. `TABLE` names every pair of slot state and event that may happen; any other raises and changes nothing.
 """
 
 from collections.abc import Callable
@@ -87,7 +90,19 @@ class StopNode:
     exit_code: int
 
 
-Action = Fence | Start | TellPause | TellJoin | TellRelease | StopNode
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """This node holds no place any more: kill all of its processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """This node holds a place from now on: `occupy` its ranks."""
+
+    place: int
+
+
+Action = Evict | Take | Fence | Start | TellPause | TellJoin | TellRelease | StopNode
 
 
 @dataclass(slots=True)
@@ -109,6 +124,8 @@ class Node:
     slots: dict[int, Slot] = field(default_factory=dict)
     directive: Directive | None = None
     stopped: bool = False
+    agent_id: str = ""
+    place: int | None = None
     _out: list[Action] = field(default_factory=list)
 
     @property
@@ -125,10 +142,10 @@ class Node:
 
     def obey(self, directive: Directive) -> list[Action]:
         """Take in the manager's newest directive; an older one changes nothing."""
-        old = self.directive
-        if old is not None and (directive.generation, directive.sequence) <= (old.generation, old.sequence):
+        if directive.order is Order.FORM or (self.directive is not None and _age(directive) <= _age(self.directive)):
             return []
         self.directive = directive
+        self._move(directive)
         if directive.order is Order.STOP:
             if not self.stopped:
                 self._out.append(StopNode(directive.reason, directive.exit_code))
@@ -137,6 +154,14 @@ class Node:
             for order in directive.ranks:
                 if order.rank in self.slots:
                     self._fire(order.rank, Event.DIRECTED)
+        return self._flush()
+
+    def occupy(self, ranks: tuple[int, ...]) -> list[Action]:
+        """These are the ranks of the place that was taken; none has a process yet."""
+        for rank in ranks:
+            gone = RankStatus(rank=rank, incarnation=-1, generation=0, stage=Stage.DEAD)
+            self.slots[rank] = Slot(gone, State.ENDED)
+            self._fire(rank, Event.DIRECTED)
         return self._flush()
 
     def connected(self, rank: int) -> list[Action]:
@@ -217,6 +242,20 @@ class Node:
 
     # ---- small things
 
+    def _move(self, directive: Directive) -> None:
+        """Leave or take a place as the directive says. One without a table says nothing about places."""
+        if not directive.places or not self.agent_id:
+            return
+        place = next((entry.node_rank for entry in directive.places if entry.agent_id == self.agent_id), None)
+        if place == self.place:
+            return
+        if self.place is not None:
+            self.slots.clear()
+            self._out.append(Evict())
+        self.place = place
+        if place is not None and not self.stopped and directive.order is not Order.STOP:
+            self._out.append(Take(place))
+
     def _tell(self, slot: Slot, directive: Directive) -> None:
         rank, generation = slot.status.rank, directive.generation
         newest = (generation, directive.sequence)
@@ -252,6 +291,10 @@ class Node:
     def _flush(self) -> list[Action]:
         out, self._out = self._out, []
         return out
+
+
+def _age(directive: Directive) -> tuple[int, int, int]:
+    return directive.ledger.term, directive.generation, directive.sequence
 
 
 def replace_status(status: RankStatus, report: WorkerReport) -> RankStatus:

@@ -12,14 +12,14 @@ Rules:
 from dataclasses import dataclass, field
 
 from taskd.core.budget import EARLY_S, EXIT_CODE, Budget, Fault
-from taskd.core.phases import Action, Note, Phase, Publish, Recovered, Stopped
+from taskd.core.phases import Action, AskCluster, Note, Phase, Publish, Recovered, Stopped
 from taskd.core.policy import Policy, Strategy
 from taskd.core.ranks import plan_restore
 from taskd.core.record import FaultRecord
 from taskd.core.strategy import choose
 from taskd.core.world import World
 from taskd.errors import TransitionError
-from taskd.wire.messages import Directive, Order, WorldPlan
+from taskd.wire.messages import Directive, Ledger, Order, Transfer, WorldPlan
 
 
 @dataclass(slots=True)
@@ -36,6 +36,10 @@ class Attempts:
     """Number of the newest directive. The first of a new manager must exceed those of the job's former ones."""
     step: int = -1
     """Newest committed step that any rank has reported since the job, or all of its processes, last started."""
+    term: int = 0
+    """Number of this manager: agents obey the highest that they know."""
+    _asked: dict[int, float] = field(default_factory=dict)
+    """Places for which the cluster was asked for a node, and when."""
     _tried: set[tuple[Strategy, bool]] = field(default_factory=set)
     _failures: int = 0
     _since_s: float = 0.0
@@ -47,15 +51,30 @@ class Attempts:
     # ---- what is done
 
     def _begin(self, causes: dict[int, str]) -> None:
-        self._tried.clear()
-        self._failures = 0
+        self._forget()
         self.record = FaultRecord(self._now_s, self.step, causes=causes)
         if self._charge(list(causes)):
             self._attempt(new_world=True)
 
+    def _forget(self) -> None:
+        self._tried.clear()
+        self._asked.clear()
+        self._failures = 0
+
+    def _rearrange(self, strategy: Strategy, reason: str, causes: dict[int, str]) -> None:
+        """Form another world although nothing has failed: nothing is charged, and no committed step is lost."""
+        self._forget()
+        self.record = record = FaultRecord(self._now_s, self.step, causes=causes)
+        record.strategy, record.reason, record.attempts = strategy, reason, 1
+        self.world.generation += 1
+        record.begin_attempt(self.world.generation)
+        self._replace(everybody=False, new_world=True)
+        self._enter(Phase.PAUSING)
+        self._order(Order.PAUSE, reason=reason)
+
     def _charge(self, ranks: list[int]) -> bool:
         causes, budget = self._need_record().causes, self.budget or Budget()
-        charge = budget.charge([self._fault(rank, causes.get(rank, "")) for rank in ranks])
+        charge = budget.charge([self._fault(rank, causes.get(rank, "")) for rank in ranks], now_s=self._now_s)
         if charge.granted:
             self._out.append(Note(charge.reason))
         else:
@@ -74,7 +93,7 @@ class Attempts:
         if self._failures >= self.policy.max_attempts:
             self._tried.add((record.strategy, record.restart))
             self._failures = 0
-        decision = choose(self.world.situation(no_donor=no_donor), self.policy.allowed, self._tried)
+        decision = choose(self.world.situation(no_donor=no_donor), self.policy, self._tried)
         record.strategy, record.restart, record.reason = decision.strategy, decision.restart, decision.reason
         if decision.strategy is Strategy.EXIT:
             self._stop(f"{tell(record.causes)}; no strategy is left: {decision.reason}", 1)
@@ -82,12 +101,58 @@ class Attempts:
         record.attempts += new_world or decision.restart
         self.world.generation += new_world or decision.restart
         record.begin_attempt(self.world.generation)
+        self._reshape(decision.strategy)
         self._replace(everybody=decision.restart, new_world=new_world)
         self._enter(Phase.RESTARTING if decision.restart else Phase.PAUSING)
         self._order(Order.RUN if decision.restart else Order.PAUSE)
 
+    def _reshape(self, strategy: Strategy) -> None:
+        """Which nodes and ranks take part in the next world."""
+        world = self.world
+        situation = world.situation(no_donor=False)
+        failing = {world.ranks[rank].node_rank for rank in (*situation.lost, *situation.unreachable)}
+        match strategy:
+            case Strategy.RECOVER:
+                for place in failing - world.dead_nodes:
+                    world.excluded.add(world.holders[place])
+                    world.dead_nodes.add(place)
+                self.fill()
+            case Strategy.ELASTIC_TRAINING:
+                for place in failing:
+                    world.excluded.update({world.holders[place]} - {""} if place not in world.dead_nodes else ())
+                    world.remove(world.on_node(place))
+                    world.vacate(place)
+            case Strategy.DUMP:
+                world.remove({*situation.lost, *situation.unreachable})
+            case _:
+                pass
+
+    def fill(self) -> bool:
+        """Give vacant places to nodes that wait for one, and ask the cluster for the others; whether any was given."""
+        given = False
+        for place in self.world.vacant:
+            agent_id = self.world.candidate_for(place)
+            if agent_id is not None:
+                self.give(place, agent_id)
+                given = True
+            elif place not in self._asked:
+                self._asked[place] = self._now_s
+                self._out.append(AskCluster(place, tell(self._need_record().causes)))
+        return given
+
+    def give(self, place: int, agent_id: str) -> None:
+        """A place, and new processes for its ranks, to another node."""
+        host = self.world.candidates[agent_id].status.host or agent_id
+        self.world.assign(place, agent_id)
+        joins = self.record is None or not self.record.restart
+        for rank in self.world.on_node(place):
+            self.world.replace(rank, self._now_s, joins=joins)
+        self._out.append(Note(f"node {place} is now {host}"))
+
     def _replace(self, *, everybody: bool, new_world: bool) -> None:
         for rank, view in self.world.ranks.items():
+            if view.node_rank in self.world.dead_nodes and not everybody:
+                continue
             if everybody or view.gone:
                 self.world.replace(rank, self._now_s, joins=not everybody)
             elif new_world and not view.starting:
@@ -101,17 +166,26 @@ class Attempts:
         if restore is None:
             self._attempt(new_world=True, no_donor=True)
             return
-        host = self.world.store_host()
+        host, members = self.world.store_host(), sorted(self.world.ranks)
         record.planned_s, record.target_step = self._now_s, restore.target_step
         plan = WorldPlan(
             generation=self.world.generation,
-            world_size=len(self.world.ranks),
+            world_size=len(members),
             store_host=host.store_host,
             store_port=host.store_port,
             target_step=restore.target_step,
             adopt=restore.adopt,
-            transfers=restore.transfers,
+            transfers=tuple(
+                Transfer(
+                    donor=members.index(transfer.donor),
+                    receivers=tuple(members.index(receiver) for receiver in transfer.receivers),
+                )
+                for transfer in restore.transfers
+            ),
             timeout_s=self.policy.deadlines.join_s,
+            members=tuple(members),
+            replicas=self.policy.world_size,
+            dump=tell(record.causes) if record.strategy is Strategy.DUMP else "",
         )
         self._enter(Phase.JOINING)
         self._order(Order.JOIN, plan)
@@ -138,13 +212,17 @@ class Attempts:
 
     def late(self) -> list[int]:
         """Ranks that have kept a pause waiting for too long."""
-        limits = self.policy.deadlines
-        views = self.world.ranks
-        return [
-            rank
-            for rank in self.world.not_paused()
-            if self._now_s - views[rank].since_s >= (limits.replace_s if views[rank].joins else limits.pause_s)
-        ]
+        return [rank for rank in self.world.not_paused() if self._now_s >= self._due_s(rank)]
+
+    def waited_s(self) -> float:
+        """Until when the nodes that the cluster was asked for are waited for."""
+        return max(self._asked.get(place, self._since_s) for place in self.world.vacant) + self.policy.wait_node_s
+
+    def _due_s(self, rank: int) -> float:
+        view, limits = self.world.ranks[rank], self.policy.deadlines
+        if view.node_rank in self.world.dead_nodes:
+            return self._asked.get(view.node_rank, view.since_s) + self.policy.wait_node_s
+        return view.since_s + (limits.replace_s if view.joins else limits.pause_s)
 
     def _cause(self, rank: int) -> str:
         view = self.world.ranks[rank]
@@ -182,6 +260,14 @@ class Attempts:
             plan=plan,
             reason=reason,
             exit_code=exit_code,
+            node_count=self.policy.node_count,
+            places=self.world.table(),
+            ledger=Ledger(
+                term=self.term,
+                places=self.world.places,
+                spent=self.budget.spent if self.budget is not None else 0,
+                excluded=tuple(sorted(self.world.excluded)),
+            ),
         )
         self._out.append(Publish(self.directive))
 

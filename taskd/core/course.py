@@ -8,16 +8,20 @@ Rules:
 3. Success is recorded only after every rank has committed one more step (or has none left).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from taskd.core.attempts import Attempts
-from taskd.core.phases import DONE, JOINED, RESTORED, RESUMED, UP, Note, Phase
+from taskd.core.attempts import Attempts, tell
+from taskd.core.phases import DONE, DUMPED, JOINED, RESTORED, RESUMED, UP, Note, Phase
+from taskd.core.policy import Strategy
 from taskd.wire.messages import Order, Stage
 
 
 @dataclass(slots=True)
 class Course(Attempts):
-    """A handler for each kind of event. Its subject is a rank, or for NODE_* and OVERTAKEN a node."""
+    """A handler for each kind of event. Its subject is a rank, or for events of a node its place."""
+
+    held: dict[int, float] = field(default_factory=dict)
+    """Lost nodes that nothing is done about yet, since too few others are heard; and since when."""
 
     # ---- while training, and from there into a fault
 
@@ -72,6 +76,11 @@ class Course(Attempts):
         """Ranks that did not come out, or did not come up, in time are replaced."""
         late = self.late()
         record = self._need_record()
+        if any(self.world.ranks[rank].node_rank in self.world.dead_nodes for rank in late):
+            self._tried.add((record.strategy, False))
+            self._out.append(Note(f"no node came within {self.policy.wait_node_s:g} s"))
+            self._attempt(new_world=True)
+            return
         failed = any(self.world.ranks[rank].joins for rank in late)
         for rank in late:
             record.causes[rank] = "it did not pause in time and was fenced"
@@ -101,7 +110,8 @@ class Course(Attempts):
 
     def stop_late(self, _subject: int) -> None:
         """Not even a full restart came up."""
-        self._stop("the restarted processes did not come up in time", 1)
+        late = "the restarted processes did not come up in time"
+        self._stop(f"no node came within {self.policy.wait_node_s:g} s" if self.world.vacant else late, 1)
 
     def progress(self, _rank: int) -> None:
         """A step was committed outside any recovery; by every rank, it is progress."""
@@ -143,22 +153,88 @@ class Course(Attempts):
             self._begin_if_settled()
 
     def lose_node(self, node_rank: int) -> None:
-        """An agent is silent: every rank of its node is lost with it."""
+        """An agent is gone: every rank of its node is lost with it."""
+        self._lose_node(node_rank, f"node {node_rank} is lost: its agent is not heard any more")
+
+    def leave_node(self, node_rank: int) -> None:
+        """torchrun has ended on a node: if its work was not done, the node is lost, and with the last one the job."""
+        ranks = self.world.on_node(node_rank)
+        if ranks and all(self.world.ranks[rank].exited for rank in ranks):
+            return
+        text = f"torchrun has ended on node {node_rank}"
+        others = set(self.world.places) - self.world.dead_nodes - {node_rank}
+        if self.phase is Phase.FORMING or not others:
+            self._stop(text, 1)
+            return
+        self.world.dead_nodes.add(node_rank)
+        self._lose_node(node_rank, text)
+
+    def _lose_node(self, node_rank: int, text: str) -> None:
         ranks = self.world.on_node(node_rank)
         if all(self.world.ranks[rank].exited for rank in ranks):
             return
-        causes = dict.fromkeys(ranks, f"the agent of node {node_rank} is silent")
+        if not self.world.has_quorum(self.world.places):
+            if node_rank not in self.held:
+                self.held[node_rank] = self._now_s
+                self._out.append(Note(f"{text}; too few nodes are heard to go on without it: waiting for more"))
+            return
+        self.held.pop(node_rank, None)
+        causes = dict.fromkeys(ranks, text)
         if self.record is None:
             self._begin(causes)
         else:
             self.record.causes.update(causes)
             self._attempt(new_world=True)
 
-    def leave_node(self, node_rank: int) -> None:
-        """torchrun has ended on a node; unless its work is done, so is the job."""
-        ranks = self.world.on_node(node_rank)
-        if not ranks or not all(self.world.ranks[rank].exited for rank in ranks):
-            self._stop(f"torchrun has ended on node {node_rank}", 1)
+    def hold(self) -> None:
+        """Look again at nodes that too few others were heard to give up."""
+        for node_rank, since_s in sorted(self.held.items()):
+            if node_rank not in self.world.dead_nodes or node_rank not in self.world.places:
+                del self.held[node_rank]
+            elif self.world.has_quorum(self.world.places):
+                self.lose_node(node_rank)
+            elif self._now_s - since_s >= self.policy.wait_node_s and self.phase is not Phase.STOPPED:
+                waited = f"for {self.policy.wait_node_s:g} s too few others are heard"
+                self._stop(f"node {node_rank} is lost, and {waited}", 1)
+                return
+
+    # ---- nodes that come and go as they should
+
+    def welcome(self, _subject: int) -> None:
+        """A node waits for a place, and one is vacant."""
+        record = self._need_record()
+        if record.strategy is Strategy.RECOVER and self.fill():
+            self._since_s = self._now_s
+            self._order(Order.RUN if record.restart else Order.PAUSE)
+
+    def grow(self, _subject: int) -> None:
+        """A node waits for a place, and one is absent from the world: at full size again."""
+        grown = []
+        for place in sorted(set(range(self.policy.node_count)) - set(self.world.places)):
+            agent_id = self.world.candidate_for(place)
+            if agent_id is not None:
+                self.world.expect(place, self.policy.ranks_per_node, self._now_s)
+                self.give(place, agent_id)
+                grown.append(place)
+        if grown:
+            self._rearrange(Strategy.ELASTIC_TRAINING, f"node {', '.join(map(str, grown))} has come (back)", {})
+
+    def drain(self, node_rank: int) -> None:
+        """Move the ranks of a living node to one that waits, on an operator's word."""
+        agent_id = self.world.candidate_for(node_rank)
+        if agent_id is None:
+            return
+        self.world.excluded.add(self.world.holders[node_rank])
+        text = f"node {node_rank} is drained"
+        causes = dict.fromkeys(self.world.on_node(node_rank), text)
+        self.give(node_rank, agent_id)
+        self._rearrange(Strategy.RECOVER, text, causes)
+
+    def dumped(self, _rank: int) -> None:
+        """When every rank has written its part, the checkpoint is complete."""
+        if self.world.all_at(DUMPED):
+            record = self._need_record()
+            self._stop(f"{tell(record.causes)}; a checkpoint of step {record.target_step} was written", 1)
 
     def follow(self, _node_rank: int) -> None:
         """The agents know a newer world than this manager: what they carry is the truth."""

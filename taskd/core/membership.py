@@ -9,7 +9,7 @@ class Health(Enum):
     """What the manager believes of an agent."""
 
     ALIVE = "alive"
-    SUSPECT = "suspect"
+    SUSPECT = "suspect"  # ask its kernel: does anybody listen at its store's port?
     DEAD = "dead"
 
 
@@ -19,3 +19,13 @@ def health(last_heard_s: float, now_s: float, policy: Membership) -> Health:
     if silent_s >= policy.dead_s:
         return Health.DEAD
     return Health.SUSPECT if silent_s >= policy.suspect_s else Health.ALIVE
+
+
+def quorum(members: int, heard: int, newcomers: int, *, first_heard: bool) -> bool:
+    """Whether a manager that hears so many of a world's nodes may decide about the others.
+
+    More than half must be heard, candidates counted with them, since nobody else can have those. Exactly half is
+    enough on the side of the world's first node: of a world that was cut in two, one side at most goes on.
+    """
+    voices = 2 * (heard + newcomers)
+    return voices > members or (voices == members and first_heard)

@@ -40,6 +40,9 @@ class Event(Enum):
     EXITED = "exited"
     NODE_LOST = "node lost"
     NODE_LEAVES = "node leaves"
+    CANDIDATE = "candidate"  # a node waits for a place
+    DRAINED = "drained"  # an operator wants a node empty
+    DUMPED = "dumped"
     OVERTAKEN = "overtaken"  # an agent carries a newer generation: it has gone on without this manager
     EXPIRED = "expired"
 
@@ -52,6 +55,7 @@ EVENT_OF_STAGE = {
     Stage.RESTORED: Event.RESTORED,
     Stage.COMMITTED: Event.COMMITTED,
     Stage.FINISHED: Event.FINISHED,
+    Stage.DUMPED: Event.DUMPED,
     Stage.RELEASED: Event.STARTED,
     Stage.EXITED: Event.EXITED,
     Stage.DEAD: Event.LOST,
@@ -62,6 +66,7 @@ BUILDING = (Phase.PAUSING, Phase.JOINING, Phase.RESUMING)
 JOINED = (Stage.JOINED, Stage.RESTORED, Stage.COMMITTED, Stage.FINISHED)
 RESTORED = (Stage.RESTORED, Stage.COMMITTED, Stage.FINISHED)
 RESUMED = (Stage.COMMITTED, Stage.FINISHED)
+DUMPED = (Stage.DUMPED,)
 DONE = (Stage.FINISHED, Stage.RELEASED, Stage.EXITED)
 UP = tuple(stage for stage in Stage if stage is not Stage.DEAD)
 
@@ -90,10 +95,34 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
+class AskKernel:
+    """Does anybody listen at the store's port of this silent agent? Answered by `Recovery.answered`."""
+
+    agent_id: str
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskCluster:
+    """Get a node for this place."""
+
+    node_rank: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """The agents obey a newer manager: this one decides nothing any more."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Tell the operator."""
 
     text: str
 
 
-Action = Publish | Recovered | Stopped | Note
+Action = Publish | Recovered | Stopped | AskKernel | AskCluster | Superseded | Note

@@ -29,6 +29,8 @@ class Deadlines:
     """Groups formed and state restored."""
     resume_s: float = 600.0
     """One more step committed by every rank."""
+    takeover_s: float = 3.0
+    """A new manager waits so long for the nodes of a job that is there before it takes the others for lost."""
     merge_s: float = 1.0
     """Losses that come within this time of the first are one fault and cost one restart."""
 
@@ -37,9 +39,11 @@ class Deadlines:
 class Membership:
     """When a silent agent is suspected and when it is taken for dead, in seconds since it was last heard."""
 
-    heartbeat_s: float = 0.5
-    suspect_s: float = 3.0
+    heartbeat_s: float = 0.25
+    suspect_s: float = 0.6
+    """Then its kernel is asked; if nobody listens there, it is dead."""
     dead_s: float = 10.0
+    """An agent whose port still answers, as that of a stopped process does, is given so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,10 @@ class Policy:
     """Only the recoveries of so many last seconds count against `max_restarts`; None counts all of the job."""
     wait_node_s: float = 270.0
     """For so long the job waits for a node that it has asked the cluster for."""
+    min_nodes: int = 1
+    """Elastic training goes on with no fewer nodes."""
+    checkpoints: bool = False
+    """There is a directory to write a checkpoint into."""
     max_attempts: int = 3
     """Worlds that may be tried for one fault before its strategy counts as failed."""
     repeats: int = 3

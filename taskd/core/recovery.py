@@ -11,7 +11,7 @@ Rules:
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from taskd.core.budget import Budget
 from taskd.core.course import Course
@@ -20,24 +20,38 @@ from taskd.core.phases import (
     EVENT_OF_STAGE,
     LIVE,
     Action,
+    AskCluster,
+    AskKernel,
     Event,
     Note,
     Phase,
     Publish,
     Recovered,
     Stopped,
+    Superseded,
 )
+from taskd.core.places import Standing, age
 from taskd.core.table import Row, rows
 from taskd.core.world import stage_in
 from taskd.errors import TransitionError
 from taskd.wire.messages import NodeStatus, Order, RankStatus, Stage
 
-__all__ = ["Action", "Event", "Note", "Phase", "Publish", "Recovered", "Recovery", "Stopped", "TABLE"]
+__all__ = [
+    "Action", "AskCluster", "AskKernel", "Event", "Note", "Phase", "Publish", "Recovered", "Recovery", "Stopped",
+    "Superseded", "TABLE",
+]  # fmt: skip
 
 
 @dataclass(slots=True)
 class Recovery(Course):
     """The manager's machine. `sequence` of a manager that takes over must exceed those of its predecessors."""
+
+    superseded: bool = False
+    """The agents obey a newer manager."""
+
+    def __post_init__(self) -> None:
+        """The first sequence number tells managers apart."""
+        self.term = self.sequence + 1
 
     def hear(self, status: NodeStatus, now_s: float) -> list[Action]:
         """Take in one agent's report. An old one changes nothing.
@@ -48,43 +62,135 @@ class Recovery(Course):
 
         """
         self._now_s = now_s
-        if not self.world.hear(status, now_s):
-            return []
-        if status.leaving and any(rank.stage is not Stage.EXITED for rank in status.ranks):
-            self._fire(Event.NODE_LEAVES, status.node_rank)  # before the deaths that it brings look like faults
-        if self.phase is not Phase.FORMING and status.generation > self.world.generation:
-            self._fire(Event.OVERTAKEN, status.node_rank)
-        if self.phase is Phase.FORMING:
-            self._admit(status)
-        else:
-            self._hear_ranks(status)
-        if status.leaving:
-            self._fire(Event.NODE_LEAVES, status.node_rank)
+        if self._is_superseded(status):
+            return self._flush()
+        forming = self.phase is Phase.FORMING
+        standing = self.world.hear(status, now_s, claims=range(self.policy.node_count if forming else 0))
+        if forming and self.directive is None:
+            self._order(Order.FORM)
+        place = self.world.place_of(status.agent_id)
+        if standing is Standing.CANDIDATE and not forming:
+            self._fire(Event.CANDIDATE, -1)
+        elif standing is Standing.HOLDER and place is not None and status.node_rank in (place, -1):
+            self._hear_holder(status, place)
+        if forming:
+            self._form()
         return self._flush()
+
+    def answered(self, agent_id: str, *, listening: bool, now_s: float) -> list[Action]:
+        """The kernel of a silent agent was asked (`AskKernel`) whether anybody listens at its port."""
+        self._now_s = now_s
+        place = None if listening or self.superseded else self.world.gone(agent_id, now_s, self.policy.membership)
+        if place is not None:
+            self.world.dead_nodes.add(place)
+            self._fire(Event.NODE_LOST, place)
+        return self._flush()
+
+    def move_from(self, node: str, now_s: float) -> tuple[str, list[Action]]:
+        """An operator wants a node empty: why that cannot be, or "", and what is done."""
+        self._now_s = now_s
+        place = self.world.named(node)
+        refusal = self._drain_refusal(node, place)
+        if not refusal and place is not None:
+            self._fire(Event.DRAINED, place)
+        return refusal, self._flush()
+
+    def _drain_refusal(self, node: str, place: int | None) -> str:
+        if place is None:
+            known = ", ".join(f"{p} ({view.status.host})" for p, view in sorted(self.world.nodes.items()))
+            return f"found no node {node!r} in the job, expected one of {known}"
+        if self.phase is not Phase.RUNNING:
+            return f"the job is {self.phase.value}, expected it to train; try again when it does"
+        if len(self.world.places) < 2:
+            return "it is the only node, and its state can come from no other; start a second one first"
+        if self.world.candidate_for(place) is None:
+            return "no node waits for its place; start one more torchrun first"
+        if self.world.situation(no_donor=False).uncooperative:
+            return "the ranks are not inside a resilient function"
+        return ""
 
     def tick(self, now_s: float) -> list[Action]:
         """Let time pass: silent nodes are lost, phases that took too long expire."""
         self._now_s = now_s
-        for node_rank in self.world.silent(now_s, self.policy.membership):
+        if self.superseded:
+            return []
+        membership = self.policy.membership
+        for status in self.world.to_ask(now_s, membership):
+            self._out.append(AskKernel(status.agent_id, status.store_host, status.store_port))
+        for node_rank in self.world.silent(now_s, membership):
             self.world.dead_nodes.add(node_rank)
             self._fire(Event.NODE_LOST, node_rank)
+        if self.phase is Phase.FORMING:
+            self._form()
+        self.hold()
         if self._expired():
             self._fire(Event.EXPIRED, -1)
         return self._flush()
 
     # ---- from reports to events
 
+    def _is_superseded(self, status: NodeStatus) -> bool:
+        if status.ledger.term > self.term and not self.superseded:
+            self.superseded = True
+            self._out.append(Superseded(status.ledger.term))
+        return self.superseded
+
+    def _hear_holder(self, status: NodeStatus, place: int) -> None:
+        unfinished = any(rank.stage is not Stage.EXITED for rank in status.ranks)
+        if status.leaving and unfinished and place not in self.world.dead_nodes:
+            self._fire(Event.NODE_LEAVES, place)  # before the deaths that it brings look like faults
+        if self.phase is not Phase.FORMING and status.generation > self.world.generation:
+            self._fire(Event.OVERTAKEN, place)
+        if self.phase is Phase.FORMING:
+            self._admit(status)
+        elif place not in self.world.dead_nodes:
+            self._hear_ranks(status)
+        if status.leaving and place not in self.world.dead_nodes:
+            self._fire(Event.NODE_LEAVES, place)
+
     def _admit(self, status: NodeStatus) -> None:
         self.world.admit(status, self._now_s)
+        self._since_s = self._since_s or self._now_s
         if self.budget is None:
             limit = self.policy.max_restarts
-            self.budget = Budget(status.max_restarts if limit is None else limit, self.policy.repeats)
+            self.budget = Budget(
+                max_restarts=status.max_restarts if limit is None else limit,
+                repeats=self.policy.repeats,
+                window_s=self.policy.restart_window_s,
+            )
         self.step = max([self.step, *(rank.step for rank in status.ranks)])
-        if len(self.world.ranks) == self.policy.world_size:
-            self._enter(Phase.RUNNING)
-            self._order(Order.RUN)
-            for node_rank in sorted(self.world.dead_nodes):
-                self._fire(Event.NODE_LOST, node_rank)
+
+    def _form(self) -> None:
+        """The job is there when all of its nodes are; a job of an earlier manager, when enough of them are."""
+        world, views = self.world, [*self.world.nodes.values(), *self.world.candidates.values()]
+        if not views:
+            return
+        ledger = max((view.status for view in views), key=age).ledger
+        if ledger.term == 0:
+            if len(world.ranks) == self.policy.world_size:
+                self._run()
+            return
+        for place in [place for place, view in world.nodes.items() if view.status.ledger.term == 0]:
+            world.remove(world.on_node(place))  # it has started processes of its own, as if the job were new
+            world.demote(place)
+        missing = set(ledger.places) - set(world.holders)
+        waited = self._now_s - self._since_s >= self.policy.deadlines.takeover_s
+        if not world.ranks or (missing and not (waited and world.has_quorum(ledger.places))):
+            return
+        world.excluded.update(ledger.excluded)
+        if self.budget is not None:
+            spent = max(view.status.ledger.spent for view in views)
+            self.budget = replace(self.budget, spent=spent, since_s=self._now_s)
+        for place in sorted(missing):
+            world.expect(place, self.policy.ranks_per_node, self._now_s)
+            world.dead_nodes.add(place)
+        self._run()
+
+    def _run(self) -> None:
+        self._enter(Phase.RUNNING)
+        self._order(Order.RUN)
+        for node_rank in sorted(self.world.dead_nodes):
+            self._fire(Event.NODE_LOST, node_rank)
 
     def _hear_ranks(self, status: NodeStatus) -> None:
         refused = [error for error in map(self._try_rank, status.ranks) if error is not None]
@@ -138,6 +244,8 @@ class Recovery(Course):
             return self._now_s >= self._confirm_until_s
         if self.phase is Phase.PAUSING:
             return bool(self.late())
+        if self.phase is Phase.RESTARTING and self.world.vacant:
+            return self._now_s >= self.waited_s()
         limits = self.policy.deadlines
         limit = {
             Phase.JOINING: limits.join_s,
@@ -154,6 +262,8 @@ class Recovery(Course):
                 stage = view.at(self.world.generation)
                 if stage is not None and self.phase in LIVE:
                     self._fire(EVENT_OF_STAGE[stage], rank)
+            if self.world.candidates and self.phase is Phase.RUNNING:
+                self._fire(Event.CANDIDATE, -1)
 
     def _flush(self) -> list[Action]:
         self._review()
@@ -195,16 +305,23 @@ TABLE: dict[tuple[Phase, Event], Row[Handler, Phase]] = {
     **rows((Phase.FINISHING,), Event.EXITED, Course.exit, *_BEGIN),
     **rows(BUILDING, Event.EXITED, Course.lose_more, *_BEGIN),
     **rows((Phase.RESTARTING,), Event.EXITED, Course.restarted, Phase.RUNNING),
-    **rows((*LIVE, *BUILDING, *_LAST), Event.NODE_LOST, Course.lose_node, Phase.STOPPED),
+    **rows((*LIVE, *BUILDING, *_LAST), Event.NODE_LOST, Course.lose_node, *_BEGIN),
     **rows((Phase.FORMING,), Event.NODE_LOST, Course.ignore),
-    **rows((Phase.FORMING, *LIVE, *BUILDING, *_LAST), Event.NODE_LEAVES, Course.leave_node, Phase.STOPPED),
+    **rows((Phase.FORMING,), Event.NODE_LEAVES, Course.leave_node, Phase.STOPPED),
+    **rows((*LIVE, *BUILDING, *_LAST), Event.NODE_LEAVES, Course.leave_node, *_BEGIN),
     **rows((*LIVE, *BUILDING, *_LAST), Event.OVERTAKEN, Course.follow, Phase.RUNNING),
     **rows((Phase.STRAYED,), Event.EXPIRED, Course.unexplained, *_BEGIN),
     **rows((Phase.FINISHING,), Event.EXPIRED, Course.unsettled, *_BEGIN),
     **rows((Phase.PAUSING,), Event.EXPIRED, Course.fence_late, *_BEGIN),
     **rows((Phase.JOINING, Phase.RESUMING), Event.EXPIRED, Course.fail_world, *_BEGIN),
     **rows((Phase.RESTARTING,), Event.EXPIRED, Course.stop_late, Phase.STOPPED),
-    **{(Phase.STOPPED, event): _OVER for event in Event if event is not Event.EXPIRED},
+    **{(Phase.STOPPED, event): _OVER for event in Event if event not in (Event.EXPIRED, Event.DRAINED)},
     **rows((Phase.STOPPED,), Event.OVERTAKEN, Course.stop_again),
+    **rows((Phase.PAUSING, Phase.RESTARTING), Event.CANDIDATE, Course.welcome),
+    **rows((Phase.RUNNING,), Event.CANDIDATE, Course.grow, Phase.PAUSING),
+    **rows((Phase.STRAYED, Phase.JOINING, Phase.RESUMING, Phase.FINISHING), Event.CANDIDATE, Course.ignore),
+    **rows((Phase.RUNNING,), Event.DRAINED, Course.drain, Phase.PAUSING),
+    **rows((Phase.JOINING, Phase.RESUMING), Event.DUMPED, Course.dumped, Phase.STOPPED),
+    **rows((*LIVE, Phase.PAUSING, *_LAST), Event.DUMPED, Course.ignore),
 }
 """Every pair of phase and event that may happen, and what it does."""

@@ -7,10 +7,10 @@ Rules:
 3. `exit` is always feasible, and is the end of every list, allowed or not.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from taskd.core.policy import Strategy
+from taskd.core.policy import Policy, Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Situation:
     """What is known of a fault when a strategy is chosen."""
 
     lost: tuple[int, ...]
-    """Ranks without a process."""
+    """Ranks without a process, or with one that has no state yet."""
     unreachable: tuple[int, ...] = ()
     """Ranks whose node has no living agent."""
     uncooperative: tuple[int, ...] = ()
@@ -27,6 +27,12 @@ class Situation:
     """Every rank has lost its process."""
     no_donor: bool = False
     """Every rank is paused and none holds a consistent state."""
+    places: int = 1
+    """Nodes of the present world."""
+    failing: int = 0
+    """How many of them have lost something."""
+    candidates: int = 0
+    """Nodes that wait for a place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +44,11 @@ class Decision:
     reason: str
 
 
-def choose(situation: Situation, allowed: Collection[Strategy], failed: Collection[tuple[Strategy, bool]]) -> Decision:
+def choose(situation: Situation, policy: Policy, failed: Collection[tuple[Strategy, bool]]) -> Decision:
     """The next thing to try. `failed` holds (strategy, restart) pairs that were tried for this fault in vain."""
     passed: list[str] = []
     for strategy, restart in _LADDER:
-        refusal = _refusal(strategy, restart, situation, allowed, failed)
+        refusal = _refusal(strategy, restart, situation, policy, failed)
         if refusal is None:
             return Decision(strategy, restart, "; ".join([_praise(strategy, restart, situation), *passed]))
         passed.append(f"not {_name(strategy, restart)}: {refusal}")
@@ -52,7 +58,11 @@ def choose(situation: Situation, allowed: Collection[Strategy], failed: Collecti
 _LADDER = (
     (Strategy.RETRY, False),
     (Strategy.RECOVER_IN_PLACE, False),
+    (Strategy.RECOVER, False),
     (Strategy.RECOVER_IN_PLACE, True),
+    (Strategy.RECOVER, True),
+    (Strategy.ELASTIC_TRAINING, False),
+    (Strategy.DUMP, False),
 )
 
 
@@ -60,23 +70,68 @@ def _refusal(
     strategy: Strategy,
     restart: bool,
     situation: Situation,
-    allowed: Collection[Strategy],
+    policy: Policy,
     failed: Collection[tuple[Strategy, bool]],
 ) -> str | None:
-    if strategy not in allowed:
+    if strategy not in policy.allowed:
         return "the job does not allow it"
     if (strategy, restart) in failed:
         return "it has failed for this fault"
-    if situation.unreachable:
-        return f"no agent on the node of rank {_ranks(situation.unreachable)}"
-    if strategy is Strategy.RETRY and situation.lost:
+    if restart:
+        return _OWN[strategy](situation, policy)
+    return _OWN[strategy](situation, policy) or _keeping_refusal(situation, failed)
+
+
+def _unreachable(situation: Situation) -> str | None:
+    return f"no agent on the node of rank {_ranks(situation.unreachable)}" if situation.unreachable else None
+
+
+def _retry(situation: Situation, _policy: Policy) -> str | None:
+    if situation.lost:
         return f"rank {_ranks(situation.lost)} has no process"
-    return None if restart else _keeping_refusal(situation, failed)
+    return _unreachable(situation)
+
+
+def _in_place(situation: Situation, _policy: Policy) -> str | None:
+    return _unreachable(situation)
+
+
+def _recover(situation: Situation, _policy: Policy) -> str | None:
+    if situation.unreachable:
+        return None  # the cluster may give a node: it is waited for
+    if not situation.lost:
+        return "no node is at fault"
+    if situation.candidates < situation.failing:
+        return f"{situation.failing} nodes are at fault, {situation.candidates} wait for a place"
+    return None
+
+
+def _elastic(situation: Situation, policy: Policy) -> str | None:
+    left = situation.places - situation.failing
+    if not situation.failing:
+        return "no node is at fault"
+    if left < policy.min_nodes:
+        return f"{left} nodes would be left, the job needs {policy.min_nodes}"
+    return None
+
+
+def _dump(_situation: Situation, policy: Policy) -> str | None:
+    return None if policy.checkpoints else "there is no directory for it (TASKD_CHECKPOINT_DIR)"
+
+
+_OWN: dict[Strategy, Callable[[Situation, Policy], str | None]] = {
+    Strategy.RETRY: _retry,
+    Strategy.RECOVER_IN_PLACE: _in_place,
+    Strategy.RECOVER: _recover,
+    Strategy.ELASTIC_TRAINING: _elastic,
+    Strategy.DUMP: _dump,
+}
 
 
 def _keeping_refusal(situation: Situation, failed: Collection[tuple[Strategy, bool]]) -> str | None:
     """Why the processes that live cannot be kept."""
-    if not situation.lost and (Strategy.RETRY, False) in failed:
+    nothing_lost = not situation.lost and not situation.unreachable
+    if nothing_lost and (Strategy.RETRY, False) in failed:
         return "no process is lost, and to rebuild the groups has failed"
     if situation.uncooperative:
         return f"rank {_ranks(situation.uncooperative)} is not inside a resilient function"
@@ -88,13 +143,24 @@ def _keeping_refusal(situation: Situation, failed: Collection[tuple[Strategy, bo
 
 
 def _praise(strategy: Strategy, restart: bool, situation: Situation) -> str:
-    if strategy is Strategy.RETRY:
-        return "every process lives: the groups are rebuilt and the step is redone"
-    if restart:
-        return "all processes start anew, warm where a standby waits"
-    if not situation.lost:
-        return "every process lives and stays: the groups are rebuilt"
-    return f"rank {_ranks(situation.lost)} gets a new process on its node, all others stay"
+    gone = sorted({*situation.lost, *situation.unreachable})
+    match strategy:
+        case Strategy.RETRY:
+            return "every process lives: the groups are rebuilt and the step is redone"
+        case Strategy.RECOVER if restart:
+            return f"rank {_ranks(gone)} moves to another node, all processes start anew"
+        case Strategy.RECOVER:
+            return f"rank {_ranks(gone)} moves to another node, all others stay"
+        case Strategy.ELASTIC_TRAINING:
+            return f"training goes on without the nodes of rank {_ranks(gone)}"
+        case Strategy.DUMP:
+            return "what is left writes a checkpoint, and the job ends"
+        case _ if restart:
+            return "all processes start anew, warm where a standby waits"
+        case _ if not situation.lost:
+            return "every process lives and stays: the groups are rebuilt"
+        case _:
+            return f"rank {_ranks(situation.lost)} gets a new process on its node, all others stay"
 
 
 def _name(strategy: Strategy, restart: bool) -> str:

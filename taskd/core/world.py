@@ -10,8 +10,7 @@ Rules:
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from taskd.core.membership import Health, health
-from taskd.core.policy import Membership
+from taskd.core.places import Places
 from taskd.core.ranks import Held
 from taskd.core.strategy import Situation
 from taskd.wire.messages import Condition, NodeStatus, RankOrder, RankStatus, Stage
@@ -82,31 +81,13 @@ class RankView:
 
 
 @dataclass(slots=True)
-class NodeView:
-    """One node: its agent's last report, and when it was heard."""
-
-    status: NodeStatus
-    heard_s: float
-
-
-@dataclass(slots=True)
-class World:
-    """All ranks and nodes of one job."""
+class World(Places):
+    """The ranks of the present world, and the nodes of the job. Ranks that are not in `ranks` are absent."""
 
     generation: int = 0
     ranks: dict[int, RankView] = field(default_factory=dict)
-    nodes: dict[int, NodeView] = field(default_factory=dict)
-    dead_nodes: set[int] = field(default_factory=set)
-
-    def hear(self, status: NodeStatus, now_s: float) -> bool:
-        """Note that an agent reported; False if the report is older than what is known."""
-        known = self.nodes.get(status.node_rank)
-        same = known is not None and known.status.agent_id == status.agent_id
-        if same and known is not None and status.sequence <= known.status.sequence:
-            return False
-        self.nodes[status.node_rank] = NodeView(status, now_s)
-        self.dead_nodes.discard(status.node_rank)
-        return True
+    _incarnations: dict[int, int] = field(default_factory=dict)
+    """The newest process that was wanted for a rank that is absent now."""
 
     def admit(self, status: NodeStatus, now_s: float) -> None:
         """Take over the ranks, processes and generation that an agent carries: a manager's view is made of this."""
@@ -119,15 +100,27 @@ class World:
         view = self.ranks[status.rank]
         view.incarnation, view.joins, view.since_s, view.released_at_s = status.incarnation, True, now_s, None
 
-    def silent(self, now_s: float, policy: Membership) -> list[int]:
-        """Nodes that are dead by their silence and were not known to be."""
-        return [
-            node_rank
-            for node_rank, node in self.nodes.items()
-            if node_rank not in self.dead_nodes
-            and not node.status.leaving
-            and health(node.heard_s, now_s, policy) is Health.DEAD
-        ]
+    def expect(self, place: int, per_node: int, now_s: float) -> None:
+        """Have the ranks of a place in the world of which nothing is known but that they belong there."""
+        newest = max((view.incarnation for view in self.ranks.values()), default=0)
+        for rank in range(place * per_node, (place + 1) * per_node):
+            incarnation = max(newest, self._incarnations.get(rank, 0)) + 1
+            self.ranks[rank] = RankView(place, incarnation, joins=True, since_s=now_s)
+
+    def remove(self, ranks: Collection[int]) -> None:
+        """Go on without these ranks."""
+        for rank in ranks:
+            self._incarnations[rank] = self.ranks.pop(rank).incarnation
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The places of the present world."""
+        return tuple(sorted({view.node_rank for view in self.ranks.values()}))
+
+    @property
+    def vacant(self) -> tuple[int, ...]:
+        """Places of the world whose holder is gone."""
+        return tuple(place for place in self.places if place in self.dead_nodes)
 
     def replace(self, rank: int, now_s: float, *, joins: bool) -> None:
         """Want a new process for a rank."""
@@ -180,8 +173,8 @@ class World:
         return {r: Held(v.status.step, v.status.condition) for r, v in self.ranks.items() if v.status is not None}
 
     def store_host(self) -> NodeStatus:
-        """The node whose agent serves the next world's store: the first that lives."""
-        return self.nodes[min(node for node in self.nodes if node not in self.dead_nodes)].status
+        """The node whose agent serves the next world's store: the first of the world that lives."""
+        return self.nodes[min(place for place in self.places if place not in self.dead_nodes)].status
 
     def orders(self) -> tuple[RankOrder, ...]:
         """The process wanted for every rank."""
@@ -193,12 +186,18 @@ class World:
     def situation(self, *, no_donor: bool) -> Situation:
         """The facts by which a strategy is chosen."""
         views = sorted(self.ranks.items())
-        leaving = {node_rank for node_rank, node in self.nodes.items() if node.status.leaving}
+        leaving = {place for place, node in self.nodes.items() if node.status.leaving}
+        unreachable = tuple(rank for rank, view in views if view.node_rank in self.dead_nodes | leaving)
         lost = tuple(rank for rank, view in views if view.gone or view.joins)
         return Situation(
             lost=lost,
-            unreachable=tuple(rank for rank, view in views if view.node_rank in self.dead_nodes | leaving),
-            uncooperative=tuple(rank for rank, view in views if rank not in lost and not view.cooperative),
-            no_survivor=all(view.empty for _, view in views),
+            unreachable=unreachable,
+            uncooperative=tuple(
+                rank for rank, view in views if rank not in lost and rank not in unreachable and not view.cooperative
+            ),
+            no_survivor=all(view.empty or rank in unreachable for rank, view in views),
             no_donor=no_donor,
+            places=len(self.places),
+            failing=len({self.ranks[rank].node_rank for rank in (*lost, *unreachable)}),
+            candidates=sum(name not in self.excluded for name in self.candidates),
         )

@@ -24,6 +24,7 @@ class Stage(Enum):
     RESTORED = "restored"  # its state is that of the target step
     COMMITTED = "committed"  # one more step was committed since it joined
     FINISHED = "finished"  # the resilient function returned; waiting for all the others
+    DUMPED = "dumped"  # the state of the target step is in a checkpoint
     RELEASED = "released"  # left the resilient function for good
     EXITED = "exited"  # the process ended with status 0
     DEAD = "dead"  # the process ended otherwise, or was fenced
@@ -53,11 +54,23 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float = 0.0  # when the stage was reached
 
 
+class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+    """What a new manager must know of the former ones. Agents give back the newest that they were given."""
+
+    term: int = 0  # the manager that wrote it; agents obey the highest term they know
+    places: tuple[int, ...] = ()  # those of the present world; the others are absent from it
+    spent: int = 0  # restarts
+    excluded: tuple[str, ...] = ()  # agents that get no place any more
+
+
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Agent to manager: everything about one node. Sent at each change and as the heartbeat."""
+    """Agent to manager: everything about one node. Sent at each change and as the heartbeat.
+
+    A node that holds no place is a candidate: its `node_rank` is -1 and it has no ranks.
+    """
 
     job_id: str
-    node_rank: int
+    node_rank: int  # the place that it holds
     agent_id: str  # random per agent process: a restarted agent is another one
     sequence: int
     node_count: int
@@ -69,6 +82,9 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     generation: int  # newest generation this agent has heard of
     sent_s: float = 0.0
     leaving: bool = False
+    host: str = ""  # its name, for people
+    wants: int = -1  # the place that its launcher gave it
+    ledger: Ledger = Ledger()
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,13 +103,17 @@ class WorldPlan(msgspec.Struct, frozen=True, kw_only=True):
     store_port: int
     target_step: int  # the step that every rank holds when training resumes
     adopt: bool  # the donors have stepped but not committed: their state counts as `target_step`
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[Transfer, ...]  # by their rank in this world
     timeout_s: float
+    members: tuple[int, ...] = ()  # the job's ranks that make up this world, in its order; none: 0 to world_size - 1
+    replicas: int = 0  # ranks of the full world, which the global batch is made for; 0: as many as members
+    dump: str = ""  # the reason to write a checkpoint of the target step, after which the job ends
 
 
 class Order(Enum):
     """What a rank is to do."""
 
+    FORM = "form"  # not all nodes have reported yet
     RUN = "run"  # nothing to do: train
     PAUSE = "pause"  # leave the collectives of all older generations and report
     JOIN = "join"  # form the world of `plan`, restore, train
@@ -109,6 +129,13 @@ class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
     joins: bool = False  # it comes into a living world (waits for a plan), or starts a fresh one with all the others
 
 
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """A place of the job and the agent that holds it."""
+
+    node_rank: int
+    agent_id: str
+
+
 class Directive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Manager to every agent: the state wanted. Sent at each change and in answer to each heartbeat."""
 
@@ -120,12 +147,29 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     plan: WorldPlan | None = None
     reason: str = ""
     exit_code: int = 0
+    node_count: int = 0  # places of the job
+    places: tuple[Place, ...] = ()  # who holds one; whoever is not named holds none
+    ledger: Ledger = Ledger()
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Manager to an agent that it will not serve (another job, a node rank out of range, a second agent)."""
 
     reason: str
+
+
+class Drain(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Operator to manager: move the ranks of this node elsewhere. `node` is a place's number or a node's name."""
+
+    job_id: str
+    node: str
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Manager to operator: whether it is being done, or why not."""
+
+    granted: bool
+    text: str
 
 
 # Between an agent and the processes of its node (a Unix socket of the same user).
@@ -200,7 +244,7 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     count: int
 
 
-FromAgent = NodeStatus
-FromManager = Directive | Refusal
+FromAgent = NodeStatus | Drain
+FromManager = Directive | Refusal | Answer
 FromLocal = Hello | WorkerReport | Modules
 ToLocal = Pause | Join | Release | Abandon | Become | Fork | Modules

@@ -1,14 +1,19 @@
 """Drives a real `Recovery` as the agents of a small job would, one report at a time."""
 
+from typing import Any
+
 from taskd.core.policy import Deadlines, Policy, Strategy
 from taskd.core.recovery import Action, Phase, Publish, Recovered, Recovery, Stopped
-from taskd.wire.messages import Condition, Directive, NodeStatus, Order, RankStatus, Stage
+from taskd.wire.messages import Condition, Directive, Ledger, NodeStatus, Order, RankStatus, Stage
 
 DEADLINES = Deadlines(confirm_s=2.0, pause_s=10.0, replace_s=60.0, join_s=20.0, resume_s=30.0, merge_s=1.0)
 
 
 class Job:
-    """A manager's core with `nodes` agents of `per_node` ranks each. Time passes only by `wait`."""
+    """A manager's core with `nodes` agents of `per_node` ranks each. Time passes only by `wait`.
+
+    `more` are further fields of the policy. A place's reports come from the agent that the manager says holds it.
+    """
 
     def __init__(
         self,
@@ -17,6 +22,7 @@ class Job:
         allowed: tuple[Strategy, ...] = tuple(Strategy),
         max_restarts: int | None = None,
         sequence: int = 0,
+        **more: Any,
     ) -> None:
         policy = Policy(
             job_id="job",
@@ -25,6 +31,7 @@ class Job:
             allowed=allowed,
             max_restarts=max_restarts,
             deadlines=DEADLINES,
+            **more,
         )
         self.core = Recovery(policy, sequence=sequence)
         self.per_node = per_node
@@ -35,6 +42,10 @@ class Job:
             for rank in range(nodes * per_node)
         }
         self.nodes = nodes
+        self.silent: set[str] = set()
+        """Agents that nothing is heard of."""
+        self.spares: list[str] = []
+        self.ledger = Ledger()
         self._sequence = 0
 
     # ---- what the agents do
@@ -50,25 +61,54 @@ class Job:
 
     def send(self, node: int, *, leaving: bool = False) -> list[Action]:
         """The node's agent reports."""
-        return self._take(self.core.hear(self.status(node, leaving=leaving), self.now_s))
+        return self.hear(self.status(node, leaving=leaving))
+
+    def hear(self, status: NodeStatus) -> list[Action]:
+        """This report comes in."""
+        return self._take(self.core.hear(status, self.now_s))
+
+    def holder(self, node: int) -> str:
+        """The agent that reports for a place."""
+        return self.core.world.holders.get(node, f"agent {node}")
+
+    def spare(self, agent_id: str = "spare", *, wants: int = -1, leaving: bool = False) -> list[Action]:
+        """An agent without a place reports."""
+        if agent_id not in self.spares:
+            self.spares.append(agent_id)
+        self._sequence += 1
+        return self.hear(self._report(agent_id, -1, (), leaving=leaving, wants=wants))
+
+    def silence(self, *nodes: int) -> None:
+        """Nothing more is heard of the agents of these places, until they are dead."""
+        self.silent |= {self.holder(node) for node in nodes}
+        for _ in range(3):
+            self.wait(4.0)
 
     def status(self, node: int, *, leaving: bool = False) -> NodeStatus:
         """What the node's agent would report now."""
         self._sequence += 1
         ranks = range(node * self.per_node, (node + 1) * self.per_node)
+        return self._report(self.holder(node), node, tuple(self.statuses[rank] for rank in ranks), leaving=leaving)
+
+    def _report(
+        self, agent_id: str, node: int, ranks: tuple[RankStatus, ...], *, leaving: bool, wants: int = -1
+    ) -> NodeStatus:
         return NodeStatus(
             job_id="job",
             node_rank=node,
-            agent_id=f"agent {node}",
+            agent_id=agent_id,
             sequence=self._sequence,
             node_count=self.nodes,
-            ranks=tuple(self.statuses[rank] for rank in ranks),
-            store_host=f"node{node}",
+            ranks=ranks,
+            store_host=agent_id.replace("agent ", "node"),
             store_port=29500,
             standbys=1,
             max_restarts=3,
             generation=max(self.generation, *(status.generation for status in self.statuses.values())),
             leaving=leaving,
+            host=agent_id.replace("agent ", "node"),
+            wants=wants,
+            ledger=self.ledger,
         )
 
     def say(
@@ -76,7 +116,7 @@ class Job:
     ) -> None:
         """The rank's wanted process reaches a stage in the newest generation, and its agent reports it."""
         directive = self.core.directive
-        wanted = directive.ranks[rank].incarnation if directive is not None else 0
+        wanted = next((order.incarnation for order in directive.ranks if order.rank == rank), 0) if directive else 0
         self.statuses[rank] = RankStatus(
             rank=rank,
             incarnation=wanted,
@@ -92,7 +132,7 @@ class Job:
 
     def all(self, stage: Stage, *, step: int = 5, condition: Condition = Condition.CLEAN) -> None:
         """Every rank says so, one after the other."""
-        for rank in self.statuses:
+        for rank in sorted(self.core.world.ranks):
             self.say(rank, stage, step=step, condition=condition)
 
     def kill(self, rank: int, cause: str = "signal 9 (SIGKILL)") -> None:
@@ -103,14 +143,18 @@ class Job:
         """Time passes, and the agents are heard meanwhile."""
         self.now_s += length_s
         for node in range(self.nodes):
-            self.send(node)
+            if self.holder(node) not in self.silent:
+                self.send(node)
+        for agent_id in self.spares:
+            if agent_id not in self.core.world.holders.values() and agent_id not in self.silent:
+                self.spare(agent_id)
         return self._take(self.core.tick(self.now_s))
 
     # ---- whole stretches
 
     def paused(self, newcomers: tuple[int, ...] = (0,)) -> "Job":
         """Newcomers are empty, all others clean: the plan is out."""
-        for rank in self.statuses:
+        for rank in sorted(self.core.world.ranks):
             if rank in newcomers:
                 self.say(rank, Stage.PAUSED, step=-1, condition=Condition.EMPTY)
             else:
@@ -161,6 +205,18 @@ class Job:
         """How the job ended."""
         return next(action for action in self.actions if isinstance(action, Stopped))
 
+    @property
+    def members(self) -> list[int]:
+        """The ranks of the present world."""
+        return [order.rank for order in self.directive.ranks]
+
+    def did(self, kind: type[Action]) -> list[Any]:
+        """All actions of one kind."""
+        return [action for action in self.actions if isinstance(action, kind)]
+
     def _take(self, actions: list[Action]) -> list[Action]:
         self.actions += actions
+        for action in actions:
+            if isinstance(action, Publish) and action.directive.order is not Order.FORM:
+                self.ledger = action.directive.ledger  # an agent gives back what it was told last
         return actions

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskd.core.membership import Health, health
-from taskd.core.policy import Membership, Strategy
+from taskd.core.policy import Membership, Policy, Strategy
 from taskd.core.ranks import Held, plan_restore
 from taskd.core.record import FaultRecord
 from taskd.core.strategy import Situation, choose
@@ -13,7 +13,14 @@ from taskd.core.world import RankView
 from taskd.wire.messages import Condition, RankStatus, Stage
 
 pytestmark = pytest.mark.timeout(60)
-ALL = tuple(Strategy)
+
+
+def policy(*allowed: Strategy, min_nodes: int = 1, checkpoints: bool = False) -> Policy:
+    """A job of four nodes that allows these strategies."""
+    return Policy("job", 4, 1, allowed=allowed, min_nodes=min_nodes, checkpoints=checkpoints)
+
+
+ALL = policy(*Strategy)
 HELD = st.dictionaries(
     st.integers(0, 9), st.builds(Held, st.integers(-1, 5), st.sampled_from(Condition)), min_size=1, max_size=8
 )
@@ -86,11 +93,14 @@ def test_when_all_start_anew_the_reason_is_told(situation: Situation, why: str) 
 
 
 def test_exit_tells_why_all_else_was_passed_over() -> None:
-    decision = choose(Situation(lost=(1,), unreachable=(1,)), (Strategy.RECOVER_IN_PLACE,), ())
+    decision = choose(Situation(lost=(1,), unreachable=(1,)), policy(Strategy.RECOVER_IN_PLACE), ())
     assert decision.strategy is Strategy.EXIT
     assert decision.reason == (
         "not retry: the job does not allow it; not recover-in-place: no agent on the node of rank 1; "
-        "not recover-in-place of all processes: no agent on the node of rank 1"
+        "not recover: the job does not allow it; "
+        "not recover-in-place of all processes: no agent on the node of rank 1; "
+        "not recover of all processes: the job does not allow it; "
+        "not elastic-training: the job does not allow it; not dump: the job does not allow it"
     )
 
 
@@ -114,7 +124,7 @@ def test_what_has_failed_is_not_tried_again() -> None:
     st.sets(st.sampled_from(Strategy)),
 )
 def test_a_choice_is_allowed_or_exit(situation: Situation, allowed: set[Strategy]) -> None:
-    decision = choose(situation, allowed, ())
+    decision = choose(situation, policy(*allowed), ())
     assert decision.strategy in allowed or decision.strategy is Strategy.EXIT
     assert decision.reason
 
@@ -124,7 +134,7 @@ def test_a_choice_is_allowed_or_exit(situation: Situation, allowed: set[Strategy
 
 @pytest.mark.parametrize(
     ("silent_s", "expected"),
-    [(0.0, Health.ALIVE), (2.9, Health.ALIVE), (3.0, Health.SUSPECT), (9.9, Health.SUSPECT), (10.0, Health.DEAD)],
+    [(0.0, Health.ALIVE), (0.5, Health.ALIVE), (0.6, Health.SUSPECT), (9.9, Health.SUSPECT), (10.0, Health.DEAD)],
 )
 def test_silence_becomes_suspicion_and_then_death(silent_s: float, expected: Health) -> None:
     assert health(50.0, 50.0 + silent_s, Membership()) is expected

@@ -2,6 +2,7 @@
 
 import pytest
 
+from taskd.core.policy import Strategy
 from taskd.core.recovery import Phase
 from taskd.wire.messages import Order, Stage
 from tests.core.driver import Job
@@ -10,10 +11,8 @@ pytestmark = pytest.mark.timeout(20)
 
 
 def test_a_lost_node_ends_the_job_with_its_reason() -> None:
-    job = Job(nodes=2, per_node=1).up()
-    job.now_s += 11.0
-    job.send(0)
-    job._take(job.core.tick(job.now_s))
+    job = Job(nodes=2, per_node=1, allowed=(Strategy.RETRY, Strategy.RECOVER_IN_PLACE)).up()
+    job.silence(1)
     assert job.at(Phase.STOPPED)
     assert "no agent on the node of rank 1" in job.stopped.reason
 
@@ -24,7 +23,10 @@ def test_a_node_that_fell_silent_while_the_job_formed_is_missed() -> None:
     job.now_s += 11.0
     job.core.tick(job.now_s)
     job.send(1)
-    assert job.at(Phase.STOPPED)
+    assert job.core.held.keys() == {0}  # the half without the first node decides nothing
+    job.spare()
+    job._take(job.core.tick(job.now_s))
+    assert (job.phase, job.holder(0)) == (Phase.RESTARTING, "spare")
 
 
 def test_a_torchrun_that_ends_is_no_fault_of_its_ranks() -> None:

@@ -99,6 +99,11 @@ def happen(job: Job, event: Event) -> None:
         if silent:
             job.send(0)
         job.core.tick(job.now_s)
+    elif event is Event.CANDIDATE:
+        job.spare()
+    elif event is Event.DRAINED:
+        job.spare()
+        assert job.core.move_from("1", job.now_s)[0] == ""
     elif event is Event.NODE_LEAVES:
         job.send(1, leaving=True)
     elif event is Event.OVERTAKEN:

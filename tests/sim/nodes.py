@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, assert_never
 
 from taskd.core.agent import Action as NodeAction
-from taskd.core.agent import Fence, Node, Start, StopNode, TellJoin, TellPause, TellRelease
-from taskd.core.recovery import Action, Note, Publish, Recovered, Recovery, Stopped
+from taskd.core.agent import Evict, Fence, Node, Start, StopNode, Take, TellJoin, TellPause, TellRelease
+from taskd.core.recovery import Action, AskCluster, AskKernel, Note, Publish, Recovered, Recovery, Stopped, Superseded
 from taskd.core.worker import Report
 from taskd.wire.messages import Directive, Join, NodeStatus, Pause, RankStatus, Release, Stage, WorkerReport
 from tests.sim.process import Process
@@ -112,6 +112,8 @@ class Agent:
                     self._tell(action.rank, Release(generation=action.generation))
                 case StopNode():
                     self._stop()
+                case Evict() | Take():
+                    raise AssertionError("no place changes its holder here")
                 case _:
                     assert_never(action)
 
@@ -265,7 +267,7 @@ class Manager:
                 case Stopped():
                     self.stopped = action
                     self.sim.clock.note("manager", "stops the job ({}): {}", action.exit_code, action.reason)
-                case Note():
+                case Note() | AskKernel() | AskCluster() | Superseded():
                     pass
                 case _:
                     assert_never(action)

@@ -110,7 +110,7 @@ def older_directive_obeyed(patch: Patch) -> None:
 def budget_unlimited(patch: Patch) -> None:
     """The budget counts and never refuses."""
 
-    def charge(self: Budget, faults: list[Fault]) -> Charge:
+    def charge(self: Budget, faults: list[Fault], *, now_s: float = 0.0) -> Charge:
         self.spent += 1
         return Charge(True, "")
 

@@ -25,6 +25,7 @@ BEYOND = {
         *("RESUMING, EXITED", "RESUMING, RESTORED", "RESTARTING, EXPIRED"),
         *("RUNNING, JOINED", "RUNNING, RESTORED", "STRAYED, JOINED", "STRAYED, RESTORED"),
         *(f"{phase.name}, OVERTAKEN" for phase in Phase),
+        *(f"{phase.name}, {event}" for phase in Phase for event in ("CANDIDATE", "DRAINED", "DUMPED")),
         *("STOPPED, JOINED", "STOPPED, RESTORED", "STOPPED, EXITED"),
     },
     "node": {"FENCED, STARTED"},  # torchrun restarts the whole group itself

@@ -1,0 +1,162 @@
+"""Who holds which place of the job, who waits for one, and which holders are heard.
+
+Rules:
+
+1. A place is held by one agent at a time. An agent that reports anything else is a candidate until it obeys.
+2. Places are claimed only while the job forms; of two claims that of the newer world counts. Later they are given: by
+   `assign`.
+3. A holder that is dead keeps its place until that is given away, so a node that comes back in time goes on.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import Enum
+
+from taskd.core.membership import Health, health, quorum
+from taskd.core.policy import Membership
+from taskd.wire.messages import NodeStatus, Place
+
+
+class Standing(Enum):
+    """Whose report it is."""
+
+    STALE = "stale"  # older than what is known of that agent
+    HOLDER = "holder"
+    CANDIDATE = "candidate"
+
+
+@dataclass(slots=True)
+class NodeView:
+    """One node: its agent's last report, when it was heard, and when its kernel was last asked."""
+
+    status: NodeStatus
+    heard_s: float
+    asked_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Places:
+    """The nodes of one job."""
+
+    holders: dict[int, str] = field(default_factory=dict)
+    nodes: dict[int, NodeView] = field(default_factory=dict)
+    """By place, what its holder last reported."""
+    candidates: dict[str, NodeView] = field(default_factory=dict)
+    excluded: set[str] = field(default_factory=set)
+    """Agents that get no place any more."""
+    dead_nodes: set[int] = field(default_factory=set)
+    """Places of the world whose holder is gone."""
+
+    def hear(self, status: NodeStatus, now_s: float, *, claims: range = range(0)) -> Standing:
+        """Note that an agent reported. `claims` are the places that may be claimed now."""
+        place = self.place_of(status.agent_id)
+        known = self.candidates.get(status.agent_id) if place is None else self.nodes.get(place)
+        if known is not None and known.status.agent_id == status.agent_id and status.sequence <= known.status.sequence:
+            return Standing.STALE
+        if place is None and status.node_rank in claims and self._may_claim(status):
+            place = status.node_rank
+            self.holders[place] = status.agent_id
+            self.candidates.pop(status.agent_id, None)
+        if place is None:
+            self.candidates[status.agent_id] = NodeView(status, now_s)
+            return Standing.CANDIDATE
+        self.nodes[place] = NodeView(status, now_s)
+        if not status.leaving:
+            self.dead_nodes.discard(place)
+        return Standing.HOLDER
+
+    def _may_claim(self, status: NodeStatus) -> bool:
+        """The place is free, or its holder only knows an older world: it was given to this agent since."""
+        place = status.node_rank
+        if place in self.holders and age(status) > age(self.nodes[place].status):
+            self.demote(place)
+        return place not in self.holders
+
+    def place_of(self, agent_id: str) -> int | None:
+        """The place that an agent holds."""
+        return next((place for place, holder in self.holders.items() if holder == agent_id), None)
+
+    def candidate_for(self, place: int) -> str | None:
+        """The agent that should get a place: the one whose launcher meant it for that, else any that is free."""
+        free = [view.status for name, view in self.candidates.items() if name not in self.excluded]
+        usable = sorted((status.wants != place, status.agent_id) for status in free if not status.leaving)
+        return usable[0][1] if usable else None
+
+    def assign(self, place: int, agent_id: str) -> None:
+        """Give a place to a candidate."""
+        self.vacate(place)
+        self.holders[place] = agent_id
+        self.nodes[place] = self.candidates.pop(agent_id)
+        self.dead_nodes.discard(place)
+
+    def vacate(self, place: int) -> None:
+        """Take a place from its holder, who is a candidate again as soon as it is heard."""
+        self.holders.pop(place, None)
+        self.nodes.pop(place, None)
+
+    def demote(self, place: int) -> None:
+        """The holder of a place had no right to it."""
+        view = self.nodes[place]
+        self.vacate(place)
+        self.candidates[view.status.agent_id] = view
+
+    def named(self, node: str) -> int | None:
+        """The place that a person means: its number, or the name of its node."""
+        if node.isdigit():
+            return int(node) if int(node) in self.holders else None
+        return next((place for place, view in self.nodes.items() if view.status.host == node), None)
+
+    def has_quorum(self, members: Collection[int]) -> bool:
+        """Whether enough nodes are heard to decide about the others; `members` are the places of the world.
+
+        A node that has said itself that it leaves cannot go on elsewhere: it does not count.
+        """
+        left = {place for place, view in self.nodes.items() if view.status.leaving}
+        members = [place for place in members if place not in left]
+        heard = [place for place in members if place not in self.dead_nodes and place in self.nodes]
+        first_heard = not members or min(members) in heard
+        return quorum(len(members), len(heard), len(self.candidates), first_heard=first_heard)
+
+    # ---- silence
+
+    def silent(self, now_s: float, policy: Membership) -> list[int]:
+        """Places whose holder is dead by its silence and was not known to be. Silent candidates are forgotten."""
+        for name, view in list(self.candidates.items()):
+            if health(view.heard_s, now_s, policy) is Health.DEAD:
+                del self.candidates[name]
+        return [
+            place
+            for place, view in self.nodes.items()
+            if place not in self.dead_nodes
+            and not view.status.leaving
+            and health(view.heard_s, now_s, policy) is Health.DEAD
+        ]
+
+    def to_ask(self, now_s: float, policy: Membership) -> list[NodeStatus]:
+        """Agents that have been silent for so long that their kernel is to be asked, and was not lately."""
+        found = []
+        for place, view in self.nodes.items():
+            suspect = health(view.heard_s, now_s, policy) is Health.SUSPECT and place not in self.dead_nodes
+            if suspect and not view.status.leaving and now_s - view.asked_s >= policy.suspect_s:
+                view.asked_s = now_s
+                found.append(view.status)
+        return found
+
+    def gone(self, agent_id: str, now_s: float, policy: Membership) -> int | None:
+        """Nobody listens at an agent's port: the place that is lost with it, if it is still silent."""
+        place = self.place_of(agent_id)
+        if place is None:
+            self.candidates.pop(agent_id, None)
+            return None
+        silent = health(self.nodes[place].heard_s, now_s, policy) is not Health.ALIVE
+        return place if silent and place not in self.dead_nodes else None
+
+    def table(self) -> tuple[Place, ...]:
+        """Who holds what."""
+        return tuple(Place(node_rank=place, agent_id=holder) for place, holder in sorted(self.holders.items()))
+
+
+def age(status: NodeStatus) -> tuple[int, int, int]:
+    """How new the world is that an agent knows, for comparison."""
+    newest = max((rank.incarnation for rank in status.ranks), default=-1)
+    return status.ledger.term, status.generation, newest
