@@ -1,8 +1,9 @@
-"""The command line: `taskd run …` and `taskd doctor`.
+"""The command line: `taskd run …`, `taskd drain …` and `taskd doctor`.
 
 Rules:
 
-1. Exit codes: of `run`, torchrun's own; of `doctor`, 0 if healthy and 1 if not; 2 for wrong usage, with what is right.
+1. Exit codes: of `run`, torchrun's own; of the others 0 if all is well and 1 if not; 2 for wrong usage, with what is
+   right.
 2. Standard output is for results, standard error for everything else.
 """
 
@@ -12,10 +13,12 @@ from collections.abc import Sequence
 import taskd
 
 _USAGE = """usage: taskd run [torchrun's options] SCRIPT [script's arguments]
+       taskd drain NODE [--manager HOST:PORT] [--timeout SECONDS]
        taskd doctor [--json]
        taskd --version
 
 run      torchrun with taskd switched on; takes every option of torchrun
+drain    move the ranks of a node to a spare one, at a step boundary
 doctor   whether taskd is in place, fits the installed torch, and what is switched on
 """
 
@@ -28,6 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from taskd.cli.run import run
 
             return run(rest)
+        case ["drain", *rest]:
+            from taskd.cli.drain import drain
+
+            return drain(rest)
         case ["doctor", *rest]:
             from taskd.cli.doctor import doctor
 
@@ -40,5 +47,5 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         case _:
             found = f"found {words[0]!r}" if words else "found no command"
-            print(f"taskd: {found}, expected run or doctor\n{_USAGE}", end="", file=sys.stderr)
+            print(f"taskd: {found}, expected run, drain or doctor\n{_USAGE}", end="", file=sys.stderr)
             return 2

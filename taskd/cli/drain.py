@@ -1,0 +1,107 @@
+"""`taskd drain NODE`: have a node's ranks moved elsewhere while the job goes on.
+
+Rules:
+
+1. It only asks: the manager decides, and its answer is shown as it is.
+2. The manager's address, its secret and the job's name come from where an agent takes them; `--manager` comes first.
+3. Exit codes: 0 if the node is being emptied, 1 if it is not, with the reason and the remedy; 2 for wrong usage.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from taskd.config.address import Address, is_host, manager_address, parse_address
+from taskd.config.manager import job_id
+from taskd.config.process import environment
+from taskd.config.reading import Source
+from taskd.config.security import Security
+from taskd.errors import ConfigError, TaskdError
+
+_TIMEOUT_S: Final = 10.0
+_SEVERAL: Final = 2
+"""Nodes of a job that can be drained, as far as its manager's address depends on them."""
+_EPILOG: Final = """\
+The node's ranks go to a spare node at the next step boundary; no step is lost and no other rank is restarted. The
+node's torchrun then waits for a place like any spare: stop it, or leave it to come back when it is needed.
+
+variables:
+  TASKD_MANAGER                   the manager's host:port, where --manager is not given
+  MASTER_ADDR, TASKD_MANAGER_PORT where it is looked for without TASKD_MANAGER
+  TASKD_SECRET, TASKD_SECRET_FILE the job's secret, as on its nodes
+  TASKD_JOB_ID                    the job's name, as on its nodes
+
+exit code: 0 the ranks move, 1 they do not (the reason is shown), 2 wrong usage
+"""
+
+
+def drain(arguments: Sequence[str]) -> int:
+    """Ask the manager to empty a node. Returns 0, or 1 with the reason on standard error; leaves for wrong usage."""
+    options = _parser().parse_args(list(arguments))
+    try:
+        env = environment()
+        source = Source(env)
+        address = options.manager or _find_manager(env)
+        security = Security.from_source(source)
+        security.check(address, "connect to")
+        from taskd.runtime.operator import drain as ask
+
+        print(ask(address, security, options.node, options.timeout, job_id(source)))
+    except TaskdError as error:
+        print(f"taskd drain: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="taskd drain",
+        description="Move the ranks of a node to a spare one, for example before the node is serviced.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("node", metavar="NODE", type=_node, help="number of the node's place, from 0, or its host name")
+    parser.add_argument("--manager", metavar="HOST:PORT", type=_address, help="where the job's manager is")
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        default=_TIMEOUT_S,
+        help="how long to wait for the manager's answer (default: %(default)g)",
+    )
+    return parser
+
+
+def _node(text: str) -> str:
+    if not is_host(text):
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a place's number, like 3, or a node's host name")
+    return text
+
+
+def _address(text: str) -> Address:
+    address = parse_address(text)
+    if address is None:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected host:port, like node0:9601 or [::1]:9601")
+    return address
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number of seconds above 0")
+    return seconds
+
+
+def _find_manager(env: Mapping[str, str]) -> Address:
+    if manager_address(env, None) is None:
+        raise ConfigError(
+            "found no manager's address, expected one: give --manager HOST:PORT, or set TASKD_MANAGER as on the job's "
+            "nodes (a manager that is embedded in its only node has no other node to move ranks to)"
+        )
+    found = manager_address(env, None, _SEVERAL)
+    assert found is not None, "only a job of one node embeds its manager"
+    return found
