@@ -45,5 +45,9 @@ class RestoreError(RecoveryError):
     """The training state could not be brought to the target step."""
 
 
+class CheckpointError(TaskdError):
+    """A checkpoint could not be written, or does not fit what it is loaded into. Nothing half-written is left behind."""
+
+
 class TransitionError(TaskdError):
     """An event came in a phase whose table does not know it. Nothing has changed. A bug in taskd: please report it."""

@@ -1,0 +1,289 @@
+"""Checkpoints of the last committed step: written by the survivors of a job that cannot go on, loaded by the next one.
+
+Rules:
+
+1. `dump` is collective: all ranks of a healthy world call it, each standing at the same committed step. It ends in the
+   same way on all of them, unless one dies on the way.
+2. Random numbers and data positions are each rank's own. They are loaded only where there are as many ranks as wrote.
+3. `load_latest` reads without a peer, so that a single process and a newcomer that sets itself up alone can call it.
+   Ranks that are together agree on the checkpoint, and on whether all have read it, before anything is loaded.
+4. Our own files hold no pickle, but torch's index of a checkpoint (`.metadata`) is one: load only what you trust.
+"""
+
+import errno
+import logging
+import os
+import platform
+import secrets
+import shutil
+import struct
+import time
+import warnings
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+import taskd
+from taskd.adaptors.training import checkpoint_files as files
+from taskd.adaptors.training import payload
+from taskd.adaptors.training.checkpoint_content import Content, Draft, collect
+from taskd.adaptors.training.checkpoint_ranks import OF_PARTS, Failures, Ranks
+from taskd.adaptors.training.rng import RngCapture
+from taskd.adaptors.training.state import TrainState
+from taskd.errors import CheckpointError
+from taskd.wire.messages import Condition
+
+_log = logging.getLogger(__name__)
+
+
+def dump(state: TrainState, directory: Path, *, step: int, job_id: str, reason: str) -> Path:
+    """Write the state of step `step` to `directory` as `step-N`, and return that path.
+
+    Collective over the default group, or for this process alone where there is none. If this job has written that step
+    before, nothing is done. Where the name is taken by something else, it is `step-N.1` and so on.
+
+    Args:
+        state: clean, and at `step`, on every rank.
+        directory: where checkpoints are kept: the same for all ranks, on a disk that all nodes share.
+        step: the last committed step.
+        job_id: the name of the job, for the manifest.
+        reason: why it is written, for the manifest.
+
+    Raises:
+        CheckpointError: a rank stands elsewhere, cannot write, or died. Nothing is left under the final name.
+    """
+    ranks = Ranks()
+    try:
+        _agree_on_state(state, step, ranks)
+        content = ranks.do(lambda: collect(state.parts, ranks.rank == 0))
+        identity = ranks.gather(secrets.token_hex(7))[0]
+        manifest = files.Manifest(
+            format=files.FORMAT,
+            step=step,
+            world_size=ranks.size,
+            job_id=job_id,
+            reason=reason,
+            identity=identity,
+            written_at=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+            versions={"taskd": taskd.__version__, "torch": str(torch.__version__), "python": platform.python_version()},
+            parts={name: type(part).__name__ for name, part in state.parts.all.items()},
+            files={},
+        )
+        return _Writer(ranks, directory, manifest, content).run(state)
+    except Failures as failures:
+        raise CheckpointError(
+            f"step {step} was not written to {directory}: {failures}; expected a directory that all nodes share and "
+            "every rank may write to, with room enough: mend that, or name another one in TASKD_CHECKPOINT_DIR"
+        ) from failures
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"step {step} was not written to {directory}: a rank has died meanwhile ({error}); "
+            "all ranks of the world must live to write it"
+        ) from error
+
+
+def load_latest(state: TrainState, path: "str | os.PathLike[str]") -> int | None:
+    """Load the newest complete checkpoint in the directory `path`, and return its step; None if there is none.
+
+    To be called by all ranks before training, once the model is wrapped and on its device. The number of ranks may
+    differ from the one that wrote it, and so may the wrappers; in the first case random numbers and data positions are
+    left out, with a warning. Incomplete and broken checkpoints are passed over, with a warning.
+
+    Raises:
+        CheckpointError: the directory cannot be read, ranks see different checkpoints there, or the newest does not fit
+            the parts of `state`, which is TORN then if it has been touched.
+    """
+    directory, ranks = Path(path), Ranks()
+    try:
+        found, broken = files.survey(directory)
+    except OSError as error:
+        raise CheckpointError(
+            f"{directory} cannot be read: {error}; expected a directory of checkpoints, or nothing yet"
+        ) from error
+    for name, why in broken.items():
+        ranks.warn("checkpoint %s is passed over: %s", directory / name, why)
+    while True:
+        chosen = found.pop(0) if found else None
+        _agree_on_checkpoint(chosen, directory, ranks)
+        if chosen is None:
+            return None
+        read = _read(state, chosen, ranks)
+        if ranks.all_of(read is not None) and read is not None:
+            _put(state, chosen, read, ranks)
+            return chosen.manifest.step
+
+
+def _agree_on_state(state: TrainState, step: int, ranks: Ranks) -> None:
+    everyone = ranks.gather((state.step, state.condition(), sorted(state.parts.all)))
+    for rank, (at, condition, parts) in enumerate(everyone):
+        if (at, condition) != (step, Condition.CLEAN):
+            raise CheckpointError(
+                f"rank {rank} is {condition.value} at step {at}, expected clean at step {step}; "
+                "only a world that has been restored can be saved"
+            )
+        if parts != everyone[0][2]:
+            raise CheckpointError(
+                f"rank {rank} has the parts {', '.join(parts)}, expected {', '.join(everyone[0][2])} as on rank 0; "
+                "pass the same parts to TrainState on all ranks"
+            )
+
+
+class _Writer:
+    """One checkpoint on its way to the disk, on one rank."""
+
+    def __init__(self, ranks: Ranks, directory: Path, manifest: files.Manifest, content: Content) -> None:
+        self._ranks = ranks
+        self._directory = directory
+        self._manifest = manifest
+        self._content = content
+        self._size_mb = content.size_bytes / 1e6
+
+    def run(self, state: TrainState) -> Path:
+        """Write all files and rename them into place. Raises Failures, or RuntimeError if a rank has died."""
+        begun = time.monotonic()
+        place = self._ranks.gather(self._ranks.do(self._reserve))[0]
+        assert place is not None
+        if place.partial is None:
+            return place.final
+        try:
+            try:
+                self._fill(place.partial, place.final, state)
+            finally:
+                files.drop(place.partial, self._ranks.rank)  # finds nothing where all went well
+        except RuntimeError:
+            known = files.inspect(place.final)  # it died after the renaming: what counts is there
+            if not isinstance(known, files.Checkpoint) or known.manifest.identity != self._manifest.identity:
+                raise
+        if self._ranks.rank == 0:
+            duration_ms = (time.monotonic() - begun) * 1e3
+            _log.info("wrote %s: %.1f MB in %.0f ms", place.final, self._size_mb, duration_ms)
+        return place.final
+
+    def _reserve(self) -> files.Place | None:
+        if self._ranks.rank != 0:
+            return None
+        place = files.reserve(self._directory, self._manifest.step, self._manifest.job_id, self._manifest.identity)
+        if place.partial is not None and shutil.disk_usage(self._directory).free < self._content.size_bytes:
+            files.drop(place.partial, 0)
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({self._free()})")
+        return place
+
+    def _fill(self, partial: Path, final: Path, state: TrainState) -> None:
+        ranks = self._ranks
+        ranks.do(lambda: self._write_own(partial, state))
+        self._write_tensors(partial)
+        written: dict[str, int] = {}
+        for sizes in ranks.gather(ranks.do(lambda: self._own_sizes(partial))):
+            written |= sizes
+        manifest = msgspec.structs.replace(self._manifest, files=written)
+        ranks.do(lambda: files.complete(partial, final, manifest) if ranks.rank == 0 else None)
+
+    def _write_own(self, partial: Path, state: TrainState) -> None:
+        data = msgspec.msgpack.encode(state.parts.pack_positions())
+        files.write(partial / files.position_file(self._ranks.rank), payload.pack(RngCapture().capture(), data))
+        if self._ranks.rank == 0:
+            files.write(partial / files.OUTLINE, self._content.outline)
+
+    def _write_tensors(self, partial: Path) -> None:
+        """Write them with torch. Raises Failures, on all ranks."""
+        from torch.distributed import checkpoint
+
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+                checkpoint.save(self._content.entries, storage_writer=checkpoint.FileSystemWriter(partial))
+        except checkpoint.CheckpointException as error:
+            why = {rank: f"{cause!r} ({self._free()})" for rank, (cause, _) in error.failures.items()}
+            raise Failures(why) from error
+
+    def _own_sizes(self, partial: Path) -> dict[str, int]:
+        """The files of this rank: others may not see their true sizes at once on a network file system."""
+        rank = self._ranks.rank
+        mine = files.sizes(partial, f"__{rank}_*") | files.sizes(partial, files.position_file(rank))
+        if rank == 0:
+            mine |= files.sizes(partial, ".metadata") | files.sizes(partial, files.OUTLINE)
+        return mine
+
+    def _free(self) -> str:
+        free_mb = shutil.disk_usage(self._directory).free / 1e6
+        return f"{free_mb:.2f} MB are free, {self._size_mb:.2f} MB are to be written"
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """What has been read of a checkpoint. `position`: random numbers and data position, None for another world size."""
+
+    draft: Draft
+    position: tuple[list[bytes], dict[str, bytes]] | None
+
+
+def _agree_on_checkpoint(chosen: files.Checkpoint | None, directory: Path, ranks: Ranks) -> None:
+    numbers = (-1, 0) if chosen is None else (chosen.manifest.step, int(chosen.manifest.identity, 16))
+    if not ranks.agree(*numbers):
+        seen = "none" if chosen is None else f"{chosen.path.name}, written at {chosen.manifest.written_at}"
+        raise CheckpointError(
+            f"the newest complete checkpoint in {directory} is not the same for all ranks: rank {ranks.rank} sees "
+            f"{seen}; expected one directory that all nodes share"
+        )
+
+
+def _read(state: TrainState, chosen: files.Checkpoint, ranks: Ranks) -> _Loaded | None:
+    """Read all of it, without touching the state; None, with a warning, if that cannot be done.
+
+    Raises:
+        CheckpointError: it is in order, but does not fit the parts of the state.
+    """
+    from torch.distributed import checkpoint
+
+    try:
+        draft = Draft(state.parts, (chosen.path / files.OUTLINE).read_bytes())
+        position = None
+        if chosen.manifest.world_size == ranks.size:
+            position = payload.unpack((chosen.path / files.position_file(ranks.rank)).read_bytes())
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            checkpoint.load(
+                draft.targets,
+                storage_reader=checkpoint.FileSystemReader(chosen.path),
+                planner=checkpoint.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+                no_dist=True,
+            )
+    except checkpoint.CheckpointException as error:
+        why: Any = next(iter(error.failures.values()))[0]
+    except (OSError, msgspec.DecodeError, struct.error, *OF_PARTS) as error:
+        why = error
+    else:
+        return _Loaded(draft, position)
+    _log.warning("checkpoint %s is passed over: it cannot be read: %r", chosen.path, why)
+    return None
+
+
+def _put(state: TrainState, chosen: files.Checkpoint, loaded: _Loaded, ranks: Ranks) -> None:
+    """Put what has been read into the state."""
+    manifest = chosen.manifest
+    try:
+        with state.restoring(manifest.step):
+            loaded.draft.put()
+        missing = [] if loaded.position is None else state.parts.unpack_positions(loaded.position[1])
+        if loaded.position is not None:
+            RngCapture().restore(loaded.position[0])
+    except OF_PARTS as error:
+        raise CheckpointError(
+            f"{chosen.path} cannot be loaded: {error!r}; expected parts as in the job that wrote it "
+            f"({', '.join(f'{name}: {kind}' for name, kind in manifest.parts.items())})"
+        ) from error
+    if loaded.position is None:
+        ranks.warn(
+            "checkpoint %s was written by %d ranks and is loaded by %d: random numbers and the data position (%s) are "
+            "left as they are",
+            chosen.path,
+            manifest.world_size,
+            ranks.size,
+            ", ".join(state.parts.positions) or "no part",
+        )
+    for name in [*loaded.draft.left_out, *missing]:
+        ranks.warn("checkpoint %s: part %r is only there or only here, and is not loaded", chosen.path, name)

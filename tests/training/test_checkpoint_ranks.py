@@ -1,0 +1,135 @@
+"""Checkpoints that several real ranks write and load: on any number of them, and whole or not there at all."""
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch._C._distributed_c10d import TCPStore
+
+from taskd.adaptors.training.checkpoint import dump, load_latest
+from taskd.adaptors.training.state import TrainState
+from tests.launch import Launcher
+from tests.training.checkpoint_state import contents, make, train
+from tests.training.job import ENVIRONMENT
+
+pytestmark = pytest.mark.timeout(110)
+PROGRAM = Path(__file__).with_name("checkpoint_program.py")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield store.port
+    del store
+
+
+class Ranks:
+    """Starts the ranks of one case, and waits for their end."""
+
+    def __init__(self, launcher: Launcher, port: int, directory: Path) -> None:
+        self._launcher = launcher
+        self._port = port
+        self._directory = directory
+
+    def __call__(self, case: str, size: int, dead: int | None = None, apart: int | None = None) -> None:
+        """`dead`: the rank that is to kill itself; `apart`: one that has another disk at the shelf's path."""
+        ranks = [self._start(case, rank, size, rank == apart) for rank in range(size)]
+        for rank, process in enumerate(ranks):
+            status = process.wait(60)
+            assert status == (-9 if rank == dead else 0), f"rank {rank}: {status}\n{self._launcher.output(process)}"
+
+    def _start(self, case: str, rank: int, size: int, is_apart: bool) -> "subprocess.Popen[bytes]":
+        command: list[str | Path] = [
+            "python",
+            PROGRAM,
+            case,
+            str(rank),
+            str(size),
+            str(self._port),
+            str(self._directory),
+        ]
+        if is_apart:
+            mount = 'mount -t tmpfs tmpfs "$1" && shift && exec "$@"'
+            command = [
+                "unshare",
+                "--mount",
+                "sh",
+                "-c",
+                mount,
+                "sh",
+                self._directory / "shelf",
+                sys.executable,
+                *command[1:],
+            ]
+        return self._launcher.start(command, env=ENVIRONMENT)
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in (directory / "shelf").iterdir())
+
+
+@pytest.fixture
+def ranks(launcher: Launcher, port: int, tmp_path: Path) -> Ranks:
+    return Ranks(launcher, port, tmp_path)
+
+
+@pytest.mark.slow
+def test_four_ranks_write_and_four_two_and_one_load(
+    ranks: Ranks, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ranks("write", 4)
+    assert names(tmp_path) == ["step-3"]
+    ranks("read", 4)
+    ranks("read", 2)
+    state = make(7)
+    assert load_latest(state, tmp_path / "shelf") == 3
+    reference = pickle.loads((tmp_path / "reference-0").read_bytes())
+    assert {key: reference[key] for key in contents(state)} == contents(state)
+    assert "was written by 4 ranks and is loaded by 1: random numbers and the data position (sampler)" in caplog.text
+
+
+@pytest.mark.parametrize(("case", "dead", "left"), [
+    ("killed_writing", 2, []),
+    ("killed_first", 0, []),
+    ("killed_at_the_end", 0, ["step-3"]),
+])  # fmt: skip
+def test_a_rank_dies_meanwhile(ranks: Ranks, tmp_path: Path, case: str, dead: int, left: list[str]) -> None:
+    ranks(case, 3, dead)
+    assert names(tmp_path) == left
+
+
+@pytest.mark.parametrize("case", ["full", "behind"])
+def test_one_rank_cannot(ranks: Ranks, tmp_path: Path, case: str) -> None:
+    ranks(case, 2)
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+@pytest.mark.root
+@needs_root
+def test_nodes_that_do_not_share_a_disk(ranks: Ranks, tmp_path: Path) -> None:
+    (tmp_path / "shelf").mkdir()
+    ranks("elsewhere", 2, apart=1)
+    assert not names(tmp_path)
+
+
+def test_ranks_that_see_different_directories(ranks: Ranks, tmp_path: Path) -> None:
+    state = make(1)
+    train(state, 3)
+    dump(state, tmp_path / "shelf", step=3, job_id="job", reason="a node was lost")
+    ranks("differing", 2)
+
+
+def test_sharded_parameters(ranks: Ranks, tmp_path: Path) -> None:
+    ranks("sharded", 2)
+    plain = nn.Linear(10, 6)
+    state = TrainState(model=plain, optimizer=torch.optim.AdamW(plain.parameters()))
+    assert load_latest(state, tmp_path / "shelf") == 1
+    for name, value in pickle.loads((tmp_path / "plain-0").read_bytes()).items():
+        torch.testing.assert_close(plain.state_dict()[name], value)
