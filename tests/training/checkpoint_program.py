@@ -150,6 +150,14 @@ def differing() -> None:
         load_latest(state, SHELF if RANK == 1 else DIRECTORY / "empty")
 
 
+def alone() -> None:
+    """A newcomer sets itself up with the others' rank and size, and nobody at the other end."""
+    assert (dist.get_rank(), dist.get_world_size()) == (1, 3)
+    state = make(5, 1, 3, wrapped=True)
+    assert load_latest(state, SHELF) == 3
+    assert load_latest(state, DIRECTORY / "empty") is None
+
+
 def sharded() -> None:
     """Parameters that are divided among the ranks (FSDP2) are written by all, and come together in one process."""
     from torch.distributed.fsdp import fully_shard
@@ -193,16 +201,21 @@ def main() -> None:
             elsewhere,
             behind,
             differing,
+            alone,
             sharded,
         )
     }
     world = World()
-    world.observe()
+    rank, size = (1, 3) if CASE == "alone" else (RANK, SIZE)
+    if CASE == "alone":
+        world.pretend(rank, size)
+    else:
+        world.observe()
     store = PrefixStore(f"{CASE} {SIZE}", TCPStore("127.0.0.1", PORT, is_master=False, wait_for_workers=False))
-    dist.init_process_group("gloo", store=store, rank=RANK, world_size=SIZE, timeout=timedelta(seconds=30))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=30))
     cases[CASE]()
-    if CASE.startswith("killed"):
-        os._exit(0)  # a peer is gone: the groups cannot be left together
+    if CASE.startswith("killed") or CASE == "alone":
+        os._exit(0)  # a peer is gone, or was never there: the groups cannot be left together
     store.set(f"done/{RANK}", "")
     store.wait([f"done/{rank}" for rank in range(SIZE)])
     dist.destroy_process_group()

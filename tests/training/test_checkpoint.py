@@ -95,6 +95,64 @@ def test_optimizers_with_little_or_odd_state(tmp_path: Path, kind: str, steps: i
     assert torch.equal(state.model.weight, again.model.weight)
 
 
+class Part:
+    """Something of the user's, with keys and values that torch's own format does not keep."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[Any, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[Any, Any]) -> None:
+        if not isinstance(state["value"], type(self.value)):
+            raise TypeError(f"a {type(state['value']).__name__}")
+        self.value = state["value"]
+
+
+def two_nets(seed: int) -> TrainState:
+    """Equal names in two models; one optimizer for both, one for the second, and a parameter that is never used."""
+    torch.manual_seed(seed)
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    second.unused = nn.Parameter(torch.ones(2))
+    both = torch.optim.Adam([*first.parameters(), *second.parameters()], lr=0.1)
+    return TrainState(
+        first=torch.compile(first, backend="eager") if seed else first,
+        second=second,
+        both=both,
+        one=torch.optim.Adam([{"params": [second.bias], "lr": torch.tensor(0.5)}, {"params": [second.weight]}]),
+        of_mine=Part({1: (torch.ones(2), [torch.tensor(3)]), "name": None, "large": 1 << 70}),
+    )
+
+
+def test_several_models_and_parts_of_the_user(tmp_path: Path) -> None:
+    state, again = two_nets(0), two_nets(1)
+    state.first(state.second(torch.ones(2))).square().sum().backward()
+    state.both.step()
+    state.one.step()
+    state.commit()
+    state.of_mine.value[1][0].add_(1)
+    save(state, tmp_path)
+    again.of_mine.value = {}
+    assert load_latest(again, tmp_path) == 1
+    for name in ("first", "second"):
+        for one, other in zip(getattr(state, name).parameters(), getattr(again, name).parameters(), strict=True):
+            assert torch.equal(one, other)
+    for name in ("both", "one"):
+        one, other = getattr(state, name).state_dict(), getattr(again, name).state_dict()
+        assert repr(one) == repr(other)
+    assert repr(again.of_mine.value) == repr(state.of_mine.value)
+
+
+def test_a_part_that_refuses_leaves_the_state_torn(tmp_path: Path) -> None:
+    save(two_nets(0), tmp_path)
+    again = two_nets(0)
+    again.of_mine.value = "text"
+    with pytest.raises(CheckpointError, match=r"TypeError\('a dict'\); expected parts as .*of_mine: Part"):
+        load_latest(again, tmp_path)
+    assert again.condition() is Condition.TORN
+
+
 def test_torch_alone_can_read_it(tmp_path: Path) -> None:
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import (

@@ -46,29 +46,18 @@ class Ranks:
             assert status == (-9 if rank == dead else 0), f"rank {rank}: {status}\n{self._launcher.output(process)}"
 
     def _start(self, case: str, rank: int, size: int, is_apart: bool) -> "subprocess.Popen[bytes]":
-        command: list[str | Path] = [
-            "python",
-            PROGRAM,
-            case,
-            str(rank),
-            str(size),
-            str(self._port),
-            str(self._directory),
-        ]
+        numbers = map(str, (rank, size, self._port))
+        command: list[str | Path] = [sys.executable, PROGRAM, case, *numbers, self._directory]
         if is_apart:
             mount = 'mount -t tmpfs tmpfs "$1" && shift && exec "$@"'
-            command = [
-                "unshare",
-                "--mount",
-                "sh",
-                "-c",
-                mount,
-                "sh",
-                self._directory / "shelf",
-                sys.executable,
-                *command[1:],
-            ]
+            command = ["unshare", "--mount", "sh", "-c", mount, "sh", self._directory / "shelf", *command]
         return self._launcher.start(command, env=ENVIRONMENT)
+
+
+def save(directory: Path) -> None:
+    state = make(1)
+    train(state, 3)
+    dump(state, directory / "shelf", step=3, job_id="job", reason="a node was lost")
 
 
 def names(directory: Path) -> list[str]:
@@ -120,10 +109,13 @@ def test_nodes_that_do_not_share_a_disk(ranks: Ranks, tmp_path: Path) -> None:
 
 
 def test_ranks_that_see_different_directories(ranks: Ranks, tmp_path: Path) -> None:
-    state = make(1)
-    train(state, 3)
-    dump(state, tmp_path / "shelf", step=3, job_id="job", reason="a node was lost")
+    save(tmp_path)
     ranks("differing", 2)
+
+
+def test_a_newcomer_alone(ranks: Ranks, tmp_path: Path) -> None:
+    save(tmp_path)
+    ranks("alone", 1)
 
 
 def test_sharded_parameters(ranks: Ranks, tmp_path: Path) -> None:

@@ -99,15 +99,13 @@ def load_latest(state: TrainState, path: "str | os.PathLike[str]") -> int | None
     """
     directory, ranks = Path(path), Ranks()
     try:
-        found, broken = files.survey(directory)
+        paths = files.newest_first(directory)
     except OSError as error:
         raise CheckpointError(
             f"{directory} cannot be read: {error}; expected a directory of checkpoints, or nothing yet"
         ) from error
-    for name, why in broken.items():
-        ranks.warn("checkpoint %s is passed over: %s", directory / name, why)
     while True:
-        chosen = found.pop(0) if found else None
+        chosen = _next_complete(paths, ranks)
         _agree_on_checkpoint(chosen, directory, ranks)
         if chosen is None:
             return None
@@ -219,6 +217,17 @@ class _Loaded:
 
     draft: Draft
     position: tuple[list[bytes], dict[str, bytes]] | None
+
+
+def _next_complete(paths: list[Path], ranks: Ranks) -> files.Checkpoint | None:
+    """Take from `paths` up to and including the first that is complete."""
+    while paths:
+        path = paths.pop(0)
+        known = files.inspect(path)
+        if isinstance(known, files.Checkpoint):
+            return known
+        ranks.warn("checkpoint %s is passed over: %s", path, known)
+    return None
 
 
 def _agree_on_checkpoint(chosen: files.Checkpoint | None, directory: Path, ranks: Ranks) -> None:

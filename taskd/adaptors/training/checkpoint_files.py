@@ -15,7 +15,6 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +23,7 @@ import msgspec
 FORMAT = 1
 MANIFEST = "taskd.json"
 OUTLINE = "parts.msgpack"
-_NAME = re.compile(r"step-\d+(\.\d+)?")
+_NAME = re.compile(r"step-(\d+)(?:\.(\d+))?")
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # a file system that cannot sync directories
 
 
@@ -116,18 +115,15 @@ def sizes(directory: Path, pattern: str) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in directory.glob(pattern)}
 
 
-def survey(directory: Path) -> tuple[list[Checkpoint], dict[str, str]]:
-    """Return the complete checkpoints in `directory`, the newest first, and why others are broken. Raises OSError."""
-    found: list[Checkpoint] = []
-    broken: dict[str, str] = {}
-    for path in _named(directory):
-        known = inspect(path)
-        if isinstance(known, Checkpoint):
-            found.append(known)
-        else:
-            broken[path.name] = known
-    found.sort(key=lambda one: (one.manifest.step, one.manifest.written_at), reverse=True)
-    return found, broken
+def newest_first(directory: Path) -> list[Path]:
+    """Return what is named like a checkpoint in `directory`, without looking into it. Raises OSError."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:  # nothing has ever been written there
+        return []
+    matches = filter(None, map(_NAME.fullmatch, names))
+    order = sorted(((int(match[1]), int(match[2] or 0), match[0]) for match in matches), reverse=True)
+    return [directory / name for *_, name in order]
 
 
 def inspect(path: Path) -> Checkpoint | str:
@@ -146,16 +142,6 @@ def inspect(path: Path) -> Checkpoint | str:
         if found_bytes != size_bytes:
             return f"{name} has {found_bytes} bytes, expected {size_bytes}"
     return Checkpoint(path, manifest)
-
-
-def _named(directory: Path) -> Iterator[Path]:
-    try:
-        names = os.listdir(directory)
-    except FileNotFoundError:  # nothing has ever been written there
-        return
-    for name in names:
-        if _NAME.fullmatch(name):
-            yield directory / name
 
 
 def _sync_directory(path: Path) -> None:
