@@ -31,6 +31,7 @@ class NodesJob(Job):
         self.torchruns: list[Process] = []
         self.managers: list[Process] = []
         self._points: Points = []
+        self._env = self.environment()
 
     def start(
         self,
@@ -40,16 +41,19 @@ class NodesJob(Job):
         options: tuple[str, ...] | None = None,
         env: dict[str, str | None] | None = None,
     ) -> "NodesJob":
-        """Start the manager, and torchrun on all nodes with one of our scripts; `options` replace the static ones."""
+        """Start the manager, and torchrun on all nodes with one of our scripts.
+
+        `options` replace those of a static rendezvous; `env` is for both.
+        """
         self._points = (plan or {}).get("points", [])
+        self._env = {**self.environment(), **(env or {})}
         given = json.dumps({"folder": str(self.folder), "points": [], **(plan or {})})
         self.start_manager()
         for node in self.nodes:
             how = self._static(node) if options is None else options
             counts = [f"--nnodes={len(self.nodes)}", f"--nproc_per_node={self.per_node}"]
             command = ["python", "-m", "torch.distributed.run", *counts, *how, str(SCRIPTS / script), given]
-            variables = {**self.environment(), **(env or {})}
-            self.torchruns.append(node.start(command, env=variables, output=self._output(node)))
+            self.torchruns.append(node.start(command, env=self._env, output=self._output(node)))
         return self
 
     def start_manager(self) -> Process:
@@ -61,7 +65,7 @@ class NodesJob(Job):
             f"assert init_taskd_manager({keys})\n"
             "assert start_taskd_manager()\n"
         )
-        env = {**self.environment(), "TASKD_RUN_DIR": str(self.run_dir)}
+        env = {**self._env, "TASKD_RUN_DIR": str(self.run_dir)}
         manager = self.nodes[0].start(["python", program], env=env, output=self.folder / "output-manager")
         self.managers.append(manager)
         return manager
@@ -77,6 +81,10 @@ class NodesJob(Job):
 
     def _output(self, node: Node) -> Path:
         return self.folder / f"output-{node.name}"
+
+    def said(self, node: Node) -> str:
+        """What a node's torchrun and its ranks have written."""
+        return self._output(node).read_text(errors="replace")
 
     @property
     def process(self) -> Process:

@@ -1,0 +1,101 @@
+"""Whole restarts on several nodes, the end of a job with one reason on all of them, and the seed's own scripts."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.job import ROOT
+from tests.e2e.plan import point
+from tests.launch import Launcher
+from tests.multinode.conftest import MakeJob
+from tests.multinode.job import MASTER_PORT, SECRET, NodesJob
+from tests.nodes import Node
+
+pytestmark = [pytest.mark.timeout(150), pytest.mark.slow, pytest.mark.root]
+EXAMPLES = ROOT / "examples"
+STEPS = 40
+
+
+def test_a_script_with_its_own_checkpoints(make_job: MakeJob) -> None:
+    """A rank is killed: all start anew and warm, twice. A dynamic rendezvous ranks nodes by their names."""
+    points = [point("first", 1, 4, "begin"), point("second", 0, 6, "begin")]
+    rendezvous = ("--rdzv_backend=c10d", f"--rdzv_endpoint=node0:{MASTER_PORT}", "--rdzv_id=job")
+    env: dict[str, str | None] = {"TASKD_MANAGER": "node0:9601"}
+    job = make_job(1).start("plain.py", {"steps": 8, "points": points}, options=rendezvous, env=env)
+    for number, name in enumerate(["first", "second"], start=1):
+        job.warm()
+        job.kill(name)
+        record = job.recovered(number)
+        assert record["restart"]
+        assert record["replaced"].keys() == {"0", "1", "2"}
+        assert any(record["warm"].values())
+    assert job.ends() == [0, 0, 0]
+    assert job.managers[0].wait(20) == 0
+    expected = sum(step * 30 + 3 for step in range(1, 9))
+    assert [result["total"] for result in job.results()] == [expected] * 3
+    starts = [line.split()[0] for line in (job.folder / "starts").read_text().splitlines()]
+    assert starts == ["0", "3", "5"]
+
+
+def test_the_budget_is_the_jobs(make_job: MakeJob) -> None:
+    """A fault on one node spends it, one on another node ends the job: every node says why, and exits with 1."""
+    points = [point(name, rank, "run", always=True) for rank, name in enumerate(["zero", "one", "two"])]
+    job = make_job(1)
+    job.start("hold.py", {"points": points}, env={"TASKD_STANDBY": "0", "TASKD_MAX_RESTARTS": "1"})
+    for name in ("zero", "two"):
+        job.held(name)
+    job.kill("one")
+    assert job.recovered(1)["restart"]
+    pids = job.pids
+    job.wait(lambda: job.held("two") == pids[2], "the second process of rank 2")
+    job.kill("two")
+    assert job.ends() == [1, 1, 1]
+    assert job.managers[0].wait(20) == 0
+    for node in job.nodes:
+        assert "all 1 restarts of the job are spent (--max_restarts)" in job.said(node)
+
+
+def test_the_seeds_scripts(make_job: MakeJob, launcher: Launcher, run_dir: Path) -> None:
+    """`train_start.sh` on each node starts the manager and torchrun; a rank is killed while the digits are learned."""
+    job = make_job(1)
+    code = run_dir / "code"
+    code.mkdir()
+    text = (EXAMPLES / "manager.py").read_text()
+    (code / "manager.py").write_text(
+        text.replace("node_nums=1 ", "node_nums=3 ").replace("proc_per_node=4 ", "proc_per_node=1 ")
+    )
+    shutil.copy(EXAMPLES / "digits_ddp.py", code / "train.py")
+    train = ["train.py", f"--steps={STEPS}"]
+    plain = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=3"]
+    expected = run_dir / "expected.json"
+    off = {**job.environment(), "TASKD_PROCESS_ENABLE": None, "GLOO_SOCKET_IFNAME": "lo"}
+    assert launcher.run([*plain, *train, f"--out={expected}"], env=off, cwd=code)[0] == 0
+
+    for node in job.nodes:
+        script = [str(EXAMPLES / "train_start.sh"), str(code), str(run_dir)]
+        start = ["bash", *script, *train, "--step-ms=60", f"--out={run_dir}/out.json"]
+        job.torchruns.append(node.start(start, env=pod(job, node), output=run_dir / f"output-{node.name}"))
+    job.run_dir = job.nodes[0].file("/run/tmp/taskd-0")
+    job.wait(lambda: job.named("first step"), "the first step")
+    before = job.pids
+    job.nodes[1].kill(before[1])
+    record = job.recovered(1)
+    assert record["kept"] == {"0": before[0], "2": before[2]}
+    assert record["replaced"].keys() == {"1"}
+    assert 0 < record["target_step"] < STEPS
+    assert job.ends() == [0, 0, 0]
+    found, wanted = (json.loads(path.read_text()) for path in (run_dir / "out.json", expected))
+    assert found["ranks_equal"]
+    assert (found["sha256"], found["steps"]) == (wanted["sha256"], STEPS)
+
+
+def pod(job: NodesJob, node: Node) -> dict[str, str | None]:
+    """What the cluster sets on a node; `pip`, `python` and `torchrun` are those of this environment."""
+    own = {"RANK": str(node.number), "WORLD_SIZE": str(len(job.nodes)), "POD_IP": node.address, "GPUS_PER_NODE": "1"}
+    master = {"MASTER_ADDR": job.nodes[0].address, "MASTER_PORT": str(MASTER_PORT), "MINDX_TASK_ID": "default"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {**job.environment(), "TASKD_PROCESS_ENABLE": None, "TASKD_SECRET": SECRET, "PATH": path, **own, **master}
