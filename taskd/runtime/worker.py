@@ -115,6 +115,10 @@ class WorkerLink:
         """The state is that of the target step."""
         self._feed(Input(Event.RESTORED, step=step, condition=Condition.CLEAN))
 
+    def dumped(self, step: int) -> None:
+        """The state of the target step is in a checkpoint."""
+        self._feed(Input(Event.DUMPED, step=step, condition=Condition.CLEAN))
+
     def returned(self, step: int, condition: Condition) -> None:
         """The resilient function returned."""
         self._feed(Input(Event.RETURNED, step=step, condition=condition))

@@ -18,6 +18,7 @@ from torch.distributed import new_group  # bound before the world is watched, as
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.groups import World
+from taskd.adaptors.groups.members import Members, refuse_meshes
 from taskd.adaptors.groups.unstick import break_without_shim
 from taskd.errors import RebuildError
 from taskd.wire.messages import WorldPlan
@@ -26,10 +27,12 @@ CASE, RANK, SIZE, PORT = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sy
 WORLD = World()
 
 
-def plan(generation: int, size: int = SIZE, timeout_s: float = 30) -> WorldPlan:
+def plan(generation: int, members: tuple[int, ...] = (), timeout_s: float = 30) -> WorldPlan:
     return WorldPlan(
         generation=generation,
-        world_size=size,
+        world_size=len(members) or SIZE,
+        members=members,
+        replicas=SIZE,
         store_host="127.0.0.1",
         store_port=PORT,
         target_step=0,
@@ -79,7 +82,7 @@ def rounds() -> None:
         assert dist.get_process_group_ranks(found) == list(range(SIZE))
         assert dist.group.WORLD is not None
         assert dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=33)
-        burial = WORLD.bury(RANK)
+        burial = WORLD.bury()
         assert burial is not None
         burial.join()
         if generation in (20, 200):
@@ -96,6 +99,89 @@ def rounds() -> None:
         assert not old, old
     dist.barrier()
     dist.destroy_process_group()
+
+
+def shrinks() -> None:
+    """Worlds of fewer members, in another order, and whole again: ranks, tables and DDP's averages are right."""
+    begin()
+    everyone, three, last, others = new_group(), new_group([3, 1, 0]), new_group([2, 3]), new_group([2])
+    own_group = three if RANK != 2 else others
+    models = [DistributedDataParallel(nn.Linear(1, 1), process_group=group) for group in (None, own_group)]
+    for generation, members in enumerate([(0, 1, 3), (3, 1, 0), (3, 0), (1,), (0, 1, 2, 3), (1, 3), (0, 1, 2, 3)], 1):
+        if RANK not in members:
+            continue
+        WORLD.rebuild(plan(generation, members), RANK)
+        for model in models:
+            model._update_process_group(WORLD.current(model.process_group))
+        assert (dist.get_rank(), dist.get_world_size()) == (members.index(RANK), len(members))
+        assert total() == total(everyone) == sum(members)
+        for group, slots in ((everyone, (0, 1, 2, 3)), (three, (0, 1, 3)), (last, (2, 3))):  # torch sorts them
+            present = [slot for slot in slots if slot in members]
+            if RANK not in slots:
+                assert group == dist.GroupMember.NON_GROUP_MEMBER
+                continue
+            assert total(group) == sum(present)
+            assert dist.get_process_group_ranks(group) == [members.index(slot) for slot in present]
+            assert (dist.get_world_size(group), dist.get_rank(group)) == (len(present), present.index(RANK))
+        assert RANK == 2 or others == dist.GroupMember.NON_GROUP_MEMBER
+        assert average(models[0]) == pytest.approx(sum(members) / len(members))
+        averaged = set(members) & {0, 1, 3} if RANK != 2 else {2}
+        assert average(models[1]) == pytest.approx(sum(averaged) / len(averaged))
+        burial = WORLD.bury()
+        assert burial is not None
+        burial.join()
+        dist.barrier()
+    finish()
+
+
+def average(model: DistributedDataParallel) -> float:
+    """The gradient of a weight whose own gradient is this rank's number."""
+    model.zero_grad()
+    model(torch.tensor([[float(RANK)]])).sum().backward()
+    gradient = model.module.weight.grad
+    return float(gradient.item())
+
+
+def new_groups_in_a_smaller_world() -> None:
+    """A group made among fewer members is remembered by the ranks of the job."""
+    begin()
+    if RANK == 0:
+        return
+    WORLD.rebuild(plan(1, (2, 1)), RANK)
+    pair = new_group([0, 1])
+    assert [call.ranks for call in WORLD._calls] == [(), (2, 1)]
+    WORLD.rebuild(plan(2, (1, 2)), RANK)
+    assert total(pair) == 3
+    assert dist.get_process_group_ranks(pair) == [1, 0]
+    dist.barrier()
+
+
+def meshes() -> None:
+    """A device mesh stands in the way of a world in which its ranks have other numbers."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    begin()
+    mesh = init_device_mesh("cpu", (SIZE,))
+    WORLD.rebuild(plan(1), RANK)
+    with pytest.raises(RebuildError, match=r"a device mesh has the ranks \[0, 1, 2\], .* ranks \(0, 2\)"):
+        refuse_meshes(Members((0, 2))) if RANK == 1 else WORLD.rebuild(plan(2, (0, 2)), RANK)
+    assert total(mesh.get_group()) == 3  # nothing has been left
+    dist.barrier()
+
+
+def outside() -> None:
+    """A plan without this rank, and one that contradicts itself."""
+    with pytest.raises(RebuildError, match=r"rank 2 of the job is not in the new world of \(0, 1\)"):
+        WORLD.rebuild(plan(1, (0, 1)), 2)
+    with pytest.raises(RebuildError, match="expected 2 different ranks"):
+        WORLD.rebuild(plan(1, (1, 1)), 1)
+
+
+def finish() -> None:
+    """Nobody ends before all are done: who ends first resets the others' connections."""
+    store = TCPStore("127.0.0.1", PORT, is_master=False, wait_for_workers=False)
+    store.set(f"done/{RANK}", "")
+    store.wait([f"done/{rank}" for rank in range(SIZE)])
 
 
 def new_groups_after() -> None:
@@ -127,9 +213,7 @@ def different() -> None:
     with pytest.raises(RebuildError, match="made other process groups"):
         WORLD.rebuild(plan(1), RANK)
     assert not dist.is_initialized()
-    store = TCPStore("127.0.0.1", PORT, is_master=False, wait_for_workers=False)
-    store.set(f"done/{RANK}", "")  # who ends first resets the other's connection, unread data and all
-    store.wait([f"done/{rank}" for rank in range(SIZE)])
+    finish()
 
 
 def frees(broken_by: Callable[[], object]) -> None:

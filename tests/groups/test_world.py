@@ -61,6 +61,15 @@ def test_rebuild(launcher: Launcher, port: int, case: str) -> None:
     Members(launcher, case, 2, port).expect_success(range(2))
 
 
+@pytest.mark.parametrize(("case", "size"), [("shrinks", 4), ("new_groups_in_a_smaller_world", 3), ("meshes", 3)])
+def test_fewer_members(launcher: Launcher, port: int, case: str, size: int) -> None:
+    Members(launcher, case, size, port).expect_success(range(size))
+
+
+def test_plans_that_cannot_be(launcher: Launcher, port: int) -> None:
+    Members(launcher, "outside", 1, port).expect_success(range(1))
+
+
 @pytest.mark.parametrize("case", ["unstick", "abandon", "own_timeout"])
 def test_a_stopped_peer(launcher: Launcher, port: int, case: str) -> None:
     members = Members(launcher, case, 3, port)

@@ -110,7 +110,7 @@ class Rank:
         self.world.rebuild(plan, self.rank)
         self.adopted += repoint(self.state, self.world, plan).adopted
         self.notes.append(restore(self.state, plan, self.rank).note)
-        self.world.bury(self.rank)
+        self.world.bury()
 
     def go(self, generation: int) -> None:
         if generation:

@@ -10,7 +10,7 @@ from taskd.adaptors.groups.handle import GroupHandle
 
 @dataclass
 class GroupCall:
-    """The arguments with which torch made one process group. `ranks` is empty for the default group."""
+    """The arguments with which torch made one process group. `ranks`, of the job, is empty for the default group."""
 
     size: int
     ranks: tuple[int, ...]

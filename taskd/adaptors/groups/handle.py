@@ -71,6 +71,16 @@ class GroupHandle(dist.ProcessGroup):
         """Return the description given when the group was made."""
         return self._desc
 
+    # C++ (DDP's reducer divides by the size) asks under these names, which torch's Python does not have.
+
+    def getRank(self) -> int:  # noqa: N802
+        """Return this rank's place among those members of the group that are present."""
+        return self.inner().rank()
+
+    def getSize(self) -> int:  # noqa: N802
+        """Return how many members of the group are present."""
+        return self.inner().size()
+
     @property
     def _device_types(self) -> list[Any]:
         return self.inner()._device_types

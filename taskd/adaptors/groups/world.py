@@ -12,11 +12,14 @@ Rules:
 4. The groups that the script makes inside its training function cannot be rebuilt, because a newcomer stops before it.
    The fingerprint of all calls is compared in each new world, so that this is an error and not a hang.
 5. Groups made by `split_group` or `shrink_group` are not known here; `rebuild` refuses a world that has one.
+6. A world may have fewer members than the job has ranks. Groups are remembered in ranks of the job: each is formed of
+   those of its members that are present, in their order, and is whole again when the others have come back.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -29,6 +32,7 @@ from torch.distributed import distributed_c10d as c10d
 from taskd.adaptors.groups import lone, unstick
 from taskd.adaptors.groups.calls import GroupCall, fingerprint
 from taskd.adaptors.groups.handle import GroupHandle, register
+from taskd.adaptors.groups.members import Members, refuse_meshes
 from taskd.adaptors.groups.store import StoreLink, prefix, sweep
 from taskd.errors import RebuildError
 from taskd.wire.messages import WorldPlan
@@ -45,6 +49,7 @@ class World:
 
     Attributes:
         generation: that of the present groups.
+        members: the ranks of the job that the present world is made of.
         section: which resilient function of the script this rank is in, counted from 1; 0 before the first.
     """
 
@@ -52,6 +57,7 @@ class World:
 
     def __init__(self, breaker: Callable[[], object] | None = None) -> None:
         self.generation = 0
+        self.members = Members(())
         self.section = 0
         self._breaker = breaker
         self._calls: list[GroupCall] = []
@@ -120,16 +126,18 @@ class World:
         return self._link.interrupt() + self.abandon()
 
     def rebuild(self, plan: WorldPlan, rank: int) -> None:
-        """Leave all old groups and form those of `plan.generation`, each rank calling this with the same plan.
+        """Leave all old groups and form those of `plan.generation`, each member calling this with the same plan.
 
-        Forming has `plan.timeout_s` per group; afterwards the script's own timeouts hold. Old groups are kept until
-        `bury`.
+        `rank` is that in the job; `torch.distributed.get_rank` tells the one in the new world afterwards. Forming has
+        `plan.timeout_s` per group; then the script's own timeouts hold. Old groups are kept until `bury`.
 
         Raises:
             RebuildError: the world could not be formed. No group exists then; a later plan may be tried.
         """
         calls = self._alive_calls()
-        self._check(calls, plan)
+        members = Members.of(plan)
+        position = members.rank_of(rank)
+        self._check(calls, members)
         count = c10d._world.group_count
         self._leave()
         self._calls = calls
@@ -137,26 +145,26 @@ class World:
         if plan.generation < self._oldest:
             raise RebuildError(f"generation {plan.generation} is outdated, {self._oldest} is the oldest to be formed")
         try:
-            self._form(calls, plan, rank, self._client)
+            self._form(calls, plan, position, self._client)
             self._compare(calls)
         except (RuntimeError, ValueError) as error:  # all that c10d and gloo raise, DistError among them
             self._link.drop()
             self._leave()
             raise RebuildError(
-                f"generation {plan.generation} was not formed by rank {rank} of {plan.world_size} within "
+                f"generation {plan.generation} was not formed by rank {position} of {plan.world_size} within "
                 f"{plan.timeout_s:g} s: {error}; a peer died or does not reach this node: the next generation decides"
             ) from error
         c10d._world.group_count = count
         self.generation = plan.generation
         self._end_pretence()
 
-    def bury(self, rank: int) -> threading.Thread | None:
+    def bury(self) -> threading.Thread | None:
         """Destroy the groups of older generations on a thread, and on rank 0 their keys in the store too.
 
         To be called when nothing of the model points at them any more. Returns the thread, None if nothing was to do.
         """
         retired, self._retired = self._retired, []
-        client = self._client if rank == 0 else None
+        client = self._client if dist.get_rank() == 0 else None
         if not retired and client is None:
             return None
         thread = threading.Thread(
@@ -191,9 +199,10 @@ class World:
         assert timeout is not None  # torch's callers always fill it in
         if not global_ranks_in_group:
             self._calls.clear()  # the script begins again after destroy_process_group()
+            self.members = Members.first(group_size)
         call = GroupCall(
             size=group_size,
-            ranks=tuple(global_ranks_in_group),
+            ranks=tuple(self.members.slots[member] for member in global_ranks_in_group),
             backend=str(backend),
             name=group_name,
             options=backend_options,
@@ -202,7 +211,7 @@ class World:
             device=device_id,
             desc=group_desc,
         )
-        group, prefix_store = self._build(call, group_rank, store)
+        group, prefix_store = self._build(replace(call, ranks=tuple(global_ranks_in_group)), group_rank, store)
         if not call.is_default and isinstance(group, dist.ProcessGroup):
             if isinstance(group, GroupHandle) or any(group is known.handle for known in self._calls):
                 return group, prefix_store  # torch found an existing group of that tag and those ranks
@@ -261,18 +270,14 @@ class World:
         known = c10d._world.pg_map
         return [call for call in self._calls if call.handle is None or call.handle in known]
 
-    def _check(self, calls: list[GroupCall], plan: WorldPlan) -> None:
+    def _check(self, calls: list[GroupCall], members: Members) -> None:
         if not calls or not calls[0].is_default:
             raise RebuildError(
                 "the script has made no default process group, so there is no world to rebuild; "
                 "call torch.distributed.init_process_group before the resilient function"
             )
-        for call in calls:
-            if any(member >= plan.world_size for member in call.ranks):
-                raise RebuildError(
-                    f"group {call.name!r} has the ranks {call.ranks}, the new world has {plan.world_size} ranks; "
-                    "a job with such groups cannot go on with fewer ranks"
-                )
+        if members != Members.first(calls[0].size):
+            refuse_meshes(members)
         names = {call.name for call in calls}
         strange = [name for name in c10d._world.pg_names.values() if name not in names]
         if strange:
@@ -295,33 +300,33 @@ class World:
     def _form(self, calls: list[GroupCall], plan: WorldPlan, rank: int, client: TCPStore) -> None:
         root = PrefixStore(prefix(plan.generation), client)
         pretended, self._pretended = self._pretended, None
+        self.members = Members.of(plan)
         try:
             default = self._form_one(calls[0], plan, rank, PrefixStore("default_pg", root))
             c10d._update_default_pg(default)
             c10d._world.pg_group_ranks[default] = {member: member for member in range(plan.world_size)}
             store = c10d._world.pg_map[default][1]
             for call in calls[1:]:
+                ranks = self.members.present(call.ranks)
+                if not ranks:
+                    continue
                 group = self._form_one(call, plan, rank, store)
                 if call.handle is not None:
-                    c10d._world.pg_group_ranks[group] = {member: at for at, member in enumerate(call.ranks)}
+                    c10d._world.pg_group_ranks[group] = {member: at for at, member in enumerate(ranks)}
                     call.handle.swap(group)
         except BaseException:
             self._pretended = pretended
             raise
 
     def _form_one(self, call: GroupCall, plan: WorldPlan, rank: int, store: Store) -> Any:
-        own_timeout, call.timeout = call.timeout, timedelta(seconds=plan.timeout_s)
+        ranks = self.members.present(call.ranks)
+        now = replace(call, size=len(ranks), ranks=ranks, timeout=timedelta(seconds=plan.timeout_s))
+        position = ranks.index(rank) if rank in ranks else None
         if call.is_default:
-            call.size = plan.world_size
-            position: int | None = rank
-        else:
-            position = call.ranks.index(rank) if rank in call.ranks else None
-        try:
-            group, _ = self._build(call, position, store)
-        finally:
-            call.timeout = own_timeout
+            now.size, position = plan.world_size, rank
+        group, _ = self._build(now, position, store)
         if isinstance(group, dist.ProcessGroup):
-            c10d._set_pg_timeout(own_timeout, group)
+            c10d._set_pg_timeout(call.timeout, group)
         return group
 
     def _compare(self, calls: list[GroupCall]) -> None:

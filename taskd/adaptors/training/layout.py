@@ -55,7 +55,7 @@ def repoint(state: TrainState, world: World, plan: WorldPlan) -> RepointReport:
     Raises:
         RebuildError: the ranks' models differ, or a layout could not be imposed or agreed on.
     """
-    wrappers = [m for root in state.parts.modules for m in root.modules() if isinstance(m, DistributedDataParallel)]
+    wrappers = state.parts.wrappers()
     if not wrappers:
         return RepointReport(0, 0)
     condition = state.condition()
@@ -65,6 +65,8 @@ def repoint(state: TrainState, world: World, plan: WorldPlan) -> RepointReport:
         if _is_settled(wrapper) or (counts and _rebuild_alone(wrapper)):
             _settled.add(wrapper)
         _point(wrapper, group)
+        # A step that was cut off between two shares of the batch has left these as they are within `no_sync()`.
+        wrapper.require_backward_grad_sync = wrapper.require_forward_param_sync = True
     try:
         adopted = _agree(wrappers, groups, condition is Condition.EMPTY, plan.target_step)
     except RuntimeError as error:

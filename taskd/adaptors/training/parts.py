@@ -12,6 +12,7 @@ Rules:
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DistributedSampler, Sampler
 
@@ -59,6 +60,10 @@ class Parts:
             except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise RestoreError(f"the data position of {name!r} cannot be put back: {error!r}") from error
         return [name for name in self.positions if name not in packed]
+
+    def wrappers(self) -> list[DistributedDataParallel]:
+        """Return every DDP wrapper in the modules."""
+        return [m for root in self.modules for m in root.modules() if isinstance(m, DistributedDataParallel)]
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """Return every parameter of the modules and optimizers (some may come twice)."""

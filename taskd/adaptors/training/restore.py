@@ -7,7 +7,8 @@ Rules:
 2. Tensor by tensor, from the donor's memory into the receiver's own tensors where these fit. Small ones travel
    together. No copy of the whole state is made on either side.
 3. All or nothing: a receiver is TORN from the first byte until everything has been loaded.
-4. Nothing that a peer sends is unpickled freely (see `tree`).
+4. A donor lends its own random numbers and data position to a receiver whose node has none of the receiver's.
+5. Nothing that a peer sends is unpickled freely (see `tree`).
 """
 
 import time
@@ -44,11 +45,12 @@ class _Slot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Manifest(msgspec.Struct, frozen=True):
-    """What a donor is about to send: the folded parts by name, and the tensors in their order."""
+    """What a donor is about to send: the folded parts by name, the tensors in their order, and its own position."""
 
     step: int
     parts: dict[str, Any]
     slots: list[_Slot]
+    position: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class RestoreReport:
 def restore(state: TrainState, plan: WorldPlan, rank: int) -> RestoreReport:
     """Bring this rank to `plan.target_step`: weights, optimizer and the rest, then RNG and data position.
 
+    `rank` is that in the plan's world.
+
     Raises:
         RestoreError: this rank holds something else than the plan says, or a transfer failed; the state is then
             TORN if it was to receive, and untouched otherwise.
@@ -72,19 +76,21 @@ def restore(state: TrainState, plan: WorldPlan, rank: int) -> RestoreReport:
     receives = any(rank in transfer.receivers for transfer in plan.transfers)
     if not receives:
         notes.append(_keep(state, plan, rank))
-    size_bytes = 0
+    size_bytes, lent = 0, b""
     try:
         for transfer in plan.transfers:
             if rank == transfer.donor:
                 size_bytes += _donate(state, _Lane(transfer, plan.world_size))
             elif rank in transfer.receivers:
-                size_bytes += _receive(state, _Lane(transfer, plan.world_size), plan.target_step)
+                lane = _Lane(transfer, plan.world_size)
+                lent = _receive(state, lane, plan.target_step)
+                size_bytes += lane.size_bytes
     except (RuntimeError, ValueError, KeyError, TypeError, msgspec.DecodeError) as error:
         raise RestoreError(
             f"rank {rank} was not brought to step {plan.target_step}: {error!r}; a peer died, or the scripts differ"
         ) from error
     state.drop_gradients()
-    notes.append(state.return_to(plan.target_step))
+    notes.append(state.return_to(plan.target_step, lent))
     return RestoreReport(size_bytes, (time.monotonic() - begun) * 1e3, "; ".join(note for note in notes if note))
 
 
@@ -149,7 +155,7 @@ def _donate(state: TrainState, lane: _Lane) -> int:
         return len(tensors) - 1
 
     parts = {name: tree.fold(part.state_dict(), take) for name, part in state.parts.replicated.items()}
-    manifest = msgspec.msgpack.encode(_Manifest(state.step, parts, slots))
+    manifest = msgspec.msgpack.encode(_Manifest(state.step, parts, slots, state.position(state.step)))
     lane.send(torch.tensor([len(manifest)], dtype=torch.int64, device=lane.device))
     lane.send(torch.frombuffer(bytearray(manifest), dtype=torch.uint8).to(lane.device))
     for parcel in _parcels(slots):
@@ -158,7 +164,8 @@ def _donate(state: TrainState, lane: _Lane) -> int:
     return lane.size_bytes
 
 
-def _receive(state: TrainState, lane: _Lane, target_step: int) -> int:
+def _receive(state: TrainState, lane: _Lane, target_step: int) -> bytes:
+    """Fill the state with the donor's; return the donor's own position."""
     manifest = _receive_manifest(lane)
     if manifest.step != target_step:
         raise ValueError(f"the donor stands at step {manifest.step}, expected {target_step}")
@@ -183,7 +190,7 @@ def _receive(state: TrainState, lane: _Lane, target_step: int) -> int:
             _fill([targets[index] for index in parcel], lane)
         for name, part in state.parts.replicated.items():
             part.load_state_dict(filled[name])
-    return lane.size_bytes
+    return manifest.position
 
 
 def _receive_manifest(lane: _Lane) -> _Manifest:

@@ -4,11 +4,13 @@ Rules:
 
 1. Under an agent, the function is called again after each recovery, with the state already repaired. Without one (plain
    torchrun, or a single process) it is simply called.
-2. What it raises is a fault of the job if the agent has asked for a pause, or if it is a `RuntimeError` (all that torch
-   raises when a peer is gone). Anything else is the script's own and goes on up.
+2. What it raises is a fault of the job if the agent has asked for a pause, if it is a `RuntimeError` (all that torch
+   raises when a peer is gone), or if it is known to be transient (`register_fault`). Anything else is the script's own
+   and goes on up, and so is, always, what is known to be fatal.
 3. An exception is let go of, with its frames, before a new world is formed: it holds the activations of a whole step.
 4. The process has one `Runtime` (groups, shim, link), made when torch has been imported; a newcomer's sets the script
    up alone until the first resilient function is reached.
+5. The process keeps its rank of the job (its slot). Its rank in a world is its place among that world's members.
 """
 
 import functools
@@ -18,11 +20,15 @@ import traceback
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from taskd.adaptors.groups.members import Members
 from taskd.adaptors.groups.world import World
+from taskd.adaptors.training.checkpoint import dump
+from taskd.adaptors.training.faults import kind_of
 from taskd.adaptors.training.layout import repoint
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.state import TrainState
-from taskd.errors import RecoveryError, RestoreError, ShimError
+from taskd.core.faults import FaultKind
+from taskd.errors import CheckpointError, RecoveryError, RestoreError, ShimError
 from taskd.runtime import worker
 from taskd.runtime.recorder import NullRecorder, Phase, Recorder, open_recorder
 from taskd.wire.messages import WorldPlan
@@ -79,7 +85,7 @@ class Runtime:
             repoint(state, self.world, plan)
         finally:
             self._building = False
-        self.world.bury(self.rank)
+        self.world.bury()
 
 
 _runtime: Runtime | None = None
@@ -113,6 +119,7 @@ def resilient(state: TrainState) -> Callable[[Callable[P, R]], Callable[P, R]]:
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             runtime = current()
             if runtime is None:
+                state.begin()
                 return function(*args, **kwargs)
             return Session(runtime, state).run(lambda: function(*args, **kwargs))
 
@@ -147,7 +154,7 @@ class Session:
         if link.joins:
             state.declare_empty()
         else:
-            state.begin()
+            state.begin(self._runtime.rank)
         state.on_commit = self._committed
         self._runtime.world.section += 1
         link.enter(state.step, state.condition())
@@ -164,6 +171,8 @@ class Session:
                 logger.error("rank %d is not recovered: %s", self._runtime.rank, abandoned)
                 raise error from None
             if plan is None:
+                if error is not None:
+                    raise error
                 return result[0]
             if error is not None:
                 traceback.clear_frames(error.__traceback__)
@@ -175,6 +184,8 @@ class Session:
         try:
             if plan is not None:
                 self._join(plan)
+                if plan.dump:
+                    return [], self._dump(plan)
             self._runtime.recorder.phase(Phase.TRAINING)
             result = [function()]
         except (Exception, Interrupted) as error:
@@ -190,18 +201,48 @@ class Session:
 
     def _join(self, plan: WorldPlan) -> None:
         state, runtime = self._state, self._runtime
+        rank = Members.of(plan).rank_of(runtime.rank)
+        replicas = plan.replicas or plan.world_size
         runtime.recorder.phase(Phase.REBUILDING)
         runtime.form(plan, state)
         self._link.joined(state.step, state.condition())
         runtime.recorder.phase(Phase.RESTORING)
-        report = restore(state, plan, runtime.rank)
+        state.enter_world(runtime.rank, rank, plan.world_size, replicas)
+        report = restore(state, plan, rank)
         if report.note:
             logger.warning("rank %d, step %d: %s", runtime.rank, state.step, report.note)
+        if rank == 0 and replicas > plan.world_size and not (plan.dump or state.uses_microbatches):
+            logger.warning(
+                "%d of %d ranks go on, and the script does not use state.microbatches(): the global batch is smaller",
+                plan.world_size,
+                replicas,
+            )
         runtime.recorder.step(state.step)
         self._link.restored(state.step)
 
+    def _dump(self, plan: WorldPlan) -> RecoveryError:
+        """Write the checkpoint that the job ends with; return what the resilient function is left with then.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        config, step = self._link.config, self._state.step
+        if config.checkpoint_dir is None:
+            raise CheckpointError("no directory for checkpoints is known to this rank; set TASKD_CHECKPOINT_DIR")
+        job_id = getattr(config, "job_id", "default")
+        path = dump(self._state, config.checkpoint_dir, step=step, job_id=job_id, reason=plan.dump)
+        self._link.dumped(step)
+        if self._link.interrupted:  # a peer was lost meanwhile
+            raise Interrupted
+        return RecoveryError(f"{plan.dump}; step {step} was written to {path}, where taskd.load_latest finds it")
+
     def _is_fault(self, error: BaseException) -> bool:
-        return self._link.interrupted or isinstance(error, RuntimeError | Interrupted | RecoveryError)
+        if isinstance(error, Interrupted | RecoveryError | CheckpointError):
+            return True
+        kind = kind_of(error)
+        if kind is FaultKind.FATAL:
+            return False
+        return self._link.interrupted or kind is FaultKind.RETRY or isinstance(error, RuntimeError)
 
     def _committed(self, step: int) -> None:
         if not self._state.shows_steps:

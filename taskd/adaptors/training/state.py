@@ -8,54 +8,34 @@ Rules:
    stepped, STEPPED when each has stepped exactly once, TORN in all other cases.
 3. A forward pass of the next step may change buffers (BatchNorm) although the weights are still clean. They are copied
    before the first forward after a commit and put back by `rollback`.
-4. Whoever reads these methods at a fault does so on the thread that trains, outside of the training function.
+4. With a seed, the random numbers of a step come from its number, and none are put down.
+5. Whoever reads these methods at a fault does so on the thread that trains, outside of the training function.
 """
 
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
+import torch.distributed as dist
 
 from taskd.adaptors.training.hooks import StepHooks
+from taskd.adaptors.training.microbatches import MicroBatch, MicroBatches
 from taskd.adaptors.training.parts import Parts, advances_by_itself
-from taskd.adaptors.training.payload import head_of, pack, unpack
+from taskd.adaptors.training.payload import head_of, unpack
 from taskd.adaptors.training.position_file import CAPACITY_BYTES, PositionFile, Slot
+from taskd.adaptors.training.positions import PositionMemory, Positions
 from taskd.adaptors.training.rng import RngCapture
+from taskd.adaptors.training.seeds import Seeds
 from taskd.errors import ConfigError, ShimError
-from taskd.runtime.pulse import Buffer, Pulse
+from taskd.runtime.pulse import Pulse
 from taskd.wire.messages import Condition
 
 _log = logging.getLogger(__name__)
-
-
-class Positions(Protocol):
-    """Where positions are kept: a `PositionFile`, or memory where no file can be had."""
-
-    def write(self, slot: Slot, step: int, rng: Sequence[Buffer], data: bytes) -> None:
-        """Put down for `step` what the buffers show now, and the encoded data positions."""
-
-    def read(self) -> dict[int, bytes]:
-        """Return the payload of each step that is there."""
-
-
-class _Memory:
-    """Positions that die with the process; good enough for a survivor."""
-
-    def __init__(self) -> None:
-        self._slots: dict[tuple[Slot, int], tuple[int, bytes]] = {}
-
-    def write(self, slot: Slot, step: int, rng: Sequence[Buffer], data: bytes) -> None:
-        key = (slot, step % (2 if slot is Slot.COMMITTED else 3))
-        self._slots.pop(key, None)  # the newest is the last
-        self._slots[key] = (step, pack(rng, data))
-
-    def read(self) -> dict[int, bytes]:
-        return dict(self._slots.values())
 
 
 def _leaver(state: "TrainState") -> Callable[[], None]:
@@ -65,7 +45,7 @@ def _leaver(state: "TrainState") -> Callable[[], None]:
     def leave() -> None:
         left = known()
         if left is not None:
-            left._positions, left._count, left.shows_steps = _Memory(), left._count_slowly, False
+            left._positions, left._count, left.shows_steps = PositionMemory(), left._count_slowly, False
 
     return leave
 
@@ -76,6 +56,10 @@ class TrainState:
     Pass the model, the optimizers and whatever else has `state_dict()` and `load_state_dict()` by keyword; each is then
     an attribute. Samplers and data loaders (by type, or named `sampler`, `loader`, `…_sampler`, `…_loader`) are this
     rank's data position; everything else is taken to be equal on all ranks.
+
+    With `seed`, python's, numpy's and torch's global generators are seeded anew for each step of each rank, from the
+    seed, the rank and the step: what they draw is then exact on whatever node, and among however many ranks, a step is
+    done. Without it each rank's own states are put back, as far as they are known (docs/exactness.md).
 
     The training function makes a new iterator of its data loader after a recovery, and torch draws a seed for each from
     the global random numbers; a loader that is a part of the state leaves them as they were.
@@ -89,7 +73,7 @@ class TrainState:
         ConfigError: an argument has the wrong type, or a name that the state itself uses.
     """
 
-    def __init__(self, **parts: Any) -> None:
+    def __init__(self, *, seed: int | None = None, **parts: Any) -> None:
         clash = [
             name for name in parts if hasattr(type(self), name) or name in ("step", "on_commit", "shows_steps", "parts")
         ]
@@ -98,8 +82,11 @@ class TrainState:
         self.step = 0
         self.on_commit: Callable[[int], None] | None = None
         self.parts = Parts(parts)
-        self._positions: Positions = _Memory()
-        self._rng = RngCapture()
+        self._positions: Positions = PositionMemory()
+        self._seeds = None if seed is None else Seeds(seed)
+        self._rng = self._seeds or RngCapture()
+        self._rank: int | None = None
+        self._batches = MicroBatches()
         self._told_too_large = False
         self._empty = False
         self._restoring = False
@@ -125,12 +112,32 @@ class TrainState:
         """Count this step as done and record RNG and data position. To be called last in each step."""
         self.step = step = self.step + 1
         self._buffers_touched = False
+        if self._seeds is not None:
+            self._seeds.sow(self._own_rank(), step)
         self._count(step)
         self._commits += 1
         if self._marks:
             self._mark_schedulers()
         if self.on_commit is not None:
             self.on_commit(step)
+
+    def microbatches(self) -> Iterable[MicroBatch]:
+        """The shares of the global batch that this rank works at in this step.
+
+        One, of scale 1, as long as all ranks are there; more when some are gone for longer and the others do their work
+        too. The batch is a function of `step` and of the share's `index` and `count`:
+
+            optimizer.zero_grad()
+            for share in state.microbatches():
+                loss = loss_function(model, batch(state.step, share.index, share.count)) * share.scale
+                loss.backward()
+            optimizer.step()
+            state.commit()
+
+        DDP averages the gradients once, in the last share. With a seed, a share's random numbers are the same on
+        whichever rank it is worked at.
+        """
+        return self._batches.of_step(None if self._seeds is None else self._sow_share)
 
     # What the recovery calls.
 
@@ -153,10 +160,26 @@ class TrainState:
             self._count = pulse.commit
             self.shows_steps = True
 
-    def begin(self) -> None:
-        """Record where this rank stands before its first step. Called as training begins, but not in a newcomer."""
+    def begin(self, rank: int | None = None) -> None:
+        """Record where this rank stands before its first step. Called as training begins, but not in a newcomer.
+
+        `rank` is that in the job; if it is not given, that of `torch.distributed`.
+        """
+        self._rank = rank
         self._marks = [scheduler.last_epoch for scheduler in self.parts.schedulers]
+        if self._seeds is not None:
+            self._seeds.sow(self._own_rank(), self.step)
         self._record()
+
+    def enter_world(self, slot: int, rank: int, world_size: int, replicas: int) -> None:
+        """Say that the job's rank `slot` is `rank` of `world_size` now, and that the full world has `replicas`."""
+        self._rank = slot
+        self._batches.enter(rank, world_size, replicas, self.parts.wrappers())
+
+    @property
+    def uses_microbatches(self) -> bool:
+        """Whether the script has asked for its shares of the global batch."""
+        return self._batches.used
 
     def declare_empty(self) -> None:
         """Say that this is a newcomer, whose weights are those of its set-up and count for nothing."""
@@ -221,23 +244,52 @@ class TrainState:
         for parameter in self.parts.parameters():
             parameter.grad = None
 
-    def return_to(self, step: int) -> str:
-        """Put RNG and data position of `step` back; return what is missing, or "".
+    def position(self, step: int) -> bytes:
+        """What is recorded of `step`, to be lent to a rank that has nothing; empty if nothing is."""
+        return self._positions.read().get(step, b"")
+
+    def return_to(self, step: int, lent: bytes = b"") -> str:
+        """Put random numbers and data position of `step` back; return what is not exact, or "".
+
+        `lent` is a donor's position, for a rank that has none of its own.
 
         Raises:
             RestoreError: what was recorded cannot be read or put back.
         """
-        payload = self._positions.read().get(step)
-        if payload is None:
-            return (
-                f"random numbers and data position of step {step} are not known to this rank: it goes on with its own"
-            )
+        payload = self.position(step)
+        missing = self._go_back(payload or lent)
+        if self._seeds is not None:
+            self._seeds.sow(self._own_rank(), step)
+        if payload:
+            return f"the data position of {', '.join(missing)} was not recorded" if missing else ""
+        unknown = [f"the data position ({', '.join(self.parts.positions)})"] if self.parts.positions else []
+        if self._seeds is None:
+            unknown.insert(0, "random numbers")
+        if not unknown:
+            return ""
+        instead = "the donor's, so that it repeats that rank's" if lent else "its own"
+        remedy = "; TrainState(seed=...) has random numbers that are exact on any node" if self._seeds is None else ""
+        return f"{' and '.join(unknown)} of step {step} are not known to this rank: it goes on with {instead}{remedy}"
+
+    # Inside.
+
+    def _go_back(self, payload: bytes) -> list[str]:
+        """Put a position back; return the names of the parts that it did not have."""
+        if not payload:
+            return []
         rng, data = unpack(payload)
         missing = self.parts.unpack_positions(data)
         self._rng.restore(rng)
-        return f"the data position of {', '.join(missing)} was not recorded" if missing else ""
+        return missing
 
-    # Inside.
+    def _sow_share(self, index: int) -> None:
+        if self._seeds is not None:
+            self._seeds.sow(index, self.step)
+
+    def _own_rank(self) -> int:
+        if self._rank is None:
+            self._rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        return self._rank
 
     def _count_slowly(self, _step: int) -> None:
         self._hooks.reset()

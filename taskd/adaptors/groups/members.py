@@ -1,0 +1,74 @@
+"""Which of the job's ranks make up one world, and in which order.
+
+Rules:
+
+1. A process keeps its rank of the job (its slot). In a world of fewer members it has another rank: the place of its
+   slot among the members.
+2. What outlives a world (a group that the script has made) is remembered in ranks of the job.
+3. A device mesh keeps the ranks that it was made with, and sub-meshes cut from them, in tensors of its own. It is right
+   only in a world where all of its ranks have the same number as before.
+"""
+
+import gc
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from taskd.errors import RebuildError
+from taskd.wire.messages import WorldPlan
+
+
+@dataclass(frozen=True)
+class Members:
+    """The ranks of the job that one world has, in the order of that world's ranks."""
+
+    slots: tuple[int, ...]
+
+    @classmethod
+    def first(cls, size: int) -> "Members":
+        """Those of a world in which nobody is absent."""
+        return cls(tuple(range(size)))
+
+    @classmethod
+    def of(cls, plan: WorldPlan) -> "Members":
+        """Those of the plan's world. Raises `RebuildError` if it contradicts itself."""
+        members = cls(plan.members or tuple(range(plan.world_size)))
+        if len(members.slots) != plan.world_size or len(set(members.slots)) != plan.world_size:
+            raise RebuildError(
+                f"the plan of generation {plan.generation} has the members {plan.members}, expected "
+                f"{plan.world_size} different ranks; the manager and this worker are of different versions"
+            )
+        return members
+
+    def rank_of(self, slot: int) -> int:
+        """The rank in this world of the job's rank `slot`. Raises `RebuildError` if that is absent."""
+        if slot not in self.slots:
+            raise RebuildError(
+                f"rank {slot} of the job is not in the new world of {self.slots}; it waits for one that has it"
+            )
+        return self.slots.index(slot)
+
+    def present(self, slots: tuple[int, ...]) -> tuple[int, ...]:
+        """The ranks in this world of those of `slots` that are in it, in their order."""
+        return tuple(self.slots.index(slot) for slot in slots if slot in self.slots)
+
+
+def refuse_meshes(members: Members) -> None:
+    """Check that every device mesh of this process is right in a world of these members.
+
+    Raises:
+        RebuildError: one is not.
+    """
+    module = sys.modules.get("torch.distributed.device_mesh")
+    if module is None:
+        return
+    kind: Any = module.DeviceMesh
+    unchanged = {rank for rank, slot in enumerate(members.slots) if rank == slot}
+    for mesh in [found for found in gc.get_objects() if issubclass(type(found), kind)]:
+        ranks = [int(rank) for rank in mesh.mesh.flatten().tolist()]
+        if not unchanged.issuperset(ranks):
+            raise RebuildError(
+                f"a device mesh has the ranks {ranks}, and the new world has the job's ranks {members.slots}; a mesh "
+                "keeps its numbers, so a job that uses one goes on at its full size only: use process groups, or "
+                "leave out elastic-training"
+            )

@@ -1,0 +1,35 @@
+"""Where the positions of one rank are kept, step by step."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from taskd.adaptors.training.payload import pack
+from taskd.adaptors.training.position_file import Slot
+from taskd.runtime.pulse import Buffer
+
+
+class Positions(Protocol):
+    """A `PositionFile`, or memory where no file can be had."""
+
+    def write(self, slot: Slot, step: int, rng: Sequence[Buffer], data: bytes) -> None:
+        """Put down for `step` what the buffers show now, and the encoded data positions."""
+
+    def read(self) -> dict[int, bytes]:
+        """Return the payload of each step that is there."""
+
+
+class PositionMemory:
+    """Positions that die with the process; good enough for a survivor."""
+
+    def __init__(self) -> None:
+        self._slots: dict[tuple[Slot, int], tuple[int, bytes]] = {}
+
+    def write(self, slot: Slot, step: int, rng: Sequence[Buffer], data: bytes) -> None:
+        """As `Positions.write`."""
+        key = (slot, step % (2 if slot is Slot.COMMITTED else 3))
+        self._slots.pop(key, None)  # the newest is the last
+        self._slots[key] = (step, pack(rng, data))
+
+    def read(self) -> dict[int, bytes]:
+        """As `Positions.read`."""
+        return dict(self._slots.values())
