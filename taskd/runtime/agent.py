@@ -10,6 +10,7 @@ Rules:
 
 import logging
 import os
+import socket
 import threading
 import time
 from collections import deque
@@ -21,23 +22,26 @@ import zmq
 from typing_extensions import assert_never
 
 from taskd.config.agent import AgentConfig
-from taskd.core.agent import Action, Fence, Node, Start, StopNode, TellJoin, TellPause, TellRelease
+from taskd.core.agent import Action, Evict, Fence, Node, Start, StopNode, Take, TellJoin, TellPause, TellRelease
 from taskd.errors import TaskdError
 from taskd.runtime.crew import Crew
 from taskd.runtime.deaths import DeathWatch
 from taskd.runtime.links import AgentSocket
 from taskd.runtime.manager import Manager, embedded_config
-from taskd.runtime.ports import NodeIdentity, WorkerHost
+from taskd.runtime.ports import NodeIdentity, Outlook, WorkerHost
+from taskd.runtime.prospect import Prospect
 from taskd.runtime.rankfiles import RankFiles
 from taskd.runtime.sockets import LocalServer, Peer
 from taskd.runtime.standbys import StandbyPool
 from taskd.wire.messages import (
     Abandon,
+    Answer,
     Directive,
     FromLocal,
     FromManager,
     Hello,
     Join,
+    Ledger,
     Modules,
     NodeStatus,
     Order,
@@ -50,6 +54,9 @@ from taskd.wire.messages import (
 )
 
 logger = logging.getLogger(__name__)
+HOST = socket.gethostname()
+PATIENCE = 10
+"""A node that was led once waits so many times longer for the next manager: torchrun could do nothing better."""
 SDKLESS_DELAY_S = 10.0
 """A job that commits no step (it has no SDK) gets its warm processes so long after its start."""
 
@@ -61,7 +68,7 @@ class NodeAgent:
         self._config = config
         self._serve_store = serve_store
         self._id = token_hex(8)
-        self._node = Node()
+        self._node = Node(agent_id=self._id)
         self._files = RankFiles(config.run_dir)
         self._server = LocalServer(self._files.socket)
         self._deaths = DeathWatch()
@@ -82,6 +89,8 @@ class NodeAgent:
         self._stock = False
         self._sent_s = 0.0
         self._answered_s = time.monotonic()
+        self._wants = -1
+        self._prospect = Prospect(config.manager_wait_s)
         self._template_due_s: float | None = None
 
     # ---- torchrun's side (main thread)
@@ -93,9 +102,39 @@ class NodeAgent:
     def started(self, host: WorkerHost, identity: NodeIdentity) -> None:
         """All processes of this node run."""
         self._post(lambda: self._take_over(host, identity))
+        self._begin()
+
+    def ask(self, wants: int) -> None:
+        """Tell the manager that this node comes."""
+        self._wants = wants
+        self._post(self._open_link)
+        self._begin()
+
+    def outlook(self, timeout_s: float | None) -> Outlook:
+        """What this node finds; see `Prospect.outlook`."""
+        return self._prospect.outlook(timeout_s)
+
+    @property
+    def places(self) -> int | None:
+        """Places of the job, as the manager says."""
+        return self._prospect.places
+
+    def await_end(self, timeout_s: float) -> bool:
+        """Wait until the job has ended, if its world is no longer the one that torchrun has formed."""
+        if self._stock or (self._node.generation == 0 and not self._resized):
+            return False
+        self._prospect.await_end(timeout_s)
+        return True
+
+    def _begin(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="taskd-agent", daemon=True)
             self._thread.start()
+
+    @property
+    def _resized(self) -> bool:
+        identity = self._identity
+        return identity is None or identity.candidate or self._crew.moved
 
     def stopping(self) -> None:
         """torchrun is about to end the processes: recover nothing any more. Returns when that is certain."""
@@ -127,7 +166,7 @@ class NodeAgent:
         if self._manager is not None:
             self._manager.stop()
         if self._link is not None:
-            self._link.close()
+            self._link.close(flush_s=0.2)  # the last word: this node leaves
         os.close(self._wake)
 
     def _post(self, note: Callable[[], None]) -> None:
@@ -179,19 +218,29 @@ class NodeAgent:
         self._identity = identity
         self._leaving = False
         if first:
-            self._store = self._serve_store()
-            self._link = self._connect(identity)
+            self._open_link()
             self._answered_s = time.monotonic()
         elif self._stock:
             host.stock()
-        self._crew.take(host, self._node)
-        self._template_due_s = time.monotonic() + SDKLESS_DELAY_S
+        if identity.candidate:
+            self._crew.wait(host)
+            self._pool.want(max(self._config.standbys, len(host.local_ranks)))
+        else:
+            self._node.place = identity.node_rank
+            self._crew.take(host, self._node)
+        self._template_due_s = time.monotonic() + (0.0 if identity.candidate else SDKLESS_DELAY_S)
 
-    def _connect(self, identity: NodeIdentity) -> AgentSocket:
+    def _open_link(self) -> None:
+        if self._link is None:
+            self._store = self._serve_store()
+            self._link = self._connect()
+
+    def _connect(self) -> AgentSocket:
         config = self._config
         if config.manager is not None:
             return AgentSocket(config.manager, config.security)
-        embedded = embedded_config(config, len(identity.ranks))
+        assert self._identity is not None, "only a node with a manager elsewhere asks before it starts"
+        embedded = embedded_config(config, len(self._identity.ranks))
         self._manager = Manager(embedded)
         self._manager.start()
         return AgentSocket(self._manager.address, embedded.security)
@@ -231,7 +280,12 @@ class NodeAgent:
         match message:
             case Refusal():
                 self._go_stock(f"the manager refuses this node: {message.reason}")
+            case Answer():
+                logger.error("the manager answers what nobody has asked; it is ignored")
             case Directive():
+                self._prospect.learn(message)
+                if self._identity is None:
+                    return  # not ready for a place; it is told again
                 if self._stock:
                     self._stock = False
                     logger.warning("the manager answers: taskd recovers again")
@@ -243,10 +297,12 @@ class NodeAgent:
                 assert_never(message)
 
     def _watch_the_clock(self) -> None:
-        now_s = time.monotonic()
-        if self._link is not None and now_s - self._answered_s > self._config.manager_wait_s:
+        now_s, limit_s = time.monotonic(), self._config.manager_wait_s
+        if (self._prospect.places or 1) > 1:
+            limit_s *= PATIENCE
+        if self._link is not None and self._identity is not None and now_s - self._answered_s > limit_s:
             where = self._link.trouble or f"no manager answers at {self._config.manager}"
-            self._go_stock(f"{where} for {self._config.manager_wait_s:g} s")
+            self._go_stock(f"{where} for {limit_s:g} s")
         if self._template_due_s is not None and now_s >= self._template_due_s:
             self._warm_up(self._crew.any_peer())
         self._crew.expire(self._node, now_s)
@@ -259,10 +315,13 @@ class NodeAgent:
             self._pool.open()
 
     def _go_stock(self, reason: str) -> None:
-        if not self._stock:
+        if self._node.place is None and self._identity is not None:
+            self._crew.give_up(f"{reason}, and this node holds no place")
+        elif not self._stock:
             self._stock = True
             logger.warning("%s: torchrun's own behaviour takes over; taskd keeps trying", reason)
             self._crew.stock()
+            self._prospect.give_up()
 
     # ---- what goes out
 
@@ -278,6 +337,12 @@ class NodeAgent:
 
     def _perform(self, action: Action) -> None:
         match action:
+            case Evict():
+                logger.warning("this node holds no place any more: its processes end, and it waits for another")
+                self._crew.evict()
+            case Take():
+                logger.warning("this node takes place %d", action.place)
+                self._perform_all(self._node.occupy(self._crew.settle(action.place)))
             case Fence():
                 self._crew.fence(action.rank)
             case Start():
@@ -293,6 +358,8 @@ class NodeAgent:
                 if action.exit_code:
                     logger.error("the job ends: %s", action.reason)
                     self._crew.give_up(action.reason)
+                elif self._node.place is None:
+                    self._crew.dismiss()
             case _:
                 assert_never(action)
 
@@ -302,28 +369,31 @@ class NodeAgent:
         return ranks, self._pool.count, max(self._crew.generation, self._node.generation), self._leaving
 
     def _report(self) -> None:
-        identity = self._identity
+        identity, place = self._identity, self._node.place
         self._told = ranks, standbys, generation, leaving = self._state()
         self._sent_s = time.monotonic()
         self._crew.reap()
-        if self._link is None or identity is None:
+        if self._link is None:
             return
         self._sequence += 1
         self._link.send(
             NodeStatus(
                 job_id=self._config.job_id,
-                node_rank=identity.node_rank,
+                node_rank=-1 if place is None or identity is None else place,
                 agent_id=self._id,
                 sequence=self._sequence,
-                node_count=identity.node_count,
+                node_count=identity.node_count if identity is not None else self._prospect.places or 0,
                 ranks=ranks,
                 store_host=self._store[0],
                 store_port=self._store[1],
                 standbys=standbys,
-                max_restarts=identity.max_restarts,
+                max_restarts=identity.max_restarts if identity is not None else 0,
                 generation=generation,
                 sent_s=self._sent_s,
                 leaving=leaving,
+                host=HOST,
+                wants=self._wants,
+                ledger=self._node.directive.ledger if self._node.directive is not None else Ledger(),
             )
         )
 

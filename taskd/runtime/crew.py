@@ -45,6 +45,8 @@ class Crew:
         self._waiting: deque[tuple[Start, float]] = deque()
         self._rounds = 0
         self._incarnations: dict[int, int] = {}  # by local rank
+        self.moved = False
+        """This node has been given a place, or lost one, since torchrun formed the world."""
         self.generation = 0
 
     # ---- torchrun has started, or restarted, the whole group
@@ -64,6 +66,36 @@ class Crew:
         self._local = {host.rank_of(local): local for local in host.local_ranks}
         for rank, local in self._local.items():
             self._begin(node, rank, self._incarnations.get(local, 0), self.generation, host.pid(local), warm=False)
+
+    def wait(self, host: WorkerHost) -> None:
+        """This node holds no place: nothing runs on it."""
+        self._host = host
+        self._local = {}
+
+    def evict(self) -> None:
+        """Kill every process, and forget what they held."""
+        self.moved = True
+        self._waiting.clear()
+        for local in self._local.values():
+            self._need_host().kill(local, SIGKILL)
+            self._files.discard(local, self._incarnations.get(local, 0))
+        self._peers.clear()
+        self._local = {}
+
+    def settle(self, place: int) -> tuple[int, ...]:
+        """The ranks of the place that this node holds now. Positions of ranks that it held before are not theirs."""
+        host = self._need_host()
+        self.moved = True
+        host.assign(place)
+        self._local = {host.rank_of(local): local for local in host.local_ranks}
+        for local in host.local_ranks:
+            self._files.forget(local)
+        return tuple(self._local)
+
+    def dismiss(self) -> None:
+        """The job has ended without this node."""
+        if self._host is not None:
+            self._host.dismiss()
 
     @property
     def python(self) -> bool:

@@ -26,7 +26,7 @@ from taskd.runtime.identity import Role, keys_from_secret
 from taskd.runtime.listening import bind
 from taskd.runtime.monitor import Connections, Dial
 from taskd.wire import codec
-from taskd.wire.messages import Directive, FromAgent, FromManager, NodeStatus, Refusal
+from taskd.wire.messages import Answer, Directive, FromAgent, FromManager, Refusal
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ class ManagerSocket(_Link):
                 messages.append((Peer(peer.bytes), message))
         return messages
 
-    def send(self, peer: Peer, message: Directive | Refusal) -> bool:
+    def send(self, peer: Peer, message: Directive | Refusal | Answer) -> bool:
         """Send to one agent; False if its connection is gone or it does not read (it will ask again)."""
         try:
             self._socket.send_multipart([peer, codec.encode(message)], zmq.NOBLOCK)
@@ -232,9 +232,9 @@ class AgentSocket(_Link):
         found = (self._decoded(frames, codec.decode_from_manager) for frames in self._frames())
         return [message for message in found if message is not None]
 
-    def send(self, status: NodeStatus) -> bool:
+    def send(self, message: FromAgent) -> bool:
         """Send to the manager; False if there is no connection or it does not read (send again at the next change)."""
-        frame = codec.encode(status)
+        frame = codec.encode(message)
         try:
             self._socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:

@@ -12,6 +12,7 @@ import logging
 import secrets
 import threading
 import time
+from dataclasses import replace
 
 import zmq
 from typing_extensions import assert_never
@@ -20,22 +21,35 @@ from taskd.config.address import LOOPBACK, Address
 from taskd.config.agent import AgentConfig
 from taskd.config.manager import ManagerConfig
 from taskd.config.security import Security
-from taskd.core.recovery import Action, Note, Publish, Recovered, Recovery, Stopped
+from taskd.core.recovery import (
+    Action,
+    AskCluster,
+    AskKernel,
+    Note,
+    Publish,
+    Recovered,
+    Recovery,
+    Stopped,
+    Superseded,
+)
 from taskd.errors import TransitionError
+from taskd.runtime.cluster import Cluster, cluster_of
 from taskd.runtime.journal import Journal, as_fields, as_text
+from taskd.runtime.kernels import Kernels
 from taskd.runtime.links import ManagerSocket, Peer
-from taskd.wire.messages import Directive, NodeStatus, Refusal, Stage
+from taskd.wire.messages import Answer, Directive, Drain, NodeStatus, Refusal, Stage
 
 logger = logging.getLogger(__name__)
 LINGER_S = 10.0
 TICK_MS = 100
+QUICK_TICK_MS = 20
 
 
 class Manager:
     """Serves one job. `run` in the caller's thread, or `start` and `stop` in one of its own."""
 
-    def __init__(self, config: ManagerConfig) -> None:
-        """Listen.
+    def __init__(self, config: ManagerConfig, cluster: Cluster | None = None) -> None:
+        """Listen. `cluster` is asked for nodes, in place of the configured command.
 
         Raises:
             SecretError: the address needs a secret.
@@ -47,9 +61,12 @@ class Manager:
         self._core = Recovery(config.policy, sequence=time.time_ns() // 1_000_000)
         self._socket = ManagerSocket(config.listen, config.security)
         self._journal = Journal(config.run_dir, config.job_id)
-        self._peers: dict[int, Peer] = {}
+        self._cluster = cluster or cluster_of(config.node_command, config.job_id)
+        self._kernels = Kernels()
+        self._peers: dict[str, Peer] = {}
         self._directive: Directive | None = None
         self._ended_s: float | None = None
+        self._waiting: set[str] = set()
         self._standbys: dict[int, int] = {}
         self._pids: dict[int, dict[str, int]] = {}
         self._first_step = -1
@@ -71,10 +88,11 @@ class Manager:
             poller.register(socket, zmq.POLLIN)
         try:
             while not self._stop.is_set() and not self._over():
-                poller.poll(TICK_MS)
+                poller.poll(QUICK_TICK_MS if self._kernels.pending else TICK_MS)
                 self._turn()
         finally:
             self._socket.close(flush_s=0.2)
+            self._kernels.close()
             self._journal.close()
         return self.exit_code
 
@@ -91,26 +109,43 @@ class Manager:
 
     def _over(self) -> bool:
         if self._ended_s is None:
-            return False
-        left = all(node.status.leaving for node in self._core.world.nodes.values())
+            return self._core.superseded
+        world = self._core.world
+        left = all(node.status.leaving for node in (*world.nodes.values(), *world.candidates.values()))
         return left or time.monotonic() - self._ended_s > LINGER_S
 
     def _turn(self) -> None:
-        for peer, status in self._socket.receive():
-            self._hear(peer, status)
+        for peer, message in self._socket.receive():
+            if isinstance(message, Drain):
+                self._drain(peer, message)
+            else:
+                self._hear(peer, message)
+        for agent_id, listening in self._kernels.answers():
+            self._perform(self._core.answered(agent_id, listening=listening, now_s=time.monotonic()))
         self._perform(self._core.tick(time.monotonic()))
+
+    def _drain(self, peer: Peer, message: Drain) -> None:
+        if message.job_id != self._config.job_id:
+            refusal = f"found job {message.job_id!r}, expected {self._config.job_id!r}; set TASKD_JOB_ID"
+        else:
+            refusal, actions = self._core.move_from(message.node, time.monotonic())
+            self._perform(actions)
+        text = refusal or f"the ranks of node {message.node} move to another node"
+        self._socket.send(peer, Answer(granted=not refusal, text=text))
 
     def _hear(self, peer: Peer, status: NodeStatus) -> None:
         refusal = self._refusal(status)
         if refusal is not None:
             self._socket.send(peer, Refusal(reason=refusal))
             return
-        self._peers[status.node_rank] = peer
+        self._peers[status.agent_id] = peer
         before = self._directive
         try:
             self._perform(self._core.hear(status, time.monotonic()))
         except TransitionError:
             logger.exception("the report of node %d does not fit (please report this)", status.node_rank)
+        if self._core.superseded:
+            return
         self._note(status)
         if self._directive is before and before is not None:
             self._socket.send(peer, before)
@@ -119,7 +154,9 @@ class Manager:
         policy = self._config.policy
         if status.job_id != policy.job_id:
             return f"found job {status.job_id!r}, expected {policy.job_id!r}; set the same job_id on all nodes"
-        if status.node_count != policy.node_count or len(status.ranks) != policy.ranks_per_node:
+        if status.node_rank < 0:
+            return None
+        if status.node_count != policy.node_count or len(status.ranks) not in (0, policy.ranks_per_node):
             return (
                 f"found {status.node_count} nodes with {len(status.ranks)} processes each, expected "
                 f"{policy.node_count} with {policy.ranks_per_node}; make manager.py (node_nums, proc_per_node) and "
@@ -131,6 +168,11 @@ class Manager:
 
     def _note(self, status: NodeStatus) -> None:
         """Put down what has changed since the node's last report."""
+        if status.node_rank < 0:
+            if status.agent_id not in self._waiting:
+                self._waiting.add(status.agent_id)
+                self._journal.write("node waits", agent_id=status.agent_id, host=status.host, wants=status.wants)
+            return
         if self._standbys.get(status.node_rank) != status.standbys:
             self._standbys[status.node_rank] = status.standbys
             self._journal.write("standbys", node_rank=status.node_rank, count=status.standbys)
@@ -153,6 +195,15 @@ class Manager:
                     self._journal.write("recovered", **as_fields(action.record))
                 case Stopped():
                     self._end(action)
+                case AskKernel():
+                    self._kernels.ask(action.agent_id, action.host, action.port)
+                case AskCluster():
+                    self._journal.write("node wanted", node_rank=action.node_rank, reason=action.reason)
+                    self._cluster.request(action.node_rank, action.reason)
+                case Superseded():
+                    logger.error("the agents obey a newer manager: this one ends")
+                    self._journal.write("superseded", term=action.term)
+                    self.exit_code = 1
                 case Note():
                     logger.info("%s", action.text)
                 case _:
@@ -189,9 +240,4 @@ def embedded_config(config: AgentConfig, ranks_per_node: int) -> ManagerConfig:
         "run_dir": str(config.run_dir),
     }
     base = ManagerConfig.from_mapping(keys)
-    return ManagerConfig(
-        listen=base.listen,
-        security=Security(secret=secrets.token_hex(16).encode(), insecure=False),
-        policy=base.policy,
-        run_dir=base.run_dir,
-    )
+    return replace(base, security=Security(secret=secrets.token_hex(16).encode(), insecure=False))

@@ -11,6 +11,7 @@ Rules:
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from signal import Signals
 from typing import Protocol
 
@@ -32,6 +33,8 @@ class NodeIdentity:
     master_port: int
     given_master_addr: str | None
     max_restarts: int
+    candidate: bool = False
+    """This node holds no place: `node_rank` and `ranks` mean nothing. Its ranks are started when it is given one."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,14 @@ class WorkerHost(Protocol):
         """Collect dead standbys and a dead template, without blocking. Returns the pids collected."""
         ...
 
+    def assign(self, place: int) -> None:
+        """This node holds this place from now on: its ranks are those of the place."""
+        ...
+
+    def dismiss(self) -> None:
+        """The job has ended well, and this node, which holds no place, with it."""
+        ...
+
     def manage(self) -> None:
         """taskd decides what happens to failed ranks. So it is at the start, and again after `stock`."""
         ...
@@ -136,8 +147,33 @@ class WorkerHost(Protocol):
         ...
 
 
+class Outlook(Enum):
+    """What a node that starts finds."""
+
+    UNKNOWN = "unknown"  # no manager has answered
+    FORMING = "forming"  # the job starts, and this node with it
+    LIVING = "living"  # the job trains already: this node waits for a place
+
+
 class NodeRuntime(Protocol):
     """The agent's own loop. Called from torchrun's main thread."""
+
+    def ask(self, wants: int) -> None:
+        """Tell the manager that this node comes, meant for the place `wants` (or -1). `outlook` has the answer."""
+        ...
+
+    def outlook(self, timeout_s: float | None) -> Outlook:
+        """What the manager has answered last; it is awaited so long, with None as long as the settings say."""
+        ...
+
+    @property
+    def places(self) -> int | None:
+        """Places of the job, as the manager says; None while that is unknown."""
+        ...
+
+    def await_end(self, timeout_s: float) -> bool:
+        """This node's ranks have ended well: wait until the others' have. False: torchrun's own barrier is to do it."""
+        ...
 
     def worker_environment(self, local_rank: int) -> dict[str, str]:
         """Variables that a new process of this rank gets (rank 2's black box, the agent's socket, …)."""

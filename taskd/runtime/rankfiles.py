@@ -51,6 +51,10 @@ class RankFiles:
             position=position,
         )
 
+    def forget(self, rank: int) -> None:
+        """Another rank of the job takes this local rank: what is known of positions is not its own."""
+        (self.directory / f"position-{rank}").unlink(missing_ok=True)
+
     def box(self, rank: int, incarnation: int) -> Box | None:
         """The black box of a process that was prepared."""
         return self._boxes.get((rank, incarnation))

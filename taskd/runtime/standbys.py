@@ -46,6 +46,10 @@ class StandbyPool:
         """A standby has been asked for and has not arrived yet, or could be asked for."""
         return self._ready and self._forks
 
+    def want(self, count: int) -> None:
+        """Keep so many from now on."""
+        self._wanted = count
+
     def open(self) -> None:
         """Start the template, unless there is one or none is wanted. `refill` starts none before this was called."""
         self._opened = True

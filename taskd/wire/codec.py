@@ -16,10 +16,20 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 
 from taskd.errors import FrameError
-from taskd.wire.messages import Directive, FromAgent, FromLocal, FromManager, NodeStatus, Refusal, ToLocal
+from taskd.wire.messages import (
+    Answer,
+    Directive,
+    Drain,
+    FromAgent,
+    FromLocal,
+    FromManager,
+    NodeStatus,
+    Refusal,
+    ToLocal,
+)
 
 MAGIC: Final = b"TD"
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2
 MAX_FRAME_BYTES: Final = 1 << 20
 """Bound of a frame between manager and agents: a node with 64 ranks needs about 20 KiB."""
 MAX_LOCAL_BYTES: Final = 200 << 10
@@ -67,7 +77,9 @@ def encode(message: Message) -> bytes:
     Raises `BadFrameError` if the frame would be larger than its link allows, or if a text or number in it has no
     msgpack form (text with bytes that are not UTF-8, as in some environments; integers beyond 64 bits).
     """
-    limit = MAX_FRAME_BYTES if isinstance(message, NodeStatus | Directive | Refusal) else MAX_LOCAL_BYTES
+    limit = (
+        MAX_FRAME_BYTES if isinstance(message, NodeStatus | Directive | Refusal | Drain | Answer) else MAX_LOCAL_BYTES
+    )
     try:
         frame = _HEADER + _encoder.encode(message)
     except (UnicodeError, OverflowError, RecursionError) as error:

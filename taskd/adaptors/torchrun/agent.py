@@ -13,12 +13,15 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Final
 
+from torch.distributed import HashStore
 from torch.distributed.elastic.agent.server import local_elastic_agent as stock
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
+from taskd.adaptors.torchrun import entry
 from taskd.adaptors.torchrun.command import boot_arguments, parse_command
 from taskd.adaptors.torchrun.host import TaskdContext, TorchrunHost
 from taskd.adaptors.torchrun.script import mark_round
@@ -34,12 +37,12 @@ _ROUND_KEY: Final = "taskd/round"
 _weave_lock: Final = threading.Lock()
 
 
-def _make_node_runtime(identity: NodeIdentity) -> NodeRuntime:
+def _make_node_runtime(given_master_addr: str | None, node_count: int) -> NodeRuntime:
     from taskd.adaptors.torchrun.store import NodeStore
     from taskd.config.agent import AgentConfig
     from taskd.runtime.agent import NodeAgent
 
-    config = AgentConfig.from_environment(master_addr=identity.given_master_addr, node_count=identity.node_count)
+    config = AgentConfig.from_environment(master_addr=given_master_addr, node_count=node_count)
     return NodeAgent(config, NodeStore(config.manager).serve)
 
 
@@ -54,6 +57,38 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
         self._taskd_template = TemplateProcess()
         self._taskd_commands: dict[int, Command] = {}
         self._taskd_restarting = False
+        self._taskd_candidate = False
+
+    # Finding the place of this node
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        runtime = self._taskd_ask(worker_group)
+        if runtime is None:
+            super()._rendezvous(worker_group)
+            return
+        formed = entry.attempt(super()._rendezvous, worker_group, runtime)
+        for name in WorkerGroup.__slots__:
+            setattr(worker_group, name, getattr(formed, name))
+        self._taskd_candidate = entry.resize(worker_group, runtime.places, living=formed.store is None)
+        if formed.store is None:
+            worker_group.store = HashStore()  # type: ignore[assignment]
+        self._store = worker_group.store
+
+    def _taskd_ask(self, worker_group: WorkerGroup) -> NodeRuntime | None:
+        """The runtime, having asked the manager; None if there is nobody to ask, or the job is known already."""
+        spec, nodes = worker_group.spec, entry.most_nodes(worker_group.spec)
+        if nodes == 1 or self._taskd_runtime is not None or self._taskd_disabled:
+            return None
+        self._taskd_guarded(lambda: self._taskd_make(worker_group, _given_master_addr(spec), nodes))
+        runtime = self._taskd_runtime
+        if runtime is None or not self._taskd_guarded(lambda: runtime.ask(entry.wanted_place(spec))):
+            return None
+        return runtime
+
+    def _exit_barrier(self) -> None:
+        runtime = self._taskd_runtime
+        if runtime is None or not runtime.await_end(self._exit_barrier_timeout):
+            super()._exit_barrier()  # type: ignore[no-untyped-call]
 
     # Starting the group
 
@@ -62,7 +97,7 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
         # Only now do the worker group's ids agree with the processes: before, a replacement would be undone.
         runtime, host = self._taskd_runtime, self._taskd_host
         if runtime is not None and host is not None:
-            identity = _identify(worker_group)
+            identity = replace(_identify(worker_group), candidate=self._taskd_candidate)
             if not self._taskd_guarded(lambda: runtime.started(host, identity)):
                 host.stock()
 
@@ -73,15 +108,24 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
             return dict(super()._start_workers(worker_group))
         self._taskd_commands = {}
 
-        def weave(entrypoint: object, args: dict[int, Any], envs: dict[int, dict[str, str]]) -> None:
-            self._taskd_guarded(lambda: self._taskd_weave(worker_group, entrypoint, args, envs))
+        real: dict[str, Any] = {}
+
+        def weave(given: dict[str, Any]) -> None:
+            self._taskd_guarded(lambda: self._taskd_weave(worker_group, given))
+            if self._taskd_candidate:
+                real.update(entry.put_aside(given, sys.executable))
 
         with _woven(weave):
             ids = dict(super()._start_workers(worker_group))
+        vars(self._pcontext).update(real)
         self._taskd_guarded(lambda: self._taskd_take_over(worker_group))
         return ids
 
     def _taskd_prepare(self, worker_group: WorkerGroup) -> None:
+        identity = _identify(worker_group)
+        self._taskd_make(worker_group, identity.given_master_addr, identity.node_count)
+
+    def _taskd_make(self, worker_group: WorkerGroup, given_master_addr: str | None, node_count: int) -> None:
         if self._taskd_runtime is not None or self._taskd_disabled:
             return
         if not isinstance(worker_group.spec.entrypoint, str):
@@ -89,17 +133,16 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
             logger.warning("the ranks run a function, expected a script: taskd leaves this job to torchrun")
             return
         self._taskd_disabled = True  # unless the next line succeeds: one attempt, one traceback
-        self._taskd_runtime = _make_node_runtime(_identify(worker_group))
+        self._taskd_runtime = _make_node_runtime(given_master_addr, node_count)
         self._taskd_disabled = False
 
-    def _taskd_weave(
-        self, worker_group: WorkerGroup, entrypoint: object, args: dict[int, Any], envs: dict[int, dict[str, str]]
-    ) -> None:
+    def _taskd_weave(self, worker_group: WorkerGroup, given: dict[str, Any]) -> None:
         """Put every rank's script under boot, and the runtime's variables into its environment, in place."""
         runtime = self._taskd_runtime
         if runtime is None:
             return
-        this_round = self._taskd_round(worker_group)
+        entrypoint, args, envs = given["entrypoint"], given["args"], given["envs"]
+        this_round = "" if self._taskd_candidate else self._taskd_round(worker_group)
         variables = {local_rank: runtime.worker_environment(local_rank) for local_rank in envs}
         commands = {local_rank: parse_command(entrypoint, args[local_rank], sys.executable) for local_rank in args}
         for local_rank, command in commands.items():
@@ -220,20 +263,19 @@ def _is_given(spec: WorkerSpec, option: str, variable: str) -> bool:
     return variable in environment() or any(arg.replace("_", "-").startswith(option) for arg in own)
 
 
-Change = Callable[[object, dict[int, Any], dict[int, dict[str, str]]], None]
+Change = Callable[[dict[str, Any]], None]
 
 
 @contextlib.contextmanager
 def _woven(change: Change) -> Iterator[None]:
-    """Let `change` edit the arguments and environments of the processes that this thread starts meanwhile."""
+    """Let `change` edit what this thread gives to `start_processes` meanwhile."""
     with _weave_lock:
         start_processes = stock.start_processes
         thread = threading.get_ident()
 
         def start_woven(*args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() == thread:
-                # torch passes all by keyword; `seams` has checked the names
-                change(kwargs["entrypoint"], kwargs["args"], kwargs["envs"])
+                change(kwargs)  # torch passes all by keyword; `seams` has checked the names
             return start_processes(*args, **kwargs)
 
         vars(stock)["start_processes"] = start_woven

@@ -44,6 +44,7 @@ class Charge(Enum):
 
     TASKD = "taskd"
     TORCHRUN = "torchrun"
+    DISMISSED = "dismissed"  # nobody: the job has ended without this node's help
     GIVEN_UP = "given up"  # torchrun, with nothing left to restart
 
 
@@ -63,6 +64,7 @@ class TorchrunHost:
     ) -> None:
         self.lock: Final = threading.RLock()
         self._context = context
+        self._worker_group = worker_group
         self._workers = {worker.local_rank: worker for worker in worker_group.workers}
         self._commands = commands
         self._template = template
@@ -99,6 +101,16 @@ class TorchrunHost:
         if command.python and self._context._numa_options is not None:
             return Command(command.argv, False, "torchrun binds ranks to NUMA nodes, which happens at a cold start")
         return command
+
+    def assign(self, place: int) -> None:
+        """This node's ranks are those of `place`: in torch's worker group and in the environment of new processes."""
+        with self.lock:
+            self._worker_group.group_rank = place  # type: ignore[assignment]
+            for local_rank, worker in self._workers.items():
+                rank = place * len(self._workers) + local_rank
+                worker.global_rank = worker.role_rank = rank
+                own = {"RANK": str(rank), "ROLE_RANK": str(rank), "GROUP_RANK": str(place)}
+                self._context.envs[local_rank].update(own)
 
     # Replacing a rank's process
 
@@ -206,6 +218,10 @@ class TorchrunHost:
         self._forbid_restart()
         self._hand_over(Charge.GIVEN_UP, f"the job ends here: {reason}")
 
+    def dismiss(self) -> None:
+        """The job has ended well, without a rank on this node."""
+        self._hand_over(Charge.DISMISSED, "the job has ended; this node held no place")
+
     def _hand_over(self, charge: Charge, text: str) -> None:
         if self._charge in (charge, Charge.GIVEN_UP):
             return
@@ -225,6 +241,8 @@ class TorchrunHost:
                 return stock_poll() if all(status == 0 for status in statuses) else None
             case Charge.TORCHRUN:
                 return stock_poll()
+            case Charge.DISMISSED:
+                return RunProcsResult(return_values=dict.fromkeys(self.local_ranks))
             case Charge.GIVEN_UP:
                 self._await_the_dying()
                 return stock_poll() or self._end_all(stock_poll)

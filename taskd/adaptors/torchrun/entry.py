@@ -1,0 +1,90 @@
+"""How a node comes into a job of several: by torchrun's rendezvous if the job starts, past it if it trains already.
+
+Rules:
+
+1. torchrun's rendezvous forms a job. One that trains needs none: the manager says who holds which place.
+2. The rendezvous runs on a thread, so that a node which would wait in it for ever (the first of a static one, whose
+   peers are all training) can go past it as soon as the manager answers.
+3. A node that has no place yet starts stand-ins that end at once. Its ranks' processes start when it is given one.
+"""
+
+import copy
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup, WorkerSpec
+
+from taskd.runtime.ports import NodeRuntime, Outlook
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S: Final = 0.05
+
+
+def most_nodes(spec: WorkerSpec) -> int:
+    """The most nodes that this torchrun expects: M of `--nnodes=N:M`."""
+    handler: Any = spec.rdzv_handler
+    settings = getattr(handler, "settings", None)
+    if settings is not None:
+        return int(settings.max_nodes)
+    return int(getattr(handler, "world_size", 1))
+
+
+def wanted_place(spec: WorkerSpec) -> int:
+    """The node rank that the launcher gave, -1 if none."""
+    rank = getattr(spec.rdzv_handler, "rank", None)
+    return int(rank) if rank is not None else -1
+
+
+def attempt(rendezvous: Callable[[WorkerGroup], None], worker_group: WorkerGroup, runtime: NodeRuntime) -> WorkerGroup:
+    """torchrun's rendezvous, on a copy of the group; left half way if the job trains already (`store` is None then)."""
+    formed = copy.copy(worker_group)
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            rendezvous(formed)
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the thread that waits
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="taskd-rendezvous", daemon=True)
+    thread.start()
+    while thread.is_alive() and runtime.outlook(0.0) is not Outlook.LIVING:
+        thread.join(_LOOK_S)
+    if runtime.outlook(0.0 if failed else None) is Outlook.LIVING:
+        logger.warning("the job trains already: this node waits for a place in it")
+        newcomer = copy.copy(worker_group)
+        newcomer.store = None
+        return newcomer
+    if failed:
+        raise failed[0]
+    return formed
+
+
+def resize(worker_group: WorkerGroup, places: int | None, *, living: bool) -> bool:
+    """Fit a group to a job of `places` nodes; whether this node has no place in it."""
+    spec, group = worker_group.spec, cast("Any", worker_group)
+    if living:
+        group.group_rank = max(0, wanted_place(spec))
+        group.master_addr, group.master_port = spec.master_addr or "127.0.0.1", spec.master_port or 0
+        group.workers = [
+            Worker(local_rank=local, global_rank=local, role_rank=local) for local in range(spec.local_world_size)
+        ]
+    elif places is None or places >= (worker_group.group_world_size or 1):
+        return False
+    count = places or 1
+    logger.info("the job has %d places, %s nodes may come", count, worker_group.group_world_size)
+    group.group_world_size = count
+    for worker in worker_group.workers:
+        worker.world_size = worker.role_world_size = count * spec.local_world_size
+    return living or int(worker_group.group_rank or 0) >= count
+
+
+def put_aside(given: dict[str, Any], interpreter: str) -> dict[str, Any]:
+    """Have stand-ins started in place of the ranks; returns what torch's context must be told of the true ones."""
+    real = {"entrypoint": given["entrypoint"], "args": dict(given["args"])}
+    given["entrypoint"] = interpreter
+    given["args"] = dict.fromkeys(given["args"], ("-S", "-c", "raise SystemExit(1)"))
+    return real

@@ -1,0 +1,39 @@
+"""What an operator asks of a running job, over the same link as the agents'."""
+
+import time
+
+from taskd.config.address import Address
+from taskd.config.security import Security
+from taskd.errors import LinkError, RecoveryError
+from taskd.runtime.links import AgentSocket
+from taskd.wire.messages import Answer, Drain
+
+
+def drain(address: Address, security: Security, node: str, timeout_s: float, job_id: str = "taskd") -> str:
+    """Have the ranks of a node moved to one that waits for a place. Returns what the manager says.
+
+    `node` is the number of a place or the name of a node.
+
+    Raises:
+        SecretError: the address needs a secret.
+        LinkError: no manager answers there in time.
+        RecoveryError: the manager refuses; the text says why.
+
+    """
+    until_s = time.monotonic() + timeout_s
+    asked = False
+    with AgentSocket(address, security) as link:
+        while time.monotonic() < until_s:
+            link.poll(0.1)
+            for message in link.receive():
+                if isinstance(message, Answer):
+                    if not message.granted:
+                        raise RecoveryError(f"node {node} is not drained: {message.text}")
+                    return message.text
+            if link.connected and not asked:
+                asked = link.send(Drain(job_id=job_id, node=node))
+        raise LinkError(
+            f"the manager at {address} has not answered within {timeout_s:g} s"
+            f"{': ' + link.trouble if link.trouble else ''}; expected a running job there: check TASKD_MANAGER and the "
+            "secret"
+        )
