@@ -120,7 +120,7 @@ def test_health_check_server(play: Play) -> None:
     pair = play(OTHERS["health"])
     pair.check()
     for line in ("server on {port} of 60 s", "started", "alive now", "stopped"):
-        assert f"stdout-0: {line}" in pair.stock.console, pair.stock.text
+        assert f"stdout: {line}" in pair.stock.console, pair.stock.text
 
 
 def test_a_rank_stuck_in_the_kernel(play: Play) -> None:

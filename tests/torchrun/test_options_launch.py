@@ -81,7 +81,7 @@ def test_other_programs_run_as_they_are(play: Play, name: str) -> None:
 def test_functions_are_left_to_torchrun(play: Play, name: str) -> None:
     pair = play(FUNCTION_CASES[name])
     pair.check("the ranks run a function, expected a script: taskd leaves this job to torchrun")
-    assert pair.stock.ranks["seen-0-0"]["process"] == "ForkProcess"
+    assert pair.stock.ranks["seen-0-0-of-2"]["process"] == "ForkProcess"
 
 
 @pytest.mark.parametrize("name", WRONG)

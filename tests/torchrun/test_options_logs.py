@@ -72,4 +72,4 @@ def test_logs_specs_of_a_plugin(play: Play, tmp_path: Path) -> None:
     pair = play(replace(LOGS_SPECS, env={"PLUGINS": str(tmp_path)}))
     pair.check()
     assert {Path(file).name for file in pair.stock.files} == {"loud.log"}
-    assert "stdout-0: [default1]:first line of rank 1, attempt 0, on stdout" in pair.stock.console
+    assert "stdout: [default1]:first line of rank 1, attempt 0, on stdout" in pair.stock.console

@@ -52,6 +52,7 @@ class Launch:
     """A job. In all texts {folder} stands for its folder, {port} for a free port, {observer} for `OBSERVER`.
 
     `nodes` has torchrun's arguments for each node; the later ones start when somebody writes to the FIFO `after`.
+    With `manager` the one with taskd gets a manager at TASKD_MANAGER=127.0.0.1:{manager}.
     """
 
     nodes: tuple[tuple[str, ...], ...]
@@ -59,6 +60,7 @@ class Launch:
     program: str = "torch.distributed.run"
     ranks: int = 2
     after: str = ""
+    manager: bool = False
 
 
 def launch(*arguments: str, ranks: int = 2, program: str = "torch.distributed.run", **env: str | None) -> Launch:
@@ -112,8 +114,11 @@ class Twin:
         folder.mkdir()
         self._folder = folder
         self._played = 0
+        self._taskd = taskd
         enable = {"TASKD_PROCESS_ENABLE": "on", "TASKD_RUN_DIR": str(folder / "run")} if taskd else {}
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith((*FOREIGN, MARK))}
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith((*FOREIGN, "PYTHON", MARK))
+        }
         with (folder / "errors").open("wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, str(PROGRAMS / "twin.py")],
@@ -134,7 +139,8 @@ class Twin:
         folder = self._folder / str(self._played)
         self._played += 1
         folder.mkdir()
-        words = {"folder": str(folder), "port": str(free_port()), "observer": OBSERVER}
+        ports = {"port": str(free_port()), "manager": str(free_port())}
+        words = {"folder": str(folder), "observer": OBSERVER, **ports}
         fifos = [f"{name}-{rank}" for name in ("here", "go") for rank in range(job.ranks)]
         for name in [*fifos, *([job.after] if job.after else [])]:
             os.mkfifo(folder / name)
@@ -145,6 +151,7 @@ class Twin:
             "nodes": [[_filled(word, words) for word in node] for node in job.nodes],
             "program": _filled(job.program, words),
             "after": job.after and str(folder / job.after),
+            "manager": ports["manager"] if job.manager and self._taskd else "",
         }
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order) + "\n")
@@ -197,7 +204,7 @@ def look(job: Job, statuses: list[int], seconds: float) -> Seen:
     return Seen(
         statuses=statuses,
         seconds=seconds,
-        console=Counter(f"{name}: {line}" for name in streams for line in texts[name].splitlines()),
+        console=Counter(f"{name[:6]}: {line}" for name in streams for line in texts[name].splitlines()),
         files={name: text for name, text in texts.items() if name.startswith("logs/")},
         ranks=ranks,
         others={

@@ -32,8 +32,10 @@ def see() -> dict[str, Any]:
 
 
 def say(text: str) -> None:
-    print(f"{text} of rank {rank}, attempt {attempt}, on stdout", flush=True)
-    print(f"{text} of rank {rank}, attempt {attempt}, on stderr", file=sys.stderr, flush=True)
+    """In one write, so that no other rank's line comes between text and newline."""
+    for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
+        stream.write(f"{text} of rank {rank}, attempt {attempt}, on {name}\n")
+        stream.flush()
 
 
 def meet() -> None:
@@ -75,6 +77,13 @@ def await_signal(name: str, reaction: str) -> None:
         signal.pause()
 
 
+def grow() -> None:
+    """Alone, let the second node start, and wait for the restart that it causes."""
+    if os.environ["GROUP_WORLD_SIZE"] == "1":
+        (folder / "alone").open("w").close()
+        signal.pause()
+
+
 def time_out() -> None:
     """Ask torchrun's watchdog to end this process at once."""
     request = {"version": 1, "pid": os.getpid(), "scope_id": "scope", "expiration_time": 1.0, "signal": 15}
@@ -90,12 +99,14 @@ def sleep_in_the_kernel() -> None:
             signal.pause()
 
 
-with (folder / f"seen-{rank}-{attempt}").open("x") as file:
+with (folder / f"seen-{rank}-{attempt}-of-{os.environ['WORLD_SIZE']}").open("x") as file:
     json.dump(see(), file)
 say("first line")
 match action:
     case "end":
         pass
+    case "meet":
+        meet()
     case "fail":
         fail(int(words[0]))
     case "exit":
@@ -112,6 +123,8 @@ match action:
         os.kill(os.getpid(), signal.SIGKILL)
     case "vfork":
         sleep_in_the_kernel()
+    case "grow":
+        grow()
     case "time out":
         time_out()
     case _:

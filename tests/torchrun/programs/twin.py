@@ -42,12 +42,25 @@ def become(job: dict[str, Any], node: int) -> None:
     sys.argv = ["torchrun", *job["nodes"][node]]
 
 
+def manage(job: dict[str, Any]) -> None:
+    """Be the manager of a job until it ends."""
+    from taskd.api import init_taskd_manager, start_taskd_manager
+
+    os.environ["TASKD_MANAGER_PORT"] = job["manager"]
+    assert init_taskd_manager({"job_id": "default", "node_nums": len(job["nodes"]), "proc_per_node": 1})
+    assert start_taskd_manager()
+
+
 def main() -> None:
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose the other threads"
     print("ready", flush=True)
     for line in sys.stdin:
         job = json.loads(line)
         started_s, forks = time.monotonic(), []
+        manager = os.fork() if job["manager"] else None
+        if manager == 0:
+            manage(job)
+            return
         for node in range(len(job["nodes"])):
             forks.append(os.fork())
             if forks[-1] == 0:
@@ -58,6 +71,8 @@ def main() -> None:
                     importlib.import_module(job["program"]).main()
                 return
         statuses = [os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) for fork in forks]
+        if manager is not None:
+            os.waitpid(manager, 0)
         print(json.dumps({"statuses": statuses, "seconds": time.monotonic() - started_s}), flush=True)
 
 

@@ -1,0 +1,52 @@
+"""torchrun's options on several nodes: fixed numbers of them with a manager, and MIN:MAX with whoever is there."""
+
+import pytest
+
+from tests.torchrun.conftest import Play
+from tests.torchrun.twins import Launch
+
+pytestmark = pytest.mark.timeout(90)
+
+DYNAMIC = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=nodes", "--local-addr=127.0.0.1")
+STATIC = ("--master-addr=localhost", "--master-port={port}")
+MANAGED = {"TASKD_MANAGER": "127.0.0.1:{manager}"}
+
+FIXED: dict[str, Launch] = {
+    "static": Launch(
+        tuple(("--nnodes=2", f"--node-rank={rank}", *STATIC, "{observer}", "meet") for rank in range(2)),
+        MANAGED,
+        manager=True,
+    ),
+    "dynamic": Launch((("--nnodes=2", *DYNAMIC, "{observer}", "meet"),) * 2, MANAGED, manager=True),
+}
+ALONE = Launch((("--nnodes=1:2", *DYNAMIC, "--rdzv-conf=last_call_timeout=1", "{observer}", "end"),), ranks=1)
+LATE = Launch(
+    (("--nnodes=1:2", *DYNAMIC, "--rdzv-conf=last_call_timeout=1", "{observer}", "grow"),) * 2,
+    {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+    after="alone",
+)
+"""Without the variable torchrun hangs here by itself: its first node writes its address into the first store alone."""
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_two_nodes(play: Play, name: str) -> None:
+    pair = play(FIXED[name])
+    pair.check()
+    assert pair.stock.statuses == [0, 0]
+
+
+def test_fewer_than_the_most(play: Play) -> None:
+    """The job starts with the nodes that have come by the last call, and without a manager too, whatever taskd says."""
+    pair = play(ALONE)
+    pair.check("")
+    assert pair.stock.statuses == [0]
+    assert min(pair.stock.seconds, pair.taskd.seconds) > 1
+
+
+def test_a_node_that_comes_late(play: Play) -> None:
+    """All ranks start again in the larger world. Which words taskd finds for it is not torchrun's contract."""
+    pair = play(LATE)
+    for seen in (pair.stock, pair.taskd):
+        assert seen.statuses == [0, 0], seen.text
+        assert sorted(seen.ranks) == ["seen-0-0-of-1", "seen-0-0-of-2", "seen-1-0-of-2"]
+        assert "stdout: last line of rank 1, attempt 0, on stdout" in seen.console
