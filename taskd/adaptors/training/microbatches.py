@@ -63,7 +63,7 @@ class MicroBatches:
 
     def _of_default_group(self) -> tuple[MicroBatch, ...]:
         if not dist.is_available() or not dist.is_initialized():
-            return shares(0, 1, 1)
+            return _ALONE
         self._shares = shares(dist.get_rank(), dist.get_world_size(), dist.get_world_size())
         return self._shares
 
@@ -86,3 +86,6 @@ def shares(rank: int, world_size: int, replicas: int) -> tuple[MicroBatch, ...]:
     """The shares of one rank."""
     own = range(rank, replicas, world_size)
     return tuple(MicroBatch(index, replicas, world_size / replicas, last=index == own[-1]) for index in own)
+
+
+_ALONE = shares(0, 1, 1)

@@ -11,6 +11,7 @@ Rules:
 4. torch's CPU generator and numpy's are made of 32 bits by the same recipe, so they never get the same ones.
 """
 
+import importlib
 import random
 import sys
 from collections.abc import Sequence
@@ -39,6 +40,7 @@ class Seeds:
         self._root = mix(seed)
         self._stream = -1
         self._start = 0
+        self._numpy: Any = None
         self._accelerator: Any = _accelerator()
         self.never = None  # what a `Pulse` looks at to see that nothing has to be captured
 
@@ -50,9 +52,10 @@ class Seeds:
         first, second = mix((place + _GOLDEN) & _MASK), mix((place + 2 * _GOLDEN) & _MASK)
         torch.default_generator.manual_seed(first)
         random.seed(second)
-        numpy = sys.modules.get("numpy.random")
-        if numpy is not None:
-            numpy.seed(first >> 32)
+        if self._numpy is None and "numpy" in sys.modules:
+            self._numpy = importlib.import_module("numpy.random")  # numpy itself imports it only when it is used
+        if self._numpy is not None:
+            self._numpy.seed(first >> 32)
         if self._accelerator is not None and self._accelerator.is_initialized():
             self._accelerator.manual_seed(first)
 

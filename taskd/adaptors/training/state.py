@@ -262,14 +262,16 @@ class TrainState:
             self._seeds.sow(self._own_rank(), step)
         if payload:
             return f"the data position of {', '.join(missing)} was not recorded" if missing else ""
-        unknown = [f"the data position ({', '.join(self.parts.positions)})"] if self.parts.positions else []
-        if self._seeds is None:
-            unknown.insert(0, "random numbers")
+        unknown = [] if self._seeds is not None else ["random numbers"]
+        if self.parts.positions:
+            unknown.append(f"data position ({', '.join(self.parts.positions)})")
         if not unknown:
             return ""
-        instead = "the donor's, so that it repeats that rank's" if lent else "its own"
-        remedy = "; TrainState(seed=...) has random numbers that are exact on any node" if self._seeds is None else ""
-        return f"{' and '.join(unknown)} of step {step} are not known to this rank: it goes on with {instead}{remedy}"
+        instead = "those of its donor, which it repeats" if lent else "its own"
+        remedy = "" if self._seeds is not None else "; with TrainState(seed=...) random numbers are exact on any node"
+        return (
+            f"{' and '.join(unknown)} of step {step} not known on this node: this rank goes on with {instead}{remedy}"
+        )
 
     # Inside.
 
