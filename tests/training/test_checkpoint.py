@@ -115,12 +115,13 @@ def two_nets(seed: int) -> TrainState:
     torch.manual_seed(seed)
     first, second = nn.Linear(2, 2), nn.Linear(2, 2)
     second.unused = nn.Parameter(torch.ones(2))
+    groups: list[dict[str, Any]] = [{"params": [second.bias], "lr": torch.tensor(0.5)}, {"params": [second.weight]}]
     both = torch.optim.Adam([*first.parameters(), *second.parameters()], lr=0.1)
     return TrainState(
         first=torch.compile(first, backend="eager") if seed else first,
         second=second,
         both=both,
-        one=torch.optim.Adam([{"params": [second.bias], "lr": torch.tensor(0.5)}, {"params": [second.weight]}]),
+        one=torch.optim.Adam(groups),
         of_mine=Part({1: (torch.ones(2), [torch.tensor(3)]), "name": None, "large": 1 << 70}),
     )
 

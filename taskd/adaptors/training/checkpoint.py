@@ -287,12 +287,11 @@ def _put(state: TrainState, chosen: files.Checkpoint, loaded: _Loaded, ranks: Ra
         ) from error
     if loaded.position is None:
         ranks.warn(
-            "checkpoint %s was written by %d ranks and is loaded by %d: random numbers and the data position (%s) are "
-            "left as they are",
+            "checkpoint %s was written by %d ranks and is loaded by %d: each goes on with its own %s",
             chosen.path,
             manifest.world_size,
             ranks.size,
-            ", ".join(state.parts.positions) or "no part",
+            ", ".join(("random numbers", *state.parts.positions)),
         )
     for name in [*loaded.draft.left_out, *missing]:
         ranks.warn("checkpoint %s: part %r is only there or only here, and is not loaded", chosen.path, name)
