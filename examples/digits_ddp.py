@@ -5,8 +5,9 @@
 With `TASKD_PROCESS_ENABLE=on` the run outlives `kill -9` of any rank and ends with the weights that it would have had
 anyway. Without it the same file trains under plain torchrun. What an exact resume asks of a script:
 
-1. The batch of a step is a function of step and rank, so a step done twice sees the same samples.
-2. What differs from rank to rank is seeded last, after the model is built: here the dropout.
+1. The global batch is made of shares, one for each rank, and a share is a function of its number and the step: a step
+   done twice sees the same samples, and so does one that fewer ranks do, each with more shares.
+2. The dropout comes from `seed=`: it is a function of seed, share and step too.
 3. The loop starts at `state.step`, and every collective is inside the resilient function, the last report too.
 """
 
@@ -26,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import taskd
 
-BATCH_SIZE = 16  # per rank
+BATCH_SIZE = 16  # per share
 TEST_SAMPLES = 360
 
 
@@ -58,16 +59,16 @@ def load_data() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     return (images[train], labels[train]), (images[test], labels[test])
 
 
-def steps_per_epoch(samples: int, world_size: int) -> int:
-    """Whole batches of all ranks in one pass over the data."""
-    return samples // (BATCH_SIZE * world_size)
+def steps_per_epoch(samples: int, shares: int) -> int:
+    """Whole global batches in one pass over the data."""
+    return samples // (BATCH_SIZE * shares)
 
 
-def batch_indices(step: int, samples: int, rank: int, world_size: int) -> Tensor:
-    """Which training samples a rank takes in a step: shuffled anew each epoch, no sample twice in an epoch."""
-    epoch, batch = divmod(step, steps_per_epoch(samples, world_size))
+def batch_indices(step: int, samples: int, share: int, shares: int) -> Tensor:
+    """Which training samples are one share of a step's batch: shuffled anew each epoch, no sample twice in an epoch."""
+    epoch, batch = divmod(step, steps_per_epoch(samples, shares))
     order = torch.randperm(samples, generator=torch.Generator().manual_seed(1 + epoch))
-    first = (batch * world_size + rank) * BATCH_SIZE
+    first = (batch * shares + share) * BATCH_SIZE
     return order[first : first + BATCH_SIZE]
 
 
@@ -117,32 +118,30 @@ def main() -> None:
     args = arguments()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rank, world_size = dist.get_rank(), dist.get_world_size()
     (images, labels), test_data = load_data()
-    steps = args.steps or args.epochs * steps_per_epoch(len(labels), world_size)
+    steps = args.steps or args.epochs * steps_per_epoch(len(labels), dist.get_world_size())
 
     torch.manual_seed(0)
     network = build_network()
     model = DistributedDataParallel(network)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
-    torch.manual_seed(1 + rank)
-
-    state = taskd.TrainState(model=model, optimizer=optimizer, scheduler=scheduler)
+    state = taskd.TrainState(seed=1, model=model, optimizer=optimizer, scheduler=scheduler)
 
     @taskd.resilient(state)
     def train() -> None:
         model.train()
         while state.step < steps:
             started_s = time.monotonic()
-            chosen = batch_indices(state.step, len(labels), rank, world_size)
             optimizer.zero_grad()
-            loss = cross_entropy(model(images[chosen]), labels[chosen])
-            loss.backward()
+            for share in state.microbatches():
+                chosen = batch_indices(state.step, len(labels), share.index, share.count)
+                loss = cross_entropy(model(images[chosen]), labels[chosen])
+                (loss * share.scale).backward()
             optimizer.step()
             scheduler.step()
             state.commit()
-            if rank == 0 and state.step % 50 == 0:
+            if dist.get_rank() == 0 and state.step % 50 == 0:
                 print(f"step {state.step} of {steps}: loss {loss.item():.4f}", flush=True)
             time.sleep(max(0.0, args.step_ms / 1000 - (time.monotonic() - started_s)))
         report(network, test_data, state.step, args.out)
