@@ -30,9 +30,11 @@ LATE = Launch(
 
 @pytest.mark.parametrize("name", FIXED)
 def test_two_nodes(play: Play, name: str) -> None:
+    """torch complains of a lost store if the node that has it leaves first; which does is chance."""
     pair = play(FIXED[name])
-    pair.check()
-    assert pair.stock.statuses == [0, 0]
+    pair.check_ranks()
+    assert pair.stock.statuses == [0, 0], pair.stock.text
+    assert sorted(pair.stock.ranks) == ["seen-0-0-of-2", "seen-1-0-of-2"]
 
 
 def test_fewer_than_the_most(play: Play) -> None:

@@ -95,16 +95,21 @@ class Pair:
     def check(self, *added: str) -> None:
         """Fail unless both are alike. `added`: lines that taskd alone writes to the console, as regular expressions."""
         stock, taskd = self.stock, self.taskd
+        self.check_ranks()
+        missing = stock.console - taskd.console
+        assert not missing, "\n".join(["torchrun alone writes:", *missing, "taskd writes:", *taskd.console])
+        unknown = [line for line in taskd.console - stock.console if not any(re.search(one, line) for one in added)]
+        assert not unknown, "\n".join(["taskd alone writes:", *unknown])
+
+    def check_ranks(self) -> None:
+        """The same without the console: statuses, files, and what the ranks saw."""
+        stock, taskd = self.stock, self.taskd
         assert taskd.statuses == stock.statuses, f"{stock.statuses} {stock.text}\n{taskd.statuses} {taskd.text}"
         assert taskd.ranks == stock.ranks
         assert {name: sorted(text.splitlines()) for name, text in taskd.files.items()} == {
             name: sorted(text.splitlines()) for name, text in stock.files.items()
         }
         assert taskd.others == stock.others
-        missing = stock.console - taskd.console
-        assert not missing, "\n".join(["torchrun alone writes:", *missing, "taskd writes:", *taskd.console])
-        unknown = [line for line in taskd.console - stock.console if not any(re.search(one, line) for one in added)]
-        assert not unknown, "\n".join(["taskd alone writes:", *unknown])
 
 
 class Twin:
