@@ -1,0 +1,62 @@
+"""A job of one rank with an agent's socket: `session_program.py CASE`. The test plays the agent."""
+
+import os
+import sys
+import traceback
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import taskd
+from taskd.adaptors.training import session
+from taskd.runtime.worker import start_from_environment
+
+CASE = sys.argv[1]
+
+
+class Flaky(Exception):  # noqa: N818 - the point is that it is no RuntimeError
+    pass
+
+
+FAULTS = {
+    "plain": lambda: ValueError("a bug of the script"),
+    "runtime": lambda: RuntimeError("a peer has gone"),
+    "retry": lambda: Flaky("link down for a moment"),
+    "fatal": lambda: RuntimeError("the data set is broken"),
+}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    taskd.register_fault("Flaky", "retry")
+    taskd.register_fault("data set is broken", "fatal")
+    link = start_from_environment(tuple)
+    assert link is not None
+    session.install(link, 1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{os.environ['PORT']}", rank=0, world_size=1)
+    model = nn.Linear(2, 2)
+    state = taskd.TrainState(seed=4, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    calls: list[int] = []
+
+    @taskd.resilient(state)
+    def train() -> None:
+        calls.append(state.step)
+        if len(calls) == 1:
+            model(torch.ones(1, 2)).sum().backward()
+            state.optimizer.step()
+            state.commit()
+            raise FAULTS[CASE]()
+
+    train()
+    assert calls == [0, 1]
+
+
+# Without torch's own end, which now and then aborts (see examples/digits_ddp.py): that is not what is tested here.
+status = 0
+try:
+    main()
+except BaseException:  # noqa: BLE001 - whatever it was, the status says so
+    traceback.print_exc()
+    status = 1
+os._exit(status)

@@ -1,0 +1,154 @@
+"""A resilient function between its script and its agent: what is a fault, and how a job ends with a checkpoint."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from torch._C._distributed_c10d import TCPStore
+
+from taskd.config.worker import WorkerConfig
+from taskd.runtime.sockets import LocalServer, Peer
+from taskd.wire.messages import Abandon, Condition, Hello, Join, Pause, Release, Stage, WorkerReport, WorldPlan
+from tests.launch import Launcher
+from tests.runtime.local import Ear
+from tests.training.job import ENVIRONMENT
+
+pytestmark = pytest.mark.timeout(60)
+PROGRAM = Path(__file__).with_name("session_program.py")
+
+
+class Agent:
+    """The other end of one process."""
+
+    def __init__(self, launcher: Launcher, directory: Path) -> None:
+        self.server = LocalServer(directory / "agent.sock")
+        self.checkpoints: Path | None = directory / "checkpoints"
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+        self._launcher, self._directory, self._ear = launcher, directory, Ear(self.server)
+        self._peer: Peer | None = None
+        self._generation = 0
+
+    def start(self, case: str) -> "subprocess.Popen[bytes]":
+        """The process, after its first step."""
+        config = WorkerConfig(
+            agent_socket=self.server.path,
+            agent_pid=os.getpid(),
+            run_dir=self._directory,
+            rank=0,
+            incarnation=1,
+            generation=0,
+            checkpoint_dir=self.checkpoints,
+        )
+        env = {**ENVIRONMENT, **config.environment(), "RANK": "0", "WORLD_SIZE": "1", "PORT": str(self._store.port)}
+        env["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+        process = self._launcher.start(["python", PROGRAM, case], env=env)
+        self._peer, _ = self._ear.until(lambda _peer, message: isinstance(message, Hello))
+        self.expect(Stage.TRAINING, Stage.COMMITTED)
+        return process
+
+    def expect(self, *stages: Stage) -> WorkerReport:
+        """The next reports, in this order; the last of them."""
+        for stage in stages:
+            _, report = self._ear.until(lambda peer, _message: peer is self._peer)
+            assert isinstance(report, WorkerReport)
+            assert report.stage is stage, report
+        return report
+
+    def tell(self, message: Pause | Join | Release | Abandon) -> None:
+        assert self._peer is not None
+        assert self._peer.send(message)
+
+    def join(self, dump: str = "") -> None:
+        """Order a pause, and a new world of the next generation."""
+        self._generation += 1
+        self.tell(Pause(generation=self._generation, reason="a test"))
+        report = self.expect(Stage.PAUSED)
+        assert (report.step, report.condition) == (1, Condition.CLEAN)
+        plan = WorldPlan(
+            generation=self._generation,
+            world_size=1,
+            store_host="127.0.0.1",
+            store_port=self._store.port,
+            target_step=1,
+            adopt=False,
+            transfers=(),
+            timeout_s=20,
+            dump=dump,
+        )
+        self.tell(Join(plan=plan))
+
+
+@pytest.fixture
+def agent(launcher: Launcher, run_dir: Path) -> Iterator[Agent]:
+    made = Agent(launcher, run_dir)
+    yield made
+    made.server.close()
+    del made._store
+
+
+@pytest.mark.parametrize(("case", "cause"), [("runtime", "RuntimeError: a peer"), ("retry", "Flaky: link down")])
+def test_a_fault_of_the_job_is_redone(agent: Agent, case: str, cause: str) -> None:
+    process = agent.start(case)
+    assert agent.expect(Stage.PAUSED).cause.startswith(cause)
+    agent.join()
+    agent.expect(Stage.JOINED, Stage.RESTORED, Stage.FINISHED)
+    agent.tell(Release(generation=1))
+    agent.expect(Stage.RELEASED)
+    assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize(("case", "message"), [("plain", "a bug of the script"), ("fatal", "the data set is broken")])
+def test_what_is_the_scripts_own_goes_up(agent: Agent, launcher: Launcher, case: str, message: str) -> None:
+    process = agent.start(case)
+    assert process.wait(20) == 1
+    assert message in launcher.output(process)
+
+
+def test_a_job_ends_with_a_checkpoint(agent: Agent, launcher: Launcher) -> None:
+    process = agent.start("runtime")
+    agent.expect(Stage.PAUSED)
+    agent.join(dump="no node came")
+    agent.expect(Stage.JOINED, Stage.RESTORED)
+    assert agent.expect(Stage.DUMPED).step == 1
+    assert agent.checkpoints is not None
+    assert (agent.checkpoints / "step-1" / "taskd.json").is_file()
+    agent.tell(Abandon(reason="the job ends"))
+    assert process.wait(20) == 1
+    assert f"no node came; step 1 was written to {agent.checkpoints}/step-1" in launcher.output(process)
+
+
+def test_a_fault_after_the_checkpoint_finds_the_process_waiting(agent: Agent) -> None:
+    process = agent.start("runtime")
+    agent.expect(Stage.PAUSED)
+    agent.join(dump="no node came")
+    agent.expect(Stage.JOINED, Stage.RESTORED, Stage.DUMPED)
+    agent.join()
+    agent.expect(Stage.JOINED, Stage.RESTORED, Stage.FINISHED)
+    agent.tell(Release(generation=2))
+    assert process.wait(20) == 0
+
+
+def test_a_checkpoint_that_cannot_be_written_is_reported(agent: Agent, run_dir: Path) -> None:
+    assert agent.checkpoints is not None
+    agent.checkpoints.write_text("not a directory")
+    process = agent.start("runtime")
+    agent.expect(Stage.PAUSED)
+    agent.join(dump="no node came")
+    agent.expect(Stage.JOINED, Stage.RESTORED)
+    assert "CheckpointError: step 1 was not written" in agent.expect(Stage.PAUSED).cause
+    agent.tell(Abandon(reason="the job ends"))
+    assert process.wait(20) == 1
+
+
+def test_no_directory_for_checkpoints(agent: Agent) -> None:
+    agent.checkpoints = None
+    process = agent.start("runtime")
+    agent.expect(Stage.PAUSED)
+    agent.join(dump="no node came")
+    agent.expect(Stage.JOINED, Stage.RESTORED)
+    assert "set TASKD_CHECKPOINT_DIR" in agent.expect(Stage.PAUSED).cause
+    agent.tell(Abandon(reason="the job ends"))
+    assert process.wait(20) == 1
