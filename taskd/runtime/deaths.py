@@ -51,6 +51,7 @@ class DeathWatch:
         self._epoll = select.epoll()
         self._epoll.register(self._wake, select.EPOLLIN)
         self._dying: deque[int] = deque()
+        self._gone: deque[int] = deque()
         self._pids: dict[int, int] = {}  # pidfd to pid
         self._closed = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -60,8 +61,13 @@ class DeathWatch:
         return self._epoll.fileno()
 
     def watch(self, pid: int, life: LifeFutex | None) -> None:
-        """Watch a process until it is gone. Raises `ProcessLookupError` if it is gone already and reaped."""
-        pidfd = os.pidfd_open(pid)
+        """Watch a process until it is gone. One that is gone already, and reaped, is among the next events."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._gone.append(pid)
+            os.eventfd_write(self._wake, 1)
+            return
         self._pids[pidfd] = pid
         self._epoll.register(pidfd, select.EPOLLIN)
         self._threads = [thread for thread in self._threads if thread.is_alive()]
@@ -81,6 +87,8 @@ class DeathWatch:
                 found.append(Ending(self._forget(fd), gone=True))
         while self._dying:
             found.insert(0, Ending(self._dying.popleft(), gone=False))
+        while self._gone:
+            found.append(Ending(self._gone.popleft(), gone=True))
         return found
 
     def close(self) -> None:

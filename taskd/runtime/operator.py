@@ -9,7 +9,7 @@ from taskd.runtime.links import AgentSocket
 from taskd.wire.messages import Answer, Drain
 
 
-def drain(address: Address, security: Security, node: str, timeout_s: float, job_id: str = "taskd") -> str:
+def drain(address: Address, security: Security, node: str, timeout_s: float, job_id: str = "default") -> str:
     """Have the ranks of a node moved to one that waits for a place. Returns what the manager says.
 
     `node` is the number of a place or the name of a node.

@@ -1,4 +1,4 @@
-"""What torchrun's main thread learns of the manager through the agent's thread: is there a job, how large, has it ended."""
+"""What torchrun's main thread learns of the manager by the agent's thread: is there a job, how large, has it ended."""
 
 import threading
 import time

@@ -83,6 +83,12 @@ class Host:
     def stock(self) -> None:
         self.calls.append("stock")
 
+    def assign(self, place: int) -> None:
+        self.calls.append(f"assign {place}")
+
+    def dismiss(self) -> None:
+        self.calls.append("dismiss")
+
     def give_up(self, reason: str) -> None:
         self.calls.append(f"give up: {reason}")
 
@@ -113,6 +119,7 @@ class ScriptedManager:
         """Take in what comes."""
         if self.socket.poll(length_s):
             for peer, status in self.socket.receive():
+                assert isinstance(status, NodeStatus)
                 self._peer = peer
                 self.heard.append(status)
 

@@ -1,6 +1,7 @@
 """Deaths of real processes, seen by life futex and by pidfd."""
 
 import os
+import select
 import signal
 import subprocess
 import time
@@ -99,11 +100,13 @@ def test_exit_codes(watch: DeathWatch, begin: Start, status: str, known: int | N
     assert process.wait() == int(status)
 
 
-def test_one_that_has_been_reaped_cannot_be_watched(watch: DeathWatch, begin: Start) -> None:
+def test_one_that_has_been_reaped_is_told_at_once(watch: DeathWatch, begin: Start) -> None:
     process = begin(None, "0")
     process.wait()
-    with pytest.raises(ProcessLookupError):
-        watch.watch(process.pid, None)
+    watch.watch(process.pid, None)
+    assert select.select([watch], [], [], 5)[0]
+    assert watch.events() == [Ending(process.pid, gone=True)]
+    assert watch.events() == []
 
 
 def test_a_living_process_is_let_go(box: Box, begin: Start) -> None:

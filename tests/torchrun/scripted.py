@@ -7,7 +7,7 @@ import socket
 import threading
 from pathlib import Path
 
-from taskd.runtime.ports import NodeIdentity, WorkerHost
+from taskd.runtime.ports import NodeIdentity, Outlook, WorkerHost
 from taskd.wire.codec import decode_from_local, encode
 from taskd.wire.messages import Become, Fork, Hello
 
@@ -55,11 +55,22 @@ class ScriptedRuntime:
         self._links: list[socket.socket] = []
         self._note(f"mode {mode}")
 
-    def of(self, identity: NodeIdentity) -> "ScriptedRuntime":
-        self._note(
-            f"made {identity.ranks} of {identity.world_size}, node {identity.node_rank} of {identity.node_count}"
-        )
+    places: int | None = None
+
+    def of(self, given_master_addr: str | None, node_count: int) -> "ScriptedRuntime":
+        self._note(f"made for {node_count} nodes, master {given_master_addr}")
         return self
+
+    def ask(self, wants: int) -> None:
+        self._note(f"asked for place {wants}")
+
+    def outlook(self, timeout_s: float | None) -> Outlook:
+        del timeout_s
+        return Outlook.FORMING
+
+    def await_end(self, timeout_s: float) -> bool:
+        del timeout_s
+        return False  # torchrun's own barrier
 
     def _note(self, text: str) -> None:
         with (self._folder / "calls").open("a") as file:

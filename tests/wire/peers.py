@@ -54,6 +54,7 @@ class ServingManager:
         while not self._stop.is_set():
             self.socket.poll(0.02)
             for peer, message in self.socket.receive():
+                assert isinstance(message, messages.NodeStatus)
                 self.served += 1
                 self.socket.send(peer, directive(message.sequence))
 

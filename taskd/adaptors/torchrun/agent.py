@@ -19,7 +19,7 @@ from typing import Any, Final
 from torch.distributed import HashStore
 from torch.distributed.elastic.agent.server import local_elastic_agent as stock
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
-from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+from torch.distributed.elastic.multiprocessing.api import SignalException, SubprocessContext
 
 from taskd.adaptors.torchrun import entry
 from taskd.adaptors.torchrun.command import boot_arguments, parse_command
@@ -28,6 +28,7 @@ from taskd.adaptors.torchrun.script import mark_round
 from taskd.adaptors.torchrun.template_process import TemplateProcess
 from taskd.config.process import environment
 from taskd.core.budget import DEFAULT_MAX_RESTARTS
+from taskd.errors import TaskdError
 from taskd.runtime.ports import Command, NodeIdentity, NodeRuntime
 
 logger = logging.getLogger(__name__)
@@ -215,6 +216,11 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
         """Whether a call into taskd went well. It must never be the end of a job that torchrun alone would run."""
         try:
             call()
+        except SignalException:
+            raise  # torchrun is told to end: no fault of taskd
+        except TaskdError as error:
+            logger.error("taskd cannot take part: %s; torchrun goes on with its own behaviour", error)
+            return False
         except Exception:
             logger.exception("taskd failed in torchrun's agent; torchrun goes on with its own behaviour")
             return False

@@ -196,7 +196,9 @@ def import_quietly(names: Iterable[str]) -> None:
         with _captured() as text:
             error = _try_import(name)
         if error is not None:
-            logger.warning("a warm process cannot import %s (%r); ranks that need it import it themselves", name, error)
+            # Compiled packages leave names in sys.modules by which nobody can import: no news to the user.
+            level = logging.DEBUG if name.startswith("_") else logging.WARNING
+            logger.log(level, "a warm process cannot import %s (%r); ranks that need it do it themselves", name, error)
         if said := text():
             logger.info("importing %s printed: %s", name, said)
 

@@ -1,0 +1,156 @@
+"""A job of the ladder: `examples/digits_ddp.py` on namespaced nodes, one rank each, as an operator would see it.
+
+Rules:
+
+1. A place is a torchrun with that `--node_rank`; more of them than the manager has places are spares.
+2. The manager is found by the name `manager`, which stands for whatever node it runs on.
+3. All that is judged comes from the job's own journal, from its outcome, and from the passes that its ranks count.
+"""
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.job import ROOT, Job
+from tests.nodes import Node, Nodes
+
+PLACES = 3
+STEPS = 260
+STEP_MS = 20
+SECRET = "the ladder's own: 0123456789"
+RANK = Path(__file__).with_name("rank.py")
+LIMIT_S = 120.0
+LOOK_S = 0.05
+Process = subprocess.Popen[bytes]
+
+
+class LadderError(Exception):
+    """A scenario went otherwise than it should."""
+
+
+class LadderJob:
+    """One job. `places` torchruns are started on the first nodes, and `spares` on those after them."""
+
+    def __init__(self, nodes: Nodes, folder: Path, *, spares: int = 0, env: dict[str, str] | None = None) -> None:
+        self.nodes, self.folder = nodes, folder
+        self.expected = PLACES + spares
+        self.run_dir = folder / "run"
+        foreign = Job(None, folder, PLACES).environment()  # type: ignore[arg-type] # it starts nothing
+        own = {"TASKD_SECRET": SECRET, "TASKD_MANAGER": "manager:9601", "GLOO_SOCKET_IFNAME": "eth0"}
+        self.env: dict[str, str | None] = {**foreign, "TASKD_RUN_DIR": str(self.run_dir), **own, **(env or {})}
+        self.torchruns: dict[int, Process] = {}
+        self.managers: list[Process] = []
+
+    def start(self) -> None:
+        """Manager on node 0, and all torchruns; returns when every rank has done ten steps."""
+        self.start_manager(self.nodes[0])
+        for node in list(self.nodes)[: self.expected]:
+            self.start_torchrun(node, node.number)
+        self.await_steps(10)
+
+    def start_manager(self, node: Node) -> Process:
+        """A manager there, which everybody finds."""
+        self.nodes.rename("manager", node)
+        program = self.folder / "manager.py"
+        keys = {"job_id": "default", "node_nums": PLACES, "proc_per_node": 1}
+        program.write_text(
+            "import sys\n"
+            "from taskd.api import init_taskd_manager, start_taskd_manager\n"
+            f"sys.exit(0 if init_taskd_manager({keys}) and start_taskd_manager() else 1)\n"
+        )
+        self.managers.append(node.start(["python", program], env=self.env, output=self.folder / "output-manager"))
+        return self.managers[-1]
+
+    def start_torchrun(self, node: Node, node_rank: int) -> Process:
+        """One more torchrun of the job, with the job's own line."""
+        out = self.folder / "out.json"
+        command: list[str | Path] = ["python", "-m", "torch.distributed.run", f"--nnodes={self.expected}"]
+        command += ["--nproc_per_node=1", f"--node_rank={node_rank}", f"--master_addr={self.nodes[0].address}"]
+        command += ["--master_port=29500", "--max_restarts=32767", RANK, self.folder]
+        command += ["--steps", str(STEPS), "--step-ms", str(STEP_MS), "--out", out]
+        process = node.start(command, env=self.env, output=self.folder / f"output-{node.name}", cwd=ROOT)
+        self.torchruns[node.number] = process
+        return process
+
+    # ---- what it tells
+
+    @property
+    def journal(self) -> list[dict[str, Any]]:
+        """Every event so far, of all managers."""
+        lines = [line for path in sorted(self.run_dir.rglob("*.jsonl")) for line in path.read_text().splitlines()]
+        events = [json.loads(line) for line in lines]
+        return sorted(events, key=lambda event: float(event["unix_s"]))
+
+    def named(self, name: str) -> list[dict[str, Any]]:
+        """All events of one name."""
+        return [event for event in self.journal if event["event"] == name]
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The process of each rank, as last told."""
+        known: dict[str, int] = {}
+        for event in self.named("processes"):
+            known |= event["pids"]
+        return known
+
+    def passes(self, rank: int) -> int:
+        """Losses that the processes of a rank have computed."""
+        return sum(path.stat().st_size for path in self.folder.glob(f"passes-{rank}-*"))
+
+    def await_steps(self, more: int) -> None:
+        """Wait until every rank has computed so many losses more."""
+        goals = [self.passes(rank) + more for rank in range(PLACES)]
+        self.wait(lambda: all(self.passes(rank) >= goal for rank, goal in enumerate(goals)), f"{more} steps more")
+
+    def await_progress(self, rank: int, more: int) -> None:
+        """As `await_steps`, of one rank."""
+        goal = self.passes(rank) + more
+        self.wait(lambda: self.passes(rank) >= goal, f"{more} steps more of rank {rank}")
+
+    def await_event(self, name: str, count: int = 1) -> dict[str, Any]:
+        """Wait for the count-th event of a name."""
+        self.wait(lambda: len(self.named(name)) >= count, f"event {name!r} ({count})")
+        return self.named(name)[count - 1]
+
+    def wait(self, done: Callable[[], object], what: str, limit_s: float = LIMIT_S) -> None:
+        """Look until it is so; `LadderError` if it is not in time."""
+        until_s = time.monotonic() + limit_s
+        while not done():
+            if time.monotonic() > until_s:
+                raise LadderError(f"not within {limit_s:g} s: {what}")
+            time.sleep(LOOK_S)  # the job tells of itself by files alone
+
+    def end(self) -> dict[int, int]:
+        """Wait for the end of all torchruns that live; their exit statuses by node."""
+        live = {number: process for number, process in self.torchruns.items() if self.nodes[number].up}
+        self.wait(lambda: all(process.poll() is not None for process in live.values()), "the end of the job")
+        return {number: process.returncode for number, process in live.items()}
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        """What rank 0 has written at the end."""
+        path = self.folder / "out.json"
+        if not path.exists():
+            raise LadderError("the job has left no outcome")
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+
+def undisturbed(folder: Path) -> str:
+    """The weights' SHA-256 of the same training under plain torchrun, taskd off, on this machine itself."""
+    folder.mkdir()
+    env = {**Job(None, folder, PLACES).environment(), "TASKD_PROCESS_ENABLE": None}  # type: ignore[arg-type] # starts nothing
+    import os
+    import sys
+
+    variables = {**os.environ, **{name: value for name, value in env.items() if value is not None}}
+    for name in [name for name, value in env.items() if value is None]:
+        variables.pop(name, None)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={PLACES}"]
+    command += [str(RANK), str(folder), "--steps", str(STEPS), "--out", str(folder / "out.json")]
+    with (folder / "output").open("wb") as sink:
+        subprocess.run(command, env=variables, stdout=sink, stderr=sink, check=True, cwd=ROOT, timeout=LIMIT_S)
+    return str(json.loads((folder / "out.json").read_text())["sha256"])

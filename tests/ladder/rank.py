@@ -1,0 +1,44 @@
+"""What every rank of the ladder runs: `examples/digits_ddp.py`, its passes counted, one of them made to fail.
+
+    rank.py FOLDER [arguments of the example]
+
+Each process appends a byte to `FOLDER/passes-RANK-PID` for each loss that it computes, so that whoever looks knows how
+far the job is and how often a step was done again. `LADDER_FAILS=RANK:PASS` has one rank raise, once in the job's life,
+what a broken connection would.
+"""
+
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch.nn.functional
+
+import taskd
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "digits_ddp.py"
+folder, arguments = Path(sys.argv[1]), sys.argv[2:]
+rank = os.environ["RANK"]
+node = os.uname().nodename
+passes = (folder / f"passes-{rank}-{node}-{os.getpid()}").open("ab", buffering=0)
+failing_rank, _, failing_pass = os.environ.get("LADDER_FAILS", "").partition(":")
+computed = torch.nn.functional.cross_entropy
+
+
+def counted(*given: Any, **named: Any) -> Any:
+    """The loss; a byte for it; perhaps an error."""
+    passes.write(b".")
+    if rank == failing_rank and passes.tell() == int(failing_pass):
+        try:
+            (folder / "failed").touch(exist_ok=False)
+        except FileExistsError:
+            return computed(*given, **named)
+        raise ConnectionResetError("the ladder has broken a connection")
+    return computed(*given, **named)
+
+
+taskd.register_fault("ConnectionResetError", "retry")
+torch.nn.functional.cross_entropy = counted
+sys.argv = [str(EXAMPLE), *arguments]
+runpy.run_path(str(EXAMPLE), run_name="__main__")

@@ -1,0 +1,278 @@
+"""The scenes of the ladder: one for each strategy and for each part that may die. Each says what must come of it."""
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from tests.ladder.job import PLACES, LadderJob
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One scenario.
+
+    Attributes:
+        play: strikes; returns when the job goes on or has ended.
+        strategies: what the manager must have done, recovery by recovery.
+        replaced: ranks whose process may be another one in the end.
+        same_weights: the outcome must be that of the run without a fault.
+        exit_code: of every torchrun that lives.
+
+    """
+
+    name: str
+    play: Callable[[LadderJob], None]
+    strategies: tuple[str, ...]
+    replaced: frozenset[int] = frozenset()
+    spares: int = 0
+    env: dict[str, str] = field(default_factory=dict)
+    same_weights: bool = True
+    exit_code: int = 0
+    reason: str = ""
+
+
+def kill_rank(job: LadderJob, place: int) -> None:
+    """SIGKILL to the rank of a place."""
+    job.nodes[place].kill(job.pids[str(place)], signal.SIGKILL)
+
+
+def retry(job: LadderJob) -> None:
+    job.await_event("recovered")
+
+
+def in_place(job: LadderJob) -> None:
+    kill_rank(job, 1)
+    kill_rank(job, 2)
+    job.await_event("recovered")
+
+
+def spare(job: LadderJob) -> None:
+    job.await_event("node waits")
+    job.nodes[1].kill_all()
+    job.await_event("recovered")
+
+
+def asked(job: LadderJob) -> None:
+    job.nodes[1].kill_all()
+    job.wait((job.folder / "asked").exists, "the command that asks for a node")
+    assert (job.folder / "asked").read_text().strip() == "1"
+    job.nodes[1].boot()
+    job.start_torchrun(job.nodes[1], 1)
+    job.await_event("recovered")
+
+
+def repeated(job: LadderJob) -> None:
+    """The new process is killed as soon as it is there, until the node is given up."""
+    job.await_event("node waits")
+    seen: set[int] = set()
+    while not job.named("recovered"):
+        pid = job.pids["1"]
+        if pid not in seen and job.nodes[1].up and pid in job.nodes[1].pids():
+            seen.add(pid)
+            kill_rank(job, 1)
+        job.wait(partial(changed, job, pid), "what follows")
+
+
+def changed(job: LadderJob, pid: int) -> bool:
+    """Whether rank 1 has another process, or the job has recovered."""
+    return job.pids["1"] != pid or bool(job.named("recovered"))
+
+
+def elastic(job: LadderJob) -> None:
+    job.nodes[2].kill_all()
+    job.await_event("recovered")
+    job.await_progress(0, 20)
+    job.nodes[2].boot()
+    job.start_torchrun(job.nodes[2], 2)
+    job.await_event("recovered", 2)
+
+
+def dump(job: LadderJob) -> None:
+    job.nodes[2].kill_all()
+    job.await_event("stopped")
+
+
+def give_up(job: LadderJob) -> None:
+    kill_rank(job, 1)
+    job.await_event("stopped")
+
+
+def drain(job: LadderJob) -> None:
+    job.await_event("node waits")
+    done = job.nodes[0].start(
+        ["python", "-m", "taskd", "drain", "node1", "--manager", "manager:9601"],
+        env=job.env,
+        output=job.folder / "output-drain",
+    )
+    job.await_event("recovered")
+    assert done.wait(30) == 0, (job.folder / "output-drain").read_text()
+
+
+def manager(job: LadderJob) -> None:
+    """The manager dies, training goes on, a new one comes on another node, and then a rank dies."""
+    job.managers[0].kill()
+    job.managers[0].wait()
+    job.await_steps(20)
+    job.start_manager(job.nodes[1])
+    job.wait(
+        lambda: len([e for e in job.named("directive") if e["order"] == "run"]) >= 2, "the new manager's first word"
+    )
+    kill_rank(job, 2)
+    job.await_event("recovered")
+
+
+def first_node(job: LadderJob) -> None:
+    """Node 0 with rank 0, torchrun's store and the manager."""
+    job.nodes[0].kill_all()
+    job.nodes[0].boot()
+    job.start_manager(job.nodes[0])
+    job.start_torchrun(job.nodes[0], 0)
+    job.await_event("recovered")
+
+
+def agent(job: LadderJob) -> None:
+    """torchrun alone dies: its rank must die with it."""
+    rank = job.nodes[1].pids()[job.pids["1"]]
+    os.kill(torchrun_of(job, 1), signal.SIGKILL)
+    job.wait(lambda: not os.path.exists(f"/proc/{rank}"), "the end of the orphaned rank", 2.0)
+    job.torchruns[1].wait(10)
+    job.start_torchrun(job.nodes[1], 1)
+    job.await_event("recovered")
+
+
+def torchrun_of(job: LadderJob, number: int) -> int:
+    """The torchrun process of a node, seen from outside."""
+    for outside in job.nodes[number].pids().values():
+        with open(f"/proc/{outside}/cmdline", "rb") as words:
+            if b"torch.distributed.run" in words.read():
+                return outside
+    raise AssertionError("no torchrun there")
+
+
+def partition(job: LadderJob) -> None:
+    """Node 2 is cut off: the others take the spare. Healed, it obeys and waits."""
+    job.await_event("node waits")
+    job.nodes[2].cut()
+    job.await_event("recovered")
+    job.nodes[2].mend()
+    waiting = len(job.named("node waits"))
+    job.wait(lambda: len(job.named("node waits")) > waiting - 1, "the healed node as a candidate")
+
+
+def small_side(job: LadderJob) -> None:
+    """The manager's node is alone: it decides nothing until it hears the others again."""
+    job.nodes.part(job.nodes[1], job.nodes[2])
+    job.wait(
+        lambda: "too few nodes are heard" in job.folder.joinpath("output-manager").read_text(), "the manager's doubt"
+    )
+    for number in (1, 2):
+        job.nodes[number].mend()
+    job.await_progress(0, 40)
+
+
+def again(job: LadderJob) -> None:
+    """The newcomer dies while it joins, and with it the donor of its state."""
+    kill_rank(job, 1)
+    before = job.pids["1"]
+    job.wait(lambda: job.pids["1"] != before, "the new process of rank 1")
+    kill_rank(job, 1)
+    kill_rank(job, 0)
+    job.await_event("recovered")
+
+
+def nothing(job: LadderJob) -> None:
+    del job
+
+
+SCENES: tuple[Scene, ...] = (
+    Scene("clean end", nothing, ()),
+    Scene("retry", retry, ("retry",), env={"LADDER_FAILS": "1:60"}),
+    Scene("recover-in-place, two ranks of two nodes", in_place, ("recover-in-place",), frozenset({1, 2})),
+    Scene("recover-in-place, cold", in_place, ("recover-in-place",), frozenset({1, 2}), env={"TASKD_STANDBY": "0"}),
+    Scene("recover, a spare waits", spare, ("recover",), frozenset({1}), spares=1),
+    Scene(
+        "recover, the cluster is asked",
+        asked,
+        ("recover",),
+        frozenset({1}),
+        env={"TASKD_NODE_COMMAND": "sh -c 'echo $TASKD_NODE_RANK > asked'"},
+    ),
+    Scene("recover, the process fails again on its node", repeated, ("recover",), frozenset({1}), spares=1),
+    Scene(
+        "elastic-training, shrink and grow",
+        elastic,
+        ("elastic-training", "elastic-training"),
+        frozenset({2}),
+        env={"TASKD_RECOVER_STRATEGY": "elastic-training"},
+        same_weights=False,
+    ),
+    Scene(
+        "dump",
+        dump,
+        (),
+        env={"TASKD_RECOVER_STRATEGY": "dump"},
+        same_weights=False,
+        exit_code=1,
+        reason="a checkpoint of step",
+    ),
+    Scene(
+        "exit", give_up, (), env={"TASKD_RECOVER_STRATEGY": "exit"}, same_weights=False, exit_code=1, reason="SIGKILL"
+    ),
+    Scene("drain", drain, ("recover",), frozenset({1}), spares=1),
+    Scene("manager killed", manager, ("recover-in-place",), frozenset({2})),
+    Scene("node 0 lost, manager included", first_node, ("recover",), frozenset({0})),
+    Scene("agent killed", agent, ("recover",), frozenset({1})),
+    Scene("partition, one node cut off", partition, ("recover",), frozenset({2}), spares=1),
+    Scene("partition, the manager on the small side", small_side, ("retry",)),
+    Scene("a fault during recovery", again, ("recover-in-place",), frozenset({0, 1})),
+)
+
+
+def judge(scene: Scene, job: LadderJob, before: dict[str, int], statuses: dict[int, int], wanted: str) -> list[str]:
+    """What is not as it should be; nothing if all is."""
+    wrong = []
+    records = job.named("recovered")
+    taken = tuple(record["strategy"] for record in records)
+    if taken != scene.strategies:
+        wrong.append(f"strategies {taken}, expected {scene.strategies}")
+    if any(status != scene.exit_code for status in statuses.values()):
+        wrong.append(f"exit codes {statuses}, expected {scene.exit_code} everywhere")
+    stopped = job.named("stopped")
+    if not stopped or scene.reason not in stopped[-1]["reason"]:
+        wrong.append(f"the end was {[event['reason'] for event in stopped]}, expected {scene.reason or 'one'!r}")
+    if scene.exit_code:
+        return wrong
+    changed = {int(rank) for rank, pid in job.pids.items() if before.get(rank) != pid}
+    if changed - scene.replaced:
+        wrong.append(f"ranks {sorted(changed - scene.replaced)} have other processes")
+    if scene.same_weights and job.outcome["sha256"] != wanted:
+        wrong.append("weights differ from those of the run without a fault")
+    lost = steps_lost(scene, job)
+    if scene.same_weights and not 0 <= lost <= max(1, len(records) + (scene.name.startswith("a fault"))):
+        wrong.append(f"{lost} steps were done again")
+    return wrong
+
+
+def steps_lost(scene: Scene, job: LadderJob) -> int:
+    """How many steps a rank that was never replaced has done more than once."""
+    kept = next((rank for rank in range(PLACES) if rank not in scene.replaced), None)
+    return 0 if kept is None or "steps" not in job.outcome else job.passes(kept) - int(job.outcome["steps"])
+
+
+def line(scene: Scene, job: LadderJob, wrong: list[str], seconds: float) -> dict[str, Any]:
+    """The JSON line of a scene."""
+    records = job.named("recovered")
+    return {
+        "scene": scene.name,
+        "ok": not wrong,
+        "wrong": wrong,
+        "strategies": [record["strategy"] for record in records],
+        "total_ms": [round(record["phases_ms"].get("total", -1)) for record in records],
+        "kept": [record["kept"] for record in records],
+        "replaced": [record["replaced"] for record in records],
+        "steps_lost": steps_lost(scene, job) if scene.exit_code == 0 and (job.folder / "out.json").exists() else None,
+        "seconds": round(seconds, 1),
+    }
