@@ -61,7 +61,7 @@ class Agent:
         assert self._peer is not None
         assert self._peer.send(message)
 
-    def join(self, dump: str = "") -> None:
+    def join(self, dump: str = "", replicas: int = 0) -> None:
         """Order a pause, and a new world of the next generation."""
         self._generation += 1
         self.tell(Pause(generation=self._generation, reason="a test"))
@@ -77,6 +77,7 @@ class Agent:
             transfers=(),
             timeout_s=20,
             dump=dump,
+            replicas=replicas,
         )
         self.tell(Join(plan=plan))
 
@@ -105,6 +106,16 @@ def test_what_is_the_scripts_own_goes_up(agent: Agent, launcher: Launcher, case:
     process = agent.start(case)
     assert process.wait(20) == 1
     assert message in launcher.output(process)
+
+
+def test_a_smaller_batch_is_told(agent: Agent, launcher: Launcher) -> None:
+    process = agent.start("runtime")
+    agent.expect(Stage.PAUSED)
+    agent.join(replicas=2)
+    agent.expect(Stage.JOINED, Stage.RESTORED, Stage.FINISHED)
+    agent.tell(Release(generation=1))
+    assert process.wait(20) == 0
+    assert "1 of 2 ranks go on, and the script does not use state.microbatches()" in launcher.output(process)
 
 
 def test_a_job_ends_with_a_checkpoint(agent: Agent, launcher: Launcher) -> None:
