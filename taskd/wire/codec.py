@@ -29,7 +29,7 @@ from taskd.wire.messages import (
 )
 
 MAGIC: Final = b"TD"
-WIRE_VERSION: Final = 2
+WIRE_VERSION: Final = 1
 MAX_FRAME_BYTES: Final = 1 << 20
 """Bound of a frame between manager and agents: a node with 64 ranks needs about 20 KiB."""
 MAX_LOCAL_BYTES: Final = 200 << 10

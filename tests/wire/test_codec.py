@@ -77,7 +77,7 @@ def test_every_truncation_is_refused(decode, message):
 
 def test_another_version_names_both():
     frame = codec.MAGIC + bytes([9]) + codec.encode(STATUS)[3:]
-    with pytest.raises(BadFrameError, match=r"wire version 9, this taskd speaks version 2") as info:
+    with pytest.raises(BadFrameError, match=r"wire version 9, this taskd speaks version 1") as info:
         codec.decode_from_agent(frame)
     assert info.value.fault is Fault.VERSION
 
