@@ -98,6 +98,7 @@ class Attempts:
         if decision.strategy is Strategy.EXIT:
             self._stop(f"{tell(record.causes)}; no strategy is left: {decision.reason}", 1)
             return
+        new_world = new_world or decision.strategy in (Strategy.ELASTIC_TRAINING, Strategy.DUMP)  # fewer ranks
         record.attempts += new_world or decision.restart
         self.world.generation += new_world or decision.restart
         record.begin_attempt(self.world.generation)
@@ -113,6 +114,8 @@ class Attempts:
         failing = {world.ranks[rank].node_rank for rank in (*situation.lost, *situation.unreachable)}
         match strategy:
             case Strategy.RECOVER:
+                if situation.unreachable and self._in_place_may_do():
+                    failing = {world.ranks[rank].node_rank for rank in situation.unreachable}
                 for place in failing - world.dead_nodes:
                     world.excluded.add(world.holders[place])
                     world.dead_nodes.add(place)
@@ -126,6 +129,11 @@ class Attempts:
                 world.remove({*situation.lost, *situation.unreachable})
             case _:
                 pass
+
+    def _in_place_may_do(self) -> bool:
+        """A rank that was lost on a node that lives may get its new process there."""
+        in_place = Strategy.RECOVER_IN_PLACE
+        return in_place in self.policy.allowed and (in_place, self._need_record().restart) not in self._tried
 
     def fill(self) -> bool:
         """Give vacant places to nodes that wait for one, and ask the cluster for the others; whether any was given."""

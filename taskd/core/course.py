@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from taskd.core.attempts import Attempts, tell
 from taskd.core.phases import DONE, DUMPED, JOINED, RESTORED, RESUMED, UP, Note, Phase
 from taskd.core.policy import Strategy
+from taskd.core.world import newest_generation
 from taskd.wire.messages import Order, Stage
 
 
@@ -22,6 +23,8 @@ class Course(Attempts):
 
     held: dict[int, float] = field(default_factory=dict)
     """Lost nodes that nothing is done about yet, since too few others are heard; and since when."""
+    _cut_off_s: float = 0.0
+    """When too few were heard the last time. Whoever was cut off with them is given time to be heard again."""
 
     # ---- while training, and from there into a fault
 
@@ -173,7 +176,7 @@ class Course(Attempts):
         ranks = self.world.on_node(node_rank)
         if all(self.world.ranks[rank].exited for rank in ranks):
             return
-        if not self.world.has_quorum(self.world.places):
+        if not self.world.has_quorum(self.world.places, self._now_s, self.policy.membership):
             if node_rank not in self.held:
                 self.held[node_rank] = self._now_s
                 self._out.append(Note(f"{text}; too few nodes are heard to go on without it: waiting for more"))
@@ -188,10 +191,14 @@ class Course(Attempts):
 
     def hold(self) -> None:
         """Look again at nodes that too few others were heard to give up."""
+        if self.phase is Phase.STOPPED:
+            self.held.clear()
+        if self.held and not self.world.has_quorum(self.world.places, self._now_s, self.policy.membership):
+            self._cut_off_s = self._now_s
         for node_rank, since_s in sorted(self.held.items()):
             if node_rank not in self.world.dead_nodes or node_rank not in self.world.places:
                 del self.held[node_rank]
-            elif self.world.has_quorum(self.world.places):
+            elif self.phase is not Phase.STOPPED and self._now_s - self._cut_off_s >= self.policy.membership.suspect_s:
                 self.lose_node(node_rank)
             elif self._now_s - since_s >= self.policy.wait_node_s and self.phase is not Phase.STOPPED:
                 waited = f"for {self.policy.wait_node_s:g} s too few others are heard"
@@ -230,11 +237,13 @@ class Course(Attempts):
         self.give(node_rank, agent_id)
         self._rearrange(Strategy.RECOVER, text, causes)
 
-    def dumped(self, _rank: int) -> None:
+    def dumped(self, rank: int) -> None:
         """When every rank has written its part, the checkpoint is complete."""
         if self.world.all_at(DUMPED):
             record = self._need_record()
             self._stop(f"{tell(record.causes)}; a checkpoint of step {record.target_step} was written", 1)
+        else:
+            self.advance(rank)
 
     def follow(self, _node_rank: int) -> None:
         """The agents know a newer world than this manager: what they carry is the truth."""
@@ -248,7 +257,7 @@ class Course(Attempts):
     def stop_again(self, node_rank: int) -> None:
         """The end of the job must be newer than all that an agent knows."""
         last = self.directive
-        self.world.generation = self.world.nodes[node_rank].status.generation
+        self.world.generation = newest_generation(self.world.nodes[node_rank].status)
         if last is not None:
             self._order(Order.STOP, reason=last.reason, exit_code=last.exit_code)
 

@@ -26,6 +26,9 @@ def quorum(members: int, heard: int, newcomers: int, *, first_heard: bool) -> bo
 
     More than half must be heard, candidates counted with them, since nobody else can have those. Exactly half is
     enough on the side of the world's first node: of a world that was cut in two, one side at most goes on.
+    A world of which nobody is heard may be whole and training, without this manager.
     """
+    if members and not heard:
+        return False
     voices = 2 * (heard + newcomers)
     return voices > members or (voices == members and first_heard)

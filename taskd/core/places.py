@@ -106,16 +106,22 @@ class Places:
             return int(node) if int(node) in self.holders else None
         return next((place for place, view in self.nodes.items() if view.status.host == node), None)
 
-    def has_quorum(self, members: Collection[int]) -> bool:
+    def has_quorum(self, members: Collection[int], now_s: float, policy: Membership) -> bool:
         """Whether enough nodes are heard to decide about the others; `members` are the places of the world.
 
         A node that has said itself that it leaves cannot go on elsewhere: it does not count.
         """
         left = {place for place, view in self.nodes.items() if view.status.leaving}
         members = [place for place in members if place not in left]
-        heard = [place for place in members if place not in self.dead_nodes and place in self.nodes]
+        heard = [place for place in members if self._is_heard(place, now_s, policy)]
         first_heard = not members or min(members) in heard
         return quorum(len(members), len(heard), len(self.candidates), first_heard=first_heard)
+
+    def _is_heard(self, place: int, now_s: float, policy: Membership) -> bool:
+        """Heard since the time at which any node that is suspected by now fell silent."""
+        if place in self.dead_nodes or place not in self.nodes:
+            return False
+        return now_s - self.nodes[place].heard_s < policy.suspect_s - policy.heartbeat_s
 
     # ---- silence
 

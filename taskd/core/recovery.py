@@ -32,7 +32,7 @@ from taskd.core.phases import (
 )
 from taskd.core.places import Standing, age
 from taskd.core.table import Row, rows
-from taskd.core.world import stage_in
+from taskd.core.world import newest_generation, stage_in
 from taskd.errors import TransitionError
 from taskd.wire.messages import NodeStatus, Order, RankStatus, Stage
 
@@ -139,7 +139,7 @@ class Recovery(Course):
         unfinished = any(rank.stage is not Stage.EXITED for rank in status.ranks)
         if status.leaving and unfinished and place not in self.world.dead_nodes:
             self._fire(Event.NODE_LEAVES, place)  # before the deaths that it brings look like faults
-        if self.phase is not Phase.FORMING and status.generation > self.world.generation:
+        if self.phase is not Phase.FORMING and newest_generation(status) > self.world.generation:
             self._fire(Event.OVERTAKEN, place)
         if self.phase is Phase.FORMING:
             self._admit(status)
@@ -170,12 +170,12 @@ class Recovery(Course):
             if len(world.ranks) == self.policy.world_size:
                 self._run()
             return
-        for place in [place for place, view in world.nodes.items() if view.status.ledger.term == 0]:
+        for place in [place for place, view in world.nodes.items() if _is_alone(view.status, world.generation)]:
             world.remove(world.on_node(place))  # it has started processes of its own, as if the job were new
             world.demote(place)
         missing = set(ledger.places) - set(world.holders)
         waited = self._now_s - self._since_s >= self.policy.deadlines.takeover_s
-        if not world.ranks or (missing and not (waited and world.has_quorum(ledger.places))):
+        if not world.ranks or (missing and not (waited and self._may_go_on(ledger.places))):
             return
         world.excluded.update(ledger.excluded)
         if self.budget is not None:
@@ -185,6 +185,14 @@ class Recovery(Course):
             world.expect(place, self.policy.ranks_per_node, self._now_s)
             world.dead_nodes.add(place)
         self._run()
+
+    def _may_go_on(self, places: tuple[int, ...]) -> bool:
+        """Whether enough nodes of an earlier manager's job are heard; if they are not for too long, that is its end."""
+        if self.world.has_quorum(places, self._now_s, self.policy.membership):
+            return True
+        if self._now_s - self._since_s >= self.policy.wait_node_s:
+            self._stop(f"for {self.policy.wait_node_s:g} s too few others are heard to take over the job", 1)
+        return False
 
     def _run(self) -> None:
         self._enter(Phase.RUNNING)
@@ -269,6 +277,12 @@ class Recovery(Course):
         self._review()
         out, self._out = self._out, []
         return out
+
+
+def _is_alone(status: NodeStatus, generation: int) -> bool:
+    """A node of which no former manager knew. One that only missed the first directive has taken part in a step."""
+    known = status.ledger.term > 0 or (generation == 0 and any(rank.step >= 0 for rank in status.ranks))
+    return not known
 
 
 Handler = Callable[[Course, int], None]

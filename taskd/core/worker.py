@@ -28,12 +28,12 @@ class State(Enum):
     INTERRUPTED = "interrupted"  # told to pause; the main thread is still inside
     PAUSED = "paused"
     JOINING = "joining"  # the main thread builds the world of the plan
-    FINISHED = "finished"
+    FINISHED = "finished"  # the resilient function has returned, or a checkpoint was written: nothing is left to do
     RELEASED = "released"
 
 
 class Event(Enum):
-    """What may happen. The first six come from the main thread, the others from the agent."""
+    """What may happen. The first seven come from the main thread, the others from the agent."""
 
     ENTER = "enter"
     RAISED = "raised"
@@ -41,6 +41,7 @@ class Event(Enum):
     COMMITTED = "committed"
     JOINED = "joined"
     RESTORED = "restored"
+    DUMPED = "dumped"
     PAUSE = "pause"
     JOIN = "join"
     RELEASE = "release"
@@ -141,7 +142,8 @@ class Worker:
 
     def note_pause(self, given: Input) -> None:
         """Outside the resilient function: the pause waits until it is entered."""
-        self.pause_generation = max(self.pause_generation, given.generation)
+        if given.generation > self.generation:
+            self.pause_generation = max(self.pause_generation, given.generation)
 
     def note_commit(self, given: Input) -> None:
         """A step that was committed outside the resilient function is nobody's news."""
@@ -196,6 +198,11 @@ class Worker:
         self.state = State.FINISHED
         self._tell(Stage.FINISHED, given)
 
+    def dumped(self, given: Input) -> None:
+        """A checkpoint of the target step is written: the job's end is awaited."""
+        self.state = State.FINISHED
+        self._tell(Stage.DUMPED, given)
+
     def release(self, given: Input) -> None:
         """Every rank has finished."""
         if given.generation >= self.generation:
@@ -240,6 +247,8 @@ TABLE: dict[tuple[State, Event], Row[Handler, State]] = {
     **rows((State.INTERRUPTED,), Event.JOINED, Worker.ignore),
     **rows((State.JOINING,), Event.RESTORED, Worker.restored, State.TRAINING),
     **rows((State.INTERRUPTED,), Event.RESTORED, Worker.ignore),
+    **rows((State.TRAINING,), Event.DUMPED, Worker.dumped, State.FINISHED),
+    **rows((State.INTERRUPTED,), Event.DUMPED, Worker.ignore),
     # Orders. Some cross with what the main thread has just done.
     **rows((State.TRAINING, State.JOINING), Event.PAUSE, Worker.interrupt, State.INTERRUPTED),
     **rows((State.INTERRUPTED,), Event.PAUSE, Worker.interrupt),

@@ -15,7 +15,15 @@ from taskd.core.ranks import Held
 from taskd.core.strategy import Situation
 from taskd.wire.messages import Condition, NodeStatus, RankOrder, RankStatus, Stage
 
-COOPERATIVE = (Stage.TRAINING, Stage.PAUSED, Stage.JOINED, Stage.RESTORED, Stage.COMMITTED, Stage.FINISHED)
+COOPERATIVE = (
+    Stage.TRAINING,
+    Stage.PAUSED,
+    Stage.JOINED,
+    Stage.RESTORED,
+    Stage.COMMITTED,
+    Stage.FINISHED,
+    Stage.DUMPED,
+)
 """Stages in which a rank can be paused and joined to another world."""
 
 
@@ -23,6 +31,11 @@ def stage_in(status: RankStatus, generation: int) -> Stage | None:
     """What a report says of a process in `generation`: nothing if it is of another one, but for the process's end."""
     gone = status.stage in (Stage.DEAD, Stage.EXITED)
     return status.stage if gone or status.generation == generation else None
+
+
+def newest_generation(status: NodeStatus) -> int:
+    """The newest that a node's agent or a process of it knows. An agent that obeys a newer manager may know less."""
+    return max(status.generation, *(rank.generation for rank in status.ranks), 0)
 
 
 @dataclass(slots=True)
@@ -91,7 +104,7 @@ class World(Places):
 
     def admit(self, status: NodeStatus, now_s: float) -> None:
         """Take over the ranks, processes and generation that an agent carries: a manager's view is made of this."""
-        self.generation = max(self.generation, status.generation)
+        self.generation = max(self.generation, newest_generation(status))
         for rank in status.ranks:
             self.ranks[rank.rank] = RankView(status.node_rank, rank.incarnation, since_s=now_s, status=rank)
 

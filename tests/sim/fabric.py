@@ -20,10 +20,16 @@ class CollectiveError(Exception):
     """A collective has failed."""
 
 
+class TwoProcessesError(Exception):
+    """Two processes of one rank are in one world."""
+
+
 class Member(Protocol):
     """A process, as a group sees it."""
 
+    name: str
     rank: int
+    machine: int
 
     def resume(self, ticket: "Ticket", result: Any) -> None: ...
     def fail(self, ticket: "Ticket", error: Exception) -> None: ...
@@ -43,6 +49,7 @@ class Group:
     """The processes of one generation."""
 
     generation: int
+    key: object = None
     meetings: dict[object, dict[int, Ticket]] = field(default_factory=dict)
     present: dict[Member, Ticket] = field(default_factory=dict)
     broken: bool = False
@@ -51,15 +58,16 @@ class Group:
 class Fabric:
     """All groups that ever were."""
 
-    def __init__(self, clock: Clock, rng: Random, deaf: float) -> None:
+    def __init__(self, clock: Clock, rng: Random, deaf: float, connected: Callable[[int, int], bool]) -> None:
         self._clock = clock
         self._rng = rng
         self._deaf = deaf
-        self._groups: dict[int, Group] = {}
+        self._connected = connected
+        self._groups: dict[object, Group] = {}
 
-    def group(self, generation: int) -> Group:
-        """The group of a generation."""
-        return self._groups.setdefault(generation, Group(generation))
+    def group(self, generation: int, key: object = None) -> Group:
+        """The group of a generation; with a `key` one that only those who know it share."""
+        return self._groups.setdefault((generation, key), Group(generation, key))
 
     def arrive(
         self,
@@ -77,14 +85,26 @@ class Fabric:
             self._later_fail(group, ticket)
             return ticket
         meeting = group.meetings.setdefault(key, {})
+        there = meeting.get(member.rank)
+        if there is not None and there.member is not member:
+            raise TwoProcessesError(f"{there.member.name} and {member.name} meet in generation {group.generation}")
         meeting[member.rank] = ticket
-        if set(among) <= meeting.keys():
-            payloads = {rank: there.payload for rank, there in meeting.items()}
+        if any(not self._connected(member.machine, other.machine) for other in group.present):
+            self._cut(group)
+        elif set(among) <= meeting.keys():
+            payloads = {rank: guest.payload for rank, guest in meeting.items()}
             check(payloads)
             del group.meetings[key]
-            for there in meeting.values():
-                self._clock.after(0.0005 + 0.002 * self._rng.random(), self._give, group, there, payloads)
+            for guest in meeting.values():
+                self._clock.after(0.0005 + 0.002 * self._rng.random(), self._give, group, guest, payloads)
         return ticket
+
+    def _cut(self, group: Group) -> None:
+        """There is no way between some of the members: sooner or later, all of them notice."""
+        group.broken = True
+        group.meetings.clear()
+        for ticket in group.present.values():
+            self._clock.after(0.5 + 10.0 * self._rng.random(), self._fail, group, ticket)
 
     def leave(self, group: Group, member: Member) -> None:
         """A process is gone, or has broken its collectives: its peers notice."""

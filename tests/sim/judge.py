@@ -1,15 +1,16 @@
 """What must hold at every moment of every simulated job. The first breach ends the run.
 
-1. One living process per rank; incarnations only rise.
+1. One process per rank and generation; on one node also one living process per rank. Incarnations only rise.
 2. Ranks of one collective hold the same state of the same step, and no older world trains after a newer one.
 3. Every rank commits step after step; state and step belong together; a torn state is never given or kept.
 4. A plan never resumes below what every rank has committed, nor below what a living clean rank holds.
 5. All are let go only after all have finished. Training starts anew only for a reason that is true.
 6. Messages of an older generation or incarnation change nothing. The budget is kept.
-7. The job ends: all steps done, or stopped for a reason that the faults explain.
+7. No place has two holders. Only a process of a place's holder joins a world, and of one generation there is one plan.
+8. The job ends: all steps done, or stopped for a reason that the faults explain (`verdict.py`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from taskd.core.agent import Action as NodeAction
@@ -21,6 +22,7 @@ from taskd.wire.messages import Condition, Directive, Join, NodeStatus, Order, P
 from tests.sim.process import Process, chain
 
 if TYPE_CHECKING:
+    from tests.sim.manager import Manager
     from tests.sim.nodes import Agent
     from tests.sim.world import Sim
 
@@ -43,11 +45,16 @@ class Judge:
         self.sim = sim
         self.training = -1  # newest generation in which a collective of training was over
         self.committed_by: dict[int, int] = {}
+        self.settled = 0  # newest step that every rank of its world had committed, since all started
         self.lives = 1
+        self.life = 0  # generation in which all started last
         self.takeovers = 0
         self.anew: list[str] = []
         self.done: set[int] = set()
-        self._orders: tuple[int, ...] = ()
+        self._orders: dict[int, int] = {}
+        self._plans: dict[int, WorldPlan] = {}
+        self._holders: dict[tuple[int, int], str] = {}
+        self._commits: dict[tuple[int, int], int] = {}
         self._chain = {step: chain(step) for step in range(sim.script.bounds[-1] + 1)}
 
     # ---- processes
@@ -58,7 +65,8 @@ class Judge:
         self.sim.clock.note(process.name, "starts, generation {}, joins {}", process.worker.generation, process.joins)
 
     def wanted(self, agent: "Agent", start: Start) -> None:
-        demand(not agent.processes[start.rank].alive, "rank {} is to start while its process lives", start.rank)
+        former = agent.processes.get(start.rank)
+        demand(former is None or not former.alive, "rank {} is to start while its process lives", start.rank)
         demand(not agent.stopped, "rank {} is to start after the stop", start.rank)
 
     def loaded(self, process: Process) -> None:
@@ -74,10 +82,23 @@ class Judge:
         demand(step == process.held + 1, "{}: step {} after {}", process.name, step, process.held)
         process.held = step
         self.committed_by[process.rank] = step
+        generation = process.group.generation if process.group is not None else 0
+        self._commits[generation, step] = count = self._commits.get((generation, step), 0) + 1
+        if count == len(process.members) and generation >= self.life:
+            self.settled = max(self.settled, step)
         if self.sim.script.checkpoint_every and step % self.sim.script.checkpoint_every == 0:
-            self.sim.checkpoint = max(self.sim.checkpoint, min(self.committed_by.values()))
+            self.sim.checkpoint = max(self.sim.checkpoint, self.settled)
+
+    def dumped(self, process: Process, plan: WorldPlan) -> None:
+        demand(process.step == plan.target_step, "{} dumps step {}, plan {}", process.name, process.step, plan)
+        demand(process.condition is Condition.CLEAN, "{} dumps a state that is {}", process.name, process.condition)
 
     def restored(self, process: Process, plan: WorldPlan) -> None:
+        first = self._plans.setdefault(plan.generation, plan)
+        demand(plan == first, "two plans of one generation: {} and {}", first, plan)
+        place = process.rank // self.sim.policy.ranks_per_node
+        holder = self._holders.get((plan.generation, place))
+        demand(holder == process.agent.name, "{} joins, but {} holds place {}", process.name, holder, place)
         demand(process.condition is Condition.CLEAN, "{} restored to {}", process.name, process.condition)
         demand(process.step == plan.target_step, "{} restored to step {}, plan {}", process.name, process.step, plan)
         demand(process.state == self._chain[process.step], "{} restored a wrong state", process.name)
@@ -107,15 +128,19 @@ class Judge:
         newest = process.worker.generation
         demand(not changed or generation >= newest, "{} at {} obeyed {}", process.name, newest, message)
 
-    def obeyed(self, node_rank: int, directive: Directive, known: int, actions: list[NodeAction]) -> None:
-        demand(directive.generation >= known or not actions, "node {} at {} obeyed {}", node_rank, known, directive)
+    def obeyed(self, name: str, directive: Directive, known: Directive | None, actions: list[NodeAction]) -> None:
+        newer = known is None or _newness(directive) > _newness(known)
+        demand(newer or not actions, "{} at {} obeyed {}", name, known, directive)
 
     def stale(self, core: Recovery, status: NodeStatus) -> bool:
         """Everything in this report is of an older generation or an older process."""
         if core.phase.value in ("forming", "restarting"):  # a restart looks also at those it did not start
             return False
         ranks = core.world.ranks
-        if status.leaving or any(rank.rank not in ranks for rank in status.ranks):
+        if core.world.place_of(status.agent_id) is None or not status.ranks or status.ledger.term > core.term:
+            return False
+        newer = max(status.generation, *(rank.generation for rank in status.ranks)) > core.world.generation
+        if newer or status.leaving or any(rank.rank not in ranks for rank in status.ranks):
             return False
         return all(
             s.incarnation < ranks[s.rank].incarnation
@@ -132,34 +157,42 @@ class Judge:
 
     def new_manager(self) -> None:
         self.takeovers += 1
-        self._orders = ()
+        self._orders = {}
 
     # ---- the manager's decisions
 
-    def published(self, core: Recovery, directive: Directive) -> None:
+    def published(self, manager: "Manager", directive: Directive) -> None:
+        core = manager.core
         budget = core.budget
+        demand(not core.superseded, "{} decides although it is superseded", manager.name)
         demand(budget is None or budget.spent <= budget.max_restarts, "{} restarts are spent", budget and budget.spent)
-        incarnations = tuple(order.incarnation for order in directive.ranks)
+        holders = {place.node_rank: place.agent_id for place in directive.places}
+        demand(len(holders) == len(directive.places) == len(set(holders.values())), "two holders: {}", directive.places)
+        incarnations = {order.rank: order.incarnation for order in directive.ranks}
         fresh = (
-            bool(self._orders)
-            and directive.order is Order.RUN
-            and all(new > old for new, old in zip(incarnations, self._orders, strict=True))
+            directive.order is Order.RUN
+            and incarnations.keys() == self._orders.keys()
+            and all(incarnation > self._orders[rank] for rank, incarnation in incarnations.items())
         )
-        self._orders = incarnations
+        if manager is self.sim.manager:
+            self._orders = incarnations
         match directive.order:
             case Order.JOIN if directive.plan is not None:
-                self._planned(directive.plan)
+                self._planned(directive.plan, manager)
+                self._holders |= {(directive.generation, place): holder for place, holder in holders.items()}
             case Order.RELEASE:
-                self._released()
-            case Order.RUN if fresh:
+                self._released(directive)
+            case Order.RUN if fresh and manager is self.sim.manager:
                 self._anew(core)
             case _:
                 pass
 
-    def _planned(self, plan: WorldPlan) -> None:
-        floor = min(self.committed_by.get(rank, 0) for rank in self.sim.everybody)
-        demand(plan.target_step >= floor, "all had committed {}, the plan is {}", floor, plan)
-        for process in self._living():
+    def _planned(self, plan: WorldPlan, manager: "Manager") -> None:
+        if manager is not self.sim.manager or len(self.sim.deciding()) > 1:
+            return  # what it plans must not be joined: that is judged where it is joined
+        demand(plan.target_step >= self.settled, "all had committed {}, the plan is {}", self.settled, plan)
+        demand(list(plan.members) == sorted(set(plan.members)), "members of {}", plan)
+        for process in self._living(plan.members):
             there = process.worker.state is State.PAUSED and process.worker.pause_generation == plan.generation
             demand(there, "{} is not paused for {}", process.name, plan)
             if process.condition is Condition.CLEAN:
@@ -167,10 +200,10 @@ class Judge:
         for transfer in plan.transfers:
             demand(len({transfer.donor, *transfer.receivers}) == 1 + len(transfer.receivers), "{}", transfer)
 
-    def _released(self) -> None:
+    def _released(self, directive: Directive) -> None:
         if self.takeovers:  # the new manager may have heard of this finish after the ranks were let go
             return
-        for process in self._living():
+        for process in self._living([order.rank for order in directive.ranks]):
             state = process.worker.state
             demand(state in (State.FINISHED, State.RELEASED), "{} is let go in state {}", process.name, state)
             bound = self.sim.script.bounds[process.call - (state is State.RELEASED)]
@@ -178,10 +211,16 @@ class Judge:
 
     def _anew(self, core: Recovery) -> None:
         self.lives += 1
+        self.life = core.world.generation
+        self.settled = 0
         self.sim.clock.note("judge", "all start anew: {}", core.record and core.record.reason)
         reason = core.record.reason if core.record is not None else ""
         self.anew.append(reason)
-        holders = [p.name for p in self._living() if p.condition in (Condition.CLEAN, Condition.STEPPED)]
+        holders = [
+            p.name for p in self._living(core.world.ranks) if p.condition in (Condition.CLEAN, Condition.STEPPED)
+        ]
+        if set(self.sim.struck) & {"partition", "both", "manager", "usurp", "drain", "node", "agent"}:
+            return  # a process may hold a state and the manager be right not to know
         for claim in ("no rank is left to give its state", "no rank holds a consistent state"):
             demand(claim not in reason or not holders, "all start anew ({}), but {} hold their state", reason, holders)
 
@@ -198,5 +237,17 @@ class Judge:
         demand(known == sorted(known), "milestones out of order: {}", record)
         demand(record.restart or None not in times, "a milestone is missing: {}", record)
 
-    def _living(self) -> list[Process]:
-        return [p for agent in self.sim.agents for p in agent.processes.values() if p.alive and not p.hung]
+    def _living(self, ranks: Collection[int]) -> list[Process]:
+        """The processes of these ranks, at the holders of their places, that the manager can know of."""
+        sim, per_node = self.sim, self.sim.policy.ranks_per_node
+        holders = sim.manager.core.world.holders
+        found = []
+        for rank in ranks:
+            agent = sim.by_name.get(holders.get(rank // per_node, ""))
+            if agent is not None and not agent.dead and sim.network.connected(agent.machine, sim.manager.machine):
+                found += [p for p in (agent.processes.get(rank),) if p is not None and p.alive and not p.hung]
+        return found
+
+
+def _newness(directive: Directive) -> tuple[int, int, int]:
+    return directive.ledger.term, directive.generation, directive.sequence

@@ -1,8 +1,8 @@
-"""The network between agents and manager: it drops, delays, doubles and reorders."""
+"""The network between machines: it drops, delays, doubles and reorders, and may be cut in two."""
 
 from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 from tests.sim.clock import Clock
 from tests.sim.scenario import Weather
@@ -11,26 +11,53 @@ LONGEST_SILENCE_S = 6.0
 """No loss lasts as long as the limit at which a node counts as dead."""
 
 
+class Place(Protocol):
+    """Who sends and receives."""
+
+    name: str
+    machine: int
+
+
 class Network:
-    """Carries messages between the manager and the nodes."""
+    """Carries messages between the managers and the agents."""
 
     def __init__(self, clock: Clock, rng: Random, weather: Weather) -> None:
         self._clock = clock
         self._rng = rng
         self._weather = weather
-        self._burst_until_s: dict[int, float] = {}
-        self._passed_s: dict[tuple[int, bool], float] = {}
+        self._burst_until_s: dict[str, float] = {}
+        self._passed_s: dict[tuple[str, str, bool], float] = {}
+        self._cut_off: frozenset[int] = frozenset()
 
-    def burst(self, node_rank: int, length_s: float) -> None:
-        """Lose everything to and from this node for a while."""
-        self._burst_until_s[node_rank] = self._clock.now_s + length_s
+    def burst(self, name: str, length_s: float) -> None:
+        """Lose everything to and from this agent for a while."""
+        self._burst_until_s[name] = self._clock.now_s + length_s
 
-    def send(self, node_rank: int, up: bool, deliver: Callable[[Any], object], message: Any) -> None:
+    def cut(self, machines: frozenset[int], length_s: float) -> bool:
+        """Part these machines from all others for a while. False if the network is cut already."""
+        if self._cut_off:
+            return False
+        self._cut_off = machines
+        self._clock.after(length_s, self._heal)
+        return True
+
+    def _heal(self) -> None:
+        self._clock.note("network", "heals")
+        self._cut_off = frozenset()
+
+    def connected(self, one: int, other: int) -> bool:
+        """Whether there is a way between two machines."""
+        return (one in self._cut_off) == (other in self._cut_off)
+
+    def send(self, agent: Place, manager: Place, up: bool, deliver: Callable[[Any], object], message: Any) -> None:
         """Hand `message` to `deliver` later, once or twice, or never."""
+        if not self.connected(agent.machine, manager.machine):
+            return
         weather, random, now_s = self._weather, self._rng.random, self._clock.now_s
-        way = (node_rank, up)
+        way = (agent.name, manager.name, up)
         overdue = now_s - self._passed_s.setdefault(way, now_s)
-        if overdue < LONGEST_SILENCE_S and (now_s < self._burst_until_s.get(node_rank, 0.0) or random() < weather.drop):
+        bursting = now_s < self._burst_until_s.get(agent.name, 0.0)
+        if overdue < LONGEST_SILENCE_S and (bursting or random() < weather.drop):
             return
         self._passed_s[way] = now_s
         for _ in range(1 + (random() < weather.duplicate)):

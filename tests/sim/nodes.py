@@ -1,51 +1,57 @@
-"""The simulated runtimes: one agent per node with `core.agent`, and the manager with `core.recovery`."""
+"""A simulated agent: one node with `core.agent` and its processes, with a place of the job or without one."""
 
 from typing import TYPE_CHECKING, assert_never
 
-from taskd.core.agent import Action as NodeAction
-from taskd.core.agent import Evict, Fence, Node, Start, StopNode, Take, TellJoin, TellPause, TellRelease
-from taskd.core.recovery import Action, AskCluster, AskKernel, Note, Publish, Recovered, Recovery, Stopped, Superseded
+from taskd.core.agent import Action, Evict, Fence, Node, Start, StopNode, Take, TellJoin, TellPause, TellRelease
 from taskd.core.worker import Report
-from taskd.wire.messages import Directive, Join, NodeStatus, Pause, RankStatus, Release, Stage, WorkerReport
+from taskd.wire.messages import Directive, Join, Ledger, NodeStatus, Pause, RankStatus, Release, Stage, WorkerReport
 from tests.sim.process import Process
 
 if TYPE_CHECKING:
     from tests.sim.world import Sim
 
+EVICTION_S = 0.05
+"""So long after its processes were killed, an agent has seen them dead and may take another place."""
+
 
 class Agent:
-    """One node."""
+    """One node. `alone`: its launcher starts the ranks of a new job, although the job is there already."""
 
-    def __init__(self, sim: "Sim", node_rank: int, ranks: range) -> None:
+    def __init__(self, sim: "Sim", number: int, place: int | None, wants: int, *, alone: bool = False) -> None:
         self.sim = sim
-        self.node_rank = node_rank
-        self.name = f"agent {node_rank}"
-        self.ranks = ranks
-        self.node = Node()
+        self.machine = number
+        self.name = f"agent {number}"
+        self.node = Node(agent_id=self.name, place=place)
         self.processes: dict[int, Process] = {}
         self.dead = False
         self.stopped = False
         self.leaving = False
+        self.alone = alone
+        self._wants = wants
         self._waiting: dict[int, Start] = {}
         self._standbys = sim.scenario.standbys
-        self._lag_s = sim.scenario.lag_s[node_rank]
+        self._lag_s = sim.scenario.lag_s[number % len(sim.scenario.lag_s)]
         self._sequence = 0
 
     def begin(self) -> None:
         """Start the ranks of the first world, and the heart."""
-        for rank in self.ranks:
-            self._launch(rank, incarnation=0, generation=0, joins=False, warm=False)
+        if self.dead:
+            return
+        if self.node.place is not None:
+            for rank in self.sim.ranks_of(self.node.place):
+                self._launch(rank, incarnation=0, generation=0, joins=False, warm=False)
         self._beat()
 
     @property
     def done(self) -> bool:
         """All ranks of this node have exited with status 0: torchrun ends."""
-        return all(slot.status.stage is Stage.EXITED for slot in self.node.slots.values())
+        slots = self.node.slots.values()
+        return bool(slots) and all(slot.status.stage is Stage.EXITED for slot in slots)
 
     # ---- what comes in
 
     def receive(self, directive: Directive) -> None:
-        """A message of the manager."""
+        """A message of a manager."""
         self.sim.clock.after(self._lag_s, self._obey, directive)
 
     def link(self, process: Process, report: Report) -> None:
@@ -61,13 +67,13 @@ class Agent:
     def _obey(self, directive: Directive) -> None:
         if self.dead or self.stopped:
             return
-        known = self.node.generation
+        known = self.node.directive
         actions = self.node.obey(directive)
-        self.sim.judge.obeyed(self.node_rank, directive, known, actions)
+        self.sim.judge.obeyed(self.name, directive, known, actions)
         self._perform(actions)
 
     def _hear(self, process: Process, report: Report) -> None:
-        if self.dead or self.processes[process.rank] is not process:
+        if self.dead or self.processes.get(process.rank) is not process:
             return
         self._perform(
             self.node.report(
@@ -85,23 +91,24 @@ class Agent:
         self._send()
 
     def _ended(self, process: Process, clean: bool, cause: str) -> None:
-        if self.dead or self.processes[process.rank] is not process:
+        if self.dead or self.processes.get(process.rank) is not process:
             return
         self._perform(self.node.ended(process.rank, clean=clean, cause=cause, at_s=self.sim.clock.now_s))
         self._send()
 
     def _connected(self, process: Process) -> None:
-        if not self.dead and self.processes[process.rank] is process:
+        if not self.dead and self.processes.get(process.rank) is process:
             self._perform(self.node.connected(process.rank))
 
     # ---- what is done
 
-    def _perform(self, actions: list[NodeAction]) -> None:
+    def _perform(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Fence():
-                    process = self.processes[action.rank]
-                    self.sim.clock.after(0.002, lambda p=process: p.end(clean=False, cause="signal 9 (SIGKILL)"))
+                    process = self.processes.get(action.rank)
+                    if process is not None:
+                        self._kill(process)
                 case Start():
                     self._start(action)
                 case TellPause():
@@ -112,10 +119,28 @@ class Agent:
                     self._tell(action.rank, Release(generation=action.generation))
                 case StopNode():
                     self._stop()
-                case Evict() | Take():
-                    raise AssertionError("no place changes its holder here")
+                case Evict():
+                    self._evict()
+                case Take():
+                    self.sim.clock.after(EVICTION_S, self._occupy, action.place)
                 case _:
                     assert_never(action)
+
+    def _kill(self, process: Process) -> None:
+        self.sim.clock.after(0.002, lambda: process.end(clean=False, cause="signal 9 (SIGKILL)"))
+
+    def _evict(self) -> None:
+        self.sim.clock.note(self.name, "is evicted")
+        for process in self.processes.values():
+            self._kill(process)
+        self.processes.clear()
+        self._waiting.clear()
+
+    def _occupy(self, place: int) -> None:
+        if self.dead or self.stopped or self.node.place != place or self.node.slots:
+            return
+        self.sim.clock.note(self.name, "takes place {}", place)
+        self._perform(self.node.occupy(tuple(self.sim.ranks_of(place))))
 
     def _tell(self, rank: int, message: Pause | Join | Release) -> None:
         self.sim.clock.after(self._lag_s + 0.0005, self.processes[rank].hear, message)
@@ -139,14 +164,14 @@ class Agent:
         self._standbys += 1
 
     def _carry_out(self, rank: int, warm: bool) -> None:
-        start = self._waiting.pop(rank)
-        if self.dead or self.stopped:
+        start = self._waiting.pop(rank, None)
+        if start is None or self.dead or self.stopped:
             return
         self._launch(rank, start.incarnation, start.generation, joins=start.joins, warm=warm)
         self._send()
 
     def _launch(self, rank: int, incarnation: int, generation: int, *, joins: bool, warm: bool) -> None:
-        process = Process(self.sim, rank, incarnation, generation, joins=joins)
+        process = Process(self, rank, incarnation, generation, joins=joins)
         self.sim.judge.started(process, self.processes.get(rank))
         self.processes[rank] = process
         self.node.started(
@@ -163,6 +188,11 @@ class Agent:
         process.start()
         self.sim.clock.after(0.01, self._connected, process)
 
+    def members(self) -> tuple[int, ...]:
+        """The ranks of a world that starts anew, as this node knows it."""
+        known = self.node.directive
+        return tuple(order.rank for order in known.ranks) if known is not None else tuple(self.sim.everybody)
+
     def _stop(self) -> None:
         self.sim.clock.note(self.name, "stops its processes")
         self.stopped = True
@@ -178,9 +208,16 @@ class Agent:
 
     def die(self) -> None:
         """The whole node is gone."""
+        self.dead = True
         for process in self.processes.values():
             process.end(clean=False, cause="node")
+
+    def die_alone(self) -> None:
+        """The agent's process is gone, and its workers find out."""
         self.dead = True
+        for process in self.processes.values():
+            length_s = self.sim.rng.uniform(0.0, 0.2)
+            self.sim.clock.after(length_s, lambda it=process: it.end(clean=False, cause="its agent is gone"))
 
     # ---- what goes out
 
@@ -192,9 +229,10 @@ class Agent:
 
     def _send(self) -> None:
         self._sequence += 1
+        known, place = self.node.directive, self.node.place
         status = NodeStatus(
             job_id="sim",
-            node_rank=self.node_rank,
+            node_rank=-1 if place is None else place,
             agent_id=self.name,
             sequence=self._sequence,
             node_count=self.sim.policy.node_count,
@@ -206,87 +244,10 @@ class Agent:
             generation=self.node.generation,
             sent_s=self.sim.clock.now_s,
             leaving=self.leaving,
+            host=self.name,
+            wants=self._wants,
+            ledger=known.ledger if known is not None else Ledger(),
         )
-        self.sim.network.send(self.node_rank, True, self.sim.manager.receive, status)
-
-
-class Manager:
-    """The manager of the job, or one after the other."""
-
-    TICK_S = 0.2
-
-    def __init__(self, sim: "Sim") -> None:
-        self.sim = sim
-        self.core = Recovery(sim.policy)
-        self.directive: Directive | None = None
-        self.away = False
-        self.stopped: Stopped | None = None
-        self.successes = 0
-
-    def begin(self) -> None:
-        """Let time pass."""
-        if not self.away:
-            self._perform(self.core.tick(self.sim.clock.now_s))
-        self.sim.clock.after(self.TICK_S, self.begin)
-
-    def receive(self, status: NodeStatus) -> None:
-        """A message of an agent."""
-        if self.away:
-            return
-        known, before = self.core.world.generation, self.directive
-        stale = self.sim.judge.stale(self.core, status)
-        actions = self.core.hear(status, self.sim.clock.now_s)
-        if stale:
-            self.sim.judge.heard_stale(status, known, actions)
-        self._perform(actions)
-        if self.directive is before and before is not None:
-            self._send(status.node_rank, before)
-
-    def restart(self, away_s: float) -> None:
-        """The manager is gone, and another one comes that knows nothing."""
-        if not self.away and self.stopped is None:
-            self.away = True
-            self.sim.clock.after(away_s, self._come_back)
-
-    def _come_back(self) -> None:
-        self.core = Recovery(self.sim.policy, sequence=int(self.sim.clock.now_s * 1000))
-        self.directive = None
-        self.away = False
-        self.sim.judge.new_manager()
-        self.sim.clock.note("manager", "is a new one")
-
-    def _perform(self, actions: list[Action]) -> None:
-        for action in actions:
-            match action:
-                case Publish():
-                    self._publish(action.directive)
-                case Recovered():
-                    self.successes += 1
-                    self.sim.clock.note("manager", "recovered: {}", action.record.phases_ms())
-                    self.sim.judge.recovered(action.record)
-                case Stopped():
-                    self.stopped = action
-                    self.sim.clock.note("manager", "stops the job ({}): {}", action.exit_code, action.reason)
-                case Note() | AskKernel() | AskCluster() | Superseded():
-                    pass
-                case _:
-                    assert_never(action)
-        if actions:
-            self.sim.struck_by(self.core.phase)
-
-    def _publish(self, directive: Directive) -> None:
-        self.sim.clock.note(
-            "manager",
-            "publishes {} generation {} to {} ({})",
-            directive.order.value,
-            directive.generation,
-            [order.incarnation for order in directive.ranks],
-            directive.reason,
-        )
-        self.sim.judge.published(self.core, directive)
-        self.directive = directive
-        for node_rank in range(self.sim.policy.node_count):
-            self._send(node_rank, directive)
-
-    def _send(self, node_rank: int, directive: Directive) -> None:
-        self.sim.network.send(node_rank, False, self.sim.agents[node_rank].receive, directive)
+        for manager in self.sim.managers:
+            if not manager.dead:
+                self.sim.network.send(self, manager, True, manager.receive, status)

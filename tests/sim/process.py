@@ -13,7 +13,7 @@ from taskd.wire.messages import Condition, Join, Pause, Release, WorldPlan
 from tests.sim.fabric import PATIENCE_S, CollectiveError, Group, Ticket
 
 if TYPE_CHECKING:
-    from tests.sim.world import Sim
+    from tests.sim.nodes import Agent
 
 
 class InterruptedStepError(Exception):
@@ -60,8 +60,12 @@ def update(state: int, step: int) -> int:
 class Process:
     """A process that holds a rank, from its start to its end."""
 
-    def __init__(self, sim: "Sim", rank: int, incarnation: int, generation: int, *, joins: bool) -> None:
-        self.sim = sim
+    def __init__(self, agent: "Agent", rank: int, incarnation: int, generation: int, *, joins: bool) -> None:
+        self.sim = sim = agent.sim
+        self.agent = agent
+        self.machine = agent.machine
+        self.members = agent.members()
+        """The ranks of its world."""
         self.rank = rank
         self.incarnation = incarnation
         self.pid = sim.next_pid()
@@ -150,7 +154,7 @@ class Process:
         self.sim.clock.note(self.name, "ends: {}", cause)
         if self.group is not None:
             self.sim.fabric.leave(self.group, self)
-        self.sim.agent_of(self.rank).notice_end(self, clean=clean, cause=cause)
+        self.agent.notice_end(self, clean=clean, cause=cause)
 
     # ---- the control thread
 
@@ -186,7 +190,7 @@ class Process:
                         action.step,
                         action.condition.value,
                     )
-                    self.sim.agent_of(self.rank).link(self, action)
+                    self.agent.link(self, action)
                 case Break.BREAK:
                     self._break()
                 case Break.MEND:
@@ -211,8 +215,9 @@ class Process:
         script, uniform = self.sim.script, self.rng.uniform
         yield uniform(0.5, 1.5) * script.setup_s
         if not self.joins:
-            self.group = self.sim.fabric.group(self.worker.generation)
-            checkpoints = yield Meet(self.group, "init", self.sim.everybody, self.sim.checkpoint, PATIENCE_S)
+            alone = self.agent.name if self.agent.alone and self.incarnation == 0 else None
+            self.group = self.sim.fabric.group(self.worker.generation, alone)
+            checkpoints = yield Meet(self.group, "init", self.members, self.sim.checkpoint, PATIENCE_S)
             self._load(min(checkpoints.values()))
             yield uniform(0.0, 0.3)
         if script.cooperative:
@@ -245,9 +250,10 @@ class Process:
                     yield from self._join(plan)
                     if self.call > call:
                         return
-                yield from self._train(bound)
-                yield 0.002
-                self.feed(Input(Event.RETURNED, step=self.step, condition=self.condition))
+                yield from self._train(bound) if plan is None or not plan.dump else self._dump(plan)
+                if plan is None or not plan.dump:
+                    yield 0.002
+                    self.feed(Input(Event.RETURNED, step=self.step, condition=self.condition))
             except (CollectiveError, StrayError, InterruptedStepError) as error:
                 self.broken = True
                 if self.group is not None:
@@ -265,7 +271,7 @@ class Process:
             yield uniform(0.5, 1.5) * length_s
             self._maybe_raise("stray")
             assert self.group is not None
-            yield Meet(self.group, ("step", self.step + 1), self.sim.everybody, (self.step, self.state))
+            yield Meet(self.group, ("step", self.step + 1), self.members, (self.step, self.state))
             old, self.state, self.condition = self.state, None, Condition.TORN
             yield 0.001
             self._maybe_raise("tear")
@@ -287,23 +293,31 @@ class Process:
 
     def _join(self, plan: WorldPlan) -> Thread:
         self.group = self.sim.fabric.group(plan.generation)
+        self.members = members = plan.members
         yield self.rng.uniform(0.001, 0.05)
-        yield Meet(self.group, "rebuild", self.sim.everybody, patience_s=plan.timeout_s)
+        yield Meet(self.group, "rebuild", members, patience_s=plan.timeout_s)
         self.feed(Input(Event.JOINED, step=self.step, condition=self.condition))
         if plan.adopt and self.condition is Condition.STEPPED and self.step == plan.target_step - 1:
             self.step, self.condition = plan.target_step, Condition.CLEAN
             self.sim.judge.committed(self, adopted=True)
         for transfer in plan.transfers:
-            if self.rank == transfer.donor:
-                yield Meet(
-                    self.group, "restore", (transfer.donor, *transfer.receivers), (self.step, self.state, self.call)
-                )
-            elif self.rank in transfer.receivers:
+            donor, receivers = members[transfer.donor], [members[receiver] for receiver in transfer.receivers]
+            if self.rank == donor:
+                yield Meet(self.group, "restore", (donor, *receivers), (self.step, self.state, self.call))
+            elif self.rank in receivers:
                 self.state, self.condition = None, Condition.TORN
                 yield self.rng.uniform(0.001, 0.2)
-                given = yield Meet(self.group, "restore", (transfer.donor, *transfer.receivers))
-                self.step, self.state, self.call = given[transfer.donor]
+                given = yield Meet(self.group, "restore", (donor, *receivers))
+                self.step, self.state, self.call = given[donor]
                 self.condition = Condition.CLEAN
         self.sim.judge.restored(self, plan)
         yield self.rng.uniform(0.0, 0.01)
         self.feed(Input(Event.RESTORED, step=self.step, condition=Condition.CLEAN))
+
+    def _dump(self, plan: WorldPlan) -> Thread:
+        """Write a checkpoint together with the others; the end is waited for as after the last step."""
+        assert self.group is not None
+        yield self.rng.uniform(0.01, 2.0)
+        yield Meet(self.group, "dump", self.members)
+        self.sim.judge.dumped(self, plan)
+        self.feed(Input(Event.DUMPED, step=self.step, condition=self.condition))

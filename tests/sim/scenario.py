@@ -6,10 +6,14 @@ from random import Random
 from taskd.core.phases import Phase
 from taskd.core.policy import Deadlines, Membership, Policy, Strategy
 
-DEADLINES = Deadlines(confirm_s=2.0, pause_s=15.0, replace_s=40.0, join_s=15.0, resume_s=30.0, merge_s=1.0)
-MEMBERSHIP = Membership(heartbeat_s=0.5, suspect_s=3.0, dead_s=10.0)
-STRATEGIES = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.EXIT)
-LONGEST_S = 1500.0
+DEADLINES = Deadlines(
+    confirm_s=2.0, pause_s=15.0, replace_s=40.0, join_s=15.0, resume_s=30.0, takeover_s=10.0, merge_s=1.0
+)
+MEMBERSHIP = Membership(heartbeat_s=0.5, suspect_s=1.5, dead_s=10.0)
+STRATEGIES = tuple(Strategy)
+IN_PLACE = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.EXIT)
+WAIT_NODE_S = 60.0
+LONGEST_S = 1200.0
 """A job that has neither finished nor stopped by then hangs."""
 
 
@@ -61,6 +65,9 @@ class Scenario:
     faults: tuple[Fault, ...]
     lag_s: tuple[float, ...]  # per node: an agent is so slow
     standbys: int
+    spares: int  # nodes that wait for a place from the start
+    delivery_s: float | None  # the cluster needs so long to give a node; None: it has none
+    manager_apart: bool  # the manager is on a machine of its own, not on the first node's
     start_max_restarts: int
 
     @property
@@ -73,23 +80,34 @@ class Scenario:
         """Roughly how long it takes without a fault."""
         return self.script.bounds[-1] * self.script.step_s * 1.2
 
+    @property
+    def relieved(self) -> bool:
+        """There is always a node for a place that is lost, in time."""
+        return self.delivery_s is not None and self.delivery_s < WAIT_NODE_S / 2
+
 
 PHASES = (None, None, Phase.STRAYED, Phase.PAUSING, Phase.JOINING, Phase.RESUMING, Phase.FINISHING, Phase.RESTARTING)
 VICTIMS = ("any", "any", "newcomer", "donor", "first")
-KINDS = (*("kill",) * 9, "hang", "hang", "freeze", "stray", "stray", "tear", "leave", "burst", "burst", "manager")
+KINDS = (*("kill",) * 9, "hang", "hang", "freeze", "stray", "stray", "tear", "leave", "burst", "burst")
+NODE_KINDS = ("node", "node", "node", "agent", "agent", "partition", "partition", "drain", "drain")
+MANAGER_KINDS = ("manager", "usurp", "both")
 
 
 def draw(seed: int) -> Scenario:
     """The scenario of a seed."""
     rng = Random(seed)
-    nodes = rng.randint(1, 4)
+    nodes = rng.randint(1, 4) if rng.random() < 0.98 else rng.randint(5, 64)
     per_node = rng.randint(1 if nodes > 1 else 2, max(2, 8 // nodes))
     script = _script(rng)
+    on_nodes = rng.random() < 0.6
     policy = Policy(
         job_id="sim",
         node_count=nodes,
         ranks_per_node=per_node,
-        allowed=STRATEGIES if rng.random() < 0.92 else rng.choice([STRATEGIES[1:], STRATEGIES[::2], STRATEGIES[2:]]),
+        allowed=_allowed(rng, all_six=on_nodes),
+        wait_node_s=WAIT_NODE_S,
+        min_nodes=rng.choice([1, 1, max(1, nodes - 1)]),
+        checkpoints=rng.random() < 0.7,
         max_restarts=None if rng.random() < 0.93 else rng.randint(0, 3),
         deadlines=DEADLINES,
         membership=MEMBERSHIP,
@@ -102,14 +120,26 @@ def draw(seed: int) -> Scenario:
         faults=(),
         lag_s=tuple(rng.choice([0.0, 0.0, 0.0, 0.05, 1.0]) for _ in range(nodes)),
         standbys=rng.randint(0, 2),
+        spares=rng.choice([0, 0, 1, 2]) if on_nodes else 0,
+        delivery_s=rng.choice([None, 1.0, 10.0, 50.0, 100.0]) if on_nodes else None,
+        manager_apart=rng.random() < 0.5,
         start_max_restarts=rng.choice([3, *(32767,) * 9]),
     )
-    faults = tuple(_fault(rng, scenario, first=n == 0) for n in range(rng.choice([0, 1, 2, 3, 4, 4])))
+    count = rng.choice([0, 1, 1, 2, 2, 3, 4, 5, 6, 8])
+    faults = tuple(_fault(rng, scenario, first=n == 0, on_nodes=on_nodes) for n in range(count))
     if rng.random() < 0.04:
         faults += (
             Fault(rng.choice(["node", "term"]), None, rng.uniform(0, scenario.setup_s + scenario.training_s), "any"),
         )
     return replace(scenario, faults=faults)
+
+
+def _allowed(rng: Random, *, all_six: bool) -> tuple[Strategy, ...]:
+    if not all_six:
+        return IN_PLACE if rng.random() < 0.8 else rng.choice([IN_PLACE[1:], IN_PLACE[::2], IN_PLACE[2:]])
+    if rng.random() < 0.6:
+        return STRATEGIES
+    return tuple(strategy for strategy in STRATEGIES if rng.random() < 0.7)
 
 
 def _script(rng: Random) -> Script:
@@ -138,7 +168,7 @@ def _weather(rng: Random) -> Weather:
     )
 
 
-def _fault(rng: Random, scenario: Scenario, *, first: bool) -> Fault:
+def _fault(rng: Random, scenario: Scenario, *, first: bool, on_nodes: bool) -> Fault:
     phase = None if first else rng.choice(PHASES)
     if phase is not None:
         delay_s = rng.choice([0.0, 0.01, 0.1, 0.5, 5.0]) * rng.random()
@@ -147,12 +177,14 @@ def _fault(rng: Random, scenario: Scenario, *, first: bool) -> Fault:
     else:
         delay_s = rng.uniform(0.0, scenario.setup_s)
     # A manager that takes over between two resilient functions cannot tell who is in which: one known limit.
-    kinds = KINDS if len(scenario.script.bounds) == 1 else KINDS[:-1]
+    kinds = KINDS + (MANAGER_KINDS if len(scenario.script.bounds) == 1 else ())
+    if on_nodes:
+        kinds += NODE_KINDS
     return Fault(
         kind=rng.choice(kinds),
         phase=phase,
         delay_s=delay_s,
         victim=rng.choice(VICTIMS),
         count=rng.choice([1, 1, 1, 2, 99]),
-        length_s=rng.uniform(0.5, 5.0),
+        length_s=rng.uniform(0.5, 5.0) if rng.random() < 0.7 else rng.uniform(5.0, 100.0),
     )

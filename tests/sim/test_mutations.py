@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from taskd.core import agent, attempts, ranks, recovery
-from taskd.core.agent import Fence, Node, Start
+from taskd.core.agent import Evict, Fence, Node, Start
+from taskd.core.attempts import Attempts
 from taskd.core.budget import Budget, Charge, Fault
 from taskd.core.course import Course
 from taskd.core.phases import Phase
@@ -15,7 +16,7 @@ from taskd.core.ranks import Held, Restore
 from taskd.core.recovery import Recovery
 from taskd.core.table import Row
 from taskd.core.world import World
-from taskd.wire.messages import Condition, Directive, Order, RankStatus, Stage, Transfer
+from taskd.wire.messages import Condition, Directive, Order, RankStatus, Stage, Transfer, WorldPlan
 from tests.sim.world import simulate
 
 pytestmark = pytest.mark.timeout(120)
@@ -137,6 +138,63 @@ def released_but_thought_inside(patch: Patch) -> None:
     patch.setattr(World, "release", lambda self: None)
 
 
+def quorum_ignored(patch: Patch) -> None:
+    """A manager that hears nobody of the world decides about it."""
+    patch.setattr(World, "has_quorum", lambda *_: True)
+
+
+def evicted_but_alive(patch: Patch) -> None:
+    """A node that has lost its place keeps its processes."""
+    honest = Node._move
+
+    def move(self: Node, directive: Directive) -> None:
+        slots = dict(self.slots)
+        honest(self, directive)
+        if any(isinstance(action, Evict) for action in self._out):
+            self._out = []
+            self.slots = slots
+
+    patch.setattr(Node, "_move", move)
+
+
+def older_term_obeyed(patch: Patch) -> None:
+    """Of two managers the one with the newer generation is obeyed."""
+    patch.setattr(agent, "_age", lambda directive: (directive.generation, directive.sequence))
+
+
+def never_grows(patch: Patch) -> None:
+    """A node that comes back finds no place."""
+    put(patch, recovery.TABLE, Course.grow, Course.ignore)
+
+
+def two_places_for_one(patch: Patch) -> None:
+    """A candidate that has got a place is a candidate still."""
+    honest = World.assign
+
+    def assign(self: World, place: int, agent_id: str) -> None:
+        view = self.candidates[agent_id]
+        honest(self, place, agent_id)
+        self.candidates[agent_id] = view
+
+    patch.setattr(World, "assign", assign)
+
+
+def absent_ranks_expected(patch: Patch) -> None:
+    """The plan of a smaller world names its receivers by their ranks in the full one."""
+    honest = Attempts._order
+
+    def tell(self: Attempts, order: Order, plan: WorldPlan | None = None, reason: str = "", exit_code: int = 0) -> None:
+        if plan is not None:
+            by_slot = tuple(
+                Transfer(donor=plan.members[t.donor], receivers=tuple(plan.members[r] for r in t.receivers))
+                for t in plan.transfers
+            )
+            plan = msgspec.structs.replace(plan, transfers=by_slot)
+        honest(self, order, plan, reason, exit_code)
+
+    patch.setattr(Course, "_order", tell)
+
+
 MUTATIONS = [
     incarnation_ignored,
     torn_donor,
@@ -148,6 +206,12 @@ MUTATIONS = [
     budget_unlimited,
     stepped_is_clean,
     released_but_thought_inside,
+    quorum_ignored,
+    evicted_but_alive,
+    older_term_obeyed,
+    never_grows,
+    two_places_for_one,
+    absent_ranks_expected,
 ]
 
 

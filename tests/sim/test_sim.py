@@ -1,4 +1,4 @@
-"""2,000 simulated jobs: no invariant is broken, and nearly every row of the tables is used."""
+"""500 simulated jobs: no invariant is broken, and nearly every row of the tables is used."""
 
 import json
 import os
@@ -14,21 +14,19 @@ from tests.sim.recorder import recorders
 from tests.sim.scenario import draw
 from tests.sim.world import simulate
 
-SEEDS = 2000
+SEEDS = 500
 BEYOND = {
     "recovery": {
-        # A node lost or leaving in a phase of milliseconds, and reports that take the longest way.
-        *("FORMING, NODE_LOST", "FORMING, NODE_LEAVES", "STRAYED, NODE_LEAVES", "STRAYED, NODE_LOST"),
-        *("PAUSING, NODE_LEAVES", "PAUSING, NODE_LOST", "JOINING, NODE_LEAVES", "JOINING, NODE_LOST"),
-        *("RESUMING, NODE_LEAVES", "RESUMING, NODE_LOST", "RESTARTING, NODE_LEAVES", "RESTARTING, NODE_LOST"),
-        *("FINISHING, NODE_LEAVES", "FINISHING, NODE_LOST", "STOPPED, NODE_LOST"),
-        *("RESUMING, EXITED", "RESUMING, RESTORED", "RESTARTING, EXPIRED"),
+        # Phases of milliseconds, and reports that take the longest way.
+        *("FORMING, NODE_LOST", "FORMING, NODE_LEAVES", "STRAYED, NODE_LEAVES", "JOINING, NODE_LEAVES"),
+        *("RESUMING, NODE_LEAVES", "RESUMING, NODE_LOST", "RESTARTING, NODE_LEAVES"),
+        *("RESUMING, EXITED", "RESUMING, RESTORED", "RESTARTING, EXPIRED", "RESTARTING, PAUSED"),
         *("RUNNING, JOINED", "RUNNING, RESTORED", "STRAYED, JOINED", "STRAYED, RESTORED"),
         *(f"{phase.name}, OVERTAKEN" for phase in Phase),
-        *(f"{phase.name}, {event}" for phase in Phase for event in ("CANDIDATE", "DRAINED", "DUMPED")),
-        *("STOPPED, JOINED", "STOPPED, RESTORED", "STOPPED, EXITED"),
+        *(f"{phase.name}, DUMPED" for phase in Phase if phase is not Phase.RESUMING),
+        *("STOPPED, JOINED", "STOPPED, RESTORED", "STOPPED, EXITED", "STOPPED, FINISHED"),
     },
-    "node": {"FENCED, STARTED"},  # torchrun restarts the whole group itself
+    "node": {"FENCED, STARTED", "ENDED, REPORTED"},  # torchrun restarts the whole group itself
     "worker": {
         # Without a manager (ABANDON), commits outside the function, and orders that cross with what the rank just did.
         *(
@@ -39,6 +37,7 @@ BEYOND = {
         *(f"{state}, JOIN" for state in ("SETUP", "TRAINING", "INTERRUPTED", "JOINING", "FINISHED", "RELEASED")),
         *("SETUP, COMMITTED", "RELEASED, COMMITTED", "RELEASED, PAUSE"),
         *("INTERRUPTED, JOINED", "INTERRUPTED, RESTORED", "INTERRUPTED, RETURNED"),
+        *("INTERRUPTED, COMMITTED", "INTERRUPTED, DUMPED"),
     },
 }
 """Rows that these seeds may miss. `tests/core/test_rows.py` reaches every row."""

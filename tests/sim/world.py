@@ -3,16 +3,20 @@
 from dataclasses import dataclass, field
 from random import Random
 
-from taskd.core.phases import Phase
-from taskd.wire.messages import Condition
+from taskd.core.phases import Phase, Stopped
 from tests.sim.clock import Clock
 from tests.sim.fabric import Fabric
+from tests.sim.faults import strike
 from tests.sim.judge import Judge
+from tests.sim.manager import Manager
 from tests.sim.network import Network
-from tests.sim.nodes import Agent, Manager
-from tests.sim.process import Process
+from tests.sim.nodes import Agent
 from tests.sim.scenario import LONGEST_S, Fault, Scenario, draw
+from tests.sim.verdict import explain
 
+APART = -1
+"""The number of a machine that only the manager runs on."""
+NEVER_S = 300.0
 AFTERMATH_S = 12.0
 """What happens so long after the end must not break anything either."""
 
@@ -42,40 +46,68 @@ class Sim:
         self.clock = Clock(tracing=tracing)
         self.everybody = range(self.policy.world_size)
         self.checkpoint = 0
+        self.successes = 0
         self.struck: list[str] = []
         self._pid = 1000
         self._armed = [fault for fault in scenario.faults if fault.phase is not None]
         self.network = Network(self.clock, self.rng, scenario.weather)
-        self.fabric = Fabric(self.clock, self.rng, scenario.weather.deaf)
+        self.fabric = Fabric(self.clock, self.rng, scenario.weather.deaf, self.network.connected)
         self.judge = Judge(self)
-        self.manager = Manager(self)
-        per_node = self.policy.ranks_per_node
-        self.agents = [
-            Agent(self, node, range(node * per_node, (node + 1) * per_node)) for node in range(self.policy.node_count)
-        ]
+        self.agents: list[Agent] = []
+        self.by_name: dict[str | None, Agent] = {}
+        self.managers: list[Manager] = []
+        for place in range(self.policy.node_count):
+            self._add_agent(place, wants=place)
+        for _ in range(scenario.spares):
+            self._add_agent(None, wants=-1)
+        self.managers.append(Manager(self, APART if scenario.manager_apart else 0, 0))
+
+    @property
+    def manager(self) -> Manager:
+        """The newest."""
+        return self.managers[-1]
+
+    @property
+    def stopped(self) -> Stopped | None:
+        """How the newest manager has ended the job."""
+        return self.manager.stopped
+
+    def deciding(self) -> list[Manager]:
+        """Managers that live and do not know of a newer one."""
+        return [manager for manager in self.managers if not manager.dead and not manager.core.superseded]
 
     def next_pid(self) -> int:
         self._pid += 1
         return self._pid
 
-    def agent_of(self, rank: int) -> Agent:
-        return self.agents[rank // self.policy.ranks_per_node]
+    def ranks_of(self, place: int) -> range:
+        """The ranks of a place."""
+        per_node = self.policy.ranks_per_node
+        return range(place * per_node, (place + 1) * per_node)
+
+    def _add_agent(self, place: int | None, wants: int, *, alone: bool = False) -> Agent:
+        agent = Agent(self, len(self.agents), place, wants, alone=alone)
+        self.agents.append(agent)
+        self.by_name[agent.name] = agent
+        return agent
 
     def run(self) -> None:
         """Let the job run to its end."""
-        for agent in self.agents:
+        for agent in list(self.agents):
             self.clock.after(self.rng.uniform(0.0, 0.3), agent.begin)
         self.clock.after(0.0, self.manager.begin)
         for fault in self.scenario.faults:
             if fault.phase is None:
                 self.clock.after(fault.delay_s, self._strike, fault)
-        longest_s = LONGEST_S if "node" not in (fault.kind for fault in self.scenario.faults) else LONGEST_S / 5
-        if not self.clock.run(longest_s, lambda: self.manager.stopped is not None):
-            if "node" in self.struck and self.manager.core.phase is Phase.FORMING:
-                return  # a node was lost before this manager knew it: the agents go on without a manager
+        if not self.clock.run(LONGEST_S, self._over):
             states = {p.name: p.worker.state.value for a in self.agents for p in a.processes.values() if p.alive}
             raise TimeoutError(f"still {self.manager.core.phase} after {LONGEST_S} s: {states}")
         self.clock.run(self.clock.now_s + AFTERMATH_S, lambda: False)
+
+    def _over(self) -> bool:
+        """The job has ended; or a node was lost before all had come, and the job will never be there."""
+        never = self.manager.core.phase is Phase.FORMING and self.clock.now_s > NEVER_S
+        return self.stopped is not None or (never and bool({"node", "both", "agent", "term"} & set(self.struck)))
 
     def struck_by(self, phase: Phase) -> None:
         """The manager is in this phase: some faults have waited for it."""
@@ -83,64 +115,45 @@ class Sim:
             self._armed.remove(fault)
             self.clock.after(fault.delay_s, self._strike, fault)
 
-    # ---- faults
-
     def _strike(self, fault: Fault) -> None:
-        if self.manager.stopped is not None:
+        if self.stopped is None:
+            strike(self, fault)
+
+    # ---- machines that go and come
+
+    def lose_machine(self, agent: Agent, away_s: float) -> None:
+        """A node is gone, and the manager with it if it ran there."""
+        agent.die()
+        if self.manager.machine == agent.machine:
+            self.replace_manager(away_s, at_once=False)
+
+    def replace_manager(self, away_s: float, *, at_once: bool) -> None:
+        """The manager is gone, and another one comes that knows nothing. `at_once`: while the first still lives."""
+        if self.stopped is not None or self.manager.dead:
             return
-        self.struck.append(fault.kind)
-        self.clock.note("fault", "{}", fault)
-        node_rank = self.rng.randrange(self.policy.node_count)
-        if fault.kind == "burst":
-            self.network.burst(node_rank, fault.length_s)
-        elif fault.kind == "manager":
-            self.manager.restart(fault.length_s)
-        elif fault.kind == "node":
-            self.agents[node_rank].die()
-        elif fault.kind == "term":
-            self.agents[node_rank].leave()
-        else:
-            for process in self._victims(fault):
-                self._hit(fault, process)
+        self.manager.dead = not at_once
+        self.clock.after(away_s, self._new_manager)
 
-    def _hit(self, fault: Fault, process: Process) -> None:
-        match fault.kind:
-            case "kill":
-                process.end(clean=False, cause="signal 9 (SIGKILL)")
-            case "leave":
-                process.end(clean=True, cause="exit code 0")
-            case "hang" | "freeze":
-                process.hung = True
-                process.frozen = fault.kind == "freeze"
-                if process.group is not None:  # its peers lose patience
-                    self.clock.after(3.0, self.fabric.leave, process.group, process)
-                self.clock.after(3.0, self._lose_patience, process)
-            case "stray":
-                process.pending_error = self.rng.choice(["stray", "late stray"])
-            case "tear":
-                process.pending_error = "tear"
-            case _:
-                raise ValueError(fault.kind)
+    def _new_manager(self) -> None:
+        if self.stopped is not None:
+            return
+        dead_first = not any(agent.node.place == 0 and not agent.dead for agent in self.agents)
+        machine = APART
+        if dead_first and self.policy.node_count > 1 and self.rng.random() < 0.5:
+            # It comes with a new first node, whose launcher knows of no job.
+            alone = self._add_agent(0, wants=0, alone=True)
+            machine = alone.machine
+            self.clock.after(0.1, alone.begin)
+        self.managers.append(Manager(self, machine, int(self.clock.now_s * 1000) + len(self.managers)))
+        self.judge.new_manager()
+        self.clock.note(self.manager.name, "is a new one")
+        self.clock.after(0.0, self.manager.begin)
 
-    def _lose_patience(self, process: Process) -> None:
-        """Somebody ends a process at last that hangs outside of all collectives, as an operator would."""
-        self.clock.after(120.0, lambda: process.end(clean=False, cause="signal 15 (SIGTERM)"))
-
-    def _victims(self, fault: Fault) -> list[Process]:
-        living = [p for agent in self.agents for p in agent.processes.values() if p.alive]
-        if not living:
-            return []
-        self.rng.shuffle(living)
-        plan = self.manager.directive.plan if self.manager.directive is not None else None
-        donors = {transfer.donor for transfer in plan.transfers} if plan is not None else set()
-        first = {
-            "newcomer": lambda p: p.joins,
-            "donor": lambda p: p.rank in donors,
-            "first": lambda p: p.rank == 0,
-            "any": lambda p: p.condition is not Condition.EMPTY,
-        }[fault.victim]
-        living.sort(key=lambda p: not first(p))
-        return living[: fault.count if fault.kind in ("kill", "hang") else 1]
+    def deliver_node(self, place: int) -> None:
+        """The cluster was asked for a node."""
+        if self.scenario.delivery_s is not None:
+            agent = self._add_agent(None, wants=place)
+            self.clock.after(self.scenario.delivery_s, agent.begin)
 
 
 def simulate(seed: int, *, tracing: bool = False) -> Outcome:
@@ -154,13 +167,13 @@ def simulate(seed: int, *, tracing: bool = False) -> Outcome:
         breach = f"{type(error).__name__}: {error}"
         if tracing:
             raise_note(sim, error)
-    stopped = sim.manager.stopped
+    stopped = sim.stopped
     return Outcome(
         seed=seed,
         breach=breach,
         ended=stopped.reason if stopped is not None else "",
         struck=tuple(sim.struck),
-        successes=sim.manager.successes,
+        successes=sim.successes,
         lives=sim.judge.lives,
         virtual_s=sim.clock.now_s,
         trace=sim.clock.trace,
@@ -172,29 +185,3 @@ def raise_note(sim: Sim, error: Exception) -> None:
     from traceback import format_exception
 
     sim.clock.trace += "".join(format_exception(error)).splitlines()
-
-
-def explain(sim: Sim) -> str:
-    """Empty if the job's end is what its faults explain."""
-    stopped, struck, policy = sim.manager.stopped, sim.struck, sim.policy
-    if stopped is None:
-        return "" if "node" in struck else "the job has not ended"
-    if stopped.exit_code == 0:
-        missing = sorted(set(sim.everybody) - sim.judge.done)
-        unfinished = missing and "leave" not in struck
-        return f"success, but rank {missing} has not done all its steps" if unfinished else ""
-    if "node" in struck or ("term" in struck and "torchrun has ended" in stopped.reason):
-        return ""
-    left = "no agent on the node" in stopped.reason or "torchrun has ended" in stopped.reason
-    if left and any(agent.leaving for agent in sim.agents):
-        return ""  # torchrun has ended on a node whose ranks had all exited
-    hits = len([kind for kind in struck if kind not in ("burst", "manager")])
-    budget = sim.manager.core.budget
-    restricted = len(policy.allowed) < 3
-    if "restarts of the job are spent" in stopped.reason and budget is not None and hits > 0:
-        return "" if budget.spent == budget.max_restarts else f"budget: {stopped.reason}"
-    if "repeats without progress" in stopped.reason and hits >= 1:
-        return ""
-    if "no strategy is left" in stopped.reason and hits >= 1 and (restricted or hits >= 3):
-        return ""
-    return f"the job was stopped without need after {struck}: {stopped.reason}"

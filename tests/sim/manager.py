@@ -1,0 +1,134 @@
+"""A simulated manager: `core.recovery`, and the cluster that it asks for nodes."""
+
+from typing import TYPE_CHECKING, assert_never
+
+from taskd.core.phases import Phase
+from taskd.core.recovery import (
+    Action,
+    AskCluster,
+    AskKernel,
+    Note,
+    Publish,
+    Recovered,
+    Recovery,
+    Stopped,
+    Superseded,
+)
+from taskd.wire.messages import Directive, NodeStatus
+from tests.sim.judge import demand
+
+if TYPE_CHECKING:
+    from tests.sim.nodes import Agent
+    from tests.sim.world import Sim
+
+TICK_S = 0.2
+GROWTH_S = 3.0
+"""A node that waits so long while a place is absent from the world that trains is not used."""
+
+
+class Manager:
+    """One manager of the job. There may be one after the other, and for a while two."""
+
+    def __init__(self, sim: "Sim", machine: int, sequence: int) -> None:
+        self.sim = sim
+        self.machine = machine
+        self.name = f"manager {len(sim.managers)}"
+        self.core = Recovery(sim.policy, sequence=sequence)
+        self.directive: Directive | None = None
+        self.dead = False
+        self.stopped: Stopped | None = None
+        self._heard: dict[str, Agent] = {}
+        self._idle_since_s: float | None = None
+
+    def begin(self) -> None:
+        """Let time pass."""
+        if not self.dead:
+            self._perform(self.core.tick(self.sim.clock.now_s))
+            self._watch_growth()
+            self.sim.clock.after(TICK_S, self.begin)
+
+    def receive(self, status: NodeStatus) -> None:
+        """A message of an agent."""
+        if self.dead:
+            return
+        agent = self.sim.by_name[status.agent_id]
+        self._heard[agent.name] = agent
+        known, before = self.core.world.generation, self.directive
+        stale = self.sim.judge.stale(self.core, status)
+        actions = self.core.hear(status, self.sim.clock.now_s)
+        if stale:
+            self.sim.judge.heard_stale(status, known, actions)
+        self._perform(actions)
+        if self.directive is before and before is not None and not self.core.superseded:
+            self._send(agent, before)
+
+    def drain(self, place: int) -> None:
+        """An operator wants a node empty."""
+        if not self.dead:
+            refusal, actions = self.core.move_from(str(place), self.sim.clock.now_s)
+            self.sim.clock.note(self.name, "drain of {}: {}", place, refusal or "done")
+            self._perform(actions)
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Publish():
+                    self._publish(action.directive)
+                case Recovered():
+                    self.sim.successes += 1
+                    self.sim.clock.note(self.name, "recovered: {}", action.record.phases_ms())
+                    self.sim.judge.recovered(action.record)
+                case Stopped():
+                    demand(self.stopped is None, "stopped twice: {}", action.reason)
+                    self.stopped = action
+                    self.sim.clock.note(self.name, "stops the job ({}): {}", action.exit_code, action.reason)
+                case AskKernel():
+                    self.sim.clock.after(0.3 * self.sim.rng.random(), self._ask_kernel, action.agent_id)
+                case AskCluster():
+                    self.sim.clock.note(self.name, "asks for a node: {}", action.reason)
+                    self.sim.deliver_node(action.node_rank)
+                case Superseded():
+                    self.sim.clock.note(self.name, "is superseded by {}", action.term)
+                case Note():
+                    self.sim.clock.note(self.name, "{}", action.text)
+                case _:
+                    assert_never(action)
+        if actions:
+            self.sim.struck_by(self.core.phase)
+
+    def _ask_kernel(self, agent_id: str) -> None:
+        if self.dead:
+            return
+        agent = self.sim.by_name[agent_id]
+        listening = not agent.dead and self.sim.network.connected(self.machine, agent.machine)
+        self._perform(self.core.answered(agent_id, listening=listening, now_s=self.sim.clock.now_s))
+
+    def _publish(self, directive: Directive) -> None:
+        self.sim.clock.note(
+            self.name,
+            "publishes {} generation {} to {} at {} ({})",
+            directive.order.value,
+            directive.generation,
+            {order.rank: order.incarnation for order in directive.ranks},
+            [place.agent_id for place in directive.places],
+            directive.reason,
+        )
+        self.sim.judge.published(self, directive)
+        self.directive = directive
+        for agent in self._heard.values():
+            self._send(agent, directive)
+
+    def _send(self, agent: "Agent", directive: Directive) -> None:
+        self.sim.network.send(agent, self, False, agent.receive, directive)
+
+    def _watch_growth(self) -> None:
+        core = self.core
+        absent = set(range(core.policy.node_count)) - set(core.world.places)
+        waits = any(core.world.candidate_for(place) is not None for place in absent)
+        if core.superseded or core.phase is not Phase.RUNNING or not waits:
+            self._idle_since_s = None
+        elif self._idle_since_s is None:
+            self._idle_since_s = self.sim.clock.now_s
+        else:
+            waited_s = self.sim.clock.now_s - self._idle_since_s
+            demand(waited_s < GROWTH_S, "places {} are absent and a node waits", absent)
