@@ -62,7 +62,7 @@ def test_numbers_depend_on_seed_rank_and_step_alone() -> None:
 
 def test_generators_made_alike_get_different_seeds() -> None:
     Seeds(5).sow(0, 0)
-    assert np.random.get_state()[1][0] != torch.default_generator.initial_seed() & 0xFFFFFFFF
+    assert np.random.get_state(legacy=False)["state"]["key"][0] != torch.default_generator.initial_seed() & 0xFFFFFFFF
 
 
 @pytest.mark.parametrize("attached", [False, True])

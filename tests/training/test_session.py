@@ -51,11 +51,13 @@ class Agent:
 
     def expect(self, *stages: Stage) -> WorkerReport:
         """The next reports, in this order; the last of them."""
+        reports = []
         for stage in stages:
             _, report = self._ear.until(lambda peer, _message: peer is self._peer)
             assert isinstance(report, WorkerReport)
             assert report.stage is stage, report
-        return report
+            reports.append(report)
+        return reports[-1]
 
     def tell(self, message: Pause | Join | Release | Abandon) -> None:
         assert self._peer is not None

@@ -232,6 +232,7 @@ def test_the_fast_reading_is_in_use_and_equals_the_public_one() -> None:
 def test_the_slow_reading_comes_back_too() -> None:
     state = make()
     capture = state._rng
+    assert isinstance(capture, rng.RngCapture)
     capture.capture()
     capture._python = capture._torch = capture._same = None
     capture._numpy_bits = None
