@@ -1,0 +1,102 @@
+"""One node of the played job, and the clock of the play.
+
+A node has one slot rank that stands for all of its GPUs: their processes start, pause and die together here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Any
+
+from taskd.wire.messages import Condition, NodeStatus, RankStatus, Stage
+
+
+class Clock:
+    """Virtual time: things to do, in the order in which they are due."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._due: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+        self._count = 0
+
+    def at(self, at_s: float, act: Callable[..., object], *args: Any) -> None:
+        """Do this at that time."""
+        self._count += 1
+        heappush(self._due, (at_s, self._count, act, args))
+
+    def run(self, until_s: float) -> None:
+        """Do all that is due before `until_s`."""
+        while self._due and self._due[0][0] < until_s:
+            self.now_s, _, act, args = heappop(self._due)
+            act(*args)
+        self.now_s = until_s
+
+
+@dataclass(slots=True)
+class Node:
+    """What is true of a node, and what its agent reports."""
+
+    agent_id: str
+    place: int = -1
+    wanted: int = 0
+    """The process that it was told to start, or has."""
+    running: bool = False
+    stage: Stage = Stage.STARTING
+    generation: int = 0
+    step: int = -1
+    condition: Condition = Condition.EMPTY
+    cause: str = ""
+    warm: bool = True
+    """A standby waits."""
+    silent: bool = False
+    """The agent is gone."""
+    leaving: bool = False
+    broken: bool = False
+    """Every process dies when it opens the device."""
+    stuck: bool = False
+    """The process cannot go on, and nobody knows yet."""
+    hung: bool = False
+    """It does not even pause when it is told to."""
+    buggy: bool = False
+    """Its next step ends it."""
+
+    def status(self, sequence: int, node_count: int, generation: int) -> NodeStatus:
+        """The report of its agent."""
+        return NodeStatus(
+            job_id="trace",
+            node_rank=self.place,
+            agent_id=self.agent_id,
+            sequence=sequence,
+            node_count=node_count,
+            ranks=(self._rank(),) if self.place >= 0 else (),
+            store_host=self.agent_id,
+            store_port=29500,
+            standbys=int(self.warm),
+            max_restarts=32767,
+            generation=generation,
+            host=self.agent_id,
+            leaving=self.leaving,
+        )
+
+    def _rank(self) -> RankStatus:
+        return RankStatus(
+            rank=self.place,
+            incarnation=self.wanted,
+            generation=self.generation,
+            stage=self.stage,
+            step=self.step,
+            condition=self.condition,
+            cause=self.cause,
+        )
+
+    def reach(self, stage: Stage, generation: int, *, step: int | None = None, cause: str = "") -> None:
+        """Its process gets to a stage; with a step, it is clean there."""
+        self.stage, self.generation, self.cause = stage, generation, cause
+        if step is not None:
+            self.step, self.condition = step, Condition.CLEAN
+
+    def start(self, incarnation: int, generation: int) -> None:
+        """A process is wanted: whatever ran before is fenced."""
+        self.wanted, self.running, self.stage, self.generation = incarnation, False, Stage.STARTING, generation
+        self.step, self.condition, self.cause = -1, Condition.EMPTY, ""
+        self.stuck = self.hung = False
