@@ -46,7 +46,7 @@ class RestoreError(RecoveryError):
 
 
 class CheckpointError(TaskdError):
-    """A checkpoint could not be written, or does not fit what it is loaded into. Nothing half-written is left behind."""
+    """A checkpoint could not be written, or does not fit what it is loaded into. Nothing half-written is left."""
 
 
 class TransitionError(TaskdError):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from taskd.config import settings
+from taskd.config.manager import job_id
 from taskd.config.reading import Source
 from taskd.config.rundir import run_dir
 
@@ -36,6 +37,7 @@ class WorkerConfig:
     blackbox: Path | None = None
     position: Path | None = None
     checkpoint_dir: Path | None = None
+    job_id: str = "default"
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> "WorkerConfig | None":
@@ -55,6 +57,7 @@ class WorkerConfig:
             blackbox=source.path(settings.BLACKBOX),
             position=source.path(settings.POSITION),
             checkpoint_dir=source.path(settings.CHECKPOINT_DIR),
+            job_id=job_id(source),
         )
 
     def environment(self) -> dict[str, str]:

@@ -10,7 +10,6 @@ Rules:
 
 import logging
 import os
-import socket
 import threading
 import time
 from collections import deque
@@ -33,6 +32,7 @@ from taskd.runtime.prospect import Prospect
 from taskd.runtime.rankfiles import RankFiles
 from taskd.runtime.sockets import LocalServer, Peer
 from taskd.runtime.standbys import StandbyPool
+from taskd.runtime.statuses import status_of
 from taskd.wire.messages import (
     Abandon,
     Answer,
@@ -41,9 +41,7 @@ from taskd.wire.messages import (
     FromManager,
     Hello,
     Join,
-    Ledger,
     Modules,
-    NodeStatus,
     Order,
     Pause,
     RankStatus,
@@ -54,7 +52,6 @@ from taskd.wire.messages import (
 )
 
 logger = logging.getLogger(__name__)
-HOST = socket.gethostname()
 PATIENCE = 10
 """A node that was led once waits so many times longer for the next manager: torchrun could do nothing better."""
 SDKLESS_DELAY_S = 10.0
@@ -369,31 +366,25 @@ class NodeAgent:
         return ranks, self._pool.count, max(self._crew.generation, self._node.generation), self._leaving
 
     def _report(self) -> None:
-        identity, place = self._identity, self._node.place
-        self._told = ranks, standbys, generation, leaving = self._state()
+        identity = self._identity
+        self._told = _, standbys, generation, leaving = self._state()
         self._sent_s = time.monotonic()
         self._crew.reap()
         if self._link is None:
             return
         self._sequence += 1
         self._link.send(
-            NodeStatus(
+            status_of(
+                self._node,
+                identity,
                 job_id=self._config.job_id,
-                node_rank=-1 if place is None or identity is None else place,
-                agent_id=self._id,
                 sequence=self._sequence,
-                node_count=identity.node_count if identity is not None else self._prospect.places or 0,
-                ranks=ranks,
-                store_host=self._store[0],
-                store_port=self._store[1],
+                store=self._store,
                 standbys=standbys,
-                max_restarts=identity.max_restarts if identity is not None else 0,
                 generation=generation,
-                sent_s=self._sent_s,
                 leaving=leaving,
-                host=HOST,
+                sent_s=self._sent_s,
                 wants=self._wants,
-                ledger=self._node.directive.ledger if self._node.directive is not None else Ledger(),
             )
         )
 

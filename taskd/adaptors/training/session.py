@@ -229,7 +229,7 @@ class Session:
         config, step = self._link.config, self._state.step
         if config.checkpoint_dir is None:
             raise CheckpointError("no directory for checkpoints is known to this rank; set TASKD_CHECKPOINT_DIR")
-        job_id = getattr(config, "job_id", "default")
+        job_id = config.job_id
         path = dump(self._state, config.checkpoint_dir, step=step, job_id=job_id, reason=plan.dump)
         self._link.dumped(step)
         if self._link.interrupted:  # a peer was lost meanwhile
