@@ -23,8 +23,8 @@ _TIMEOUT_S: Final = 10.0
 _SEVERAL: Final = 2
 """Nodes of a job that can be drained, as far as its manager's address depends on them."""
 _EPILOG: Final = """\
-The node's ranks go to a spare node at the next step boundary; no step is lost and no other rank is restarted. The
-node's torchrun then waits for a place like any spare: stop it, or leave it to come back when it is needed.
+The node's ranks go to a spare node; no committed step is lost and no other process is restarted. The drained node gets
+no place of this job any more: stop its torchrun. One that is started anew there counts as a new node.
 
 variables:
   TASKD_MANAGER                   the manager's host:port, where --manager is not given

@@ -1,0 +1,40 @@
+"""Some scenes of the ladder, as `scripts/ladder.sh` plays them; the others it plays alone, for they take long."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.ladder.job import LadderJob, undisturbed
+from tests.ladder.scenarios import SCENES, judge
+from tests.nodes import Nodes
+from tests.nodes_space import NodesUnavailableError
+
+pytestmark = [pytest.mark.timeout(200), pytest.mark.slow, pytest.mark.root]
+PLAYED = ("recover, a spare waits", "elastic-training, shrink and grow", "dump", "node 0 lost, manager included")
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of the run without a fault."""
+    return undisturbed(tmp_path_factory.mktemp("plain") / "run")
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_scene(name: str, weights: str, run_dir: Path) -> None:
+    scene = next(scene for scene in SCENES if scene.name == name)
+    env = {**scene.env, "TASKD_CHECKPOINT_DIR": str(run_dir / "checkpoints")}
+    begun_s = time.monotonic()
+    try:
+        nodes = Nodes(4 if scene.spares else 3)
+        with nodes:
+            job = LadderJob(nodes, run_dir, spares=scene.spares, env=env)
+            job.start()
+            before = job.pids
+            scene.play(job)
+            wrong = judge(scene, job, before, job.end(), weights)
+    except NodesUnavailableError as error:
+        pytest.skip(f"no nodes on this machine: {error}")
+    for path in sorted(run_dir.glob("output-*")):
+        print(f"--- {path.name} ({time.monotonic() - begun_s:.0f} s)\n{path.read_text(errors='replace')[-4000:]}")
+    assert not wrong
