@@ -2,6 +2,7 @@
 
     python -m benchmarks.recovery --pairs 5 --json
     python -m benchmarks.recovery --stock-defaults --runs 20 --json
+    python -m benchmarks.recovery --nodes 3 --pairs 2 --json
 
 Method. `scripts/train.py` is run with 4 ranks by `torchrun --standalone`, first stock, then under taskd, as often as
 `--pairs` says. Once it trains (under taskd: once a warm process waits), a random rank gets SIGKILL at a random moment.
@@ -18,6 +19,8 @@ the time from the kill to the manager's knowledge). `pause` and `replace` run si
 
 `--stock-defaults` leaves torchrun as it comes and counts how many jobs went on after their first restart; taskd is
 given the same command.
+
+`--nodes` kills a whole node, of a job of several, instead (see `nodes.py`).
 """
 
 import argparse
@@ -46,6 +49,7 @@ from benchmarks.job import (
     taskd_environment,
     torchrun,
 )
+from benchmarks.nodes import compare_nodes
 
 START_LIMIT_S = 120
 RECOVERY_LIMIT_S = 120
@@ -210,17 +214,27 @@ def fresh(directory: Path, name: str) -> Path:
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=5, help="stock, taskd and floor in turn, so often (default 5)")
+    parser.add_argument("--pairs", type=int, help="how often stock and taskd in turn (default 5, with --nodes 2)")
     parser.add_argument("--stock-defaults", action="store_true", help="count first restarts that worked instead")
     parser.add_argument("--runs", type=int, default=20, help="of --stock-defaults (default 20)")
+    parser.add_argument("--nodes", type=int, help="kill one of so many nodes instead, one rank each (needs root)")
     parser.add_argument(
-        "--limit-s", type=float, default=40, help="a job that takes longer has not recovered (default 40)"
+        "--stock-nnodes", metavar="N|MIN:MAX", help="torchrun's --nnodes with --nodes (default N: one more waits)"
+    )
+    parser.add_argument(
+        "--limit-s", type=float, help="a job that takes longer has not recovered (default 40, with --nodes 120)"
     )
     parser.add_argument("--ranks", type=int, default=4, help="(default 4)")
     parser.add_argument("--step-ms", type=float, default=20, help="least duration of a step (default 20)")
     parser.add_argument("--seed", type=int, default=0, help="of victims and moments")
     parser.add_argument("--json", action="store_true", help="print JSON lines")
-    return parser.parse_args(words)
+    args = parser.parse_args(words)
+    if args.nodes is not None and args.nodes < 2:
+        parser.error(f"found --nodes {args.nodes}, expected at least 2: one of them is killed")
+    args.pairs = args.pairs or (5 if args.nodes is None else 2)
+    args.limit_s = args.limit_s or (40 if args.nodes is None else 120)
+    args.stock_nnodes = args.stock_nnodes or str(args.nodes)
+    return args
 
 
 def main(words: list[str] | None = None) -> int:
@@ -228,8 +242,9 @@ def main(words: list[str] | None = None) -> int:
     args = arguments(words)
     directory = Path(tempfile.mkdtemp(prefix="taskd-bench-"))
     chance = random.Random(args.seed)
+    measure = compare_nodes if args.nodes is not None else count_first_restarts if args.stock_defaults else compare
     try:
-        (count_first_restarts if args.stock_defaults else compare)(directory, args, chance)
+        measure(directory, args, chance)
     except BenchmarkError as error:
         print(f"benchmark: {error}", file=sys.stderr)
         return 1
