@@ -16,7 +16,7 @@ from taskd.core.phases import Action, AskCluster, Note, Phase, Publish, Recovere
 from taskd.core.policy import Policy, Strategy
 from taskd.core.ranks import plan_restore
 from taskd.core.record import FaultRecord
-from taskd.core.strategy import choose
+from taskd.core.strategy import Decision, choose
 from taskd.core.world import World
 from taskd.errors import TransitionError
 from taskd.wire.messages import Directive, Ledger, Order, Transfer, WorldPlan
@@ -46,6 +46,8 @@ class Attempts:
     _confirm_until_s: float | None = None
     _now_s: float = 0.0
     _review_due: bool = False
+    _undecided: bool = False
+    """The fault is met by waiting, until enough nodes are heard to choose a strategy."""
     _out: list[Action] = field(default_factory=list)
 
     # ---- what is done
@@ -57,6 +59,7 @@ class Attempts:
             self._attempt(new_world=True)
 
     def _forget(self) -> None:
+        self._undecided = False
         self._tried.clear()
         self._asked.clear()
         self._failures = 0
@@ -90,10 +93,15 @@ class Attempts:
     def _attempt(self, *, new_world: bool, failed: bool = False, no_donor: bool = False) -> None:
         record = self._need_record()
         self._failures += failed
-        if self._failures >= self.policy.max_attempts:
+        if self._failures >= self._patience(record):
             self._tried.add((record.strategy, record.restart))
             self._failures = 0
-        decision = choose(self.world.situation(no_donor=no_donor), self.policy, self._tried)
+        if self.world.vacant and not self.has_quorum():
+            decision = Decision(Strategy.RECOVER, False, "too few nodes are heard to go on without the others")
+            self._undecided = True
+        else:
+            self._undecided = False
+            decision = choose(self.world.situation(no_donor=no_donor), self.policy, self._tried)
         record.strategy, record.restart, record.reason = decision.strategy, decision.restart, decision.reason
         if decision.strategy is Strategy.EXIT:
             self._stop(f"{tell(record.causes)}; no strategy is left: {decision.reason}", 1)
@@ -103,9 +111,16 @@ class Attempts:
         self.world.generation += new_world or decision.restart
         record.begin_attempt(self.world.generation)
         self._reshape(decision.strategy)
-        self._replace(everybody=decision.restart, new_world=new_world)
+        if not self._undecided:
+            self._replace(everybody=decision.restart, new_world=new_world)
         self._enter(Phase.RESTARTING if decision.restart else Phase.PAUSING)
         self._order(Order.RUN if decision.restart else Order.PAUSE)
+
+    def _patience(self, record: FaultRecord) -> int:
+        """Failures after which a strategy is given up: 1 for a new process on its node, if another node waits."""
+        in_place = (record.strategy, record.restart) == (Strategy.RECOVER_IN_PLACE, False)
+        elsewhere = Strategy.RECOVER in self.policy.allowed and self.world.situation(no_donor=False).candidates > 0
+        return 1 if in_place and elsewhere else self.policy.max_attempts
 
     def _reshape(self, strategy: Strategy) -> None:
         """Which nodes and ranks take part in the next world."""
@@ -119,6 +134,12 @@ class Attempts:
                 for place in failing - world.dead_nodes:
                     world.excluded.add(world.holders[place])
                     world.dead_nodes.add(place)
+                    world.demote(place)
+                    world.vacated.add(place)
+                if self._need_record().restart:
+                    for place in world.vacant:  # nobody else starts processes of the world that is to come
+                        world.vacate(place)
+                        world.vacated.add(place)
                 self.fill()
             case Strategy.ELASTIC_TRAINING:
                 for place in failing:
@@ -138,6 +159,8 @@ class Attempts:
     def fill(self) -> bool:
         """Give vacant places to nodes that wait for one, and ask the cluster for the others; whether any was given."""
         given = False
+        if not self.has_quorum():
+            return given
         for place in self.world.vacant:
             agent_id = self.world.candidate_for(place)
             if agent_id is not None:
@@ -147,6 +170,10 @@ class Attempts:
                 self._asked[place] = self._now_s
                 self._out.append(AskCluster(place, tell(self._need_record().causes)))
         return given
+
+    def has_quorum(self) -> bool:
+        """Whether enough nodes of the present world are heard to decide about the others."""
+        return self.world.has_quorum(self.world.places, self._now_s, self.policy.membership)
 
     def give(self, place: int, agent_id: str) -> None:
         """A place, and new processes for its ranks, to another node."""

@@ -21,10 +21,11 @@ from taskd.wire.messages import Order, Stage
 class Course(Attempts):
     """A handler for each kind of event. Its subject is a rank, or for events of a node its place."""
 
-    held: dict[int, float] = field(default_factory=dict)
-    """Lost nodes that nothing is done about yet, since too few others are heard; and since when."""
+    held: set[int] = field(default_factory=set)
+    """Lost nodes that nothing is done about yet, since too few others are heard."""
     _cut_off_s: float = 0.0
     """When too few were heard the last time. Whoever was cut off with them is given time to be heard again."""
+    _alone_since_s: float | None = None
 
     # ---- while training, and from there into a fault
 
@@ -77,10 +78,14 @@ class Course(Attempts):
 
     def fence_late(self, _subject: int) -> None:
         """Ranks that did not come out, or did not come up, in time are replaced."""
+        if self._undecided:
+            return  # it waits for nodes to be heard
         late = self.late()
         record = self._need_record()
         if any(self.world.ranks[rank].node_rank in self.world.dead_nodes for rank in late):
-            self._tried.add((record.strategy, False))
+            if self.held or not self.has_quorum():
+                return  # it is not for this manager to say that nobody comes
+            self._tried |= {(record.strategy, False), (record.strategy, True)}
             self._out.append(Note(f"no node came within {self.policy.wait_node_s:g} s"))
             self._attempt(new_world=True)
             return
@@ -174,14 +179,14 @@ class Course(Attempts):
 
     def _lose_node(self, node_rank: int, text: str) -> None:
         ranks = self.world.on_node(node_rank)
-        if all(self.world.ranks[rank].exited for rank in ranks):
+        if self.phase is Phase.STOPPED or all(self.world.ranks[rank].exited for rank in ranks):
             return
-        if not self.world.has_quorum(self.world.places, self._now_s, self.policy.membership):
+        if not self.has_quorum():
             if node_rank not in self.held:
-                self.held[node_rank] = self._now_s
+                self.held.add(node_rank)
                 self._out.append(Note(f"{text}; too few nodes are heard to go on without it: waiting for more"))
             return
-        self.held.pop(node_rank, None)
+        self.held.discard(node_rank)
         causes = dict.fromkeys(ranks, text)
         if self.record is None:
             self._begin(causes)
@@ -191,26 +196,32 @@ class Course(Attempts):
 
     def hold(self) -> None:
         """Look again at nodes that too few others were heard to give up."""
-        if self.phase is Phase.STOPPED:
-            self.held.clear()
-        if self.held and not self.world.has_quorum(self.world.places, self._now_s, self.policy.membership):
+        if self.phase in (Phase.STOPPED, Phase.FORMING):
+            return
+        self.held &= self.world.dead_nodes & set(self.world.places)
+        waiting = self.held or self.world.vacant
+        if waiting and not self.has_quorum():
             self._cut_off_s = self._now_s
-        for node_rank, since_s in sorted(self.held.items()):
-            if node_rank not in self.world.dead_nodes or node_rank not in self.world.places:
-                del self.held[node_rank]
-            elif self.phase is not Phase.STOPPED and self._now_s - self._cut_off_s >= self.policy.membership.suspect_s:
-                self.lose_node(node_rank)
-            elif self._now_s - since_s >= self.policy.wait_node_s and self.phase is not Phase.STOPPED:
+            self._alone_since_s = self._now_s if self._alone_since_s is None else self._alone_since_s
+            if self._now_s - self._alone_since_s >= self.policy.wait_node_s:
                 waited = f"for {self.policy.wait_node_s:g} s too few others are heard"
-                self._stop(f"node {node_rank} is lost, and {waited}", 1)
-                return
+                self._stop(f"node {min(waiting)} is lost, and {waited}", 1)
+            return
+        self._alone_since_s = None
+        for node_rank in sorted(self.held):
+            if self._now_s - self._cut_off_s >= self.policy.membership.suspect_s:
+                self.lose_node(node_rank)
 
     # ---- nodes that come and go as they should
 
     def welcome(self, _subject: int) -> None:
         """A node waits for a place, and one is vacant."""
         record = self._need_record()
-        if record.strategy is Strategy.RECOVER and self.fill():
+        if self.held or not self.has_quorum():
+            return
+        if self._undecided:
+            self._attempt(new_world=True)
+        elif record.strategy is Strategy.RECOVER and self.fill():
             self._since_s = self._now_s
             self._order(Order.RUN if record.restart else Order.PAUSE)
 

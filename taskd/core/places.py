@@ -46,6 +46,8 @@ class Places:
     """Agents that get no place any more."""
     dead_nodes: set[int] = field(default_factory=set)
     """Places of the world whose holder is gone."""
+    vacated: set[int] = field(default_factory=set)
+    """Those of them that were taken from their holder and not given to another yet."""
 
     def hear(self, status: NodeStatus, now_s: float, *, claims: range = range(0)) -> Standing:
         """Note that an agent reported. `claims` are the places that may be claimed now."""
@@ -85,6 +87,7 @@ class Places:
     def assign(self, place: int, agent_id: str) -> None:
         """Give a place to a candidate."""
         self.vacate(place)
+        self.vacated.discard(place)
         self.holders[place] = agent_id
         self.nodes[place] = self.candidates.pop(agent_id)
         self.dead_nodes.discard(place)
@@ -109,10 +112,11 @@ class Places:
     def has_quorum(self, members: Collection[int], now_s: float, policy: Membership) -> bool:
         """Whether enough nodes are heard to decide about the others; `members` are the places of the world.
 
-        A node that has said itself that it leaves cannot go on elsewhere: it does not count.
+        A node that has said itself that it leaves cannot go on elsewhere: it does not count. Nor does a place without
+        a holder: that was decided when enough were heard.
         """
         left = {place for place, view in self.nodes.items() if view.status.leaving}
-        members = [place for place in members if place not in left]
+        members = [place for place in members if place not in left and place not in self.vacated]
         heard = [place for place in members if self._is_heard(place, now_s, policy)]
         first_heard = not members or min(members) in heard
         return quorum(len(members), len(heard), len(self.candidates), first_heard=first_heard)

@@ -123,6 +123,8 @@ class Recovery(Course):
         if self.phase is Phase.FORMING:
             self._form()
         self.hold()
+        if self.phase in (Phase.PAUSING, Phase.RESTARTING) and (self.world.vacant or self._undecided):
+            self._fire(Event.CANDIDATE, -1)  # one may be heard that was not, or the others may be heard again
         if self._expired():
             self._fire(Event.EXPIRED, -1)
         return self._flush()

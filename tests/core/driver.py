@@ -44,7 +44,7 @@ class Job:
         self.nodes = nodes
         self.silent: set[str] = set()
         """Agents that nothing is heard of."""
-        self.spares: list[str] = []
+        self.spares: dict[str, int] = {}
         self.ledger = Ledger()
         self._sequence = 0
 
@@ -73,8 +73,7 @@ class Job:
 
     def spare(self, agent_id: str = "spare", *, wants: int = -1, leaving: bool = False) -> list[Action]:
         """An agent without a place reports."""
-        if agent_id not in self.spares:
-            self.spares.append(agent_id)
+        wants = self.spares.setdefault(agent_id, wants)
         self._sequence += 1
         return self.hear(self._report(agent_id, -1, (), leaving=leaving, wants=wants))
 

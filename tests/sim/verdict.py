@@ -30,7 +30,7 @@ def explain(sim: "Sim") -> str:
         missing = sorted(set(sim.manager.core.world.ranks) - sim.judge.done)
         return f"success, but rank {missing} has not done all its steps" if missing and "leave" not in struck else ""
     hits = [kind for kind in struck if kind not in HARMLESS]
-    if not hits:
+    if not hits and not (TOO_FEW in stopped.reason and any(agent.leaving for agent in sim.agents)):
         return f"stopped although nothing has struck: {stopped.reason}"
     if _must_go_on(sim):
         return f"one node was struck, and another was there: {stopped.reason}"
