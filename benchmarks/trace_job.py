@@ -67,14 +67,14 @@ class Job(Play):
         self.meter.roll_back(kept_s, cause)
         self._epoch += 1
         self._flowing, self._cause = False, cause
-        for place, node in self.holders.items():
-            if node.broken or node.silent or node.leaving or node.buggy:
-                self.holders[place] = self._new_node(place)
-                self._later(self.times.spare_back_s, self._add_spare, always=True)
-        short = self.policy.node_count - len(self.holders)
-        for place in set(range(self.policy.node_count)) - set(self.holders):
+        self._buggy.clear()
+        bad = [place for place, node in self.holders.items() if node.broken or node.silent or node.leaving]
+        for _ in bad:
+            self._later(self.times.spare_back_s, self._add_spare, always=True)
+        wanted = sorted({*bad, *range(self.policy.node_count)} - ({*self.holders} - {*bad}))
+        wait_s = self.times.cluster_s if len(wanted) > len(self._spares) else 0.0
+        for place in wanted:
             self.holders[place] = self._new_node(place)
-        wait_s = self.times.cluster_s if short > 0 else 0.0
         self._stages([("manual", extra_s), (WAIT_NODE, wait_s), ("restart", self.times.restart_s)])
 
     def _stages(self, stages: list[tuple[str, float]]) -> None:
@@ -87,7 +87,7 @@ class Job(Play):
 
     def _stopped(self, stopped: Stopped) -> None:
         dumped = any(node.stage is Stage.DUMPED for node in self.holders.values())
-        bug = any(node.buggy for node in self.holders.values())
+        bug = bool(self._buggy)
         self.outcomes["stopped: dump" if dumped else "stopped: bug" if bug else "stopped"] += 1
         self.meter.pass_to(self.clock.now_s)
         kept_s = self.meter.step_kept_s if dumped else self.meter.checkpoint_kept_s
@@ -132,7 +132,8 @@ class Job(Play):
         elif node.wanted != process or not node.running:
             return  # another fault has ended that process
         elif fault.kind in (Kind.DEVICE, Kind.BUG):
-            node.buggy = fault.kind is Kind.BUG and fault.lasting
+            if fault.kind is Kind.BUG and fault.lasting:
+                self._buggy.add(node.place)
             self._die(node, "exit code 1" if fault.kind is Kind.BUG else "signal 6 (SIGABRT)")
         else:
             node.stuck = node.hung
@@ -165,8 +166,8 @@ class Job(Play):
     def _drain(self, node: Node, cause: str) -> None:
         if self.holders.get(node.place) is not node or self._down:
             return
-        before = self._cause
-        self._cause = cause
+        before, self._cause = self._cause, cause
+        self._beat()
         refusal, actions = self.core.move_from(str(node.place), self.clock.now_s)
         if refusal:
             self._cause = before

@@ -57,8 +57,6 @@ class Node:
     """The process cannot go on, and nobody knows yet."""
     hung: bool = False
     """It does not even pause when it is told to."""
-    buggy: bool = False
-    """Its next step ends it."""
 
     def status(self, sequence: int, node_count: int, generation: int) -> NodeStatus:
         """The report of its agent."""

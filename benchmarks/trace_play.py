@@ -39,6 +39,8 @@ class Play:
         self.outcomes: Counter[str] = Counter()
         """Recoveries by strategy, and the ends of the job."""
         self._spares: dict[str, Node] = {}
+        self._buggy: set[int] = set()
+        """Places whose next step ends their process, on whatever node."""
         self._named = self._sequence = self._epoch = 0
         self._down = self._cause = ""
         self._flowing = self._anew = False
@@ -141,15 +143,13 @@ class Play:
     def _seat(self, directive: Directive) -> None:
         """Places have new holders; whoever has lost one is repaired, and a spare some day."""
         seated = {place.node_rank: place.agent_id for place in directive.places}
-        bugs: dict[int, bool] = {}
         for place in [place for place, node in self.holders.items() if seated.get(place) != node.agent_id]:
-            left = self.holders.pop(place)
-            left.place, bugs[place] = -1, left.buggy
+            self.holders.pop(place).place = -1
             self._later(self.times.spare_back_s, self._add_spare, always=True)
         for place, agent_id in seated.items():
             if place not in self.holders and agent_id in self._spares:
                 node = self._spares.pop(agent_id)
-                node.place, node.wanted, node.buggy = place, -1, bugs.get(place, False)
+                node.place, node.wanted = place, -1
                 self.holders[place] = node
 
     def _launch(self, node: Node, incarnation: int, anew: bool) -> None:
@@ -226,7 +226,7 @@ class Play:
     def _finish(self, stage: Stage) -> None:
         if self._blocked():
             return
-        buggy = next((node for node in self._members() if node.buggy), None)
+        buggy = next((node for node in self._members() if node.place in self._buggy), None)
         if buggy is not None:  # inside the step, which is not committed
             self.meter.pass_to(self.clock.now_s)
             self.meter.lose_to(self.meter.step_kept_s - self.times.step_s, self._cause)
@@ -243,6 +243,7 @@ class Play:
         self._flowing, self._cause = False, cause
 
     def _die(self, node: Node, cause: str) -> None:
+        self._beat()  # what follows needs to know who else is there
         node.running = False
         node.reach(Stage.DEAD, self.directive.generation, cause=cause)
         self._report(node)
@@ -260,7 +261,7 @@ class Play:
         node = self._new_node()
         self._spares[node.agent_id] = node
         if not self._down and self._epoch:
-            self._report(node)
+            self._beat()
 
     # ---- time
 
