@@ -12,8 +12,11 @@ without the dead node. Node 0 stays: it has torchrun's rendezvous store, and tas
 - torchrun: the c10d rendezvous with its defaults, `--max-restarts=3`, and `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`,
   without which a restart seldom works. Rank 0 saves a checkpoint after every step and all go on from it. The node
   beyond N is used in one of two ways (`--stock-nnodes`): `N` keeps it waiting until a member is gone, as taskd's spare
-  does (the default); `N:N+1` trains on all N+1 and goes on with N. A job that has not recovered within `--limit-s`
-  counts as that long, which is a lower bound, and its time is printed as ">LIMIT".
+  does (the default); `N:N+1` trains on all N+1 and goes on with N. A job that has not recovered within `--limit-s`,
+  or that ends, counts as that long, which is a lower bound, and its time is printed as ">LIMIT".
+
+The script imports nothing but torch. A spare has seen no rank, so what else a script imports is imported after the
+fault, unless `TASKD_PRELOAD` names it.
 
 `detect_s` is the time from the kill to the manager's knowledge that something is wrong, `lost_s` to its decision to
 give the place of the dead node away. After the pairs, node 1 of one more job under taskd loses its power: no packet
