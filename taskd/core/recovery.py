@@ -65,10 +65,13 @@ class Recovery(Course):
         if self._is_superseded(status):
             return self._flush()
         forming = self.phase is Phase.FORMING
+        was_dead = set(self.world.vacant)
         standing = self.world.hear(status, now_s, claims=range(self.policy.node_count if forming else 0))
         if forming and self.directive is None:
             self._order(Order.FORM)
         place = self.world.place_of(status.agent_id)
+        if place in was_dead - self.world.dead_nodes:
+            self.world.give_time(place, now_s)
         if standing is Standing.CANDIDATE and not forming:
             self._fire(Event.CANDIDATE, -1)
         elif standing is Standing.HOLDER and place is not None and status.node_rank in (place, -1):

@@ -143,6 +143,11 @@ class World(Places):
         view.since_s = now_s
         view.released_at_s = None
 
+    def give_time(self, place: int, now_s: float) -> None:
+        """A node is back: its ranks have as long to pause as the others had."""
+        for rank in self.on_node(place):
+            self.ranks[rank].since_s = now_s
+
     def release(self) -> None:
         """Every rank that is still there is let go."""
         for view in self.ranks.values():

@@ -2,8 +2,19 @@
 
 import pytest
 
-from taskd.core.agent import Fence, Node, Start, State, StopNode, TellJoin, TellPause, TellRelease
-from taskd.wire.messages import Condition, Directive, Order, RankOrder, RankStatus, Stage, WorkerReport, WorldPlan
+from taskd.core.agent import Evict, Fence, Node, Start, State, StopNode, Take, TellJoin, TellPause, TellRelease
+from taskd.wire.messages import (
+    Condition,
+    Directive,
+    Ledger,
+    Order,
+    Place,
+    RankOrder,
+    RankStatus,
+    Stage,
+    WorkerReport,
+    WorldPlan,
+)
 
 pytestmark = pytest.mark.timeout(20)
 PLAN = WorldPlan(
@@ -26,7 +37,13 @@ def node() -> Node:
 
 
 def directive(
-    order: Order, generation: int = 1, sequence: int = 1, incarnations: tuple[int, int] = (0, 0), exit_code: int = 0
+    order: Order,
+    generation: int = 1,
+    sequence: int = 1,
+    incarnations: tuple[int, int] = (0, 0),
+    exit_code: int = 0,
+    term: int = 0,
+    holders: tuple[str, ...] = (),
 ) -> Directive:
     return Directive(
         job_id="job",
@@ -37,6 +54,8 @@ def directive(
         plan=PLAN if order is Order.JOIN else None,
         reason="why",
         exit_code=exit_code,
+        places=tuple(Place(node_rank=place, agent_id=holder) for place, holder in enumerate(holders)),
+        ledger=Ledger(term=term),
     )
 
 
@@ -123,3 +142,52 @@ def test_torchrun_may_start_all_processes_itself() -> None:
     it.started(RankStatus(rank=0, incarnation=2, generation=2, stage=Stage.STARTING))
     assert it.slots[0].state is State.RUNNING
     assert it.connected(0) == [TellPause(0, 1, "why")]
+
+
+# ---- places and managers
+
+
+def holder() -> Node:
+    it = node()
+    it.agent_id, it.place = "me", 0
+    return it
+
+
+def test_a_node_that_is_not_named_any_more_ends_its_processes() -> None:
+    it = holder()
+    assert it.obey(directive(Order.PAUSE, incarnations=(1, 0), holders=("other",))) == [Evict()]
+    assert (it.place, it.slots) == (None, {})
+    assert it.obey(directive(Order.PAUSE, sequence=2, holders=("other",))) == []
+
+
+def test_a_candidate_that_is_named_takes_the_place_and_starts_its_ranks() -> None:
+    it = Node(agent_id="me")
+    assert it.obey(directive(Order.PAUSE, holders=("other",))) == []
+    assert it.obey(directive(Order.PAUSE, sequence=2, incarnations=(3, 0), holders=("me",))) == [Take(0)]
+    assert it.occupy((0,)) == [Start(0, 3, 1, joins=True)]
+
+
+def test_a_node_that_gets_another_place_ends_what_it_has_first() -> None:
+    assert holder().obey(directive(Order.PAUSE, holders=("other", "me"))) == [Evict(), Take(1)]
+
+
+def test_a_directive_without_holders_takes_no_place_away() -> None:
+    it = holder()
+    it.obey(directive(Order.RUN))
+    assert it.place == 0
+    assert it.obey(directive(Order.FORM, sequence=2, holders=("other",))) == []
+    assert it.place == 0
+
+
+def test_nobody_takes_a_place_of_a_job_that_stops() -> None:
+    it = Node(agent_id="me")
+    assert it.obey(directive(Order.STOP, holders=("me",), exit_code=1)) == [StopNode("why", 1)]
+
+
+def test_of_two_managers_the_one_with_the_higher_term_is_obeyed() -> None:
+    it = node()
+    newest = directive(Order.RUN, generation=1, sequence=20, term=20)
+    it.obey(directive(Order.RUN, generation=3, sequence=7, term=1))
+    it.obey(newest)
+    assert it.obey(directive(Order.PAUSE, generation=4, sequence=8, incarnations=(5, 5), term=1)) == []
+    assert it.directive is newest

@@ -44,9 +44,10 @@ def _hit_node(sim: "Sim", fault: Fault, agent: "Agent", holders: list["Agent"]) 
             agent.leave()
         case "partition":
             machines = [it.machine for it in sim.agents if not it.dead]
-            return sim.network.cut(
-                frozenset(sim.rng.sample(machines, sim.rng.randint(1, len(machines)))), fault.length_s
-            )
+            some = sim.rng.sample(machines, sim.rng.randint(1, len(machines)))
+            if sim.rng.random() < 0.3:
+                some = [it.machine for it in holders]  # the whole world, from the manager and from who waits
+            return sim.network.cut(frozenset(some), fault.length_s)
         case "drain":
             sim.manager.drain(sim.rng.randint(0, sim.policy.node_count - 1))
         case _:

@@ -148,7 +148,7 @@ def _script(rng: Random) -> Script:
     return Script(
         cooperative=rng.random() < 0.88,
         bounds=tuple(steps * (call + 1) // calls for call in range(calls)),
-        step_s=rng.choice([0.03, 0.1, 0.4]),
+        step_s=rng.choice([0.03, 0.03, 0.1, 0.1, 0.4, 0.4, 1.5]),
         setup_s=rng.choice([0.1, 0.3, 3.0]),
         between_s=rng.choice([0.001, 0.1, 3.0]),
         checkpoint_every=rng.choice([0, 1, 4]),
