@@ -113,6 +113,8 @@ class Slot:
     state: State = State.RUNNING
     told: tuple[int, int] | None = None
     """Generation and sequence of the directive that its process was last told."""
+    words: tuple[str, str] = ("", "")
+    """What its process has said of the fault that it dies of: the error, and its kind."""
     ordered: tuple[int, int] | None = None
     """Incarnation and generation of the newest `Start` that was given in place of an ended process."""
 
@@ -179,13 +181,17 @@ class Node:
         row.act(self, rank)
         return self._flush()
 
+    def last_words(self, rank: int, cause: str, kind: str) -> None:
+        """The process says what it dies of."""
+        self.slots[rank].words = (cause, kind)
+
     def ended(self, rank: int, *, clean: bool, cause: str, at_s: float) -> list[Action]:
         """A process has ended, or its death is certain. Told again with a better cause, only the cause changes."""
         slot = self.slots[rank]
         row = self._row(rank, Event.ENDED)
         again = slot.state is State.ENDED
         stage = Stage.EXITED if clean else Stage.DEAD
-        status = slot.status
+        status, (words, kind) = slot.status, slot.words
         slot.status = RankStatus(
             rank=rank,
             incarnation=status.incarnation,
@@ -195,8 +201,9 @@ class Node:
             condition=status.condition,
             pid=status.pid,
             warm=status.warm,
-            cause=cause,
+            cause=f"{cause}: {words}" if words and not clean else cause,
             at_s=status.at_s if again else at_s,
+            kind="" if clean else kind,
         )
         row.act(self, rank)
         return self._flush()
@@ -235,7 +242,7 @@ class Node:
     def take(self, rank: int) -> None:
         """The rank has a process again, which has been told nothing yet."""
         slot = self.slots[rank]
-        slot.state, slot.told, slot.ordered = State.RUNNING, None, None
+        slot.state, slot.told, slot.ordered, slot.words = State.RUNNING, None, None, ("", "")
 
     def ignore(self, _rank: int) -> None:
         """Known, and nothing follows."""
@@ -243,8 +250,8 @@ class Node:
     # ---- small things
 
     def _move(self, directive: Directive) -> None:
-        """Leave or take a place as the directive says. One without a table says nothing about places."""
-        if not directive.places or not self.agent_id:
+        """Leave or take a place as the directive says. One of no manager's term says nothing about places."""
+        if directive.ledger.term == 0 or not self.agent_id:
             return
         place = next((entry.node_rank for entry in directive.places if entry.agent_id == self.agent_id), None)
         if place == self.place:

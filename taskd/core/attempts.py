@@ -96,6 +96,8 @@ class Attempts:
         if self._failures >= self._patience(record):
             self._tried.add((record.strategy, record.restart))
             self._failures = 0
+        if self.world.candidates and self.world.blames_node():
+            self._tried.add((Strategy.RECOVER_IN_PLACE, False))
         if self.world.vacant and not self.has_quorum():
             decision = Decision(Strategy.RECOVER, False, "too few nodes are heard to go on without the others")
             self._undecided = True

@@ -11,6 +11,7 @@ Rules:
 from dataclasses import dataclass, field
 
 from taskd.core.attempts import Attempts, tell
+from taskd.core.faults import FaultKind
 from taskd.core.phases import DONE, DUMPED, JOINED, RESTORED, RESUMED, UP, Note, Phase
 from taskd.core.policy import Strategy
 from taskd.core.world import newest_generation
@@ -34,17 +35,31 @@ class Course(Attempts):
 
     def lose(self, rank: int) -> None:
         """A process ended while training: a fault begins."""
+        if self._stopped_by(rank):
+            return
         self._begin({rank: self._cause(rank)})
 
     def lose_more(self, rank: int) -> None:
         """A process ended while a recovery runs: it joins the failing set."""
         record = self._need_record()
+        if self._stopped_by(rank):
+            return
         again = rank in record.causes  # a newcomer that dies as its predecessor did must not pass for one fault with it
         merged = not again and self._now_s - record.detected_s <= self.policy.deadlines.merge_s
         record.causes[rank] = self._cause(rank)
+        if self._undecided:
+            return  # one fault with that for which nodes are waited for
         failed = self.phase is Phase.RESTARTING or self.world.ranks[rank].joins
         if merged or self._charge([rank]):
             self._attempt(new_world=self.phase is not Phase.PAUSING, failed=failed)
+
+    def _stopped_by(self, rank: int) -> bool:
+        """Stop the job if the process has died of a bug of the job's own code."""
+        status = self.world.ranks[rank].known
+        if status is None or status.kind != FaultKind.FATAL.value:
+            return False
+        self._stop(f"rank {rank}: {status.cause}; that is a bug of the job, which is not recovered from", 1)
+        return True
 
     def lose_outside(self, _rank: int) -> None:
         """A process ended after all had finished: recover when the others can take part again."""

@@ -10,6 +10,7 @@ Rules:
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from taskd.core.faults import FaultKind
 from taskd.core.places import Places
 from taskd.core.ranks import Held
 from taskd.core.strategy import Situation
@@ -147,6 +148,11 @@ class World(Places):
         """A node is back: its ranks have as long to pause as the others had."""
         for rank in self.on_node(place):
             self.ranks[rank].since_s = now_s
+
+    def blames_node(self) -> bool:
+        """Whether a process that has just ended has said that its node is at fault."""
+        known = [view.known for view in self.ranks.values() if view.gone]
+        return any(status is not None and status.kind == FaultKind.NODE.value for status in known)
 
     def release(self) -> None:
         """Every rank that is still there is let go."""

@@ -42,7 +42,7 @@ def directive(
     sequence: int = 1,
     incarnations: tuple[int, int] = (0, 0),
     exit_code: int = 0,
-    term: int = 0,
+    term: int = 1,
     holders: tuple[str, ...] = (),
 ) -> Directive:
     return Directive(
@@ -171,9 +171,13 @@ def test_a_node_that_gets_another_place_ends_what_it_has_first() -> None:
     assert holder().obey(directive(Order.PAUSE, holders=("other", "me"))) == [Evict(), Take(1)]
 
 
-def test_a_directive_without_holders_takes_no_place_away() -> None:
+def test_a_directive_that_names_no_holder_leaves_none() -> None:
+    assert holder().obey(directive(Order.RUN)) == [Evict()]
+
+
+def test_a_directive_of_no_term_and_one_of_a_job_that_forms_take_no_place_away() -> None:
     it = holder()
-    it.obey(directive(Order.RUN))
+    it.obey(directive(Order.RUN, term=0))
     assert it.place == 0
     assert it.obey(directive(Order.FORM, sequence=2, holders=("other",))) == []
     assert it.place == 0

@@ -105,8 +105,8 @@ class RecoveryMachine(RuleBasedStateMachine):
             before.world.nodes = self.core.world.nodes
             before.world.dead_nodes = self.core.world.dead_nodes
             before._now_s = self.now_s
-            for rank, view in before.world.ranks.items():  # a node that is back has its time anew
-                view.since_s = self.core.world.ranks[rank].since_s
+            for known, view in before.world.ranks.items():  # a node that is back has its time anew
+                view.since_s = self.core.world.ranks[known].since_s
             assert self.core == before
             return
         self._check(actions)

@@ -12,6 +12,7 @@ EVERYDAY = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE)
 HARMLESS = ("burst", "manager", "usurp", "drain")
 OF_NODES = ("node", "both", "agent", "partition")
 SPENT = "restarts of the job are spent"
+EARLY = "before any step was committed"
 REPEATS = "repeats without progress"
 NOTHING_LEFT = "no strategy is left"
 WRITTEN = "a checkpoint of step"
@@ -50,7 +51,7 @@ def _explained(sim: "Sim", reason: str, hits: list[str]) -> bool:
         return of_nodes
     if NOTHING_LEFT in reason:
         return not set(EVERYDAY) <= set(allowed) or len(hits) >= 3 or of_nodes
-    return REPEATS in reason
+    return REPEATS in reason or EARLY in reason
 
 
 def _must_go_on(sim: "Sim") -> bool:

@@ -1,0 +1,74 @@
+"""What a process says of the fault that it dies of: a bug ends the job at once, a bad node is left at once."""
+
+from taskd.core.agent import Node
+from taskd.core.recovery import Phase, Stopped
+from taskd.wire.messages import RankStatus, Stage
+from tests.core.driver import Job
+
+
+def die(job: Job, rank: int, kind: str, cause: str = "exit code 1: NameError: name 'x' is not defined") -> None:
+    """The rank's process ends after its last words."""
+    status = job.statuses[rank]
+    job.statuses[rank] = RankStatus(
+        rank=rank,
+        incarnation=status.incarnation,
+        generation=status.generation,
+        stage=Stage.DEAD,
+        step=5,
+        pid=status.pid,
+        cause=cause,
+        kind=kind,
+    )
+    job.send(rank // job.per_node)
+
+
+def test_a_bug_of_the_job_ends_it_at_once() -> None:
+    job = Job().up()
+    die(job, 1, "fatal")
+    assert job.at(Phase.STOPPED)
+    stopped = [action for action in job.actions if isinstance(action, Stopped)]
+    assert stopped[0].exit_code == 1
+    assert "rank 1: exit code 1: NameError" in stopped[0].reason
+    assert "a bug of the job" in stopped[0].reason
+
+
+def test_so_it_does_during_a_recovery() -> None:
+    job = Job().up()
+    job.kill(0)
+    die(job, 1, "fatal")
+    assert job.at(Phase.STOPPED)
+
+
+def test_a_process_that_must_be_replaced_is_replaced_in_place() -> None:
+    job = Job().up()
+    die(job, 1, "process", "exit code 1: RuntimeError: device-side assert")
+    assert job.at(Phase.PAUSING)
+    assert job.core.record is not None
+    assert job.core.record.strategy.value == "recover-in-place"
+
+
+def test_words_belong_to_one_process() -> None:
+    node = Node()
+    node.started(RankStatus(rank=0, incarnation=0, generation=0, stage=Stage.STARTING, pid=7))
+    node.last_words(0, "OSError: no", "node")
+    node.ended(0, clean=False, cause="exit code 1", at_s=1.0)
+    assert (node.slots[0].status.cause, node.slots[0].status.kind) == ("exit code 1: OSError: no", "node")
+    node.started(RankStatus(rank=0, incarnation=1, generation=0, stage=Stage.STARTING, pid=8))
+    node.ended(0, clean=False, cause="signal 9 (SIGKILL)", at_s=2.0)
+    assert (node.slots[0].status.cause, node.slots[0].status.kind) == ("signal 9 (SIGKILL)", "")
+
+
+def test_a_node_at_fault_is_left_at_once_if_another_waits() -> None:
+    job = Job(nodes=2, per_node=1).up()
+    job.spare()
+    die(job, 1, "node", "exit code 1: RuntimeError: Xid 79")
+    assert job.core.record is not None
+    assert job.core.record.strategy.value == "recover"
+    assert job.core.world.holders[1] == "spare"
+
+
+def test_without_another_node_it_is_tried_where_it_is() -> None:
+    job = Job(nodes=2, per_node=1).up()
+    die(job, 1, "node", "exit code 1: RuntimeError: Xid 79")
+    assert job.core.record is not None
+    assert job.core.record.strategy.value == "recover-in-place"
