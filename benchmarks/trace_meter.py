@@ -9,7 +9,7 @@ The two ratios are defined in docs/goodput.md.
 """
 
 import math
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from benchmarks.trace_times import Times
@@ -37,8 +37,8 @@ class Meter:
     useful_s: float = 0.0
     loaded_s: float = 0.0
     """Useful time of the checkpoint that was loaded last: it does not go away."""
-    waste_s: Counter[str] = field(default_factory=Counter)
-    causes_s: Counter[str] = field(default_factory=Counter)
+    waste_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    causes_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     @property
     def checkpoint_share(self) -> float:

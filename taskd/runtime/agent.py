@@ -41,6 +41,7 @@ from taskd.wire.messages import (
     FromManager,
     Hello,
     Join,
+    LastWords,
     Modules,
     Order,
     Pause,
@@ -196,10 +197,10 @@ class NodeAgent:
             os.eventfd_read(self._wake)
         while self._inbox:
             self._inbox.popleft()()
+        for peer, message in self._server.receive():  # before the deaths: the last words of a process explain its end
+            self._hear_local(peer, message)
         for ending in self._deaths.events():
             self._perform_all(self._crew.ended(self._node, ending))
-        for peer, message in self._server.receive():
-            self._hear_local(peer, message)
         if self._link is not None:
             for socket in self._link.sockets:
                 if socket not in poller:
@@ -256,6 +257,10 @@ class NodeAgent:
                 self._crew.serve_waiting(self._node)
             case WorkerReport():
                 self._hear_report(peer, message)
+            case LastWords():
+                rank = self._crew.rank_of(peer)
+                if rank is not None:
+                    self._node.last_words(rank, message.cause, message.kind)
             case Modules():
                 self._pool.import_modules(message.names)
                 self._pool.open()

@@ -28,6 +28,7 @@ from taskd.wire.messages import (
     FromLocal,
     Hello,
     Join,
+    LastWords,
     Modules,
     Pause,
     Release,
@@ -106,6 +107,10 @@ class WorkerLink:
     def raised(self, step: int, condition: Condition, cause: str) -> None:
         """The main thread came out of the resilient function, or out of a world that could not be built."""
         self._feed(Input(Event.RAISED, step=step, condition=condition, cause=cause))
+
+    def last_words(self, cause: str, kind: str) -> None:
+        """An exception goes up out of the resilient function: nobody recovers this process."""
+        self._send(LastWords(cause=cause, kind=kind))
 
     def joined(self, step: int, condition: Condition) -> None:
         """The groups of the new world are formed."""

@@ -52,6 +52,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     warm: bool = False
     cause: str = ""  # of DEAD: "signal 9 (SIGKILL)", "exit code 1"; of PAUSED: the exception it came out with
     at_s: float = 0.0  # when the stage was reached
+    kind: str = ""  # of DEAD: what kind of fault the process itself has said it is (`core.faults.FaultKind`)
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,6 +198,13 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     at_s: float = 0.0
 
 
+class LastWords(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Worker to agent: an exception leaves the resilient function that this process does not outlive."""
+
+    cause: str
+    kind: str = ""
+
+
 class Modules(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Worker to agent: modules of installed packages that it has imported; agent to template: import these."""
 
@@ -246,5 +254,5 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 FromAgent = NodeStatus | Drain
 FromManager = Directive | Refusal | Answer
-FromLocal = Hello | WorkerReport | Modules
+FromLocal = Hello | WorkerReport | LastWords | Modules
 ToLocal = Pause | Join | Release | Abandon | Become | Fork | Modules

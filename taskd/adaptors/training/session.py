@@ -190,6 +190,8 @@ class Session:
             result = [function()]
         except (Exception, Interrupted) as error:
             if not self._is_fault(error):
+                kind = kind_of(error)
+                self._link.last_words(_describe(error), kind.value if kind is not None else "")
                 raise
             self._runtime.recorder.phase(Phase.PAUSED)
             self._runtime.world.abandon()
@@ -240,8 +242,8 @@ class Session:
         if isinstance(error, Interrupted | RecoveryError | CheckpointError):
             return True
         kind = kind_of(error)
-        if kind is FaultKind.FATAL:
-            return False
+        if kind in (FaultKind.FATAL, FaultKind.PROCESS, FaultKind.NODE):
+            return False  # this process ends; the manager hears why, and replaces it or stops the job
         return self._link.interrupted or kind is FaultKind.RETRY or isinstance(error, RuntimeError)
 
     def _committed(self, step: int) -> None:
