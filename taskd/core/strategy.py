@@ -33,6 +33,8 @@ class Situation:
     """How many of them have lost something."""
     candidates: int = 0
     """Nodes that wait for a place."""
+    least: int = 0
+    """Nodes that torchrun needs at least (`--nnodes=MIN:MAX`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +112,9 @@ def _elastic(situation: Situation, policy: Policy) -> str | None:
     left = situation.places - situation.failing
     if not situation.failing:
         return "no node is at fault"
-    if left < policy.min_nodes:
-        return f"{left} nodes would be left, the job needs {policy.min_nodes}"
+    needed = max(policy.min_nodes, situation.least)
+    if left < needed:
+        return f"{left} nodes would be left, the job needs {needed}"
     return None
 
 

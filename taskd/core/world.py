@@ -224,4 +224,5 @@ class World(Places):
             places=len(self.places),
             failing=len({self.ranks[rank].node_rank for rank in (*lost, *unreachable)}),
             candidates=sum(name not in self.excluded for name in self.candidates),
+            least=max((node.status.min_nodes for node in self.nodes.values()), default=0),
         )

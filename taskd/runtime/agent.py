@@ -264,6 +264,8 @@ class NodeAgent:
             case Modules():
                 self._pool.import_modules(message.names)
                 self._pool.open()
+                if self._link is not None:
+                    self._link.send(message)  # so that a spare can import them too; lost, it costs only its warmth
             case _:
                 assert_never(message)
 
@@ -284,6 +286,8 @@ class NodeAgent:
                 self._go_stock(f"the manager refuses this node: {message.reason}")
             case Answer():
                 logger.error("the manager answers what nobody has asked; it is ignored")
+            case Modules():
+                self._pool.import_modules(message.names)
             case Directive():
                 self._prospect.learn(message)
                 if self._identity is None:

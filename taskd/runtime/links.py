@@ -26,7 +26,7 @@ from taskd.runtime.identity import Role, keys_from_secret
 from taskd.runtime.listening import bind
 from taskd.runtime.monitor import Connections, Dial
 from taskd.wire import codec
-from taskd.wire.messages import Answer, Directive, FromAgent, FromManager, Refusal
+from taskd.wire.messages import FromAgent, FromManager
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ class ManagerSocket(_Link):
                 messages.append((Peer(peer.bytes), message))
         return messages
 
-    def send(self, peer: Peer, message: Directive | Refusal | Answer) -> bool:
+    def send(self, peer: Peer, message: FromManager) -> bool:
         """Send to one agent; False if its connection is gone or it does not read (it will ask again)."""
         try:
             self._socket.send_multipart([peer, codec.encode(message)], zmq.NOBLOCK)

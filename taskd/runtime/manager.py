@@ -37,7 +37,7 @@ from taskd.runtime.cluster import Cluster, cluster_of
 from taskd.runtime.journal import Journal, as_fields, as_text
 from taskd.runtime.kernels import Kernels
 from taskd.runtime.links import ManagerSocket, Peer
-from taskd.wire.messages import Answer, Directive, Drain, NodeStatus, Refusal, Stage
+from taskd.wire.messages import Answer, Directive, Drain, Modules, NodeStatus, Refusal, Stage
 
 logger = logging.getLogger(__name__)
 LINGER_S = 10.0
@@ -67,6 +67,7 @@ class Manager:
         self._directive: Directive | None = None
         self._ended_s: float | None = None
         self._waiting: set[str] = set()
+        self._modules: set[str] = set()
         self._standbys: dict[int, int] = {}
         self._pids: dict[int, dict[str, int]] = {}
         self._first_step = -1
@@ -116,13 +117,30 @@ class Manager:
 
     def _turn(self) -> None:
         for peer, message in self._socket.receive():
-            if isinstance(message, Drain):
-                self._drain(peer, message)
-            else:
-                self._hear(peer, message)
+            match message:
+                case Drain():
+                    self._drain(peer, message)
+                case Modules():
+                    self._learn(message.names)
+                case NodeStatus():
+                    self._hear(peer, message)
+                case _:
+                    assert_never(message)
         for agent_id, listening in self._kernels.answers():
             self._perform(self._core.answered(agent_id, listening=listening, now_s=time.monotonic()))
         self._perform(self._core.tick(time.monotonic()))
+
+    def _learn(self, names: tuple[str, ...]) -> None:
+        """What the ranks import, for the warm processes of nodes that have no rank to learn it from."""
+        if set(names) <= self._modules:
+            return
+        self._modules |= set(names)
+        for agent_id in self._core.world.candidates:
+            if agent_id in self._peers:
+                self._teach(self._peers[agent_id])
+
+    def _teach(self, peer: Peer) -> None:
+        self._socket.send(peer, Modules(names=tuple(sorted(self._modules))))
 
     def _drain(self, peer: Peer, message: Drain) -> None:
         if message.job_id != self._config.job_id:
@@ -171,6 +189,8 @@ class Manager:
         if status.node_rank < 0:
             if status.agent_id not in self._waiting:
                 self._waiting.add(status.agent_id)
+                if self._modules:
+                    self._teach(self._peers[status.agent_id])
                 self._journal.write("node waits", agent_id=status.agent_id, host=status.host, wants=status.wants)
             return
         if self._standbys.get(status.node_rank) != status.standbys:

@@ -33,6 +33,8 @@ class NodeIdentity:
     master_port: int
     given_master_addr: str | None
     max_restarts: int
+    min_nodes: int = 0
+    """MIN of `--nnodes=MIN:MAX`; 0 if that is one number."""
     candidate: bool = False
     """This node holds no place: `node_rank` and `ranks` mean nothing. Its ranks are started when it is given one."""
 

@@ -40,5 +40,6 @@ def status_of(  # noqa: PLR0913  # one for each field that only the agent knows
         leaving=leaving,
         host=HOST,
         wants=wants,
+        min_nodes=identity.min_nodes if identity is not None else 0,
         ledger=node.directive.ledger if node.directive is not None else Ledger(),
     )

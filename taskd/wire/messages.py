@@ -85,6 +85,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     leaving: bool = False
     host: str = ""  # its name, for people
     wants: int = -1  # the place that its launcher gave it
+    min_nodes: int = 0  # MIN of torchrun's `--nnodes=MIN:MAX`; 0 if it names one number
     ledger: Ledger = Ledger()
 
 
@@ -206,7 +207,10 @@ class LastWords(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Modules(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Worker to agent: modules of installed packages that it has imported; agent to template: import these."""
+    """Worker to agent: modules of installed packages that it has imported; agent to template: import these.
+
+    Agent to manager, and manager to nodes without a place: what the ranks of this job import, so that a spare is warm.
+    """
 
     names: tuple[str, ...]
 
@@ -252,7 +256,7 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     count: int
 
 
-FromAgent = NodeStatus | Drain
-FromManager = Directive | Refusal | Answer
+FromAgent = NodeStatus | Drain | Modules
+FromManager = Directive | Refusal | Answer | Modules
 FromLocal = Hello | WorkerReport | LastWords | Modules
 ToLocal = Pause | Join | Release | Abandon | Become | Fork | Modules

@@ -163,3 +163,13 @@ def test_phases_are_told_as_far_as_they_were_reached() -> None:
         "total": 1000.0,
     }
     assert (record.kept, record.replaced, record.warm) == ({}, {0: 7}, {0: True})
+
+
+@pytest.mark.parametrize(
+    ("least", "chosen"), [(0, Strategy.ELASTIC_TRAINING), (2, Strategy.ELASTIC_TRAINING), (3, Strategy.EXIT)]
+)
+def test_torchruns_own_minimum_of_nodes_holds(least: int, chosen: Strategy) -> None:
+    situation = Situation(lost=(), unreachable=(1,), places=3, failing=1, least=least)
+    decision = choose(situation, policy(Strategy.ELASTIC_TRAINING), ())
+    assert decision.strategy is chosen
+    assert ("2 nodes would be left, the job needs 3" in decision.reason) == (least == 3)

@@ -239,6 +239,7 @@ def _identify(worker_group: WorkerGroup) -> NodeIdentity:
         master_port=int(worker_group.master_port or 0),
         given_master_addr=_given_master_addr(spec),
         max_restarts=_max_restarts(spec),
+        min_nodes=entry.least_nodes(spec),
     )
 
 

@@ -32,6 +32,12 @@ def most_nodes(spec: WorkerSpec) -> int:
     return int(getattr(handler, "world_size", 1))
 
 
+def least_nodes(spec: WorkerSpec) -> int:
+    """MIN of `--nnodes=MIN:MAX`, 0 if that is one number: then only the job's strategies say whether it may shrink."""
+    settings: Any = getattr(spec.rdzv_handler, "settings", None)
+    return int(settings.min_nodes) if settings is not None and settings.min_nodes < settings.max_nodes else 0
+
+
 def wanted_place(spec: WorkerSpec) -> int:
     """The node rank that the launcher gave, -1 if none."""
     rank = getattr(spec.rdzv_handler, "rank", None)
