@@ -25,10 +25,11 @@ def test_a_broken_network_and_an_error_of_one_rank(make_job: MakeJob, same: Same
     assert retried["target_step"] == 3
     replaced = job.recovered(2)
     assert replaced["replaced"].keys() == {"0"}
-    assert replaced["causes"]["0"] in ("exit code 1", ABORTED)
+    error = "ValueError: the plan says so: error"
+    assert replaced["causes"]["0"] in (f"exit code 1: {error}", f"{ABORTED}: {error}")
     assert replaced["target_step"] == 6
     assert job.end() == 0
-    assert job.output.count("ValueError: the plan says so: error") == 1
+    assert job.output.count(f"[rank0]: {error}") == 1
     same(job)
 
 
@@ -36,10 +37,10 @@ def test_an_error_that_repeats_ends_the_job(make_job: MakeJob) -> None:
     points = [point("bug", 1, 4, "begin", do="raise", always=True)]
     job = make_job(2).start("train.py", {"steps": STEPS, "points": points})
     assert job.end() == 1
-    times = job.output.count("ValueError: the plan says so: bug")
+    times = job.output.count("[rank1]: ValueError: the plan says so: bug")
     assert 3 <= times <= 3 + job.output.count("terminate called"), "an end of another kind is another fault"
     assert len(job.named("recovered")) == 0, "no step was committed between them"
-    assert "rank 1 failed 3 times at step 3 with the same cause (exit code 1)" in job.output
+    assert "rank 1 failed 3 times at step 3 with the same cause (exit code 1: ValueError: the plan" in job.output
     stopped = job.named("stopped")[-1]
     assert stopped["exit_code"] == 1
     assert "bug in the job" in stopped["reason"]
