@@ -46,14 +46,21 @@ _WORKER_GROUP: Final = ("self", "worker_group")
 
 SEAMS: Final = (
     Seam(AGENT, "LocalElasticAgent", Fit.ACCEPTS, ("spec", "logs_specs")),
+    Seam(AGENT, "LocalElasticAgent._rendezvous", Fit.EXACT, _WORKER_GROUP),
     Seam(AGENT, "LocalElasticAgent._start_workers", Fit.EXACT, _WORKER_GROUP),
     Seam(AGENT, "LocalElasticAgent._initialize_workers", Fit.EXACT, _WORKER_GROUP),
     Seam(AGENT, "LocalElasticAgent._restart_workers", Fit.EXACT, _WORKER_GROUP),
     Seam(AGENT, "LocalElasticAgent._monitor_workers", Fit.EXACT, _WORKER_GROUP),
+    Seam(AGENT, "LocalElasticAgent._exit_barrier", Fit.EXACT, ("self",)),
     Seam(AGENT, "LocalElasticAgent._shutdown", Fit.ACCEPTS, ("self",)),
     Seam(AGENT, "LocalElasticAgent", Fit.SETS, ("_pcontext",)),
-    Seam(_AGENT_API, "SimpleElasticAgent", Fit.SETS, ("_remaining_restarts", "_worker_group")),
-    Seam(_AGENT_API, "Worker", Fit.SETS, ("id", "local_rank", "global_rank", "world_size")),
+    Seam(_AGENT_API, "SimpleElasticAgent", Fit.SETS, ("_remaining_restarts", "_worker_group", "_exit_barrier_timeout")),
+    Seam(
+        _AGENT_API,
+        "Worker",
+        Fit.SETS,
+        ("id", "local_rank", "global_rank", "role_rank", "world_size", "role_world_size"),
+    ),
     Seam(AGENT, "start_processes", Fit.ACCEPTS, ("entrypoint", "args", "envs")),
     Seam(
         _PROCESSES,
