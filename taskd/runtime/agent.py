@@ -65,12 +65,11 @@ class NodeAgent:
     def __init__(self, config: AgentConfig, serve_store: Callable[[], tuple[str, int]]) -> None:
         self._config = config
         self._serve_store = serve_store
-        self._id = token_hex(8)
-        self._node = Node(agent_id=self._id)
+        self._node = Node(agent_id=token_hex(8))
         self._files = RankFiles(config.run_dir)
         self._server = LocalServer(self._files.socket)
         self._deaths = DeathWatch()
-        self._pool = StandbyPool(self._server, config.standbys, self._start_template)
+        self._pool = StandbyPool(self._server, config.standbys, lambda: self._crew.start_template())
         self._crew = Crew(self._files, self._deaths, self._pool, config.preload)
         self._identity: NodeIdentity | None = None
         self._store = ("", 0)
@@ -396,6 +395,3 @@ class NodeAgent:
                 wants=self._wants,
             )
         )
-
-    def _start_template(self) -> int:
-        return self._crew.start_template()
