@@ -69,7 +69,7 @@ class NodeAgent:
         self._files = RankFiles(config.run_dir)
         self._server = LocalServer(self._files.socket)
         self._deaths = DeathWatch()
-        self._pool = StandbyPool(self._server, config.standbys, lambda: self._crew.start_template())
+        self._pool = StandbyPool(self._server, config.standbys, self._start_template)
         self._crew = Crew(self._files, self._deaths, self._pool, config.preload)
         self._identity: NodeIdentity | None = None
         self._store = ("", 0)
@@ -395,3 +395,6 @@ class NodeAgent:
                 wants=self._wants,
             )
         )
+
+    def _start_template(self) -> int:
+        return self._crew.start_template()
