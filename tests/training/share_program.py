@@ -79,12 +79,16 @@ def smaller() -> None:
     """Gradients of three, two and one ranks are those of four, dropout included; one backward pass communicates."""
     state = make(buckets_mb=0.001)
     whole = gradients(state)
+    clock = TCPStore("127.0.0.1", PORT, is_master=False)
     for generation, members in enumerate([(0, 2, 3), (3, 1), (2,), (1, 0, 3)], 1):
         if RANK in members:
             join(state, generation, members, 0, ())
             for mine, theirs in zip(gradients(state), whole, strict=True):
                 torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
             assert state.model.require_backward_grad_sync
+            if clock.add(f"present-{generation}", 1) == len(members):
+                clock.set(f"over-{generation}", "")
+        clock.wait([f"over-{generation}"], timedelta(seconds=60))  # nobody is ahead: a later world sweeps keys away
 
 
 def elastic() -> None:
