@@ -145,7 +145,8 @@ class Attempts:
                 self.fill()
             case Strategy.ELASTIC_TRAINING:
                 for place in failing:
-                    world.excluded.update({world.holders[place]} - {""} if place not in world.dead_nodes else ())
+                    if place not in world.dead_nodes:
+                        world.excluded.add(world.holders[place])
                     world.remove(world.on_node(place))
                     world.vacate(place)
             case Strategy.DUMP:

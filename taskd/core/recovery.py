@@ -65,7 +65,7 @@ class Recovery(Course):
         if self._is_superseded(status):
             return self._flush()
         forming = self.phase is Phase.FORMING
-        was_dead = set(self.world.vacant)
+        was_dead = set(self.world.dead_nodes)
         standing = self.world.hear(status, now_s, claims=range(self.policy.node_count if forming else 0))
         if forming and self.directive is None:
             self._order(Order.FORM)

@@ -8,9 +8,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.ladder.job import LadderError, LadderJob, undisturbed
-from tests.ladder.scenarios import SCENES, Scene, judge, line
-from tests.nodes import Nodes
+from tests.ladder.job import undisturbed
+from tests.ladder.scenarios import SCENES, Scene, line, perform
 from tests.nodes_space import NodesUnavailableError
 
 
@@ -43,19 +42,9 @@ def play(scene: Scene, root: Path, wanted: str, *, as_json: bool) -> bool:
     """One scene on nodes of its own; whether all was as it should be."""
     folder = root / f"{SCENES.index(scene):02d}"  # short: sockets and run directories lie below
     folder.mkdir()
-    env = {**scene.env, "TASKD_CHECKPOINT_DIR": str(folder / "checkpoints")}
-    env = {name: value.replace(" asked", f" {folder}/asked") for name, value in env.items()}
     begun_s = time.monotonic()
-    with Nodes(4 if scene.spares else 3) as nodes:
-        job = LadderJob(nodes, folder, spares=scene.spares, env=env)
-        try:
-            job.start()
-            before = job.pids
-            scene.play(job)
-            wrong = judge(scene, job, before, job.end(), wanted)
-        except (LadderError, AssertionError, OSError) as error:
-            wrong = [f"{type(error).__name__}: {error}"]
-        found = line(scene, job, wrong, time.monotonic() - begun_s)
+    job, wrong = perform(scene, folder, wanted)
+    found = line(scene, job, wrong, time.monotonic() - begun_s)
     text = f"{'ok  ' if not wrong else 'FAIL'} {scene.name}: {', '.join(found['strategies']) or 'no recovery'}"
     print(json.dumps(found) if as_json else f"{text} {found['total_ms']} ms {'; '.join(wrong)}", flush=True)
     return not wrong

@@ -8,7 +8,9 @@ Rules:
 """
 
 import json
+import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -143,9 +145,6 @@ def undisturbed(folder: Path) -> str:
     """The weights' SHA-256 of the same training under plain torchrun, taskd off, on this machine itself."""
     folder.mkdir()
     env = {**Job(None, folder, PLACES).environment(), "TASKD_PROCESS_ENABLE": None}  # type: ignore[arg-type] # starts nothing
-    import os
-    import sys
-
     variables = {**os.environ, **{name: value for name, value in env.items() if value is not None}}
     for name in [name for name, value in env.items() if value is None]:
         variables.pop(name, None)

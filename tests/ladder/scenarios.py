@@ -5,9 +5,11 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from tests.ladder.job import PLACES, LadderJob
+from tests.ladder.job import PLACES, LadderError, LadderJob
+from tests.nodes import Nodes
 
 
 @dataclass(frozen=True)
@@ -229,6 +231,25 @@ SCENES: tuple[Scene, ...] = (
     Scene("partition, the manager on the small side", small_side, ()),
     Scene("a fault during recovery", again, ("recover-in-place",), frozenset({0, 1})),
 )
+
+
+def perform(scene: Scene, folder: Path, wanted: str) -> tuple[LadderJob, list[str]]:
+    """Play a scene on nodes of its own, with its files in `folder`: the job as it was, and what is not as it should be.
+
+    `wanted` is the SHA-256 of the weights without a fault. Raises `NodesUnavailableError`.
+    """
+    env = {**scene.env, "TASKD_CHECKPOINT_DIR": str(folder / "checkpoints")}
+    env = {name: value.replace(" asked", f" {folder}/asked") for name, value in env.items()}
+    with Nodes(PLACES + scene.spares) as nodes:
+        job = LadderJob(nodes, folder, spares=scene.spares, env=env)
+        try:
+            job.start()
+            before = job.pids
+            scene.play(job)
+            wrong = judge(scene, job, before, job.end(), wanted)
+        except (LadderError, AssertionError, OSError) as error:
+            wrong = [f"{type(error).__name__}: {error}"]
+    return job, wrong
 
 
 def judge(scene: Scene, job: LadderJob, before: dict[str, int], statuses: dict[int, int], wanted: str) -> list[str]:

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ladder.job import LadderJob, undisturbed
-from tests.ladder.scenarios import SCENES, judge
-from tests.nodes import Nodes
+from tests.ladder.job import undisturbed
+from tests.ladder.scenarios import SCENES, perform
 from tests.nodes_space import NodesUnavailableError
 
 pytestmark = [pytest.mark.timeout(200), pytest.mark.slow, pytest.mark.root]
@@ -23,16 +22,9 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("name", PLAYED)
 def test_scene(name: str, weights: str, run_dir: Path) -> None:
     scene = next(scene for scene in SCENES if scene.name == name)
-    env = {**scene.env, "TASKD_CHECKPOINT_DIR": str(run_dir / "checkpoints")}
     begun_s = time.monotonic()
     try:
-        nodes = Nodes(4 if scene.spares else 3)
-        with nodes:
-            job = LadderJob(nodes, run_dir, spares=scene.spares, env=env)
-            job.start()
-            before = job.pids
-            scene.play(job)
-            wrong = judge(scene, job, before, job.end(), weights)
+        _, wrong = perform(scene, run_dir, weights)
     except NodesUnavailableError as error:
         pytest.skip(f"no nodes on this machine: {error}")
     for path in sorted(run_dir.glob("output-*")):
