@@ -23,6 +23,7 @@ from taskd.adaptors.training import checkpoint_files as files
 from taskd.adaptors.training.checkpoint import dump, load_latest
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import CheckpointError
+from tests.leave import leave
 from tests.training.checkpoint_state import contents, draws, make, train
 
 CASE, RANK, SIZE, PORT, DIRECTORY = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5])
@@ -215,10 +216,10 @@ def main() -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=30))
     cases[CASE]()
     if CASE.startswith("killed") or CASE == "alone":
-        os._exit(0)  # a peer is gone, or was never there: the groups cannot be left together
+        leave()  # a peer is gone, or was never there: nobody to wait for
     store.set(f"done/{RANK}", "")
     store.wait([f"done/{rank}" for rank in range(SIZE)])
-    dist.destroy_process_group()
+    leave()
 
 
 main()

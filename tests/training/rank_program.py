@@ -26,6 +26,7 @@ from taskd.adaptors.training.layout import layout_of, repoint
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.state import TrainState
 from taskd.wire.messages import WorldPlan
+from tests.leave import leave
 
 PORT, OPTIONS, NAME = int(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
 SPARE = NAME.startswith("spare")
@@ -189,7 +190,7 @@ def main() -> None:
         assert check.item() == 2
     link.set(f"result/{rank}", json.dumps(process.result()))
     link.get("end")
-    dist.destroy_process_group()
+    leave()
 
 
 main()

@@ -17,6 +17,7 @@ from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import RestoreError
 from taskd.wire.messages import Condition, Transfer, WorldPlan
+from tests.leave import leave
 
 CASE, RANK, PORT = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 DONOR = 1
@@ -200,7 +201,7 @@ def main() -> None:
     cases[CASE]()
     store.set(f"done/{RANK}", "")
     store.wait([f"done/{rank}" for rank in range(4)])
-    dist.destroy_process_group()
+    leave()
 
 
 main()

@@ -15,6 +15,7 @@ from taskd.adaptors.training.layout import repoint
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.state import TrainState
 from taskd.wire.messages import Transfer, WorldPlan
+from tests.leave import leave
 
 CASE, RANK, PORT = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 FULL = (0, 1, 2, 3)
@@ -210,7 +211,7 @@ def main() -> None:
     {case.__name__: case for case in (smaller, elastic, broken_off, full, samplers)}[CASE]()
     store.set(f"done/{RANK}", "")
     store.wait([f"done/{rank}" for rank in FULL])
-    dist.destroy_process_group()
+    leave()
 
 
 main()

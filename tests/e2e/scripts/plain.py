@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from tests.e2e.scripts.points import FOLDER, PLAN, note, rank, reach
+from tests.leave import leave
 
 
 def main() -> None:
@@ -27,7 +28,7 @@ def main() -> None:
         dist.barrier()
     note(f"result-{rank()}", json.dumps({"total": total}))
     dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 main()
