@@ -89,6 +89,19 @@ def test_an_entry_is_what_python_would_have_written(draw: Callable[[], None], tm
         assert {at - 1, at} <= set(file.read())
 
 
+def test_a_spare_number_at_the_start_passes(tmp_path: Path) -> None:
+    random.seed(5)
+    random.gauss(0, 1)
+    state = make(tmp_path / "position")
+    file: Any = state._positions
+    assert file.read()[0] == pack(state._rng.capture())
+    wanted = random.gauss(0, 1)
+    assert state.return_to(0) == ""
+    assert random.gauss(0, 1) == wanted
+    step(state)
+    assert file.read()[1] == pack(state._rng.capture())
+
+
 def test_another_bit_generator_under_numpy_is_seen(tmp_path: Path) -> None:
     state = make(tmp_path / "position")
     before = np.random.get_bit_generator()  # type: ignore[attr-defined]

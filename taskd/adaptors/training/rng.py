@@ -78,14 +78,15 @@ class RngCapture:
             with contextlib.suppress(ImportError):
                 importlib.import_module("numpy.random")
                 self._find_numpy()
-        found = self.capture()
-        if found is not self._same or torch.cuda.is_available():
+        if self._python is None or self._torch is None or torch.cuda.is_available():
             return None
         pointer = None
         if self._numpy_source is not None:
             pointer = pointer_to(self._numpy_bits, self._numpy_source)
-            if pointer is None:
+            if pointer is None or self._numpy is None or self._numpy_source._bit_generator is not self._numpy_bits:
                 return None
+        # A spare normal number that python has at the moment is no obstacle: the pulse asks each time.
+        found = (self._python, _NO_GAUSS, *(self._numpy or (b"", b"")), self._torch)
         return Sources((head_of(found), *found), pointer, self._generator, "gauss_next")
 
     def restore(self, states: Sequence[bytes]) -> None:
