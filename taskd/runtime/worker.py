@@ -93,6 +93,11 @@ class WorkerLink:
         """Whether the main thread is to leave the resilient function."""
         return self._machine.state is State.INTERRUPTED
 
+    @property
+    def outside(self) -> bool:
+        """Whether no resilient function has been entered yet, or the last one was left by all ranks together."""
+        return self._machine.state in (State.SETUP, State.RELEASED)
+
     def attach(self, breaker: Breaker) -> None:
         """Use this breaker from now on."""
         with self._changed:

@@ -46,6 +46,15 @@ def test_torchrun_is_told_to_end(make_job: MakeJob, stranger: Job, leak_mark: st
     assert stranger.end() == 0
 
 
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_rank_that_has_finished_does_not_abort(make_job: MakeJob, status: int) -> None:
+    """torch alone aborts here nearly always: its thread needs the interpreter, which ends. The status stays."""
+    job = make_job(2).start("abrupt.py", {"steps": 3, "status": status}, env={"TASKD_MAX_RESTARTS": "0"})
+    assert job.end() == (1 if status else 0)
+    assert "terminate called" not in job.output
+    assert ("exitcode  : 3" in job.output) == bool(status)
+
+
 def test_the_budget_is_spent(make_job: MakeJob) -> None:
     """The second fault ends the job, and torchrun's report names the rank that failed as the root cause."""
     points = [point("one", 1, "run"), point("again", 1, "run"), point("zero", 0, "run"), point("zero again", 0, "run")]

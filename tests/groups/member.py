@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -344,6 +345,32 @@ def dead_store() -> None:
     dist.init_process_group("gloo")
     with pytest.raises(RebuildError, match=f"no store answers at 127.0.0.1:{PORT}"):
         WORLD.rebuild(plan(1, timeout_s=1), RANK)
+
+
+def settles() -> None:
+    """A collective that is not done keeps the groups busy, and so does one whose thread waits for the interpreter."""
+    begin()
+    clock = TCPStore("127.0.0.1", PORT, is_master=False)
+    assert WORLD.settle(20)
+    if RANK == 1:
+        clock.wait(["rank 0 has seen it"])
+        time.sleep(0.2)  # rank 0 has its interpreter to itself by then
+        total()
+        assert WORLD.settle(20)
+        return
+    tensor = torch.ones(1)
+    freed = weakref.ref(tensor)
+    dist.all_reduce(tensor, async_op=True)
+    del tensor
+    assert not WORLD.settle(0.1)
+    sys.setswitchinterval(1000)  # the interpreter is this thread's until it gives it away itself
+    clock.set("rank 0 has seen it", "")
+    end_s = time.monotonic() + 1
+    while time.monotonic() < end_s:
+        pass  # the collective is done meanwhile
+    assert freed() is not None
+    assert WORLD.settle(20)
+    assert freed() is None
 
 
 def main() -> None:

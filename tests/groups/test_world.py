@@ -61,6 +61,10 @@ def test_rebuild(launcher: Launcher, port: int, case: str) -> None:
     Members(launcher, case, 2, port).expect_success(range(2))
 
 
+def test_groups_settle(launcher: Launcher, port: int) -> None:
+    Members(launcher, "settles", 2, port).expect_success(range(2))
+
+
 @pytest.mark.parametrize(("case", "size"), [("shrinks", 4), ("new_groups_in_a_smaller_world", 3), ("meshes", 3)])
 def test_fewer_members(launcher: Launcher, port: int, case: str, size: int) -> None:
     Members(launcher, case, size, port).expect_success(range(size))

@@ -18,6 +18,7 @@ Rules:
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -33,6 +34,7 @@ from taskd.adaptors.groups import lone, unstick
 from taskd.adaptors.groups.calls import GroupCall, fingerprint
 from taskd.adaptors.groups.handle import GroupHandle, register
 from taskd.adaptors.groups.members import Members, refuse_meshes
+from taskd.adaptors.groups.settling import settle
 from taskd.adaptors.groups.store import StoreLink, prefix, sweep
 from taskd.errors import RebuildError
 from taskd.wire.messages import WorldPlan
@@ -66,6 +68,7 @@ class World:
         self._link = StoreLink()
         self._client: TCPStore | None = None
         self._retired: list[Any] = []
+        self._burial: threading.Thread | None = None
         self._originals: dict[str, Any] = {}
         self._objects = lone.ObjectCollectives(self._is_lone)
 
@@ -172,7 +175,18 @@ class World:
         )
         del retired
         thread.start()
+        self._burial = thread
         return thread
+
+    def settle(self, limit_s: float) -> bool:
+        """Wait until no thread of a group needs the interpreter any more; whether that was within `limit_s`.
+
+        For a process that is about to end: see `settling`.
+        """
+        end_s = time.monotonic() + limit_s
+        if self._burial is not None:
+            self._burial.join(limit_s)
+        return settle(max(0.0, end_s - time.monotonic()))
 
     def current(self, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
         """Return what a wrapper made with `group` is to use now: a handle stays itself, else the default group."""

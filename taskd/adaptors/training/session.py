@@ -10,12 +10,16 @@ Rules:
 3. An exception is let go of, with its frames, before a new world is formed: it holds the activations of a whole step.
 4. The process has one `Runtime` (groups, shim, link), made when torch has been imported; a newcomer's sets the script
    up alone until the first resilient function is reached.
-5. The process keeps its rank of the job (its slot). Its rank in a world is its place among that world's members.
+5. A script that has come to its end waits, for at most `SETTLE_S`, until gloo's threads are idle: torch now and then
+   aborts otherwise, which would be a fault of a rank that had finished. One that fails does not wait.
+6. The process keeps its rank of the job (its slot). Its rank in a world is its place among that world's members.
 """
 
+import atexit
 import functools
 import logging
 import os
+import sys
 import traceback
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -34,6 +38,7 @@ from taskd.runtime.recorder import NullRecorder, Phase, Recorder, open_recorder
 from taskd.wire.messages import WorldPlan
 
 logger = logging.getLogger(__name__)
+SETTLE_S = 2.0
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -95,6 +100,14 @@ def install(link: worker.WorkerLink, world_size: int) -> None:
     """Make this process's runtime. Called once, when torch has been imported and before the script makes a group."""
     global _runtime  # noqa: PLW0603 - one per process
     _runtime = Runtime(link, world_size)
+    atexit.register(_settle)  # before the script's own registrations, so it is called after those
+
+
+def _settle() -> None:
+    """Keep the interpreter from ending under gloo's threads, in a process whose script has come to its end."""
+    runtime = current()
+    if runtime is not None and runtime.link.outside and not hasattr(sys, "last_value"):
+        runtime.world.settle(SETTLE_S)
 
 
 def current() -> Runtime | None:

@@ -1,0 +1,69 @@
+"""At the end of a process: wait until no thread of its groups needs the interpreter any more.
+
+torch's gloo runs collectives on threads of its own, `pt_gloo_runloop`. Such a thread lets go of a collective's tensors
+after it has told the main thread that the collective is done, and to free a tensor that Python has seen it takes the
+interpreter's lock. If the interpreter is ending by then, Python (up to 3.13) ends the thread inside a C++ destructor,
+and the process aborts: "terminate called without an active exception". So the main thread sleeps, without the lock,
+until the kernel says that each of these threads waits for work.
+
+Rules:
+
+1. A thread that waits for work is in a futex call without a limit, as for a condition variable. One that waits for the
+   interpreter's lock or for a peer has a limit, and one that waits for a mutex has another operation. `/proc` tells.
+2. Nothing is closed, woken or ended: peers may still be receiving what this process has sent.
+3. Where the kernel does not tell, a thread counts as waiting for work, after one look's time.
+"""
+
+import os
+import platform
+import time
+from typing import Final
+
+_WORKER: Final = "pt_gloo_runloop"
+_FUTEX: Final = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
+_OPERATION: Final = 0x7F
+_WAIT_BITSET: Final = 9
+_LOOK_S: Final = 0.002
+_BUSY: Final = "busy"
+
+
+def settle(limit_s: float) -> bool:
+    """Wait until all of gloo's threads have been seen waiting for work twice; whether that came within `limit_s`."""
+    end_s = time.monotonic() + limit_s
+    before: dict[str, str] | None = None
+    while seen := _workers():
+        if seen == before and _BUSY not in seen.values():
+            return True
+        if time.monotonic() > end_s:
+            return False
+        before = seen
+        time.sleep(_LOOK_S)  # without the interpreter's lock, which is what they may need
+    return True
+
+
+def _workers() -> dict[str, str]:
+    """Each worker thread, and where it waits for work; busy if it does anything else."""
+    found = {}
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/comm") as comm:
+                if comm.read().strip() != _WORKER:
+                    continue
+        except OSError:  # it ended while we looked
+            continue
+        found[task] = _waiting_at(task)
+    return found
+
+
+def _waiting_at(task: str) -> str:
+    try:
+        with open(f"/proc/self/task/{task}/syscall") as file:
+            words = file.read().split()
+    except OSError:  # it ended while we looked, or this kernel does not tell
+        return ""
+    if _FUTEX is None:
+        return ""
+    if len(words) < 5 or int(words[0]) != _FUTEX:
+        return _BUSY
+    operation, limit = int(words[2], 16) & _OPERATION, int(words[4], 16)
+    return words[1] if operation == _WAIT_BITSET and limit == 0 else _BUSY
