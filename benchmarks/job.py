@@ -11,9 +11,11 @@ Rules:
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +28,8 @@ from taskd.runtime.blackbox import library_path
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "benchmarks" / "scripts" / "train.py"
 LOOK_S = 0.02
+START_LIMIT_S = 120
+WARM_STEPS = 20
 MARK = "BENCHMARK_JOB"
 _FOREIGN = ("TASKD_", "TORCHELASTIC_", "TORCH_DISABLE_SHARE_RDZV", "PET_", "MINDX_", "LD_PRELOAD", "MASTER_", "RANK")
 
@@ -50,11 +54,16 @@ def taskd_environment(run_dir: Path) -> dict[str, str]:
     }
 
 
-def torchrun(script: Path, arguments: Sequence[object], ranks: int) -> list[str]:
-    """Command of a job on this machine alone, as torchrun's manual has it."""
+def torchrun(words: Sequence[object], ranks: int, *options: object) -> list[str]:
+    """Command of a job on this machine alone, as torchrun's manual has it unless other options are given."""
     program = Path(sys.executable).with_name("torchrun")
-    options = ["--standalone", "--nproc-per-node", ranks, "--max-restarts", 3]
-    return [str(word) for word in (program, *options, script, *arguments)]
+    how = options or ("--standalone", "--max-restarts", 3)
+    return [str(word) for word in (program, "--nproc-per-node", ranks, *how, *words)]
+
+
+def training(logs: "StepLogs", step_ms: float, *more: object) -> list[object]:
+    """The script that is disturbed, with its arguments."""
+    return [SCRIPT, "--record", logs.directory, "--step-ms", step_ms, *more]
 
 
 class Job:
@@ -92,6 +101,10 @@ class Job:
             if time.monotonic() > end_s:
                 raise BenchmarkError(f"{what}: not within {limit_s:g} s, see {self.log}")
             time.sleep(LOOK_S)
+
+    def await_training(self, logs: "StepLogs") -> None:
+        """Wait until every rank trains and has left its first steps behind."""
+        self.await_until(lambda: logs.all_at(WARM_STEPS), f"step {WARM_STEPS}", START_LIMIT_S)
 
 
 @contextmanager
@@ -211,6 +224,25 @@ class Journal:
                     break
                 self._events.append(json.loads(line))
                 self._read += len(line)
+
+
+def fresh(directory: Path, name: str) -> Path:
+    """An empty directory for one job."""
+    path = directory / name
+    path.mkdir()
+    return path
+
+
+def measured(measure: Callable[[Path], None]) -> int:
+    """Measure in a directory that goes afterwards; 1 if that did not happen as it should, with the logs kept."""
+    directory = Path(tempfile.mkdtemp(prefix="taskd-bench-"))
+    try:
+        measure(directory)
+    except BenchmarkError as error:
+        print(f"benchmark: {error}; all logs: {directory}", file=sys.stderr)
+        return 1
+    shutil.rmtree(directory)
+    return 0
 
 
 def say(as_json: bool, entry: Mapping[str, Any], text: str) -> None:

@@ -40,14 +40,16 @@ from typing import Any
 from benchmarks.job import (
     LOOK_S,
     ROOT,
-    SCRIPT,
+    START_LIMIT_S,
     BenchmarkError,
     Job,
     Journal,
     StepLogs,
+    fresh,
     say,
     stock_environment,
     taskd_environment,
+    training,
 )
 from tests.nodes import Node, Nodes
 from tests.nodes_space import NodesUnavailableError
@@ -55,9 +57,7 @@ from tests.nodes_space import NodesUnavailableError
 VICTIM = 1
 PORT = 29500
 SECRET = "the benchmark's own: 0123456789"
-START_LIMIT_S = 120
 RECORD_LIMIT_S = 10
-WARM_STEPS = 20
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,10 @@ def measure_taskd(directory: Path, args: argparse.Namespace, chance: random.Rand
     with Nodes(args.nodes + 1) as nodes:
         start_manager(nodes[0], directory, args.nodes, env)
         del env["TASKD_RUN_DIR"]  # each agent has its own, in its node
-        words = script(logs, args)
+        words = training(logs, args.step_ms)
         torchruns = [start(node, directory, [*options, f"--node-rank={node.number}"], env, words) for node in nodes]
         job = Job(torchruns[0], directory)
-        job.await_until(lambda: logs.all_at(WARM_STEPS), f"step {WARM_STEPS}", START_LIMIT_S)
+        job.await_training(logs)
         spare = nodes[args.nodes]
         job.await_until(lambda: spare.name in waiting(journal) and has_standby(spare), "a warm spare", START_LIMIT_S)
         killed_s = lose(nodes[VICTIM], chance, power_off=power_off)
@@ -150,11 +150,11 @@ def measure_stock(directory: Path, args: argparse.Namespace, chance: random.Rand
     env = {**stock_environment(), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     options = [f"--nnodes={args.stock_nnodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint=node0:{PORT}"]
     options += ["--rdzv-id=job", "--max-restarts=3"]
-    words = [*script(logs, args), "--checkpoint", directory / "checkpoint"]
+    words = training(logs, args.step_ms, "--checkpoint", directory / "checkpoint")
     with Nodes(args.nodes + 1) as nodes:
         torchruns = [start(node, directory, options, env, words) for node in list(nodes)[:members]]
         job = Job(torchruns[0], directory)
-        job.await_until(lambda: logs.all_at(WARM_STEPS), f"step {WARM_STEPS}", START_LIMIT_S)
+        job.await_training(logs)
         if spare:  # it comes when all places are taken, and says only in its debug log that it waits
             start(nodes[args.nodes], directory, options, {**env, "TORCH_LOGS": "+distributed"}, words)
             waits = directory / f"{nodes[args.nodes].name}.log"
@@ -188,11 +188,6 @@ def start_manager(node: Node, directory: Path, places: int, env: Mapping[str, st
         f"sys.exit(0 if init_taskd_manager({keys}) and start_taskd_manager() else 1)\n"
     )
     node.start(["python", program], env=only(env), cwd=ROOT, output=directory / "manager.log")
-
-
-def script(logs: StepLogs, args: argparse.Namespace) -> list[object]:
-    """The script and its arguments."""
-    return [SCRIPT, "--record", logs.directory, "--step-ms", args.step_ms]
 
 
 def waiting(journal: Journal) -> set[str]:
@@ -275,10 +270,3 @@ def shown_s(time_s: float | None, limit_s: float) -> float | str:
 def listed(entry: Mapping[str, object]) -> str:
     """A line's fields, for people."""
     return ", ".join(f"{name} {value}" for name, value in entry.items())
-
-
-def fresh(directory: Path, name: str) -> Path:
-    """An empty directory for one job."""
-    path = directory / name
-    path.mkdir()
-    return path

@@ -5,9 +5,11 @@
 - `step_overhead`: how much longer a step of 10 ms takes with taskd, as a share. A worker of a real job, with agent,
   control thread, black box and position file, trains in turns of a few steps: with taskd's hooks and a commit after
   each step, then without them, then again (see `scripts/steps.py`). A turn counts with the median of its steps, a pair
-  of turns with the quotient of the two, and the figure is the median of all pairs, less 1. `step_overhead_cpu` is the
-  same from the processor time of the training thread. Two jobs side by side, one under plain torchrun, cannot show it:
-  two plain ones were seen to differ by 5 to 30 % by mere chance, since their memory lies differently.
+  of turns with the quotient of the two, a job with the median of its pairs, less 1. A job differs from the next by some
+  0.3 % for all of its life, so the figure is the median over `--repeats` jobs, and `step_overhead_jobs` are the least
+  and the greatest of them. `step_overhead_cpu` is the same from the processor time of the training thread. Two jobs
+  side by side, one under plain torchrun, cannot show it: two plain ones were seen to differ by 5 to 30 % by mere
+  chance, since their memory lies differently.
 - `commit_us`: median of `state.commit()` in those turns. The step before has emptied the caches of the processor, as a
   real one does. `commit_standalone_us` is the same in a loop, without an agent (see `commit.py`).
 - `constructor_us`: what the preloaded gate costs a process in which it is inert (see `constructor.py`).
@@ -20,10 +22,8 @@ The work is that of one rank: what taskd adds to a step is local to a rank and d
 import argparse
 import json
 import os
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,10 @@ from benchmarks.commit import commit_us
 from benchmarks.constructor import constructor_us
 from benchmarks.job import (
     ROOT,
-    BenchmarkError,
+    START_LIMIT_S,
     Job,
     Journal,
+    measured,
     say,
     started,
     stock_environment,
@@ -43,7 +44,6 @@ from benchmarks.job import (
 )
 
 SCRIPT = ROOT / "benchmarks" / "scripts" / "steps.py"
-START_LIMIT_S = 120
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -54,7 +54,7 @@ def measure_job(directory: Path, args: argparse.Namespace, *, taskd: bool) -> tu
     os.mkfifo(go)
     words: list[object] = ["--go", go, "--out", out, "--pairs", args.pairs, "--steps", args.steps]
     env = taskd_environment(directory / "run") if taskd else stock_environment()
-    command = torchrun(SCRIPT, words if taskd else [*words, "--plain"], 1)
+    command = torchrun([SCRIPT, *words, *([] if taskd else ["--plain"])], 1)
     with started(command, env, directory / "job.log") as job:
         if taskd:
             journal = Journal(directory / "run")
@@ -111,31 +111,33 @@ def _stat(path: str) -> list[str]:
 
 def measure(directory: Path, args: argparse.Namespace) -> dict[str, Any]:
     """All figures: the last line."""
-    found: dict[str, list[float]] = {"wall": [], "cpu": [], "commit_us": [], "step_us": [], "background": []}
+    jobs: list[dict[str, float]] = []
     for repeat in range(args.repeats):
         figures, share = measure_job(directory / f"taskd-{repeat}", args, taskd=True)
-        for name, values in {**figures, "background": [share]}.items():
-            found[name] += values
-        entry = {name: round(statistics.median(values), 5) for name, values in figures.items()}
+        jobs.append({name: statistics.median(values) for name, values in figures.items()} | {"background": share})
+        entry = {name: round(value, 5) for name, value in jobs[-1].items()}
         say(args.json, {"repeat": repeat, **entry}, f"repeat {repeat}: {entry}")
     _, plain = measure_job(directory / "plain", args, taskd=False)
-    median = {name: statistics.median(values) for name, values in found.items()}
+    median = {name: statistics.median(job[name] for job in jobs) for name in jobs[0]}
+    overheads = sorted(job["wall"] - 1 for job in jobs)
     return {
         "commit_us": round(median["commit_us"], 2),
         "step_overhead": round(median["wall"] - 1, 5),
+        "step_overhead_jobs": [round(overheads[0], 5), round(overheads[-1], 5)],
         "constructor_us": round(constructor_us(args.samples), 1),
         "step_overhead_cpu": round(median["cpu"] - 1, 5),
         "commit_standalone_us": round(commit_us(), 2),
         "step_ms": round(median["step_us"] / 1000, 2),
         "background": {"taskd": round(median["background"], 4), "torchrun": round(plain, 4)},
-        "pairs": len(found["wall"]),
+        "jobs": len(jobs),
+        "pairs": args.pairs * len(jobs),
     }
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3, help="jobs (default 3)")
+    parser.add_argument("--repeats", type=int, default=8, help="jobs (default 8)")
     parser.add_argument("--pairs", type=int, default=250, help="of turns in a job (default 250)")
     parser.add_argument("--steps", type=int, default=5, help="of a turn (default 5)")
     parser.add_argument("--samples", type=int, default=200, help="processes for constructor_us (default 200)")
@@ -144,17 +146,14 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Measure; 1 if what was to be measured did not happen, with the logs kept."""
+    """Measure; 1 if what was to be measured did not happen."""
     args = arguments(words)
-    directory = Path(tempfile.mkdtemp(prefix="taskd-bench-"))
-    try:
+
+    def told(directory: Path) -> None:
         result = measure(directory, args)
-    except BenchmarkError as error:
-        print(f"benchmark: {error}", file=sys.stderr)
-        return 1
-    say(args.json, result, "\n".join(f"{name}: {value}" for name, value in result.items()))
-    shutil.rmtree(directory)
-    return 0
+        say(args.json, result, "\n".join(f"{name}: {value}" for name, value in result.items()))
+
+    return measured(told)
 
 
 if __name__ == "__main__":

@@ -26,34 +26,34 @@ given the same command.
 import argparse
 import os
 import random
-import shutil
 import signal
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from benchmarks.floor import floor_s
 from benchmarks.job import (
-    SCRIPT,
+    START_LIMIT_S,
     BenchmarkError,
     Job,
     Journal,
     StepLogs,
+    fresh,
+    measured,
     say,
     started,
     stock_environment,
     taskd_environment,
     torchrun,
+    training,
 )
 from benchmarks.nodes import compare_nodes
 
-START_LIMIT_S = 120
 RECOVERY_LIMIT_S = 120
-WARM_STEPS = 20
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,10 @@ class Fault:
 def measure_stock(directory: Path, args: argparse.Namespace, chance: random.Random) -> Fault:
     """Kill a rank of a job under stock torchrun."""
     logs = StepLogs(directory / "steps", args.ranks)
-    arguments = ["--record", logs.directory, "--step-ms", args.step_ms, "--checkpoint", directory / "checkpoint"]
+    words = training(logs, args.step_ms, "--checkpoint", directory / "checkpoint")
     env = {**stock_environment(), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    with started(torchrun(SCRIPT, arguments, args.ranks), env, directory / "job.log") as job:
-        job.await_until(lambda: logs.all_at(WARM_STEPS), f"step {WARM_STEPS}", START_LIMIT_S)
+    with started(torchrun(words, args.ranks), env, directory / "job.log") as job:
+        job.await_training(logs)
         victim, dead, killed_s = kill(logs, chance, args.ranks)
         return Fault(victim, await_resumed(job, logs, victim, dead, killed_s) - killed_s)
 
@@ -79,11 +79,10 @@ def measure_stock(directory: Path, args: argparse.Namespace, chance: random.Rand
 def measure_taskd(directory: Path, args: argparse.Namespace, chance: random.Random) -> Fault:
     """Kill a rank of a job under taskd."""
     logs = StepLogs(directory / "steps", args.ranks)
-    arguments = ["--record", logs.directory, "--step-ms", args.step_ms]
     env = taskd_environment(directory / "run")
     journal = Journal(directory / "run")
-    with started(torchrun(SCRIPT, arguments, args.ranks), env, directory / "job.log") as job:
-        job.await_until(lambda: logs.all_at(WARM_STEPS), f"step {WARM_STEPS}", START_LIMIT_S)
+    with started(torchrun(training(logs, args.step_ms), args.ranks), env, directory / "job.log") as job:
+        job.await_training(logs)
         job.await_until(lambda: journal.warm, "a warm process", START_LIMIT_S)
         victim, dead, killed_s = kill(logs, chance, args.ranks)
         resumed_s = await_resumed(job, logs, victim, dead, killed_s)
@@ -183,9 +182,9 @@ def count_first_restarts(directory: Path, args: argparse.Namespace, chance: rand
 def try_once(home: Path, env: Mapping[str, str], args: argparse.Namespace, chance: random.Random) -> tuple[bool, str]:
     """Kill one rank: whether all ranks went on with no more than one new process each, and what was seen."""
     logs = StepLogs(home / "steps", args.ranks)
-    arguments = ["--record", logs.directory, "--step-ms", args.step_ms, "--checkpoint", home / "checkpoint"]
-    with started(torchrun(SCRIPT, arguments, args.ranks), env, home / "job.log") as job:
-        job.await_until(lambda: logs.all_at(WARM_STEPS), f"step {WARM_STEPS}", START_LIMIT_S)
+    words = training(logs, args.step_ms, "--checkpoint", home / "checkpoint")
+    with started(torchrun(words, args.ranks), env, home / "job.log") as job:
+        job.await_training(logs)
         victim, dead, killed_s = kill(logs, chance, args.ranks)
 
         def restarts() -> int:
@@ -202,13 +201,6 @@ def try_once(home: Path, env: Mapping[str, str], args: argparse.Namespace, chanc
         if restarts() > 1 or end_s is None:
             return False, f"the first restart failed, see {job.log}"
         return True, f"went on after {end_s - killed_s:.2f} s"
-
-
-def fresh(directory: Path, name: str) -> Path:
-    """An empty directory for one job."""
-    path = directory / name
-    path.mkdir()
-    return path
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
@@ -238,18 +230,10 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Measure; 1 if what was to be measured did not happen, with the logs kept."""
+    """Measure; 1 if what was to be measured did not happen."""
     args = arguments(words)
-    directory = Path(tempfile.mkdtemp(prefix="taskd-bench-"))
-    chance = random.Random(args.seed)
     measure = compare_nodes if args.nodes is not None else count_first_restarts if args.stock_defaults else compare
-    try:
-        measure(directory, args, chance)
-    except BenchmarkError as error:
-        print(f"benchmark: {error}", file=sys.stderr)
-        return 1
-    shutil.rmtree(directory)
-    return 0
+    return measured(partial(measure, args=args, chance=random.Random(args.seed)))
 
 
 if __name__ == "__main__":

@@ -19,12 +19,10 @@ import argparse
 import json
 import os
 import random
-import shutil
 import signal
 import socket
 import statistics
 import sys
-import tempfile
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -35,18 +33,20 @@ from typing import Any
 from benchmarks.job import (
     ROOT,
     SCRIPT,
+    START_LIMIT_S,
     BenchmarkError,
     Job,
     Journal,
     StepLogs,
+    measured,
     say,
     started,
     stock_environment,
     taskd_environment,
     torchrun,
+    training,
 )
 
-START_LIMIT_S = 120
 RECOVERY_LIMIT_S = 90
 STEPS_TO_GO = 200
 """The last step lies so far ahead of the newest one when it is written down."""
@@ -127,13 +127,9 @@ class Soak:
         return steps
 
     def _command(self, port: int) -> list[str]:
-        words = ["--record", self.logs.directory, "--step-ms", self._args.step_ms]
-        words += ["--stop-file", self.stop_file, "--out", self.out]
-        command = torchrun(SCRIPT, words, self._args.ranks)
+        words = training(self.logs, self._args.step_ms, "--stop-file", self.stop_file, "--out", self.out)
         distributed = f"--nnodes 1 --node_rank 0 --master_addr 127.0.0.1 --master_port {port} --max_restarts 32767"
-        begin = command.index("--standalone")
-        end = command.index(str(SCRIPT))
-        return [*command[:begin], f"--nproc_per_node={self._args.ranks}", *distributed.split(), *command[end:]]
+        return torchrun(words, self._args.ranks, *distributed.split())
 
     def _disturb(self, number: int, job: Job) -> None:
         self._settle(job)
@@ -209,7 +205,7 @@ def undisturbed(directory: Path, args: argparse.Namespace, steps: int) -> dict[s
     """The same training under plain torchrun."""
     logs = StepLogs(directory / "undisturbed", args.ranks)
     out = directory / "undisturbed.json"
-    command = torchrun(SCRIPT, ["--record", logs.directory, "--steps", steps, "--out", out], args.ranks)
+    command = torchrun([SCRIPT, "--record", logs.directory, "--steps", steps, "--out", out], args.ranks)
     with started(command, stock_environment(), directory / "undisturbed.log") as job:
         job.wait(START_LIMIT_S + steps)
     result: dict[str, Any] = json.loads(out.read_text())
@@ -255,22 +251,18 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 def main(words: list[str] | None = None) -> int:
     """Run; 0 only if every fault was recovered and the weights are identical."""
     args = arguments(words)
-    directory = Path(tempfile.mkdtemp(prefix="taskd-soak-"))
-    soak = Soak(directory, args)
-    try:
+
+    def measure(directory: Path) -> None:
+        soak = Soak(directory, args)
         steps = soak.run()
         result, wanted = json.loads(soak.out.read_text()), undisturbed(directory, args, steps)
-    except BenchmarkError as error:
-        print(f"benchmark: {error}", file=sys.stderr)
-        return 1
-    identical = result == wanted and result["ranks_equal"]
-    last = summary(soak, identical, steps)
-    say(args.json, last, "\n".join(f"{name}: {value}" for name, value in last.items()))
-    if not identical or last["recovered"] != args.faults:
-        print(f"benchmark: not as promised, logs in {directory}", file=sys.stderr)
-        return 1
-    shutil.rmtree(directory)
-    return 0
+        identical = result == wanted and result["ranks_equal"]
+        last = summary(soak, identical, steps)
+        say(args.json, last, "\n".join(f"{name}: {value}" for name, value in last.items()))
+        if not identical or last["recovered"] != args.faults:
+            raise BenchmarkError("not as promised")
+
+    return measured(measure)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ Rules:
 4. Heartbeats are sent only where time passes for the core, that is while something is wrong.
 """
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +31,7 @@ _COLUMN = {
 }
 
 
-class Play:
+class Play(ABC):
     """The nodes of one job and its manager's core; the policy may have fewer places than the times are for."""
 
     def __init__(self, policy: Policy, times: Times, meter: Meter, spares: int) -> None:
@@ -103,13 +104,13 @@ class Play:
 
     # ---- what a job does about it
 
+    @abstractmethod
     def _stopped(self, stopped: Stopped) -> None:
         """The core has ended the job."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _rescue(self, steps: int) -> None:
         """Since all processes were started anew at this step, much time has passed."""
-        raise NotImplementedError
 
     # ---- what the nodes do
 
