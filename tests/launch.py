@@ -11,6 +11,12 @@ from pathlib import Path
 from tests.leaks import marked
 
 
+def environment(changes: Mapping[str, str | None]) -> dict[str, str]:
+    """This process's environment with these changes; None takes a variable away."""
+    changed = {**os.environ, **changes}
+    return {name: value for name, value in changed.items() if value is not None}
+
+
 class Launcher:
     """Starts processes and ends them all. Their output goes to files, and to the report of a test that fails.
 
@@ -34,13 +40,11 @@ class Launcher:
         arguments = [str(word) for word in command]
         if arguments[0] == "python":
             arguments[0] = sys.executable
-        changed = {**os.environ, **(env or {})}
-        variables = {name: value for name, value in changed.items() if value is not None}
         path = self._folder / f"output-{len(self._started)}.txt"
         with path.open("wb") as sink:
             process = subprocess.Popen(
                 arguments,
-                env=variables,
+                env=environment(env or {}),
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=sink,

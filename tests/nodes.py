@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from tests.launch import environment
 from tests.nodes_space import NodesError, NodesUnavailableError, Space, check_machine, inside_pids
 
 _SUBNET = "10.77.0"
@@ -84,11 +85,10 @@ class Node:
         `env` adds to this process's environment, or with None takes a variable away. stdout and stderr are appended to
         `output`, or are this process's own. The pid of what is returned is the one outside.
         """
-        changed = {**os.environ, "TMPDIR": "/run/tmp", **(env or {})}
         words = [str(word) for word in command]
         if words[0] == "python":
             words[0] = sys.executable
-        variables = {name: value for name, value in changed.items() if value is not None}
+        variables = environment({"TMPDIR": "/run/tmp", **(env or {})})
         sink = None if output is None else output.open("ab")
         try:
             process = self.space.start(words, env=variables, cwd=cwd or Path.cwd(), sink=sink)

@@ -8,7 +8,6 @@ Rules:
 """
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.job import ROOT, Job
+from tests.launch import environment
 from tests.nodes import Node, Nodes
 
 PLACES = 3
@@ -145,11 +145,8 @@ def undisturbed(folder: Path) -> str:
     """The weights' SHA-256 of the same training under plain torchrun, taskd off, on this machine itself."""
     folder.mkdir()
     env = {**Job(None, folder, PLACES).environment(), "TASKD_PROCESS_ENABLE": None}  # type: ignore[arg-type] # starts nothing
-    variables = {**os.environ, **{name: value for name, value in env.items() if value is not None}}
-    for name in [name for name, value in env.items() if value is None]:
-        variables.pop(name, None)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={PLACES}"]
     command += [str(RANK), str(folder), "--steps", str(STEPS), "--out", str(folder / "out.json")]
     with (folder / "output").open("wb") as sink:
-        subprocess.run(command, env=variables, stdout=sink, stderr=sink, check=True, cwd=ROOT, timeout=LIMIT_S)
+        subprocess.run(command, env=environment(env), stdout=sink, stderr=sink, check=True, cwd=ROOT, timeout=LIMIT_S)
     return str(json.loads((folder / "out.json").read_text())["sha256"])
