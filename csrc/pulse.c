@@ -62,15 +62,25 @@ static int usual(const struct taskd_pulse *pulse)
     return spare == &_Py_NoneStruct;
 }
 
-/* A twister changes all of its words or none, so its ends tell whether the slot has it already. They do not where a
- * process that was killed has left half a copy: `whole` says that this one has filled the slot before. */
-static void bring(char *to, const struct taskd_span *span, int whole)
+/* A twister changes all of its words or none, so its ends tell whether the slot has it already. */
+static int same(const char *slot, const struct taskd_span *span)
 {
     enum { END = 64 };
-    size_t rest = (size_t)span->bytes - END;
+    size_t bytes = (size_t)span->bytes, rest = bytes - END;
     const char *at = span->at;
-    if (!whole || span->bytes < 4 * END || memcmp(to, at, END) || memcmp(to + rest, at + rest, END))
-        memcpy(to, at, (size_t)span->bytes);
+    if (bytes < 4 * END)
+        return !memcmp(slot, at, bytes);
+    return !memcmp(slot, at, END) && !memcmp(slot + rest, at + rest, END);
+}
+
+/* Whether the slot, which this pulse has filled, shows what a copy would. */
+static int shows(const struct taskd_pulse *pulse, int slot)
+{
+    const char *at = pulse->slots + slot * pulse->slot_bytes + TASKD_SLOT_HEAD;
+    for (int i = 0; i < pulse->spans; at += pulse->span[i].bytes, i++)
+        if (!same(at, &pulse->span[i]))
+            return 0;
+    return 1;
 }
 
 static void copy(struct taskd_pulse *pulse, int slot, int64_t step)
@@ -81,8 +91,9 @@ static void copy(struct taskd_pulse *pulse, int slot, int64_t step)
     atomic_store_explicit(&head[0], sequence - 1, memory_order_relaxed);
     atomic_thread_fence(memory_order_release);
     to += TASKD_SLOT_HEAD;
-    for (int i = 0; i < pulse->spans; i++) {
-        bring(to, &pulse->span[i], pulse->whole[slot]);
+    for (int i = 0; i < pulse->spans; i++) {  /* a process that was killed may have left half a copy */
+        if (!pulse->whole[slot] || !same(to, &pulse->span[i]))
+            memcpy(to, pulse->span[i].at, (size_t)pulse->span[i].bytes);
         to += pulse->span[i].bytes;
     }
     atomic_store_explicit(&head[1], step, memory_order_relaxed);
@@ -91,17 +102,25 @@ static void copy(struct taskd_pulse *pulse, int slot, int64_t step)
     pulse->whole[slot] = 1;
 }
 
-/* NULL if Python has raised. Slots: two for committed steps, then three for tentative ones, as position_file.py has them. */
+/* NULL if Python has raised. Slots: two for committed steps, then three for tentative ones, as position_file.py has
+ * them. If nothing was drawn since the step's tentative entry, that is what the commit would put down; it outlives two
+ * more steps, as a committed one does. */
 static PyObject *record(struct taskd_pulse *pulse, int64_t step, int committed)
 {
-    int fast = usual(pulse);
+    int fast = usual(pulse), tentative = (int)(2 + step % 3);
     if (fast < 0)
         return NULL;
     if (!fast) {
         memset(pulse->whole, 0, sizeof pulse->whole);
+        pulse->tentative = 0;
         return PyObject_CallFunctionObjArgs(committed ? pulse->commit_slowly : pulse->forward_slowly, NULL);
     }
-    copy(pulse, (int)(committed ? step & 1 : 2 + step % 3), step);
+    if (!committed) {
+        copy(pulse, tentative, step);
+        pulse->tentative = step;
+    } else if (pulse->tentative != step || !shows(pulse, tentative)) {
+        copy(pulse, (int)(step & 1), step);
+    }
     return none();
 }
 

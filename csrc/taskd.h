@@ -104,6 +104,7 @@ struct taskd_pulse {
     int32_t optimizers;
     int32_t forks;              /* set by taskd_pulse_own */
     int32_t whole[5];           /* this pulse has filled the slot */
+    int64_t tentative;          /* the step of its newest tentative entry */
     struct taskd_span span[12];
     struct taskd_count *counts; /* one for each optimizer */
     void **pointer;             /* if not NULL: must still point at `pointed` */

@@ -19,7 +19,7 @@ from taskd.core.record import FaultRecord
 from taskd.core.strategy import Decision, choose
 from taskd.core.world import World
 from taskd.errors import TransitionError
-from taskd.wire.messages import Directive, Ledger, Order, Transfer, WorldPlan
+from taskd.wire.messages import Directive, Ledger, Order, Place, Transfer, WorldPlan
 
 
 @dataclass(slots=True)
@@ -48,6 +48,8 @@ class Attempts:
     _review_due: bool = False
     _undecided: bool = False
     """The fault is met by waiting, until enough nodes are heard to choose a strategy."""
+    _unknown: bool = False
+    """All have paused, but too few nodes of the last world are known to know of the next one."""
     _out: list[Action] = field(default_factory=list)
 
     # ---- what is done
@@ -171,12 +173,17 @@ class Attempts:
                 given = True
             elif place not in self._asked:
                 self._asked[place] = self._now_s
+                self.world.wanted.add(place)
                 self._out.append(AskCluster(place, tell(self._need_record().causes)))
         return given
 
     def has_quorum(self) -> bool:
         """Whether enough nodes of the present world are heard to decide about the others."""
         return self.world.has_quorum(self.world.places, self._now_s, self.policy.membership)
+
+    def agree(self) -> None:
+        """The present world has come about."""
+        self.world.agreed = {place: self.world.holders[place] for place in self.world.places}
 
     def give(self, place: int, agent_id: str) -> None:
         """A place, and new processes for its ranks, to another node."""
@@ -198,8 +205,12 @@ class Attempts:
         if everybody:
             self.step = -1
 
-    def _plan_world(self) -> None:
+    def plan_world(self) -> None:
+        """Every rank has paused: have them build the next world, as soon as enough nodes know of it."""
         record = self._need_record()
+        self._unknown = not self.world.is_known(self.term, self.world.generation, self._now_s, self.policy.membership)
+        if self._unknown:
+            return
         restore = plan_restore(self.world.held())
         if restore is None:
             self._attempt(new_world=True, no_donor=True)
@@ -232,6 +243,7 @@ class Attempts:
         record = self._need_record()
         record.close(self._now_s, self.world.ranks)
         self.record = None
+        self.agree()
         for view in self.world.ranks.values():
             view.joins = False
         if self.budget is not None and not record.restart:
@@ -283,6 +295,7 @@ class Attempts:
         self.phase = phase
         self._since_s = self._now_s
         self._confirm_until_s = None
+        self._unknown = False
         self._review_due = phase is Phase.RUNNING
 
     def _order(self, order: Order, plan: WorldPlan | None = None, reason: str = "", exit_code: int = 0) -> None:
@@ -303,6 +316,7 @@ class Attempts:
             ledger=Ledger(
                 term=self.term,
                 places=self.world.places,
+                agreed=tuple(Place(node_rank=place, agent_id=a) for place, a in sorted(self.world.agreed.items())),
                 spent=self.budget.spent if self.budget is not None else 0,
                 excluded=tuple(sorted(self.world.excluded)),
             ),

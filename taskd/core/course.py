@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from taskd.core.attempts import Attempts, tell
 from taskd.core.faults import FaultKind
 from taskd.core.phases import DONE, DUMPED, JOINED, RESTORED, RESUMED, UP, Note, Phase
+from taskd.core.places import age
 from taskd.core.policy import Strategy
 from taskd.core.world import newest_generation
-from taskd.wire.messages import Order, Stage
+from taskd.wire.messages import Ledger, Order, Stage
 
 
 @dataclass(slots=True)
@@ -89,7 +90,7 @@ class Course(Attempts):
         if record.replaced_s is None and not any(self.world.ranks[rank].joins for rank in waiting):
             record.replaced_s = self._now_s
         if not waiting:
-            self._plan_world()
+            self.plan_world()
 
     def fence_late(self, _subject: int) -> None:
         """Ranks that did not come out, or did not come up, in time are replaced."""
@@ -186,6 +187,9 @@ class Course(Attempts):
             return
         text = f"torchrun has ended on node {node_rank}"
         others = set(self.world.places) - self.world.dead_nodes - {node_rank}
+        if self.phase is Phase.FORMING and self.world.nodes[node_rank].status.ledger.term > 0:
+            self.world.dead_nodes.add(node_rank)  # of an earlier manager's job: the others go on
+            return
         if self.phase is Phase.FORMING or not others:
             self._stop(text, 1)
             return
@@ -214,7 +218,9 @@ class Course(Attempts):
         if self.phase in (Phase.STOPPED, Phase.FORMING):
             return
         self.held &= self.world.dead_nodes & set(self.world.places)
-        waiting = self.held or self.world.vacant
+        if self._unknown:
+            self.plan_world()
+        waiting = self.held or self.world.vacant or (set(self.world.agreed) if self._unknown else ())
         if waiting and not self.has_quorum():
             self._cut_off_s = self._now_s
             self._alone_since_s = self._now_s if self._alone_since_s is None else self._alone_since_s
@@ -276,9 +282,14 @@ class Course(Attempts):
         self.record = None
         for node in self.world.nodes.values():
             self.world.admit(node.status, self._now_s)
+        self.trust(max((node.status for node in self.world.nodes.values()), key=age).ledger)
         self._out.append(Note(f"the agents carry generation {self.world.generation}: the manager follows"))
         self._enter(Phase.RUNNING)
         self._order(Order.RUN)
+
+    def trust(self, ledger: Ledger) -> None:
+        """Take over what an earlier manager knew of the last world that came about."""
+        self.world.agreed = {place.node_rank: place.agent_id for place in ledger.agreed}
 
     def stop_again(self, node_rank: int) -> None:
         """The end of the job must be newer than all that an agent knows."""

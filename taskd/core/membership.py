@@ -21,14 +21,15 @@ def health(last_heard_s: float, now_s: float, policy: Membership) -> Health:
     return Health.SUSPECT if silent_s >= policy.suspect_s else Health.ALIVE
 
 
-def quorum(members: int, heard: int, newcomers: int, *, first_heard: bool) -> bool:
+def quorum(members: int, heard: int, replaced: int, *, first_heard: bool) -> bool:
     """Whether a manager that hears so many of a world's nodes may decide about the others.
 
-    More than half must be heard, candidates counted with them, since nobody else can have those. Exactly half is
-    enough on the side of the world's first node: of a world that was cut in two, one side at most goes on.
-    A world of which nobody is heard may be whole and training, without this manager.
+    More than half must be heard. Exactly half is enough on the side of the world's first node: of a world that was cut
+    in two, one side at most goes on. `replaced` are those in whose place a newcomer was started: who did that (a
+    scheduler, a person) knows that they are gone, which silence alone does not tell. Any other newcomer says nothing
+    about them, so it has no voice. A world of which nobody is heard may be whole and training, without this manager.
     """
     if members and not heard:
         return False
-    voices = 2 * (heard + newcomers)
+    voices = 2 * (heard + replaced)
     return voices > members or (voices == members and first_heard)

@@ -8,7 +8,7 @@ Rules:
 3. A holder that is dead keeps its place until that is given away, so a node that comes back in time goes on.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -32,6 +32,17 @@ class NodeView:
     status: NodeStatus
     heard_s: float
     asked_s: float = 0.0
+    new_since_s: float | None = None
+    """When it was first heard, if it had never been led by a manager then."""
+
+    def then(self, status: NodeStatus, now_s: float) -> "NodeView":
+        """The same node, heard again."""
+        return NodeView(status, now_s, self.asked_s, self.new_since_s)
+
+    @staticmethod
+    def first(status: NodeStatus, now_s: float) -> "NodeView":
+        """A node that was not known."""
+        return NodeView(status, now_s, new_since_s=None if status.ledger.term else now_s)
 
 
 @dataclass(slots=True)
@@ -48,22 +59,31 @@ class Places:
     """Places of the world whose holder is gone."""
     vacated: set[int] = field(default_factory=set)
     """Those of them that were taken from their holder and not given to another yet."""
+    agreed: dict[int, str] = field(default_factory=dict)
+    """Who held the places of the last world that came about."""
+    wanted: set[int] = field(default_factory=set)
+    """Places for which this manager has asked the cluster for a node."""
 
     def hear(self, status: NodeStatus, now_s: float, *, claims: range = range(0)) -> Standing:
         """Note that an agent reported. `claims` are the places that may be claimed now."""
         place = self.place_of(status.agent_id)
         known = self.candidates.get(status.agent_id) if place is None else self.nodes.get(place)
-        if known is not None and known.status.agent_id == status.agent_id and status.sequence <= known.status.sequence:
+        if known is not None and known.status.agent_id != status.agent_id:
+            known = None
+        if known is not None and status.sequence <= known.status.sequence:
             return Standing.STALE
         if place is None and status.node_rank in claims and self._may_claim(status):
             place = status.node_rank
             self.holders[place] = status.agent_id
             self.candidates.pop(status.agent_id, None)
+        view = known.then(status, now_s) if known is not None else NodeView.first(status, now_s)
         if place is None:
-            self.candidates[status.agent_id] = NodeView(status, now_s)
+            self.candidates[status.agent_id] = view
             return Standing.CANDIDATE
-        self.nodes[place] = NodeView(status, now_s)
-        if not status.leaving:
+        self.nodes[place] = view
+        if status.leaving:  # it cannot go on elsewhere
+            self.agreed = {place: holder for place, holder in self.agreed.items() if holder != status.agent_id}
+        else:
             self.dead_nodes.discard(place)
         return Standing.HOLDER
 
@@ -77,6 +97,10 @@ class Places:
     def place_of(self, agent_id: str) -> int | None:
         """The place that an agent holds."""
         return next((place for place, holder in self.holders.items() if holder == agent_id), None)
+
+    def was_held(self, place: int, agent_id: str) -> bool:
+        """Whether the agent held the place in the last world that came about, or nobody is known to have."""
+        return self.agreed.get(place, agent_id) == agent_id
 
     def candidate_for(self, place: int) -> str | None:
         """The agent that should get a place: the one whose launcher meant it for that, else any that is free."""
@@ -109,23 +133,64 @@ class Places:
             return int(node) if int(node) in self.holders else None
         return next((place for place, view in self.nodes.items() if view.status.host == node), None)
 
-    def has_quorum(self, members: Collection[int], now_s: float, policy: Membership) -> bool:
-        """Whether enough nodes are heard to decide about the others; `members` are the places of the world.
+    def has_quorum(self, places: Collection[int], now_s: float, policy: Membership) -> bool:
+        """Whether enough nodes are heard to decide about the others: of the present world, and of the last one.
 
-        A node that has said itself that it leaves cannot go on elsewhere: it does not count. Nor does a place without
-        a holder: that was decided when enough were heard.
+        `places` are those of the present world. One without a holder does not count: that was decided when enough were
+        heard. The world before it may still be the one that trains, for all that the others know.
         """
-        left = {place for place, view in self.nodes.items() if view.status.leaving}
-        members = [place for place in members if place not in left and place not in self.vacated]
-        heard = [place for place in members if self._is_heard(place, now_s, policy)]
-        first_heard = not members or min(members) in heard
-        return quorum(len(members), len(heard), len(self.candidates), first_heard=first_heard)
+        present = {place: self.holders.get(place, "") for place in places if place not in self.vacated}
+        heard = self._heard(now_s, policy)
+        return self._has_most(present, heard) and self._has_most(self.agreed, heard)
 
-    def _is_heard(self, place: int, now_s: float, policy: Membership) -> bool:
-        """Heard since the time at which any node that is suspected by now fell silent."""
-        if place in self.dead_nodes or place not in self.nodes:
+    def is_known(self, term: int, generation: int, now_s: float, policy: Membership) -> bool:
+        """Whether enough nodes of the last world have said that they know of the world `generation` of manager `term`.
+
+        No other manager can then form another one without hearing of this: it needs as many of the same nodes. (Two
+        majorities of one set have a member in common; see the joint consensus of Raft, section 6 of its paper.)
+        """
+        heard = [
+            status
+            for status in self._heard(now_s, policy)
+            if status.ledger.term == term and status.generation >= generation
+        ]
+        return self._has_most(self.agreed, heard)
+
+    def _has_most(self, members: Mapping[int, str], heard: Collection[NodeStatus]) -> bool:
+        """`members` by place. A node that has said itself that it leaves cannot go on elsewhere: it does not count."""
+        left = {view.status.agent_id for view in self._views() if view.status.leaving}
+        members = {place: agent_id for place, agent_id in members.items() if agent_id not in left}
+        names = {status.agent_id for status in heard}
+        present = {place for place, agent_id in members.items() if agent_id in names}
+        replaced = {place for place in members.keys() - present if self._is_replaced(place, members[place], names)}
+        first_heard = not members or min(members) in present | replaced
+        return quorum(len(members), len(present), len(replaced), first_heard=first_heard)
+
+    def _is_replaced(self, place: int, agent_id: str, heard: Collection[str]) -> bool:
+        """Whether its launcher has started another node for the place since this agent was heard the last time.
+
+        One that this manager has asked for itself says nothing, nor does one that has waited as a spare.
+        """
+        if place in self.wanted:
             return False
-        return now_s - self.nodes[place].heard_s < policy.suspect_s - policy.heartbeat_s
+        last_s = max((view.heard_s for view in self._views() if view.status.agent_id == agent_id), default=0.0)
+        return any(
+            view.status.wants == place
+            and view.status.agent_id in heard
+            and view.new_since_s is not None
+            and view.new_since_s > last_s
+            for view in self._views()
+        )
+
+    def _views(self) -> list[NodeView]:
+        return [*self.nodes.values(), *self.candidates.values()]
+
+    def _heard(self, now_s: float, policy: Membership) -> list[NodeStatus]:
+        """Who was heard since the time at which any node that is suspected by now fell silent."""
+        dead = {self.holders.get(place) for place in self.dead_nodes}
+        since_s = now_s - (policy.suspect_s - policy.heartbeat_s)
+        views = [view for view in self._views() if view.heard_s > since_s]
+        return [view.status for view in views if view.status.agent_id not in dead and not view.status.leaving]
 
     # ---- silence
 

@@ -76,8 +76,10 @@ class Recovery(Course):
             self._fire(Event.CANDIDATE, -1)
         elif standing is Standing.HOLDER and place is not None and status.node_rank in (place, -1):
             self._hear_holder(status, place)
-        if forming:
+        if self.phase is Phase.FORMING:
             self._form()
+        if self._unknown:
+            self.plan_world()
         return self._flush()
 
     def answered(self, agent_id: str, *, listening: bool, now_s: float) -> list[Action]:
@@ -173,11 +175,16 @@ class Recovery(Course):
         ledger = max((view.status for view in views), key=age).ledger
         if ledger.term == 0:
             if len(world.ranks) == self.policy.world_size:
+                self.agree()
                 self._run()
             return
-        for place in [place for place, view in world.nodes.items() if _is_alone(view.status, world.generation)]:
-            world.remove(world.on_node(place))  # it has started processes of its own, as if the job were new
-            world.demote(place)
+        self.trust(ledger)
+        newest = max(age(view.status)[:2] for view in views)
+        for place, view in list(world.nodes.items()):
+            displaced = age(view.status)[:2] < newest and not world.was_held(place, view.status.agent_id)
+            if displaced or _is_alone(view.status, world.generation):
+                world.remove(world.on_node(place))  # of an older world, or it has begun as if the job were new
+                world.demote(place)
         missing = set(ledger.places) - set(world.holders)
         waited = self._now_s - self._since_s >= self.policy.deadlines.takeover_s
         if not world.ranks or (missing and not (waited and self._may_go_on(ledger.places))):

@@ -55,11 +55,19 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = ""  # of DEAD: what kind of fault the process itself has said it is (`core.faults.FaultKind`)
 
 
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """A place of the job and the agent that holds it."""
+
+    node_rank: int
+    agent_id: str
+
+
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     """What a new manager must know of the former ones. Agents give back the newest that they were given."""
 
     term: int = 0  # the manager that wrote it; agents obey the highest term they know
     places: tuple[int, ...] = ()  # those of the present world; the others are absent from it
+    agreed: tuple[Place, ...] = ()  # the nodes of the last world that came about: most of them must know of the next
     spent: int = 0  # restarts
     excluded: tuple[str, ...] = ()  # agents that get no place any more
 
@@ -110,6 +118,7 @@ class WorldPlan(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[int, ...] = ()  # the job's ranks that make up this world, in its order; none: 0 to world_size - 1
     replicas: int = 0  # ranks of the full world, which the global batch is made for; 0: as many as members
     dump: str = ""  # the reason to write a checkpoint of the target step, after which the job ends
+    dump_to: str = ""  # the directory that the manager was told; none: the rank's own TASKD_CHECKPOINT_DIR
 
 
 class Order(Enum):
@@ -129,13 +138,6 @@ class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     incarnation: int
     joins: bool = False  # it comes into a living world (waits for a plan), or starts a fresh one with all the others
-
-
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """A place of the job and the agent that holds it."""
-
-    node_rank: int
-    agent_id: str
 
 
 class Directive(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from taskd.core.policy import Deadlines, Policy, Strategy
 from taskd.core.recovery import Action, Phase, Publish, Recovered, Recovery, Stopped
 from taskd.wire.messages import Condition, Directive, Ledger, NodeStatus, Order, RankStatus, Stage
@@ -73,9 +75,11 @@ class Job:
 
     def spare(self, agent_id: str = "spare", *, wants: int = -1, leaving: bool = False) -> list[Action]:
         """An agent without a place reports."""
+        known = agent_id in self.spares
         wants = self.spares.setdefault(agent_id, wants)
         self._sequence += 1
-        return self.hear(self._report(agent_id, -1, (), leaving=leaving, wants=wants))
+        status = self._report(agent_id, -1, (), leaving=leaving, wants=wants)
+        return self.hear(status if known else replace(status, ledger=Ledger()))  # nobody has led it yet
 
     def silence(self, *nodes: int) -> None:
         """Nothing more is heard of the agents of these places, until they are dead."""

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from taskd.core.membership import quorum
 from taskd.core.policy import Strategy
@@ -71,6 +72,78 @@ def test_with_a_newcomer_the_half_without_the_first_node_goes_on() -> None:
     job.wait(0.1)
     job.wait(0.7)
     assert (job.phase, job.holder(0)) == (Phase.PAUSING, "newcomer")
+
+
+@pytest.mark.parametrize("known", ["waits", "wants another", "asked for"])
+def test_a_newcomer_that_is_no_replacement_has_no_voice(known: str) -> None:
+    job = Job(nodes=2, per_node=1).up()
+    if known == "waits":
+        job.spare("newcomer", wants=0)
+        job.wait(0.5)
+    job.core.world.wanted = {0} if known == "asked for" else set()
+    job.silence(0)
+    job.spare("newcomer", wants=1 if known == "wants another" else 0)
+    job.wait(0.1)
+    job.wait(0.7)
+    assert (job.phase, job.holder(0)) == (Phase.RUNNING, "agent 0")
+
+
+def test_a_world_comes_about_only_when_most_of_the_last_one_know_of_it() -> None:
+    job = Job(nodes=5, per_node=1, allowed=(Strategy.ELASTIC_TRAINING, Strategy.EXIT)).up()
+    job.silence(4)
+    for rank in (2, 3):
+        job.kill(rank)
+    job.spares |= {"agent 2": -1, "agent 3": -1}
+    job.silent |= {"agent 2", "agent 3"}
+    for rank in (0, 1):
+        job.say(rank, Stage.PAUSED)
+    assert (job.members, job.order) == ([0, 1], Order.PAUSE)  # two of the last five: another manager may have three
+    job.silent -= {"agent 2"}
+    job.wait(0.1)
+    assert job.order is Order.JOIN
+    assert [place.agent_id for place in job.directive.ledger.agreed] == [f"agent {place}" for place in range(5)]
+    job.recovered()
+    assert [place.agent_id for place in job.directive.ledger.agreed] == ["agent 0", "agent 1"]
+
+
+def test_a_world_of_which_too_few_ever_know_is_given_up() -> None:
+    job = Job(nodes=5, per_node=1, wait_node_s=60.0, allowed=(Strategy.ELASTIC_TRAINING, Strategy.EXIT)).up()
+    job.silence(4)
+    for rank in (2, 3):
+        job.kill(rank)
+    job.silent |= {"agent 2", "agent 3"}
+    for rank in (0, 1):
+        job.say(rank, Stage.PAUSED)
+    for _ in range(8):
+        job.wait(9.0)
+    assert "too few others are heard" in job.stopped.reason
+
+
+def test_a_manager_that_takes_over_does_not_believe_a_node_that_was_displaced() -> None:
+    job = four()
+    first = job.ledger
+    job.spare()
+    job.silence(1)
+    job.paused(newcomers=(1,)).recovered()
+    after = successor(job)
+    old = RankStatus(rank=1, incarnation=0, generation=0, stage=Stage.PAUSED)
+    after.hear(replace(after._report("agent 1", 1, (old,), leaving=False), generation=0, ledger=first))
+    for node in (0, 2, 3):
+        after.send(node)
+    after.wait(4.0)
+    assert (after.phase, after.holder(1)) == (Phase.PAUSING, "agent 1")  # it may help, but with a new process
+    assert after.core.world.ranks[1].incarnation > 1
+
+
+def test_a_node_that_leaves_while_a_new_manager_takes_over_is_lost_and_the_others_go_on() -> None:
+    after = successor(four())
+    after.send(3, leaving=True)
+    after.silent.add("agent 3")
+    assert after.at(Phase.FORMING)
+    for node in range(3):
+        after.send(node)
+    after.wait(4.0)
+    assert (after.phase, after.core.world.vacant) == (Phase.PAUSING, (3,))
 
 
 def test_a_manager_that_hears_nobody_of_the_world_gives_its_places_to_nobody() -> None:

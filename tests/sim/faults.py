@@ -48,6 +48,8 @@ def _hit_node(sim: "Sim", fault: Fault, agent: "Agent", holders: list["Agent"]) 
             if sim.rng.random() < 0.3:
                 some = [it.machine for it in holders]  # the whole world, from the manager and from who waits
             return sim.network.cut(frozenset(some), fault.length_s)
+        case "split":
+            return sim.split(fault.length_s)
         case "drain":
             sim.manager.drain(sim.rng.randint(0, sim.policy.node_count - 1))
         case _:

@@ -219,7 +219,7 @@ class Judge:
         holders = [
             p.name for p in self._living(core.world.ranks) if p.condition in (Condition.CLEAN, Condition.STEPPED)
         ]
-        if set(self.sim.struck) & {"partition", "both", "manager", "usurp", "drain", "node", "agent"}:
+        if set(self.sim.struck) & {"partition", "split", "both", "manager", "usurp", "drain", "node", "agent"}:
             return  # a process may hold a state and the manager be right not to know
         for claim in ("no rank is left to give its state", "no rank holds a consistent state"):
             demand(claim not in reason or not holders, "all start anew ({}), but {} hold their state", reason, holders)

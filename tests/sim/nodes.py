@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from tests.sim.world import Sim
 
 EVICTION_S = 0.05
+TORCHRUN_ENDS_S = 3.0
+"""So long after the stop of the job its agents are there."""
 """So long after its processes were killed, an agent has seen them dead and may take another place."""
 
 
@@ -196,6 +198,7 @@ class Agent:
     def _stop(self) -> None:
         self.sim.clock.note(self.name, "stops its processes")
         self.stopped = True
+        self.sim.clock.after(TORCHRUN_ENDS_S, self.die)
         for process in self.processes.values():
             process.end(clean=False, cause="signal 15 (SIGTERM)")
 

@@ -91,6 +91,7 @@ VICTIMS = ("any", "any", "newcomer", "donor", "first")
 KINDS = (*("kill",) * 9, "hang", "hang", "freeze", "stray", "stray", "tear", "leave", "burst", "burst")
 NODE_KINDS = ("node", "node", "node", "agent", "agent", "partition", "partition", "drain", "drain")
 MANAGER_KINDS = ("manager", "usurp", "both")
+TWO_SIDED = ("split", "split")
 
 
 def draw(seed: int) -> Scenario:
@@ -132,6 +133,34 @@ def draw(seed: int) -> Scenario:
             Fault(rng.choice(["node", "term"]), None, rng.uniform(0, scenario.setup_s + scenario.training_s), "any"),
         )
     return replace(scenario, faults=faults)
+
+
+def divided(seed: int) -> Scenario:
+    """A long job whose network is cut again and again, each time with a new manager on the side without one."""
+    rng = Random(seed)
+    nodes = rng.randint(2, 5)
+    faults = [Fault("split", None, at_s + rng.uniform(0.0, 5.0), "any", 1, rng.uniform(5.0, 60.0)) for at_s in (3, 40)]
+    others = rng.sample(range(2, 60), rng.randint(0, 3))
+    faults += [Fault(rng.choice(["node", "agent", "kill", "drain"]), None, float(at_s), "any") for at_s in others]
+    scenario = draw(seed)
+    return replace(
+        scenario,
+        policy=replace(
+            scenario.policy,
+            node_count=nodes,
+            ranks_per_node=1,
+            allowed=rng.choice([STRATEGIES, (Strategy.RECOVER, Strategy.ELASTIC_TRAINING, Strategy.EXIT)]),
+            wait_node_s=rng.choice([5.0, WAIT_NODE_S]),
+            min_nodes=1,
+            max_restarts=None,
+        ),
+        script=Script(True, (200,), step_s=1.5, setup_s=0.3, between_s=0.1, checkpoint_every=4),
+        faults=tuple(faults),
+        lag_s=(0.0,) * nodes,
+        spares=rng.randint(0, 2),
+        delivery_s=rng.choice([None, 10.0]),
+        start_max_restarts=32767,
+    )
 
 
 def _allowed(rng: Random, *, all_six: bool) -> tuple[Strategy, ...]:
@@ -179,7 +208,7 @@ def _fault(rng: Random, scenario: Scenario, *, first: bool, on_nodes: bool) -> F
     # A manager that takes over between two resilient functions cannot tell who is in which: one known limit.
     kinds = KINDS + (MANAGER_KINDS if len(scenario.script.bounds) == 1 else ())
     if on_nodes:
-        kinds += NODE_KINDS
+        kinds += NODE_KINDS + (TWO_SIDED if len(scenario.script.bounds) == 1 and scenario.policy.node_count > 1 else ())
     return Fault(
         kind=rng.choice(kinds),
         phase=phase,

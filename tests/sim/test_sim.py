@@ -25,6 +25,7 @@ BEYOND = {
         *(f"{phase.name}, OVERTAKEN" for phase in Phase),
         *(f"{phase.name}, DUMPED" for phase in Phase if phase is not Phase.RESUMING),
         *("STOPPED, JOINED", "STOPPED, RESTORED", "STOPPED, EXITED", "STOPPED, FINISHED"),
+        *("RESTARTING, FINISHED", "RESTARTING, EXITED"),
     },
     "node": {"FENCED, STARTED", "ENDED, REPORTED"},  # torchrun restarts the whole group itself
     "worker": {

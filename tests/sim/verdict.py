@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 EVERYDAY = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE)
 """Without these, the fault of a single process may end a job."""
 HARMLESS = ("burst", "manager", "usurp", "drain")
-OF_NODES = ("node", "both", "agent", "partition")
+OF_NODES = ("node", "both", "agent", "partition", "split")
 SPENT = "restarts of the job are spent"
 EARLY = "before any step was committed"
 REPEATS = "repeats without progress"

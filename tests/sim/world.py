@@ -107,7 +107,9 @@ class Sim:
     def _over(self) -> bool:
         """The job has ended; or a node was lost before all had come, and the job will never be there."""
         never = self.manager.core.phase is Phase.FORMING and self.clock.now_s > NEVER_S
-        return self.stopped is not None or (never and bool({"node", "both", "agent", "term"} & set(self.struck)))
+        return self.stopped is not None or (
+            never and bool({"node", "both", "agent", "term", "split"} & set(self.struck))
+        )
 
     def struck_by(self, phase: Phase) -> None:
         """The manager is in this phase: some faults have waited for it."""
@@ -134,9 +136,31 @@ class Sim:
         self.manager.dead = not at_once
         self.clock.after(away_s, self._new_manager)
 
-    def _new_manager(self) -> None:
+    def split(self, length_s: float) -> bool:
+        """The network is cut, and on the side without a manager one is started, and perhaps a node: two may decide."""
+        far = [agent.machine for agent in self.agents if not agent.dead and agent.machine != self.manager.machine]
+        if self.stopped is not None or self.manager.dead or not far:
+            return False
+        far = self.rng.sample(far, self.rng.randint(1, len(far)))
+        newcomer = self._add_agent(None, wants=-1) if self.rng.random() < 0.5 else None
+        if not self.network.cut(frozenset([*far, *([newcomer.machine] if newcomer is not None else [])]), length_s):
+            return False
+        if newcomer is not None:
+            self.clock.after(0.1, newcomer.begin)
+        self.clock.after(self.rng.uniform(0.0, 3.0), self._new_manager, far[0])
+        return True
+
+    def _new_manager(self, machine: int | None = None) -> None:
         if self.stopped is not None:
             return
+        if machine is None:
+            machine = self._machine_for_manager()
+        self.managers.append(Manager(self, machine, int(self.clock.now_s * 1000) + len(self.managers)))
+        self.judge.new_manager()
+        self.clock.note(self.manager.name, "is a new one")
+        self.clock.after(0.0, self.manager.begin)
+
+    def _machine_for_manager(self) -> int:
         dead_first = not any(agent.node.place == 0 and not agent.dead for agent in self.agents)
         machine = APART
         if dead_first and self.policy.node_count > 1 and self.rng.random() < 0.5:
@@ -144,10 +168,7 @@ class Sim:
             alone = self._add_agent(0, wants=0, alone=True)
             machine = alone.machine
             self.clock.after(0.1, alone.begin)
-        self.managers.append(Manager(self, machine, int(self.clock.now_s * 1000) + len(self.managers)))
-        self.judge.new_manager()
-        self.clock.note(self.manager.name, "is a new one")
-        self.clock.after(0.0, self.manager.begin)
+        return machine
 
     def deliver_node(self, place: int) -> None:
         """The cluster was asked for a node."""
@@ -158,7 +179,12 @@ class Sim:
 
 def simulate(seed: int, *, tracing: bool = False) -> Outcome:
     """Run one seed. The same seed gives the same job, traced or not."""
-    sim = Sim(draw(seed), tracing=tracing)
+    return play(draw(seed), tracing=tracing)
+
+
+def play(scenario: Scenario, *, tracing: bool = False) -> Outcome:
+    """Run one scenario."""
+    sim = Sim(scenario, tracing=tracing)
     breach = ""
     try:
         sim.run()
@@ -169,7 +195,7 @@ def simulate(seed: int, *, tracing: bool = False) -> Outcome:
             raise_note(sim, error)
     stopped = sim.stopped
     return Outcome(
-        seed=seed,
+        seed=scenario.seed,
         breach=breach,
         ended=stopped.reason if stopped is not None else "",
         struck=tuple(sim.struck),
