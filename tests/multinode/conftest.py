@@ -15,7 +15,7 @@ from tests.nodes_space import NodesUnavailableError
 
 STEPS = 12
 """Of every resilient training here, so that one run without a fault serves all of one world size."""
-MakeJob = Callable[[int], NodesJob]
+MakeJob = Callable[..., NodesJob]
 Results = list[dict[str, Any]]
 _undisturbed: dict[int, Results] = {}
 
@@ -33,11 +33,14 @@ def nodes(leak_mark: str) -> Iterator[Nodes]:
 
 @pytest.fixture
 def make_job(launcher: Launcher, run_dir: Path, nodes: Nodes) -> Iterator[MakeJob]:
-    """Makes a job with so many ranks on each node; what it has written is in the report of a test that fails."""
+    """Makes a job with so many ranks on each node, and fewer places than nodes if that is said.
+
+    What it has written is in the report of a test that fails.
+    """
     made: list[NodesJob] = []
 
-    def make(per_node: int) -> NodesJob:
-        made.append(NodesJob(launcher, run_dir, nodes, per_node))
+    def make(per_node: int, places: int = 0) -> NodesJob:
+        made.append(NodesJob(launcher, run_dir, nodes, per_node, places))
         return made[-1]
 
     yield make

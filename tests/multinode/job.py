@@ -22,10 +22,11 @@ SECRET = "only for these tests: 0123456789"
 
 
 class NodesJob(Job):
-    """So many ranks on each of some nodes."""
+    """So many ranks on each of some nodes; with fewer `places` than nodes, the others are spares."""
 
-    def __init__(self, launcher: Launcher, folder: Path, nodes: Nodes, per_node: int) -> None:
-        super().__init__(launcher, folder, per_node * len(nodes))
+    def __init__(self, launcher: Launcher, folder: Path, nodes: Nodes, per_node: int, places: int = 0) -> None:
+        self.places = places or len(nodes)
+        super().__init__(launcher, folder, per_node * self.places)
         self.nodes = nodes
         self.per_node = per_node
         self.torchruns: list[Process] = []
@@ -59,7 +60,7 @@ class NodesJob(Job):
     def start_manager(self) -> Process:
         """Start a manager on node 0, at the default port; its pid is the one outside."""
         program = self.folder / "manager.py"
-        keys = {"job_id": "default", "node_nums": len(self.nodes), "proc_per_node": self.per_node}
+        keys = {"job_id": "default", "node_nums": self.places, "proc_per_node": self.per_node}
         program.write_text(
             "from taskd.api import init_taskd_manager, start_taskd_manager\n"
             f"assert init_taskd_manager({keys})\n"

@@ -56,7 +56,30 @@ def test_the_budget_is_the_jobs(make_job: MakeJob) -> None:
     assert job.ends() == [1, 1, 1]
     assert job.managers[0].wait(20) == 0
     for node in job.nodes:
-        assert "all 1 restarts of the job are spent (--max_restarts)" in job.said(node)
+        reason = "the job ends here: all 1 restarts of the job are spent (--max_restarts)"
+        assert reason in job.said(node)
+        summary = job.said(node).partition("Root Cause (first observed failure)")[2]
+        assert (reason in summary) == (node.number != 2), "the one that has failed by itself says how"
+
+
+def test_nodes_whose_ranks_have_ended(make_job: MakeJob) -> None:
+    """They wait for the others, and fail at once and with the same reason when the job does."""
+    points = [point(name, rank, "run") for rank, name in ((0, "zero"), (2, "two"))]
+    env = {"TASKD_STANDBY": "0", "LOGLEVEL": "INFO", "TORCHELASTIC_ERROR_FILE": "/run/error.json"}
+    job = make_job(1)
+    job.start("hold.py", {"points": points}, env={**env, "TASKD_MAX_RESTARTS": "0"})
+    job.held("two")
+    job.wait(lambda: "Waiting 300 seconds for other agents to finish" in job.said(job.nodes[1]), "node 1 at the end")
+    job.kill("zero")
+    assert job.ends(30) == [1, 1, 1]
+    reasons = [event["reason"] for event in job.named("stopped")]
+    for node, exit_code in zip(job.nodes, (-9, 0, -15), strict=True):
+        summary = job.said(node).partition("Root Cause (first observed failure)")[2]
+        assert f"exitcode  : {exit_code} " in summary, summary
+        if node.number:
+            assert f"the job ends here: {reasons[0]}" in summary
+            error = json.loads(node.file("/run/error.json").read_text())
+            assert error["message"]["message"] == f"the job ends here: {reasons[0]}"
 
 
 def test_the_seeds_scripts(make_job: MakeJob, launcher: Launcher, run_dir: Path) -> None:

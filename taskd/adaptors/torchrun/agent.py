@@ -22,14 +22,16 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.multiprocessing.api import SignalException, SubprocessContext
 
 from taskd.adaptors.torchrun import entry
-from taskd.adaptors.torchrun.command import boot_arguments, parse_command
+from taskd.adaptors.torchrun.command import NUMA_REASON, boot_arguments, parse_command
+from taskd.adaptors.torchrun.ends import LeavableStore
 from taskd.adaptors.torchrun.host import TaskdContext, TorchrunHost
 from taskd.adaptors.torchrun.script import mark_round
 from taskd.adaptors.torchrun.template_process import TemplateProcess
+from taskd.adaptors.torchrun.waiting import set_aside
 from taskd.config.process import environment
 from taskd.core.budget import DEFAULT_MAX_RESTARTS
 from taskd.errors import TaskdError
-from taskd.runtime.ports import Command, NodeIdentity, NodeRuntime
+from taskd.runtime.ports import Command, NodeIdentity, NodeRuntime, Outlook
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +61,7 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
         self._taskd_commands: dict[int, Command] = {}
         self._taskd_restarting = False
         self._taskd_candidate = False
+        self._taskd_formed = False
 
     # Finding the place of this node
 
@@ -86,11 +89,6 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
             return None
         return runtime
 
-    def _exit_barrier(self) -> None:
-        runtime = self._taskd_runtime
-        if runtime is None or not runtime.await_end(self._exit_barrier_timeout):
-            super()._exit_barrier()  # type: ignore[no-untyped-call]
-
     # Starting the group
 
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
@@ -104,6 +102,7 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._taskd_host = None
+        self._taskd_formed = False
         self._taskd_guarded(lambda: self._taskd_prepare(worker_group))
         if self._taskd_runtime is None:
             return dict(super()._start_workers(worker_group))
@@ -135,7 +134,16 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
             return
         self._taskd_disabled = True  # unless the next line succeeds: one attempt, one traceback
         self._taskd_runtime = _make_node_runtime(given_master_addr, node_count)
+        set_aside(worker_group.spec.rdzv_handler, self._taskd_leads)
         self._taskd_disabled = False
+
+    def _taskd_leads(self) -> bool:
+        """Whether nodes come into the job by the manager alone; while it forms, torch's rendezvous lets them in."""
+        runtime, host = self._taskd_runtime, self._taskd_host
+        if runtime is None or host is None or not host.leads:
+            return False
+        self._taskd_formed = self._taskd_formed or runtime.outlook(0.0) is Outlook.LIVING
+        return self._taskd_formed
 
     def _taskd_weave(self, worker_group: WorkerGroup, given: dict[str, Any]) -> None:
         """Put every rank's script under boot, and the runtime's variables into its environment, in place."""
@@ -152,9 +160,11 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
             if command.python:
                 args[local_rank] = boot_arguments(command)
         self._taskd_commands = commands
-        cold = next((command for command in commands.values() if not command.python), None)
-        if cold is not None:
-            logger.warning("%s: dead ranks are replaced by cold starts only", cold.reason)
+        reasons = [command.reason for command in commands.values() if not command.python]
+        if given.get("numa_options") is not None:
+            reasons.append(NUMA_REASON)
+        if reasons:
+            logger.warning("%s: dead ranks are replaced by cold starts only", reasons[0])
 
     def _taskd_round(self, worker_group: WorkerGroup) -> str:
         """A name of this start of the group, the same on all nodes: it keeps store keys of earlier starts apart.
@@ -175,7 +185,12 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
         if not isinstance(context, SubprocessContext) or not self._taskd_commands:
             return
         host = TorchrunHost(
-            context, worker_group, self._taskd_commands, self._taskd_template, self._taskd_forbid_restart
+            context,
+            worker_group,
+            self._taskd_commands,
+            self._taskd_template,
+            self._taskd_forbid_restart,
+            stand_ins=self._taskd_candidate,
         )
         TaskdContext.take_over(context, host)
         self._taskd_host = host
@@ -189,7 +204,19 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
         host = self._taskd_host
         with host.lock if host is not None else contextlib.nullcontext():
             result: RunResult = super()._monitor_workers(worker_group)
-            return result
+        self._taskd_result = result
+        return result
+
+    def _exit_barrier(self) -> None:
+        runtime, host = self._taskd_runtime, self._taskd_host
+        if runtime is not None and runtime.await_end(self._exit_barrier_timeout):
+            self._taskd_guarded(runtime.stopping)  # the manager's last word has then come to the host
+        else:
+            if host is not None:
+                self._store: Any = LeavableStore(self._store, lambda: host.given_up)
+            super()._exit_barrier()  # type: ignore[no-untyped-call]
+        if host is not None:
+            host.overrule(self._taskd_result)
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         self._taskd_restarting = True

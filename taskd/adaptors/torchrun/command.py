@@ -13,6 +13,8 @@ from typing import Final
 from taskd.runtime.ports import Command
 
 BOOT_MODULE: Final = "taskd.python.boot"
+NUMA_REASON: Final = "torchrun binds ranks to NUMA nodes, which happens at a cold start"
+"""Why no warm process can become a rank under `--numa-binding`."""
 
 
 def parse_command(entrypoint: object, args: Sequence[object], interpreter: str) -> Command:

@@ -5,6 +5,7 @@ Rules:
 1. torchrun's rendezvous forms a job. One that trains needs none: the manager says who holds which place.
 2. The rendezvous runs on a thread, so that a node which would wait in it for ever (the first of a static one, whose
    peers are all training) can go past it as soon as the manager answers.
+   It then takes its name out of the rendezvous.
 3. A node that has no place yet starts stand-ins that end at once. Its ranks' processes start when it is given one.
 """
 
@@ -16,11 +17,14 @@ from typing import Any, Final, cast
 
 from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup, WorkerSpec
 
+from taskd.adaptors.torchrun.waiting import withdraw
 from taskd.runtime.ports import NodeRuntime, Outlook
 
 logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.05
+_ANSWER_S: Final = 2.0
+"""torch closes a rendezvous with the first node that ends: it may refuse a node before the manager has answered."""
 
 
 def most_nodes(spec: WorkerSpec) -> int:
@@ -59,8 +63,9 @@ def attempt(rendezvous: Callable[[WorkerGroup], None], worker_group: WorkerGroup
     thread.start()
     while thread.is_alive() and runtime.outlook(0.0) is not Outlook.LIVING:
         thread.join(_LOOK_S)
-    if runtime.outlook(0.0 if failed else None) is Outlook.LIVING:
+    if runtime.outlook(_ANSWER_S if failed else None) is Outlook.LIVING:
         logger.warning("the job trains already: this node waits for a place in it")
+        withdraw(worker_group.spec.rdzv_handler, thread)
         newcomer = copy.copy(worker_group)
         newcomer.store = None
         return newcomer

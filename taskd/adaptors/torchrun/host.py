@@ -19,13 +19,15 @@ from enum import Enum
 from signal import SIGKILL, SIGTERM, Signals
 from typing import Any, Final
 
-from torch.distributed.elastic.agent.server.api import WorkerGroup
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.multiprocessing import api as processes
 from torch.distributed.elastic.multiprocessing.api import ProcessFailure, RunProcsResult, SubprocessContext
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from typing_extensions import assert_never
 
+from taskd.adaptors.torchrun import ends
 from taskd.adaptors.torchrun.children import AdoptedHandler, OrphanGroups, has_failed, require_child, signal_group
+from taskd.adaptors.torchrun.command import NUMA_REASON
 from taskd.adaptors.torchrun.logs import RankLogs
 from taskd.adaptors.torchrun.template_process import TemplateProcess
 from taskd.config.process import environment
@@ -52,7 +54,10 @@ StockPoll = Callable[[], "RunProcsResult | None"]
 
 
 class TorchrunHost:
-    """Implements `taskd.runtime.ports.WorkerHost` for one start of torchrun's worker group."""
+    """Implements `taskd.runtime.ports.WorkerHost` for one start of torchrun's worker group.
+
+    With `stand_ins` the processes that torch has started hold no ranks, and how they end means nothing.
+    """
 
     def __init__(
         self,
@@ -61,6 +66,8 @@ class TorchrunHost:
         commands: Mapping[int, Command],
         template: TemplateProcess,
         forbid_restart: Callable[[], None],
+        *,
+        stand_ins: bool = False,
     ) -> None:
         self.lock: Final = threading.RLock()
         self._context = context
@@ -71,6 +78,8 @@ class TorchrunHost:
         self._forbid_restart = forbid_restart
         self._logs = RankLogs(context)
         self._charge = Charge.TASKD
+        self._reason = ""
+        self._ended_by_us: set[int] = set(context.pids().values()) if stand_ins else set()
         self._closing = False
         self._fenced: list[SubprocessHandler] = []
         self._groups = OrphanGroups()
@@ -99,7 +108,7 @@ class TorchrunHost:
         """What the rank runs; NUMA binding needs torch's own start."""
         command = self._commands[local_rank]
         if command.python and self._context._numa_options is not None:
-            return Command(command.argv, False, "torchrun binds ranks to NUMA nodes, which happens at a cold start")
+            return Command(command.argv, False, NUMA_REASON)
         return command
 
     def assign(self, place: int) -> None:
@@ -177,6 +186,8 @@ class TorchrunHost:
         with self._reap_lock:
             process = self._context.subprocess_handlers[local_rank].proc
             if process.returncode is None:
+                if ending_status(process.pid) is None:
+                    self._ended_by_us.add(process.pid)
                 signal_group(process.pid, signal)
 
     def exit_status(self, local_rank: int) -> int | None:
@@ -216,6 +227,7 @@ class TorchrunHost:
     def give_up(self, reason: str) -> None:
         """The ranks of this node end, with torchrun's own report."""
         self._forbid_restart()
+        self._reason = self._reason or reason
         self._hand_over(Charge.GIVEN_UP, f"the job ends here: {reason}")
 
     def dismiss(self) -> None:
@@ -245,7 +257,7 @@ class TorchrunHost:
                 return RunProcsResult(return_values=dict.fromkeys(self.local_ranks))
             case Charge.GIVEN_UP:
                 self._await_the_dying()
-                return stock_poll() or self._end_all(stock_poll)
+                return self._with_reason(stock_poll() or self._end_all(stock_poll))
             case _:
                 assert_never(self._charge)
 
@@ -257,18 +269,47 @@ class TorchrunHost:
                     handler.proc.wait(_TEARDOWN_TIMEOUT_S)
 
     def _end_all(self, stock_poll: StockPoll) -> RunProcsResult | None:
-        """No rank of this node has failed, but the job ends: each that still ran is reported as ended by SIGTERM."""
+        """No rank of this node has failed, but the job ends: all that still run are ended."""
         ended = [local_rank for local_rank in self.local_ranks if self.exit_status(local_rank) is None]
+        self._ended_by_us.update(map(self.pid, ended))
         self._context.close()
         result = stock_poll()
         if result is not None:
             for local_rank in ended:
-                result.failures.setdefault(local_rank, self._ended_by_us(local_rank))
+                result.failures.setdefault(local_rank, self._report(local_rank, -SIGTERM))
         return result
 
-    def _ended_by_us(self, local_rank: int) -> ProcessFailure:
+    def _with_reason(self, result: RunProcsResult | None) -> RunProcsResult | None:
+        """torch's result; where no rank has failed by itself, with the reason why the job ends."""
+        if result is not None and all(failure.pid in self._ended_by_us for failure in result.failures.values()):
+            for local_rank, failure in result.failures.items():
+                result.failures[local_rank] = self._report(local_rank, failure.exitcode)
+            if not result.failures:
+                result.failures.update(self._reports())
+        return result
+
+    def _reports(self) -> dict[int, ProcessFailure]:
+        return {local_rank: self._report(local_rank, 0) for local_rank in self.local_ranks}
+
+    def _report(self, local_rank: int, exitcode: int) -> ProcessFailure:
         error_file = self._context.error_files[local_rank]
-        return ProcessFailure(local_rank=local_rank, pid=self.pid(local_rank), exitcode=-SIGTERM, error_file=error_file)
+        return ends.report(local_rank, self.pid(local_rank), exitcode, error_file, self._reason)
+
+    @property
+    def leads(self) -> bool:
+        """Whether taskd, and not torchrun, decides what becomes of this node's ranks."""
+        return self._charge is not Charge.TORCHRUN
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the job has ended for a reason that is not a good one."""
+        return self._charge is Charge.GIVEN_UP
+
+    def overrule(self, result: RunResult) -> None:
+        """Let torchrun fail, whose ranks here had all ended well, if the job has not."""
+        if self.given_up:
+            result.state = self._worker_group.state = WorkerState.FAILED
+            result.failures = {self.rank_of(local_rank): failure for local_rank, failure in self._reports().items()}
 
     def begin_closing(self) -> None:
         """torchrun is about to end its ranks: none gets another process from now on."""

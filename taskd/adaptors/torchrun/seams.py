@@ -21,6 +21,9 @@ AGENT: Final = f"{_ELASTIC}.agent.server.local_elastic_agent"
 _AGENT_API: Final = f"{_ELASTIC}.agent.server.api"
 _PROCESSES: Final = f"{_ELASTIC}.multiprocessing.api"
 _TAIL: Final = f"{_ELASTIC}.multiprocessing.tail_log"
+_BARRIER: Final = f"{_ELASTIC}.utils.store"
+_RENDEZVOUS: Final = f"{_ELASTIC}.rendezvous.api"
+_DYNAMIC: Final = f"{_ELASTIC}.rendezvous.dynamic_rendezvous"
 _HANDLER: Final = f"{_ELASTIC}.multiprocessing.subprocess_handler.subprocess_handler"
 
 
@@ -52,6 +55,27 @@ SEAMS: Final = (
     Seam(AGENT, "LocalElasticAgent._restart_workers", Fit.EXACT, _WORKER_GROUP),
     Seam(AGENT, "LocalElasticAgent._monitor_workers", Fit.EXACT, _WORKER_GROUP),
     Seam(AGENT, "LocalElasticAgent._exit_barrier", Fit.EXACT, ("self",)),
+    Seam(_BARRIER, "barrier", Fit.ACCEPTS, ("store", "world_size", "key_prefix", "barrier_timeout")),
+    Seam(_AGENT_API, "RunResult", Fit.SETS, ("state", "failures")),
+    Seam(_RENDEZVOUS, "RendezvousHandler.num_nodes_waiting", Fit.EXACT, ("self",)),
+    Seam(
+        _DYNAMIC,
+        "DynamicRendezvousHandler",
+        Fit.SETS,
+        ("_settings", "_state_holder", "_op_executor", "_heartbeat_lock"),
+    ),
+    Seam(_DYNAMIC, "DynamicRendezvousHandler._stop_heartbeats", Fit.EXACT, ("self",)),
+    Seam(_DYNAMIC, "DynamicRendezvousHandler._keep_alive", Fit.EXACT, ("self",)),
+    Seam(_DYNAMIC, "_RendezvousKeepAliveOp", Fit.EXACT, ()),
+    Seam(_DYNAMIC, "_BackendRendezvousStateHolder.sync", Fit.EXACT, ("self",)),
+    Seam(_DYNAMIC, "_DistributedRendezvousOpExecutor.run", Fit.ACCEPTS, ("self", "state_handler", "deadline")),
+    Seam(_DYNAMIC, "_RendezvousContext", Fit.SETS, ("node", "state")),
+    Seam(_DYNAMIC, "_RendezvousState", Fit.SETS, ("participants", "wait_list", "redundancy_list")),
+    Seam(_DYNAMIC, "_Action.REMOVE_FROM_PARTICIPANTS", Fit.ACCEPTS, ()),
+    Seam(_DYNAMIC, "_Action.REMOVE_FROM_WAIT_LIST", Fit.ACCEPTS, ()),
+    Seam(_DYNAMIC, "_Action.REMOVE_FROM_REDUNDANCY_LIST", Fit.ACCEPTS, ()),
+    Seam(_DYNAMIC, "_Action.FINISH", Fit.ACCEPTS, ()),
+    Seam(_DYNAMIC, "_Action.ERROR_TIMEOUT", Fit.ACCEPTS, ()),
     Seam(AGENT, "LocalElasticAgent._shutdown", Fit.ACCEPTS, ("self",)),
     Seam(AGENT, "LocalElasticAgent", Fit.SETS, ("_pcontext",)),
     Seam(_AGENT_API, "SimpleElasticAgent", Fit.SETS, ("_remaining_restarts", "_worker_group", "_exit_barrier_timeout")),
