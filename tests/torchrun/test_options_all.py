@@ -2,6 +2,7 @@
 
 from torch.distributed.run import get_args_parser
 
+from tests.torchrun import test_numa as numa
 from tests.torchrun import test_options_ends as ends
 from tests.torchrun import test_options_launch as started
 from tests.torchrun import test_options_logs as logs
@@ -11,7 +12,7 @@ PLAYED = (
     *(launch for table in (started.CASES, started.COLD_CASES, started.FUNCTION_CASES) for launch in table.values()),
     *(launch for table in (logs.CASES, {"specs": logs.LOGS_SPECS}) for launch in table.values()),
     *(launch for table in (ends.FAILURES, ends.SIGNALS, ends.OTHERS) for launch in table.values()),
-    *(nodes.FIXED["static"], nodes.FIXED["dynamic"], nodes.ALONE, nodes.LATE),
+    *(*nodes.FIXED.values(), nodes.ALONE, nodes.LATE, nodes.NOBODY, *numa.APPLIED.values()),
 )
 
 

@@ -34,6 +34,7 @@ CASES: dict[str, Launch] = {
         "{observer}",
         ranks=1,
     ),
+    "start method of a script": launch("--start-method=forkserver", "{observer}", ranks=1),
     "static": launch("--master-addr=127.0.0.1", "--master-port={port}", "--node-rank=0", "{observer}", ranks=1),
     "local rank argument": launch("{observer}", "end", program="torch.distributed.launch"),
     "options as variables": launch(
@@ -51,8 +52,11 @@ COLD_CASES: dict[str, Launch] = {
 }
 
 FUNCTION_CASES: dict[str, Launch] = {
-    "a function": launch("--run-path", "--start-method=fork", "{observer}", "end", "word"),
+    "fork": launch("--run-path", "--start-method=fork", "{observer}", "end", "word"),
+    "spawn": launch("--run-path", "--start-method=spawn", "{observer}", "end", "word", ranks=1),
+    "forkserver": launch("--run-path", "--start-method=forkserver", "{observer}", "end", "word", ranks=1),
 }
+PROCESSES = {"fork": "ForkProcess", "spawn": "SpawnProcess", "forkserver": "ForkServerProcess"}
 
 WRONG: dict[str, Launch] = {
     "no script": launch(),
@@ -81,7 +85,8 @@ def test_other_programs_run_as_they_are(play: Play, name: str) -> None:
 def test_functions_are_left_to_torchrun(play: Play, name: str) -> None:
     pair = play(FUNCTION_CASES[name])
     pair.check("the ranks run a function, expected a script: taskd leaves this job to torchrun")
-    assert pair.stock.ranks["seen-0-0-of-2"]["process"] == "ForkProcess"
+    assert pair.stock.statuses == [0], pair.stock.text
+    assert {rank["process"] for rank in pair.stock.ranks.values()} == {PROCESSES[name]}
 
 
 @pytest.mark.parametrize("name", WRONG)

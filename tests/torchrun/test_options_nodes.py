@@ -8,6 +8,7 @@ from tests.torchrun.twins import Launch
 pytestmark = pytest.mark.timeout(90)
 
 DYNAMIC = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=nodes", "--local-addr=127.0.0.1")
+FILE = ("--rdzv-backend=c10d", "--rdzv-endpoint={folder}-store", "--local-addr=127.0.0.1")
 STATIC = ("--master-addr=localhost", "--master-port={port}")
 MANAGED = {"TASKD_MANAGER": "127.0.0.1:{manager}"}
 
@@ -18,7 +19,13 @@ FIXED: dict[str, Launch] = {
         manager=True,
     ),
     "dynamic": Launch((("--nnodes=2", *DYNAMIC, "{observer}", "meet"),) * 2, MANAGED, manager=True),
+    "dynamic, over a file": Launch(
+        (("--nnodes=2", *FILE, "--rdzv-conf=store_type=file", "--rdzv-id=nodes", "{observer}", "meet"),) * 2,
+        MANAGED,
+        manager=True,
+    ),
 }
+NOBODY = Launch((("--nnodes=2", *DYNAMIC, "--rdzv-conf=join_timeout=1", "{observer}"),), MANAGED)
 ALONE = Launch((("--nnodes=1:2", *DYNAMIC, "--rdzv-conf=last_call_timeout=1", "{observer}", "end"),), ranks=1)
 LATE = Launch(
     (("--nnodes=1:2", *DYNAMIC, "--rdzv-conf=last_call_timeout=1", "{observer}", "grow"),) * 2,
@@ -43,6 +50,15 @@ def test_fewer_than_the_most(play: Play) -> None:
     pair.check("")
     assert pair.stock.statuses == [0]
     assert min(pair.stock.seconds, pair.taskd.seconds) > 1
+
+
+def test_nobody_else_comes(play: Play) -> None:
+    """torch gives up after the time that it is given; that no manager answers either changes nothing."""
+    pair = play(NOBODY)
+    for seen in (pair.stock, pair.taskd):
+        assert seen.statuses == [1]
+        assert "RendezvousTimeoutError" in seen.text
+        assert not seen.ranks
 
 
 def test_a_node_that_comes_late(play: Play) -> None:

@@ -76,4 +76,5 @@ def main() -> None:
         print(json.dumps({"statuses": statuses, "seconds": time.monotonic() - started_s}), flush=True)
 
 
-main()
+if __name__ == "__main__":  # a rank that is spawned imports this file
+    main()
