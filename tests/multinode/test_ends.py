@@ -62,16 +62,28 @@ def test_the_budget_is_the_jobs(make_job: MakeJob) -> None:
         assert (reason in summary) == (node.number != 2), "the one that has failed by itself says how"
 
 
-def test_nodes_whose_ranks_have_ended(make_job: MakeJob) -> None:
-    """They wait for the others, and fail at once and with the same reason when the job does."""
-    points = [point(name, rank, "run") for rank, name in ((0, "zero"), (2, "two"))]
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_nodes_whose_ranks_have_ended(make_job: MakeJob, restarts: int) -> None:
+    """They wait for the others, and fail at once and with the same reason when the job does, be it restarted or not."""
+    points = [point(name, rank, "run", always=True) for rank, name in ((0, "zero"), (2, "two"))]
     env = {"TASKD_STANDBY": "0", "LOGLEVEL": "INFO", "TORCHELASTIC_ERROR_FILE": "/run/error.json"}
     job = make_job(1)
-    job.start("hold.py", {"points": points}, env={**env, "TASKD_MAX_RESTARTS": "0"})
+    job.start(
+        "hold.py",
+        {"points": [*points, *[point("one", 1, "run")] * restarts]},
+        env={**env, "TASKD_MAX_RESTARTS": str(restarts)},
+    )
     job.held("two")
+    if restarts:
+        job.held("one")
+        job.kill("zero")
+        assert job.recovered(1)["restart"]
+        pids = job.pids
+        job.wait(lambda: job.held("zero") == pids[0], "the second process of rank 0")
     job.wait(lambda: "Waiting 300 seconds for other agents to finish" in job.said(job.nodes[1]), "node 1 at the end")
     job.kill("zero")
     assert job.ends(30) == [1, 1, 1]
+    assert "timed out" not in job.said(job.nodes[1]), "torch complains of no wait"
     reasons = [event["reason"] for event in job.named("stopped")]
     for node, exit_code in zip(job.nodes, (-9, 0, -15), strict=True):
         summary = job.said(node).partition("Root Cause (first observed failure)")[2]

@@ -11,14 +11,13 @@ Rules:
 import json
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from torch.distributed import DistStoreError
+from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic.multiprocessing.api import ProcessFailure
 
-_SLICE: Final = timedelta(seconds=0.25)
+_LOOK_S: Final = 0.02
 
 
 def report(local_rank: int, pid: int, exitcode: int, error_file: str, reason: str) -> ProcessFailure:
@@ -47,15 +46,18 @@ class LeavableStore:
         return getattr(self._store, name)
 
     def wait(self, keys: list[str]) -> None:
-        """Wait until the keys are there. Raises `DistStoreError` after the store's timeout."""
+        """Wait until the keys are there, or nobody serves them any more. Raises `DistStoreError` after the timeout.
+
+        It looks again and again, for torch complains of every wait that ends by its own timeout.
+        """
         until_s = time.monotonic() + self._store.timeout.total_seconds()
         while not (self._left() or self._have_come(keys)):
             if time.monotonic() > until_s:
                 raise DistStoreError(f"not within {self._store.timeout}: {', '.join(keys)}")
+            time.sleep(_LOOK_S)
 
     def _have_come(self, keys: list[str]) -> bool:
         try:
-            self._store.wait(keys, _SLICE)
-        except (DistStoreError, LookupError):  # the latter from etcd's
-            return False
-        return True
+            return bool(self._store.check(keys))
+        except DistNetworkError:  # whoever serves the store leaves it after the last one has come
+            return True
