@@ -51,7 +51,7 @@ def play_taskd(
         allowed=tuple(Strategy(word) for word in args.recover_strategy.split(",")),
         max_restarts=args.max_restarts,
         wait_node_s=args.wait_reschedule_timeout,
-        checkpoints="dump" in args.recover_strategy,
+        dump_to="/shelf" if "dump" in args.recover_strategy else "",
     )
     meter = Meter(times, interval_s, times.overhead_share)
     job = Job(policy, times, meter, args.spares)

@@ -85,7 +85,7 @@ def _policy(source: Source) -> Policy:
         max_restarts=source.whole_or_none(settings.MAX_RESTARTS),
         restart_window_s=source.seconds_or_none(settings.RESTART_WINDOW) or None,
         wait_node_s=source.seconds(settings.WAIT_RESCHEDULE_TIMEOUT),
-        checkpoints=source.path(settings.CHECKPOINT_DIR) is not None,
+        dump_to=str(source.path(settings.CHECKPOINT_DIR) or ""),
         deadlines=_deadlines(source),
         membership=_membership(source),
     )

@@ -92,8 +92,8 @@ NODE_COMMAND = Setting(
 )  # fmt: skip
 CHECKPOINT_DIR = Setting(
     "TASKD_CHECKPOINT_DIR", "checkpoint_dir", Kind.PATH, None, _BOTH,
-    "Directory for the checkpoint that the strategy dump writes, on a file system that all nodes share. When unset, "
-    "there is no dump.",
+    "Directory for the checkpoint that the strategy dump writes, on a file system that all nodes share. The manager's "
+    "holds for all ranks. When it has none, there is no dump.",
 )  # fmt: skip
 RESTART_WINDOW = Setting(
     "TASKD_RESTART_WINDOW", "restart_window", Kind.SECONDS, None, _MANAGER,
@@ -174,12 +174,23 @@ JOINS = Setting(
     "TASKD_JOINS", None, Kind.SWITCH, "off", _WORKER,
     "The process comes into a living world: it sets up alone, then waits for the others' state.",
 )  # fmt: skip
+PLACES = Setting(
+    "TASKD_PLACES", None, Kind.WHOLE, "0", _WORKER,
+    "Nodes of the job at its full size, which the global batch is made for. 0: as many as torchrun says.", 0, 100_000,
+)  # fmt: skip
+MEMBERS = Setting(
+    "TASKD_MEMBERS", None, Kind.TEXT, None, _WORKER,
+    "Ranks of the job that make up a smaller world which starts anew, in its order: `0-3,8-11`. When unset: the first.",
+)  # fmt: skip
 ROUND = Setting(
     "TASKD_ROUND", None, Kind.TEXT, None, _WORKER, "Start of torchrun's whole group that the process is from."
 )
 BLACKBOX = Setting("TASKD_BLACKBOX", None, Kind.PATH, None, _WORKER, "Black box of the rank.")
 POSITION = Setting("TASKD_POSITION", None, Kind.PATH, None, _WORKER, "The rank's file of RNG state and data position.")
 RANK = Setting("RANK", None, Kind.WHOLE, None, _WORKER, "Global rank: torchrun's own variable.", 0, 2**31 - 1)
+LOCAL_WORLD_SIZE = Setting(
+    "LOCAL_WORLD_SIZE", None, Kind.WHOLE, "1", _WORKER, "Processes of a node: torchrun's own variable.", 1, 1024
+)  # fmt: skip
 
 SETTINGS: Final = tuple(value for value in list(globals().values()) if isinstance(value, Setting))
 

@@ -10,7 +10,7 @@ Rules:
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,13 +18,16 @@ from taskd.config import settings
 from taskd.config.manager import job_id
 from taskd.config.reading import Source
 from taskd.config.rundir import run_dir
+from taskd.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """One rank's process. `blackbox` and `position` are None if the node could not provide the file.
+    """One rank's process. `rank` is that of the job: where fewer ranks (`members`) start anew, torch's is another.
 
-    `checkpoint_dir` is where a dump goes; None if the job has no dump.
+    `replicas` are the ranks of the full world; 0 if that is the one that starts. `blackbox` and `position` are None if
+    the node could not provide the file. `checkpoint_dir` is where a dump goes whose order names no directory; None if
+    the environment names none either.
     """
 
     agent_socket: Path
@@ -38,6 +41,9 @@ class WorkerConfig:
     position: Path | None = None
     checkpoint_dir: Path | None = None
     job_id: str = "default"
+    members: tuple[int, ...] = ()
+    places: int = 0
+    replicas: int = 0
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> "WorkerConfig | None":
@@ -46,11 +52,16 @@ class WorkerConfig:
         socket = source.path(settings.AGENT_SOCKET)
         if socket is None:
             return None
+        own, members = source.whole(settings.RANK), _members(source)
+        places = source.whole(settings.PLACES)
         return cls(
             agent_socket=socket,
             agent_pid=source.whole(settings.AGENT_PID),
             run_dir=run_dir(source),
-            rank=source.whole(settings.RANK),
+            rank=members[own] if members else own,
+            members=members,
+            places=places,
+            replicas=places * source.whole(settings.LOCAL_WORLD_SIZE),
             incarnation=source.whole(settings.INCARNATION),
             generation=source.whole(settings.GENERATION),
             joins=source.switch(settings.JOINS),
@@ -71,10 +82,38 @@ class WorkerConfig:
             settings.JOINS: "on" if self.joins else "off",
             settings.BLACKBOX: self.blackbox or "",
             settings.POSITION: self.position or "",
+            settings.MEMBERS: as_ranges(self.members),
+            settings.PLACES: self.places,
         }
         if self.checkpoint_dir is not None:
             values[settings.CHECKPOINT_DIR] = self.checkpoint_dir
         return {setting.name: str(value) for setting, value in values.items()}
+
+
+def as_ranges(ranks: Sequence[int]) -> str:
+    """Ranks in their order, as text whose length does not grow with their number: `0-3,8-11`."""
+    ends: list[list[int]] = []
+    for rank in ranks:
+        if ends and ends[-1][1] == rank - 1:
+            ends[-1][1] = rank
+        else:
+            ends.append([rank, rank])
+    return ",".join(f"{first}-{last}" for first, last in ends)
+
+
+def _members(source: Source) -> tuple[int, ...]:
+    text = source.text(settings.MEMBERS) or ""
+    try:
+        ends = [[int(end) for end in part.split("-")] for part in text.split(",") if part]
+        members = tuple(rank for first, last in ends for rank in range(first, last + 1))
+        if members and not 0 <= source.whole(settings.RANK) < len(members):
+            raise ValueError(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"{settings.MEMBERS.name}: found {text!r}, expected ranges of ranks such as 0-3,8-11, more than RANK; "
+            "unset it: only an agent of taskd sets it"
+        ) from error
+    return members
 
 
 @dataclass(frozen=True)

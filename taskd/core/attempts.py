@@ -48,6 +48,8 @@ class Attempts:
     _review_due: bool = False
     _undecided: bool = False
     """The fault is met by waiting, until enough nodes are heard to choose a strategy."""
+    _meeting: tuple[str, int] = ("", 0)
+    """Where the processes of a world that starts anew meet: the same place for all of them, whenever they start."""
     _unknown: bool = False
     """All have paused, but too few nodes of the last world are known to know of the next one."""
     _out: list[Action] = field(default_factory=list)
@@ -115,6 +117,8 @@ class Attempts:
         self.world.generation += new_world or decision.restart
         record.begin_attempt(self.world.generation)
         self._reshape(decision.strategy)
+        if decision.restart and self.policy.node_count > 1:
+            self._meeting = self.world.meeting()
         if not self._undecided:
             self._replace(everybody=decision.restart, new_world=new_world)
         self._enter(Phase.RESTARTING if decision.restart else Phase.PAUSING)
@@ -235,6 +239,7 @@ class Attempts:
             members=tuple(members),
             replicas=self.policy.world_size,
             dump=tell(record.causes) if record.strategy is Strategy.DUMP else "",
+            dump_to=self.policy.dump_to if record.strategy is Strategy.DUMP else "",
         )
         self._enter(Phase.JOINING)
         self._order(Order.JOIN, plan)
@@ -302,6 +307,7 @@ class Attempts:
         if self.record is not None and not reason:
             reason = tell(self.record.causes)
         self.sequence += 1
+        anew = self.phase is Phase.RESTARTING
         self.directive = Directive(
             job_id=self.policy.job_id,
             sequence=self.sequence,
@@ -312,6 +318,8 @@ class Attempts:
             reason=reason,
             exit_code=exit_code,
             node_count=self.policy.node_count,
+            store_host=self._meeting[0] if anew else "",
+            store_port=self._meeting[1] if anew else 0,
             places=self.world.table(),
             ledger=Ledger(
                 term=self.term,

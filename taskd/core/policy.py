@@ -62,8 +62,8 @@ class Policy:
     """For so long the job waits for a node that it has asked the cluster for."""
     min_nodes: int = 1
     """Elastic training goes on with no fewer nodes."""
-    checkpoints: bool = False
-    """There is a directory to write a checkpoint into."""
+    dump_to: str = ""
+    """The directory to write a checkpoint into; empty if there is none."""
     max_attempts: int = 3
     """Worlds that may be tried for one fault before its strategy counts as failed."""
     repeats: int = 3

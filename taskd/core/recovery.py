@@ -174,7 +174,7 @@ class Recovery(Course):
             return
         ledger = max((view.status for view in views), key=age).ledger
         if ledger.term == 0:
-            if len(world.ranks) == self.policy.world_size:
+            if self._is_whole():
                 self.agree()
                 self._run()
             return
@@ -197,6 +197,11 @@ class Recovery(Course):
             world.expect(place, self.policy.ranks_per_node, self._now_s)
             world.dead_nodes.add(place)
         self._run()
+
+    def _is_whole(self) -> bool:
+        """Every node that torchrun's rendezvous has formed is there: with `--nnodes=MIN:MAX` perhaps fewer than MAX."""
+        formed = {view.status.node_count for view in self.world.nodes.values()} or {self.policy.node_count}
+        return self.world.places == tuple(range(max(formed)))
 
     def _may_go_on(self, places: tuple[int, ...]) -> bool:
         """Whether enough nodes of an earlier manager's job are heard; if they are not for too long, that is its end."""

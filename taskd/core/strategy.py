@@ -119,7 +119,7 @@ def _elastic(situation: Situation, policy: Policy) -> str | None:
 
 
 def _dump(_situation: Situation, policy: Policy) -> str | None:
-    return None if policy.checkpoints else "there is no directory for it (TASKD_CHECKPOINT_DIR)"
+    return None if policy.dump_to else "there is no directory for it (TASKD_CHECKPOINT_DIR)"
 
 
 _OWN: dict[Strategy, Callable[[Situation, Policy], str | None]] = {

@@ -200,6 +200,13 @@ class World(Places):
         """The node whose agent serves the next world's store: the first of the world that lives."""
         return self.nodes[min(place for place in self.places if place not in self.dead_nodes)].status
 
+    def meeting(self) -> tuple[str, int]:
+        """Host and port of the store at which the processes of a world that starts anew meet; none if no node lives."""
+        if set(self.places) <= self.dead_nodes:
+            return "", 0
+        host = self.store_host()
+        return host.store_host, host.store_port
+
     def orders(self) -> tuple[RankOrder, ...]:
         """The process wanted for every rank."""
         return tuple(

@@ -94,7 +94,7 @@ class NodeAgent:
 
     def worker_environment(self, local_rank: int) -> dict[str, str]:
         """Variables of a process that torchrun itself is about to start."""
-        return self._crew.fresh_environment(local_rank, self._node.generation)
+        return self._crew.fresh_environment(local_rank, self._node.generation, self.places or 0)
 
     def started(self, host: WorkerHost, identity: NodeIdentity) -> None:
         """All processes of this node run."""

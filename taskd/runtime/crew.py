@@ -22,6 +22,7 @@ from taskd.runtime.blackbox import library_path
 from taskd.runtime.deaths import DeathWatch, Ending, ending_status
 from taskd.runtime.ports import WorkerHost
 from taskd.runtime.rankfiles import RankFiles
+from taskd.runtime.shape import Shape
 from taskd.runtime.sockets import Peer
 from taskd.runtime.standbys import StandbyPool
 from taskd.wire.messages import Become, Hello, RankStatus, Stage, ToLocal
@@ -51,11 +52,11 @@ class Crew:
 
     # ---- torchrun has started, or restarted, the whole group
 
-    def fresh_environment(self, local_rank: int, generation: int) -> dict[str, str]:
-        """Variables of a process of a fresh world that torchrun itself starts."""
+    def fresh_environment(self, local_rank: int, generation: int, places: int = 0) -> dict[str, str]:
+        """Variables of a process of a fresh world that torchrun itself starts, in a job of so many places."""
         incarnation = self._incarnations[local_rank] = self._incarnations.get(local_rank, -1) + 1
         self.generation = max(generation, self.generation) if incarnation == 0 else generation + 1
-        config = self._files.prepare(local_rank, incarnation, self.generation, joins=False)
+        config = self._files.prepare(local_rank, incarnation, self.generation, Shape(places=places), joins=False)
         return {**config.environment(), **_preload()}
 
     def take(self, host: WorkerHost, node: Node) -> None:
@@ -149,10 +150,17 @@ class Crew:
         self.generation = max(self.generation, action.generation)
         self._incarnations[local] = action.incarnation
         self._peers.pop(action.rank, None)
-        config = self._files.prepare(local, action.incarnation, action.generation, joins=action.joins)
+        given, per_node = host.environment(local), len(host.local_ranks)
+        shape = (
+            Shape()
+            if node.directive is None
+            else Shape.of(node.directive, action.rank, per_node, given, joins=action.joins)
+        )
+        config = self._files.prepare(local, action.incarnation, action.generation, shape, joins=action.joins)
         logs = host.open_logs(local, action.incarnation)
         env = {
-            **host.environment(local),
+            **given,
+            **shape.environment,
             **config.environment(),
             **_preload(),
             **logs.environment,

@@ -174,7 +174,9 @@ class Manager:
             return f"found job {status.job_id!r}, expected {policy.job_id!r}; set the same job_id on all nodes"
         if status.node_rank < 0:
             return None
-        if status.node_count != policy.node_count or len(status.ranks) not in (0, policy.ranks_per_node):
+        fewer = 0 < status.min_nodes <= status.node_count <= policy.node_count  # `--nnodes=MIN:MAX`
+        fits = fewer or status.node_count == policy.node_count
+        if not fits or len(status.ranks) not in (0, policy.ranks_per_node):
             return (
                 f"found {status.node_count} nodes with {len(status.ranks)} processes each, expected "
                 f"{policy.node_count} with {policy.ranks_per_node}; make manager.py (node_nums, proc_per_node) and "

@@ -18,6 +18,7 @@ from pathlib import Path
 from taskd.config.worker import WorkerConfig
 from taskd.errors import ShimError
 from taskd.runtime.blackbox import Box
+from taskd.runtime.shape import Shape
 
 logger = logging.getLogger(__name__)
 _SHARED_MEMORY = Path("/dev/shm")
@@ -34,7 +35,7 @@ class RankFiles:
         self._run_dir = run_dir
         self._boxes: dict[tuple[int, int], Box] = {}
 
-    def prepare(self, rank: int, incarnation: int, generation: int, *, joins: bool) -> WorkerConfig:
+    def prepare(self, rank: int, incarnation: int, generation: int, shape: Shape, *, joins: bool) -> WorkerConfig:
         """Make the files of a process that is about to start; what its environment has to say of them."""
         position = self.directory / f"position-{rank}"
         if not joins:
@@ -49,6 +50,8 @@ class RankFiles:
             joins=joins,
             blackbox=self._make_box(rank, incarnation),
             position=position,
+            members=shape.members,
+            places=shape.places,
         )
 
     def forget(self, rank: int) -> None:

@@ -82,7 +82,9 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     node_rank: int  # the place that it holds
     agent_id: str  # random per agent process: a restarted agent is another one
     sequence: int
-    node_count: int
+    node_count: (
+        int  # that torchrun's rendezvous has formed: of `--nnodes=MIN:MAX` perhaps fewer than the job has places
+    )
     ranks: tuple[RankStatus, ...]
     store_host: str
     store_port: int
@@ -154,6 +156,8 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     node_count: int = 0  # places of the job
     places: tuple[Place, ...] = ()  # who holds one; whoever is not named holds none
     ledger: Ledger = Ledger()
+    store_host: str = ""  # where the processes of a world that starts anew meet; none: where torchrun says
+    store_port: int = 0
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -31,7 +31,9 @@ def played(
     **changed: float,
 ) -> Job:
     times = read_times(16_384, changed)
-    policy = Policy("trace", 4, 1, allowed=allowed, max_restarts=1000, checkpoints=Strategy.DUMP in allowed)
+    policy = Policy(
+        "trace", 4, 1, allowed=allowed, max_restarts=1000, dump_to="/shelf" if Strategy.DUMP in allowed else ""
+    )
     job = Job(policy, times, Meter(times, INTERVAL_S, times.overhead_share), spares)
     job.run(faults, length_s)
     return job

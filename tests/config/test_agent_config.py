@@ -179,4 +179,4 @@ def test_names_in_the_table_are_unique_and_ours():
     keys = settings.manager_keys()
     assert len(set(variables)) == len(variables)
     assert len(set(keys)) == len(keys)
-    assert {name for name in variables if not name.startswith(settings.PREFIX)} == {"RANK"}
+    assert {name for name in variables if not name.startswith(settings.PREFIX)} == {"RANK", "LOCAL_WORLD_SIZE"}

@@ -57,7 +57,7 @@ def test_every_setting_reaches_its_place():
     assert config.policy.allowed == (Strategy.RECOVER_IN_PLACE, Strategy.EXIT)
     assert (config.policy.max_restarts, config.policy.restart_window_s, config.policy.wait_node_s) == (5, 3600, 90)
     assert (config.node_command, str(config.checkpoint_dir)) == ("sbatch --wait node.sh", "/shared/dumps")
-    assert config.policy.checkpoints
+    assert config.policy.dump_to
     heartbeats = Membership().suspect_s / Membership().heartbeat_s
     assert config.policy.membership == Membership(heartbeat_s=1, suspect_s=heartbeats, dead_s=20)
     expected = Deadlines(confirm_s=0.5, merge_s=0, pause_s=2, replace_s=3.5, join_s=4, resume_s=5)
@@ -93,7 +93,7 @@ def test_the_ladders_variables_reach_their_place():
 def test_without_them_there_is_no_command_no_dump_and_no_window(keys):
     config = read(**keys)
     assert (config.node_command, config.checkpoint_dir, config.policy.restart_window_s) == ("", None, None)
-    assert not config.policy.checkpoints
+    assert not config.policy.dump_to
 
 
 def test_an_empty_command_overrides_the_variable():

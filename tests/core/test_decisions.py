@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(60)
 
 def policy(*allowed: Strategy, min_nodes: int = 1, checkpoints: bool = False) -> Policy:
     """A job of four nodes that allows these strategies."""
-    return Policy("job", 4, 1, allowed=allowed, min_nodes=min_nodes, checkpoints=checkpoints)
+    return Policy("job", 4, 1, allowed=allowed, min_nodes=min_nodes, dump_to="/shelf" if checkpoints else "")
 
 
 ALL = policy(*Strategy)

@@ -76,7 +76,10 @@ class Agent:
                 sent_s = time.monotonic()
             return bool(got)
 
-        return until(self.link, answered)[-1]
+        answer = until(self.link, answered)[-1]
+        if isinstance(answer, Directive) and answer.order is not Order.FORM:
+            self.status = msgspec.structs.replace(self.status, ledger=answer.ledger)
+        return answer
 
     def obey(self, order: Order, newer_than: int = 0, **changes: object) -> Directive:
         """Report, and hear this order; what was said before may come first."""

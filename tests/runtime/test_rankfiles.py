@@ -12,6 +12,7 @@ import pytest
 
 from taskd.runtime.journal import Journal
 from taskd.runtime.rankfiles import RankFiles
+from taskd.runtime.shape import Shape
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -31,18 +32,18 @@ def test_only_this_user_may_look(files: RankFiles) -> None:
 
 
 def test_a_box_per_process_and_a_position_per_rank(files: RankFiles) -> None:
-    first = files.prepare(3, 0, 0, joins=False)
+    first = files.prepare(3, 0, 0, Shape(), joins=False)
     assert first.blackbox is not None
     assert first.position is not None
     first.position.write_text("where it was")
-    second = files.prepare(3, 1, 1, joins=True)
+    second = files.prepare(3, 1, 1, Shape(), joins=True)
     assert (second.position, second.position.read_text()) == (first.position, "where it was")  # type: ignore[union-attr]
     assert second.blackbox != first.blackbox
     assert files.box(3, 0) is not files.box(3, 1)
     files.discard(3, 0)
     files.discard(3, 0)
     assert (files.box(3, 0), first.blackbox.exists()) == (None, False)
-    files.prepare(3, 2, 2, joins=False)
+    files.prepare(3, 2, 2, Shape(), joins=False)
     assert not first.position.exists(), "a fresh world begins with an empty one"
 
 
@@ -67,7 +68,7 @@ def test_what_dead_agents_left_is_swept(run_dir: Path) -> None:
 
 def test_a_box_that_cannot_be_made_costs_the_box_alone(files: RankFiles, caplog: pytest.LogCaptureFixture) -> None:
     (files.directory / "box-0-0").touch()
-    config = files.prepare(0, 0, 0, joins=False)
+    config = files.prepare(0, 0, 0, Shape(), joins=False)
     assert config.blackbox is None
     assert "rank 0 runs without a black box" in caplog.text
 

@@ -108,7 +108,7 @@ def draw(seed: int) -> Scenario:
         allowed=_allowed(rng, all_six=on_nodes),
         wait_node_s=WAIT_NODE_S,
         min_nodes=rng.choice([1, 1, max(1, nodes - 1)]),
-        checkpoints=rng.random() < 0.7,
+        dump_to="/shelf" if rng.random() < 0.7 else "",
         max_restarts=None if rng.random() < 0.93 else rng.randint(0, 3),
         deadlines=DEADLINES,
         membership=MEMBERSHIP,

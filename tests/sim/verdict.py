@@ -46,7 +46,7 @@ def _explained(sim: "Sim", reason: str, hits: list[str]) -> bool:
     if SPENT in reason:
         return budget is not None and budget.spent == budget.max_restarts
     if WRITTEN in reason:
-        return Strategy.DUMP in allowed and sim.policy.checkpoints
+        return Strategy.DUMP in allowed and bool(sim.policy.dump_to)
     if any(text in reason for text in (NO_NODE, TOO_FEW, ENDED, LATE, "no agent on the node")):
         return of_nodes
     if NOTHING_LEFT in reason:

@@ -60,6 +60,7 @@ class World:
     def __init__(self, breaker: Callable[[], object] | None = None) -> None:
         self.generation = 0
         self.members = Members(())
+        self._first: tuple[int, ...] = ()
         self.section = 0
         self._breaker = breaker
         self._calls: list[GroupCall] = []
@@ -74,8 +75,10 @@ class World:
 
     # Before the script runs.
 
-    def observe(self) -> None:
+    def observe(self, slots: tuple[int, ...] = ()) -> None:
         """Install the seam in a normal worker, before its script makes a group.
+
+        `slots` are the ranks of the job that start together; none: the first ones.
 
         Raises:
             RebuildError: another `World` is installed, or a default group exists already.
@@ -86,6 +89,7 @@ class World:
                 "one World per process, installed before torch.distributed.init_process_group"
             )
         World._installed = self
+        self._first = slots
         self._replace("_new_process_group_helper", self._make)
 
     def pretend(self, rank: int, world_size: int) -> None:
@@ -213,7 +217,8 @@ class World:
         assert timeout is not None  # torch's callers always fill it in
         if not global_ranks_in_group:
             self._calls.clear()  # the script begins again after destroy_process_group()
-            self.members = Members.first(group_size)
+            whole = len(self._first) == group_size
+            self.members = Members(self._first) if whole else Members.first(group_size)
         call = GroupCall(
             size=group_size,
             ranks=tuple(self.members.slots[member] for member in global_ranks_in_group),

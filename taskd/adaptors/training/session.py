@@ -22,7 +22,10 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import ParamSpec, TypeVar
+
+import torch.distributed as dist
 
 from taskd.adaptors.groups.members import Members
 from taskd.adaptors.groups.world import World
@@ -64,7 +67,7 @@ class Runtime:
         if link.joins:
             self.world.pretend(self.rank, world_size)
         else:
-            self.world.observe()
+            self.world.observe(link.config.members)
         link.attach(self)
 
     def break_collectives(self) -> None:
@@ -168,9 +171,17 @@ class Session:
             state.declare_empty()
         else:
             state.begin(self._runtime.rank)
+            self._enter_smaller_world()
         state.on_commit = self._committed
         self._runtime.world.section += 1
         link.enter(state.step, state.condition())
+
+    def _enter_smaller_world(self) -> None:
+        """The job may start, or start anew, with fewer nodes than it is made for."""
+        replicas, runtime = self._link.config.replicas, self._runtime
+        if replicas and dist.is_initialized() and dist.get_world_size() < replicas:
+            rank, world_size = dist.get_rank(), dist.get_world_size()
+            self._state.enter_world(runtime.rank, rank, world_size, replicas)
 
     def _go_on(self, function: Callable[[], R]) -> R:
         plan = self._link.await_order() if self._link.joins else None
@@ -242,10 +253,12 @@ class Session:
             CheckpointError: it could not be written.
         """
         config, step = self._link.config, self._state.step
-        if config.checkpoint_dir is None:
-            raise CheckpointError("no directory for checkpoints is known to this rank; set TASKD_CHECKPOINT_DIR")
-        job_id = config.job_id
-        path = dump(self._state, config.checkpoint_dir, step=step, job_id=job_id, reason=plan.dump)
+        directory = Path(plan.dump_to) if plan.dump_to else config.checkpoint_dir
+        if directory is None:
+            raise CheckpointError(
+                "no directory for checkpoints is known to the manager or to this rank; set TASKD_CHECKPOINT_DIR"
+            )
+        path = dump(self._state, directory, step=step, job_id=config.job_id, reason=plan.dump)
         self._link.dumped(step)
         if self._link.interrupted:  # a peer was lost meanwhile
             raise Interrupted

@@ -1,0 +1,42 @@
+"""The world that a process is started for, as its environment has to say it.
+
+Rules:
+
+1. torchrun's own variables hold as long as the world is the one that it has formed. In one with fewer nodes, or more,
+   a process that starts anew with all the others is told the size and its rank there.
+2. A newcomer sets itself up as in the full world, with its rank of the job: it joins the others later.
+3. Where torchrun's store stood there may be no node any more: a manager of several nodes names another.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from taskd.wire.messages import Directive
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a process is told beside what torchrun says. `members` is empty where they are all of the job."""
+
+    members: tuple[int, ...] = ()
+    places: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, directive: Directive, rank: int, per_node: int, given: Mapping[str, str], *, joins: bool) -> "Shape":
+        """That of the job's rank `rank`, started as the directive says. `given` is torchrun's environment for it."""
+        everybody = tuple(range(directive.node_count * per_node))
+        members = everybody if joins else tuple(order.rank for order in directive.ranks)
+        changed: dict[str, str] = {}
+        if given.get("WORLD_SIZE") != str(len(members)) or members != everybody:
+            own, size = str(members.index(rank)), str(len(members))
+            changed |= {"RANK": own, "ROLE_RANK": own, "WORLD_SIZE": size, "ROLE_WORLD_SIZE": size}
+            changed["GROUP_RANK"] = str(members.index(rank) // per_node)
+            changed["GROUP_WORLD_SIZE"] = str(len(members) // per_node)
+        if directive.store_host and not joins:
+            changed |= {
+                "MASTER_ADDR": directive.store_host,
+                "MASTER_PORT": str(directive.store_port),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+            }
+        return cls(() if members == everybody else members, directive.node_count, changed)
