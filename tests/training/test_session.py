@@ -63,7 +63,7 @@ class Agent:
         assert self._peer is not None
         assert self._peer.send(message)
 
-    def join(self, dump: str = "", replicas: int = 0) -> None:
+    def join(self, dump: str = "", dump_to: str = "", replicas: int = 0) -> None:
         """Order a pause, and a new world of the next generation."""
         self._generation += 1
         self.tell(Pause(generation=self._generation, reason="a test"))
@@ -79,6 +79,7 @@ class Agent:
             transfers=(),
             timeout_s=20,
             dump=dump,
+            dump_to=dump_to,
             replicas=replicas,
         )
         self.tell(Join(plan=plan))
@@ -131,6 +132,22 @@ def test_a_job_ends_with_a_checkpoint(agent: Agent, launcher: Launcher) -> None:
     agent.tell(Abandon(reason="the job ends"))
     assert process.wait(20) == 1
     assert f"no node came; step 1 was written to {agent.checkpoints}/step-1" in launcher.output(process)
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["the environment names another", "the environment names none"])
+def test_the_managers_directory_comes_first(agent: Agent, run_dir: Path, own: bool) -> None:
+    wanted = run_dir / "the manager's"
+    mine = agent.checkpoints
+    agent.checkpoints = mine if own else None
+    process = agent.start("runtime")
+    agent.expect(Stage.PAUSED)
+    agent.join(dump="no node came", dump_to=str(wanted))
+    agent.expect(Stage.JOINED, Stage.RESTORED, Stage.DUMPED)
+    assert (wanted / "step-1" / "taskd.json").is_file()
+    assert mine is not None
+    assert not mine.exists()
+    agent.tell(Abandon(reason="the job ends"))
+    assert process.wait(20) == 1
 
 
 def test_a_fault_after_the_checkpoint_finds_the_process_waiting(agent: Agent) -> None:
