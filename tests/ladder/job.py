@@ -3,7 +3,8 @@
 Rules:
 
 1. A place is a torchrun with that `--node_rank`; more of them than the manager has places are spares.
-2. The manager is found by the name `manager`, which stands for whatever node it runs on.
+2. The manager is found by the name `manager`, which stands for whatever node it runs on. It alone is told where
+   checkpoints go.
 3. All that is judged comes from the job's own journal, from its outcome, and from the passes that its ranks count.
 """
 
@@ -40,6 +41,7 @@ class LadderJob:
         self.nodes, self.folder = nodes, folder
         self.expected = PLACES + spares
         self.run_dir = folder / "run"
+        self.checkpoints = folder / "checkpoints"
         foreign = Job(None, folder, PLACES).environment()  # type: ignore[arg-type] # it starts nothing
         own = {"TASKD_SECRET": SECRET, "TASKD_MANAGER": "manager:9601", "GLOO_SOCKET_IFNAME": "eth0"}
         self.env: dict[str, str | None] = {**foreign, "TASKD_RUN_DIR": str(self.run_dir), **own, **(env or {})}
@@ -57,7 +59,8 @@ class LadderJob:
         """A manager there, which everybody finds."""
         self.nodes.rename("manager", node)
         program = self.folder / "manager.py"
-        keys = {"job_id": "default", "node_nums": PLACES, "proc_per_node": 1}
+        keys: dict[str, object] = {"job_id": "default", "node_nums": PLACES, "proc_per_node": 1}
+        keys["checkpoint_dir"] = str(self.checkpoints)
         program.write_text(
             "import sys\n"
             "from taskd.api import init_taskd_manager, start_taskd_manager\n"

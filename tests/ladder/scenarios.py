@@ -94,7 +94,8 @@ def elastic(job: LadderJob) -> None:
 
 def dump(job: LadderJob) -> None:
     job.nodes[2].kill_all()
-    job.await_event("stopped")
+    step = int(job.await_event("stopped")["reason"].rpartition("of step ")[2].split()[0])
+    assert (job.checkpoints / f"step-{step}" / "taskd.json").is_file(), "the checkpoint is not where the manager says"
 
 
 def give_up(job: LadderJob) -> None:
@@ -238,8 +239,7 @@ def perform(scene: Scene, folder: Path, wanted: str) -> tuple[LadderJob, list[st
 
     `wanted` is the SHA-256 of the weights without a fault. Raises `NodesUnavailableError`.
     """
-    env = {**scene.env, "TASKD_CHECKPOINT_DIR": str(folder / "checkpoints")}
-    env = {name: value.replace(" asked", f" {folder}/asked") for name, value in env.items()}
+    env = {name: value.replace(" asked", f" {folder}/asked") for name, value in scene.env.items()}
     with Nodes(PLACES + scene.spares) as nodes:
         job = LadderJob(nodes, folder, spares=scene.spares, env=env)
         try:
