@@ -42,7 +42,7 @@ class Node:
         self.name = f"node{number}"
         self.address = f"{_SUBNET}.{number + 1}"
         self._nodes = nodes
-        self._port = f"port{number}"
+        self.port = f"port{number}"
         self._space: Space | None = None
         self._started: list[subprocess.Popen[bytes]] = []
 
@@ -54,8 +54,8 @@ class Node:
         # -S and -E: a node must come up in an instant, whatever this environment adds to Python.
         self._space = Space([*init, sys.executable, "-S", "-E", str(program), self.name], new_pids=True)
         self._nodes.hub.ip(
-            f"link add {self._port} type veth peer name eth0 netns {self._space.pid}",
-            f"link set {self._port} master {_NEAR} up",
+            f"link add {self.port} type veth peer name eth0 netns {self._space.pid}",
+            f"link set {self.port} master {_NEAR} up",
         )
         hardware = f"02:00:00:00:00:{self.number + 1:02x}"  # the same after a new boot: the others remember it
         self._space.ip(f"address add {self.address}/24 dev eth0", f"link set eth0 address {hardware} up")
@@ -121,7 +121,7 @@ class Node:
         """Kill all its processes at once: the kernel still ends their connections, so that peers see it at once."""
         assert self.up, f"{self.name} is down"
         self.end()
-        self._nodes.hub.ip(f"link delete {self._port}", may_fail="Cannot find device")  # the kernel may be faster
+        self._nodes.hub.ip(f"link delete {self.port}", may_fail="Cannot find device")  # the kernel may be faster
 
     def end(self) -> None:
         """Kill and collect all its processes, if it is up."""
@@ -138,16 +138,11 @@ class Node:
     def cut(self) -> None:
         """Part it from all others: packets are lost without a trace, as behind a switch that has failed."""
         assert self.up, f"{self.name} is down"
-        self._nodes.hub.ip(f"link set {self._port} nomaster")
+        self._nodes.hub.ip(f"link set {self.port} nomaster")
 
     def mend(self) -> None:
         """Undo `cut`, or `Nodes.part` for this node."""
-        self.join(_NEAR)
-
-    def join(self, bridge: str) -> None:
-        """Plug it into a bridge of the hub."""
-        assert self.up, f"{self.name} is down"
-        self._nodes.hub.ip(f"link set {self._port} master {bridge}")
+        self._nodes.mend(self)
 
 
 class Nodes(Sequence[Node]):
@@ -191,9 +186,17 @@ class Nodes(Sequence[Node]):
         return self._hub
 
     def part(self, *nodes: Node) -> None:
-        """Part these nodes from the others; among themselves they stay connected. `mend` each of them to undo it."""
-        for node in nodes:
-            node.join(_FAR)
+        """Part these nodes from the others, all at once; among themselves they stay connected. `mend` undoes it."""
+        self._plug(_FAR, nodes)
+
+    def mend(self, *nodes: Node) -> None:
+        """Undo `part`, or `Node.cut`, for these nodes at once."""
+        self._plug(_NEAR, nodes)
+
+    def _plug(self, bridge: str, nodes: Sequence[Node]) -> None:
+        """Plug nodes into a bridge of the hub with one command: one each would part them at different times."""
+        assert all(node.up for node in nodes), f"down: {[node.name for node in nodes if not node.up]}"
+        self.hub.ip(*(f"link set {node.port} master {bridge}" for node in nodes))
 
     def rename(self, name: str, node: Node) -> None:
         """Let a host name stand for a node, on all nodes, from now on."""

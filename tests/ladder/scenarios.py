@@ -171,8 +171,7 @@ def small_side(job: LadderJob) -> None:
     job.wait(
         lambda: "too few nodes are heard" in job.folder.joinpath("output-manager").read_text(), "the manager's doubt"
     )
-    for number in (1, 2):
-        job.nodes[number].mend()
+    job.nodes.mend(job.nodes[1], job.nodes[2])
     job.await_progress(0, 40)
 
 
