@@ -25,11 +25,13 @@ def quorum(members: int, heard: int, replaced: int, *, first_heard: bool) -> boo
     """Whether a manager that hears so many of a world's nodes may decide about the others.
 
     More than half must be heard. Exactly half is enough on the side of the world's first node: of a world that was cut
-    in two, one side at most goes on. `replaced` are those in whose place a newcomer was started: who did that (a
-    scheduler, a person) knows that they are gone, which silence alone does not tell. Any other newcomer says nothing
-    about them, so it has no voice. A world of which nobody is heard may be whole and training, without this manager.
+    in two, one side at most goes on. Fewer are enough only if the others are gone for certain: `replaced` are those in
+    whose place a newcomer was started by somebody who knows that (a scheduler, a person), and with them nobody must be
+    left of whom nothing is known. A newcomer alone has no voice: it does not know what the node before it had agreed
+    to. A world of which nobody is heard may be whole and training, without this manager.
     """
     if members and not heard:
         return False
-    voices = 2 * (heard + replaced)
-    return voices > members or (voices == members and first_heard)
+    if heard + replaced >= members:
+        return True
+    return 2 * heard > members or (2 * heard == members and first_heard)

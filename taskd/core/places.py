@@ -163,7 +163,7 @@ class Places:
         names = {status.agent_id for status in heard}
         present = {place for place, agent_id in members.items() if agent_id in names}
         replaced = {place for place in members.keys() - present if self._is_replaced(place, members[place], names)}
-        first_heard = not members or min(members) in present | replaced
+        first_heard = not members or min(members) in present
         return quorum(len(members), len(present), len(replaced), first_heard=first_heard)
 
     def _is_replaced(self, place: int, agent_id: str, heard: Collection[str]) -> bool:

@@ -15,14 +15,16 @@ pytestmark = pytest.mark.timeout(20)
 
 
 @pytest.mark.parametrize(
-    ("members", "heard", "newcomers", "first_heard", "enough"),
+    ("members", "heard", "replaced", "first_heard", "enough"),
     [
         (4, 3, 0, False, True),
         (4, 2, 0, True, True),
         (4, 2, 0, False, False),
-        (4, 2, 1, False, True),
+        (4, 2, 1, False, False),
+        (4, 1, 3, False, True),
         (3, 1, 0, True, False),
-        (3, 1, 1, False, True),
+        (3, 1, 1, True, False),
+        (3, 1, 2, False, True),
         (2, 1, 0, False, False),
         (2, 1, 1, False, True),
         (2, 0, 5, False, False),  # the world may be whole on the other side
@@ -30,8 +32,8 @@ pytestmark = pytest.mark.timeout(20)
         (0, 0, 1, True, True),
     ],
 )
-def test_more_than_half_decide(members: int, heard: int, newcomers: int, first_heard: bool, enough: bool) -> None:
-    assert quorum(members, heard, newcomers, first_heard=first_heard) is enough
+def test_more_than_half_decide(members: int, heard: int, replaced: int, first_heard: bool, enough: bool) -> None:
+    assert quorum(members, heard, replaced, first_heard=first_heard) is enough
 
 
 def four(**more: Any) -> Job:

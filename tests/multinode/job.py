@@ -33,6 +33,8 @@ class NodesJob(Job):
         self.managers: list[Process] = []
         self._points: Points = []
         self._env = self.environment()
+        self._options: tuple[str, ...] | None = None
+        self._command: list[str] = []
 
     def start(
         self,
@@ -41,21 +43,27 @@ class NodesJob(Job):
         *,
         options: tuple[str, ...] | None = None,
         env: dict[str, str | None] | None = None,
+        nodes: int = 0,
     ) -> "NodesJob":
-        """Start the manager, and torchrun on all nodes with one of our scripts.
+        """Start the manager, and torchrun on all nodes (or the first few) with one of our scripts.
 
         `options` replace those of a static rendezvous; `env` is for both.
         """
         self._points = (plan or {}).get("points", [])
         self._env = {**self.environment(), **(env or {})}
         given = json.dumps({"folder": str(self.folder), "points": [], **(plan or {})})
+        self._options, self._command = options, [str(SCRIPTS / script), given]
         self.start_manager()
-        for node in self.nodes:
-            how = self._static(node) if options is None else options
-            counts = [f"--nnodes={len(self.nodes)}", f"--nproc_per_node={self.per_node}"]
-            command = ["python", "-m", "torch.distributed.run", *counts, *how, str(SCRIPTS / script), given]
-            self.torchruns.append(node.start(command, env=self._env, output=self._output(node)))
+        for number in range(nodes or len(self.nodes)):
+            self.add(self.nodes[number])
         return self
+
+    def add(self, node: Node) -> None:
+        """Start torchrun on a node."""
+        how = self._static(node) if self._options is None else self._options
+        counts = [f"--nnodes={len(self.nodes)}", f"--nproc_per_node={self.per_node}"]
+        command = ["python", "-m", "torch.distributed.run", *counts, *how, *self._command]
+        self.torchruns.append(node.start(command, env=self._env, output=self._output(node)))
 
     def start_manager(self) -> Process:
         """Start a manager on node 0, at the default port; its pid is the one outside."""

@@ -1,0 +1,62 @@
+"""Jobs of `--nnodes=MIN:MAX`: they begin with fewer nodes, grow, and start anew with fewer."""
+
+import json
+
+import pytest
+
+from tests.e2e.plan import point
+from tests.multinode.conftest import MakeJob
+from tests.multinode.job import MASTER_PORT
+
+pytestmark = [pytest.mark.timeout(150), pytest.mark.slow, pytest.mark.root]
+
+RENDEZVOUS = (
+    "--nnodes=2:3",
+    "--rdzv_backend=c10d",
+    f"--rdzv_endpoint=node1:{MASTER_PORT}",
+    "--rdzv_id=job",
+    "--rdzv-conf=last_call_timeout=1,keep_alive_interval=1",
+)
+ENV: dict[str, str | None] = {"TASKD_MANAGER": "node0:9601"}
+
+
+def test_a_job_begins_with_fewer_nodes_and_grows(make_job: MakeJob) -> None:
+    """The third node comes when two have trained for a while; it takes part, and nobody is restarted."""
+    job = make_job(1)
+    plan = {"steps": 60, "points": [point("early", 0, 4, "begin")]}
+    job.start("train.py", plan, options=RENDEZVOUS, env=ENV, nodes=2)
+    job.held("early")
+    assert job.named("processes")[-1]["pids"].keys() <= {"0", "1"}
+    job.add(job.nodes[2])
+    job.wait(lambda: "node2" in [entry["host"] for entry in job.named("node waits")], "the third node")
+    job.release("early")
+    record = job.recovered(1)
+    assert (record["strategy"], record["causes"]) == ("elastic-training", {})
+    assert record["kept"].keys() == {"0", "1"}
+    assert record["replaced"].keys() == {"2"}
+    assert job.ends() == [0, 0, 0]
+    results = job.results()
+    assert [result["step"] for result in results] == [60] * 3
+    assert len({result["weights"] for result in results}) == 1
+
+
+def test_a_smaller_world_starts_anew(make_job: MakeJob) -> None:
+    """The node of the rendezvous' store is lost for good; then all ranks that were left, and the state with them.
+
+    They start anew at the first step, as a world of two, with a store of their own.
+    """
+    points = [point("lost", 1, 4, "begin"), point("zero", 0, 8, "begin"), point("two", 2, 8, "begin")]
+    env = {**ENV, "TASKD_RECOVER_STRATEGY": "recover-in-place,elastic-training"}
+    job = make_job(1)
+    job.start("train.py", {"steps": 12, "points": points}, options=RENDEZVOUS, env=env)
+    job.held("lost")
+    job.nodes[1].kill_all()
+    del job.torchruns[1]
+    assert job.recovered(1)["strategy"] == "elastic-training"
+    job.kill("zero", "two")
+    record = job.recovered(2)
+    assert (record["restart"], record["replaced"].keys()) == (True, {"0", "2"})
+    assert job.ends() == [0, 0]
+    results = [json.loads((job.folder / f"result-{rank}").read_text()) for rank in range(2)]
+    assert [result["step"] for result in results] == [12, 12]
+    assert len({result["weights"] for result in results}) == 1
