@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
-from taskd.wire.messages import Condition, NodeStatus, RankStatus, Stage
+from taskd.wire.messages import Condition, Directive, Ledger, NodeStatus, Order, RankStatus, Stage
 
 
 class Clock:
@@ -58,8 +58,8 @@ class Node:
     hung: bool = False
     """It does not even pause when it is told to."""
 
-    def status(self, sequence: int, node_count: int, generation: int) -> NodeStatus:
-        """The report of its agent."""
+    def status(self, sequence: int, directive: Directive, node_count: int) -> NodeStatus:
+        """The report of its agent, which has heard the directive."""
         return NodeStatus(
             job_id="trace",
             node_rank=self.place,
@@ -71,7 +71,8 @@ class Node:
             store_port=29500,
             standbys=int(self.warm),
             max_restarts=32767,
-            generation=generation,
+            generation=directive.generation,
+            ledger=Ledger() if directive.order is Order.FORM else directive.ledger,
             host=self.agent_id,
             leaving=self.leaving,
         )

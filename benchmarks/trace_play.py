@@ -55,7 +55,7 @@ class Play(ABC):
 
     def _report(self, node: Node) -> None:
         self._sequence += 1
-        status = node.status(self._sequence, self.policy.node_count, self.directive.generation)
+        status = node.status(self._sequence, self.directive, self.policy.node_count)
         self._perform(self.core.hear(status, self.clock.now_s))
 
     def _tick(self) -> None:
