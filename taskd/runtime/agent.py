@@ -361,7 +361,6 @@ class NodeAgent:
                 self._crew.tell(action.rank, Release(generation=action.generation))
             case StopNode():
                 if action.exit_code:
-                    logger.error("the job ends: %s", action.reason)
                     self._crew.give_up(action.reason)
                 elif self._node.place is None:
                     self._crew.dismiss()

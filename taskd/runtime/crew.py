@@ -262,6 +262,8 @@ class Crew:
         """End the job on this node."""
         if self._host is not None:
             self._host.give_up(reason)
+        else:
+            logger.error("the job ends, before a process was started here: %s", reason)
 
     def reap(self) -> None:
         """Collect dead standbys."""
