@@ -169,6 +169,8 @@ class Play(ABC):
         if node.broken:
             self._die(node, "signal 6 (SIGABRT)")
             return
+        if self.directive.order is not Order.RUN:
+            self._beat()  # the next world comes about when most nodes are heard to know of it
         node.running = True
         if self.directive.order is Order.RUN:
             node.reach(Stage.TRAINING, self.directive.generation, step=self.meter.steps)
