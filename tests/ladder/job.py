@@ -102,11 +102,11 @@ class LadderJob:
         return known
 
     def passes(self, rank: int) -> int:
-        """Losses that the processes of a rank have computed."""
+        """Steps that the processes of a rank have begun."""
         return sum(path.stat().st_size for path in self.folder.glob(f"passes-{rank}-*"))
 
     def await_steps(self, more: int) -> None:
-        """Wait until every rank has computed so many losses more."""
+        """Wait until every rank has begun so many steps more."""
         goals = [self.passes(rank) + more for rank in range(PLACES)]
         self.wait(lambda: all(self.passes(rank) >= goal for rank, goal in enumerate(goals)), f"{more} steps more")
 

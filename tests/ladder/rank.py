@@ -1,10 +1,10 @@
-"""What every rank of the ladder runs: `examples/digits_ddp.py`, its passes counted, one of them made to fail.
+"""What every rank of the ladder runs: `examples/digits_ddp.py`, its steps counted, one of them made to fail.
 
     rank.py FOLDER [arguments of the example]
 
-Each process appends a byte to `FOLDER/passes-RANK-PID` for each loss that it computes, so that whoever looks knows how
-far the job is and how often a step was done again. `LADDER_FAILS=RANK:PASS` has one rank raise, once in the job's life,
-what a broken connection would.
+Each process appends a byte to `FOLDER/passes-RANK-PID` for each step that it begins, however many micro-batches that
+has, so that whoever looks knows how far the job is and how often a step was done again. `LADDER_FAILS=RANK:PASS` has
+one rank raise, once in the job's life, what a broken connection would.
 """
 
 import os
@@ -24,11 +24,17 @@ node = os.uname().nodename
 passes = (folder / f"passes-{rank}-{node}-{os.getpid()}").open("ab", buffering=0)
 failing_rank, _, failing_pass = os.environ.get("LADDER_FAILS", "").partition(":")
 computed = torch.nn.functional.cross_entropy
+begun = torch.optim.Optimizer.zero_grad
 
 
-def counted(*given: Any, **named: Any) -> Any:
-    """The loss; a byte for it; perhaps an error."""
+def counted(optimizer: torch.optim.Optimizer, *given: Any, **named: Any) -> None:
+    """The first call of each step; a byte for it."""
     passes.write(b".")
+    begun(optimizer, *given, **named)
+
+
+def failing(*given: Any, **named: Any) -> Any:
+    """The loss, or an error."""
     if rank == failing_rank and passes.tell() == int(failing_pass):
         try:
             (folder / "failed").touch(exist_ok=False)
@@ -39,6 +45,7 @@ def counted(*given: Any, **named: Any) -> Any:
 
 
 taskd.register_fault("ConnectionResetError", "retry")
-torch.nn.functional.cross_entropy = counted
+torch.nn.functional.cross_entropy = failing
+torch.optim.Optimizer.zero_grad = counted  # type: ignore[assignment,method-assign]
 sys.argv = [str(EXAMPLE), *arguments]
 runpy.run_path(str(EXAMPLE), run_name="__main__")
