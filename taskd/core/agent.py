@@ -64,6 +64,7 @@ class TellPause:
     rank: int
     generation: int
     reason: str
+    at_commit: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +271,7 @@ class Node:
             return
         match directive.order:
             case Order.PAUSE:
-                self._out.append(TellPause(rank, generation, directive.reason))
+                self._out.append(TellPause(rank, generation, directive.reason, directive.at_commit))
             case Order.JOIN if directive.plan is not None:
                 if slot.status.stage is not Stage.PAUSED or slot.status.generation != generation:
                     return

@@ -19,7 +19,7 @@ from taskd.core.record import FaultRecord
 from taskd.core.strategy import Decision, choose
 from taskd.core.world import World
 from taskd.errors import TransitionError
-from taskd.wire.messages import Directive, Ledger, Order, Place, Transfer, WorldPlan
+from taskd.wire.messages import Directive, Ledger, Order, Place, Stage, Transfer, WorldPlan
 
 
 @dataclass(slots=True)
@@ -50,6 +50,9 @@ class Attempts:
     """The fault is met by waiting, until enough nodes are heard to choose a strategy."""
     _meeting: tuple[str, int] = ("", 0)
     """Where the processes of a world that starts anew meet: the same place for all of them, whenever they start."""
+    _patient: bool = False
+    """The ranks pause at the end of their step."""
+    _first_out_s: float | None = None
     _unknown: bool = False
     """All have paused, but too few nodes of the last world are known to know of the next one."""
     _out: list[Action] = field(default_factory=list)
@@ -77,7 +80,20 @@ class Attempts:
         record.begin_attempt(self.world.generation)
         self._replace(everybody=False, new_world=True)
         self._enter(Phase.PAUSING)
-        self._order(Order.PAUSE, reason=reason)
+        self._order(Order.PAUSE, reason=reason, at_commit=True)
+        self._patient = True
+
+    def hurry(self) -> None:
+        """Nothing has failed, and a step was waited for: free those that cannot come to its end any more."""
+        limits, survivors = self.policy.deadlines, [view for view in self.world.ranks.values() if not view.joins]
+        out = [view for view in survivors if view.at(self.world.generation) is Stage.PAUSED]
+        if out and self._first_out_s is None:
+            self._first_out_s = self._now_s
+        skewed = self._first_out_s is not None and self._now_s - self._first_out_s >= limits.skew_s
+        if len(out) == len(survivors):
+            self._patient = False
+        elif skewed or self._now_s - self._since_s >= limits.commit_s:
+            self._order(Order.PAUSE, reason=self._need_record().reason)
 
     def _charge(self, ranks: list[int]) -> bool:
         causes, budget = self._need_record().causes, self.budget or Budget()
@@ -300,10 +316,20 @@ class Attempts:
         self.phase = phase
         self._since_s = self._now_s
         self._confirm_until_s = None
-        self._unknown = False
+        self._unknown = self._patient = False
+        self._first_out_s = None
         self._review_due = phase is Phase.RUNNING
 
-    def _order(self, order: Order, plan: WorldPlan | None = None, reason: str = "", exit_code: int = 0) -> None:
+    def _order(
+        self,
+        order: Order,
+        plan: WorldPlan | None = None,
+        reason: str = "",
+        exit_code: int = 0,
+        *,
+        at_commit: bool = False,
+    ) -> None:
+        self._patient = False
         if self.record is not None and not reason:
             reason = tell(self.record.causes)
         self.sequence += 1
@@ -318,6 +344,7 @@ class Attempts:
             reason=reason,
             exit_code=exit_code,
             node_count=self.policy.node_count,
+            at_commit=at_commit,
             store_host=self._meeting[0] if anew else "",
             store_port=self._meeting[1] if anew else 0,
             places=self.world.table(),

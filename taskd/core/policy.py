@@ -31,6 +31,10 @@ class Deadlines:
     """One more step committed by every rank."""
     takeover_s: float = 3.0
     """A new manager waits so long for the nodes of a job that is there before it takes the others for lost."""
+    commit_s: float = 5.0
+    """Nothing has failed, and the step under way is waited for so long before it is given up."""
+    skew_s: float = 0.2
+    """The same once a rank has committed it: whoever is in the next step already cannot go on without that one."""
     merge_s: float = 1.0
     """Losses that come within this time of the first are one fault and cost one restart."""
 

@@ -128,6 +128,8 @@ class Recovery(Course):
         if self.phase is Phase.FORMING:
             self._form()
         self.hold()
+        if self._patient:
+            self.hurry()
         if self.phase in (Phase.PAUSING, Phase.RESTARTING) and (self.world.vacant or self._undecided):
             self._fire(Event.CANDIDATE, -1)  # one may be heard that was not, or the others may be heard again
         if self._expired():
@@ -181,7 +183,8 @@ class Recovery(Course):
         self.trust(ledger)
         newest = max(age(view.status)[:2] for view in views)
         for place, view in list(world.nodes.items()):
-            displaced = age(view.status)[:2] < newest and not world.was_held(place, view.status.agent_id)
+            member = place in ledger.places and world.was_held(place, view.status.agent_id)
+            displaced = age(view.status)[:2] < newest and not member
             if displaced or _is_alone(view.status, world.generation):
                 world.remove(world.on_node(place))  # of an older world, or it has begun as if the job were new
                 world.demote(place)

@@ -4,7 +4,8 @@ Rules:
 
 1. Two threads feed it (the main thread of the training, and the control thread that listens to the agent), under one
    lock that the runtime holds.
-2. A pause is a state: from PAUSE until the next JOIN the collectives of this process are broken.
+2. A pause is a state: from PAUSE until the next JOIN the collectives of this process are broken. If nothing has failed
+   they are left whole until the step is committed.
    One that comes while the process is outside the resilient function takes effect when it enters.
 3. An order of an older generation than the newest known changes nothing.
 4. The first commit of every world is reported; the others are not.
@@ -58,6 +59,7 @@ class Input:
     condition: Condition = Condition.EMPTY
     cause: str = ""
     plan: WorldPlan | None = None
+    at_commit: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,8 @@ class Worker:
     state: State = State.SETUP
     pause_generation: int = 0
     first_commit: bool = True
+    until_commit: bool = False
+    """The pause waits for the step to end: the collectives are whole."""
     step: int = -1
     condition: Condition = Condition.EMPTY
     _out: list[Action] = field(default_factory=list)
@@ -150,10 +154,16 @@ class Worker:
         self.step = given.step
 
     def interrupt(self, given: Input) -> None:
-        """Leave the collectives."""
+        """Leave the collectives, at once or when the step is committed. Told both, at once counts."""
         if given.generation > max(self.generation, self.pause_generation):
+            self.until_commit = given.at_commit and self.state is State.TRAINING
             self.pause_generation = given.generation
             self.state = State.INTERRUPTED
+        elif given.generation == self.pause_generation and self.until_commit and not given.at_commit:
+            self.until_commit = False
+        else:
+            return
+        if not self.until_commit:
             self._out.append(Break.BREAK)
 
     def pause_again(self, given: Input) -> None:

@@ -354,7 +354,8 @@ class NodeAgent:
                 if not self._leaving and not self._stock:
                     self._crew.start(self._node, action)
             case TellPause():
-                self._crew.tell(action.rank, Pause(generation=action.generation, reason=action.reason))
+                pause = Pause(generation=action.generation, reason=action.reason, at_commit=action.at_commit)
+                self._crew.tell(action.rank, pause)
             case TellJoin():
                 self._crew.tell(action.rank, Join(plan=action.plan))
             case TellRelease():

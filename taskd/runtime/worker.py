@@ -178,7 +178,8 @@ class WorkerLink:
     def _obey(self, message: ToLocal) -> None:
         match message:
             case Pause():
-                self._feed(Input(Event.PAUSE, generation=message.generation, cause=message.reason))
+                at_commit = message.at_commit
+                self._feed(Input(Event.PAUSE, message.generation, cause=message.reason, at_commit=at_commit))
             case Join():
                 self._feed(Input(Event.JOIN, plan=message.plan))
             case Release():

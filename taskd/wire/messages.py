@@ -156,6 +156,7 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     node_count: int = 0  # places of the job
     places: tuple[Place, ...] = ()  # who holds one; whoever is not named holds none
     ledger: Ledger = Ledger()
+    at_commit: bool = False  # PAUSE: when the step under way is committed; nothing has failed
     store_host: str = ""  # where the processes of a world that starts anew meet; none: where torchrun says
     store_port: int = 0
 
@@ -222,10 +223,14 @@ class Modules(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Agent to worker: leave the collectives of every generation below `generation` and report."""
+    """Agent to worker: leave the collectives of every generation below `generation` and report.
+
+    `at_commit`: at the end of the step. It is told again, without that, if a peer was faster and the step cannot end.
+    """
 
     generation: int
     reason: str = ""
+    at_commit: bool = False
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -257,6 +257,46 @@ def test_a_drained_node_hands_its_ranks_to_a_spare_and_nothing_is_charged() -> N
     assert job.core.budget.spent == 0
 
 
+def drained() -> Job:
+    job = three()
+    job.spare()
+    job._take(job.core.move_from("2", job.now_s)[1])
+    assert (job.order, job.directive.at_commit) == (Order.PAUSE, True)
+    return job
+
+
+def test_a_drain_waits_for_the_step_under_way() -> None:
+    job = drained()
+    job.wait(1.0)
+    assert job.directive.at_commit
+    for rank in range(4):
+        job.say(rank, Stage.PAUSED, step=6)
+    job.wait(1.0)
+    assert job.directive.at_commit  # nobody is stuck
+    job.say(4, Stage.PAUSED, step=-1, condition=Condition.EMPTY)
+    job.say(5, Stage.PAUSED, step=-1, condition=Condition.EMPTY)
+    assert job.directive.plan is not None
+    assert job.directive.plan.target_step == 6
+
+
+@pytest.mark.parametrize("one_is_out", [True, False])
+def test_a_drain_does_not_wait_for_a_step_that_cannot_end(one_is_out: bool) -> None:
+    job = drained()
+    if one_is_out:
+        job.say(0, Stage.PAUSED, step=6)
+    job.wait(0.1)
+    job.wait(0.1)
+    assert job.directive.at_commit
+    job.wait(0.15 if one_is_out else 5.0)
+    assert (job.order, job.directive.at_commit, job.directive.reason) == (Order.PAUSE, False, "node 2 is drained")
+
+
+def test_a_fault_during_a_drain_frees_everybody_at_once() -> None:
+    job = drained()
+    job.kill(0)
+    assert (job.order, job.directive.at_commit) == (Order.PAUSE, False)
+
+
 @pytest.mark.parametrize(
     ("node", "why"),
     [

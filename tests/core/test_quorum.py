@@ -137,6 +137,22 @@ def test_a_manager_that_takes_over_does_not_believe_a_node_that_was_displaced() 
     assert after.core.world.ranks[1].incarnation > 1
 
 
+def test_a_manager_that_takes_over_does_not_believe_a_node_that_the_newest_world_is_without() -> None:
+    job = four(wait_node_s=20.0)
+    first = job.ledger
+    job.silence(3)
+    for rank in (0, 1, 2):
+        job.say(rank, Stage.PAUSED)
+    job.wait(21.0)
+    job.paused(newcomers=())  # the world of three is being built: the last one that came about had four
+    after = successor(job)
+    old = RankStatus(rank=3, incarnation=0, generation=0, stage=Stage.PAUSED)
+    after.hear(replace(after._report("agent 3", 3, (old,), leaving=False), generation=0, ledger=first))
+    for node in range(3):
+        after.send(node)
+    assert after.directive.ledger.places == (0, 1, 2)
+
+
 def test_a_node_that_leaves_while_a_new_manager_takes_over_is_lost_and_the_others_go_on() -> None:
     after = successor(four())
     after.send(3, leaving=True)

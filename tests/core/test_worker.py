@@ -50,6 +50,30 @@ def test_a_survivor_comes_out_joins_and_trains() -> None:
     assert (worker.state, worker.generation, worker.step) == (State.TRAINING, 1, 5)
 
 
+def test_a_pause_at_the_commit_breaks_nothing_until_it_is_told_again_without_that() -> None:
+    worker = training()
+    assert worker.feed(Input(Event.PAUSE, generation=1, at_commit=True)) == []
+    assert worker.interrupted
+    assert worker.feed(Input(Event.PAUSE, generation=1, at_commit=True)) == []
+    assert worker.feed(Input(Event.PAUSE, generation=1)) == [Break.BREAK]
+    assert worker.feed(Input(Event.PAUSE, generation=1)) == []
+    assert worker.feed(Input(Event.PAUSE, generation=1, at_commit=True)) == []
+
+
+def test_a_pause_at_the_commit_of_a_rank_that_is_out_already_changes_nothing() -> None:
+    worker = training()
+    worker.feed(Input(Event.PAUSE, generation=1, at_commit=True))
+    out = worker.feed(Input(Event.RAISED, step=4, condition=CLEAN))
+    assert out == [Report(1, Stage.PAUSED, 4, CLEAN)]
+    assert worker.feed(Input(Event.PAUSE, generation=1)) == []
+
+
+def test_a_world_that_is_being_built_is_left_at_once() -> None:
+    worker = paused()
+    worker.feed(Input(Event.JOIN, plan=plan(1)))
+    assert worker.feed(Input(Event.PAUSE, generation=2, at_commit=True)) == [Break.BREAK]
+
+
 def test_a_newcomer_waits_for_the_newest_world() -> None:
     worker = Worker(generation=1, joins=True)
     assert worker.feed(Input(Event.PAUSE, generation=2)) == []

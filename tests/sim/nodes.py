@@ -114,7 +114,8 @@ class Agent:
                 case Start():
                     self._start(action)
                 case TellPause():
-                    self._tell(action.rank, Pause(generation=action.generation, reason=action.reason))
+                    pause = Pause(generation=action.generation, reason=action.reason, at_commit=action.at_commit)
+                    self._tell(action.rank, pause)
                 case TellJoin():
                     self._tell(action.rank, Join(plan=action.plan))
                 case TellRelease():

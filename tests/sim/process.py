@@ -164,7 +164,7 @@ class Process:
             return
         match message:
             case Pause():
-                given = Input(Event.PAUSE, generation=message.generation, cause=message.reason)
+                given = Input(Event.PAUSE, message.generation, cause=message.reason, at_commit=message.at_commit)
             case Join():
                 given = Input(Event.JOIN, plan=message.plan)
             case Release():
