@@ -32,6 +32,7 @@ from tests.nodes_space import NodesError, NodesUnavailableError, Space, check_ma
 _SUBNET = "10.77.0"
 _NEAR = "near"
 _FAR = "far"
+_GONE = ("Cannot find device", "No such device")
 
 
 class Node:
@@ -121,7 +122,7 @@ class Node:
         """Kill all its processes at once: the kernel still ends their connections, so that peers see it at once."""
         assert self.up, f"{self.name} is down"
         self.end()
-        self._nodes.hub.ip(f"link delete {self.port}", may_fail="Cannot find device")  # the kernel may be faster
+        self._nodes.hub.ip(f"link delete {self.port}", may_fail=_GONE)  # the kernel may be faster
 
     def end(self) -> None:
         """Kill and collect all its processes, if it is up."""
