@@ -50,6 +50,8 @@ class Attempts:
     """The fault is met by waiting, until enough nodes are heard to choose a strategy."""
     _meeting: tuple[str, int] = ("", 0)
     """Where the processes of a world that starts anew meet: the same place for all of them, whenever they start."""
+    _drained: int | None = None
+    """A place that is to be given to another node as soon as all have paused."""
     _patient: bool = False
     """The ranks pause at the end of their step."""
     _first_out_s: float | None = None
@@ -317,6 +319,7 @@ class Attempts:
         self._since_s = self._now_s
         self._confirm_until_s = None
         self._unknown = self._patient = False
+        self._drained = None
         self._first_out_s = None
         self._review_due = phase is Phase.RUNNING
 

@@ -89,7 +89,9 @@ class Course(Attempts):
             record.paused_s = self._now_s
         if record.replaced_s is None and not any(self.world.ranks[rank].joins for rank in waiting):
             record.replaced_s = self._now_s
-        if not waiting:
+        if not waiting and self._drained is not None:
+            self._move_drained(self._drained)
+        elif not waiting:
             self.plan_world()
 
     def fence_late(self, _subject: int) -> None:
@@ -260,14 +262,22 @@ class Course(Attempts):
 
     def drain(self, node_rank: int) -> None:
         """Move the ranks of a living node to one that waits, on an operator's word."""
-        agent_id = self.world.candidate_for(node_rank)
-        if agent_id is None:
-            return
-        self.world.excluded.add(self.world.holders[node_rank])
         text = f"node {node_rank} is drained"
-        causes = dict.fromkeys(self.world.on_node(node_rank), text)
-        self.give(node_rank, agent_id)
-        self._rearrange(Strategy.RECOVER, text, causes)
+        self._rearrange(Strategy.RECOVER, text, dict.fromkeys(self.world.on_node(node_rank), text))
+        self._drained = node_rank
+
+    def _move_drained(self, place: int) -> None:
+        """All ranks have come to the end of their step, those of the drained node among them: now they move."""
+        self._drained = None
+        agent_id = self.world.candidate_for(place)
+        if agent_id is None:
+            self._out.append(Note(f"node {place} is not drained: no node waits for its place any more"))
+            self.plan_world()
+            return
+        self.world.excluded.add(self.world.holders[place])
+        self.give(place, agent_id)
+        self._need_record().replaced_s = None
+        self._order(Order.PAUSE, reason=self._need_record().reason)
 
     def dumped(self, rank: int) -> None:
         """When every rank has written its part, the checkpoint is complete."""

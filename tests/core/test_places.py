@@ -247,8 +247,11 @@ def test_a_drained_node_hands_its_ranks_to_a_spare_and_nothing_is_charged() -> N
     job.spare()
     refusal, actions = job.core.move_from("node2", job.now_s)
     job._take(actions)
-    assert (refusal, job.phase, job.holder(2)) == ("", Phase.PAUSING, "spare")
+    assert (refusal, job.phase, job.holder(2)) == ("", Phase.PAUSING, "agent 2")
     assert job.directive.reason == "node 2 is drained"
+    for rank in range(6):
+        job.say(rank, Stage.PAUSED)
+    assert (job.order, job.holder(2)) == (Order.PAUSE, "spare")
     assert "agent 2" in job.directive.ledger.excluded
     job.paused(newcomers=(4, 5)).recovered()
     record = job.successes[0].record
@@ -269,10 +272,10 @@ def test_a_drain_waits_for_the_step_under_way() -> None:
     job = drained()
     job.wait(1.0)
     assert job.directive.at_commit
-    for rank in range(4):
+    for rank in range(6):
+        assert job.directive.at_commit  # nobody is stuck
         job.say(rank, Stage.PAUSED, step=6)
-    job.wait(1.0)
-    assert job.directive.at_commit  # nobody is stuck
+    assert [order.incarnation for order in job.directive.ranks] == [0, 0, 0, 0, 1, 1]
     job.say(4, Stage.PAUSED, step=-1, condition=Condition.EMPTY)
     job.say(5, Stage.PAUSED, step=-1, condition=Condition.EMPTY)
     assert job.directive.plan is not None
@@ -289,6 +292,14 @@ def test_a_drain_does_not_wait_for_a_step_that_cannot_end(one_is_out: bool) -> N
     assert job.directive.at_commit
     job.wait(0.15 if one_is_out else 5.0)
     assert (job.order, job.directive.at_commit, job.directive.reason) == (Order.PAUSE, False, "node 2 is drained")
+
+
+def test_a_drain_for_which_nobody_waits_any_more_moves_nobody() -> None:
+    job = drained()
+    job.core.world.candidates.clear()
+    for rank in range(6):
+        job.say(rank, Stage.PAUSED, step=6)
+    assert (job.order, job.holder(2), job.incarnations) == (Order.JOIN, "agent 2", [0] * 6)
 
 
 def test_a_fault_during_a_drain_frees_everybody_at_once() -> None:
