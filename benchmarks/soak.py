@@ -205,7 +205,8 @@ def undisturbed(directory: Path, args: argparse.Namespace, steps: int) -> dict[s
     """The same training under plain torchrun."""
     logs = StepLogs(directory / "undisturbed", args.ranks)
     out = directory / "undisturbed.json"
-    command = torchrun([SCRIPT, "--record", logs.directory, "--steps", steps, "--out", out], args.ranks)
+    words: list[object] = [SCRIPT, "--record", logs.directory, "--steps", steps, "--out", out]
+    command = torchrun(words, args.ranks, "--standalone", "--max-restarts", 0)
     with started(command, stock_environment(), directory / "undisturbed.log") as job:
         job.wait(START_LIMIT_S + steps)
     result: dict[str, Any] = json.loads(out.read_text())
