@@ -29,10 +29,10 @@ class Shape:
         members = everybody if joins else tuple(order.rank for order in directive.ranks)
         changed: dict[str, str] = {}
         if given.get("WORLD_SIZE") != str(len(members)) or members != everybody:
-            own, size = str(members.index(rank)), str(len(members))
-            changed |= {"RANK": own, "ROLE_RANK": own, "WORLD_SIZE": size, "ROLE_WORLD_SIZE": size}
-            changed["GROUP_RANK"] = str(members.index(rank) // per_node)
-            changed["GROUP_WORLD_SIZE"] = str(len(members) // per_node)
+            own, size = members.index(rank), len(members)
+            changed |= dict.fromkeys(("RANK", "ROLE_RANK"), str(own))
+            changed |= dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), str(size))
+            changed |= {"GROUP_RANK": str(own // per_node), "GROUP_WORLD_SIZE": str(size // per_node)}
         if directive.store_host and not joins:
             changed |= {
                 "MASTER_ADDR": directive.store_host,

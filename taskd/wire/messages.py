@@ -83,7 +83,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     agent_id: str  # random per agent process: a restarted agent is another one
     sequence: int
     node_count: (
-        int  # that torchrun's rendezvous has formed: of `--nnodes=MIN:MAX` perhaps fewer than the job has places
+        int  # that torchrun's rendezvous has formed: with `--nnodes=MIN:MAX` perhaps fewer than there are places
     )
     ranks: tuple[RankStatus, ...]
     store_host: str

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from tests.sim.world import Sim
 
 EVICTION_S = 0.05
+"""So long after its processes were killed, an agent has seen them dead and may take another place."""
 TORCHRUN_ENDS_S = 3.0
 """So long after the stop of the job its agents are there."""
-"""So long after its processes were killed, an agent has seen them dead and may take another place."""
 
 
 class Agent:

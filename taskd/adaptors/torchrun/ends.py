@@ -20,9 +20,14 @@ from torch.distributed.elastic.multiprocessing.api import ProcessFailure
 _LOOK_S: Final = 0.02
 
 
+def tell(reason: str) -> str:
+    """The reason as every node says it."""
+    return f"the job ends here: {reason}"
+
+
 def report(local_rank: int, pid: int, exitcode: int, error_file: str, reason: str) -> ProcessFailure:
     """torch's report of a rank that has not failed by itself."""
-    text = f"the job ends here: {reason}"
+    text = tell(reason)
     message = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}
     try:
         with Path(error_file).open("x") as file:

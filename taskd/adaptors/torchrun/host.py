@@ -228,7 +228,7 @@ class TorchrunHost:
         """The ranks of this node end, with torchrun's own report."""
         self._forbid_restart()
         self._reason = self._reason or reason
-        self._hand_over(Charge.GIVEN_UP, f"the job ends here: {reason}")
+        self._hand_over(Charge.GIVEN_UP, ends.tell(reason))
 
     def dismiss(self) -> None:
         """The job has ended well, without a rank on this node."""
