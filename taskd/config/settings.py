@@ -167,6 +167,10 @@ AGENT_PID = Setting(
 GENERATION = Setting(
     "TASKD_GENERATION", None, Kind.WHOLE, "0", _WORKER, "Generation in which the process starts.", 0, 2**31 - 1
 )  # fmt: skip
+TERM = Setting(
+    "TASKD_TERM", None, Kind.WHOLE, "0", _WORKER,
+    "The manager that had the process started: of two managers' processes, none meet.", 0, 2**63 - 1,
+)  # fmt: skip
 INCARNATION = Setting(
     "TASKD_INCARNATION", None, Kind.WHOLE, "0", _WORKER, "Which process of its rank this is.", 0, 2**31 - 1
 )  # fmt: skip

@@ -36,6 +36,7 @@ class WorkerConfig:
     rank: int
     incarnation: int
     generation: int
+    term: int = 0
     joins: bool = False
     blackbox: Path | None = None
     position: Path | None = None
@@ -64,6 +65,7 @@ class WorkerConfig:
             replicas=places * source.whole(settings.LOCAL_WORLD_SIZE),
             incarnation=source.whole(settings.INCARNATION),
             generation=source.whole(settings.GENERATION),
+            term=source.whole(settings.TERM),
             joins=source.switch(settings.JOINS),
             blackbox=source.path(settings.BLACKBOX),
             position=source.path(settings.POSITION),
@@ -79,6 +81,7 @@ class WorkerConfig:
             settings.RUN_DIR: self.run_dir,
             settings.INCARNATION: self.incarnation,
             settings.GENERATION: self.generation,
+            settings.TERM: self.term,
             settings.JOINS: "on" if self.joins else "off",
             settings.BLACKBOX: self.blackbox or "",
             settings.POSITION: self.position or "",

@@ -55,6 +55,8 @@ class Start:
     incarnation: int
     generation: int
     joins: bool
+    term: int = 0
+    """Of the manager that wants it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +207,7 @@ class Node:
             cause=f"{cause}: {words}" if words and not clean else cause,
             at_s=status.at_s if again else at_s,
             kind="" if clean else kind,
+            term=status.term,
         )
         row.act(self, rank)
         return self._flush()
@@ -238,7 +241,8 @@ class Node:
         wanted = (order.incarnation, self.generation)
         if slot.ordered != wanted:
             slot.ordered = wanted
-            self._out.append(Start(rank, order.incarnation, self.generation, order.joins))
+            term = self.directive.ledger.term if self.directive is not None else 0
+            self._out.append(Start(rank, order.incarnation, self.generation, order.joins, term))
 
     def take(self, rank: int) -> None:
         """The rank has a process again, which has been told nothing yet."""
@@ -318,6 +322,7 @@ def replace_status(status: RankStatus, report: WorkerReport) -> RankStatus:
         warm=status.warm,
         cause=report.cause,
         at_s=report.at_s,
+        term=status.term,
     )
 
 

@@ -107,10 +107,16 @@ class Attempts:
         return charge.granted
 
     def _fault(self, rank: int, cause: str) -> Fault:
+        if not self._failed_to_start(rank):
+            return Fault(rank, self.step, cause)
+        status = self.world.ranks[rank].known
+        raised = status is not None and not status.kind and ": " in cause
+        return Fault(-1, -1, cause, early=True, raised=raised)
+
+    def _failed_to_start(self, rank: int) -> bool:
+        """The process ended by itself, soon after its start, before any step was committed."""
         young = self._now_s - self.world.ranks[rank].since_s < EARLY_S
-        if young and self.step < 0 and cause.startswith(EXIT_CODE):
-            return Fault(-1, -1, cause, early=True)
-        return Fault(rank, self.step, cause)
+        return young and self.step < 0 and self._cause(rank).startswith(EXIT_CODE)
 
     def _attempt(self, *, new_world: bool, failed: bool = False, no_donor: bool = False) -> None:
         record = self._need_record()

@@ -5,8 +5,10 @@ Rules:
 1. One recovery costs one restart, whatever number of ranks it replaces and whichever node they are on.
 2. A rank that fails at the same step with the same cause `repeats` times, with no later step committed between,
    is a bug in the code and not a fault of the machine: the job ends with that said, however large the budget is.
-3. So is a process that ends by itself, within `EARLY_S` of its start, before any step was committed, `repeats` times.
-   A script without the SDK commits nothing: for it, only the early failures count.
+3. So is a start that fails: `repeats` processes that ended by themselves, within `EARLY_S` of their start, before any
+   step was committed. Of one start they all count if they say the same: a typo strikes every rank, and ends a job of
+   three ranks at once, while one flaky rank is started again. A script without the SDK commits nothing: for it, only
+   the early failures count.
 4. Causes are the same if they differ only in addresses and long numbers (ports, process ids, sizes).
 5. With a window, a restart counts until it is `window_s` old. Without one nothing is ever refilled.
 6. A new manager goes on with the count of the former one. The times are not known to it: what it takes over counts
@@ -33,6 +35,8 @@ class Fault:
     cause: str
     early: bool = False
     """It ended by itself, soon after its start, before any rank had committed a step. Whose it was does not matter."""
+    raised: bool = False
+    """By an error of which nobody says that it may pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +83,16 @@ class Budget:
 
     def _repeated(self, faults: list[Fault]) -> str | None:
         """Count the faults; why one of them is a bug in the job, if it is."""
-        for kind, fault in {replace(fault, cause=_VARYING.sub("#", fault.cause)): fault for fault in faults}.items():
-            self._seen[kind] = times = self._seen.get(kind, 0) + 1
+        kinds = {replace(fault, cause=_VARYING.sub("#", fault.cause)): fault for fault in faults}
+        for kind, fault in kinds.items():
+            common = fault.early and fault.raised and len(kinds) == 1
+            self._seen[kind] = times = self._seen.get(kind, 0) + (len(faults) if common else 1)
             if times < self.repeats:
                 continue
             if fault.early:
                 return (
-                    f"the job failed {times} times before any step was committed, within {EARLY_S:g} s of "
-                    f"its start and with the same cause ({fault.cause}); that is a bug in the job, not in a machine"
+                    f"{times} processes failed before any step was committed, within {EARLY_S:g} s of their "
+                    f"start and with the same cause ({fault.cause}); that is a bug in the job, not in a machine"
                 )
             if fault.step >= 0:
                 return (

@@ -38,7 +38,16 @@ class Course(Attempts):
         """A process ended while training: a fault begins."""
         if self._stopped_by(rank):
             return
-        self._begin({rank: self._cause(rank)})
+        ended = self._ended()
+        if len(ended) < len(self.world.ranks) and all(map(self._failed_to_start, ended)):
+            self._await_others()  # whether they fail in the same way tells a bug from a flaky rank
+        else:
+            self._begin(ended)
+
+    def _await_others(self) -> None:
+        if self.phase is Phase.RUNNING:
+            self._enter(Phase.STRAYED)
+        self._confirm_until_s = self._confirm_until_s or self._now_s + self.policy.deadlines.merge_s
 
     def lose_more(self, rank: int) -> None:
         """A process ended while a recovery runs: it joins the failing set."""
@@ -76,10 +85,11 @@ class Course(Attempts):
 
     def unexplained(self, _subject: int) -> None:
         """No loss was reported: whoever has left is the culprit, or every process lives."""
-        if self.world.starting() and self._now_s - self._since_s < self.policy.deadlines.replace_s:
+        ended = self._ended()
+        if not ended and self.world.starting() and self._now_s - self._since_s < self.policy.deadlines.replace_s:
             self._confirm_until_s = self._now_s + self.policy.deadlines.confirm_s
             return
-        self._begin(self._ended() or {rank: self._cause(rank) for rank in self.world.at_stage(Stage.PAUSED)})
+        self._begin(ended or {rank: self._cause(rank) for rank in self.world.at_stage(Stage.PAUSED)})
 
     def pausing(self, _rank: int) -> None:
         """One more rank waits for a plan; when all do, make it."""
@@ -286,6 +296,14 @@ class Course(Attempts):
             self._stop(f"{tell(record.causes)}; a checkpoint of step {record.target_step} was written", 1)
         else:
             self.advance(rank)
+
+    def dumped_before(self, rank: int) -> None:
+        """A former manager had a checkpoint written, and was gone before it could end the job."""
+        stages = [view.at(self.world.generation) for view in self.world.ranks.values()]
+        if all(stage in (None, *DUMPED) for stage in stages):  # ranks of an older generation had no part in it
+            step = self.world.ranks[rank].known
+            at = f" of step {step.step}" if step is not None else ""
+            self._stop(f"an earlier manager ended the job; a checkpoint{at} was written", 1)
 
     def follow(self, _node_rank: int) -> None:
         """The agents know a newer world than this manager: what they carry is the truth."""

@@ -241,8 +241,9 @@ class Recovery(Course):
             self._learn_cause(status)
             return
         stage = stage_in(status, self.world.generation)
-        if stage is None and self.phase is Phase.RESTARTING:  # a former manager's order: it waits for others in vain
-            stage = Stage.DEAD
+        foreign = stage is None or status.term != self.term
+        if foreign and self.phase is Phase.RESTARTING:  # another manager's order: it waits for others in vain
+            stage = Stage.DEAD if stage is not Stage.EXITED else stage
         if stage is not None:
             self._row(EVENT_OF_STAGE[stage], status.rank)
         if newer:
@@ -311,7 +312,7 @@ _BEGIN = (Phase.PAUSING, Phase.RESTARTING, Phase.STOPPED)
 _OVER: Row[Handler, Phase] = Row(Course.ignore)
 
 TABLE: dict[tuple[Phase, Event], Row[Handler, Phase]] = {
-    **rows(LIVE, Event.LOST, Course.lose, *_BEGIN),
+    **rows(LIVE, Event.LOST, Course.lose, Phase.STRAYED, *_BEGIN),
     **rows((*BUILDING, Phase.RESTARTING), Event.LOST, Course.lose_more, *_BEGIN),
     **rows((Phase.FINISHING,), Event.LOST, Course.lose_outside, *_BEGIN),
     **rows(LIVE, Event.STARTED, Course.finish, Phase.FINISHING),
@@ -356,6 +357,7 @@ TABLE: dict[tuple[Phase, Event], Row[Handler, Phase]] = {
     **rows((Phase.STRAYED, Phase.JOINING, Phase.RESUMING, Phase.FINISHING), Event.CANDIDATE, Course.ignore),
     **rows((Phase.RUNNING,), Event.DRAINED, Course.drain, Phase.PAUSING),
     **rows((Phase.JOINING, Phase.RESUMING), Event.DUMPED, Course.dumped, Phase.STOPPED),
-    **rows((*LIVE, Phase.PAUSING, *_LAST), Event.DUMPED, Course.ignore),
+    **rows(LIVE, Event.DUMPED, Course.dumped_before, Phase.STOPPED),
+    **rows((Phase.PAUSING, *_LAST), Event.DUMPED, Course.ignore),
 }
 """Every pair of phase and event that may happen, and what it does."""

@@ -66,7 +66,8 @@ class Crew:
         self._waiting.clear()
         self._local = {host.rank_of(local): local for local in host.local_ranks}
         for rank, local in self._local.items():
-            self._begin(node, rank, self._incarnations.get(local, 0), self.generation, host.pid(local), warm=False)
+            first = Start(rank, self._incarnations.get(local, 0), self.generation, joins=False)
+            self._begin(node, first, host.pid(local), warm=False)
 
     def wait(self, host: WorkerHost) -> None:
         """This node holds no place: nothing runs on it."""
@@ -156,7 +157,9 @@ class Crew:
             if node.directive is None
             else Shape.of(node.directive, action.rank, per_node, given, joins=action.joins)
         )
-        config = self._files.prepare(local, action.incarnation, action.generation, shape, joins=action.joins)
+        config = self._files.prepare(
+            local, action.incarnation, action.generation, shape, action.term, joins=action.joins
+        )
         logs = host.open_logs(local, action.incarnation)
         env = {
             **given,
@@ -177,25 +180,26 @@ class Crew:
             )
             if standby.send(become):
                 host.adopt(local, standby.pid, env, logs)
-                self._begin(node, action.rank, action.incarnation, action.generation, standby.pid, warm=True)
+                self._begin(node, action, standby.pid, warm=True)
                 return
         logger.info("rank %d starts cold: no warm process was ready", action.rank)
         pid = host.spawn(local, env, logs)
-        self._begin(node, action.rank, action.incarnation, action.generation, pid, warm=False)
+        self._begin(node, action, pid, warm=False)
 
-    def _begin(self, node: Node, rank: int, incarnation: int, generation: int, pid: int, *, warm: bool) -> None:
+    def _begin(self, node: Node, start: Start, pid: int, *, warm: bool) -> None:
         node.started(
             RankStatus(
-                rank=rank,
-                incarnation=incarnation,
-                generation=generation,
+                rank=start.rank,
+                incarnation=start.incarnation,
+                generation=start.generation,
                 stage=Stage.STARTING,
                 pid=pid,
                 warm=warm,
                 at_s=time.monotonic(),
+                term=start.term,
             )
         )
-        self._deaths.watch(pid, self._files.box(self._local[rank], incarnation))
+        self._deaths.watch(pid, self._files.box(self._local[start.rank], start.incarnation))
 
     def ended(self, node: Node, ending: Ending) -> list[Action]:
         """A process is ending, or gone: what follows for the rank that it holds, if it still holds one."""

@@ -35,7 +35,9 @@ class RankFiles:
         self._run_dir = run_dir
         self._boxes: dict[tuple[int, int], Box] = {}
 
-    def prepare(self, rank: int, incarnation: int, generation: int, shape: Shape, *, joins: bool) -> WorkerConfig:
+    def prepare(
+        self, rank: int, incarnation: int, generation: int, shape: Shape, term: int = 0, *, joins: bool
+    ) -> WorkerConfig:
         """Make the files of a process that is about to start; what its environment has to say of them."""
         position = self.directory / f"position-{rank}"
         if not joins:
@@ -47,6 +49,7 @@ class RankFiles:
             rank=rank,
             incarnation=incarnation,
             generation=generation,
+            term=term,
             joins=joins,
             blackbox=self._make_box(rank, incarnation),
             position=position,

@@ -53,6 +53,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     cause: str = ""  # of DEAD: "signal 9 (SIGKILL)", "exit code 1"; of PAUSED: the exception it came out with
     at_s: float = 0.0  # when the stage was reached
     kind: str = ""  # of DEAD: what kind of fault the process itself has said it is (`core.faults.FaultKind`)
+    term: int = 0  # of the manager that had it started; 0 if torchrun did
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):

@@ -47,6 +47,8 @@ class Job:
         self.silent: set[str] = set()
         """Agents that nothing is heard of."""
         self.spares: dict[str, int] = {}
+        self.terms: dict[int, int] = {}
+        """Of the managers that had processes started, where it was another than the present one."""
         self.ledger = Ledger()
         self._sequence = 0
 
@@ -115,7 +117,14 @@ class Job:
         )
 
     def say(
-        self, rank: int, stage: Stage, *, step: int = 5, condition: Condition = Condition.CLEAN, cause: str = ""
+        self,
+        rank: int,
+        stage: Stage,
+        *,
+        step: int = 5,
+        condition: Condition = Condition.CLEAN,
+        cause: str = "",
+        kind: str = "",
     ) -> None:
         """The rank's wanted process reaches a stage in the newest generation, and its agent reports it."""
         directive = self.core.directive
@@ -129,6 +138,8 @@ class Job:
             condition=condition,
             pid=10 + rank + 100 * wanted,
             cause=cause,
+            kind=kind,
+            term=self.terms.get(rank, directive.ledger.term if directive else 0),
             at_s=self.now_s + self._sequence,
         )
         self.send(rank // self.per_node)
@@ -138,9 +149,9 @@ class Job:
         for rank in sorted(self.core.world.ranks):
             self.say(rank, stage, step=step, condition=condition)
 
-    def kill(self, rank: int, cause: str = "signal 9 (SIGKILL)") -> None:
+    def kill(self, rank: int, cause: str = "signal 9 (SIGKILL)", *, step: int = 5, kind: str = "") -> None:
         """The rank's process dies."""
-        self.say(rank, Stage.DEAD, cause=cause)
+        self.say(rank, Stage.DEAD, cause=cause, step=step, kind=kind)
 
     def wait(self, length_s: float) -> list[Action]:
         """Time passes, and the agents are heard meanwhile."""

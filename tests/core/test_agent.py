@@ -69,7 +69,7 @@ def test_a_wanted_successor_is_started_only_after_the_fenced_process_has_ended()
     assert it.slots[0].state is State.FENCED
     assert it.obey(directive(Order.PAUSE, sequence=2, incarnations=(1, 0))) == [TellPause(1, 1, "why")]
     started = it.ended(0, clean=False, cause="signal 9 (SIGKILL)", at_s=1.0)
-    assert started == [Fence(0), Start(0, 1, 1, joins=True)]
+    assert started == [Fence(0), Start(0, 1, 1, joins=True, term=1)]
 
 
 def test_a_death_is_told_at_once_and_its_successor_started_when_the_manager_wants_one() -> None:
@@ -78,15 +78,15 @@ def test_a_death_is_told_at_once_and_its_successor_started_when_the_manager_want
     assert it.slots[0].status.stage is Stage.DEAD
     assert it.ended(0, clean=False, cause="signal 9 (SIGKILL)", at_s=2.0) == []
     assert (it.slots[0].status.cause, it.slots[0].status.at_s) == ("signal 9 (SIGKILL)", 1.0)
-    assert it.obey(directive(Order.PAUSE, incarnations=(1, 0)))[0] == Start(0, 1, 1, joins=True)
+    assert it.obey(directive(Order.PAUSE, incarnations=(1, 0)))[0] == Start(0, 1, 1, joins=True, term=1)
 
 
 def test_a_start_is_given_once_and_again_only_for_a_newer_world() -> None:
     it = node()
     it.ended(0, clean=False, cause="", at_s=1.0)
     it.obey(directive(Order.PAUSE, incarnations=(1, 0)))
-    assert Start(0, 1, 1, joins=True) not in it.obey(directive(Order.PAUSE, sequence=2, incarnations=(1, 0)))
-    assert it.obey(directive(Order.PAUSE, 2, 3, (1, 0)))[0] == Start(0, 1, 2, joins=True)
+    assert Start(0, 1, 1, joins=True, term=1) not in it.obey(directive(Order.PAUSE, sequence=2, incarnations=(1, 0)))
+    assert it.obey(directive(Order.PAUSE, 2, 3, (1, 0)))[0] == Start(0, 1, 2, joins=True, term=1)
 
 
 def test_nothing_is_started_after_the_stop() -> None:
@@ -164,7 +164,7 @@ def test_a_candidate_that_is_named_takes_the_place_and_starts_its_ranks() -> Non
     it = Node(agent_id="me")
     assert it.obey(directive(Order.PAUSE, holders=("other",))) == []
     assert it.obey(directive(Order.PAUSE, sequence=2, incarnations=(3, 0), holders=("me",))) == [Take(0)]
-    assert it.occupy((0,)) == [Start(0, 3, 1, joins=True)]
+    assert it.occupy((0,)) == [Start(0, 3, 1, joins=True, term=1)]
 
 
 def test_a_node_that_gets_another_place_ends_what_it_has_first() -> None:

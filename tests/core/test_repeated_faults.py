@@ -2,10 +2,12 @@
 
 from itertools import count
 
+import pytest
+
 from taskd.core.policy import Policy
 from taskd.core.recovery import Action, Phase, Recovery
-from taskd.wire.messages import Condition, NodeStatus, RankStatus, Stage
-from tests.core.driver import Job
+from taskd.wire.messages import Condition, NodeStatus, Order, RankStatus, Stage
+from tests.core.driver import DEADLINES, Job
 
 
 def test_two_ranks_at_once_cost_one_restart() -> None:
@@ -38,6 +40,7 @@ def test_a_script_that_fails_before_its_first_step_ends_the_job_at_the_third_tim
                 generation=recovery.world.generation,
                 stage=stages[rank],
                 cause="exit code 1" if stages[rank] is Stage.DEAD else "",
+                term=recovery.term if incarnations[rank] else 0,
             )
             for rank in (0, 1)
         )
@@ -56,7 +59,54 @@ def test_a_script_that_fails_before_its_first_step_ends_the_job_at_the_third_tim
         assert recovery.directive is not None
         assert recovery.directive.exit_code == 0, time
         hear(wanted(), {**starting, culprit: Stage.DEAD}, 10.0 * time + 5)
-        hear(wanted(), starting, 10.0 * time + 6)
+        recovery.tick(10.0 * time + 6)
+        hear(wanted(), starting, 10.0 * time + 7)
     assert recovery.phase is Phase.STOPPED
     assert recovery.directive is not None
-    assert "failed 3 times before any step was committed" in recovery.directive.reason
+    assert "3 processes failed before any step was committed" in recovery.directive.reason
+
+
+def starting_job(ranks: int) -> Job:
+    job = Job(per_node=ranks)
+    job.send(0)
+    return job
+
+
+def test_an_error_that_strikes_every_rank_at_the_start_ends_the_job_at_once() -> None:
+    job = starting_job(3)
+    for rank in range(3):
+        assert not job.at(Phase.STOPPED)
+        job.kill(rank, cause="exit code 1: ValueError: batch size -1", step=-1)
+    assert job.at(Phase.STOPPED)
+    assert "3 processes failed before any step was committed" in job.stopped.reason
+    assert "ValueError: batch size -1" in job.stopped.reason
+
+
+@pytest.mark.parametrize(
+    ("causes", "kind"),
+    [
+        (["exit code 1: ValueError: batch size -1"] * 2, ""),  # the third rank's start was no failure
+        (["exit code 1"] * 3, ""),  # no error was raised: it may have asked for a restart
+        (["exit code 1: RuntimeError: Connection reset by peer"] * 3, "retry"),
+        (["exit code 1: OSError: a flaky disk", *["exit code 1: RuntimeError: nobody answers"] * 3], ""),
+        (["signal 9 (SIGKILL)"] * 3, ""),
+    ],
+)
+def test_a_start_that_may_have_failed_by_chance_is_tried_again(causes: list[str], kind: str) -> None:
+    job = starting_job(max(3, len(causes)))
+    for rank, cause in enumerate(causes):
+        job.kill(rank, cause=cause, step=-1, kind=kind)
+    job.wait(DEADLINES.merge_s)
+    assert job.order is Order.RUN
+    assert min(job.incarnations) > 0
+
+
+def test_the_third_flaky_start_ends_the_job() -> None:
+    job = starting_job(2)
+    for attempt in range(3):
+        assert not job.at(Phase.STOPPED), attempt
+        for rank in range(2):
+            job.say(rank, Stage.STARTING, step=-1)
+        job.kill(attempt % 2, cause="exit code 1: OSError: no such host", step=-1)
+        job.wait(DEADLINES.merge_s)
+    assert job.at(Phase.STOPPED)

@@ -1,9 +1,10 @@
 """A manager that comes late, or was overtaken: what the agents carry is the truth."""
 
 import pytest
+from msgspec.structs import replace
 
 from taskd.core.recovery import Phase, Publish
-from taskd.wire.messages import Condition, Order, RankStatus, Stage
+from taskd.wire.messages import Condition, Ledger, Order, RankStatus, Stage
 from tests.core.driver import Job
 
 pytestmark = pytest.mark.timeout(20)
@@ -67,3 +68,28 @@ def test_the_end_of_the_job_reaches_an_agent_that_knows_a_newer_world() -> None:
     job.send(0)
     assert (job.order, job.directive.generation, job.directive.exit_code) == (Order.STOP, 4, 1)
     assert job.directive.reason == job.stopped.reason
+
+
+def test_a_restart_does_not_count_a_process_that_another_manager_has_started_for_the_same_generation() -> None:
+    job = Job().up()
+    job.kill(0)
+    job.kill(1)
+    job.terms[1] = 77
+    job.say(1, Stage.STARTING)
+    assert (job.phase, job.generation, job.incarnations) == (Phase.RESTARTING, 3, [3, 2])
+
+
+def test_a_checkpoint_that_a_former_manager_had_written_ends_the_job() -> None:
+    """Rank 0 was not of the world that wrote it: its node was lost then."""
+    job = Job(nodes=3, per_node=1, sequence=1000)
+    job.statuses = {
+        rank: RankStatus(rank=rank, incarnation=0, generation=2 if rank else 1, stage=stage, step=5)
+        for rank, stage in enumerate((Stage.PAUSED, Stage.RESTORED, Stage.DUMPED))
+    }
+    for node in range(3):
+        job.hear(replace(job.status(node), generation=2, ledger=Ledger(term=7, places=(0, 1, 2))))
+    assert job.at(Phase.RUNNING), "rank 1 still writes"
+    job.ledger = Ledger(term=7, places=(0, 1, 2))
+    job.say(1, Stage.DUMPED)
+    assert job.stopped.exit_code == 1
+    assert job.stopped.reason == "an earlier manager ended the job; a checkpoint of step 5 was written"

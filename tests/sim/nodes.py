@@ -41,7 +41,7 @@ class Agent:
             return
         if self.node.place is not None:
             for rank in self.sim.ranks_of(self.node.place):
-                self._launch(rank, incarnation=0, generation=0, joins=False, warm=False)
+                self._launch(Start(rank, 0, 0, joins=False), warm=False)
         self._beat()
 
     @property
@@ -170,22 +170,23 @@ class Agent:
         start = self._waiting.pop(rank, None)
         if start is None or self.dead or self.stopped:
             return
-        self._launch(rank, start.incarnation, start.generation, joins=start.joins, warm=warm)
+        self._launch(start, warm=warm)
         self._send()
 
-    def _launch(self, rank: int, incarnation: int, generation: int, *, joins: bool, warm: bool) -> None:
-        process = Process(self, rank, incarnation, generation, joins=joins)
-        self.sim.judge.started(process, self.processes.get(rank))
-        self.processes[rank] = process
+    def _launch(self, start: Start, *, warm: bool) -> None:
+        process = Process(self, start)
+        self.sim.judge.started(process, self.processes.get(start.rank))
+        self.processes[start.rank] = process
         self.node.started(
             RankStatus(
-                rank=rank,
-                incarnation=incarnation,
-                generation=generation,
+                rank=start.rank,
+                incarnation=start.incarnation,
+                generation=start.generation,
                 stage=Stage.STARTING,
                 pid=process.pid,
                 warm=warm,
                 at_s=self.sim.clock.now_s,
+                term=start.term,
             )
         )
         process.start()

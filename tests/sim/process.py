@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from taskd.core.agent import Start
 from taskd.core.worker import Break, Event, GiveUp, Input, Report, State, Wake, Worker
 from taskd.wire.messages import Condition, Join, Pause, Release, WorldPlan
 from tests.sim.fabric import PATIENCE_S, CollectiveError, Group, Ticket
@@ -60,23 +61,24 @@ def update(state: int, step: int) -> int:
 class Process:
     """A process that holds a rank, from its start to its end."""
 
-    def __init__(self, agent: "Agent", rank: int, incarnation: int, generation: int, *, joins: bool) -> None:
+    def __init__(self, agent: "Agent", start: Start) -> None:
         self.sim = sim = agent.sim
         self.agent = agent
         self.machine = agent.machine
         self.members = agent.members()
         """The ranks of its world."""
-        self.rank = rank
-        self.incarnation = incarnation
+        self.rank = start.rank
+        self.incarnation = start.incarnation
+        self.term = start.term
         self.pid = sim.next_pid()
-        self.name = f"rank {rank}.{incarnation}"
+        self.name = f"rank {start.rank}.{start.incarnation}"
         self.alive = True
-        self.worker = Worker(generation=generation, joins=joins)
-        self.joins = joins
+        self.worker = Worker(generation=start.generation, joins=start.joins)
+        self.joins = start.joins
         self.rng: Random = sim.rng
         self.step = 0
         self.state: int | None = chain(0)
-        self.condition = Condition.EMPTY if joins else Condition.CLEAN
+        self.condition = Condition.EMPTY if start.joins else Condition.CLEAN
         self.call = 0
         self.inside = False
         self.broken = False
@@ -216,7 +218,7 @@ class Process:
         yield uniform(0.5, 1.5) * script.setup_s
         if not self.joins:
             alone = self.agent.name if self.agent.alone and self.incarnation == 0 else None
-            self.group = self.sim.fabric.group(self.worker.generation, alone)
+            self.group = self.sim.fabric.group(self.worker.generation, alone or self.term)
             checkpoints = yield Meet(self.group, "init", self.members, self.sim.checkpoint, PATIENCE_S)
             self._load(min(checkpoints.values()))
             yield uniform(0.0, 0.3)

@@ -135,7 +135,7 @@ def draw(seed: int) -> Scenario:
     return replace(scenario, faults=faults)
 
 
-def divided(seed: int) -> Scenario:
+def divided(seed: int, *, cooperative: bool = True) -> Scenario:
     """A long job whose network is cut again and again, each time with a new manager on the side without one."""
     rng = Random(seed)
     nodes = rng.randint(2, 5)
@@ -154,7 +154,7 @@ def divided(seed: int) -> Scenario:
             min_nodes=1,
             max_restarts=None,
         ),
-        script=Script(True, (200,), step_s=1.5, setup_s=0.3, between_s=0.1, checkpoint_every=4),
+        script=Script(cooperative, (200,), step_s=1.5, setup_s=0.3, between_s=0.1, checkpoint_every=4),
         faults=tuple(faults),
         lag_s=(0.0,) * nodes,
         spares=rng.randint(0, 2),

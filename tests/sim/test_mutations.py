@@ -90,7 +90,7 @@ def no_waiting_for_death(patch: Patch) -> None:
     def reconcile(self: Node, rank: int) -> None:
         order = self._order(rank)
         if order is not None and order.incarnation > self.slots[rank].status.incarnation:
-            self._out += [Fence(rank), Start(rank, order.incarnation, self.generation, order.joins)]
+            self._out += [Fence(rank), Start(rank, order.incarnation, self.generation, order.joins, 0)]
         else:
             Node.reconcile(self, rank)
 
@@ -157,11 +157,6 @@ def evicted_but_alive(patch: Patch) -> None:
     patch.setattr(Node, "_move", move)
 
 
-def older_term_obeyed(patch: Patch) -> None:
-    """Of two managers the one with the newer generation is obeyed."""
-    patch.setattr(agent, "_age", lambda directive: (directive.generation, directive.sequence))
-
-
 def never_grows(patch: Patch) -> None:
     """A node that comes back finds no place."""
     put(patch, recovery.TABLE, Course.grow, Course.ignore)
@@ -208,7 +203,6 @@ MUTATIONS = [
     released_but_thought_inside,
     quorum_ignored,
     evicted_but_alive,
-    older_term_obeyed,
     never_grows,
     two_places_for_one,
     absent_ranks_expected,

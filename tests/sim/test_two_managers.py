@@ -4,8 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
+from taskd.core import agent
+from taskd.core.agent import Start
 from taskd.core.world import World
 from taskd.wire.messages import NodeStatus
+from tests.sim.nodes import Agent
+from tests.sim.process import Process
 from tests.sim.scenario import divided
 from tests.sim.world import play
 
@@ -14,11 +18,12 @@ pytestmark = pytest.mark.timeout(110)
 Patch = pytest.MonkeyPatch
 
 
-def test_two_managers_never_both_decide() -> None:
-    outcomes = [play(divided(seed)) for seed in range(SEEDS)]
+@pytest.mark.parametrize("cooperative", [True, False])
+def test_two_managers_never_both_decide(cooperative: bool) -> None:
+    outcomes = [play(divided(seed, cooperative=cooperative)) for seed in range(SEEDS)]
     broken = next((outcome for outcome in outcomes if outcome.breach), None)
-    assert broken is None, f"{divided(broken.seed)}\nseed {broken.seed}: {broken.breach}"
-    assert sum(outcome.successes for outcome in outcomes) > SEEDS
+    assert broken is None, f"{divided(broken.seed, cooperative=cooperative)}\nseed {broken.seed}: {broken.breach}"
+    assert sum(outcome.successes for outcome in outcomes) > SEEDS // 2
 
 
 def everybody_has_a_voice(patch: Patch) -> None:
@@ -42,8 +47,34 @@ def last_world_forgotten(patch: Patch) -> None:
     )
 
 
-@pytest.mark.parametrize("mutate", [everybody_has_a_voice, last_world_forgotten])
-def test_a_broken_fence_is_found(mutate: Callable[[Patch], None], monkeypatch: Patch) -> None:
+def older_term_obeyed(patch: Patch) -> None:
+    """Of two managers the one with the newer generation is obeyed."""
+    patch.setattr(agent, "_age", lambda directive: (directive.generation, directive.sequence))
+
+
+def managers_share_a_meeting_place(patch: Patch) -> None:
+    """Processes that two managers have started for the same generation meet."""
+    honest = Process.__init__
+
+    def init(self: Process, agent: Agent, start: Start) -> None:
+        honest(self, agent, start)
+        self.term = min(start.term, 1)
+
+    patch.setattr(Process, "__init__", init)
+
+
+@pytest.mark.parametrize(
+    ("mutate", "cooperative", "seeds"),
+    [
+        (everybody_has_a_voice, True, range(SEEDS)),
+        (last_world_forgotten, True, range(SEEDS)),
+        (older_term_obeyed, False, range(SEEDS)),
+        (managers_share_a_meeting_place, False, range(400, 500)),
+    ],
+)
+def test_a_broken_fence_is_found(
+    mutate: Callable[[Patch], None], cooperative: bool, seeds: range, monkeypatch: Patch
+) -> None:
     mutate(monkeypatch)
-    found = next((seed for seed in range(SEEDS) if play(divided(seed)).breach), None)
-    assert found is not None, f"{mutate.__doc__} Not found within {SEEDS} seeds."
+    found = next((seed for seed in seeds if play(divided(seed, cooperative=cooperative)).breach), None)
+    assert found is not None, f"{mutate.__doc__} Not found in {seeds}."

@@ -40,6 +40,7 @@ _get_code_from_file: Final[Callable[..., tuple[CodeType, str]]] = vars(runpy)["_
 
 _ROUND: Final = settings.ROUND.name
 _GENERATION: Final = settings.GENERATION.name
+_TERM: Final = settings.TERM.name
 _PY_FILE_INPUT: Final = 257
 _CANNOT_OPEN: Final = 2
 _FAILED: Final = 1
@@ -94,7 +95,9 @@ def store_prefix(env: Mapping[str, str]) -> str:
     """Prefix of the keys that a process with this environment uses, equal on all nodes of one world."""
     round_name, _, first = env.get(_ROUND, "0@0").partition("@")
     generation = env.get(_GENERATION, first)
-    return f"taskd/{round_name}" if generation == first else f"taskd/{round_name}/{generation}"
+    if generation == first:
+        return f"taskd/{round_name}"
+    return f"taskd/{round_name}/{generation}.{env.get(_TERM, '0')}"  # two managers may both order this generation
 
 
 def prefix_stores(rendezvous: ModuleType) -> None:
