@@ -18,6 +18,8 @@ from taskd.errors import ConfigError
 _SUSPECT_HEARTBEATS = Membership().suspect_s / Membership().heartbeat_s
 """Silence, in heartbeats, after which a node is suspected."""
 _MIN_HEARTBEATS = 4
+LAST_CALL_S = 30.0
+"""torchrun waits so long for more than MIN nodes (`last_call_timeout` of its rendezvous)."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,19 @@ def _policy(source: Source) -> Policy:
         max_restarts=source.whole_or_none(settings.MAX_RESTARTS),
         restart_window_s=source.seconds_or_none(settings.RESTART_WINDOW) or None,
         wait_node_s=source.seconds(settings.WAIT_RESCHEDULE_TIMEOUT),
+        sized_wait_s=_sized_wait_s(source),
         dump_to=str(source.path(settings.CHECKPOINT_DIR) or ""),
         deadlines=_deadlines(source),
         membership=_membership(source),
     )
+
+
+def _sized_wait_s(source: Source) -> float | None:
+    """Where nobody has chosen strategies, `--nnodes=MIN:MAX` means what it means to torchrun."""
+    if source.chosen(settings.STRATEGY):
+        return None
+    waits = source.chosen(settings.WAIT_RESCHEDULE_TIMEOUT) or source.command(settings.NODE_COMMAND)
+    return source.seconds(settings.WAIT_RESCHEDULE_TIMEOUT) if waits else LAST_CALL_S
 
 
 def _deadlines(source: Source) -> Deadlines:

@@ -47,6 +47,10 @@ class Source:
         """Whether a key or a variable holds the setting."""
         return self._given(setting) is not None
 
+    def chosen(self, setting: Setting) -> bool:
+        """Whether somebody has said anything about it: a key, a variable or an annotation."""
+        return self.gives(setting) or self._annotation(setting) is not None
+
     def text(self, setting: Setting) -> str | None:
         """The text of a setting, or None if it is not given and has no default."""
         return self._read(setting, _text)

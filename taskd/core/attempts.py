@@ -16,7 +16,7 @@ from taskd.core.phases import Action, AskCluster, Note, Phase, Publish, Recovere
 from taskd.core.policy import Policy, Strategy
 from taskd.core.ranks import plan_restore
 from taskd.core.record import FaultRecord
-from taskd.core.strategy import Decision, choose
+from taskd.core.strategy import Decision, choose, is_sized, may_stay
 from taskd.core.world import World
 from taskd.errors import TransitionError
 from taskd.wire.messages import Directive, Ledger, Order, Place, Stage, Transfer, WorldPlan
@@ -40,7 +40,7 @@ class Attempts:
     """Number of this manager: agents obey the highest that they know."""
     _asked: dict[int, float] = field(default_factory=dict)
     """Places for which the cluster was asked for a node, and when."""
-    _tried: set[tuple[Strategy, bool]] = field(default_factory=set)
+    _tried: dict[tuple[Strategy, bool], str] = field(default_factory=dict)
     _failures: int = 0
     _since_s: float = 0.0
     _confirm_until_s: float | None = None
@@ -73,14 +73,22 @@ class Attempts:
         self._asked.clear()
         self._failures = 0
 
-    def _rearrange(self, strategy: Strategy, reason: str, causes: dict[int, str]) -> None:
-        """Form another world although nothing has failed: nothing is charged, and no committed step is lost."""
+    def _rearrange(self, strategy: Strategy, reason: str, causes: dict[int, str], *, restart: bool = False) -> None:
+        """Form another world although nothing has failed: nothing is charged, and no committed step is lost.
+
+        With `restart` all start anew, since they cannot be paused: torchrun does no better when a node comes.
+        """
         self._forget()
         self.record = record = FaultRecord(self._now_s, self.step, causes=causes)
-        record.strategy, record.reason, record.attempts = strategy, reason, 1
+        record.strategy, record.restart, record.reason, record.attempts = strategy, restart, reason, 1
         self.world.generation += 1
         record.begin_attempt(self.world.generation)
-        self._replace(everybody=False, new_world=True)
+        self._replace(everybody=restart, new_world=True)
+        if restart:
+            self._meeting = self.world.meeting()
+            self._enter(Phase.RESTARTING)
+            self._order(Order.RUN)
+            return
         self._enter(Phase.PAUSING)
         self._order(Order.PAUSE, reason=reason, at_commit=True)
         self._patient = True
@@ -122,10 +130,10 @@ class Attempts:
         record = self._need_record()
         self._failures += failed
         if self._failures >= self._patience(record):
-            self._tried.add((record.strategy, record.restart))
+            self._tried[record.strategy, record.restart] = "it has failed for this fault"
             self._failures = 0
         if self.world.candidates and self.world.blames_node():
-            self._tried.add((Strategy.RECOVER_IN_PLACE, False))
+            self._tried[Strategy.RECOVER_IN_PLACE, False] = "the process says that its node is at fault"
         if self.world.vacant and not self.has_quorum():
             decision = Decision(Strategy.RECOVER, False, "too few nodes are heard to go on without the others")
             self._undecided = True
@@ -158,11 +166,11 @@ class Attempts:
         """Which nodes and ranks take part in the next world."""
         world = self.world
         situation = world.situation(no_donor=False)
-        failing = {world.ranks[rank].node_rank for rank in (*situation.lost, *situation.unreachable)}
+        stay = situation.unreachable and may_stay(self.policy, self._tried, restart=self._need_record().restart)
+        lost = situation.unreachable if stay else (*situation.lost, *situation.unreachable)
+        failing = {world.ranks[rank].node_rank for rank in lost}
         match strategy:
             case Strategy.RECOVER:
-                if situation.unreachable and self._in_place_may_do():
-                    failing = {world.ranks[rank].node_rank for rank in situation.unreachable}
                 for place in failing - world.dead_nodes:
                     world.excluded.add(world.holders[place])
                     world.dead_nodes.add(place)
@@ -183,11 +191,6 @@ class Attempts:
                 world.remove({*situation.lost, *situation.unreachable})
             case _:
                 pass
-
-    def _in_place_may_do(self) -> bool:
-        """A rank that was lost on a node that lives may get its new process there."""
-        in_place = Strategy.RECOVER_IN_PLACE
-        return in_place in self.policy.allowed and (in_place, self._need_record().restart) not in self._tried
 
     def fill(self) -> bool:
         """Give vacant places to nodes that wait for one, and ask the cluster for the others; whether any was given."""
@@ -295,12 +298,19 @@ class Attempts:
 
     def waited_s(self) -> float:
         """Until when the nodes that the cluster was asked for are waited for."""
-        return max(self._asked.get(place, self._since_s) for place in self.world.vacant) + self.policy.wait_node_s
+        return max(self._asked.get(place, self._since_s) for place in self.world.vacant) + self.wait_s()
+
+    def wait_s(self) -> float:
+        """How long a node is waited for before fewer have to do."""
+        limit_s, sized_s = self.policy.wait_node_s, self.policy.sized_wait_s
+        if sized_s is not None and is_sized(self.world.situation(no_donor=False), self.policy):
+            return min(limit_s, sized_s)
+        return limit_s
 
     def _due_s(self, rank: int) -> float:
         view, limits = self.world.ranks[rank], self.policy.deadlines
         if view.node_rank in self.world.dead_nodes:
-            return self._asked.get(view.node_rank, view.since_s) + self.policy.wait_node_s
+            return self._asked.get(view.node_rank, view.since_s) + self.wait_s()
         return view.since_s + (limits.replace_s if view.joins else limits.pause_s)
 
     def _cause(self, rank: int) -> str:

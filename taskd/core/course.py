@@ -11,6 +11,7 @@ Rules:
 from dataclasses import dataclass, field
 
 from taskd.core.attempts import Attempts, tell
+from taskd.core.budget import EARLY_S
 from taskd.core.faults import FaultKind
 from taskd.core.phases import DONE, DUMPED, JOINED, RESTORED, RESUMED, UP, Note, Phase
 from taskd.core.places import age
@@ -111,11 +112,7 @@ class Course(Attempts):
         late = self.late()
         record = self._need_record()
         if any(self.world.ranks[rank].node_rank in self.world.dead_nodes for rank in late):
-            if self.held or not self.has_quorum():
-                return  # it is not for this manager to say that nobody comes
-            self._tried |= {(record.strategy, False), (record.strategy, True)}
-            self._out.append(Note(f"no node came within {self.policy.wait_node_s:g} s"))
-            self._attempt(new_world=True)
+            self._no_node_came()
             return
         failed = any(self.world.ranks[rank].joins for rank in late)
         for rank in late:
@@ -144,10 +141,21 @@ class Course(Attempts):
         if self.world.all_at(UP):
             self._succeed()
 
+    def _no_node_came(self) -> None:
+        """A place is vacant, and stays so."""
+        if self.held or not self.has_quorum():
+            return  # it is not for this manager to say that nobody comes
+        text, strategy = f"no node came within {self.wait_s():g} s", self._need_record().strategy
+        self._tried |= {(strategy, False): text, (strategy, True): text}
+        self._out.append(Note(text))
+        self._attempt(new_world=True)
+
     def stop_late(self, _subject: int) -> None:
         """Not even a full restart came up."""
-        late = "the restarted processes did not come up in time"
-        self._stop(f"no node came within {self.policy.wait_node_s:g} s" if self.world.vacant else late, 1)
+        if self.world.vacant:
+            self._no_node_came()
+        else:
+            self._stop("the restarted processes did not come up in time", 1)
 
     def progress(self, _rank: int) -> None:
         """A step was committed outside any recovery; by every rank, it is progress."""
@@ -260,15 +268,22 @@ class Course(Attempts):
 
     def grow(self, _subject: int) -> None:
         """A node waits for a place, and one is absent from the world: at full size again."""
+        absent = sorted(set(range(self.policy.node_count)) - set(self.world.places))
+        if not absent:
+            return
+        anew = not self.world.all_cooperate()
+        if anew and (self._now_s - self.world.youngest_s() < EARLY_S or not self.has_quorum()):
+            return  # they may be on their way into a resilient function; the node is heard again
         grown = []
-        for place in sorted(set(range(self.policy.node_count)) - set(self.world.places)):
+        for place in absent:
             agent_id = self.world.candidate_for(place)
             if agent_id is not None:
                 self.world.expect(place, self.policy.ranks_per_node, self._now_s)
                 self.give(place, agent_id)
                 grown.append(place)
         if grown:
-            self._rearrange(Strategy.ELASTIC_TRAINING, f"node {', '.join(map(str, grown))} has come (back)", {})
+            text = f"node {', '.join(map(str, grown))} has come (back)"
+            self._rearrange(Strategy.ELASTIC_TRAINING, text, {}, restart=anew)
 
     def drain(self, node_rank: int) -> None:
         """Move the ranks of a living node to one that waits, on an operator's word."""

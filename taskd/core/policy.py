@@ -64,6 +64,8 @@ class Policy:
     """Only the recoveries of so many last seconds count against `max_restarts`; None counts all of the job."""
     wait_node_s: float = 270.0
     """For so long the job waits for a node that it has asked the cluster for."""
+    sized_wait_s: float | None = None
+    """torchrun's `--nnodes=MIN:MAX` allows elastic training, after so long a wait. None: only `allowed` counts."""
     min_nodes: int = 1
     """Elastic training goes on with no fewer nodes."""
     dump_to: str = ""

@@ -7,7 +7,7 @@ Rules:
 3. `exit` is always feasible, and is the end of every list, allowed or not.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from taskd.core.policy import Policy, Strategy
@@ -31,6 +31,8 @@ class Situation:
     """Nodes of the present world."""
     failing: int = 0
     """How many of them have lost something."""
+    cut_off: int = 0
+    """How many of them have no living agent."""
     candidates: int = 0
     """Nodes that wait for a place."""
     least: int = 0
@@ -46,15 +48,27 @@ class Decision:
     reason: str
 
 
-def choose(situation: Situation, policy: Policy, failed: Collection[tuple[Strategy, bool]]) -> Decision:
-    """The next thing to try. `failed` holds (strategy, restart) pairs that were tried for this fault in vain."""
+Tried = Mapping[tuple[Strategy, bool], str]
+"""By strategy and `restart` what was tried for a fault in vain, and how it failed."""
+
+
+def choose(situation: Situation, policy: Policy, failed: Tried) -> Decision:
+    """The next thing to try."""
     passed: list[str] = []
+    refused: dict[Strategy, str] = {}
     for strategy, restart in _LADDER:
         refusal = _refusal(strategy, restart, situation, policy, failed)
         if refusal is None:
             return Decision(strategy, restart, "; ".join([_praise(strategy, restart, situation), *passed]))
-        passed.append(f"not {_name(strategy, restart)}: {refusal}")
+        if refused.get(strategy) != refusal:  # once is enough
+            passed.append(f"not {_name(strategy, restart)}: {refusal}")
+        refused[strategy] = refusal
     return Decision(Strategy.EXIT, False, "; ".join(passed))
+
+
+def is_sized(situation: Situation, policy: Policy) -> bool:
+    """Whether torchrun's MIN:MAX allows what the job's own words do not speak of."""
+    return policy.sized_wait_s is not None and situation.least > 0
 
 
 _LADDER = (
@@ -64,6 +78,7 @@ _LADDER = (
     (Strategy.RECOVER_IN_PLACE, True),
     (Strategy.RECOVER, True),
     (Strategy.ELASTIC_TRAINING, False),
+    (Strategy.ELASTIC_TRAINING, True),
     (Strategy.DUMP, False),
 )
 
@@ -73,15 +88,17 @@ def _refusal(
     restart: bool,
     situation: Situation,
     policy: Policy,
-    failed: Collection[tuple[Strategy, bool]],
+    failed: Tried,
 ) -> str | None:
-    if strategy not in policy.allowed:
+    if strategy not in policy.allowed and not (strategy is Strategy.ELASTIC_TRAINING and is_sized(situation, policy)):
         return "the job does not allow it"
     if (strategy, restart) in failed:
-        return "it has failed for this fault"
-    if restart:
-        return _OWN[strategy](situation, policy)
-    return _OWN[strategy](situation, policy) or _keeping_refusal(situation, failed)
+        return failed[strategy, restart]
+    if strategy is Strategy.ELASTIC_TRAINING:
+        own = _elastic(situation, policy, stay=may_stay(policy, failed, restart=restart))
+    else:
+        own = _OWN[strategy](situation, policy)
+    return own if restart else own or _keeping_refusal(situation, failed)
 
 
 def _unreachable(situation: Situation) -> str | None:
@@ -108,8 +125,14 @@ def _recover(situation: Situation, _policy: Policy) -> str | None:
     return None
 
 
-def _elastic(situation: Situation, policy: Policy) -> str | None:
-    left = situation.places - situation.failing
+def may_stay(policy: Policy, failed: Tried, *, restart: bool) -> bool:
+    """Whether ranks that were lost with a node that lives get new processes there, while another node is given up."""
+    in_place = Strategy.RECOVER_IN_PLACE
+    return in_place in policy.allowed and (in_place, restart) not in failed
+
+
+def _elastic(situation: Situation, policy: Policy, *, stay: bool) -> str | None:
+    left = situation.places - (situation.cut_off if situation.cut_off and stay else situation.failing)
     if not situation.failing:
         return "no node is at fault"
     needed = max(policy.min_nodes, situation.least)
@@ -126,12 +149,11 @@ _OWN: dict[Strategy, Callable[[Situation, Policy], str | None]] = {
     Strategy.RETRY: _retry,
     Strategy.RECOVER_IN_PLACE: _in_place,
     Strategy.RECOVER: _recover,
-    Strategy.ELASTIC_TRAINING: _elastic,
     Strategy.DUMP: _dump,
 }
 
 
-def _keeping_refusal(situation: Situation, failed: Collection[tuple[Strategy, bool]]) -> str | None:
+def _keeping_refusal(situation: Situation, failed: Tried) -> str | None:
     """Why the processes that live cannot be kept."""
     nothing_lost = not situation.lost and not situation.unreachable
     if nothing_lost and (Strategy.RETRY, False) in failed:
@@ -150,12 +172,12 @@ def _praise(strategy: Strategy, restart: bool, situation: Situation) -> str:
     match strategy:
         case Strategy.RETRY:
             return "every process lives: the groups are rebuilt and the step is redone"
-        case Strategy.RECOVER if restart:
-            return f"rank {_ranks(gone)} moves to another node, all processes start anew"
         case Strategy.RECOVER:
-            return f"rank {_ranks(gone)} moves to another node, all others stay"
+            others = "all processes start anew" if restart else "all others stay"
+            return f"rank {_ranks(gone)} moves to another node, {others}"
         case Strategy.ELASTIC_TRAINING:
-            return f"training goes on without the nodes of rank {_ranks(gone)}"
+            others = "all processes start anew" if restart else "training goes on"
+            return f"{others} without the nodes of rank {_ranks(gone)}"
         case Strategy.DUMP:
             return "what is left writes a checkpoint, and the job ends"
         case _ if restart:

@@ -164,6 +164,14 @@ class World(Places):
         """Ranks that were let go and are not known to be inside again. A process that has ended remains one of them."""
         return [rank for rank, view in self.ranks.items() if view.released_at_s is not None or view.exited]
 
+    def all_cooperate(self) -> bool:
+        """Every rank can be paused."""
+        return all(view.cooperative for view in self.ranks.values())
+
+    def youngest_s(self) -> float:
+        """When the newest process was wanted."""
+        return max(view.since_s for view in self.ranks.values())
+
     def all_at(self, stages: Collection[Stage]) -> bool:
         """Every rank has reached one of these stages in this generation."""
         return all(view.at(self.generation) in stages for view in self.ranks.values())
@@ -230,6 +238,7 @@ class World(Places):
             no_donor=no_donor,
             places=len(self.places),
             failing=len({self.ranks[rank].node_rank for rank in (*lost, *unreachable)}),
+            cut_off=len({self.ranks[rank].node_rank for rank in unreachable}),
             candidates=sum(name not in self.excluded for name in self.candidates),
             least=max((node.status.min_nodes for node in self.nodes.values()), default=0),
         )

@@ -196,9 +196,10 @@ class NodeAgent:
             os.eventfd_read(self._wake)
         while self._inbox:
             self._inbox.popleft()()
-        for peer, message in self._server.receive():  # before the deaths: the last words of a process explain its end
+        endings = self._deaths.events()
+        for peer, message in self._server.receive():  # what the dead have said explains their end
             self._hear_local(peer, message)
-        for ending in self._deaths.events():
+        for ending in endings:
             self._perform_all(self._crew.ended(self._node, ending))
         if self._link is not None:
             for socket in self._link.sockets:

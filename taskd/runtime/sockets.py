@@ -67,10 +67,9 @@ class LocalServer:
     def receive(self) -> list[tuple[Peer, FromLocal | None]]:
         """Messages that have come, each with its sender; None in place of a message when the process has gone."""
         found: list[tuple[Peer, FromLocal | None]] = []
+        self._accept()  # first: what a process has said that came and went since the last time is told too
         for fd, _ in self._epoll.poll(0):
-            if fd == self._listener.fileno():
-                self._accept()
-            else:
+            if fd != self._listener.fileno():
                 found.extend((self._peers[fd], message) for message in self._read(self._peers[fd]))
                 if found and found[-1][1] is None:
                     self.drop(self._peers[fd])

@@ -19,7 +19,7 @@ def read(env=None, **keys) -> ManagerConfig:
 
 def test_the_seeds_three_keys_are_enough():
     config = read()
-    assert config.policy == Policy(job_id="job-1", node_count=2, ranks_per_node=8)
+    assert config.policy == Policy(job_id="job-1", node_count=2, ranks_per_node=8, sized_wait_s=30.0)
     assert config.policy.world_size == 16
     assert config.listen == Address("127.0.0.1", 9601)
     assert config.security.secret is None
@@ -176,3 +176,16 @@ def test_what_is_no_dict_of_keys_is_refused(found):
 
 def test_the_secret_is_in_no_repr():
     assert SECRET not in repr(read(secret=SECRET))
+
+
+@pytest.mark.parametrize(
+    ("env", "sized_wait_s"),
+    [
+        ({}, 30.0),
+        ({"TASKD_RECOVER_STRATEGY": "recover"}, None),
+        ({"TASKD_WAIT_RESCHEDULE_TIMEOUT": "77"}, 77.0),
+        ({"TASKD_NODE_COMMAND": "boot it"}, 270.0),
+    ],
+)
+def test_torchruns_range_of_nodes_counts_where_no_strategy_is_chosen(env, sized_wait_s):
+    assert read(env).policy.sized_wait_s == sized_wait_s

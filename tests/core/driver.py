@@ -47,6 +47,8 @@ class Job:
         self.silent: set[str] = set()
         """Agents that nothing is heard of."""
         self.spares: dict[str, int] = {}
+        self.least = 0
+        """MIN of torchrun's `--nnodes=MIN:MAX`."""
         self.terms: dict[int, int] = {}
         """Of the managers that had processes started, where it was another than the present one."""
         self.ledger = Ledger()
@@ -113,6 +115,7 @@ class Job:
             leaving=leaving,
             host=agent_id.replace("agent ", "node"),
             wants=wants,
+            min_nodes=self.least,
             ledger=self.ledger,
         )
 

@@ -60,3 +60,24 @@ def test_a_smaller_world_starts_anew(make_job: MakeJob) -> None:
     results = [json.loads((job.folder / f"result-{rank}").read_text()) for rank in range(2)]
     assert [result["step"] for result in results] == [12, 12]
     assert len({result["weights"] for result in results}) == 1
+
+
+def test_a_script_without_the_sdk_goes_on_with_fewer_nodes(make_job: MakeJob) -> None:
+    """torchrun's own contract: MIN nodes are enough. Nobody has chosen strategies; the manager waits for no node."""
+    points = [point(name, rank, "run", always=name != "lost") for rank, name in enumerate(("zero", "lost", "two"))]
+    job = make_job(1)
+    env = {**ENV, "TASKD_WAIT_RESCHEDULE_TIMEOUT": "2"}
+    job.start("hold.py", {"points": points}, options=RENDEZVOUS, env=env)
+    for name in ("lost", "zero", "two"):
+        job.held(name)
+    job.nodes[1].kill_all()
+    del job.torchruns[1]
+    record = job.recovered(1)
+    assert (record["strategy"], record["restart"]) == ("elastic-training", True)
+    job.release("zero")
+    assert job.ends() == [0, 0]
+    seen = [json.loads(path.read_text())["env"] for path in job.folder.glob(f"seen-*-{record['generation']}")]
+    assert [(env["RANK"], env["WORLD_SIZE"]) for env in sorted(seen, key=lambda env: env["RANK"])] == [
+        ("0", "2"),
+        ("1", "2"),
+    ]

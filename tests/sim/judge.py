@@ -169,10 +169,12 @@ class Judge:
         holders = {place.node_rank: place.agent_id for place in directive.places}
         demand(len(holders) == len(directive.places) == len(set(holders.values())), "two holders: {}", directive.places)
         incarnations = {order.rank: order.incarnation for order in directive.ranks}
+        kept = incarnations.keys() & self._orders.keys()  # the world may also have become smaller, or larger
         fresh = (
             directive.order is Order.RUN
-            and incarnations.keys() == self._orders.keys()
-            and all(incarnation > self._orders[rank] for rank, incarnation in incarnations.items())
+            and bool(kept)
+            and not any(order.joins for order in directive.ranks)
+            and all(incarnations[rank] > self._orders[rank] for rank in kept)
         )
         if manager is self.sim.manager:
             self._orders = incarnations

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, assert_never
 
+from taskd.core.budget import EARLY_S
 from taskd.core.phases import Phase
 from taskd.core.recovery import (
     Action,
@@ -125,7 +126,8 @@ class Manager:
         core = self.core
         absent = set(range(core.policy.node_count)) - set(core.world.places)
         waits = any(core.world.candidate_for(place) is not None for place in absent)
-        if core.superseded or core.phase is not Phase.RUNNING or not waits:
+        outside = not core.world.all_cooperate() and self.sim.clock.now_s - core.world.youngest_s() < EARLY_S
+        if core.superseded or core.phase is not Phase.RUNNING or not waits or outside or core.held:
             self._idle_since_s = None
         elif self._idle_since_s is None:
             self._idle_since_s = self.sim.clock.now_s

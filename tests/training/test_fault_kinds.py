@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import taskd
-from taskd.adaptors.training import faults
-from taskd.adaptors.training.faults import kind_of
+from taskd.adaptors import faults
+from taskd.adaptors.faults import kind_of
 from taskd.core.faults import FaultKind
 from taskd.errors import ConfigError
 

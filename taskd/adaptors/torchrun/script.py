@@ -23,6 +23,7 @@ from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from taskd.adaptors.faults import in_one_line, kind_of
 from taskd.adaptors.torchrun.imports import after_import
 from taskd.adaptors.torchrun.modules import installed_modules
 from taskd.config import settings
@@ -128,6 +129,7 @@ def run_script(argv: Sequence[str]) -> NoReturn:
     # Outside the handler: what the script's own hooks raise must not be chained to it.
     if ended_by is None or isinstance(ended_by, SystemExit):
         raise ended_by or SystemExit(0)
+    _tell_agent(ended_by)
     _report(ended_by)
 
 
@@ -188,6 +190,15 @@ def _load(path: str) -> CodeType:
         sys.stderr.write(f"{sys.executable}: can't open file {full!r}: [Errno {error.errno}] {error.strerror}\n")
         raise SystemExit(_CANNOT_OPEN) from None
     return compile(source, full, "exec", dont_inherit=True)
+
+
+def _tell_agent(error: BaseException) -> None:
+    """Say what this process dies of. Of a rank alone: not of a process that it has forked."""
+    runtime = sys.modules.get("taskd.runtime.worker")
+    link: WorkerLink | None = runtime.current() if runtime is not None else None
+    if link is not None:
+        kind = kind_of(error)
+        link.last_words(in_one_line(error), kind.value if kind is not None else "")
 
 
 def _report(error: BaseException) -> NoReturn:

@@ -1,7 +1,7 @@
 """The training state: what a step is, what it is worth at a fault, and how a rank gets it back."""
 
+from taskd.adaptors.faults import register_fault
 from taskd.adaptors.training.checkpoint import load_latest
-from taskd.adaptors.training.faults import register_fault
 from taskd.adaptors.training.microbatches import MicroBatch
 from taskd.adaptors.training.session import resilient
 from taskd.adaptors.training.state import TrainState

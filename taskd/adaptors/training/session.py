@@ -27,10 +27,10 @@ from typing import ParamSpec, TypeVar
 
 import torch.distributed as dist
 
+from taskd.adaptors.faults import in_one_line, kind_of
 from taskd.adaptors.groups.members import Members
 from taskd.adaptors.groups.world import World
 from taskd.adaptors.training.checkpoint import dump
-from taskd.adaptors.training.faults import kind_of
 from taskd.adaptors.training.layout import repoint
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.state import TrainState
@@ -282,5 +282,4 @@ class Session:
 def _describe(error: BaseException) -> str:
     if isinstance(error, Interrupted):
         return ""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+    return in_one_line(error)

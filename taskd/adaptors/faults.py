@@ -49,6 +49,12 @@ def kind_of(error: BaseException) -> FaultKind | None:
     return classify(line, BUILT_IN)
 
 
+def in_one_line(error: BaseException) -> str:
+    """An exception as the record of a fault shows it: its class and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+
+
 def _names(error: BaseException) -> set[str]:
     """The names of the exception's class and of all that it derives from, short and with their modules."""
     classes = [cls for cls in type(error).__mro__ if issubclass(cls, BaseException)]
