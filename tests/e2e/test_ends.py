@@ -86,9 +86,7 @@ def test_no_restart_is_allowed(make_job: MakeJob, spelling: str) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "starts"), [(1, 3), (2, 2), (3, 1)])
-def test_a_script_with_a_bug_in_its_set_up_ends_soon(
-    make_job: MakeJob, run_dir: Path, ranks: int, starts: int
-) -> None:
+def test_a_script_with_a_bug_in_its_set_up_ends_soon(make_job: MakeJob, run_dir: Path, ranks: int, starts: int) -> None:
     """An error of all three ranks is no chance: none is started again."""
     script = run_dir / "typo.py"
     script.write_text("import os\nos.environ['NO_SUCH_VARIABLE']\n")
