@@ -133,7 +133,7 @@ class WorkerHost(Protocol):
         ...
 
     def dismiss(self) -> None:
-        """The job has ended well, and this node, which holds no place, with it."""
+        """The job has ended well, and with it this node, whether it holds a place or not."""
         ...
 
     def manage(self) -> None:

@@ -190,10 +190,16 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
             self._taskd_commands,
             self._taskd_template,
             self._taskd_forbid_restart,
+            self._taskd_has_others,
             stand_ins=self._taskd_candidate,
         )
         TaskdContext.take_over(context, host)
         self._taskd_host = host
+
+    def _taskd_has_others(self) -> bool:
+        """Whether ranks of other nodes may still fail, and this node's start again with them."""
+        runtime = self._taskd_runtime
+        return runtime is not None and (runtime.places or 1) > 1 and self._taskd_leads()
 
     def _taskd_forbid_restart(self) -> None:
         self._remaining_restarts = 0
@@ -202,6 +208,8 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         host = self._taskd_host
+        if host is not None:
+            host.await_turn()
         with host.lock if host is not None else contextlib.nullcontext():
             result: RunResult = super()._monitor_workers(worker_group)
         self._taskd_result = result
