@@ -237,7 +237,7 @@ class NodeAgent:
             return AgentSocket(config.manager, config.security)
         assert self._identity is not None, "only a node with a manager elsewhere asks before it starts"
         embedded = embedded_config(config, len(self._identity.ranks))
-        self._manager = Manager(embedded)
+        self._manager = Manager(embedded, embedded=True)
         self._manager.start()
         return AgentSocket(self._manager.address, embedded.security)
 
