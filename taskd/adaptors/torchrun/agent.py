@@ -265,13 +265,9 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
 def _identify(worker_group: WorkerGroup) -> NodeIdentity:
     spec = worker_group.spec
     return NodeIdentity(
-        run_id=str(spec.rdzv_handler.get_run_id()),
         node_rank=int(worker_group.group_rank or 0),
         node_count=int(worker_group.group_world_size or 1),
         ranks=tuple(int(worker.global_rank) for worker in worker_group.workers),
-        world_size=int(worker_group.workers[0].world_size),
-        master_addr=str(worker_group.master_addr),
-        master_port=int(worker_group.master_port or 0),
         given_master_addr=_given_master_addr(spec),
         max_restarts=_max_restarts(spec),
         min_nodes=entry.least_nodes(spec),

@@ -59,12 +59,6 @@ def _replace_agent(module: ModuleType) -> None:
         logger.exception("taskd could not be installed; torchrun is left as it was")
 
 
-def is_in_place() -> bool:
-    """Whether torchrun's launcher uses taskd's agent in this process."""
-    agent = getattr(sys.modules.get(_LAUNCHER), _CLASS, None)
-    return getattr(agent, "__module__", "") == "taskd.adaptors.torchrun.agent"
-
-
 def rendezvous_handlers() -> Callable[[Any], NoReturn]:
     """What torch's plugin group `torchrun.handlers` asks for. taskd is no rendezvous: the group only gets it loaded."""
 
