@@ -10,7 +10,6 @@ Rules:
 """
 
 import logging
-import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final, NoReturn
