@@ -39,7 +39,6 @@ class AgentConfig:
     learn_modules: bool
     heartbeat_s: float
     manager_wait_s: float
-    stop_timeout_s: float
     checkpoint_dir: Path | None = None
 
     @classmethod
@@ -62,7 +61,6 @@ class AgentConfig:
             learn_modules=source.switch(settings.LEARN_MODULES),
             heartbeat_s=source.seconds(settings.HEARTBEAT_S),
             manager_wait_s=source.seconds(settings.MANAGER_WAIT_S),
-            stop_timeout_s=source.seconds(settings.STOP_TIMEOUT_S),
             checkpoint_dir=source.path(settings.CHECKPOINT_DIR),
         )
 

@@ -152,10 +152,6 @@ LEARN_MODULES = Setting(
     "TASKD_LEARN_MODULES", None, Kind.SWITCH, "on", _AGENT,
     "Warm processes also import the installed packages that a live worker was seen to have imported.",
 )  # fmt: skip
-STOP_TIMEOUT_S = Setting(
-    "TASKD_STOP_TIMEOUT_S", None, Kind.SECONDS, "30", _AGENT,
-    "Time between SIGTERM and SIGKILL when a process is told to end.",
-)  # fmt: skip
 PRELOAD_KEEP = Setting(
     "TASKD_PRELOAD_KEEP", None, Kind.SWITCH, "off", (Reader.SHIM,),
     "Keeps libtaskd.so in LD_PRELOAD of training processes: for Ascend, and for scripts that re-execute themselves.",

@@ -27,6 +27,7 @@ from taskd.runtime.crew import Crew
 from taskd.runtime.deaths import DeathWatch
 from taskd.runtime.links import AgentSocket
 from taskd.runtime.manager import Manager, embedded_config
+from taskd.runtime.patience import Patience
 from taskd.runtime.ports import NodeIdentity, Outlook, WorkerHost
 from taskd.runtime.prospect import Prospect
 from taskd.runtime.rankfiles import RankFiles
@@ -53,8 +54,6 @@ from taskd.wire.messages import (
 )
 
 logger = logging.getLogger(__name__)
-PATIENCE = 10
-"""A node that was led once waits so many times longer for the next manager: torchrun could do nothing better."""
 SDKLESS_DELAY_S = 10.0
 """A job that commits no step (it has no SDK) gets its warm processes so long after its start."""
 
@@ -85,7 +84,7 @@ class NodeAgent:
         self._leaving = False
         self._stock = False
         self._sent_s = 0.0
-        self._answered_s = time.monotonic()
+        self._patience = Patience(config.manager_wait_s)
         self._wants = -1
         self._prospect = Prospect(config.manager_wait_s)
         self._template_due_s: float | None = None
@@ -217,7 +216,7 @@ class NodeAgent:
         self._leaving = False
         if first:
             self._open_link()
-            self._answered_s = time.monotonic()
+            self._patience.renew()
         elif self._stock:
             host.stock()
         if identity.candidate:
@@ -239,7 +238,7 @@ class NodeAgent:
             return AgentSocket(config.manager, config.security)
         assert self._identity is not None, "only a node with a manager elsewhere asks before it starts"
         embedded = embedded_config(config, len(self._identity.ranks))
-        self._manager = Manager(embedded)
+        self._manager = Manager(embedded, embedded=True)
         self._manager.start()
         return AgentSocket(self._manager.address, embedded.security)
 
@@ -280,7 +279,7 @@ class NodeAgent:
             peer.send(Abandon(reason="no manager answers"))
 
     def _hear_manager(self, message: FromManager) -> None:
-        self._answered_s = time.monotonic()
+        self._patience.renew()
         match message:
             case Refusal():
                 self._go_stock(f"the manager refuses this node: {message.reason}")
@@ -303,12 +302,11 @@ class NodeAgent:
                 assert_never(message)
 
     def _watch_the_clock(self) -> None:
-        now_s, limit_s = time.monotonic(), self._config.manager_wait_s
-        if (self._prospect.places or 1) > 1:
-            limit_s *= PATIENCE
-        if self._link is not None and self._identity is not None and now_s - self._answered_s > limit_s:
+        now_s = time.monotonic()
+        waited_s = self._patience.spent_s(self._prospect.places or 1, ended=self._crew.have_ended(self._node))
+        if waited_s is not None and self._link is not None and self._identity is not None:
             where = self._link.trouble or f"no manager answers at {self._config.manager}"
-            self._go_stock(f"{where} for {limit_s:g} s")
+            self._go_stock(f"{where} for {waited_s:g} s")
         if self._template_due_s is not None and now_s >= self._template_due_s:
             self._warm_up(self._crew.any_peer())
         self._crew.expire(self._node, now_s)
@@ -364,7 +362,7 @@ class NodeAgent:
             case StopNode():
                 if action.exit_code:
                     self._crew.give_up(action.reason)
-                elif self._node.place is None:
+                else:
                     self._crew.dismiss()
             case _:
                 assert_never(action)

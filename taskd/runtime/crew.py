@@ -44,7 +44,6 @@ class Crew:
         self._local: dict[int, int] = {}  # global to local rank
         self._peers: dict[int, Peer] = {}
         self._waiting: deque[tuple[Start, float]] = deque()
-        self._rounds = 0
         self._incarnations: dict[int, int] = {}  # by local rank
         self.moved = False
         """This node has been given a place, or lost one, since torchrun formed the world."""
@@ -95,7 +94,7 @@ class Crew:
         return tuple(self._local)
 
     def dismiss(self) -> None:
-        """The job has ended without this node."""
+        """The job has ended well."""
         if self._host is not None:
             self._host.dismiss()
 
@@ -213,6 +212,10 @@ class Crew:
         if ending.gone:
             self._files.discard(self._local[rank], node.slots[rank].status.incarnation)
         return node.ended(rank, clean=status == 0, cause=describe(status), at_s=time.monotonic())
+
+    def have_ended(self, node: Node) -> bool:
+        """Whether this node has ranks, and all of them have ended well."""
+        return bool(node.slots) and all(slot.status.stage is Stage.EXITED for slot in node.slots.values())
 
     def fence(self, rank: int) -> None:
         """Kill the rank's whole process group."""

@@ -48,8 +48,10 @@ QUICK_TICK_MS = 20
 class Manager:
     """Serves one job. `run` in the caller's thread, or `start` and `stop` in one of its own."""
 
-    def __init__(self, config: ManagerConfig, cluster: Cluster | None = None) -> None:
+    def __init__(self, config: ManagerConfig, cluster: Cluster | None = None, *, embedded: bool = False) -> None:
         """Listen. `cluster` is asked for nodes, in place of the configured command.
+
+        One that is `embedded` in an agent leaves it to the agent to say why the job has ended.
 
         Raises:
             SecretError: the address needs a secret.
@@ -57,6 +59,7 @@ class Manager:
 
         """
         self._config = config
+        self._embedded = embedded
         # Its directives must count as newer than those of every manager that this job had before.
         self._core = Recovery(config.policy, sequence=time.time_ns() // 1_000_000)
         self._socket = ManagerSocket(config.listen, config.security)
@@ -246,7 +249,8 @@ class Manager:
     def _end(self, action: Stopped) -> None:
         self._ended_s = time.monotonic()
         self.exit_code = action.exit_code
-        logger.log(logging.ERROR if action.exit_code else logging.INFO, "the job has ended: %s", action.reason)
+        if not self._embedded:
+            logger.log(logging.ERROR if action.exit_code else logging.INFO, "the job has ended: %s", action.reason)
         fault = as_fields(action.record) if action.record is not None else {}
         self._journal.write("stopped", reason=action.reason, exit_code=action.exit_code, fault=fault)
 

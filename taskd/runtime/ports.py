@@ -18,19 +18,14 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class NodeIdentity:
-    """What torchrun knows about this node in its present rendezvous. `run_id` is torchrun's `--rdzv-id`.
+    """What torchrun knows about this node in its present rendezvous.
 
-    `master_addr` and `master_port` are where the workers' store is; `given_master_addr` is the user's `--master-addr`,
-    None if it was left at its default.
+    `given_master_addr` is the user's `--master-addr`, None if it was left at its default.
     """
 
-    run_id: str
     node_rank: int
     node_count: int
     ranks: tuple[int, ...]
-    world_size: int
-    master_addr: str
-    master_port: int
     given_master_addr: str | None
     max_restarts: int
     min_nodes: int = 0
@@ -133,7 +128,7 @@ class WorkerHost(Protocol):
         ...
 
     def dismiss(self) -> None:
-        """The job has ended well, and this node, which holds no place, with it."""
+        """The job has ended well, and with it this node, whether it holds a place or not."""
         ...
 
     def manage(self) -> None:

@@ -19,7 +19,7 @@ def test_nothing_configured_embeds_the_manager():
     config = AgentConfig.from_environment({})
     assert config.manager is None
     assert (config.standbys, config.preload, config.learn_modules) == (1, (), True)
-    assert (config.manager_wait_s, config.stop_timeout_s, config.job_id) == (30, 30, "default")
+    assert (config.manager_wait_s, config.job_id) == (30, "default")
 
 
 def test_every_variable_reaches_its_place(caplog):
@@ -35,14 +35,13 @@ def test_every_variable_reaches_its_place(caplog):
         "TASKD_LEARN_MODULES": "off",
         "TASKD_HEARTBEAT_S": "0.25",
         "TASKD_MANAGER_WAIT_S": "5",
-        "TASKD_STOP_TIMEOUT_S": "7",
         "TASKD_CHECKPOINT_DIR": "/dumps",
     }
     config = AgentConfig.from_environment(env)
     assert (config.job_id, config.manager, config.run_dir) == ("j", Address("fd00::1", 9700), Path("/run/t"))
     assert config.security.secret == b"0123456789abcdef"
     assert (config.standbys, config.preload, config.learn_modules) == (2, ("numpy", "torch.nn"), False)
-    assert (config.heartbeat_s, config.manager_wait_s, config.stop_timeout_s) == (0.25, 5, 7)
+    assert (config.heartbeat_s, config.manager_wait_s) == (0.25, 5)
     assert config.checkpoint_dir == Path("/dumps")
     assert not caplog.records
 

@@ -4,12 +4,14 @@ import json
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.job import ROOT
 from tests.e2e.plan import point
+from tests.e2e.test_manager import STOCK
 from tests.launch import Launcher
 from tests.multinode.conftest import MakeJob
 from tests.multinode.job import MASTER_PORT, SECRET, NodesJob
@@ -18,6 +20,8 @@ from tests.nodes import Node
 pytestmark = [pytest.mark.timeout(150), pytest.mark.slow, pytest.mark.root]
 EXAMPLES = ROOT / "examples"
 STEPS = 40
+WAIT_S = 5.0
+"""For a manager that does not answer."""
 
 
 def test_a_script_with_its_own_checkpoints(make_job: MakeJob) -> None:
@@ -80,7 +84,8 @@ def test_nodes_whose_ranks_have_ended(make_job: MakeJob, restarts: int) -> None:
         assert job.recovered(1)["restart"]
         pids = job.pids
         job.wait(lambda: job.held("zero") == pids[0], "the second process of rank 0")
-    job.wait(lambda: "Waiting 300 seconds for other agents to finish" in job.said(job.nodes[1]), "node 1 at the end")
+    ended = job.wait(lambda: job.pids, "the processes of all ranks")[1]
+    job.wait(lambda: ended not in job.nodes[1].pids(), "the end of rank 1")
     job.kill("zero")
     assert job.ends(30) == [1, 1, 1]
     assert "timed out" not in job.said(job.nodes[1]), "torch complains of no wait"
@@ -92,6 +97,49 @@ def test_nodes_whose_ranks_have_ended(make_job: MakeJob, restarts: int) -> None:
             assert f"the job ends here: {reasons[0]}" in summary
             error = json.loads(node.file("/run/error.json").read_text())
             assert error["message"]["message"] == f"the job ends here: {reasons[0]}"
+
+
+def test_ranks_that_have_ended_start_again_with_the_others(make_job: MakeJob) -> None:
+    """A node whose rank has ended well waits for the others, and takes part in the restart that one of them needs."""
+    points = [point("one", 1, "run"), point("zero", 0, "run"), point("two", 2, "run", always=True)]
+    # torchrun sees the end of the rank before the next fault
+    often: dict[str, str | None] = {"TASKD_STANDBY": "0", "PET_MONITOR_INTERVAL": "0.01"}
+    job = make_job(1).start("hold.py", {"points": points}, env=often)
+    end_rank_1(job)
+    job.kill("zero")
+    assert job.recovered(1)["restart"]
+    job.release("two")
+    assert job.ends() == [0, 0, 0]
+    assert job.said(job.nodes[1]).count("rank 1 ends") == 2
+
+
+def test_a_node_whose_ranks_have_ended_does_not_wait_long_for_a_manager(make_job: MakeJob) -> None:
+    """The manager is killed. Nodes that still run wait for the next one; the node that has ended cannot gain by it."""
+    points = [point(name, rank, "run") for rank, name in enumerate(["zero", "one", "two"])]
+    env: dict[str, str | None] = {"TASKD_STANDBY": "0", "TASKD_MANAGER_WAIT_S": f"{WAIT_S:g}"}
+    job = make_job(1).start("hold.py", {"points": points}, env=env)
+    end_rank_1(job)
+    assert STOCK not in job.output
+    job.managers[0].kill()
+    killed_s = time.monotonic()
+    job.wait(lambda: f"for {WAIT_S:g} s: {STOCK}" in job.said(job.nodes[1]), "the end of node 1's wait", WAIT_S + 5)
+    assert time.monotonic() - killed_s > WAIT_S - 1
+    assert all(STOCK not in job.said(node) for node in (job.nodes[0], job.nodes[2]))
+    job.release("zero")
+    job.release("two")
+    assert job.ends(WAIT_S + 5) == [0, 0, 0]
+    assert job.said(job.nodes[1]).count("rank 1 ends") == 1
+
+
+def end_rank_1(job: NodesJob) -> None:
+    """When the job has formed and all ranks are at their points, let rank 1 end; the others stay."""
+    for name in ("one", "zero", "two"):
+        job.held(name)
+    job.wait(lambda: [entry for entry in job.named("directive") if entry["order"] == "run"], "a job that has formed")
+    job.release("one")
+    job.wait(lambda: "rank 1 ends" in job.said(job.nodes[1]), "the end of rank 1")
+    ended = job.pids[1]
+    job.wait(lambda: ended not in job.nodes[1].pids(), "its process collected")
 
 
 def test_the_seeds_scripts(make_job: MakeJob, launcher: Launcher, run_dir: Path) -> None:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(60)
 
 LIMIT_S = 20.0
 NO_LOGS = Logs(None, None, None)
-IDENTITY = NodeIdentity("run", 0, 1, (0, 1), 2, "127.0.0.1", 1, None, 5)
+IDENTITY = NodeIdentity(0, 1, (0, 1), None, 5)
 
 
 class Host:

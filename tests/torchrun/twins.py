@@ -51,7 +51,8 @@ _ALIKE: tuple[tuple[str, str], ...] = (
 class Launch:
     """A job. In all texts {folder} stands for its folder, {port} for a free port, {observer} for `OBSERVER`.
 
-    `nodes` has torchrun's arguments for each node; the later ones start when somebody writes to the FIFO `after`.
+    `nodes` has torchrun's arguments for each node, after PET_NAME=value for its own variables; the later ones start
+    when somebody writes to the FIFO `after`.
     With `manager` the one with taskd gets a manager at TASKD_MANAGER=127.0.0.1:{manager}.
     """
 

@@ -107,12 +107,6 @@ class World:
         self._replace("_store_based_barrier", lambda *args, **options: None)
         self._objects.install()
 
-    def withdraw(self) -> None:
-        """Take the seam out again, as for a process that leaves taskd. Handles already given out go on to work."""
-        self._restore(*self._originals)
-        self._objects.remove()
-        World._installed = None
-
     # At a fault.
 
     def abandon(self) -> int:

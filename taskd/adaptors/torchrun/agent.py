@@ -190,10 +190,16 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
             self._taskd_commands,
             self._taskd_template,
             self._taskd_forbid_restart,
+            self._taskd_has_others,
             stand_ins=self._taskd_candidate,
         )
         TaskdContext.take_over(context, host)
         self._taskd_host = host
+
+    def _taskd_has_others(self) -> bool:
+        """Whether ranks of other nodes may still fail, and this node's start again with them."""
+        runtime = self._taskd_runtime
+        return runtime is not None and (runtime.places or 1) > 1 and self._taskd_leads()
 
     def _taskd_forbid_restart(self) -> None:
         self._remaining_restarts = 0
@@ -202,6 +208,8 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         host = self._taskd_host
+        if host is not None:
+            host.await_turn()
         with host.lock if host is not None else contextlib.nullcontext():
             result: RunResult = super()._monitor_workers(worker_group)
         self._taskd_result = result
@@ -257,13 +265,9 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
 def _identify(worker_group: WorkerGroup) -> NodeIdentity:
     spec = worker_group.spec
     return NodeIdentity(
-        run_id=str(spec.rdzv_handler.get_run_id()),
         node_rank=int(worker_group.group_rank or 0),
         node_count=int(worker_group.group_world_size or 1),
         ranks=tuple(int(worker.global_rank) for worker in worker_group.workers),
-        world_size=int(worker_group.workers[0].world_size),
-        master_addr=str(worker_group.master_addr),
-        master_port=int(worker_group.master_port or 0),
         given_master_addr=_given_master_addr(spec),
         max_restarts=_max_restarts(spec),
         min_nodes=entry.least_nodes(spec),

@@ -4,8 +4,8 @@ Rules:
 
 1. torch's own objects stay the truth: a rank's process is what `subprocess_handlers` holds, its pid what the worker
    group says. Both change together under `lock`, which torchrun's monitor holds while it compares them.
-2. While taskd is in charge torchrun sees nothing but running ranks, until all have ended well. Once it is not, the
-   stock code decides, and nothing of it is imitated here.
+2. While taskd is in charge torchrun sees nothing but running ranks, until all of the job have ended well. Once it is
+   not, the stock code decides, and nothing of it is imitated here.
 3. Before a rank gets another process, the present one is fenced with SIGKILL. It is collected later.
 """
 
@@ -37,6 +37,7 @@ from taskd.runtime.ports import Command, Logs
 
 logger = logging.getLogger(__name__)
 
+_LOOK_S: Final = 0.5
 _TEARDOWN_TIMEOUT_S: Final = 10.0
 """The kernel frees a few GiB of a dead process in a second."""
 
@@ -46,7 +47,7 @@ class Charge(Enum):
 
     TASKD = "taskd"
     TORCHRUN = "torchrun"
-    DISMISSED = "dismissed"  # nobody: the job has ended without this node's help
+    DISMISSED = "dismissed"  # nobody: the job has ended well
     GIVEN_UP = "given up"  # torchrun, with nothing left to restart
 
 
@@ -66,6 +67,7 @@ class TorchrunHost:
         commands: Mapping[int, Command],
         template: TemplateProcess,
         forbid_restart: Callable[[], None],
+        has_others: Callable[[], bool],
         *,
         stand_ins: bool = False,
     ) -> None:
@@ -76,8 +78,10 @@ class TorchrunHost:
         self._commands = commands
         self._template = template
         self._forbid_restart = forbid_restart
+        self._has_others = has_others
         self._logs = RankLogs(context)
         self._charge = Charge.TASKD
+        self._turned = threading.Event()  # taskd does not decide any more
         self._reason = ""
         self._ended_by_us: set[int] = set(context.pids().values()) if stand_ins else set()
         self._closing = False
@@ -231,16 +235,28 @@ class TorchrunHost:
         self._hand_over(Charge.GIVEN_UP, ends.tell(reason))
 
     def dismiss(self) -> None:
-        """The job has ended well, without a rank on this node."""
-        self._hand_over(Charge.DISMISSED, "the job has ended; this node held no place")
+        """The job has ended well."""
+        self._hand_over(Charge.DISMISSED, "the job has ended well")
 
     def _hand_over(self, charge: Charge, text: str) -> None:
         if self._charge in (charge, Charge.GIVEN_UP):
             return
         self._charge = charge
+        if charge is Charge.TASKD:
+            self._turned.clear()
+        else:
+            self._turned.set()
         logger.warning("%s", text) if charge is Charge.GIVEN_UP else logger.info("%s", text)
 
     # Called by torchrun's own thread
+
+    def await_turn(self) -> None:
+        """While this node's ranks have ended well, and others' may still fail: wait, so that all end at once.
+
+        torchrun's next look, which comes at its own interval, would be later.
+        """
+        while self._charge is Charge.TASKD and self._all_ended_well() and self._has_others():
+            self._turned.wait(_LOOK_S)
 
     def poll(self, stock_poll: StockPoll) -> RunProcsResult | None:
         """torchrun's look at its ranks: None while there is nothing for torchrun to do."""
@@ -249,17 +265,23 @@ class TorchrunHost:
         self._groups.reap()
         match self._charge:
             case Charge.TASKD:
-                statuses = [self.exit_status(local_rank) for local_rank in self.local_ranks]
-                return stock_poll() if all(status == 0 for status in statuses) else None
+                return stock_poll() if self._all_ended_well() and not self._has_others() else None
             case Charge.TORCHRUN:
                 return stock_poll()
             case Charge.DISMISSED:
-                return RunProcsResult(return_values=dict.fromkeys(self.local_ranks))
+                self._await_the_dying()
+                if self._all_ended_well():
+                    return stock_poll()
+                return RunProcsResult(return_values=dict.fromkeys(self.local_ranks))  # there are no ranks here
             case Charge.GIVEN_UP:
                 self._await_the_dying()
                 return self._with_reason(stock_poll() or self._end_all(stock_poll))
             case _:
                 assert_never(self._charge)
+
+    def _all_ended_well(self) -> bool:
+        statuses = [self.exit_status(local_rank) for local_rank in self.local_ranks]  # collects every one
+        return all(status == 0 for status in statuses)
 
     def _await_the_dying(self) -> None:
         """taskd hears of a death before the process can be reaped; torch is to see it first, as the root cause."""

@@ -10,7 +10,6 @@ Rules:
 """
 
 import logging
-import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final, NoReturn
@@ -57,12 +56,6 @@ def _replace_agent(module: ModuleType) -> None:
         vars(module)[_CLASS] = TaskdElasticAgent
     except Exception:
         logger.exception("taskd could not be installed; torchrun is left as it was")
-
-
-def is_in_place() -> bool:
-    """Whether torchrun's launcher uses taskd's agent in this process."""
-    agent = getattr(sys.modules.get(_LAUNCHER), _CLASS, None)
-    return getattr(agent, "__module__", "") == "taskd.adaptors.torchrun.agent"
 
 
 def rendezvous_handlers() -> Callable[[Any], NoReturn]:

@@ -1,5 +1,7 @@
 """A resilient training whose rank 0 ends while a thread of gloo waits for the interpreter, to free a tensor."""
 
+import mmap
+import os
 import sys
 import time
 
@@ -9,7 +11,17 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import taskd
-from tests.e2e.scripts.points import PLAN, rank
+from tests.e2e.scripts.points import FOLDER, PLAN, rank
+
+HOLD_S = 0.2
+"""By then the thread of gloo, whose transfer is over, waits for the interpreter: nothing tells of that."""
+
+
+def shared_bytes() -> mmap.mmap:
+    """One for each rank. They are read and written without letting go of the interpreter."""
+    descriptor = os.open(FOLDER / "turns", os.O_RDWR | os.O_CREAT)
+    os.ftruncate(descriptor, 2)
+    return mmap.mmap(descriptor, 2)
 
 
 def main() -> None:
@@ -26,13 +38,19 @@ def main() -> None:
             state.commit()
 
     train()
+    turns = shared_bytes()
     if rank() == 1:
-        time.sleep(0.2)  # rank 0 has the interpreter to itself by then
+        while not turns[0]:
+            time.sleep(0.01)
         dist.all_reduce(torch.ones(1))
+        turns[1] = 1
         return
     dist.all_reduce(torch.ones(1), async_op=True)
     sys.setswitchinterval(1000)
-    end_s = time.monotonic() + 0.6
+    turns[0] = 1  # this thread has the interpreter to itself from here on
+    while not turns[1]:
+        pass
+    end_s = time.monotonic() + HOLD_S
     while time.monotonic() < end_s:
         pass
 

@@ -39,7 +39,10 @@ def become(job: dict[str, Any], node: int) -> None:
         if after:
             with open(after):
                 pass
-    sys.argv = ["torchrun", *job["nodes"][node]]
+    words = job["nodes"][node]
+    while words[0].startswith("PET_"):
+        name, _, os.environ[name] = words.pop(0).partition("=")
+    sys.argv = ["torchrun", *words]
 
 
 def manage(job: dict[str, Any]) -> None:
