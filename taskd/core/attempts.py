@@ -19,7 +19,7 @@ from taskd.core.record import FaultRecord
 from taskd.core.strategy import Decision, choose, is_sized, may_stay
 from taskd.core.world import World
 from taskd.errors import TransitionError
-from taskd.wire.messages import Directive, Ledger, Order, Place, Stage, Transfer, WorldPlan
+from taskd.wire.messages import Directive, Ledger, NodeStatus, Order, Place, Stage, Transfer, WorldPlan
 
 
 @dataclass(slots=True)
@@ -57,6 +57,8 @@ class Attempts:
     _first_out_s: float | None = None
     _unknown: bool = False
     """All have paused, but too few nodes of the last world are known to know of the next one."""
+    _echoes: set[str] = field(default_factory=set)
+    """Agents that are known to know."""
     _out: list[Action] = field(default_factory=list)
 
     # ---- what is done
@@ -239,8 +241,10 @@ class Attempts:
     def plan_world(self) -> None:
         """Every rank has paused: have them build the next world, as soon as enough nodes know of it."""
         record = self._need_record()
-        self._unknown = not self.world.is_known(self.term, self.world.generation, self._now_s, self.policy.membership)
+        membership, generation = self.policy.membership, self.world.generation
+        self._unknown = not self.world.is_known(self.term, generation, self._now_s, membership)
         if self._unknown:
+            self._echoes = {status.agent_id for status in self.world.echoes(self.term, generation, self._now_s, membership)}
             return
         restore = plan_restore(self.world.held())
         if restore is None:
@@ -291,6 +295,12 @@ class Attempts:
         self.record = None
 
     # ---- small things
+
+    def _echoed(self, status: NodeStatus) -> bool:
+        """Whether, with this report, enough nodes may know of the next world. The whole question takes longer."""
+        if status.ledger.term == self.term and status.generation >= self.world.generation:
+            self._echoes.add(status.agent_id)
+        return 2 * len(self._echoes) >= len(self.world.agreed)
 
     def late(self) -> list[int]:
         """Ranks that have kept a pause waiting for too long."""

@@ -77,6 +77,11 @@ class Budget:
         window = "" if self.window_s is None else f" in {self.window_s:g} s"
         return Charge(True, f"restart {self.spent} of {self.max_restarts}{window}")
 
+    @property
+    def remembers(self) -> bool:
+        """Whether any fault may still be repeated: if none, progress changes nothing."""
+        return bool(self._seen)
+
     def progressed(self, step: int) -> None:
         """Every rank has committed `step`: faults at earlier steps no longer count as repetitions."""
         self._seen = {fault: times for fault, times in self._seen.items() if fault.step >= step}

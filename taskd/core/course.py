@@ -95,11 +95,15 @@ class Course(Attempts):
     def pausing(self, _rank: int) -> None:
         """One more rank waits for a plan; when all do, make it."""
         record = self._need_record()
-        waiting = self.world.not_paused()
-        if record.paused_s is None and all(self.world.ranks[rank].joins for rank in waiting):
+        survivors = self.world.all_paused(newcomers=False)
+        if record.paused_s is None and survivors:
             record.paused_s = self._now_s
-        if record.replaced_s is None and not any(self.world.ranks[rank].joins for rank in waiting):
+        if not survivors and record.replaced_s is not None:
+            return
+        newcomers = self.world.all_paused(newcomers=True)
+        if record.replaced_s is None and newcomers:
             record.replaced_s = self._now_s
+        waiting = not (survivors and newcomers)
         if not waiting and self._drained is not None:
             self._move_drained(self._drained)
         elif not waiting:
@@ -159,7 +163,7 @@ class Course(Attempts):
 
     def progress(self, _rank: int) -> None:
         """A step was committed outside any recovery; by every rank, it is progress."""
-        if self.budget is not None and self.world.all_at(RESUMED):
+        if self.budget is not None and self.budget.remembers and self.world.all_at(RESUMED):
             self.budget.progressed(self.world.common_step())
 
     def finish(self, _rank: int) -> None:

@@ -61,6 +61,7 @@ class Places:
     """Those of them that were taken from their holder and not given to another yet."""
     agreed: dict[int, str] = field(default_factory=dict)
     """Who held the places of the last world that came about."""
+    _place_of: dict[str, int] = field(default_factory=dict)
     wanted: set[int] = field(default_factory=set)
     """Places for which this manager has asked the cluster for a node."""
 
@@ -74,7 +75,7 @@ class Places:
             return Standing.STALE
         if place is None and status.node_rank in claims and self._may_claim(status):
             place = status.node_rank
-            self.holders[place] = status.agent_id
+            self._hold(place, status.agent_id)
             self.candidates.pop(status.agent_id, None)
         view = known.then(status, now_s) if known is not None else NodeView.first(status, now_s)
         if place is None:
@@ -96,7 +97,12 @@ class Places:
 
     def place_of(self, agent_id: str) -> int | None:
         """The place that an agent holds."""
-        return next((place for place, holder in self.holders.items() if holder == agent_id), None)
+        place = self._place_of.get(agent_id)
+        return place if place is not None and self.holders.get(place) == agent_id else None
+
+    def _hold(self, place: int, agent_id: str) -> None:
+        self.holders[place] = agent_id
+        self._place_of[agent_id] = place
 
     def was_held(self, place: int, agent_id: str) -> bool:
         """Whether the agent held the place in the last world that came about, or nobody is known to have."""
@@ -112,7 +118,7 @@ class Places:
         """Give a place to a candidate."""
         self.vacate(place)
         self.vacated.discard(place)
-        self.holders[place] = agent_id
+        self._hold(place, agent_id)
         self.nodes[place] = self.candidates.pop(agent_id)
         self.dead_nodes.discard(place)
 
@@ -149,38 +155,46 @@ class Places:
         No other manager can then form another one without hearing of this: it needs as many of the same nodes. (Two
         majorities of one set have a member in common; see the joint consensus of Raft, section 6 of its paper.)
         """
-        heard = [
+        return self._has_most(self.agreed, self.echoes(term, generation, now_s, policy))
+
+    def echoes(self, term: int, generation: int, now_s: float, policy: Membership) -> list[NodeStatus]:
+        """Who has said that it knows of the world `generation` of manager `term`, and is heard."""
+        return [
             status
             for status in self._heard(now_s, policy)
             if status.ledger.term == term and status.generation >= generation
         ]
-        return self._has_most(self.agreed, heard)
 
     def _has_most(self, members: Mapping[int, str], heard: Collection[NodeStatus]) -> bool:
         """`members` by place. A node that has said itself that it leaves cannot go on elsewhere: it does not count."""
-        left = {view.status.agent_id for view in self._views() if view.status.leaving}
+        views = self._views()
+        left = {view.status.agent_id for view in views if view.status.leaving}
         members = {place: agent_id for place, agent_id in members.items() if agent_id not in left}
         names = {status.agent_id for status in heard}
         present = {place for place, agent_id in members.items() if agent_id in names}
-        replaced = {place for place in members.keys() - present if self._is_replaced(place, members[place], names)}
+        replaced = self._replaced({place: members[place] for place in members.keys() - present}, names)
         first_heard = not members or min(members) in present
         return quorum(len(members), len(present), len(replaced), first_heard=first_heard)
 
-    def _is_replaced(self, place: int, agent_id: str, heard: Collection[str]) -> bool:
-        """Whether its launcher has started another node for the place since this agent was heard the last time.
+    def _replaced(self, missing: Mapping[int, str], heard: Collection[str]) -> set[int]:
+        """For which places a launcher has started another node since the missing agent was heard the last time.
 
         One that this manager has asked for itself says nothing, nor does one that has waited as a spare.
         """
-        if place in self.wanted:
-            return False
-        last_s = max((view.heard_s for view in self._views() if view.status.agent_id == agent_id), default=0.0)
-        return any(
-            view.status.wants == place
-            and view.status.agent_id in heard
-            and view.new_since_s is not None
-            and view.new_since_s > last_s
-            for view in self._views()
-        )
+        if not missing:
+            return set()
+        last_s: dict[str, float] = {}
+        new_s: dict[int, float] = {}
+        for view in self._views():
+            status = view.status
+            last_s[status.agent_id] = max(view.heard_s, last_s.get(status.agent_id, 0.0))
+            if status.agent_id in heard and view.new_since_s is not None:
+                new_s[status.wants] = max(view.new_since_s, new_s.get(status.wants, 0.0))
+        return {
+            place
+            for place, agent_id in missing.items()
+            if place not in self.wanted and new_s.get(place, 0.0) > last_s.get(agent_id, 0.0)
+        }
 
     def _views(self) -> list[NodeView]:
         return [*self.nodes.values(), *self.candidates.values()]

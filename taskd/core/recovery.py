@@ -78,7 +78,7 @@ class Recovery(Course):
             self._hear_holder(status, place)
         if self.phase is Phase.FORMING:
             self._form()
-        if self._unknown:
+        if self._unknown and self._echoed(status):
             self.plan_world()
         return self._flush()
 
@@ -204,6 +204,8 @@ class Recovery(Course):
     def _is_whole(self) -> bool:
         """Every node that torchrun's rendezvous has formed is there: with `--nnodes=MIN:MAX` perhaps fewer than MAX."""
         formed = {view.status.node_count for view in self.world.nodes.values()} or {self.policy.node_count}
+        if len(self.world.nodes) < max(formed):
+            return False
         return self.world.places == tuple(range(max(formed)))
 
     def _may_go_on(self, places: tuple[int, ...]) -> bool:

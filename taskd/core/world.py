@@ -7,7 +7,7 @@ Rules:
    that a process that is gone is gone in every generation.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from taskd.core.faults import FaultKind
@@ -102,10 +102,14 @@ class World(Places):
     ranks: dict[int, RankView] = field(default_factory=dict)
     _incarnations: dict[int, int] = field(default_factory=dict)
     """The newest process that was wanted for a rank that is absent now."""
+    _exceptions: dict[object, int] = field(default_factory=dict)
+    """By what was asked of all ranks the one of which it did not hold, which is asked first the next time."""
+    _places: tuple[int, ...] | None = None
 
     def admit(self, status: NodeStatus, now_s: float) -> None:
         """Take over the ranks, processes and generation that an agent carries: a manager's view is made of this."""
         self.generation = max(self.generation, newest_generation(status))
+        self._places = None
         for rank in status.ranks:
             self.ranks[rank.rank] = RankView(status.node_rank, rank.incarnation, since_s=now_s, status=rank)
 
@@ -116,6 +120,7 @@ class World(Places):
 
     def expect(self, place: int, per_node: int, now_s: float) -> None:
         """Have the ranks of a place in the world of which nothing is known but that they belong there."""
+        self._places = None
         newest = max((view.incarnation for view in self.ranks.values()), default=0)
         for rank in range(place * per_node, (place + 1) * per_node):
             incarnation = max(newest, self._incarnations.get(rank, 0)) + 1
@@ -123,13 +128,16 @@ class World(Places):
 
     def remove(self, ranks: Collection[int]) -> None:
         """Go on without these ranks."""
+        self._places = None
         for rank in ranks:
             self._incarnations[rank] = self.ranks.pop(rank).incarnation
 
     @property
     def places(self) -> tuple[int, ...]:
         """The places of the present world."""
-        return tuple(sorted({view.node_rank for view in self.ranks.values()}))
+        if self._places is None:
+            self._places = tuple(sorted({view.node_rank for view in self.ranks.values()}))
+        return self._places
 
     @property
     def vacant(self) -> tuple[int, ...]:
@@ -166,7 +174,7 @@ class World(Places):
 
     def all_cooperate(self) -> bool:
         """Every rank can be paused."""
-        return all(view.cooperative for view in self.ranks.values())
+        return self._all("cooperative", lambda view: view.cooperative)
 
     def youngest_s(self) -> float:
         """When the newest process was wanted."""
@@ -174,7 +182,26 @@ class World(Places):
 
     def all_at(self, stages: Collection[Stage]) -> bool:
         """Every rank has reached one of these stages in this generation."""
-        return all(view.at(self.generation) in stages for view in self.ranks.values())
+        return self._all(stages, lambda view: view.at(self.generation) in stages)
+
+    def all_paused(self, *, newcomers: bool) -> bool:
+        """Every newcomer, or every other rank, has paused."""
+        key = ("paused", newcomers)
+        return self._all(key, lambda view: view.joins is not newcomers or view.at(self.generation) is Stage.PAUSED)
+
+    def _all(self, key: object, holds: Callable[[RankView], bool]) -> bool:
+        """Whether something holds of every rank. Reports come one by one: the last exception mostly is one still.
+
+        Searched from the end, since agents are mostly heard in the order of their ranks.
+        """
+        exception = self.ranks.get(self._exceptions.get(key, -1))
+        if exception is not None and not holds(exception):
+            return False
+        for rank in reversed(self.ranks):
+            if not holds(self.ranks[rank]):
+                self._exceptions[key] = rank
+                return False
+        return True
 
     def not_paused(self) -> list[int]:
         """Ranks that the pause is waiting for."""
