@@ -244,7 +244,8 @@ class Attempts:
         membership, generation = self.policy.membership, self.world.generation
         self._unknown = not self.world.is_known(self.term, generation, self._now_s, membership)
         if self._unknown:
-            self._echoes = {status.agent_id for status in self.world.echoes(self.term, generation, self._now_s, membership)}
+            known = self.world.echoes(self.term, generation, self._now_s, membership)
+            self._echoes = {status.agent_id for status in known}
             return
         restore = plan_restore(self.world.held())
         if restore is None:
@@ -267,7 +268,7 @@ class Attempts:
                 for transfer in restore.transfers
             ),
             timeout_s=self.policy.deadlines.join_s,
-            members=tuple(members),
+            members=() if members == list(range(len(members))) else tuple(members),
             replicas=self.policy.world_size,
             dump=tell(record.causes) if record.strategy is Strategy.DUMP else "",
             dump_to=self.policy.dump_to if record.strategy is Strategy.DUMP else "",

@@ -329,7 +329,9 @@ class Course(Attempts):
         self.record = None
         for node in self.world.nodes.values():
             self.world.admit(node.status, self._now_s)
-        self.trust(max((node.status for node in self.world.nodes.values()), key=age).ledger)
+        ledger = max((node.status for node in self.world.nodes.values()), key=age).ledger
+        if ledger.term != self.term:
+            self.trust(ledger)
         self._out.append(Note(f"the agents carry generation {self.world.generation}: the manager follows"))
         self._enter(Phase.RUNNING)
         self._order(Order.RUN)

@@ -31,6 +31,7 @@ from taskd.core.phases import (
     Superseded,
 )
 from taskd.core.places import Standing, age
+from taskd.core.shorthand import is_short
 from taskd.core.table import Row, rows
 from taskd.core.world import newest_generation, stage_in
 from taskd.errors import TransitionError
@@ -65,6 +66,10 @@ class Recovery(Course):
         if self._is_superseded(status):
             return self._flush()
         forming = self.phase is Phase.FORMING
+        if is_short(status, self.term):
+            if forming and self.directive is None:
+                self._order(Order.FORM)
+            return self._flush()
         was_dead = set(self.world.dead_nodes)
         standing = self.world.hear(status, now_s, claims=range(self.policy.node_count if forming else 0))
         if forming and self.directive is None:

@@ -33,13 +33,14 @@ from taskd.runtime.prospect import Prospect
 from taskd.runtime.rankfiles import RankFiles
 from taskd.runtime.sockets import LocalServer, Peer
 from taskd.runtime.standbys import StandbyPool
-from taskd.runtime.statuses import status_of
+from taskd.runtime.statuses import Reports
 from taskd.wire.messages import (
     Abandon,
     Answer,
     Directive,
     FromLocal,
     FromManager,
+    Heard,
     Hello,
     Join,
     LastWords,
@@ -71,7 +72,7 @@ class NodeAgent:
         self._pool = StandbyPool(self._server, config.standbys, self._start_template)
         self._crew = Crew(self._files, self._deaths, self._pool, config.preload)
         self._identity: NodeIdentity | None = None
-        self._store = ("", 0)
+        self._reports = Reports(config.job_id)
         self._link: AgentSocket | None = None
         self._manager: Manager | None = None
         self._inbox: deque[Callable[[], None]] = deque()
@@ -79,13 +80,11 @@ class NodeAgent:
         self._thread: threading.Thread | None = None
         self._done = False
         self._closed = False
-        self._sequence = 0
         self._told: object = None
         self._leaving = False
         self._stock = False
         self._sent_s = 0.0
         self._patience = Patience(config.manager_wait_s)
-        self._wants = -1
         self._prospect = Prospect(config.manager_wait_s)
         self._template_due_s: float | None = None
 
@@ -102,7 +101,7 @@ class NodeAgent:
 
     def ask(self, wants: int) -> None:
         """Tell the manager that this node comes."""
-        self._wants = wants
+        self._reports.wants = wants
         self._post(self._open_link)
         self._begin()
 
@@ -229,7 +228,7 @@ class NodeAgent:
 
     def _open_link(self) -> None:
         if self._link is None:
-            self._store = self._serve_store()
+            self._reports.store = self._serve_store()
             self._link = self._connect()
 
     def _connect(self) -> AgentSocket:
@@ -287,19 +286,24 @@ class NodeAgent:
                 logger.error("the manager answers what nobody has asked; it is ignored")
             case Modules():
                 self._pool.import_modules(message.names)
-            case Directive():
-                self._prospect.learn(message)
-                if self._identity is None:
-                    return  # not ready for a place; it is told again
-                if self._stock:
-                    self._stock = False
-                    logger.warning("the manager answers: taskd recovers again")
-                    self._crew.manage()
-                if message.order is Order.RUN:
-                    self._pool.refill()
-                self._perform_all(self._node.obey(message))
+            case Directive() | Heard():
+                directive = self._reports.shorthand.hear(message)
+                if directive is not None:
+                    self._follow(directive)
             case _:
                 assert_never(message)
+
+    def _follow(self, directive: Directive) -> None:
+        self._prospect.learn(directive)
+        if self._identity is None:
+            return  # not ready for a place; it is told again
+        if self._stock:
+            self._stock = False
+            logger.warning("the manager answers: taskd recovers again")
+            self._crew.manage()
+        if directive.order is Order.RUN:
+            self._pool.refill()
+        self._perform_all(self._node.obey(directive))
 
     def _watch_the_clock(self) -> None:
         now_s = time.monotonic()
@@ -367,31 +371,27 @@ class NodeAgent:
             case _:
                 assert_never(action)
 
-    def _state(self) -> tuple[tuple[RankStatus, ...], int, int, bool]:
+    def _state(self) -> tuple[tuple[RankStatus, ...], int, int, bool, bool]:
         """What the manager hears at once when it changes; all else of a report, with the next heartbeat."""
         ranks = tuple(slot.status for slot in self._node.slots.values())
-        return ranks, self._pool.count, max(self._crew.generation, self._node.generation), self._leaving
+        generation = max(self._crew.generation, self._node.generation)
+        return ranks, self._pool.count, generation, self._leaving, self._reports.shorthand.knows(self._node.directive)
 
     def _report(self) -> None:
         identity = self._identity
-        self._told = _, standbys, generation, leaving = self._state()
+        self._told = _, standbys, generation, leaving, _ = self._state()
         self._sent_s = time.monotonic()
         self._crew.reap()
         if self._link is None:
             return
-        self._sequence += 1
         self._link.send(
-            status_of(
+            self._reports.compose(
                 self._node,
                 identity,
-                job_id=self._config.job_id,
-                sequence=self._sequence,
-                store=self._store,
                 standbys=standbys,
                 generation=generation,
                 leaving=leaving,
                 sent_s=self._sent_s,
-                wants=self._wants,
             )
         )
 

@@ -13,7 +13,7 @@ Rules:
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Final, NewType, TypeVar
 
@@ -168,8 +168,17 @@ class ManagerSocket(_Link):
 
     def send(self, peer: Peer, message: FromManager) -> bool:
         """Send to one agent; False if its connection is gone or it does not read (it will ask again)."""
+        return self._send(peer, codec.encode(message))
+
+    def send_all(self, peers: Iterable[Peer], message: FromManager) -> None:
+        """Send to all of them, as `send` does: the message is encoded once."""
+        frame = codec.encode(message)
+        for peer in peers:
+            self._send(peer, frame)
+
+    def _send(self, peer: Peer, frame: bytes) -> bool:
         try:
-            self._socket.send_multipart([peer, codec.encode(message)], zmq.NOBLOCK)
+            self._socket.send_multipart([peer, frame], zmq.NOBLOCK)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:

@@ -32,6 +32,7 @@ from taskd.core.recovery import (
     Stopped,
     Superseded,
 )
+from taskd.core.shorthand import answer, is_short
 from taskd.errors import TransitionError
 from taskd.runtime.cluster import Cluster, cluster_of
 from taskd.runtime.journal import Journal, as_fields, as_text
@@ -167,9 +168,10 @@ class Manager:
             logger.exception("the report of node %d does not fit (please report this)", status.node_rank)
         if self._core.superseded:
             return
-        self._note(status)
+        if not is_short(status, self._core.term):
+            self._note(status)
         if self._directive is before and before is not None:
-            self._socket.send(peer, before)
+            self._socket.send(peer, answer(status, before))
 
     def _refusal(self, status: NodeStatus) -> str | None:
         policy = self._config.policy
@@ -236,8 +238,7 @@ class Manager:
 
     def _publish(self, directive: Directive) -> None:
         self._directive = directive
-        for peer in self._peers.values():
-            self._socket.send(peer, directive)
+        self._socket.send_all(self._peers.values(), directive)
         self._journal.write(
             "directive",
             generation=directive.generation,

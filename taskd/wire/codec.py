@@ -30,8 +30,8 @@ from taskd.wire.messages import (
 
 MAGIC: Final = b"TD"
 WIRE_VERSION: Final = 1
-MAX_FRAME_BYTES: Final = 1 << 20
-"""Bound of a frame between manager and agents: a node with 64 ranks needs about 20 KiB."""
+MAX_FRAME_BYTES: Final = 8 << 20
+"""Bound of a frame between manager and agents: a directive for 100,000 ranks on 12,500 nodes needs about 1.2 MB."""
 MAX_LOCAL_BYTES: Final = 200 << 10
 """Bound of a frame on a Unix socket: one datagram of the default send buffer (212,992 bytes)."""
 

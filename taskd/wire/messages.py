@@ -56,7 +56,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     term: int = 0  # of the manager that had it started; 0 if torchrun did
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class Place(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A place of the job and the agent that holds it."""
 
     node_rank: int
@@ -97,7 +97,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     host: str = ""  # its name, for people
     wants: int = -1  # the place that its launcher gave it
     min_nodes: int = 0  # MIN of torchrun's `--nnodes=MIN:MAX`; 0 if it names one number
-    ledger: Ledger = Ledger()
+    ledger: Ledger = Ledger()  # to the manager that has written it, only its term
+    heard: int = 0  # sequence number of the newest directive that the manager has sent here
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +124,11 @@ class WorldPlan(msgspec.Struct, frozen=True, kw_only=True):
     dump: str = ""  # the reason to write a checkpoint of the target step, after which the job ends
     dump_to: str = ""  # the directory that the manager was told; none: the rank's own TASKD_CHECKPOINT_DIR
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The job's ranks that make up this world, in its order."""
+        return self.members or tuple(range(self.world_size))
+
 
 class Order(Enum):
     """What a rank is to do."""
@@ -135,7 +141,7 @@ class Order(Enum):
     STOP = "stop"  # end the job
 
 
-class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
+class RankOrder(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The process wanted for one rank; an agent whose process is of a lower incarnation fences it and starts one."""
 
     rank: int
@@ -160,6 +166,12 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     at_commit: bool = False  # PAUSE: when the step under way is committed; nothing has failed
     store_host: str = ""  # where the processes of a world that starts anew meet; none: where torchrun says
     store_port: int = 0
+
+
+class Heard(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Manager to an agent whose report has changed nothing: the directive of this number, which it has, still holds."""
+
+    sequence: int
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -269,6 +281,6 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 FromAgent = NodeStatus | Drain | Modules
-FromManager = Directive | Refusal | Answer | Modules
+FromManager = Directive | Heard | Refusal | Answer | Modules
 FromLocal = Hello | WorkerReport | LastWords | Modules
 ToLocal = Pause | Join | Release | Abandon | Become | Fork | Modules

@@ -84,7 +84,7 @@ def _victims(sim: "Sim", fault: Fault) -> list[Process]:
         return []
     sim.rng.shuffle(living)
     plan = sim.manager.directive.plan if sim.manager.directive is not None else None
-    donors = {plan.members[transfer.donor] for transfer in plan.transfers} if plan is not None else set()
+    donors = {plan.ranks[transfer.donor] for transfer in plan.transfers} if plan is not None else set()
     first = {
         "newcomer": lambda p: p.joins,
         "donor": lambda p: p.rank in donors,

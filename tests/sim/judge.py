@@ -193,8 +193,8 @@ class Judge:
         if manager is not self.sim.manager or len(self.sim.deciding()) > 1:
             return  # what it plans must not be joined: that is judged where it is joined
         demand(plan.target_step >= self.settled, "all had committed {}, the plan is {}", self.settled, plan)
-        demand(list(plan.members) == sorted(set(plan.members)), "members of {}", plan)
-        for process in self._living(plan.members):
+        demand(list(plan.ranks) == sorted(set(plan.ranks)), "members of {}", plan)
+        for process in self._living(plan.ranks):
             there = process.worker.state is State.PAUSED and process.worker.pause_generation == plan.generation
             demand(there, "{} is not paused for {}", process.name, plan)
             if process.condition is Condition.CLEAN:

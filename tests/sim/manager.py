@@ -1,5 +1,6 @@
 """A simulated manager: `core.recovery`, and the cluster that it asks for nodes."""
 
+from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 from taskd.core.budget import EARLY_S
@@ -15,7 +16,8 @@ from taskd.core.recovery import (
     Stopped,
     Superseded,
 )
-from taskd.wire.messages import Directive, NodeStatus
+from taskd.core.shorthand import answer
+from taskd.wire.messages import Directive, Heard, NodeStatus
 from tests.sim.judge import demand
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ class Manager:
             self.sim.judge.heard_stale(status, known, actions)
         self._perform(actions)
         if self.directive is before and before is not None and not self.core.superseded:
-            self._send(agent, before)
+            self._send(agent, answer(status, before))
 
     def drain(self, place: int) -> None:
         """An operator wants a node empty."""
@@ -119,8 +121,8 @@ class Manager:
         for agent in self._heard.values():
             self._send(agent, directive)
 
-    def _send(self, agent: "Agent", directive: Directive) -> None:
-        self.sim.network.send(agent, self, False, agent.receive, directive)
+    def _send(self, agent: "Agent", message: Directive | Heard) -> None:
+        self.sim.network.send(agent, self, False, partial(agent.receive, self.machine), message)
 
     def _watch_growth(self) -> None:
         core = self.core

@@ -2,9 +2,12 @@
 
 from typing import TYPE_CHECKING, assert_never
 
+from msgspec.structs import replace
+
 from taskd.core.agent import Action, Evict, Fence, Node, Start, StopNode, Take, TellJoin, TellPause, TellRelease
+from taskd.core.shorthand import Shorthand
 from taskd.core.worker import Report
-from taskd.wire.messages import Directive, Join, Ledger, NodeStatus, Pause, RankStatus, Release, Stage, WorkerReport
+from taskd.wire.messages import Directive, Heard, Join, NodeStatus, Pause, RankStatus, Release, Stage, WorkerReport
 from tests.sim.process import Process
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ class Agent:
         self._standbys = sim.scenario.standbys
         self._lag_s = sim.scenario.lag_s[number % len(sim.scenario.lag_s)]
         self._sequence = 0
+        self._said: dict[int, Shorthand] = {}
 
     def begin(self) -> None:
         """Start the ranks of the first world, and the heart."""
@@ -52,9 +56,11 @@ class Agent:
 
     # ---- what comes in
 
-    def receive(self, directive: Directive) -> None:
-        """A message of a manager."""
-        self.sim.clock.after(self._lag_s, self._obey, directive)
+    def receive(self, machine: int, message: Directive | Heard) -> None:
+        """A message of a manager. Those of one machine, one after the other, have one connection."""
+        directive = self._said.setdefault(machine, Shorthand()).hear(message)
+        if directive is not None:
+            self.sim.clock.after(self._lag_s, self._obey, directive)
 
     def link(self, process: Process, report: Report) -> None:
         """A message of a process, on a link that keeps the order."""
@@ -234,7 +240,7 @@ class Agent:
 
     def _send(self) -> None:
         self._sequence += 1
-        known, place = self.node.directive, self.node.place
+        place = self.node.place
         status = NodeStatus(
             job_id="sim",
             node_rank=-1 if place is None else place,
@@ -251,8 +257,9 @@ class Agent:
             leaving=self.leaving,
             host=self.name,
             wants=self._wants,
-            ledger=known.ledger if known is not None else Ledger(),
         )
         for manager in self.sim.managers:
             if not manager.dead:
-                self.sim.network.send(self, manager, True, manager.receive, status)
+                said = self._said.setdefault(manager.machine, Shorthand())
+                told = replace(status, ledger=said.ledger(self.node.directive), heard=said.heard)
+                self.sim.network.send(self, manager, True, manager.receive, told)

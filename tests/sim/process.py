@@ -295,7 +295,7 @@ class Process:
 
     def _join(self, plan: WorldPlan) -> Thread:
         self.group = self.sim.fabric.group(plan.generation)
-        self.members = members = plan.members
+        self.members = members = plan.ranks
         yield self.rng.uniform(0.001, 0.05)
         yield Meet(self.group, "rebuild", members, patience_s=plan.timeout_s)
         self.feed(Input(Event.JOINED, step=self.step, condition=self.condition))

@@ -181,7 +181,7 @@ def absent_ranks_expected(patch: Patch) -> None:
     def tell(self: Attempts, order: Order, plan: WorldPlan | None = None, reason: str = "", exit_code: int = 0) -> None:
         if plan is not None:
             by_slot = tuple(
-                Transfer(donor=plan.members[t.donor], receivers=tuple(plan.members[r] for r in t.receivers))
+                Transfer(donor=plan.ranks[t.donor], receivers=tuple(plan.ranks[r] for r in t.receivers))
                 for t in plan.transfers
             )
             plan = msgspec.structs.replace(plan, transfers=by_slot)

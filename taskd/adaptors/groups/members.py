@@ -32,7 +32,7 @@ class Members:
     @classmethod
     def of(cls, plan: WorldPlan) -> "Members":
         """Those of the plan's world. Raises `RebuildError` if it contradicts itself."""
-        members = cls(plan.members or tuple(range(plan.world_size)))
+        members = cls(plan.ranks)
         if len(members.slots) != plan.world_size or len(set(members.slots)) != plan.world_size:
             raise RebuildError(
                 f"the plan of generation {plan.generation} has the members {plan.members}, expected "
