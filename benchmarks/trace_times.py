@@ -3,8 +3,8 @@
 Rules:
 
 1. A time is `measured` plus `added`; `data/phase_times.csv` has both, each with its source.
-2. `added` is that of 16,384 GPUs. What grows with the number of GPUs is scaled by it: linearly, or quadratically for
-   the manager's own work. What does not grow is taken as it is.
+2. `added` is that of 16,384 GPUs. What grows with the number of GPUs is scaled by it, linearly. What does not grow is
+   taken as it is.
 3. Every value can be set on the command line (`--set name=value`), and is echoed with the result.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from benchmarks.trace_faults import DATA
 
 LARGE = 16_384
-_POWER = {"": 0, "linear": 1, "quadratic": 2}
+_POWER = {"": 0, "linear": 1}
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ class Recovery(Course):
             self._fire(Event.CANDIDATE, -1)
         elif standing is Standing.HOLDER and place is not None and status.node_rank in (place, -1):
             self._hear_holder(status, place)
-        if self.phase is Phase.FORMING:
+        if self.phase is Phase.FORMING and self._may_be_whole(status):
             self._form()
         if self._unknown and self._echoed(status):
             self.plan_world()
@@ -205,6 +205,10 @@ class Recovery(Course):
             world.expect(place, self.policy.ranks_per_node, self._now_s)
             world.dead_nodes.add(place)
         self._run()
+
+    def _may_be_whole(self, status: NodeStatus) -> bool:
+        """Whether so many nodes are heard as this one speaks of. If fewer are, time will tell (`tick`)."""
+        return len(self.world.nodes) >= (len(status.ledger.places) or status.node_count or self.policy.node_count)
 
     def _is_whole(self) -> bool:
         """Every node that torchrun's rendezvous has formed is there: with `--nnodes=MIN:MAX` perhaps fewer than MAX."""

@@ -16,6 +16,7 @@ from taskd.core.ranks import Held
 from taskd.core.strategy import Situation
 from taskd.wire.messages import Condition, NodeStatus, RankOrder, RankStatus, Stage
 
+_GONE = (Stage.DEAD, Stage.EXITED)
 COOPERATIVE = (
     Stage.TRAINING,
     Stage.PAUSED,
@@ -30,8 +31,7 @@ COOPERATIVE = (
 
 def stage_in(status: RankStatus, generation: int) -> Stage | None:
     """What a report says of a process in `generation`: nothing if it is of another one, but for the process's end."""
-    gone = status.stage in (Stage.DEAD, Stage.EXITED)
-    return status.stage if gone or status.generation == generation else None
+    return status.stage if status.generation == generation or status.stage in _GONE else None
 
 
 def newest_generation(status: NodeStatus) -> int:
@@ -50,6 +50,7 @@ class RankView:
     status: RankStatus | None = None
     released_at_s: float | None = None
     """When it had finished, if it was let go and is not known to be inside a resilient function again."""
+    _order: RankOrder | None = None
 
     def at(self, generation: int) -> Stage | None:
         """The stage that the wanted process has reached in `generation`."""
@@ -58,7 +59,8 @@ class RankView:
     @property
     def gone(self) -> bool:
         """The wanted process has ended."""
-        return self.at(-1) is not None
+        status = self.status
+        return status is not None and status.incarnation == self.incarnation and status.stage in _GONE
 
     @property
     def exited(self) -> bool:
@@ -84,6 +86,13 @@ class RankView:
     def empty(self) -> bool:
         """There is no process, or a newcomer that holds no state yet."""
         return self.gone or (self.joins and (self.known is None or self.known.condition is Condition.EMPTY))
+
+    def order(self, rank: int) -> RankOrder:
+        """The process wanted for this rank."""
+        order = self._order
+        if order is None or order.incarnation != self.incarnation or order.joins is not self.joins:
+            order = self._order = RankOrder(rank=rank, incarnation=self.incarnation, joins=self.joins)
+        return order
 
     def reenter(self) -> None:
         """Note that the rank is inside another resilient function, if its stage says so."""
@@ -244,10 +253,7 @@ class World(Places):
 
     def orders(self) -> tuple[RankOrder, ...]:
         """The process wanted for every rank."""
-        return tuple(
-            RankOrder(rank=rank, incarnation=view.incarnation, joins=view.joins)
-            for rank, view in sorted(self.ranks.items())
-        )
+        return tuple(self.ranks[rank].order(rank) for rank in sorted(self.ranks))
 
     def situation(self, *, no_donor: bool) -> Situation:
         """The facts by which a strategy is chosen."""

@@ -213,6 +213,12 @@ class Manager:
             self._journal.write("first step", generation=world.generation)
 
     def _perform(self, actions: list[Action]) -> None:
+        before = self._directive
+        self._perform_each(actions)
+        if self._directive is not None and self._directive is not before:  # of several only the newest counts
+            self._socket.send_all(self._peers.values(), self._directive)
+
+    def _perform_each(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Publish():
@@ -238,7 +244,6 @@ class Manager:
 
     def _publish(self, directive: Directive) -> None:
         self._directive = directive
-        self._socket.send_all(self._peers.values(), directive)
         self._journal.write(
             "directive",
             generation=directive.generation,
