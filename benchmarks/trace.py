@@ -11,7 +11,7 @@ same faults are played under checkpoint and restart (`trace_restart.py`). Defini
 say: docs/goodput.md.
 
 The core sees one slot rank for each node (it stands for the node's 8 GPUs), and `--places` of these: fewer than the job
-has nodes, to save time (2,048 take 2 minutes a seed). Its decisions do not depend on their number; what a manager's work
+has nodes, to save time (2,048 take 2 minutes a seed). Its decisions do not depend on their number; what the manager
 costs at full size is measured by `--core-cost` and charged as `manager_s`.
 
 The last line has the means over the seeds, and `*_range` the smallest and largest of them.
