@@ -314,7 +314,7 @@ class Attempts:
     def wait_s(self) -> float:
         """How long a node is waited for before fewer have to do."""
         limit_s, sized_s = self.policy.wait_node_s, self.policy.sized_wait_s
-        if sized_s is not None and is_sized(self.world.situation(no_donor=False), self.policy):
+        if sized_s is not None and is_sized(self.world.least, self.policy):
             return min(limit_s, sized_s)
         return limit_s
 

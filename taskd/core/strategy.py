@@ -66,9 +66,9 @@ def choose(situation: Situation, policy: Policy, failed: Tried) -> Decision:
     return Decision(Strategy.EXIT, False, "; ".join(passed))
 
 
-def is_sized(situation: Situation, policy: Policy) -> bool:
-    """Whether torchrun's MIN:MAX allows what the job's own words do not speak of."""
-    return policy.sized_wait_s is not None and situation.least > 0
+def is_sized(least: int, policy: Policy) -> bool:
+    """Whether torchrun's MIN:MAX allows what the job's own words do not speak of. `least` is MIN, 0 without one."""
+    return policy.sized_wait_s is not None and least > 0
 
 
 _LADDER = (
@@ -90,7 +90,7 @@ def _refusal(
     policy: Policy,
     failed: Tried,
 ) -> str | None:
-    if strategy not in policy.allowed and not (strategy is Strategy.ELASTIC_TRAINING and is_sized(situation, policy)):
+    if strategy not in policy.allowed and not (strategy is Strategy.ELASTIC_TRAINING and is_sized(situation.least, policy)):
         return "the job does not allow it"
     if (strategy, restart) in failed:
         return failed[strategy, restart]

@@ -251,6 +251,11 @@ class World(Places):
         host = self.store_host()
         return host.store_host, host.store_port
 
+    @property
+    def least(self) -> int:
+        """MIN of torchrun's `--nnodes=MIN:MAX`; 0 if it names one number."""
+        return max((node.status.min_nodes for node in self.nodes.values()), default=0)
+
     def orders(self) -> tuple[RankOrder, ...]:
         """The process wanted for every rank."""
         return tuple(self.ranks[rank].order(rank) for rank in sorted(self.ranks))
@@ -273,5 +278,5 @@ class World(Places):
             failing=len({self.ranks[rank].node_rank for rank in (*lost, *unreachable)}),
             cut_off=len({self.ranks[rank].node_rank for rank in unreachable}),
             candidates=sum(name not in self.excluded for name in self.candidates),
-            least=max((node.status.min_nodes for node in self.nodes.values()), default=0),
+            least=self.least,
         )

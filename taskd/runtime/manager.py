@@ -208,7 +208,7 @@ class Manager:
             self._pids[status.node_rank] = pids
             self._journal.write("processes", node_rank=status.node_rank, pids=pids)
         world = self._core.world
-        if world.ranks and world.all_at((Stage.COMMITTED,)) and self._first_step < world.generation:
+        if self._first_step < world.generation and world.ranks and world.all_at((Stage.COMMITTED,)):
             self._first_step = world.generation
             self._journal.write("first step", generation=world.generation)
 
