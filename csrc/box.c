@@ -52,11 +52,12 @@ static void after_fork(void)
     td_gloo_after_fork();
     td_binding_after_fork();
     td_pulse_after_fork();
+    td_libraries_after_fork();
 }
 
 __attribute__((constructor)) static void watch_forks(void)
 {
-    pthread_atfork(NULL, NULL, after_fork);
+    pthread_atfork(td_libraries_before_fork, td_libraries_in_parent, after_fork);
 }
 
 static int check(int fd)
@@ -165,6 +166,7 @@ static int attach(const char *path, int rank, int incarnation)
     }
     strcpy(attached_path, path);
     td_end_watch();
+    td_death_watch();
     watch_agent();
     return 0;
 }
@@ -207,8 +209,10 @@ void taskd_gil_beat(void)
 
 static uint32_t tid(void)
 {
-    if (!own_tid)
+    if (!own_tid) {
         own_tid = (uint32_t)syscall(SYS_gettid);
+        td_death_stack();
+    }
     return own_tid;
 }
 

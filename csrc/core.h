@@ -35,6 +35,16 @@ void td_pulse_after_fork(void);
 /* end.c */
 void td_end_watch(void);
 
+/* death.c */
+void td_death_watch(void);
+void td_death_stack(void);
+
+/* libraries.c */
+void td_libraries_note(struct td_box *box);
+void td_libraries_before_fork(void);
+void td_libraries_in_parent(void);
+void td_libraries_after_fork(void);
+
 static inline int64_t td_now_ns(void)
 {
     struct timespec now;

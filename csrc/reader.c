@@ -8,9 +8,9 @@
  * 4. A handle is used by one commander at a time (a lock sees to it) and by any number of readers and waiters. */
 #define _GNU_SOURCE
 #include "core.h"
+#include "handle.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -19,12 +19,6 @@
 
 /* A cancelled wait ends at once, or after this long if it was just about to sleep. */
 enum { LONGEST_SLEEP_MS = 500 };
-
-struct taskd_handle {
-    struct td_box *box;
-    pthread_mutex_t commanding;
-    _Atomic int cancelled;
-};
 
 static int64_t deadline(int timeout_ms)
 {

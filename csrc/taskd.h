@@ -10,11 +10,23 @@
 
 #include <stdint.h>
 
-#define TASKD_VERSION 2
+#define TASKD_VERSION 3
 
 /* How a box says its process ended. */
 #define TASKD_END_NONE 0
 #define TASKD_END_EXIT 1
+
+/* How far the record of a fatal signal has come. */
+#define TASKD_FAULT_NONE 0
+#define TASKD_FAULT_WRITING 1
+#define TASKD_FAULT_WHOLE 2     /* all but the frames */
+#define TASKD_FAULT_TRACED 3
+#define TASKD_FAULT_HANDLED 4   /* the program's own handler has returned, and the process went on */
+
+#define TASKD_FRAMES 54
+#define TASKD_THREAD_NAME_BYTES 16
+#define TASKD_MODULE_BYTES 40
+#define TASKD_WORDS_BYTES 4096
 
 /* Whether the life futex of a box is held. */
 #define TASKD_LIFE_NONE 0
@@ -67,6 +79,46 @@ struct taskd_event {
     uint32_t dtype;
     uint32_t tid;
     int32_t peer;
+};
+
+/* One frame of a native backtrace: where it lies in which library, for addr2line; module is "" if that is not known. */
+struct taskd_frame {
+    uint64_t address;
+    uint64_t offset;
+    char module[40];
+};
+
+/* A signal that is fatal unless the program handles it. */
+struct taskd_fault {
+    int32_t state;          /* TASKD_FAULT_* */
+    int32_t signum;
+    int32_t code;           /* si_code; 0 or less: sent by a process */
+    int32_t from_pid;       /* who sent it; -1: the kernel */
+    int32_t from_uid;
+    int32_t tid;
+    uint64_t address;       /* what a fault was about; 0 if the signal was sent */
+    uint64_t pc;            /* the instruction that was interrupted */
+    int64_t at_ns;
+    int32_t frames;
+    char thread[16];
+    struct taskd_frame frame[54];
+};
+
+/* The newest SIGTERM, whatever the program made of it. */
+struct taskd_request {
+    int32_t count;
+    int32_t code;
+    int32_t from_pid;       /* -1: the kernel */
+    int32_t from_uid;
+    int64_t at_ns;
+};
+
+/* What the process has put down about its own end. Not terminated: `bytes` of `text` count. */
+struct taskd_words {
+    int64_t at_ns;
+    int32_t tid;
+    int32_t bytes;
+    char text[4096];
 };
 
 struct taskd_census {
@@ -133,6 +185,7 @@ void taskd_pulse_own(struct taskd_pulse *pulse);
 void taskd_gil_beat(void);
 uint64_t taskd_enter(uint32_t op, uint64_t comm, uint64_t count, uint32_t dtype, int32_t peer);
 void taskd_leave(uint64_t ticket);
+int taskd_last_words(const char *text, int bytes);
 int taskd_watch_parent(int pid);
 int taskd_break(void);
 void taskd_mend(void);
@@ -144,6 +197,9 @@ int taskd_box_create(const char *path, struct taskd_handle **out);
 int taskd_box_open(const char *path, struct taskd_handle **out);
 void taskd_box_read(struct taskd_handle *handle, struct taskd_reading *out);
 int taskd_box_events(struct taskd_handle *handle, struct taskd_event *out, int room);
+int taskd_box_fault(struct taskd_handle *handle, struct taskd_fault *out);
+int taskd_box_request(struct taskd_handle *handle, struct taskd_request *out);
+int taskd_box_words(struct taskd_handle *handle, struct taskd_words *out);
 int taskd_box_await_death(struct taskd_handle *handle, int timeout_ms);
 void taskd_box_cancel(struct taskd_handle *handle);
 int taskd_box_command(struct taskd_handle *handle, int op, int timeout_ms);

@@ -18,12 +18,23 @@ from pathlib import Path
 from typing import Any
 
 from taskd.errors import ShimError
+from taskd.runtime.postmortem import (
+    Fault,
+    Frame,
+    LastWords,
+    Postmortem,
+    Request,
+    Sender,
+    read_fault,
+    read_last_words,
+    read_request,
+)
 from taskd.runtime.recorder import Census, NullRecorder, Phase, Recorder, open_recorder
 from taskd.runtime.shim import check, core, interface, library_path, load_core
 
 __all__ = [
-    "Box", "Census", "Command", "Event", "Life", "NullRecorder", "Phase", "Reading", "Recorder", "library_path",
-    "load_core", "open_recorder",
+    "Box", "Census", "Command", "Event", "Fault", "Frame", "LastWords", "Life", "NullRecorder", "Phase", "Postmortem",
+    "Reading", "Recorder", "Request", "Sender", "library_path", "load_core", "open_recorder",
 ]  # fmt: skip
 
 
@@ -150,6 +161,18 @@ class Box:
         with self._in_use() as handle:
             count = core().taskd_box_events(handle, out, most)
         return [Event(*(getattr(event, name) for name in Event.__dataclass_fields__)) for event in out[0:count]]
+
+    def postmortem(self) -> Postmortem:
+        """What the process has left to be said of its end, also while it still runs."""
+        said = self.read()
+        with self._in_use() as handle:
+            return Postmortem(
+                exit_status=said.exit_status,
+                exit_ns=said.end_ns,
+                fault=read_fault(handle),
+                request=read_request(handle),
+                last_words=read_last_words(handle),
+            )
 
     def await_death(self, timeout_s: float | None = None) -> bool:
         """Wait until the owner has died: True. False: not in time, or the box was closed meanwhile.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from time import monotonic_ns
+from traceback import TracebackException
 
 from taskd.errors import ShimError
 from taskd.runtime.shim import check, core, interface, load_core
@@ -89,6 +90,11 @@ class Recorder:
         """Some Python thread could run."""
         self._core.taskd_gil_beat()
 
+    def last_words(self, error: BaseException) -> None:
+        """This exception ends the process, or one of its threads. For excepthooks: raises nothing; the newest stays."""
+        text = _words(error).encode(errors="replace")
+        self._core.taskd_last_words(text, len(text))
+
     def break_collectives(self) -> int:
         """Break gloo's sockets and waits, and hold them broken until `mend`. Returns how many were hit."""
         return check(self._core.taskd_break(), "collectives cannot be held broken")
@@ -135,6 +141,9 @@ class NullRecorder:
     def gil_beat(self) -> None:
         """Nothing."""
 
+    def last_words(self, error: BaseException) -> None:
+        """Nothing."""
+
     def break_collectives(self) -> int:
         """Nothing; 0 were hit."""
         return 0
@@ -145,6 +154,16 @@ class NullRecorder:
     def census(self) -> Census:
         """Nothing is known."""
         return Census()
+
+
+def _words(error: BaseException) -> str:
+    """Type, last frame and message, a line each; the message may have more."""
+    said = TracebackException(type(error), error, error.__traceback__, limit=-1, lookup_lines=False)
+    kind = type(error).__qualname__
+    where = f"{said.stack[-1].filename}:{said.stack[-1].lineno} in {said.stack[-1].name}" if said.stack else ""
+    summary = "".join(said.format_exception_only()).strip()
+    message = summary.removeprefix(f"{type(error).__module__}.").removeprefix(kind).removeprefix(": ")
+    return f"{kind}\n{where}\n{message}"
 
 
 def open_recorder() -> Recorder | NullRecorder:

@@ -10,8 +10,8 @@ pytestmark = pytest.mark.timeout(20)
 
 API = {
     "version", "attach", "attached", "progress", "phase", "pulse_method", "pulse_own", "gil_beat", "enter", "leave",
-    "watch_parent", "break", "mend", "broken", "census", "box_create", "box_open", "box_read", "box_events",
-    "box_await_death", "box_cancel", "box_command", "box_close",
+    "last_words", "watch_parent", "break", "mend", "broken", "census", "box_create", "box_open", "box_read",
+    "box_events", "box_fault", "box_request", "box_words", "box_await_death", "box_cancel", "box_command", "box_close",
 }  # fmt: skip
 GLOO = {
     "gloo::transport::tcp::Device::registerDescriptor(int, int, gloo::transport::tcp::Handler*)",
@@ -33,8 +33,8 @@ def needs(library):
     return {line.split("[")[1].rstrip("]") for line in listing.splitlines() if "(NEEDED)" in line}
 
 
-def test_the_gate_exports_the_two_interposed_functions_alone():
-    assert exports(GATE) == {"sigaction", "signal"}
+def test_the_gate_exports_the_two_interposed_functions_and_the_way_to_its_core():
+    assert exports(GATE) == {"sigaction", "signal", "taskd_gate_chain"}
 
 
 def test_the_core_exports_its_interface_and_the_hooks_of_gloo_alone():
