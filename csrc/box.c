@@ -53,6 +53,7 @@ static void after_fork(void)
     td_binding_after_fork();
     td_pulse_after_fork();
     td_libraries_after_fork();
+    td_clocks_after_fork();
 }
 
 __attribute__((constructor)) static void watch_forks(void)
@@ -199,12 +200,6 @@ void taskd_phase(int phase)
     uint64_t step = atomic_load_explicit(&progress->word, RELAXED) & ~0xffull;
     atomic_store_explicit(&progress->word, step | ((uint64_t)phase & 0xff), memory_order_release);
     atomic_store_explicit(&progress->phase_ns, td_now_ns(), RELAXED);
-}
-
-/* Called by any Python thread: it could take the GIL. */
-void taskd_gil_beat(void)
-{
-    atomic_store_explicit(&td_current()->beats.gil_ns, td_now_ns(), RELAXED);
 }
 
 static uint32_t tid(void)

@@ -25,7 +25,7 @@ FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-Wall", "-Wextra", "-Werror", "-fvisibil
 SOURCES = {
     GATE: ("gate.c",),
     CORE: (
-        "box.c", "beat.c", "libraries.c", "gloo.c", "binding.c", "death.c", "end.c", "pulse.c",
+        "box.c", "beat.c", "clocks.c", "libraries.c", "gloo.c", "binding.c", "death.c", "end.c", "pulse.c",
         "reader.c", "postmortem.c",
     ),
 }  # fmt: skip

@@ -39,6 +39,10 @@ void td_end_watch(void);
 void td_death_watch(void);
 void td_death_stack(void);
 
+/* clocks.c */
+void td_clocks_ask(struct td_box *box);
+void td_clocks_after_fork(void);
+
 /* libraries.c */
 void td_libraries_note(struct td_box *box);
 void td_libraries_before_fork(void);

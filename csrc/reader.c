@@ -113,6 +113,8 @@ void taskd_box_read(struct taskd_handle *handle, struct taskd_reading *out)
         .native_count = atomic_load_explicit(&box->beats.native_count, RELAXED),
         .gil_ns = atomic_load_explicit(&box->beats.gil_ns, RELAXED),
         .main_ns = atomic_load_explicit(&box->beats.main_ns, RELAXED),
+        .gil_asked_ns = atomic_load_explicit(&box->beats.gil_asked_ns, RELAXED),
+        .main_asked_ns = atomic_load_explicit(&box->beats.main_asked_ns, RELAXED),
         .life = life_of(atomic_load(&box->life.word)),
         .events = atomic_load_explicit(&box->rings.head, RELAXED),
         .dropped = atomic_load_explicit(&box->rings.dropped, RELAXED),
@@ -149,6 +151,17 @@ int taskd_box_events(struct taskd_handle *handle, struct taskd_event *out, int r
     for (uint64_t back = 0; back < TD_RING && back < head && taken < room; back++)
         taken += copy_event(&box->ring[(head - back - 1) % TD_RING], head - back, &out[taken]);
     return taken;
+}
+
+/* The newest operation that has begun and not ended: 1; 0 if there is none among those that the ring still has. */
+int taskd_box_open_event(struct taskd_handle *handle, struct taskd_event *out)
+{
+    struct td_box *box = handle->box;
+    uint64_t head = atomic_load_explicit(&box->rings.head, memory_order_acquire);
+    for (uint64_t back = 0; back < TD_RING && back < head; back++)
+        if (copy_event(&box->ring[(head - back - 1) % TD_RING], head - back, out) && !out->left_ns)
+            return 1;
+    return 0;
 }
 
 /* Waits until the owner of the box is dead: 1. 0: not within timeout_ms (negative: for ever). -ECANCELED: taskd_box_cancel.

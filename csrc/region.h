@@ -55,6 +55,8 @@ struct td_beats {
     td_u64 native_count;
     td_i64 gil_ns;
     td_i64 main_ns;
+    td_i64 gil_asked_ns;                    /* since when a question is open; 0: none is */
+    td_i64 main_asked_ns;
 };
 
 /* step (signed, 56 bits) and phase (8 bits) share one word: no reader can see half a change. */

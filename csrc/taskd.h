@@ -56,6 +56,8 @@ struct taskd_reading {
     uint64_t native_count;
     int64_t gil_ns;         /* newest beat of a thread that had the GIL */
     int64_t main_ns;        /* newest beat of the main thread between two bytecodes */
+    int64_t gil_asked_ns;   /* since when nobody has answered by taking the GIL; 0: nobody is asked */
+    int64_t main_asked_ns;  /* the same for the main thread */
     int64_t step;           /* -1: none committed yet */
     int32_t phase;
     int64_t step_ns;
@@ -183,6 +185,8 @@ void taskd_phase(int phase);
 void *taskd_pulse_method(int which);
 void taskd_pulse_own(struct taskd_pulse *pulse);
 void taskd_gil_beat(void);
+int taskd_probe(int on);
+int taskd_gil_wait(void);
 uint64_t taskd_enter(uint32_t op, uint64_t comm, uint64_t count, uint32_t dtype, int32_t peer);
 void taskd_leave(uint64_t ticket);
 int taskd_last_words(const char *text, int bytes);
@@ -197,6 +201,7 @@ int taskd_box_create(const char *path, struct taskd_handle **out);
 int taskd_box_open(const char *path, struct taskd_handle **out);
 void taskd_box_read(struct taskd_handle *handle, struct taskd_reading *out);
 int taskd_box_events(struct taskd_handle *handle, struct taskd_event *out, int room);
+int taskd_box_open_event(struct taskd_handle *handle, struct taskd_event *out);
 int taskd_box_fault(struct taskd_handle *handle, struct taskd_fault *out);
 int taskd_box_request(struct taskd_handle *handle, struct taskd_request *out);
 int taskd_box_words(struct taskd_handle *handle, struct taskd_words *out);

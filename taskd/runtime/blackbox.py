@@ -33,8 +33,8 @@ from taskd.runtime.recorder import Census, NullRecorder, Phase, Recorder, open_r
 from taskd.runtime.shim import check, core, interface, library_path, load_core
 
 __all__ = [
-    "Box", "Census", "Command", "Event", "Fault", "Frame", "LastWords", "Life", "NullRecorder", "Phase", "Postmortem",
-    "Reading", "Recorder", "Request", "Sender", "library_path", "load_core", "open_recorder",
+    "Box", "Census", "Clocks", "Command", "Event", "Fault", "Frame", "LastWords", "Life", "NullRecorder", "Phase",
+    "Postmortem", "Reading", "Recorder", "Request", "Sender", "library_path", "load_core", "open_recorder",
 ]  # fmt: skip
 
 
@@ -67,6 +67,8 @@ class Reading:
     native_count: int
     gil_ns: int
     main_ns: int
+    gil_asked_ns: int
+    main_asked_ns: int
     step: int
     phase: int
     step_ns: int
@@ -93,8 +95,34 @@ class Event:
     peer: int
 
 
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Who in the process went on, and until when. Compare them with `time.monotonic_ns()`.
+
+    Attributes:
+        native_ns: the core's own thread, every 200 ms. It stands still if the whole process does.
+        gil_ns: some Python thread had the GIL.
+        main_ns: Python's main thread, between two bytecodes.
+        gil_asked_ns: since when nobody has answered by taking the GIL; 0 if nobody is asked.
+        main_asked_ns: since when the main thread has not answered; 0 if it has.
+        open_event: the newest noted operation that has not ended.
+
+    """
+
+    native_ns: int
+    gil_ns: int
+    main_ns: int
+    gil_asked_ns: int
+    main_asked_ns: int
+    open_event: Event | None
+
+
 def _milliseconds(timeout_s: float | None) -> int:
     return -1 if timeout_s is None else max(0, ceil(timeout_s * 1000))
+
+
+def _event(raw: Any) -> Event:
+    return Event(*(getattr(raw, name) for name in Event.__dataclass_fields__))
 
 
 class BoxClosedError(ShimError):
@@ -160,7 +188,7 @@ class Box:
         out = interface().new("struct taskd_event[]", most)
         with self._in_use() as handle:
             count = core().taskd_box_events(handle, out, most)
-        return [Event(*(getattr(event, name) for name in Event.__dataclass_fields__)) for event in out[0:count]]
+        return [_event(raw) for raw in out[0:count]]
 
     def postmortem(self) -> Postmortem:
         """What the process has left to be said of its end, also while it still runs."""
@@ -173,6 +201,20 @@ class Box:
                 request=read_request(handle),
                 last_words=read_last_words(handle),
             )
+
+    def clocks(self) -> Clocks:
+        """What tells a stopped process, a held GIL and a stuck main thread apart."""
+        said, out = self.read(), interface().new("struct taskd_event *")
+        with self._in_use() as handle:
+            opened = core().taskd_box_open_event(handle, out)
+        return Clocks(
+            said.native_ns,
+            said.gil_ns,
+            said.main_ns,
+            said.gil_asked_ns,
+            said.main_asked_ns,
+            _event(out) if opened else None,
+        )
 
     def await_death(self, timeout_s: float | None = None) -> bool:
         """Wait until the owner has died: True. False: not in time, or the box was closed meanwhile.

@@ -7,7 +7,9 @@ Rules:
 2. A worker whose core cannot be loaded runs on with a `NullRecorder`; `reason` says what was missing.
 """
 
+import atexit
 import os
+import threading
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -16,6 +18,8 @@ from traceback import TracebackException
 
 from taskd.errors import ShimError
 from taskd.runtime.shim import check, core, interface, load_core
+
+_LONGEST_END_S = 1.0
 
 
 class Phase(IntEnum):
@@ -65,6 +69,22 @@ class Recorder:
         doing = f"black box {path} cannot be attached"
         check(self._core.taskd_attach(os.fsencode(path), rank, incarnation), doing)
         self._find_progress()
+        self._answer_probes()
+
+    def _answer_probes(self) -> None:
+        """Lets the native thread ask for the GIL and the main thread; until the interpreter ends."""
+        if self._core.taskd_probe(1):
+            thread = threading.Thread(target=self._answer, name="taskd-gil", daemon=True)
+            thread.start()
+            atexit.register(self._end_probes, thread)
+
+    def _answer(self) -> None:
+        while self._core.taskd_gil_wait():  # to come back here takes the GIL
+            pass
+
+    def _end_probes(self, thread: threading.Thread) -> None:
+        self._core.taskd_probe(0)
+        thread.join(_LONGEST_END_S)
 
     @property
     def attached(self) -> bool:

@@ -10,8 +10,8 @@ pytestmark = pytest.mark.timeout(20)
 
 API = {
     "version", "attach", "attached", "progress", "phase", "pulse_method", "pulse_own", "gil_beat", "enter", "leave",
-    "last_words", "watch_parent", "break", "mend", "broken", "census", "box_create", "box_open", "box_read",
-    "box_events", "box_fault", "box_request", "box_words", "box_await_death", "box_cancel", "box_command", "box_close",
+    "last_words", "probe", "gil_wait", "watch_parent", "break", "mend", "broken", "census", "box_create", "box_open", "box_read",
+    "box_events", "box_open_event", "box_fault", "box_request", "box_words", "box_await_death", "box_cancel", "box_command", "box_close",
 }  # fmt: skip
 GLOO = {
     "gloo::transport::tcp::Device::registerDescriptor(int, int, gloo::transport::tcp::Handler*)",
