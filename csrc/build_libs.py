@@ -25,8 +25,8 @@ FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-Wall", "-Wextra", "-Werror", "-fvisibil
 SOURCES = {
     GATE: ("gate.c",),
     CORE: (
-        "box.c", "beat.c", "clocks.c", "libraries.c", "gloo.c", "binding.c", "death.c", "end.c", "pulse.c",
-        "reader.c", "postmortem.c",
+        "box.c", "notes.c", "beat.c", "clocks.c", "libraries.c", "gloo.c", "gloo_ops.c", "coll.c", "device_ops.c",
+        "binding.c", "death.c", "end.c", "pulse.c", "reader.c", "postmortem.c",
     ),
 }  # fmt: skip
 # nodelete: atfork and exit handlers and the beat thread point into the core for the rest of the process's life.

@@ -82,6 +82,19 @@ static uint64_t pc_of(const void *context)
 #endif
 }
 
+/* Who called what was interrupted, if that was to be a function: a call of nothing has no other trace. */
+static uint64_t caller_of(const void *context)
+{
+#if defined __x86_64__
+    return *(const uint64_t *)((const ucontext_t *)context)->uc_mcontext.gregs[REG_RSP];
+#elif defined __aarch64__
+    return ((const ucontext_t *)context)->uc_mcontext.regs[30];
+#else
+    (void)context;
+    return 0;
+#endif
+}
+
 /* Whether this thread is to write the record. */
 static int take(struct td_fault *fault, int signum, const siginfo_t *info)
 {
@@ -94,26 +107,27 @@ static int take(struct td_fault *fault, int signum, const siginfo_t *info)
     return atomic_compare_exchange_strong(&fault->state, &state, again ? TASKD_FAULT_TRACED : TASKD_FAULT_WRITING) && !again;
 }
 
-static void put_frames(struct td_fault *fault, void *const *found, int count)
+/* Without our own frames. A walk that got nowhere gives way to the one caller that is known. */
+static void put_frames(struct td_fault *fault, void *const *found, int count, uint64_t caller)
 {
     uint64_t pc = atomic_load_explicit(&fault->pc, RELAXED);
     int first = 0, used = 0;
     while (first < count && (uint64_t)(uintptr_t)found[first] != pc)
         first++;
-    if (first == count) {                       /* a jump to nowhere: the walk did not get past it */
-        atomic_store_explicit(&fault->frame[used++], pc, RELAXED);
-        first = 0;
-    }
-    for (; first < count && used < TASKD_FRAMES; first++, used++)
+    atomic_store_explicit(&fault->frame[used++], pc, RELAXED);
+    if (first + 1 >= count && caller)
+        atomic_store_explicit(&fault->frame[used++], caller, RELAXED);
+    for (first++; first < count && used < TASKD_FRAMES; first++, used++)
         atomic_store_explicit(&fault->frame[used], (uint64_t)(uintptr_t)found[first], RELAXED);
     atomic_store_explicit(&fault->frames, (uint32_t)used, RELAXED);
 }
 
 /* A spoilt stack may make the unwinder fault; that signal comes back to the sigsetjmp. */
-static void trace(struct td_fault *fault)
+static void trace(struct td_fault *fault, const void *context)
 {
     void *found[TASKD_FRAMES + OWN_FRAMES];
     volatile int count = 0;
+    volatile uint64_t caller = 0;
     sigjmp_buf back;
     sigset_t faults, before;
     sigemptyset(&faults);
@@ -122,11 +136,12 @@ static void trace(struct td_fault *fault)
     pthread_sigmask(SIG_UNBLOCK, &faults, &before);
     if (!sigsetjmp(back, 0)) {
         escape = &back;
+        caller = caller_of(context);
         count = backtrace(found, TASKD_FRAMES + OWN_FRAMES);
     }
     escape = NULL;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    put_frames(fault, found, count);
+    put_frames(fault, found, count, caller);
 }
 
 /* Returns whether this call wrote the record. */
@@ -151,7 +166,7 @@ static int record(struct td_fault *fault, int signum, const siginfo_t *info, con
     atomic_store_explicit(&fault->at_ns, td_now_ns(), RELAXED);
     atomic_store_explicit(&fault->frames, 0, RELAXED);
     atomic_store_explicit(&fault->state, TASKD_FAULT_WHOLE, memory_order_release);
-    trace(fault);
+    trace(fault, context);
     atomic_store_explicit(&fault->state, TASKD_FAULT_TRACED, memory_order_release);
     return 1;
 }

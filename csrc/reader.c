@@ -132,7 +132,8 @@ static int copy_event(struct td_event *slot, uint64_t ticket, struct taskd_event
         .entered_ns = atomic_load_explicit(&slot->entered_ns, RELAXED),
         .left_ns = atomic_load_explicit(&slot->left_ns, RELAXED),
         .comm = atomic_load_explicit(&slot->comm, RELAXED),
-        .count = atomic_load_explicit(&slot->count, RELAXED),
+        .number = atomic_load_explicit(&slot->number, RELAXED),
+        .bytes = atomic_load_explicit(&slot->bytes, RELAXED),
         .op = atomic_load_explicit(&slot->op, RELAXED),
         .dtype = atomic_load_explicit(&slot->dtype, RELAXED),
         .tid = atomic_load_explicit(&slot->tid, RELAXED),
@@ -150,6 +151,31 @@ int taskd_box_events(struct taskd_handle *handle, struct taskd_event *out, int r
     int taken = 0;
     for (uint64_t back = 0; back < TD_RING && back < head && taken < room; back++)
         taken += copy_event(&box->ring[(head - back - 1) % TD_RING], head - back, &out[taken]);
+    return taken;
+}
+
+static int copy_comm(struct td_comm *from, struct taskd_comm *out)
+{
+    uint64_t seq = atomic_load_explicit(&from->seq, memory_order_acquire);
+    *out = (struct taskd_comm){
+        .id = atomic_load_explicit(&from->id, RELAXED),
+        .number = atomic_load_explicit(&from->number, RELAXED),
+        .opened_ns = atomic_load_explicit(&from->opened_ns, RELAXED),
+        .ranks = atomic_load_explicit(&from->ranks, RELAXED),
+        .rank = atomic_load_explicit(&from->rank, RELAXED),
+        .backend = (int32_t)atomic_load_explicit(&from->backend, RELAXED),
+        .closed = !atomic_load_explicit(&from->handle, RELAXED),
+    };
+    atomic_thread_fence(memory_order_acquire);
+    return seq && !(seq & 1) && atomic_load_explicit(&from->seq, RELAXED) == seq;
+}
+
+/* Copies up to `room` communicators, in no order. Returns how many. One that is being opened or closed is left out. */
+int taskd_box_comms(struct taskd_handle *handle, struct taskd_comm *out, int room)
+{
+    int taken = 0;
+    for (unsigned i = 0; i < TD_COMMS && taken < room; i++)
+        taken += copy_comm(&handle->box->comms[i].comm, &out[taken]);
     return taken;
 }
 

@@ -17,6 +17,7 @@
 #define TD_MAGIC 0x31784f4264735461ull      /* "aTsdBOx1" */
 #define TD_RING 1024u                       /* a power of two */
 #define TD_LIBRARIES 512u
+#define TD_COMMS 128u                       /* a power of two */
 #define TD_LINE 64
 
 typedef _Atomic uint64_t td_u64;
@@ -31,12 +32,12 @@ struct td_event {
     td_i64 entered_ns;
     td_i64 left_ns;
     td_u64 comm;
-    td_u64 count;
+    td_u64 number;
+    td_u64 bytes;
     td_u32 op;
     td_u32 dtype;
     td_u32 tid;
     td_i32 peer;
-    td_u64 spare;
 };
 
 struct td_identity {
@@ -144,6 +145,20 @@ struct td_libraries {
     td_u32 count;
 };
 
+/* A communicator: seq as in td_request, 0 if never used; `handle` is its address in the process, 0 once it is closed.
+ * `number` is of its newest collective and rises beside the lock. */
+struct td_comm {
+    td_u64 seq;
+    td_u64 handle;
+    td_u64 id;
+    td_u64 number;
+    td_i64 opened_ns;
+    td_i32 ranks;
+    td_i32 rank;
+    td_u32 backend;
+    td_u32 parts;                           /* how often it was split */
+};
+
 struct td_box {
     _Alignas(TD_LINE) struct td_identity identity;
     _Alignas(TD_LINE) struct td_beats beats;
@@ -157,12 +172,16 @@ struct td_box {
     _Alignas(TD_LINE) struct td_words words;
     _Alignas(TD_LINE) struct td_libraries libraries;
     _Alignas(TD_LINE) struct td_library library[TD_LIBRARIES];
+    _Alignas(TD_LINE) struct td_comm_line {
+        _Alignas(TD_LINE) struct td_comm comm;
+    } comms[TD_COMMS];
     _Alignas(TD_LINE) struct td_event ring[TD_RING];
 };
 
 #define TD_WORDS_LINE 16
 #define TD_LIBRARIES_LINE (TD_WORDS_LINE + 1 + TASKD_WORDS_BYTES / TD_LINE)
-#define TD_RING_LINE (TD_LIBRARIES_LINE + 1 + TD_LIBRARIES)
+#define TD_COMMS_LINE (TD_LIBRARIES_LINE + 1 + TD_LIBRARIES)
+#define TD_RING_LINE (TD_COMMS_LINE + TD_COMMS)
 #define TD_AT_LINE(group, line) _Static_assert(offsetof(struct td_box, group) == (line) * TD_LINE, #group " has moved")
 
 _Static_assert(sizeof(struct td_event) == TD_LINE, "an event is one cache line");
@@ -179,6 +198,7 @@ TD_AT_LINE(fault, 8);
 TD_AT_LINE(words, TD_WORDS_LINE);
 TD_AT_LINE(libraries, TD_LIBRARIES_LINE);
 TD_AT_LINE(library, TD_LIBRARIES_LINE + 1);
+TD_AT_LINE(comms, TD_COMMS_LINE);
 TD_AT_LINE(ring, TD_RING_LINE);
 _Static_assert(sizeof(struct td_box) == (TD_RING_LINE + TD_RING) * TD_LINE, "no hidden padding");
 

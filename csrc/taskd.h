@@ -38,9 +38,29 @@
 #define TASKD_COMMAND_BREAK 2
 #define TASKD_COMMAND_MEND 3
 
+/* What an operation is: one of these plus, shifted left by 8, whose it is. Other numbers are the caller's own. */
+#define TASKD_OP_ALLREDUCE 1
+#define TASKD_OP_ALLGATHER 2
+#define TASKD_OP_REDUCE_SCATTER 3
+#define TASKD_OP_BROADCAST 4
+#define TASKD_OP_REDUCE 5
+#define TASKD_OP_GATHER 6
+#define TASKD_OP_SCATTER 7
+#define TASKD_OP_ALLTOALL 8
+#define TASKD_OP_BARRIER 9
+#define TASKD_OP_SEND 10
+#define TASKD_OP_RECV 11
+#define TASKD_OP_OPEN 12
+#define TASKD_OP_CLOSE 13
+#define TASKD_BACKEND_GLOO 1
+#define TASKD_BACKEND_NCCL 2
+#define TASKD_BACKEND_HCCL 3
+#define TASKD_BACKEND_SHIFT 8
+
 /* Which of gloo's functions were seen to come through this library. */
 #define TASKD_HOOK_SOCKETS 1
 #define TASKD_HOOK_WAITS 2
+#define TASKD_HOOK_COLLECTIVES 4
 
 /* What taskd_progress points at: the step, shifted left by 8, with the phase; when the step was committed; when the phase began. */
 #define TASKD_PROGRESS_BYTES 24
@@ -70,17 +90,29 @@ struct taskd_reading {
     uint64_t dropped;       /* not written, because a slower writer still held the slot */
 };
 
-/* One operation in the ring. left_ns is 0 while it is open. */
+/* One operation in the ring. left_ns is 0 while it is open: for gloo until the data are there, for NCCL and HCCL until the
+ * host has enqueued it. */
 struct taskd_event {
     uint64_t ticket;
     int64_t entered_ns;
     int64_t left_ns;
-    uint64_t comm;
-    uint64_t count;
-    uint32_t op;
-    uint32_t dtype;
+    uint64_t comm;          /* id of the communicator, the same on all its ranks; 0: not known */
+    uint64_t number;        /* which collective of the communicator, from 1; 0: not a collective, or not known yet */
+    uint64_t bytes;         /* of one rank's part */
+    uint32_t op;            /* TASKD_OP_* and TASKD_BACKEND_* */
+    uint32_t dtype;         /* the backend's own number */
     uint32_t tid;
-    int32_t peer;
+    int32_t peer;           /* root or partner, -1: none or not known */
+};
+
+struct taskd_comm {
+    uint64_t id;
+    uint64_t number;        /* of the newest collective */
+    int64_t opened_ns;
+    int32_t ranks;
+    int32_t rank;
+    int32_t backend;
+    int32_t closed;
 };
 
 /* One frame of a native backtrace: where it lies in which library, for addr2line; module is "" if that is not known. */
@@ -187,8 +219,9 @@ void taskd_pulse_own(struct taskd_pulse *pulse);
 void taskd_gil_beat(void);
 int taskd_probe(int on);
 int taskd_gil_wait(void);
-uint64_t taskd_enter(uint32_t op, uint64_t comm, uint64_t count, uint32_t dtype, int32_t peer);
+uint64_t taskd_enter(uint32_t op, uint64_t comm, uint64_t bytes, uint32_t dtype, int32_t peer);
 void taskd_leave(uint64_t ticket);
+void taskd_name_comm(uint64_t id);
 int taskd_last_words(const char *text, int bytes);
 int taskd_watch_parent(int pid);
 int taskd_break(void);
@@ -201,6 +234,7 @@ int taskd_box_create(const char *path, struct taskd_handle **out);
 int taskd_box_open(const char *path, struct taskd_handle **out);
 void taskd_box_read(struct taskd_handle *handle, struct taskd_reading *out);
 int taskd_box_events(struct taskd_handle *handle, struct taskd_event *out, int room);
+int taskd_box_comms(struct taskd_handle *handle, struct taskd_comm *out, int room);
 int taskd_box_open_event(struct taskd_handle *handle, struct taskd_event *out);
 int taskd_box_fault(struct taskd_handle *handle, struct taskd_fault *out);
 int taskd_box_request(struct taskd_handle *handle, struct taskd_request *out);

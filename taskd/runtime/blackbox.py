@@ -18,6 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from taskd.errors import ShimError
+from taskd.runtime.operations import (
+    Backend,
+    Communicator,
+    Event,
+    Operation,
+    communicator_id,
+    event,
+    read_communicators,
+)
 from taskd.runtime.postmortem import (
     Fault,
     Frame,
@@ -33,8 +42,9 @@ from taskd.runtime.recorder import Census, NullRecorder, Phase, Recorder, open_r
 from taskd.runtime.shim import check, core, interface, library_path, load_core
 
 __all__ = [
-    "Box", "Census", "Clocks", "Command", "Event", "Fault", "Frame", "LastWords", "Life", "NullRecorder", "Phase",
-    "Postmortem", "Reading", "Recorder", "Request", "Sender", "library_path", "load_core", "open_recorder",
+    "Backend", "Box", "Census", "Clocks", "Command", "Communicator", "Event", "Fault", "Frame", "LastWords", "Life",
+    "NullRecorder", "Operation", "Phase", "Postmortem", "Reading", "Recorder", "Request", "Sender", "communicator_id",
+    "library_path", "load_core", "open_recorder",
 ]  # fmt: skip
 
 
@@ -54,7 +64,7 @@ class Command(Enum):
     MEND = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Reading:
     """A box at one moment. Fields of one line were written together."""
 
@@ -78,21 +88,6 @@ class Reading:
     end_ns: int
     events: int
     dropped: int
-
-
-@dataclass(frozen=True)
-class Event:
-    """One operation noted in the ring; `left_ns` is 0 while it is open."""
-
-    ticket: int
-    entered_ns: int
-    left_ns: int
-    comm: int
-    count: int
-    op: int
-    dtype: int
-    tid: int
-    peer: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +114,6 @@ class Clocks:
 
 def _milliseconds(timeout_s: float | None) -> int:
     return -1 if timeout_s is None else max(0, ceil(timeout_s * 1000))
-
-
-def _event(raw: Any) -> Event:
-    return Event(*(getattr(raw, name) for name in Event.__dataclass_fields__))
 
 
 class BoxClosedError(ShimError):
@@ -188,7 +179,7 @@ class Box:
         out = interface().new("struct taskd_event[]", most)
         with self._in_use() as handle:
             count = core().taskd_box_events(handle, out, most)
-        return [_event(raw) for raw in out[0:count]]
+        return [event(raw) for raw in out[0:count]]
 
     def postmortem(self) -> Postmortem:
         """What the process has left to be said of its end, also while it still runs."""
@@ -202,6 +193,11 @@ class Box:
                 last_words=read_last_words(handle),
             )
 
+    def communicators(self) -> list[Communicator]:
+        """All that the process has opened, the first one in front; of more than 128, the newest."""
+        with self._in_use() as handle:
+            return read_communicators(handle)
+
     def clocks(self) -> Clocks:
         """What tells a stopped process, a held GIL and a stuck main thread apart."""
         said, out = self.read(), interface().new("struct taskd_event *")
@@ -213,7 +209,7 @@ class Box:
             said.main_ns,
             said.gil_asked_ns,
             said.main_asked_ns,
-            _event(out) if opened else None,
+            event(out) if opened else None,
         )
 
     def await_death(self, timeout_s: float | None = None) -> bool:

@@ -10,6 +10,8 @@ Rules:
 import atexit
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -17,6 +19,7 @@ from time import monotonic_ns
 from traceback import TracebackException
 
 from taskd.errors import ShimError
+from taskd.runtime.operations import communicator_id
 from taskd.runtime.shim import check, core, interface, load_core
 
 _LONGEST_END_S = 1.0
@@ -41,6 +44,7 @@ class Census:
     waiters: int = 0
     sockets_hooked: bool = False
     waits_hooked: bool = False
+    collectives_hooked: bool = False
     broken: bool = False
     shut: int = 0
     kicked: int = 0
@@ -123,6 +127,18 @@ class Recorder:
         """Let new groups be formed."""
         self._core.taskd_mend()
 
+    @contextmanager
+    def naming(self, name: str) -> Iterator[None]:
+        """The gloo group that this thread forms inside has the same name on all its ranks; see `communicator_id`.
+
+        Without a name the n-th group of a size is taken for the n-th group of that size everywhere.
+        """
+        self._core.taskd_name_comm(communicator_id(name))
+        try:
+            yield
+        finally:
+            self._core.taskd_name_comm(0)
+
     def census(self) -> Census:
         """What gloo holds in this process."""
         out = interface().new("struct taskd_census *")
@@ -132,6 +148,7 @@ class Recorder:
             waiters=out.waiters,
             sockets_hooked=bool(out.hooks & self._core.TASKD_HOOK_SOCKETS),
             waits_hooked=bool(out.hooks & self._core.TASKD_HOOK_WAITS),
+            collectives_hooked=bool(out.hooks & self._core.TASKD_HOOK_COLLECTIVES),
             broken=bool(out.broken),
             shut=out.shut,
             kicked=out.kicked,
@@ -170,6 +187,11 @@ class NullRecorder:
 
     def mend(self) -> None:
         """Nothing."""
+
+    @contextmanager
+    def naming(self, name: str) -> Iterator[None]:
+        """Nothing."""
+        yield
 
     def census(self) -> Census:
         """Nothing is known."""
