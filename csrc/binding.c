@@ -8,6 +8,8 @@
  *    who links gloo stays loaded. The same for NCCL and HCCL, one function at a time.
  * 3. What a hook has called may end with a jump to another hook, which then seems to be called by the first one. It is
  *    meant for the library that this thread came from.
+ *    And a function that ends with a jump to a hook is not seen, but who called it: if that does not know gloo, whoever
+ *    has it is meant.
  * 4. What a caller does not depend on (it asked dlsym for any definition there is) is looked for among the libraries that
  *    are loaded, then loaded by its own name. What is nowhere is an error code of the hook, never the end of the process. */
 #define _GNU_SOURCE
@@ -17,6 +19,7 @@
 #include <dlfcn.h>
 #include <link.h>
 #include <pthread.h>
+#include <string.h>
 
 enum { MOST_CALLERS = 16 };
 
@@ -78,11 +81,44 @@ static void *next_of(void *library, const char *name)
     return dlsym(RTLD_NEXT, name);
 }
 
+struct turn {
+    int number;
+    char name[PATH_MAX];
+};
+
+static int is_turn(struct dl_phdr_info *info, size_t size, void *data)
+{
+    struct turn *turn = data;
+    (void)size;
+    if (turn->number--)
+        return 0;
+    turn->name[0] = 0;
+    strncat(turn->name, info->dlpi_name, sizeof turn->name - 1);
+    return 1;
+}
+
+/* The first loaded object that has `name`, or depends on what has it; NULL if there is none. Each is opened on its own,
+ * since the loader's list must not be held while the loader is asked. */
+static void *provider(const char *name)
+{
+    struct turn turn;
+    for (int i = 0; turn.number = i, dl_iterate_phdr(is_turn, &turn); i++) {
+        void *library = dlopen(turn.name[0] ? turn.name : NULL, RTLD_LAZY | RTLD_NOLOAD);
+        if (library && next_of(library, name))
+            return library;
+        if (library)
+            dlclose(library);
+    }
+    return NULL;
+}
+
 static void find(struct caller *to, const struct object *caller)
 {
     struct td_gloo *gloo = &to->gloo;
     const char *name = caller->name && *caller->name ? caller->name : NULL;
     void *library = to->library = dlopen(name, RTLD_LAZY | RTLD_NOLOAD);        /* stays referenced */
+    if (!next_of(library, TD_GLOO_WAIT_SEND))
+        library = provider(TD_GLOO_WAIT_SEND);
     gloo->add = (td_add_fn *)next_of(library, TD_GLOO_REGISTER);
     gloo->drop = (td_drop_fn *)next_of(library, TD_GLOO_UNREGISTER);
     gloo->wait_send = (td_wait_fn *)next_of(library, TD_GLOO_WAIT_SEND);

@@ -40,7 +40,7 @@ static struct {
 } program[_NSIG];
 static sigaction_fn *true_sigaction;
 static pthread_key_t stack_key;
-static int stack_key_error;
+static int has_stack_key;
 static __thread sigjmp_buf *escape __attribute__((tls_model("initial-exec")));
 
 static int is_watched(int signum)
@@ -265,12 +265,17 @@ static void drop_stack(void *memory)
     munmap(memory, GUARD_BYTES + STACK_BYTES);
 }
 
+__attribute__((constructor)) static void make_stack_key(void)
+{
+    has_stack_key = !pthread_key_create(&stack_key, drop_stack);
+}
+
 /* Gives the calling thread a stack for handlers, so that an overflow of its own can be recorded. It may have one. */
 void td_death_stack(void)
 {
     stack_t current;
     int saved = errno;
-    if (!stack_key_error && !sigaltstack(NULL, &current) && current.ss_flags & SS_DISABLE) {
+    if (has_stack_key && !sigaltstack(NULL, &current) && current.ss_flags & SS_DISABLE) {
         char *memory = mmap(NULL, GUARD_BYTES + STACK_BYTES, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK | MAP_NORESERVE, -1, 0);
         if (memory != MAP_FAILED) {
@@ -288,7 +293,6 @@ void td_death_watch(void)
 {
     void *frames[2];
     if (!true_sigaction) {
-        stack_key_error = pthread_key_create(&stack_key, drop_stack);
         backtrace(frames, 2);                   /* loads the unwinder now, not in a handler */
         true_sigaction = taskd_gate_chain ? taskd_gate_chain(NULL, NULL) : sigaction;
         for (unsigned i = 0; i < sizeof watched / sizeof *watched; i++) {

@@ -65,6 +65,8 @@ def test_children_behave_as_without_the_gate(name, box, launcher, tmp_path):
     inert = {"LD_PRELOAD": str(GATE), "TASKD_PROCESS_ENABLE": "on", "TASKD_BLACKBOX": None}
     assert launcher.run(COMMANDS[name], env=plain() | output | inert) == expected
     assert launcher.run(COMMANDS[name], env=armed(box.path) | output) == expected
+    for path in (tmp_path / "absent", tmp_path, Path("/proc/version"), Path("/proc/none/box")):
+        assert launcher.run(COMMANDS[name], env=armed(path) | output) == expected
     is_worker = COMMANDS[name][0] == "python"
     assert box.read().claims == (1 if is_worker else 0)
 
