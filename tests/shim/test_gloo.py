@@ -21,7 +21,7 @@ dist = pytest.importorskip("torch.distributed")
 CYCLES = int(os.environ.get("TASKD_BREAK_CYCLES", "20"))
 """How often groups are broken and formed anew; 200 for a release."""
 
-MOST_CYCLES_WITHOUT_WAKING = 60
+MOST_CYCLES_WITHOUT_WAKING = 200
 
 
 class Store:
@@ -97,10 +97,18 @@ def test_survivors_of_a_stopped_peer_come_out_at_once_and_go_on(how, store, make
 
 
 def break_all(boxes, rng):
+    """At a random moment, in half of all cases with one rank stopped, so that the others are amid a transfer."""
     time.sleep(rng.random() * 0.06)
     rng.shuffle(order := list(boxes))
-    for box in order:
+    stopped = order[-1].read().owner_pid if rng.random() < 0.5 else 0
+    if stopped:
+        os.kill(stopped, signal.SIGSTOP)
+        time.sleep(0.05)
+    for box in order[:-1]:
         box.command(Command.BREAK)
+    if stopped:
+        os.kill(stopped, signal.SIGCONT)
+    order[-1].command(Command.BREAK)
 
 
 def let_train(boxes, store, cycle):
@@ -151,9 +159,10 @@ def test_without_waking_the_waiters_somebody_hangs(without_waking, store, make_b
         try:
             until(lambda: all_in(boxes, Phase.PAUSED), "all are out", timeout_s=5)
         except AssertionError:
+            print(f"somebody hung in cycle {cycle}")
             return
         let_train(boxes, store, cycle)
-    pytest.fail(f"nobody hung in {MOST_CYCLES_WITHOUT_WAKING} cycles, expected one within about 20")
+    pytest.fail(f"nobody hung in {MOST_CYCLES_WITHOUT_WAKING} cycles, expected one within about 25")
 
 
 @pytest.mark.timeout(60)
