@@ -8,7 +8,7 @@
  * 3. A handler takes no lock, allocates nothing and does not ask the loader: numbers are put down, the agent resolves them.
  * 4. The record is whole before the stack is walked, and a fault in the walk ends the walk alone.
  * 5. The first fault stays, unless the program has handled it and went on. A signal that a handler sends again to its own
- *    process is the same fault. */
+ *    process is the same fault. A handler that jumps out of itself is taken for one that lets the process die. */
 #define _GNU_SOURCE
 #include "core.h"
 
@@ -281,8 +281,10 @@ void td_death_stack(void)
         if (memory != MAP_FAILED) {
             stack_t ours = {.ss_sp = memory + GUARD_BYTES, .ss_size = STACK_BYTES};
             mprotect(memory, GUARD_BYTES, PROT_NONE);
-            if (pthread_setspecific(stack_key, memory) || sigaltstack(&ours, NULL))
+            if (sigaltstack(&ours, NULL))
                 munmap(memory, GUARD_BYTES + STACK_BYTES);
+            else
+                pthread_setspecific(stack_key, memory);
         }
     }
     errno = saved;
