@@ -122,6 +122,8 @@ static void *beat(void *unused)
         atomic_store_explicit(&box->beats.native_ns, td_now_ns(), memory_order_relaxed);
         atomic_fetch_add_explicit(&box->beats.native_count, 1, memory_order_relaxed);
         answer(box);
+        td_libraries_note(box);
+        td_clocks_ask(box);
         end_with_agent();
         int broken = taskd_broken();
         if (broken)

@@ -1,11 +1,17 @@
-/* binding.c - finds the gloo that a caller of our hooks means.
+/* binding.c - finds the gloo, NCCL or HCCL that a caller of our hooks means.
  *
  * Rules:
  * 1. Python loads torch privately, so "the next definition in the global scope" is not torch's. The library that called is
  *    asked instead: it defines gloo or depends on what does. So a second gloo in the process (some other package has its
  *    own) keeps to its own code.
  * 2. A library is asked once; after that, a call costs the comparison of an address. Entries are never changed or freed:
- *    who links gloo stays loaded. */
+ *    who links gloo stays loaded. The same for NCCL and HCCL, one function at a time.
+ * 3. What a hook has called may end with a jump to another hook, which then seems to be called by the first one. It is
+ *    meant for the library that this thread came from.
+ *    And a function that ends with a jump to a hook is not seen, but who called it: if that does not know gloo, whoever
+ *    has it is meant.
+ * 4. What a caller does not depend on (it asked dlsym for any definition there is) is looked for among the libraries that
+ *    are loaded, then loaded by its own name. What is nowhere is an error code of the hook, never the end of the process. */
 #define _GNU_SOURCE
 #include "binding.h"
 #include "core.h"
@@ -13,11 +19,19 @@
 #include <dlfcn.h>
 #include <link.h>
 #include <pthread.h>
+#include <string.h>
 
 enum { MOST_CALLERS = 16 };
 
-static struct td_gloo known[MOST_CALLERS];
+struct caller {
+    struct td_gloo gloo;                        /* first: a td_gloo is given out for it */
+    void *library;
+    _Atomic(void *) device[TD_DEVICE_FUNCTION_COUNT];
+};
+
+static struct caller known[MOST_CALLERS];
 static _Atomic int count;
+static __thread struct caller *newest __attribute__((tls_model("initial-exec")));       /* of this thread */
 static pthread_mutex_t adding = PTHREAD_MUTEX_INITIALIZER;
 
 struct object {
@@ -40,6 +54,23 @@ static int covers(struct dl_phdr_info *info, size_t size, void *data)
     return 0;
 }
 
+/* The same, with all segments of the object: code and data lie in different ones. */
+static int covers_any(struct dl_phdr_info *info, size_t size, void *data)
+{
+    struct object *wanted = data;
+    if (!covers(info, size, data))
+        return 0;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) *part = &info->dlpi_phdr[i];
+        uintptr_t low = info->dlpi_addr + part->p_vaddr;
+        if (part->p_type != PT_LOAD)
+            continue;
+        wanted->low = low < wanted->low ? low : wanted->low;
+        wanted->high = low + part->p_memsz > wanted->high ? low + part->p_memsz : wanted->high;
+    }
+    return 1;
+}
+
 /* In a program linked with the core, the first definition is ours: then the one after it is meant. */
 static void *next_of(void *library, const char *name)
 {
@@ -50,34 +81,75 @@ static void *next_of(void *library, const char *name)
     return dlsym(RTLD_NEXT, name);
 }
 
-static void find(struct td_gloo *gloo, const struct object *caller)
+struct turn {
+    int number;
+    char name[PATH_MAX];
+};
+
+static int is_turn(struct dl_phdr_info *info, size_t size, void *data)
 {
+    struct turn *turn = data;
+    (void)size;
+    if (turn->number--)
+        return 0;
+    turn->name[0] = 0;
+    strncat(turn->name, info->dlpi_name, sizeof turn->name - 1);
+    return 1;
+}
+
+/* The first loaded object that has `name`, or depends on what has it; NULL if there is none. Each is opened on its own,
+ * since the loader's list must not be held while the loader is asked. */
+static void *provider(const char *name)
+{
+    struct turn turn;
+    for (int i = 0; turn.number = i, dl_iterate_phdr(is_turn, &turn); i++) {
+        void *library = dlopen(turn.name[0] ? turn.name : NULL, RTLD_LAZY | RTLD_NOLOAD);
+        if (library && next_of(library, name))
+            return library;
+        if (library)
+            dlclose(library);
+    }
+    return NULL;
+}
+
+static void find(struct caller *to, const struct object *caller)
+{
+    struct td_gloo *gloo = &to->gloo;
     const char *name = caller->name && *caller->name ? caller->name : NULL;
-    void *library = dlopen(name, RTLD_LAZY | RTLD_NOLOAD);      /* stays referenced */
+    void *library = to->library = dlopen(name, RTLD_LAZY | RTLD_NOLOAD);        /* stays referenced */
+    if (!next_of(library, TD_GLOO_WAIT_SEND))
+        library = provider(TD_GLOO_WAIT_SEND);
     gloo->add = (td_add_fn *)next_of(library, TD_GLOO_REGISTER);
     gloo->drop = (td_drop_fn *)next_of(library, TD_GLOO_UNREGISTER);
     gloo->wait_send = (td_wait_fn *)next_of(library, TD_GLOO_WAIT_SEND);
     gloo->wait_recv = (td_wait_fn *)next_of(library, TD_GLOO_WAIT_RECV);
     gloo->abort_send = (td_abort_fn *)next_of(library, TD_GLOO_ABORT_SEND);
     gloo->abort_recv = (td_abort_fn *)next_of(library, TD_GLOO_ABORT_RECV);
+    gloo->context = (td_context_fn *)next_of(library, TD_GLOO_CONTEXT);
+    gloo->buffer = (td_buffer_fn *)next_of(library, TD_GLOO_BUFFER);
+    gloo->send = (td_transfer_fn *)next_of(library, TD_GLOO_SEND);
+    gloo->recv = (td_transfer_fn *)next_of(library, TD_GLOO_RECV);
+#define TD_FIND(own, name, op) gloo->collective[TD_GLOO_##own] = (td_collective_fn *)next_of(library, name);
+    TD_GLOO_COLLECTIVES(TD_FIND)
+#undef TD_FIND
     gloo->low = caller->low;
     gloo->high = caller->high;
 }
 
-static const struct td_gloo *search(uintptr_t address, int upto)
+static struct caller *search(uintptr_t address, int upto)
 {
     for (int i = 0; i < upto; i++)
-        if (address >= known[i].low && address < known[i].high)
+        if (address >= known[i].gloo.low && address < known[i].gloo.high)
             return &known[i];
     return NULL;
 }
 
-static const struct td_gloo *add(uintptr_t address)
+static struct caller *add(uintptr_t address)
 {
     struct object caller = {.address = address};
     pthread_mutex_lock(&adding);
     int upto = atomic_load(&count);
-    const struct td_gloo *found = search(address, upto);        /* somebody may have been quicker */
+    struct caller *found = search(address, upto);               /* somebody may have been quicker */
     if (!found && upto < MOST_CALLERS) {
         dl_iterate_phdr(covers, &caller);
         find(&known[upto], &caller);
@@ -88,14 +160,65 @@ static const struct td_gloo *add(uintptr_t address)
     return found ? found : &known[0];
 }
 
+static struct object own;
+
+__attribute__((constructor)) static void find_own(void)
+{
+    own.address = (uintptr_t)known;             /* any part of this library */
+    dl_iterate_phdr(covers_any, &own);
+}
+
+/* Never NULL. */
+static struct caller *caller_at(const void *address)
+{
+    if (newest && (uintptr_t)address >= own.low && (uintptr_t)address < own.high)
+        return newest;
+    struct caller *found = search((uintptr_t)address, atomic_load_explicit(&count, memory_order_acquire));
+    int saved = errno;
+    if (!found)
+        found = add((uintptr_t)address);
+    errno = saved;
+    newest = found;
+    return found;
+}
+
 /* Never NULL. `caller` is an address in the code that called a hook. */
 const struct td_gloo *td_gloo_of(const void *caller)
 {
-    const struct td_gloo *found = search((uintptr_t)caller, atomic_load_explicit(&count, memory_order_acquire));
-    int saved = errno;
-    if (!found)
-        found = add((uintptr_t)caller);
-    errno = saved;
+    return &caller_at(caller)->gloo;
+}
+
+static const struct {
+    const char *name, *library;
+} device_functions[] = {
+#define TD_NAME(name, soname) {#name, soname},
+    TD_DEVICE_FUNCTIONS(TD_NAME)
+#undef TD_NAME
+};
+
+static void *find_device(struct caller *caller, enum td_device_function which)
+{
+    const char *name = device_functions[which].name, *soname = device_functions[which].library;
+    void *found = next_of(caller->library, name);
+    if (found)
+        return found;
+    void *library = dlopen(soname, RTLD_LAZY | RTLD_NOLOAD);
+    if (!library)
+        library = dlopen(soname, RTLD_LAZY);
+    return library ? dlsym(library, name) : NULL;
+}
+
+/* The function that `caller` means by a name for which we have a hook; NULL if there is none. */
+void *td_device_function(const void *caller, enum td_device_function which)
+{
+    struct caller *from = caller_at(caller);
+    void *found = atomic_load_explicit(&from->device[which], memory_order_relaxed);
+    if (!found) {
+        int saved = errno;
+        found = find_device(from, which);
+        atomic_store_explicit(&from->device[which], found, memory_order_relaxed);
+        errno = saved;
+    }
     return found;
 }
 

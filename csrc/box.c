@@ -4,8 +4,7 @@
  * 1. A process without a box writes into a private sink, so that no writer ever asks whether there is one.
  * 2. A box has one owner, the process whose compare-and-swap on `owner` came first; after exec the same pid may claim again.
  * 3. A forked child loses the box before any code of its own runs; it may then attach to another one.
- * 4. Writers take no lock and allocate nothing. A ring slot is taken by compare-and-swap: a writer that finds it held by
- *    another one, a whole lap behind, drops its event instead of mixing two. */
+ * 4. Writers take no lock and allocate nothing. */
 #define _GNU_SOURCE
 #include "core.h"
 
@@ -22,7 +21,6 @@ static struct td_box sink;
 static struct td_box *_Atomic current = &sink;
 static char attached_path[PATH_MAX];
 static pthread_mutex_t attaching = PTHREAD_MUTEX_INITIALIZER;
-static __thread uint32_t own_tid __attribute__((tls_model("initial-exec")));
 
 struct td_box *td_current(void)
 {
@@ -46,17 +44,21 @@ static void after_fork(void)
     if (inherited != &sink)
         munmap(inherited, sizeof *inherited);   /* so that nothing in the child can reach it */
     attached_path[0] = 0;
-    own_tid = 0;
     pthread_mutex_init(&attaching, NULL);
     td_beat_after_fork();
     td_gloo_after_fork();
     td_binding_after_fork();
     td_pulse_after_fork();
+    td_libraries_after_fork();
+    td_clocks_after_fork();
+    td_notes_after_fork();
+    td_coll_after_fork();
+    td_gloo_ops_after_fork();
 }
 
 __attribute__((constructor)) static void watch_forks(void)
 {
-    pthread_atfork(NULL, NULL, after_fork);
+    pthread_atfork(td_libraries_before_fork, td_libraries_in_parent, after_fork);
 }
 
 static int check(int fd)
@@ -165,6 +167,7 @@ static int attach(const char *path, int rank, int incarnation)
     }
     strcpy(attached_path, path);
     td_end_watch();
+    td_death_watch();
     watch_agent();
     return 0;
 }
@@ -197,53 +200,4 @@ void taskd_phase(int phase)
     uint64_t step = atomic_load_explicit(&progress->word, RELAXED) & ~0xffull;
     atomic_store_explicit(&progress->word, step | ((uint64_t)phase & 0xff), memory_order_release);
     atomic_store_explicit(&progress->phase_ns, td_now_ns(), RELAXED);
-}
-
-/* Called by any Python thread: it could take the GIL. */
-void taskd_gil_beat(void)
-{
-    atomic_store_explicit(&td_current()->beats.gil_ns, td_now_ns(), RELAXED);
-}
-
-static uint32_t tid(void)
-{
-    if (!own_tid)
-        own_tid = (uint32_t)syscall(SYS_gettid);
-    return own_tid;
-}
-
-/* Notes that an operation begins; the ticket is for taskd_leave, 0 if the event was dropped. */
-uint64_t taskd_enter(uint32_t op, uint64_t comm, uint64_t count, uint32_t dtype, int32_t peer)
-{
-    struct td_box *box = td_current();
-    uint64_t ticket = atomic_fetch_add_explicit(&box->rings.head, 1, RELAXED) + 1;
-    struct td_event *slot = &box->ring[(ticket - 1) % TD_RING];
-    uint64_t seen = atomic_load_explicit(&slot->seq, RELAXED);
-    if (seen >= ticket || !atomic_compare_exchange_strong(&slot->seq, &seen, TD_BUSY)) {   /* TD_BUSY is above every ticket */
-        atomic_fetch_add_explicit(&box->rings.dropped, 1, RELAXED);
-        return 0;
-    }
-    atomic_thread_fence(memory_order_release);  /* no field before the mark */
-    atomic_store_explicit(&slot->entered_ns, td_now_ns(), RELAXED);
-    atomic_store_explicit(&slot->left_ns, 0, RELAXED);
-    atomic_store_explicit(&slot->comm, comm, RELAXED);
-    atomic_store_explicit(&slot->count, count, RELAXED);
-    atomic_store_explicit(&slot->op, op, RELAXED);
-    atomic_store_explicit(&slot->dtype, dtype, RELAXED);
-    atomic_store_explicit(&slot->tid, tid(), RELAXED);
-    atomic_store_explicit(&slot->peer, peer, RELAXED);
-    atomic_store_explicit(&slot->seq, ticket, memory_order_release);
-    return ticket;
-}
-
-/* Notes that the operation of `ticket` has ended; nothing if its slot has gone to a newer one. */
-void taskd_leave(uint64_t ticket)
-{
-    struct td_event *slot = &td_current()->ring[(ticket - 1) % TD_RING];
-    uint64_t seen = ticket;
-    if (!ticket || !atomic_compare_exchange_strong(&slot->seq, &seen, TD_BUSY))
-        return;
-    atomic_thread_fence(memory_order_release);
-    atomic_store_explicit(&slot->left_ns, td_now_ns(), RELAXED);
-    atomic_store_explicit(&slot->seq, ticket, memory_order_release);
 }

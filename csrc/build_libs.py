@@ -22,7 +22,13 @@ LIBS = Path("taskd/python/cython_api/libs")
 BOX_MODULE = Path("taskd/runtime/_box.py")
 GATE, CORE = "libtaskd.so", "libtaskd_core.so"
 FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-shared")
-SOURCES = {GATE: ("gate.c",), CORE: ("box.c", "reader.c", "beat.c", "gloo.c", "binding.c", "end.c", "pulse.c")}
+SOURCES = {
+    GATE: ("gate.c",),
+    CORE: (
+        "box.c", "notes.c", "beat.c", "clocks.c", "libraries.c", "gloo.c", "gloo_ops.c", "coll.c", "device_ops.c",
+        "binding.c", "death.c", "end.c", "pulse.c", "reader.c", "postmortem.c",
+    ),
+}  # fmt: skip
 # nodelete: atfork and exit handlers and the beat thread point into the core for the rest of the process's life.
 EXTRA = {GATE: ("-ldl",), CORE: ("-fexceptions", "-pthread", "-Wl,-z,now", "-Wl,-z,nodelete", "-ldl")}
 LIBC = re.compile(r"(libc|libdl|ld-linux.*)\.so.*")

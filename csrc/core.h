@@ -24,6 +24,7 @@ void td_beat_after_fork(void);
 /* gloo.c */
 int td_gloo_break(void);
 void td_gloo_mend(void);
+void td_gloo_seen(int hook);
 void td_gloo_after_fork(void);
 
 /* binding.c */
@@ -34,6 +35,31 @@ void td_pulse_after_fork(void);
 
 /* end.c */
 void td_end_watch(void);
+
+/* death.c */
+void td_death_watch(void);
+void td_death_stack(void);
+
+/* notes.c */
+uint64_t td_enter(uint32_t op, uint64_t comm, uint64_t number, uint64_t bytes, uint32_t dtype, int32_t peer);
+void td_number(uint64_t ticket, uint64_t number);
+void td_notes_after_fork(void);
+
+/* gloo_ops.c */
+void td_gloo_ops_after_fork(void);
+
+/* coll.c */
+void td_coll_after_fork(void);
+
+/* clocks.c */
+void td_clocks_ask(struct td_box *box);
+void td_clocks_after_fork(void);
+
+/* libraries.c */
+void td_libraries_note(struct td_box *box);
+void td_libraries_before_fork(void);
+void td_libraries_in_parent(void);
+void td_libraries_after_fork(void);
 
 static inline int64_t td_now_ns(void)
 {

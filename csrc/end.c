@@ -1,13 +1,14 @@
-/* end.c - how the process ended, as far as it can say so itself.
+/* end.c - how the process ended, as far as it can say so itself: its exit status and its last words.
  *
  * Rules:
  * 1. on_exit sees a return from main as well as exit(), which an interposed exit() does not; _exit and signals leave no
  *    record here, the agent has them from waitid.
- * 2. The first record stays. It is written by the owner of the box alone, never by a forked child. */
+ * 2. The first exit stays, and the newest words. They are written by the owner of the box alone, never by a forked child. */
 #define _GNU_SOURCE
 #include "core.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static void record_exit(int status, void *unused)
 {
@@ -27,4 +28,41 @@ void td_end_watch(void)
     static int watching;
     if (!watching)
         watching = on_exit(record_exit, NULL) == 0;
+}
+
+/* Not in the middle of a character of UTF-8. */
+static int cut(const char *text, int bytes)
+{
+    if (bytes <= TASKD_WORDS_BYTES)
+        return bytes;
+    for (bytes = TASKD_WORDS_BYTES; bytes > TASKD_WORDS_BYTES - 4 && (text[bytes] & 0xc0) == 0x80;)
+        bytes--;
+    return bytes;
+}
+
+/* Puts down why this process will end, for example an exception: the first TASKD_WORDS_BYTES of `text`. Returns how many
+ * were taken. -EBUSY: another thread is doing so; -ENOTCONN: this process has no box. */
+int taskd_last_words(const char *text, int bytes)
+{
+    struct td_box *box = td_current();
+    struct td_words *to = &box->words;
+    uint64_t seq = atomic_load(&to->seq);
+    if (!text || bytes < 0)
+        return -EINVAL;
+    if (atomic_load(&box->identity.owner) != getpid())
+        return -ENOTCONN;
+    if (seq & 1 || !atomic_compare_exchange_strong(&to->seq, &seq, seq + 1))
+        return -EBUSY;
+    atomic_thread_fence(memory_order_release);
+    bytes = cut(text, bytes);
+    for (int done = 0; done < bytes; done += 8) {
+        uint64_t word = 0;
+        memcpy(&word, text + done, (size_t)(bytes - done < 8 ? bytes - done : 8));
+        atomic_store_explicit(&to->text[done / 8], word, memory_order_relaxed);
+    }
+    atomic_store_explicit(&to->bytes, (uint32_t)bytes, memory_order_relaxed);
+    atomic_store_explicit(&to->tid, (int32_t)syscall(SYS_gettid), memory_order_relaxed);
+    atomic_store_explicit(&to->at_ns, td_now_ns(), memory_order_relaxed);
+    atomic_store_explicit(&to->seq, seq + 2, memory_order_release);
+    return bytes;
 }

@@ -6,7 +6,8 @@
  * 3. Any "no" and any failure is silence. errno is left as it was.
  * 4. A process that took its box removes this library from LD_PRELOAD, so that its own children never see it;
  *    TASKD_PRELOAD_KEEP=on leaves it there (Ascend's loader wants it non-empty; a worker that replaces itself needs it).
- * 5. sigaction and signal go to the core if it has handlers for them, else to libc. */
+ * 5. sigaction and signal go to libc, or to the core from when it asks for them: in a worker at once, in a warm process
+ *    when it has become a worker. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -25,12 +26,13 @@ typedef int attach_fn(const char *, int, int);
 static const char GATE_NAME[] = "libtaskd.so";
 static const char CORE_NAME[] = "libtaskd_core.so";
 
+static sigaction_fn *libc_sigaction;
 static sigaction_fn *next_sigaction;
 static signal_fn *next_signal;
 
 static void find_libc(void)
 {
-    next_sigaction = (sigaction_fn *)dlsym(RTLD_NEXT, "sigaction");
+    next_sigaction = libc_sigaction = (sigaction_fn *)dlsym(RTLD_NEXT, "sigaction");
     next_signal = (signal_fn *)dlsym(RTLD_NEXT, "signal");
 }
 
@@ -53,6 +55,18 @@ EXPORTED handler_fn signal(int signum, handler_fn handler)
         return next_signal(signum, handler);
     errno = ENOSYS;
     return SIG_ERR;
+}
+
+/* Sends both to the core, if it gives functions for them. Returns libc's sigaction. */
+EXPORTED sigaction_fn *taskd_gate_chain(sigaction_fn *to_sigaction, signal_fn *to_signal)
+{
+    if (!libc_sigaction)
+        find_libc();
+    if (to_sigaction && to_signal) {
+        next_sigaction = to_sigaction;
+        next_signal = to_signal;
+    }
+    return libc_sigaction;
 }
 
 static int is_on(const char *name)
@@ -139,12 +153,6 @@ static void arm(const char *box)
         return;
     if (!is_on("TASKD_PRELOAD_KEEP"))
         leave_preload();
-    sigaction_fn *core_sigaction = (sigaction_fn *)dlsym(core, "taskd_sigaction");
-    signal_fn *core_signal = (signal_fn *)dlsym(core, "taskd_signal");
-    if (core_sigaction && core_signal) {
-        next_sigaction = core_sigaction;
-        next_signal = core_signal;
-    }
 }
 
 __attribute__((constructor)) static void gate(void)

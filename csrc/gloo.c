@@ -13,6 +13,7 @@
 #define _GNU_SOURCE
 #include "binding.h"
 #include "core.h"
+#include "gloo_ops.h"
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -37,16 +38,17 @@ static _Atomic int hooks;
 static _Atomic int broken;
 
 /* The gloo of whoever called a hook. */
-#define CALLER() td_gloo_of(__builtin_extract_return_addr(__builtin_return_address(0)))
-
-static void seen(int hook)
-{
-    atomic_fetch_or_explicit(&hooks, hook, memory_order_relaxed);
-}
+#define CALLER() td_gloo_of(TD_CALLER())
 
 static int shut(int fd)
 {
     return shutdown(fd, SHUT_RDWR) == 0;
+}
+
+void td_gloo_seen(int hook)
+{
+    if (!(atomic_load_explicit(&hooks, memory_order_relaxed) & hook))
+        atomic_fetch_or_explicit(&hooks, hook, memory_order_relaxed);
 }
 
 static void note_socket(int fd)
@@ -226,7 +228,7 @@ bool hook_wait_recv(void *buffer, int *peer, long timeout_ms) __asm__(TD_GLOO_WA
 void hook_register(void *device, int fd, int events, void *handler)
 {
     const struct td_gloo *gloo = CALLER();
-    seen(TASKD_HOOK_SOCKETS);
+    td_gloo_seen(TASKD_HOOK_SOCKETS);
     note_socket(fd);
     gloo->add(device, fd, events, handler);
 }
@@ -234,7 +236,7 @@ void hook_register(void *device, int fd, int events, void *handler)
 void hook_unregister(void *device, int fd, void *handler)
 {
     const struct td_gloo *gloo = CALLER();
-    seen(TASKD_HOOK_SOCKETS);
+    td_gloo_seen(TASKD_HOOK_SOCKETS);
     forget_socket(fd);
     gloo->drop(device, fd, handler);
 }
@@ -242,13 +244,15 @@ void hook_unregister(void *device, int fd, void *handler)
 bool hook_wait_send(void *buffer, int *peer, long timeout_ms)
 {
     const struct td_gloo *gloo = CALLER();
-    seen(TASKD_HOOK_WAITS);
+    TD_NOTED_WAIT(TASKD_OP_SEND, buffer);
+    td_gloo_seen(TASKD_HOOK_WAITS);
     return breakable(gloo->wait_send, gloo->abort_send, buffer, peer, timeout_ms);
 }
 
 bool hook_wait_recv(void *buffer, int *peer, long timeout_ms)
 {
     const struct td_gloo *gloo = CALLER();
-    seen(TASKD_HOOK_WAITS);
+    TD_NOTED_WAIT(TASKD_OP_RECV, buffer);
+    td_gloo_seen(TASKD_HOOK_WAITS);
     return breakable(gloo->wait_recv, gloo->abort_recv, buffer, peer, timeout_ms);
 }

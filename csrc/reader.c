@@ -8,9 +8,9 @@
  * 4. A handle is used by one commander at a time (a lock sees to it) and by any number of readers and waiters. */
 #define _GNU_SOURCE
 #include "core.h"
+#include "handle.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -19,12 +19,6 @@
 
 /* A cancelled wait ends at once, or after this long if it was just about to sleep. */
 enum { LONGEST_SLEEP_MS = 500 };
-
-struct taskd_handle {
-    struct td_box *box;
-    pthread_mutex_t commanding;
-    _Atomic int cancelled;
-};
 
 static int64_t deadline(int timeout_ms)
 {
@@ -119,6 +113,8 @@ void taskd_box_read(struct taskd_handle *handle, struct taskd_reading *out)
         .native_count = atomic_load_explicit(&box->beats.native_count, RELAXED),
         .gil_ns = atomic_load_explicit(&box->beats.gil_ns, RELAXED),
         .main_ns = atomic_load_explicit(&box->beats.main_ns, RELAXED),
+        .gil_asked_ns = atomic_load_explicit(&box->beats.gil_asked_ns, RELAXED),
+        .main_asked_ns = atomic_load_explicit(&box->beats.main_asked_ns, RELAXED),
         .life = life_of(atomic_load(&box->life.word)),
         .events = atomic_load_explicit(&box->rings.head, RELAXED),
         .dropped = atomic_load_explicit(&box->rings.dropped, RELAXED),
@@ -136,7 +132,8 @@ static int copy_event(struct td_event *slot, uint64_t ticket, struct taskd_event
         .entered_ns = atomic_load_explicit(&slot->entered_ns, RELAXED),
         .left_ns = atomic_load_explicit(&slot->left_ns, RELAXED),
         .comm = atomic_load_explicit(&slot->comm, RELAXED),
-        .count = atomic_load_explicit(&slot->count, RELAXED),
+        .number = atomic_load_explicit(&slot->number, RELAXED),
+        .bytes = atomic_load_explicit(&slot->bytes, RELAXED),
         .op = atomic_load_explicit(&slot->op, RELAXED),
         .dtype = atomic_load_explicit(&slot->dtype, RELAXED),
         .tid = atomic_load_explicit(&slot->tid, RELAXED),
@@ -155,6 +152,42 @@ int taskd_box_events(struct taskd_handle *handle, struct taskd_event *out, int r
     for (uint64_t back = 0; back < TD_RING && back < head && taken < room; back++)
         taken += copy_event(&box->ring[(head - back - 1) % TD_RING], head - back, &out[taken]);
     return taken;
+}
+
+static int copy_comm(struct td_comm *from, struct taskd_comm *out)
+{
+    uint64_t seq = atomic_load_explicit(&from->seq, memory_order_acquire);
+    *out = (struct taskd_comm){
+        .id = atomic_load_explicit(&from->id, RELAXED),
+        .number = atomic_load_explicit(&from->number, RELAXED),
+        .opened_ns = atomic_load_explicit(&from->opened_ns, RELAXED),
+        .ranks = atomic_load_explicit(&from->ranks, RELAXED),
+        .rank = atomic_load_explicit(&from->rank, RELAXED),
+        .backend = (int32_t)atomic_load_explicit(&from->backend, RELAXED),
+        .closed = !atomic_load_explicit(&from->handle, RELAXED),
+    };
+    atomic_thread_fence(memory_order_acquire);
+    return seq && !(seq & 1) && atomic_load_explicit(&from->seq, RELAXED) == seq;
+}
+
+/* Copies up to `room` communicators, in no order. Returns how many. One that is being opened or closed is left out. */
+int taskd_box_comms(struct taskd_handle *handle, struct taskd_comm *out, int room)
+{
+    int taken = 0;
+    for (unsigned i = 0; i < TD_COMMS && taken < room; i++)
+        taken += copy_comm(&handle->box->comms[i].comm, &out[taken]);
+    return taken;
+}
+
+/* The newest operation that has begun and not ended: 1; 0 if there is none among those that the ring still has. */
+int taskd_box_open_event(struct taskd_handle *handle, struct taskd_event *out)
+{
+    struct td_box *box = handle->box;
+    uint64_t head = atomic_load_explicit(&box->rings.head, memory_order_acquire);
+    for (uint64_t back = 0; back < TD_RING && back < head; back++)
+        if (copy_event(&box->ring[(head - back - 1) % TD_RING], head - back, out) && !out->left_ns)
+            return 1;
+    return 0;
 }
 
 /* Waits until the owner of the box is dead: 1. 0: not within timeout_ms (negative: for ever). -ECANCELED: taskd_box_cancel.

@@ -8,12 +8,16 @@
 #ifndef TASKD_REGION_H
 #define TASKD_REGION_H
 
+#include "taskd.h"
+
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #define TD_MAGIC 0x31784f4264735461ull      /* "aTsdBOx1" */
 #define TD_RING 1024u                       /* a power of two */
+#define TD_LIBRARIES 512u
+#define TD_COMMS 128u                       /* a power of two */
 #define TD_LINE 64
 
 typedef _Atomic uint64_t td_u64;
@@ -28,12 +32,12 @@ struct td_event {
     td_i64 entered_ns;
     td_i64 left_ns;
     td_u64 comm;
-    td_u64 count;
+    td_u64 number;
+    td_u64 bytes;
     td_u32 op;
     td_u32 dtype;
     td_u32 tid;
     td_i32 peer;
-    td_u64 spare;
 };
 
 struct td_identity {
@@ -52,6 +56,8 @@ struct td_beats {
     td_u64 native_count;
     td_i64 gil_ns;
     td_i64 main_ns;
+    td_i64 gil_asked_ns;                    /* since when a question is open; 0: none is */
+    td_i64 main_asked_ns;
 };
 
 /* step (signed, 56 bits) and phase (8 bits) share one word: no reader can see half a change. */
@@ -89,6 +95,70 @@ struct td_rings {
     td_u64 dropped;
 };
 
+/* `seq` is odd while somebody writes; a reader takes what lies between two equal even values. */
+struct td_request {
+    td_u64 seq;
+    td_u32 count;
+    td_i32 code;
+    td_i32 from_pid;
+    td_i32 from_uid;
+    td_i64 at_ns;
+};
+
+/* `serial` rises with each record that replaces one; state is TASKD_FAULT_*. */
+struct td_fault {
+    td_u32 state;
+    td_u32 serial;
+    td_i32 signum;
+    td_i32 code;
+    td_i32 from_pid;
+    td_i32 from_uid;
+    td_i32 tid;
+    td_u32 frames;
+    td_u64 address;
+    td_u64 pc;
+    td_i64 at_ns;
+    td_u64 spare;
+    td_u64 thread[TASKD_THREAD_NAME_BYTES / 8];
+    td_u64 frame[TASKD_FRAMES];
+};
+
+struct td_words {
+    td_u64 seq;
+    td_i64 at_ns;
+    td_i32 tid;
+    td_u32 bytes;
+    td_u64 spare[5];
+    td_u64 text[TASKD_WORDS_BYTES / 8];
+};
+
+/* What an address of this process means, put down by the beat thread: a handler of a fault must not ask the loader. */
+struct td_library {
+    td_u64 name[TASKD_MODULE_BYTES / 8];
+    td_u64 bias;                            /* address minus bias is what addr2line takes */
+    td_u64 low;
+    td_u64 high;
+};
+
+struct td_libraries {
+    td_u64 seq;
+    td_u32 count;
+};
+
+/* A communicator: seq as in td_request, 0 if never used; `handle` is its address in the process, 0 once it is closed.
+ * `number` is of its newest collective and rises beside the lock. */
+struct td_comm {
+    td_u64 seq;
+    td_u64 handle;
+    td_u64 id;
+    td_u64 number;
+    td_i64 opened_ns;
+    td_i32 ranks;
+    td_i32 rank;
+    td_u32 backend;
+    td_u32 parts;                           /* how often it was split */
+};
+
 struct td_box {
     _Alignas(TD_LINE) struct td_identity identity;
     _Alignas(TD_LINE) struct td_beats beats;
@@ -97,18 +167,40 @@ struct td_box {
     _Alignas(TD_LINE) struct td_life life;
     _Alignas(TD_LINE) struct td_end end;
     _Alignas(TD_LINE) struct td_rings rings;
+    _Alignas(TD_LINE) struct td_request request;
+    _Alignas(TD_LINE) struct td_fault fault;
+    _Alignas(TD_LINE) struct td_words words;
+    _Alignas(TD_LINE) struct td_libraries libraries;
+    _Alignas(TD_LINE) struct td_library library[TD_LIBRARIES];
+    _Alignas(TD_LINE) struct td_comm_line {
+        _Alignas(TD_LINE) struct td_comm comm;
+    } comms[TD_COMMS];
     _Alignas(TD_LINE) struct td_event ring[TD_RING];
 };
 
+#define TD_WORDS_LINE 16
+#define TD_LIBRARIES_LINE (TD_WORDS_LINE + 1 + TASKD_WORDS_BYTES / TD_LINE)
+#define TD_COMMS_LINE (TD_LIBRARIES_LINE + 1 + TD_LIBRARIES)
+#define TD_RING_LINE (TD_COMMS_LINE + TD_COMMS)
+#define TD_AT_LINE(group, line) _Static_assert(offsetof(struct td_box, group) == (line) * TD_LINE, #group " has moved")
+
 _Static_assert(sizeof(struct td_event) == TD_LINE, "an event is one cache line");
-_Static_assert(offsetof(struct td_box, beats) == 1 * TD_LINE, "identity is one cache line");
-_Static_assert(offsetof(struct td_box, progress) == 2 * TD_LINE, "beats are one cache line");
-_Static_assert(offsetof(struct td_box, command) == 3 * TD_LINE, "progress is one cache line");
-_Static_assert(offsetof(struct td_box, life) == 4 * TD_LINE, "the command is one cache line");
-_Static_assert(offsetof(struct td_box, end) == 5 * TD_LINE, "life is one cache line");
-_Static_assert(offsetof(struct td_box, rings) == 6 * TD_LINE, "the end record is one cache line");
-_Static_assert(offsetof(struct td_box, ring) == 7 * TD_LINE, "the ring's head is one cache line");
-_Static_assert(sizeof(struct td_box) == (7 + TD_RING) * TD_LINE, "no hidden padding");
+_Static_assert(sizeof(struct td_library) == TD_LINE, "a library is one cache line");
+_Static_assert(sizeof(struct td_fault) == 8 * TD_LINE, "a fault is eight cache lines");
+TD_AT_LINE(beats, 1);
+TD_AT_LINE(progress, 2);
+TD_AT_LINE(command, 3);
+TD_AT_LINE(life, 4);
+TD_AT_LINE(end, 5);
+TD_AT_LINE(rings, 6);
+TD_AT_LINE(request, 7);
+TD_AT_LINE(fault, 8);
+TD_AT_LINE(words, TD_WORDS_LINE);
+TD_AT_LINE(libraries, TD_LIBRARIES_LINE);
+TD_AT_LINE(library, TD_LIBRARIES_LINE + 1);
+TD_AT_LINE(comms, TD_COMMS_LINE);
+TD_AT_LINE(ring, TD_RING_LINE);
+_Static_assert(sizeof(struct td_box) == (TD_RING_LINE + TD_RING) * TD_LINE, "no hidden padding");
 
 #define TD_PROGRESS_STEP_SHIFT 8
 #define TD_PROGRESS_START (UINT64_MAX << TD_PROGRESS_STEP_SHIFT)    /* step -1, phase 0 */

@@ -10,11 +10,23 @@
 
 #include <stdint.h>
 
-#define TASKD_VERSION 2
+#define TASKD_VERSION 3
 
 /* How a box says its process ended. */
 #define TASKD_END_NONE 0
 #define TASKD_END_EXIT 1
+
+/* How far the record of a fatal signal has come. */
+#define TASKD_FAULT_NONE 0
+#define TASKD_FAULT_WRITING 1
+#define TASKD_FAULT_WHOLE 2     /* all but the frames */
+#define TASKD_FAULT_TRACED 3
+#define TASKD_FAULT_HANDLED 4   /* the program's own handler has returned, and the process went on */
+
+#define TASKD_FRAMES 54
+#define TASKD_THREAD_NAME_BYTES 16
+#define TASKD_MODULE_BYTES 40
+#define TASKD_WORDS_BYTES 4096
 
 /* Whether the life futex of a box is held. */
 #define TASKD_LIFE_NONE 0
@@ -26,9 +38,29 @@
 #define TASKD_COMMAND_BREAK 2
 #define TASKD_COMMAND_MEND 3
 
+/* What an operation is: one of these plus, shifted left by 8, whose it is. Other numbers are the caller's own. */
+#define TASKD_OP_ALLREDUCE 1
+#define TASKD_OP_ALLGATHER 2
+#define TASKD_OP_REDUCE_SCATTER 3
+#define TASKD_OP_BROADCAST 4
+#define TASKD_OP_REDUCE 5
+#define TASKD_OP_GATHER 6
+#define TASKD_OP_SCATTER 7
+#define TASKD_OP_ALLTOALL 8
+#define TASKD_OP_BARRIER 9
+#define TASKD_OP_SEND 10
+#define TASKD_OP_RECV 11
+#define TASKD_OP_OPEN 12
+#define TASKD_OP_CLOSE 13
+#define TASKD_BACKEND_GLOO 1
+#define TASKD_BACKEND_NCCL 2
+#define TASKD_BACKEND_HCCL 3
+#define TASKD_BACKEND_SHIFT 8
+
 /* Which of gloo's functions were seen to come through this library. */
 #define TASKD_HOOK_SOCKETS 1
 #define TASKD_HOOK_WAITS 2
+#define TASKD_HOOK_COLLECTIVES 4
 
 /* What taskd_progress points at: the step, shifted left by 8, with the phase; when the step was committed; when the phase began. */
 #define TASKD_PROGRESS_BYTES 24
@@ -44,6 +76,8 @@ struct taskd_reading {
     uint64_t native_count;
     int64_t gil_ns;         /* newest beat of a thread that had the GIL */
     int64_t main_ns;        /* newest beat of the main thread between two bytecodes */
+    int64_t gil_asked_ns;   /* since when nobody has answered by taking the GIL; 0: nobody is asked */
+    int64_t main_asked_ns;  /* the same for the main thread */
     int64_t step;           /* -1: none committed yet */
     int32_t phase;
     int64_t step_ns;
@@ -56,17 +90,69 @@ struct taskd_reading {
     uint64_t dropped;       /* not written, because a slower writer still held the slot */
 };
 
-/* One operation in the ring. left_ns is 0 while it is open. */
+/* One operation in the ring. left_ns is 0 while it is open: for gloo until the data are there, for NCCL and HCCL until the
+ * host has enqueued it. */
 struct taskd_event {
     uint64_t ticket;
     int64_t entered_ns;
     int64_t left_ns;
-    uint64_t comm;
-    uint64_t count;
-    uint32_t op;
-    uint32_t dtype;
+    uint64_t comm;          /* id of the communicator, the same on all its ranks; 0: not known */
+    uint64_t number;        /* which collective of the communicator, from 1; 0: not a collective, or not known yet */
+    uint64_t bytes;         /* of one rank's part */
+    uint32_t op;            /* TASKD_OP_* and TASKD_BACKEND_* */
+    uint32_t dtype;         /* the backend's own number */
     uint32_t tid;
-    int32_t peer;
+    int32_t peer;           /* root or partner, -1: none or not known */
+};
+
+struct taskd_comm {
+    uint64_t id;
+    uint64_t number;        /* of the newest collective */
+    int64_t opened_ns;
+    int32_t ranks;
+    int32_t rank;
+    int32_t backend;
+    int32_t closed;
+};
+
+/* One frame of a native backtrace: where it lies in which library, for addr2line; module is "" if that is not known. */
+struct taskd_frame {
+    uint64_t address;
+    uint64_t offset;
+    char module[40];
+};
+
+/* A signal that is fatal unless the program handles it. */
+struct taskd_fault {
+    int32_t state;          /* TASKD_FAULT_* */
+    int32_t signum;
+    int32_t code;           /* si_code; 0 or less: sent by a process */
+    int32_t from_pid;       /* who sent it; -1: the kernel */
+    int32_t from_uid;
+    int32_t tid;
+    uint64_t address;       /* what a fault was about; 0 if the signal was sent */
+    uint64_t pc;            /* the instruction that was interrupted */
+    int64_t at_ns;
+    int32_t frames;
+    char thread[16];
+    struct taskd_frame frame[54];
+};
+
+/* The newest SIGTERM, whatever the program made of it. */
+struct taskd_request {
+    int32_t count;
+    int32_t code;
+    int32_t from_pid;       /* -1: the kernel */
+    int32_t from_uid;
+    int64_t at_ns;
+};
+
+/* What the process has put down about its own end. Not terminated: `bytes` of `text` count. */
+struct taskd_words {
+    int64_t at_ns;
+    int32_t tid;
+    int32_t bytes;
+    char text[4096];
 };
 
 struct taskd_census {
@@ -131,8 +217,12 @@ void taskd_phase(int phase);
 void *taskd_pulse_method(int which);
 void taskd_pulse_own(struct taskd_pulse *pulse);
 void taskd_gil_beat(void);
-uint64_t taskd_enter(uint32_t op, uint64_t comm, uint64_t count, uint32_t dtype, int32_t peer);
+int taskd_probe(int on);
+int taskd_gil_wait(void);
+uint64_t taskd_enter(uint32_t op, uint64_t comm, uint64_t bytes, uint32_t dtype, int32_t peer);
 void taskd_leave(uint64_t ticket);
+void taskd_name_comm(uint64_t id);
+int taskd_last_words(const char *text, int bytes);
 int taskd_watch_parent(int pid);
 int taskd_break(void);
 void taskd_mend(void);
@@ -144,6 +234,11 @@ int taskd_box_create(const char *path, struct taskd_handle **out);
 int taskd_box_open(const char *path, struct taskd_handle **out);
 void taskd_box_read(struct taskd_handle *handle, struct taskd_reading *out);
 int taskd_box_events(struct taskd_handle *handle, struct taskd_event *out, int room);
+int taskd_box_comms(struct taskd_handle *handle, struct taskd_comm *out, int room);
+int taskd_box_open_event(struct taskd_handle *handle, struct taskd_event *out);
+int taskd_box_fault(struct taskd_handle *handle, struct taskd_fault *out);
+int taskd_box_request(struct taskd_handle *handle, struct taskd_request *out);
+int taskd_box_words(struct taskd_handle *handle, struct taskd_words *out);
 int taskd_box_await_death(struct taskd_handle *handle, int timeout_ms);
 void taskd_box_cancel(struct taskd_handle *handle);
 int taskd_box_command(struct taskd_handle *handle, int op, int timeout_ms);

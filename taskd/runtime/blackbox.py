@@ -18,12 +18,33 @@ from pathlib import Path
 from typing import Any
 
 from taskd.errors import ShimError
+from taskd.runtime.operations import (
+    Backend,
+    Communicator,
+    Event,
+    Operation,
+    communicator_id,
+    event,
+    read_communicators,
+)
+from taskd.runtime.postmortem import (
+    Fault,
+    Frame,
+    LastWords,
+    Postmortem,
+    Request,
+    Sender,
+    read_fault,
+    read_last_words,
+    read_request,
+)
 from taskd.runtime.recorder import Census, NullRecorder, Phase, Recorder, open_recorder
 from taskd.runtime.shim import check, core, interface, library_path, load_core
 
 __all__ = [
-    "Box", "Census", "Command", "Event", "Life", "NullRecorder", "Phase", "Reading", "Recorder", "library_path",
-    "load_core", "open_recorder",
+    "Backend", "Box", "Census", "Clocks", "Command", "Communicator", "Event", "Fault", "Frame", "LastWords", "Life",
+    "NullRecorder", "Operation", "Phase", "Postmortem", "Reading", "Recorder", "Request", "Sender", "communicator_id",
+    "library_path", "load_core", "open_recorder",
 ]  # fmt: skip
 
 
@@ -43,7 +64,7 @@ class Command(Enum):
     MEND = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Reading:
     """A box at one moment. Fields of one line were written together."""
 
@@ -56,6 +77,8 @@ class Reading:
     native_count: int
     gil_ns: int
     main_ns: int
+    gil_asked_ns: int
+    main_asked_ns: int
     step: int
     phase: int
     step_ns: int
@@ -67,19 +90,26 @@ class Reading:
     dropped: int
 
 
-@dataclass(frozen=True)
-class Event:
-    """One operation noted in the ring; `left_ns` is 0 while it is open."""
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Who in the process went on, and until when. Compare them with `time.monotonic_ns()`.
 
-    ticket: int
-    entered_ns: int
-    left_ns: int
-    comm: int
-    count: int
-    op: int
-    dtype: int
-    tid: int
-    peer: int
+    Attributes:
+        native_ns: the core's own thread, every 200 ms. It stands still if the whole process does.
+        gil_ns: some Python thread had the GIL.
+        main_ns: Python's main thread, between two bytecodes.
+        gil_asked_ns: since when nobody has answered by taking the GIL; 0 if nobody is asked.
+        main_asked_ns: since when the main thread has not answered; 0 if it has.
+        open_event: the newest noted operation that has not ended.
+
+    """
+
+    native_ns: int
+    gil_ns: int
+    main_ns: int
+    gil_asked_ns: int
+    main_asked_ns: int
+    open_event: Event | None
 
 
 def _milliseconds(timeout_s: float | None) -> int:
@@ -149,7 +179,38 @@ class Box:
         out = interface().new("struct taskd_event[]", most)
         with self._in_use() as handle:
             count = core().taskd_box_events(handle, out, most)
-        return [Event(*(getattr(event, name) for name in Event.__dataclass_fields__)) for event in out[0:count]]
+        return [event(raw) for raw in out[0:count]]
+
+    def postmortem(self) -> Postmortem:
+        """What the process has left to be said of its end, also while it still runs."""
+        said = self.read()
+        with self._in_use() as handle:
+            return Postmortem(
+                exit_status=said.exit_status,
+                exit_ns=said.end_ns,
+                fault=read_fault(handle),
+                request=read_request(handle),
+                last_words=read_last_words(handle),
+            )
+
+    def communicators(self) -> list[Communicator]:
+        """All that the process has opened, the first one in front; of more than 128, the newest."""
+        with self._in_use() as handle:
+            return read_communicators(handle)
+
+    def clocks(self) -> Clocks:
+        """What tells a stopped process, a held GIL and a stuck main thread apart."""
+        said, out = self.read(), interface().new("struct taskd_event *")
+        with self._in_use() as handle:
+            opened = core().taskd_box_open_event(handle, out)
+        return Clocks(
+            said.native_ns,
+            said.gil_ns,
+            said.main_ns,
+            said.gil_asked_ns,
+            said.main_asked_ns,
+            event(out) if opened else None,
+        )
 
     def await_death(self, timeout_s: float | None = None) -> bool:
         """Wait until the owner has died: True. False: not in time, or the box was closed meanwhile.

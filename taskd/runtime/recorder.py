@@ -7,14 +7,22 @@ Rules:
 2. A worker whose core cannot be loaded runs on with a `NullRecorder`; `reason` says what was missing.
 """
 
+import atexit
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from time import monotonic_ns
+from traceback import TracebackException
 
 from taskd.errors import ShimError
+from taskd.runtime.operations import communicator_id
 from taskd.runtime.shim import check, core, interface, load_core
+
+_LONGEST_END_S = 1.0
 
 
 class Phase(IntEnum):
@@ -36,6 +44,7 @@ class Census:
     waiters: int = 0
     sockets_hooked: bool = False
     waits_hooked: bool = False
+    collectives_hooked: bool = False
     broken: bool = False
     shut: int = 0
     kicked: int = 0
@@ -64,6 +73,22 @@ class Recorder:
         doing = f"black box {path} cannot be attached"
         check(self._core.taskd_attach(os.fsencode(path), rank, incarnation), doing)
         self._find_progress()
+        self._answer_probes()
+
+    def _answer_probes(self) -> None:
+        """Lets the native thread ask for the GIL and the main thread; until the interpreter ends."""
+        if self._core.taskd_probe(1):
+            thread = threading.Thread(target=self._answer, name="taskd-gil", daemon=True)
+            thread.start()
+            atexit.register(self._end_probes, thread)
+
+    def _answer(self) -> None:
+        while self._core.taskd_gil_wait():  # to come back here takes the GIL
+            pass
+
+    def _end_probes(self, thread: threading.Thread) -> None:
+        self._core.taskd_probe(0)
+        thread.join(_LONGEST_END_S)
 
     @property
     def attached(self) -> bool:
@@ -89,6 +114,11 @@ class Recorder:
         """Some Python thread could run."""
         self._core.taskd_gil_beat()
 
+    def last_words(self, error: BaseException) -> None:
+        """This exception ends the process, or one of its threads. For excepthooks: raises nothing; the newest stays."""
+        text = _words(error).encode(errors="replace")
+        self._core.taskd_last_words(text, len(text))
+
     def break_collectives(self) -> int:
         """Break gloo's sockets and waits, and hold them broken until `mend`. Returns how many were hit."""
         return check(self._core.taskd_break(), "collectives cannot be held broken")
@@ -96,6 +126,18 @@ class Recorder:
     def mend(self) -> None:
         """Let new groups be formed."""
         self._core.taskd_mend()
+
+    @contextmanager
+    def naming(self, name: str) -> Iterator[None]:
+        """The gloo group that this thread forms inside has the same name on all its ranks; see `communicator_id`.
+
+        Without a name the n-th group of a size is taken for the n-th group of that size everywhere.
+        """
+        self._core.taskd_name_comm(communicator_id(name))
+        try:
+            yield
+        finally:
+            self._core.taskd_name_comm(0)
 
     def census(self) -> Census:
         """What gloo holds in this process."""
@@ -106,6 +148,7 @@ class Recorder:
             waiters=out.waiters,
             sockets_hooked=bool(out.hooks & self._core.TASKD_HOOK_SOCKETS),
             waits_hooked=bool(out.hooks & self._core.TASKD_HOOK_WAITS),
+            collectives_hooked=bool(out.hooks & self._core.TASKD_HOOK_COLLECTIVES),
             broken=bool(out.broken),
             shut=out.shut,
             kicked=out.kicked,
@@ -135,6 +178,9 @@ class NullRecorder:
     def gil_beat(self) -> None:
         """Nothing."""
 
+    def last_words(self, error: BaseException) -> None:
+        """Nothing."""
+
     def break_collectives(self) -> int:
         """Nothing; 0 were hit."""
         return 0
@@ -142,9 +188,24 @@ class NullRecorder:
     def mend(self) -> None:
         """Nothing."""
 
+    @contextmanager
+    def naming(self, name: str) -> Iterator[None]:
+        """Nothing."""
+        yield
+
     def census(self) -> Census:
         """Nothing is known."""
         return Census()
+
+
+def _words(error: BaseException) -> str:
+    """Type, last frame and message, a line each; the message may have more."""
+    said = TracebackException(type(error), error, error.__traceback__, limit=-1, lookup_lines=False)
+    kind = type(error).__qualname__
+    where = f"{said.stack[-1].filename}:{said.stack[-1].lineno} in {said.stack[-1].name}" if said.stack else ""
+    summary = "".join(said.format_exception_only()).strip()
+    message = summary.removeprefix(f"{type(error).__module__}.").removeprefix(kind).removeprefix(": ")
+    return f"{kind}\n{where}\n{message}"
 
 
 def open_recorder() -> Recorder | NullRecorder:

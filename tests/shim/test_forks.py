@@ -13,16 +13,24 @@ pytestmark = pytest.mark.timeout(60)
 PARENT = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from taskd.runtime.recorder import Recorder
+from taskd.runtime.recorder import Phase, Recorder
 r = Recorder()
+
+def write(recorder):
+    \"\"\"In every way there is.\"\"\"
+    recorder.step(99)
+    recorder.phase(Phase.FINISHED)
+    recorder.gil_beat()
+    recorder.last_words(ValueError("a child's"))
+    recorder._core.taskd_leave(recorder._core.taskd_enter(1, 2, 3, 4, 5))
+    return recorder.attached
 """
 
 FORKED = """
 r.step(10)
 pid = os.fork()
 if pid == 0:
-    assert not r.attached
-    r.step(99)
+    assert not write(r)
     sys.exit(4)                     # through the exit handlers
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
 assert r.attached
@@ -30,7 +38,7 @@ assert r.attached
 
 EXECUTED = """
 r.step(10)
-child = "from taskd.runtime.recorder import Recorder; r = Recorder(); r.step(99); print(r.attached)"
+child = PARENT + "print(write(r))"
 for environment in (os.environ, {**os.environ, "LD_PRELOAD": GATE}):
     out = subprocess.run([sys.executable, "-c", child], env=environment, capture_output=True, text=True, check=True)
     assert (out.stdout, out.stderr) == ("False\\n", "")
@@ -43,13 +51,11 @@ class Numbers(torch.utils.data.Dataset):
     def __len__(self):
         return 8
     def __getitem__(self, index):
-        recorder = Recorder()
-        recorder.step(99)
-        return int(recorder.attached)
+        return int(write(Recorder()))
 
 if __name__ == "__main__":
     r.step(10)
-    for method in ("fork", "forkserver"):
+    for method in ("fork", "forkserver", "spawn"):
         loader = torch.utils.data.DataLoader(Numbers(), num_workers=2, multiprocessing_context=method)
         assert [int(batch) for batch in loader] == [0] * 8
 """
@@ -58,11 +64,14 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("body", [FORKED, EXECUTED, LOADED], ids=["fork", "subprocess", "DataLoader"])
 def test_children_never_write_into_the_box(body, box, launcher, tmp_path):
     script = tmp_path / "worker.py"
-    script.write_text(PARENT + f"GATE = {str(GATE)!r}\n" + body)
+    script.write_text(PARENT + f"GATE = {str(GATE)!r}\nPARENT = {PARENT!r}\n" + body)
     worker = launcher.start(["python", script], env=armed(box.path))
     assert worker.wait(50) == 0, launcher.output(worker)
     said = box.read()
     assert (said.owner_pid, said.claims, said.step, said.exit_status) == (worker.pid, 1, 10, 0)
+    assert (said.phase, said.gil_ns, said.events, said.dropped) == (0, 0, 0, 0)
+    assert box.postmortem().last_words is None
+    assert box.communicators() == []
 
 
 def test_a_forked_child_lives_and_dies_with_a_box_of_its_own(make_box, launcher):

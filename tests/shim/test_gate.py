@@ -65,6 +65,8 @@ def test_children_behave_as_without_the_gate(name, box, launcher, tmp_path):
     inert = {"LD_PRELOAD": str(GATE), "TASKD_PROCESS_ENABLE": "on", "TASKD_BLACKBOX": None}
     assert launcher.run(COMMANDS[name], env=plain() | output | inert) == expected
     assert launcher.run(COMMANDS[name], env=armed(box.path) | output) == expected
+    for path in (tmp_path / "absent", tmp_path, Path("/proc/version"), Path("/proc/none/box")):
+        assert launcher.run(COMMANDS[name], env=armed(path) | output) == expected
     is_worker = COMMANDS[name][0] == "python"
     assert box.read().claims == (1 if is_worker else 0)
 
@@ -162,10 +164,14 @@ def test_signal_handlers_go_to_a_core_that_has_a_chain(box, launcher, tmp_path):
     source = """
         #include <signal.h>
         #include <unistd.h>
-        int taskd_attach(const char *p, int r, int i) { (void)p; (void)r; (void)i; return 0; }
-        int taskd_sigaction(int s, const struct sigaction *n, struct sigaction *o)
+        typedef int action_fn(int, const struct sigaction *, struct sigaction *);
+        typedef sighandler_t signal_fn(int, sighandler_t);
+        action_fn *taskd_gate_chain(action_fn *, signal_fn *);
+        static int ours(int s, const struct sigaction *n, struct sigaction *o)
         { (void)o; if (n && s == SIGUSR2) (void)!write(1, "asked\\n", 6); return 0; }
-        sighandler_t taskd_signal(int s, sighandler_t h) { (void)s; (void)h; return SIG_DFL; }
+        static sighandler_t our_signal(int s, sighandler_t h) { (void)s; (void)h; return SIG_DFL; }
+        int taskd_attach(const char *p, int r, int i)
+        { (void)p; (void)r; (void)i; return taskd_gate_chain(ours, our_signal) == ours; }
     """
     gate = fake_install(tmp_path, source, launcher)
     program = ["python", "-c", "import signal; signal.signal(signal.SIGUSR2, signal.SIG_IGN)"]

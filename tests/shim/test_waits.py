@@ -46,3 +46,16 @@ peers = [ctypes.CDLL({str(tmp_path)!r} + f"/libpeer{{n}}.so") for n in (1, 2)]
 print([peer.receive_one() for peer in peers for _ in range(2)], r.census().waits_hooked)
 """
     assert launcher.run(["python", "-c", program], env=plain()) == (0, "[1, 1, 2, 2] True\n")
+
+
+def test_a_wait_that_was_jumped_to_finds_the_gloo_there_is(launcher, tmp_path):
+    library = tmp_path / "libjumps.so"
+    build = ["g++", "-O2", "-std=c++17", "-shared", "-fPIC", "-o", library, PROGRAMS / "fake_gloo.cc"]
+    assert launcher.run(build) == (0, "")
+    program = f"""
+import ctypes
+from taskd.runtime.recorder import Recorder
+r = Recorder()
+print(ctypes.CDLL({str(library)!r}).receive_by_a_jump() & 255, r.census().waits_hooked)
+"""
+    assert launcher.run(["python", "-c", program], env=plain()) == (0, "1 True\n")

@@ -10,6 +10,7 @@ from taskd.runtime.blackbox import Box, Command
 
 template, scratch, seed, rounds = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 HEADER = 16
+STATES = (8 * 64, 8 * 64 + 4)  # of the fault, which is read only if this is believable
 rng = random.Random(seed)
 opened = 0
 for _ in range(rounds):
@@ -19,12 +20,19 @@ for _ in range(rounds):
         content[:HEADER] = template[:HEADER]
     if rng.random() < 0.5:  # a believable head of the ring
         content[6 * 64 : 6 * 64 + 8] = rng.randrange(5000).to_bytes(8, sys.byteorder)
+    if rng.random() < 0.5:
+        content[slice(*STATES)] = rng.randrange(6).to_bytes(4, sys.byteorder)
+        content[7 * 64 : 7 * 64 + 8] = (2 * rng.randrange(9)).to_bytes(8, sys.byteorder)  # the request's lock
+        content[16 * 64 : 16 * 64 + 8] = (2 * rng.randrange(9)).to_bytes(8, sys.byteorder)  # that of the words
     scratch.write_bytes(content)
     with contextlib.suppress(ShimError):
         box = Box.open(scratch)
         opened += 1
         box.read()
         box.events(rng.choice((0, 1, 7, 1024)))
+        box.clocks()
+        box.communicators()
+        box.postmortem()
         box.await_death(0.0)
         with contextlib.suppress(ShimError):
             box.command(rng.choice(list(Command)), 0.0)

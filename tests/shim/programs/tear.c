@@ -37,7 +37,7 @@ static int write_for_ever(const char *box)
 static int whole(const struct taskd_event *event, uint64_t before)
 {
     uint64_t n = event->comm;
-    return event->op == (uint32_t)n && event->count == ~n && event->dtype == (uint32_t)~n &&
+    return event->op == (uint32_t)n && event->bytes == ~n && event->dtype == (uint32_t)~n &&
            event->peer == (int32_t)(n & 0xffff) && event->ticket < before &&
            (!event->left_ns || event->left_ns >= event->entered_ns);
 }

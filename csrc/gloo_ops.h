@@ -1,0 +1,13 @@
+/* gloo_ops.h - gloo's operations as gloo.c and gloo_ops.c note them. */
+#ifndef TASKD_GLOO_OPS_H
+#define TASKD_GLOO_OPS_H
+
+#include "coll.h"
+
+uint64_t td_gloo_wait_begins(uint32_t op, const void *buffer);
+
+/* A wait that is not part of a collective is a transfer of its own; ends with the scope. */
+#define TD_NOTED_WAIT(op, buffer)                                                                                            \
+    struct td_note td_noted __attribute__((cleanup(td_note_end), unused)) = {td_gloo_wait_begins(op, buffer)}
+
+#endif

@@ -1,0 +1,143 @@
+/* postmortem.c - the agent's side of how a process ended: the fatal signal, who sent a SIGTERM, the last words.
+ *
+ * Rules:
+ * 1. What was being written when it was read, or when the process died, is not there: each answer is whole or none.
+ * 2. Numbers that stand in the box bound nothing before they have been bounded themselves.
+ * 3. Addresses get names here, from the map that the process has put down; the process may be long gone. */
+#define _GNU_SOURCE
+#include "core.h"
+#include "handle.h"
+
+#include <string.h>
+
+#define RELAXED memory_order_relaxed
+
+enum { MOST_TRIES = 100 };
+
+/* Copies words of a box to plain memory. */
+static void copy_words(void *to, td_u64 *from, size_t bytes)
+{
+    for (size_t done = 0; done < bytes; done += 8) {
+        uint64_t word = atomic_load_explicit(&from[done / 8], RELAXED);
+        memcpy((char *)to + done, &word, 8);
+    }
+}
+
+static int whole(uint64_t before, td_u64 *seq)
+{
+    atomic_thread_fence(memory_order_acquire);
+    return before && !(before & 1) && atomic_load_explicit(seq, RELAXED) == before;
+}
+
+static int copy_fault(struct td_fault *from, struct taskd_fault *out)
+{
+    uint32_t state = atomic_load_explicit(&from->state, memory_order_acquire);
+    uint32_t serial = atomic_load_explicit(&from->serial, RELAXED);
+    memset(out, 0, sizeof *out);
+    if (state < TASKD_FAULT_WHOLE || state > TASKD_FAULT_HANDLED)
+        return 0;
+    out->state = (int32_t)state;
+    out->signum = atomic_load_explicit(&from->signum, RELAXED);
+    out->code = atomic_load_explicit(&from->code, RELAXED);
+    out->from_pid = atomic_load_explicit(&from->from_pid, RELAXED);
+    out->from_uid = atomic_load_explicit(&from->from_uid, RELAXED);
+    out->tid = atomic_load_explicit(&from->tid, RELAXED);
+    out->address = atomic_load_explicit(&from->address, RELAXED);
+    out->pc = atomic_load_explicit(&from->pc, RELAXED);
+    out->at_ns = atomic_load_explicit(&from->at_ns, RELAXED);
+    copy_words(out->thread, from->thread, sizeof out->thread);
+    uint32_t frames = state == TASKD_FAULT_WHOLE ? 0 : atomic_load_explicit(&from->frames, RELAXED);
+    out->frames = frames < TASKD_FRAMES ? (int32_t)frames : TASKD_FRAMES;
+    for (int i = 0; i < out->frames; i++)
+        out->frame[i].address = atomic_load_explicit(&from->frame[i], RELAXED);
+    atomic_thread_fence(memory_order_acquire);
+    uint32_t after = atomic_load_explicit(&from->state, RELAXED);
+    return after >= state && atomic_load_explicit(&from->serial, RELAXED) == serial;
+}
+
+static void name_frame(struct td_box *box, uint32_t libraries, struct taskd_frame *frame)
+{
+    for (uint32_t i = 0; i < libraries; i++) {
+        struct td_library *one = &box->library[i];
+        uint64_t low = atomic_load_explicit(&one->low, RELAXED), high = atomic_load_explicit(&one->high, RELAXED);
+        if (frame->address < low || frame->address >= high)
+            continue;
+        frame->offset = frame->address - atomic_load_explicit(&one->bias, RELAXED);
+        copy_words(frame->module, one->name, sizeof frame->module);
+        frame->module[sizeof frame->module - 1] = 0;
+        return;
+    }
+}
+
+static void forget_names(struct taskd_fault *fault)
+{
+    for (int i = 0; i < fault->frames; i++) {
+        fault->frame[i].offset = 0;
+        memset(fault->frame[i].module, 0, sizeof fault->frame[i].module);
+    }
+}
+
+static int name_frames(struct td_box *box, struct taskd_fault *fault)
+{
+    uint64_t before = atomic_load_explicit(&box->libraries.seq, memory_order_acquire);
+    uint32_t count = atomic_load_explicit(&box->libraries.count, RELAXED);
+    for (int i = 0; i < fault->frames; i++)
+        name_frame(box, count < TD_LIBRARIES ? count : TD_LIBRARIES, &fault->frame[i]);
+    if (whole(before, &box->libraries.seq))
+        return 1;
+    forget_names(fault);
+    return 0;
+}
+
+/* The fatal signal that the process got. 1, or 0 if there was none. */
+int taskd_box_fault(struct taskd_handle *handle, struct taskd_fault *out)
+{
+    int found = 0, tries = MOST_TRIES;
+    while (tries-- && !(found = copy_fault(&handle->box->fault, out)) && out->state)
+        ;
+    for (tries = MOST_TRIES; found && tries-- && !name_frames(handle->box, out);)
+        ;
+    return found;
+}
+
+static int copy_request(struct td_request *from, struct taskd_request *out)
+{
+    uint64_t before = atomic_load_explicit(&from->seq, memory_order_acquire);
+    out->count = (int32_t)atomic_load_explicit(&from->count, RELAXED);
+    out->code = atomic_load_explicit(&from->code, RELAXED);
+    out->from_pid = atomic_load_explicit(&from->from_pid, RELAXED);
+    out->from_uid = atomic_load_explicit(&from->from_uid, RELAXED);
+    out->at_ns = atomic_load_explicit(&from->at_ns, RELAXED);
+    return whole(before, &from->seq);
+}
+
+/* The newest SIGTERM. 1, or 0 if there was none. */
+int taskd_box_request(struct taskd_handle *handle, struct taskd_request *out)
+{
+    struct td_request *from = &handle->box->request;
+    int found = 0;
+    for (int tries = MOST_TRIES; tries-- && atomic_load_explicit(&from->seq, RELAXED) && !found;)
+        found = copy_request(from, out);
+    return found;
+}
+
+static int copy_text(struct td_words *from, struct taskd_words *out)
+{
+    uint64_t before = atomic_load_explicit(&from->seq, memory_order_acquire);
+    uint32_t bytes = atomic_load_explicit(&from->bytes, RELAXED);
+    out->bytes = bytes < TASKD_WORDS_BYTES ? (int32_t)bytes : TASKD_WORDS_BYTES;
+    out->tid = atomic_load_explicit(&from->tid, RELAXED);
+    out->at_ns = atomic_load_explicit(&from->at_ns, RELAXED);
+    copy_words(out->text, from->text, sizeof out->text);
+    return whole(before, &from->seq);
+}
+
+/* What the process has said of its end. 1, or 0 if it has said nothing. */
+int taskd_box_words(struct taskd_handle *handle, struct taskd_words *out)
+{
+    struct td_words *from = &handle->box->words;
+    int found = 0;
+    for (int tries = MOST_TRIES; tries-- && atomic_load_explicit(&from->seq, RELAXED) && !found;)
+        found = copy_text(from, out);
+    return found;
+}

@@ -1,0 +1,133 @@
+"""Collectives and communicators as a process's black box shows them.
+
+Rules:
+
+1. A communicator's id is the same on all its ranks, and so is the number of each of its collectives: who has entered
+   number 17 and who has not is a comparison of two rings.
+2. gloo's operations end when the data are there. Those of NCCL and HCCL end when the host has enqueued them.
+3. Transfers between two ranks are not numbered. gloo's are seen when somebody waits for them.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from hashlib import blake2b
+from typing import Any
+
+from taskd.runtime.shim import core, interface
+
+_BACKEND_SHIFT = 8
+_MOST_COMMUNICATORS = 128
+
+
+class Operation(IntEnum):
+    """What was called."""
+
+    OTHER = 0
+    ALLREDUCE = 1
+    ALLGATHER = 2
+    REDUCE_SCATTER = 3
+    BROADCAST = 4
+    REDUCE = 5
+    GATHER = 6
+    SCATTER = 7
+    ALLTOALL = 8
+    BARRIER = 9
+    SEND = 10
+    RECV = 11
+    OPEN = 12
+    CLOSE = 13
+
+
+class Backend(IntEnum):
+    """Whose function was called."""
+
+    OTHER = 0
+    GLOO = 1
+    NCCL = 2
+    HCCL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One operation noted in the ring.
+
+    Attributes:
+        ticket: rises with each event of the process.
+        left_ns: 0 while it is open.
+        comm: id of the communicator; 0 if it is not known.
+        number: which collective of the communicator, from 1; 0 if it is none.
+        bytes: of one rank's part; 0 if it is not known.
+        op: see `operation` and `backend`.
+        dtype: the backend's own number.
+        peer: root or partner; -1 if there is none or it is not known.
+
+    """
+
+    ticket: int
+    entered_ns: int
+    left_ns: int
+    comm: int
+    number: int
+    bytes: int
+    op: int
+    dtype: int
+    tid: int
+    peer: int
+
+    @property
+    def operation(self) -> Operation:
+        """What was called; `OTHER` for numbers of a program's own."""
+        kind = self.op & ((1 << _BACKEND_SHIFT) - 1)
+        return Operation(kind) if kind in _OPERATIONS and self.backend else Operation.OTHER
+
+    @property
+    def backend(self) -> Backend:
+        """Whose it is; `OTHER` for a program's own."""
+        backend = self.op >> _BACKEND_SHIFT
+        return Backend(backend) if backend in _BACKENDS else Backend.OTHER
+
+
+_OPERATIONS = frozenset(Operation)
+_BACKENDS = frozenset(Backend)
+
+
+@dataclass(frozen=True, slots=True)
+class Communicator:
+    """One communicator of a process. `number` is of its newest collective; `rank` and `ranks` are -1 if not known."""
+
+    id: int
+    backend: Backend
+    rank: int
+    ranks: int
+    number: int
+    opened_ns: int
+    closed: bool
+
+
+def communicator_id(name: str) -> int:
+    """The id of a communicator that was formed under this name (`Recorder.naming`)."""
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") or 1
+
+
+def event(raw: Any) -> Event:
+    """From a `struct taskd_event`."""
+    return Event(*(getattr(raw, name) for name in Event.__dataclass_fields__))
+
+
+def read_communicators(handle: Any) -> list[Communicator]:
+    """Of an open box, the one that was opened first in front."""
+    raw = interface().new("struct taskd_comm[]", _MOST_COMMUNICATORS)
+    count = core().taskd_box_comms(handle, raw, _MOST_COMMUNICATORS)
+    found = [
+        Communicator(
+            id=one.id,
+            backend=Backend(one.backend) if one.backend in _BACKENDS else Backend.OTHER,
+            rank=one.rank,
+            ranks=one.ranks,
+            number=one.number,
+            opened_ns=one.opened_ns,
+            closed=bool(one.closed),
+        )
+        for one in raw[0:count]
+    ]
+    return sorted(found, key=lambda one: one.opened_ns)
