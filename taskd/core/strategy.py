@@ -90,11 +90,12 @@ def _refusal(
     policy: Policy,
     failed: Tried,
 ) -> str | None:
-    if strategy not in policy.allowed and not (strategy is Strategy.ELASTIC_TRAINING and is_sized(situation.least, policy)):
+    elastic = strategy is Strategy.ELASTIC_TRAINING
+    if strategy not in policy.allowed and not (elastic and is_sized(situation.least, policy)):
         return "the job does not allow it"
     if (strategy, restart) in failed:
         return failed[strategy, restart]
-    if strategy is Strategy.ELASTIC_TRAINING:
+    if elastic:
         own = _elastic(situation, policy, stay=may_stay(policy, failed, restart=restart))
     else:
         own = _OWN[strategy](situation, policy)

@@ -20,6 +20,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -40,6 +41,12 @@ from taskd.errors import RebuildError
 from taskd.wire.messages import WorldPlan
 
 _log = logging.getLogger(__name__)
+Naming = Callable[[str], AbstractContextManager[None]]
+"""What is formed inside has this name in the process's black box."""
+
+
+def _nameless(_name: str) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 class World:
@@ -57,8 +64,10 @@ class World:
 
     _installed: ClassVar["World | None"] = None
 
-    def __init__(self, breaker: Callable[[], object] | None = None) -> None:
+    def __init__(self, breaker: Callable[[], object] | None = None, naming: Naming = _nameless) -> None:
         self.generation = 0
+        self._naming = naming
+        self._forming = 0
         self.members = Members(())
         self._first: tuple[int, ...] = ()
         self.section = 0
@@ -238,19 +247,20 @@ class World:
         if self._pretended is not None:
             return lone.build(call, self._pretended[0], group_rank, store)
         make = self._originals["_new_process_group_helper"]
-        return make(  # type: ignore[no-any-return]
-            call.size,
-            group_rank,
-            list(call.ranks),
-            c10d.Backend(call.backend),
-            store,
-            call.name,
-            backend_options=call.options,
-            timeout=call.timeout,
-            pg_tag=call.tag,
-            device_id=call.device,
-            group_desc=call.desc,
-        )
+        with self._naming(f"{self._forming}/{call.name}"):
+            return make(  # type: ignore[no-any-return]
+                call.size,
+                group_rank,
+                list(call.ranks),
+                c10d.Backend(call.backend),
+                store,
+                call.name,
+                backend_options=call.options,
+                timeout=call.timeout,
+                pg_tag=call.tag,
+                device_id=call.device,
+                group_desc=call.desc,
+            )
 
     def _rendezvous(self, *args: Any, **options: Any) -> Iterator[tuple[Store, int, int]]:
         assert self._pretended is not None
@@ -312,6 +322,7 @@ class World:
 
     def _form(self, calls: list[GroupCall], plan: WorldPlan, rank: int, client: TCPStore) -> None:
         root = PrefixStore(prefix(plan.generation), client)
+        self._forming = plan.generation
         pretended, self._pretended = self._pretended, None
         self.members = Members.of(plan)
         try:

@@ -31,6 +31,7 @@ from taskd.config.process import environment
 from taskd.config.worker import WorkerConfig
 
 if TYPE_CHECKING:
+    from taskd.runtime.recorder import NullRecorder, Recorder
     from taskd.runtime.worker import WorkerLink
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,9 @@ _TERM: Final = settings.TERM.name
 _PY_FILE_INPUT: Final = 257
 _CANNOT_OPEN: Final = 2
 _FAILED: Final = 1
+
+
+_recorder: "Recorder | NullRecorder | None" = None
 
 
 def prepare_rank() -> None:
@@ -77,7 +81,8 @@ def _install_runtime(link: "WorkerLink") -> None:
 def _attach(config: WorkerConfig) -> None:
     from taskd.runtime.recorder import open_recorder
 
-    recorder = open_recorder()  # loads the core, which must come before torch
+    global _recorder  # noqa: PLW0603 - one per process
+    _recorder = recorder = open_recorder()  # loads the core, which must come before torch
     if config.blackbox is not None:
         recorder.attach(config.blackbox, config.rank, config.incarnation)
     else:
@@ -193,7 +198,9 @@ def _load(path: str) -> CodeType:
 
 
 def _tell_agent(error: BaseException) -> None:
-    """Say what this process dies of. Of a rank alone: not of a process that it has forked."""
+    """Say what this process dies of, in the black box too. Of a rank alone: not of a process that it has forked."""
+    if _recorder is not None:
+        _recorder.last_words(error)
     runtime = sys.modules.get("taskd.runtime.worker")
     link: WorkerLink | None = runtime.current() if runtime is not None else None
     if link is not None:

@@ -57,7 +57,9 @@ class Runtime:
         self.link = link
         self.rank = link.config.rank
         self.recorder: Recorder | NullRecorder = open_recorder()
-        self.world = World(self.recorder.break_collectives if isinstance(self.recorder, Recorder) else None)
+        self.world = World(
+            self.recorder.break_collectives if isinstance(self.recorder, Recorder) else None, self.recorder.naming
+        )
         self._building = False
         if link.config.blackbox is not None:
             try:
