@@ -11,15 +11,15 @@ import logging
 import os
 import time
 from collections import deque
-from signal import SIGKILL, Signals
+from signal import SIGKILL
 
 from taskd.config.process import preload_with, without_rank
 from taskd.config.worker import TemplateConfig
 from taskd.core.agent import Action, Node, Start
-from taskd.core.budget import EXIT_CODE
 from taskd.errors import RecoveryError
 from taskd.runtime.blackbox import library_path
 from taskd.runtime.deaths import DeathWatch, Ending, ending_status
+from taskd.runtime.endings import Endings
 from taskd.runtime.ports import WorkerHost
 from taskd.runtime.rankfiles import RankFiles
 from taskd.runtime.shape import Shape
@@ -45,6 +45,7 @@ class Crew:
         self._peers: dict[int, Peer] = {}
         self._waiting: deque[tuple[Start, float]] = deque()
         self._incarnations: dict[int, int] = {}  # by local rank
+        self._endings = Endings()
         self.moved = False
         """This node has been given a place, or lost one, since torchrun formed the world."""
         self.generation = 0
@@ -198,6 +199,7 @@ class Crew:
                 term=start.term,
             )
         )
+        self._endings.begin(pid)
         self._deaths.watch(pid, self._files.box(self._local[start.rank], start.incarnation))
 
     def ended(self, node: Node, ending: Ending) -> list[Action]:
@@ -209,9 +211,11 @@ class Crew:
         status = host.exit_status(self._local[rank]) if ending.gone else ending_status(ending.pid)
         if status is None:
             return []
+        local, incarnation = self._local[rank], node.slots[rank].status.incarnation
+        cause = self._endings.describe(ending.pid, status, self._files.box(local, incarnation), gone=ending.gone)
         if ending.gone:
-            self._files.discard(self._local[rank], node.slots[rank].status.incarnation)
-        return node.ended(rank, clean=status == 0, cause=describe(status), at_s=time.monotonic())
+            self._files.discard(local, incarnation)
+        return node.ended(rank, clean=status == 0, cause=cause, at_s=time.monotonic())
 
     def have_ended(self, node: Node) -> bool:
         """Whether this node has ranks, and all of them have ended well."""
@@ -287,13 +291,3 @@ def _preload() -> dict[str, str]:
     """`LD_PRELOAD` with the shim's gate before what the user has there; nothing where it is not installed."""
     gate = library_path("libtaskd.so")
     return preload_with(gate) if gate.exists() else {}
-
-
-def describe(status: int) -> str:
-    """An exit status in words."""
-    if status >= 0:
-        return f"{EXIT_CODE} {status}"
-    try:
-        return f"signal {-status} ({Signals(-status).name})"
-    except ValueError:
-        return f"signal {-status}"

@@ -1,6 +1,7 @@
 """How a job ends: by a signal, by the death of its agent, by its budget. Nothing is left, nobody else is touched."""
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -95,3 +96,23 @@ def test_a_script_with_a_bug_in_its_set_up_ends_soon(make_job: MakeJob, run_dir:
     assert f"{ranks * starts} processes failed before any step was committed" in job.output
     assert len([line for line in job.output.splitlines() if line.endswith("KeyError: 'NO_SUCH_VARIABLE'")]) >= ranks
     assert len(job.named("processes")) <= starts
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("ctypes.string_at(0)", r"signal 11 \(SIGSEGV\) in thread \S+ at libc\S*\+0x[0-9a-f]+ < .*, for address 0x0"),
+        ("os.abort()", r"signal 6 \(SIGABRT\) in thread .*, sent by process \d+ of user \d+"),
+        ("os.kill(os.getpid(), 15)", r"signal 15 \(SIGTERM\), sent by process \d+ of user \d+"),
+        ("1 / 0", r"exit code 1 at \S+/end.py:2 in <module>: ZeroDivisionError: division by zero"),
+        ("os._exit(3)", r"exit code 3;"),
+    ],
+)
+def test_the_end_of_the_job_tells_how_the_rank_has_ended(
+    make_job: MakeJob, run_dir: Path, line: str, said: str
+) -> None:
+    script = run_dir / "end.py"
+    script.write_text(f"import ctypes, os\n{line}\n")
+    job = make_job(1).start(str(script), {}, env={"TASKD_RECOVER_STRATEGY": "exit", "TASKD_STANDBY": "0"})
+    assert job.end() == 1
+    assert re.search(rf"the job ends here: rank 0: {said}", job.output), job.output
