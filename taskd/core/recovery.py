@@ -363,7 +363,7 @@ TABLE: dict[tuple[Phase, Event], Row[Handler, Phase]] = {
     **rows((Phase.RESTARTING,), Event.EXPIRED, Course.stop_late, *_BEGIN),
     **{(Phase.STOPPED, event): _OVER for event in Event if event not in (Event.EXPIRED, Event.DRAINED)},
     **rows((Phase.STOPPED,), Event.OVERTAKEN, Course.stop_again),
-    **rows((Phase.PAUSING, Phase.RESTARTING), Event.CANDIDATE, Course.welcome),
+    **rows((Phase.PAUSING, Phase.RESTARTING), Event.CANDIDATE, Course.welcome, *_BEGIN),
     **rows((Phase.RUNNING,), Event.CANDIDATE, Course.grow, Phase.PAUSING, Phase.RESTARTING),
     **rows((Phase.STRAYED, Phase.JOINING, Phase.RESUMING, Phase.FINISHING), Event.CANDIDATE, Course.ignore),
     **rows((Phase.RUNNING,), Event.DRAINED, Course.drain, Phase.PAUSING),
