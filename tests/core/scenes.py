@@ -155,6 +155,15 @@ FAULTS = {
     "SIGKILL while sizes differ on purpose": Fault(
         Kind.KILLED, ended(signum=9), lambda known: entered(known, bytes=100 + known.communicators[0].rank), hang=False
     ),
+    "SIGKILL, the launcher has ended the others": Fault(
+        Kind.KILLED, ended(signum=9), ended(signum=15, age_s=0.1), hang=False
+    ),
+    "SIGKILL, peers have lost a connection of their own": Fault(
+        Kind.KILLED,
+        ended(signum=9),
+        both(ended(status=1, age_s=0.1), facts(error=PythonError("ConnectionResetError", "[Errno 104]"))),
+        hang=False,
+    ),
     "SIGKILL, peers have failed": Fault(Kind.KILLED, ended(signum=9), _PEER_LOST, hang=False),
     "SIGTERM": Fault(
         Kind.KILLED,
