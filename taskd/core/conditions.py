@@ -1,0 +1,193 @@
+"""What is the matter with one rank, by its own evidence: two tables, of which the first row that holds decides.
+
+Rules:
+
+1. `FAILED` needs no hang: the process has ended, is ending, or has come out with an exception.
+2. `STANDSTILL` and `STUCK` are asked only of ranks that live, in a job that makes no progress. The first holds whatever
+   a rank waits for; the second says what a rank does that holds others up.
+3. What an error's text blames on a connection is a consequence: a peer has failed, and the peer is asked.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from taskd.core.endings import SIGABRT, died_of, faulted, killed_for_memory
+from taskd.core.evidence import Evidence, RunState, Standing
+from taskd.core.verdict import Kind
+from taskd.core.waits import UNANSWERED_S
+
+_NO_SPACE: Final = re.compile(r"\[Errno (?:28|122)\]|No space left on device|Disk quota exceeded")
+_WRITING: Final = re.compile(r"PytorchStreamWriter|unexpected pos|failed writing|write error|^OSError")
+_DEVICE_MEMORY: Final = re.compile(
+    r"\b(?:CUDA|HIP|NPU) (?:error: )?out of memory|^(?:torch\.)?(?:cuda\.)?OutOfMemoryError"
+)
+_HOST_MEMORY: Final = re.compile(
+    r"^MemoryError|DefaultCPUAllocator: can't allocate|Cannot allocate memory|\bbad_alloc\b"
+)
+_CHILD_KILLED: Final = re.compile(r"DataLoader worker \(pid.*\) (?:is killed by signal: Killed|exited unexpectedly)")
+_CONNECTION: Final = re.compile(
+    r"Connection (?:closed by peer|was likely closed|refused|reset)|connection (?:reset|refused)|[Bb]roken pipe"
+    r"|Timed out waiting \d+ms for \w+ operation|Application timeout caused pair closure|Socket (?:closed|Timeout)"
+    r"|Gloo connectFullMesh failed|wait timeout after \d+ms|op\.preamble\.|DistNetworkError|DistStoreError"
+    r"|remote process exited|ncclRemoteError|ncclSystemError|communicator was aborted|collective operation timeout"
+    r"|SUSPECT REMOTE ERROR|HCCL OP RETRY FAILED|\bEI000[26]\b|gloo/transport/.*[Tt]imeout|unhandled system error"
+)
+_ANY_CONNECTION: Final = re.compile(r"^(?:Connection\w*|BrokenPipe)Error\b")
+"""Python's own: as likely to be about a peer as about somebody who has nothing to do with the job."""
+_SIZES: Final = re.compile(r"op\.preamble\.nbytes")
+_LOADER: Final = re.compile(r"torch/utils/data/(?:dataloader|_utils/|datapipes/)|torchdata/")
+_LOCK: Final = re.compile(r"(?:/threading\.py:\d+ in (?:acquire|wait|join|_wait_for_tstate_lock)|/queue\.py:\d+ in )")
+_OUTSIDE: Final = re.compile(
+    r"distributed_c10d\.py:\d+ in |distributed/rendezvous\.py|distributed/elastic/"
+    r"|in (?:_store_based_barrier|monitored_barrier)$"
+)
+_FRAMES_ASKED: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The rank's condition is `kind` if this holds; `reason` says why that may be said."""
+
+    kind: Kind
+    holds: Callable[[Evidence], bool]
+    reason: str
+
+
+def _text(known: Evidence) -> str:
+    return known.error.text if known.error is not None and known.error.main else ""
+
+
+def _disk_full(known: Evidence) -> bool:
+    text = _text(known)
+    return bool(_NO_SPACE.search(text) or (known.full_disk is not None and _WRITING.search(text)))
+
+
+def _out_of_cgroup(known: Evidence) -> bool:
+    struck = known.cgroup is not None and bool(known.cgroup.oom_kills)
+    return killed_for_memory(known) or (struck and bool(_CHILD_KILLED.search(_text(known))))
+
+
+def _blames_peer(known: Evidence) -> bool:
+    text = _text(known)
+    return bool(_CONNECTION.search(text)) and not _ANY_CONNECTION.search(text)
+
+
+def may_blame_peer(known: Evidence) -> bool:
+    """Its error is of some connection, perhaps with a peer."""
+    return bool(_ANY_CONNECTION.search(_text(known)))
+
+
+def blames_sizes(known: Evidence) -> bool:
+    """gloo has received more than it had asked for, and ends with that."""
+    return bool(_SIZES.search(_text(known)))
+
+
+def _exited(known: Evidence) -> bool:
+    return known.ending is not None and bool(known.ending.status)
+
+
+FAILED: Final = (
+    Row(Kind.OOM_CGROUP, _out_of_cgroup, "the cgroup's counter of kills has risen with its end"),
+    Row(Kind.DISK_FULL, _disk_full, "its own error says so"),
+    Row(Kind.OOM_DEVICE, lambda known: bool(_DEVICE_MEMORY.search(_text(known))), "its own error says so"),
+    Row(Kind.OOM_HOST, lambda known: bool(_HOST_MEMORY.search(_text(known))), "its own error says so"),
+    Row(Kind.COLLATERAL, _blames_peer, "its error blames a connection"),
+    Row(Kind.EXCEPTION, lambda known: bool(_text(known)), "an exception that is its own comes before its consequences"),
+    Row(Kind.CRASHED, faulted, "the kernel sent the signal for what a thread of it had done"),
+    Row(Kind.ABORTED, lambda known: died_of(known) == SIGABRT, "nothing but the process itself calls abort()"),
+    Row(Kind.KILLED, lambda known: died_of(known) is not None, "a signal ended it from outside"),
+    Row(Kind.EXITED, _exited, "it ended by itself and without an exception"),
+    Row(Kind.EXITED_EARLY, lambda known: known.ending is not None, "it ended as if all were done"),
+    Row(Kind.DYING, lambda known: known.gone, "the kernel has marked its death and is taking it down"),
+)
+"""EXITED_EARLY is a fault only if others still need the rank; the diagnosis sees to that."""
+
+
+def condition_of_end(known: Evidence) -> Row | None:
+    """Why a rank has failed; None if it has not, or if taskd itself has ended it."""
+    if known.ending is not None and known.ending.fenced:
+        return None
+    if not known.gone and not _text(known):
+        return None
+    return next(row for row in FAILED if row.holds(known))
+
+
+def _state(known: Evidence, *states: RunState) -> bool:
+    return known.process is not None and known.process.state in states
+
+
+def _uninterruptible(known: Evidence) -> bool:
+    lasting = known.process is None or known.process.state_s is None or known.process.state_s >= UNANSWERED_S
+    return _state(known, RunState.UNINTERRUPTIBLE) and lasting
+
+
+def _silent(answer_s: float | None) -> bool:
+    return answer_s is not None and answer_s >= UNANSWERED_S
+
+
+def _gil_held(known: Evidence) -> bool:
+    return known.clocks is not None and _silent(known.clocks.gil_s)
+
+
+def _main_silent(known: Evidence) -> bool:
+    return known.clocks is not None and _silent(known.clocks.main_s)
+
+
+def _in(pattern: re.Pattern[str], known: Evidence) -> bool:
+    return any(pattern.search(frame) for frame in known.stack[:_FRAMES_ASKED])
+
+
+def _without_data(known: Evidence) -> bool:
+    return _silent(known.data_wait_s) or any(_LOADER.search(frame) for frame in known.stack)
+
+
+def _on_full_disk(known: Evidence) -> bool:
+    return known.full_disk is not None and (known.standing is Standing.CHECKPOINT or _main_silent(known))
+
+
+def _locked(known: Evidence) -> bool:
+    wchan = known.process.wchan if known.process is not None else None
+    return (_main_silent(known) and "futex" in (wchan or "")) or _in(_LOCK, known)
+
+
+def _loops(known: Evidence) -> bool:
+    return known.clocks is not None and known.clocks.main_s is not None
+
+
+STANDSTILL: Final = (
+    Row(
+        Kind.FROZEN,
+        lambda known: known.cgroup is not None and known.cgroup.frozen is True,
+        "its cgroup is frozen",
+    ),
+    Row(Kind.STOPPED, lambda known: _state(known, RunState.STOPPED, RunState.TRACED), "its state in /proc is T"),
+)
+"""They hold whatever the rank waits for: as long as they do, it cannot go on."""
+
+STUCK: Final = (
+    Row(Kind.UNINTERRUPTIBLE, _uninterruptible, "its state in /proc is D: it waits for a device or a file server"),
+    Row(Kind.GIL_HELD, _gil_held, "its native thread beats, and no Python thread can run"),
+    Row(Kind.DISK_FULL, _on_full_disk, "it is writing, and no space is left"),
+    Row(Kind.DATA_BLOCKED, _without_data, "its main thread waits for the next batch"),
+    Row(Kind.DEADLOCK, _locked, "its main thread waits for a lock while others could run"),
+    Row(Kind.BLOCKED, _main_silent, "its main thread is in a native call and has let go of the GIL"),
+    Row(Kind.LOOP, _loops, "its main thread runs Python code and gets nowhere"),
+    Row(Kind.BEHIND, lambda _: True, "it has not entered what the others wait in, and nothing says why"),
+)
+
+
+def condition_of_standstill(known: Evidence) -> Row | None:
+    """Why the whole process stands still; None if it does not."""
+    return next((row for row in STANDSTILL if row.holds(known)), None)
+
+
+def condition_of_hang(known: Evidence) -> Row:
+    """What a rank does that holds others up."""
+    return condition_of_standstill(known) or next(row for row in STUCK if row.holds(known))
+
+
+def waits_by_stack(known: Evidence) -> bool:
+    """Its Python stack shows it in a collective or at a rendezvous, which the black box may not have seen."""
+    return _in(_OUTSIDE, known)

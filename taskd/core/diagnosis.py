@@ -1,0 +1,147 @@
+"""From the evidence of all ranks to one verdict: what happened, who caused it, who merely suffers.
+
+Rules:
+
+1. `RULES` is asked from its top; the first rule that finds something decides. Each has its reason, and says it.
+2. What a rank shows by itself comes before what only a comparison shows, and that before what silence suggests.
+3. A hang is presumed only if the job's rhythm has declared one (`core/rhythm.py`); without it, only what needs no hang
+   is found. A healthy job has no verdict.
+4. A rank without evidence is blamed only if nothing that is known explains the fault. A rank that taskd has killed is
+   never blamed.
+5. Everything is linear in ranks, communicators and noted collectives. No rule asks in which order the ranks come.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from taskd.core.account import accusation, finding, suffering
+from taskd.core.conditions import waits_by_stack
+from taskd.core.evidence import Collective, Evidence
+from taskd.core.failures import by_themselves, mismatched, perhaps_by_others, too_early
+from taskd.core.hangs import cut_off, holding_up, in_circle, not_arriving, not_heard, outside, presumed, unknown
+from taskd.core.rhythm import Hang
+from taskd.core.scene import Cut, Found, Rule, Scene
+from taskd.core.verdict import Finding, Kind, Verdict, ranked
+
+SLOW_FACTOR: Final = 1.5
+"""A rank is slow that needs so many times what the others need for a step..."""
+SLOW_SHARE: Final = 0.1
+"""... and the difference is so much of the step..."""
+SLOW_STEPS: Final = 10
+"""... in the mean over so many steps at least."""
+
+
+def diagnose(
+    evidence: Mapping[int, Evidence],
+    members: Collection[int] | None = None,
+    hang: Hang | None = None,
+    cuts: Collection[Cut] = (),
+) -> Verdict | None:
+    """The verdict on a job; None if nothing is wrong, or nothing can be said yet.
+
+    Args:
+        evidence: of each rank of which anything is known.
+        members: the ranks of the job's present world; those that there is evidence of, if left out.
+        hang: the job makes no progress, as its rhythm says.
+        cuts: nodes that could not reach each other.
+
+    """
+    scene = Scene(evidence, evidence.keys() if members is None else frozenset(members), hang, cuts)
+    for rule in RULES:
+        found = rule.find(scene)
+        if found is not None:
+            return _verdict(scene, rule, found)
+    return None
+
+
+def _verdict(scene: Scene, rule: Rule, found: Found) -> Verdict:
+    facts = ranked(found.facts)
+    kind = found.kind or facts[0].kind
+    culprits = {fact.rank for fact in facts}
+    waiting, failed = _victims(scene, culprits) if rule.suffering else ({}, [])
+    sentences = [accusation(facts, scene.evidence) or kind.value, suffering(waiting, failed)]
+    reasons = [*dict.fromkeys(found.reasons or (rule.reason,)), *([scene.hang.reason] if scene.hang else ())]
+    told = ". ".join(sentence[0].upper() + sentence[1:] for sentence in sentences if sentence)
+    return Verdict(
+        kind=kind,
+        culprits=tuple(sorted(culprits)),
+        victims=tuple(sorted({*waiting, *failed})),
+        sentence=f"{told}. Why: {'; '.join(reasons)}.",
+        facts=ranked([*facts, *_besides(scene, kind)]),
+    )
+
+
+def _victims(scene: Scene, culprits: Collection[int]) -> tuple[dict[int, Collective | None], list[int]]:
+    """Those that wait, with what they wait in, and those that have failed because of others."""
+    waits = scene.waits
+    waiting: dict[int, Collective | None] = {**waits.stuck, **waits.unsure, **waits.waiting}
+    if scene.hang is not None:
+        for rank, known in scene.evidence.items():
+            if not known.gone and rank not in scene.ends and waits_by_stack(known):
+                waiting.setdefault(rank, None)
+    failed = [rank for rank, row in scene.ends.items() if row.kind is not Kind.EXITED_EARLY]
+    kept = {rank: call for rank, call in sorted(waiting.items()) if rank not in culprits}
+    return kept, sorted(rank for rank in failed if rank not in culprits)
+
+
+def _besides(scene: Scene, told: Kind) -> list[Finding]:
+    """What is worth a line of its own though it is not the cause: orphans, and numbers that were not finite."""
+    return [
+        finding(rank, kind, known)
+        for rank, known in scene.evidence.items()
+        for kind, seen in (
+            (Kind.ORPHANED, known.process is not None and bool(known.process.orphans)),
+            (Kind.NON_FINITE, known.non_finite is not None),
+        )
+        if seen and kind is not told
+    ]
+
+
+def _not_finite(scene: Scene) -> Found | None:
+    seen = {rank: known.non_finite.step for rank, known in scene.evidence.items() if known.non_finite is not None}
+    first = min(seen.values(), default=0)
+    ranks = [rank for rank, step in seen.items() if step == first]
+    return Found([finding(rank, Kind.NON_FINITE, scene.evidence[rank]) for rank in ranks]) if ranks else None
+
+
+def _orphaned(scene: Scene) -> Found | None:
+    left = [rank for rank, known in scene.evidence.items() if known.process is not None and known.process.orphans]
+    return Found([finding(rank, Kind.ORPHANED, scene.evidence[rank]) for rank in left]) if left else None
+
+
+def _slow(scene: Scene) -> Found | None:
+    paces = {
+        rank: known.pace
+        for rank, known in scene.evidence.items()
+        if known.pace is not None and known.pace.steps >= SLOW_STEPS
+    }
+    owns = sorted(pace.own_s for pace in paces.values())
+    if len(owns) < 2:
+        return None
+    usual_s = owns[(len(owns) - 1) // 2]
+    slow = [
+        rank
+        for rank, pace in paces.items()
+        if pace.own_s >= SLOW_FACTOR * usual_s and pace.own_s - usual_s >= SLOW_SHARE * pace.step_s
+    ]
+    more = f", where the others need {usual_s:.3g} s"
+    return Found([finding(rank, Kind.SLOW, scene.evidence[rank], more=more) for rank in slow]) if slow else None
+
+
+RULES: Final = (
+    Rule(by_themselves, "it failed by itself"),
+    Rule(mismatched, "of one collective, by communicator and number, all ranks must make the same call"),
+    Rule(too_early, "whoever has left cannot take part any more"),
+    Rule(perhaps_by_others, "it was the first to end"),
+    Rule(holding_up, "whoever holds others up and waits for nobody is the cause"),
+    Rule(outside, "it takes no part while the others wait"),
+    Rule(cut_off, "nodes cannot reach each other"),
+    Rule(not_heard, "nothing that is known of the others explains it"),
+    Rule(not_arriving, "the processes are well, and what they send does not arrive"),
+    Rule(in_circle, "the ranks wait for each other, and the fewer have it in another order"),
+    Rule(presumed, "nobody is seen to wait for it, and no progress can come from what it does"),
+    Rule(unknown, "nothing that is known singles out a rank"),
+    Rule(_not_finite, "it was the first to see it", suffering=False),
+    Rule(_orphaned, "its parent has ended", suffering=False),
+    Rule(_slow, "the others spend the difference waiting for it", suffering=False),
+)

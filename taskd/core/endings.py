@@ -1,0 +1,149 @@
+"""How a process ended, in words: exit statuses, signals, and what is known of their cause.
+
+Rules:
+
+1. An exit status above 128 is read as a shell reads it: 137 is signal 9. A signal is told with the status that a shell
+   would show, since that is what schedulers print.
+2. Whoever sent a signal is named if the black box has noted it. SIGKILL leaves no note: the cgroup's counter tells the
+   kernel's OOM killer from a person.
+"""
+
+from typing import Final
+
+from taskd.core.evidence import Cgroup, Ending, Evidence, Sender
+
+SIGABRT: Final = 6
+SIGKILL: Final = 9
+SIGTERM: Final = 15
+NATIVE_FAULTS: Final = {
+    4: "an illegal instruction",
+    5: "a trap",
+    7: "a memory access that the hardware or a truncated file refused",
+    8: "an arithmetic fault",
+    11: "an invalid memory access",
+    31: "a forbidden system call",
+}
+"""Signals that the kernel sends for what a thread has just done."""
+
+_NAMES: Final = {
+    number: f"SIG{name}"
+    for names in (
+        {1: "HUP", 2: "INT", 3: "QUIT", 4: "ILL", 5: "TRAP", 6: "ABRT", 7: "BUS", 8: "FPE", 9: "KILL", 10: "USR1"},
+        {11: "SEGV", 12: "USR2", 13: "PIPE", 14: "ALRM", 15: "TERM", 16: "STKFLT", 17: "CHLD", 18: "CONT", 19: "STOP"},
+        {20: "TSTP", 21: "TTIN", 22: "TTOU", 23: "URG", 24: "XCPU", 25: "XFSZ", 26: "VTALRM", 27: "PROF", 28: "WINCH"},
+        {29: "IO", 30: "PWR", 31: "SYS"},
+    )
+    for number, name in names.items()
+}
+_STATUSES: Final = {
+    1: "an uncaught exception or an error of its own",
+    2: "wrong arguments",
+    126: "the command cannot be executed",
+    127: "the command or a library that it needs was not found",
+}
+_SHELL: Final = 128
+_FRAMES_TOLD: Final = 4
+
+
+def signal_name(signum: int) -> str:
+    """`SIGSEGV` and the like."""
+    return _NAMES.get(signum, f"signal {signum}")
+
+
+def died_of(evidence: Evidence) -> int | None:
+    """The signal that ended the process, as far as is known; None if it was none or it lives."""
+    ending, fatal = evidence.ending, evidence.fatal
+    if ending is not None and ending.signum is not None:
+        return ending.signum
+    if ending is not None and ending.status is not None and ending.status - _SHELL in _NAMES:
+        return ending.status - _SHELL
+    return fatal.signum if fatal is not None and not fatal.handled and evidence.gone else None
+
+
+def faulted(evidence: Evidence) -> bool:
+    """It died of what its native code did, and not of a signal that another process sent."""
+    fatal = evidence.fatal
+    sent = fatal is not None and fatal.sender is not None and not _itself(evidence, fatal.sender)
+    return died_of(evidence) in NATIVE_FAULTS and not sent
+
+
+def killed_for_memory(evidence: Evidence) -> bool:
+    """The kernel's OOM killer has struck in its cgroup, and it died of SIGKILL or nobody knows yet of what."""
+    struck = evidence.cgroup is not None and bool(evidence.cgroup.oom_kills)
+    return struck and evidence.gone and (died_of(evidence) == SIGKILL or _unexplained(evidence))
+
+
+def _unexplained(evidence: Evidence) -> bool:
+    return evidence.ending is None and evidence.fatal is None and evidence.error is None
+
+
+def _itself(evidence: Evidence, sender: Sender) -> bool:
+    return evidence.process is not None and evidence.process.pid == sender.pid
+
+
+def explain(evidence: Evidence) -> str:
+    """The end of a process, for people: what, by whom, and where. It must have ended."""
+    signum, ending = died_of(evidence), evidence.ending
+    if signum is not None:
+        return f"{signal_name(signum)} (exit code {_SHELL + signum}){_cause(evidence, signum)}"
+    if ending is not None and ending.status is not None:
+        meaning = _STATUSES.get(ending.status)
+        return f"exit code {ending.status}" + (f" ({meaning})" if meaning and evidence.error is None else "")
+    return "an end whose status is not known yet"
+
+
+def _cause(evidence: Evidence, signum: int) -> str:
+    sender = _sender(evidence, signum)
+    if killed_for_memory(evidence) and evidence.cgroup is not None:
+        return f": {out_of_memory(evidence.cgroup)}"
+    if sender is not None:
+        return f", sent by {describe(sender)}"
+    meaning = NATIVE_FAULTS.get(signum, "abort() was called" if signum == SIGABRT else "")
+    return (f": {meaning}" if meaning else "") + _place(evidence)
+
+
+def _sender(evidence: Evidence, signum: int) -> Sender | None:
+    fatal = evidence.fatal
+    noted = fatal.sender if fatal is not None and fatal.signum == signum else None
+    sender = evidence.terminated_by if noted is None and signum == SIGTERM else noted
+    return None if sender is None or _itself(evidence, sender) else sender
+
+
+def _place(evidence: Evidence) -> str:
+    fatal = evidence.fatal
+    if fatal is None:
+        return ""
+    parts = [
+        f"at address 0x{fatal.address:x}" if fatal.address is not None else "",
+        f"in thread {fatal.thread}" if fatal.thread else "",
+    ]
+    trace = " < ".join(fatal.frames[:_FRAMES_TOLD])
+    return "".join(f" {part}" for part in parts if part) + (f"; backtrace {trace}" if trace else "")
+
+
+def out_of_memory(cgroup: Cgroup) -> str:
+    """What the kernel's OOM killer did there."""
+    kills = cgroup.oom_kills or 0
+    times = "once" if kills == 1 else f"{kills} times"
+    limit = f", whose limit is {size(cgroup.limit_bytes)}" if cgroup.limit_bytes else ""
+    return f"the kernel's OOM killer has struck {times} in its cgroup{limit} (oom_kill {kills})"
+
+
+def describe(sender: Sender) -> str:
+    """`torchrun, pid 812, uid 0`."""
+    return ", ".join(part for part in (sender.name, f"pid {sender.pid}", f"uid {sender.uid}") if part)
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.4g} {unit}"
+        amount /= 1024
+    return f"{amount:.4g} GiB"
+
+
+def may_be_told_to_end(ending: Ending) -> bool:
+    """SIGTERM: what a launcher sends to the others when one has failed."""
+    return SIGTERM in (ending.signum, (ending.status or 0) - _SHELL)

@@ -1,0 +1,282 @@
+"""What an agent knows of one rank's process at one moment: the material of a diagnosis.
+
+Rules:
+
+1. None means "not known", an empty tuple "none noted". Nothing has to be known: a rank without a black box has what
+   /proc, cgroup and wait status tell.
+2. Times are ages: seconds before the moment at which the evidence was taken. So clocks of different nodes never meet.
+3. Communicators and their collectives are named by ids and numbers that are the same on all ranks that take part.
+4. Counters of the cgroup are differences since the process began.
+"""
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+
+class RunState(Enum):
+    """The letter of `/proc/PID/stat`."""
+
+    RUNNING = "R"
+    SLEEPING = "S"
+    UNINTERRUPTIBLE = "D"
+    STOPPED = "T"
+    TRACED = "t"
+    ZOMBIE = "Z"
+    DEAD = "X"
+    IDLE = "I"
+
+
+class Operation(IntEnum):
+    """What was called; the numbers are those of `csrc/taskd.h`."""
+
+    OTHER = 0
+    ALLREDUCE = 1
+    ALLGATHER = 2
+    REDUCE_SCATTER = 3
+    BROADCAST = 4
+    REDUCE = 5
+    GATHER = 6
+    SCATTER = 7
+    ALLTOALL = 8
+    BARRIER = 9
+    SEND = 10
+    RECV = 11
+    OPEN = 12
+    CLOSE = 13
+
+
+class Standing(Enum):
+    """What the rank is about, as it says itself."""
+
+    STARTING = "starting"
+    TRAINING = "training"
+    EVALUATION = "evaluation"
+    CHECKPOINT = "checkpoint"
+    PAUSED = "paused"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A process that a rank has started: a DataLoader worker, most often."""
+
+    pid: int
+    state: RunState | None = None
+    wchan: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What /proc says.
+
+    Attributes:
+        wchan: where in the kernel the main thread sleeps; "" or "0" if it does not.
+        exiting: the kernel has begun to take the process down (PF_EXITING), which takes seconds for a large one.
+        busy: share of one core that the process has used lately.
+        state_s: for how long it was seen in this state.
+        children: those that live.
+        orphans: those of a former process of this rank whose parent has ended and that still live.
+
+    """
+
+    pid: int
+    state: RunState | None = None
+    wchan: str | None = None
+    exiting: bool | None = None
+    busy: float | None = None
+    state_s: float | None = None
+    children: tuple[Child, ...] = ()
+    orphans: tuple[Child, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroup:
+    """Of the cgroup that the process lives in. Several ranks may share one."""
+
+    oom_kills: int | None = None
+    frozen: bool | None = None
+    limit_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who sent a signal. `name` is its command, if it could be asked in time."""
+
+    pid: int
+    uid: int
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The wait status of a process that has ended: an exit status or a signal.
+
+    Attributes:
+        finished: the script had said that its training is over.
+        fenced: taskd itself has killed it, which is no fault of its own.
+
+    """
+
+    status: int | None = None
+    signum: int | None = None
+    age_s: float | None = None
+    finished: bool = False
+    fenced: bool = False
+
+    @property
+    def clean(self) -> bool:
+        """It ended with status 0."""
+        return self.status == 0
+
+
+@dataclass(frozen=True, slots=True)
+class FatalSignal:
+    """The black box's record of a signal that nothing survives unless the program handles it.
+
+    Attributes:
+        address: what the fault was about; None if a process sent the signal.
+        frames: native ones, innermost first, as `module+0xoffset`.
+        sender: None if the kernel sent it; the process itself for abort().
+        handled: the program's own handler has returned, and the process went on.
+
+    """
+
+    signum: int
+    address: int | None = None
+    thread: str = ""
+    frames: tuple[str, ...] = ()
+    sender: Sender | None = None
+    handled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PythonError:
+    """An exception that nobody caught. `where` is its last frame, as `file:line in function`."""
+
+    kind: str
+    message: str = ""
+    where: str = ""
+    main: bool = True
+    """It ended the main thread. One that ended another thread ends no process."""
+
+    @property
+    def text(self) -> str:
+        """As Python's last line of a traceback."""
+        return f"{self.kind}: {self.message}" if self.message else self.kind
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Who in the process went on. Of the newest open event, the fourth clock, `Collective.entered_s` tells.
+
+    Attributes:
+        native_s: since the core's own thread last beat. It beats five times a second, unless the whole process stands.
+        gil_s: for how long nobody has answered by taking the GIL; 0.0 if somebody has, None if nobody was ever asked.
+        main_s: for how long Python's main thread has not answered between two bytecodes; 0.0 and None likewise.
+
+    """
+
+    native_s: float | None = None
+    gil_s: float | None = None
+    main_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Communicator:
+    """A communicator that the process has open. `number` is of the newest collective that it has entered."""
+
+    comm: int
+    number: int
+    rank: int = -1
+    ranks: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One operation of a communicator.
+
+    Attributes:
+        number: which collective of the communicator, from 1; 0 for a transfer between two ranks.
+        bytes: of one rank's part; 0 if it is not known.
+        peer: root or partner, by its rank in the communicator; -1 if there is none or it is not known.
+        left_s: None while it is open.
+        step: the step under way when it was entered, if that is known.
+        enqueued: it ends for the host when it is enqueued, as those of NCCL and HCCL do.
+
+    """
+
+    op: Operation
+    comm: int
+    number: int
+    bytes: int = 0
+    peer: int = -1
+    entered_s: float | None = None
+    left_s: float | None = None
+    step: int | None = None
+    enqueued: bool = False
+
+    @property
+    def open(self) -> bool:
+        """It has not ended."""
+        return self.left_s is None
+
+
+@dataclass(frozen=True, slots=True)
+class NonFinite:
+    """A loss or a gradient norm that was NaN or infinite: the first step at which this rank saw one."""
+
+    step: int
+    what: str = "loss"
+    value: str = "nan"
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Means over the newest `steps` steps: the whole step, and how much of it was spent inside collectives."""
+
+    steps: int
+    step_s: float
+    waited_s: float
+
+    @property
+    def own_s(self) -> float:
+        """What the rank itself needs for a step."""
+        return self.step_s - self.waited_s
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One rank at one moment. `full_disk` is a file system, by a path in it, that has no space left."""
+
+    node: int | None = None
+    process: Process | None = None
+    cgroup: Cgroup | None = None
+    life_lost: bool | None = None
+    """The life futex is marked: the process's native thread has died, as the first of all."""
+    ending: Ending | None = None
+    fatal: FatalSignal | None = None
+    terminated_by: Sender | None = None
+    """Who sent the newest SIGTERM, whatever the process made of it."""
+    error: PythonError | None = None
+    clocks: Clocks | None = None
+    step: int | None = None
+    step_s: float | None = None
+    standing: Standing | None = None
+    standing_s: float | None = None
+    communicators: tuple[Communicator, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    """The newest in front, some 16 of each communicator, open ones always."""
+    data_wait_s: float | None = None
+    """For how long the main thread has been waiting for the next batch."""
+    full_disk: str | None = None
+    non_finite: NonFinite | None = None
+    pace: Pace | None = None
+    stack: tuple[str, ...] = ()
+    """Python's main thread, innermost first, each `file:line in function`."""
+
+    @property
+    def gone(self) -> bool:
+        """The process has ended, or is being taken down."""
+        process = self.process
+        falling = process is not None and (process.exiting is True or process.state in (RunState.ZOMBIE, RunState.DEAD))
+        return self.ending is not None or self.life_lost is True or falling

@@ -1,0 +1,101 @@
+"""The long gaps between the steps of a job: which come at every so many steps, and how long the others were.
+
+Rules:
+
+1. A gap is named by the step after which it came. Nobody has to say what it was.
+2. Gaps whose lengths differ by less than a factor of two are of one kind. Four of a kind at equal distances are a
+   regular gap (an evaluation, a checkpoint): it is expected at each multiple of that distance, and nowhere else.
+3. All others are irregular (now and then a slow step): one may come after any step.
+4. What is remembered is bounded: 16 kinds of each sort, 16 gaps of a kind. An irregular kind that has not been seen for
+   10,000 steps is forgotten; a regular one stays, since it matters at its own steps alone.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+KINDS: Final = 16
+GAPS_OF_A_KIND: Final = 16
+REMEMBERED_STEPS: Final = 10_000
+_IN_A_ROW: Final = 4
+_ALIKE: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    after: int
+    length_s: float
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Gaps of about one length; with a period, they come at each multiple of it."""
+
+    gaps: deque[_Gap] = field(default_factory=lambda: deque(maxlen=GAPS_OF_A_KIND))
+    period: int = 0
+
+    @property
+    def longest_s(self) -> float:
+        return max(gap.length_s for gap in self.gaps)
+
+    @property
+    def newest(self) -> int:
+        return self.gaps[-1].after
+
+    def due(self, after: int) -> bool:
+        return self.period > 0 and (after - self.newest) % self.period == 0
+
+    def alike(self, length_s: float) -> bool:
+        return self.longest_s / _ALIKE < length_s < min(gap.length_s for gap in self.gaps) * _ALIKE
+
+    def regular_part(self) -> "_Kind | None":
+        """The newest gap and three before it at equal distances, taken out of this kind; None without such."""
+        at = {gap.after: gap for gap in self.gaps}
+        for earlier in sorted(at, reverse=True):
+            period = self.newest - earlier
+            row = [self.newest - period * back for back in range(_IN_A_ROW)]
+            if period > 0 and all(step in at for step in row):
+                found = _Kind(period=period)
+                found.gaps.extend(at[step] for step in reversed(row))
+                rest = [gap for gap in self.gaps if gap.after not in row]
+                self.gaps.clear()
+                self.gaps.extend(rest)
+                return found
+        return None
+
+
+@dataclass(slots=True)
+class Gaps:
+    """What one job's steps have taught about its long gaps."""
+
+    _regular: list[_Kind] = field(default_factory=list)
+    _irregular: list[_Kind] = field(default_factory=list)
+
+    def add(self, after: int, length_s: float) -> None:
+        """After step `after`, the next one was a gap of `length_s` away."""
+        gap = _Gap(after, length_s)
+        due = [kind for kind in self._regular if kind.due(after)]
+        if due:
+            min(due, key=lambda kind: abs(kind.longest_s - length_s)).gaps.append(gap)
+            return
+        kind = next((kind for kind in self._irregular if kind.alike(length_s)), None)
+        if kind is None:
+            kind = _Kind()
+            self._irregular.append(kind)
+        kind.gaps.append(gap)
+        regular = kind.regular_part()
+        if regular is not None:
+            self._regular.append(regular)
+        self._irregular = [kind for kind in self._irregular if kind.gaps]
+        for kinds in (self._regular, self._irregular):
+            if len(kinds) > KINDS:
+                kinds.remove(min(kinds, key=lambda kind: kind.newest))
+
+    def expected_s(self, after: int) -> float:
+        """The longest regular gap that is due after this step; 0.0 if none is."""
+        return max((kind.longest_s for kind in self._regular if kind.due(after)), default=0.0)
+
+    def irregular_s(self, after: int) -> float:
+        """The longest irregular gap that is remembered at this step; 0.0 if there is none."""
+        near = (kind for kind in self._irregular if abs(after - kind.newest) <= REMEMBERED_STEPS)
+        return max((kind.longest_s for kind in near), default=0.0)

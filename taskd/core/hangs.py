@@ -1,0 +1,148 @@
+"""Rules for a job in which nobody has failed and nothing goes on: who holds the others up.
+
+Rules:
+
+1. Without a hang that the job's rhythm has declared, nothing is found here but what nodes report of their connections.
+2. Who waits for nobody and is waited for is the cause; what it does says of which kind.
+3. Where the black boxes have not seen the collectives, the few that do something else than the many are named.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from taskd.core.account import finding, operation
+from taskd.core.conditions import Row, condition_of_hang, waits_by_stack
+from taskd.core.evidence import Collective, Evidence, Standing
+from taskd.core.mismatch import majority
+from taskd.core.scene import Found, Scene, accuse
+from taskd.core.verdict import Kind, names
+from taskd.core.waits import find_circles
+
+_WHATEVER_IT_WAITS_FOR: Final = (Kind.UNINTERRUPTIBLE, Kind.GIL_HELD)
+_OF_ANY: Final = (Kind.UNINTERRUPTIBLE, Kind.GIL_HELD, Kind.DISK_FULL, Kind.DATA_BLOCKED)
+_OF_FEW: Final = (Kind.LOOP, Kind.DEADLOCK, Kind.BLOCKED)
+_LEFT_OUT: Final = Row(Kind.SKIPPED, lambda _: True, "it has gone on without entering what the others wait in")
+
+
+def holding_up(scene: Scene) -> Found | None:
+    """Processes that stand still, and those that have not entered what others wait in."""
+    if scene.hang is None:
+        return None
+    rows = dict(scene.standing_still)
+    held_up = scene.waits.held_up
+    furthest = max((step for step in (scene.evidence[rank].step for rank in held_up) if step is not None), default=None)
+    for rank, call in scene.waits.roots().items():
+        known = scene.evidence[rank]
+        if rank not in rows and not known.gone and rank not in scene.ends:
+            rows[rank] = _LEFT_OUT if _is_ahead(known, call, furthest) else condition_of_hang(known)
+    for rank in scene.waits.stuck:
+        row = condition_of_hang(scene.evidence[rank])
+        if row.kind in _WHATEVER_IT_WAITS_FOR:
+            rows[rank] = row
+    return accuse(scene, rows, rows)
+
+
+def _is_ahead(known: Evidence, call: Collective, furthest: int | None) -> bool:
+    if known.standing is Standing.FINISHED:
+        return True
+    if known.step is None:
+        return False
+    return (call.step is not None and known.step >= call.step) or (furthest is not None and known.step > furthest)
+
+
+def outside(scene: Scene) -> Found | None:
+    """Ranks whose collectives are seen and that are in none, while the others wait or are not heard."""
+    if scene.hang is None or not (scene.waits.held_up or scene.silent):
+        return None
+    live = {rank: known for rank, known in _live(scene).items() if known.communicators}
+    rows = {rank: condition_of_hang(known) for rank, known in live.items()}
+    return accuse(scene, [rank for rank, row in rows.items() if row.kind is not Kind.BEHIND], rows)
+
+
+def _live(scene: Scene) -> dict[int, Evidence]:
+    """Ranks that live and are not seen to wait for anybody."""
+    held_up = scene.waits.held_up
+    return {
+        rank: known
+        for rank, known in scene.evidence.items()
+        if not known.gone and rank not in scene.ends and rank not in held_up and not waits_by_stack(known)
+    }
+
+
+def not_heard(scene: Scene) -> Found | None:
+    """Ranks of whose node nothing is known."""
+    if not scene.disturbed or not scene.silent:
+        return None
+    nothing = Evidence()
+    return Found([finding(rank, Kind.SILENT, nothing, scene.waits.late.get(rank)) for rank in scene.silent])
+
+
+def cut_off(scene: Scene) -> Found | None:
+    """Nodes report that they cannot reach others, and the processes are well."""
+    if not scene.disturbed or not scene.cuts:
+        return None
+    lost = Counter(node for cut in set(scene.cuts) for node in (cut.source, cut.target))
+    most = max(lost.values())
+    nodes = {node for node, count in lost.items() if count == most}
+    reason = f"{_nodes(lost)} cannot reach each other"
+    if len(nodes) == len(lost):
+        return Found([], Kind.CONNECTION_CUT, (f"{reason}, and nothing says which of them is at fault",))
+    ranks = [rank for rank, known in scene.evidence.items() if known.node in nodes]
+    facts = [finding(rank, Kind.CONNECTION_CUT, scene.evidence[rank]) for rank in ranks]
+    return Found(facts, Kind.CONNECTION_CUT, (f"{reason}, and most often it is {_nodes(nodes)}",)) if facts else None
+
+
+def _nodes(nodes: Collection[int]) -> str:
+    return names(nodes).replace("rank", "node", 1)
+
+
+def not_arriving(scene: Scene) -> Found | None:
+    """All have entered, or connections were blamed, and nobody has failed by himself."""
+    blamed = scene.waits.stuck or scene.ended(Kind.COLLATERAL)
+    return Found([], Kind.CONNECTION_CUT) if scene.hang is not None and blamed else None
+
+
+def in_circle(scene: Scene) -> Found | None:
+    """Operations of several communicators in another order: the few have it wrong."""
+    if scene.hang is None:
+        return None
+    waiting = scene.waits.waiting
+    accused: dict[int, Collective] = {}
+    for circle in find_circles(scene.waits):
+        places = {(waiting[rank].comm, waiting[rank].number) for rank in circle}
+        inside = {rank: call for rank, call in waiting.items() if (call.comm, call.number) in places}
+        usual = majority(Counter((call.comm, call.number) for call in inside.values()))
+        accused |= {rank: call for rank, call in inside.items() if (call.comm, call.number) != usual}
+    late = scene.waits.late
+    facts = [
+        finding(rank, Kind.OP_MISMATCH, scene.evidence[rank], late.get(rank), f": it waits in {operation(call)}")
+        for rank, call in accused.items()
+    ]
+    return Found(facts) if facts else None
+
+
+def presumed(scene: Scene) -> Found | None:
+    """Nobody is seen to wait: who does something from which no progress comes?"""
+    if scene.hang is None:
+        return None
+    live = _live(scene)
+    rows = {rank: condition_of_hang(known) for rank, known in live.items()}
+    for kind in (*_OF_ANY, *_OF_FEW):
+        holding = [rank for rank, row in rows.items() if row.kind is kind]
+        if holding and (kind in _OF_ANY or 2 * len(holding) <= len(scene.members)):
+            return accuse(scene, holding, rows)
+    return _behind(live)
+
+
+def _behind(live: Mapping[int, Evidence]) -> Found | None:
+    """The ranks of the lowest step, if others are further."""
+    steps = {rank: known.step for rank, known in live.items() if known.step is not None}
+    lowest = min(steps.values(), default=0)
+    behind = [rank for rank, step in steps.items() if step == lowest]
+    return Found([finding(rank, Kind.BEHIND, live[rank]) for rank in behind]) if len(behind) < len(steps) else None
+
+
+def unknown(scene: Scene) -> Found | None:
+    """Nothing goes on, and nobody can be named."""
+    return Found([], Kind.STALLED) if scene.hang is not None else None

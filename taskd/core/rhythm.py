@@ -1,0 +1,252 @@
+"""When a job is silent for longer than its own rhythm explains: learnt from its steps, and from nothing else.
+
+A job makes progress when a rank commits a step that no rank had committed before, or when the script announces a phase.
+What is promised, with `usual` for the median of the last 128 steps and the defaults of `Tempo`:
+
+| where the job is | it is a hang after, counted from the last progress |
+| --- | --- |
+| before its first step, and after a recovery before the next one | `first_s` |
+| fewer than 20 steps are known | `first_s` |
+| fewer than 200 steps are known | 40 x usual, at least 2 s |
+| after that | 3 x usual, at least 2 s |
+| ... and slower steps came now and then | 2 x the longest of them, if that is more |
+| ... after a step where a regular gap is due (`core/gaps.py`) | 2 x the longest seen there, if that is more |
+| in an announced phase, seen before | 3 x its longest, at least 2 s |
+| in an announced phase for the first time | `phase_s` |
+
+Rules:
+
+1. A gap of more than 3 x usual is remembered: what has been seen once is no hang the next time. So the price of a slow
+   step now and then is a later verdict on true hangs, wherever 2 x that step is more than the limit without it.
+2. What cannot be known is the first long gap of its sort. Up to 40 usual steps (or 2 s) none raises an alarm in the
+   first 200 steps. After those, the first one of more than 3 usual steps and 2 s does, unless it is announced.
+3. A hang is the job's: no rank gets on. A rank that alone stays behind is named by `JobRhythm.lagging`.
+4. Memory is constant for the job, and one number pair for each rank. A step costs one search in 128 numbers.
+"""
+
+from bisect import bisect_left, insort
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from taskd.core.gaps import Gaps
+
+WINDOW: Final = 128
+_PHASES_KEPT: Final = 8
+
+
+class Activity(Enum):
+    """What the script is about. All but training is announced by it."""
+
+    TRAINING = "training"
+    EVALUATION = "evaluation"
+    CHECKPOINT = "checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Tempo:
+    """How patient to be. Seconds, and multiples of the usual step."""
+
+    first_s: float = 1800.0
+    """Without a rhythm: until the first step, until few steps are known, and until the first step after a recovery."""
+    phase_s: float = 3600.0
+    """In an announced phase of a sort that has not been seen."""
+    floor_s: float = 2.0
+    factor: float = 3.0
+    early_factor: float = 40.0
+    few_steps: int = 20
+    settled_steps: int = 200
+    slack: float = 2.0
+    """Of the longest gap that was seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """The job has made no progress for longer than its rhythm explains."""
+
+    since_s: float
+    silent_s: float
+    limit_s: float
+    usual_s: float | None
+    step: int
+    reason: str
+
+
+@dataclass(slots=True)
+class _Usual:
+    """The median of the newest steps."""
+
+    _newest: deque[float] = field(default_factory=deque)
+    _sorted: list[float] = field(default_factory=list)
+
+    def add(self, length_s: float) -> None:
+        if len(self._newest) == WINDOW:
+            del self._sorted[bisect_left(self._sorted, self._newest.popleft())]
+        self._newest.append(length_s)
+        insort(self._sorted, length_s)
+
+    @property
+    def length_s(self) -> float | None:
+        return self._sorted[len(self._sorted) // 2] if self._sorted else None
+
+
+@dataclass(slots=True)
+class Rhythm:
+    """The rhythm of one sequence of steps. Times are seconds of one clock and never go back."""
+
+    tempo: Tempo = Tempo()
+    step: int = -1
+    """The newest committed one."""
+    progress_s: float | None = None
+    """When there last was progress; None before `begin`."""
+    activity: Activity = Activity.TRAINING
+    _usual: _Usual = field(default_factory=_Usual)
+    _gaps: Gaps = field(default_factory=Gaps)
+    _known: int = 0
+    _stepped_s: float | None = None
+    """When `step` was committed; None if what followed is not to be measured."""
+    _away_s: float = 0.0
+    """How much of the time since then was announced."""
+    _phases: dict[Activity, deque[float]] = field(default_factory=dict)
+
+    @property
+    def usual_s(self) -> float | None:
+        """The usual length of a step; None before two were committed."""
+        return self._usual.length_s
+
+    def begin(self, at_s: float) -> None:
+        """Training starts, or starts again after a recovery: the next step may take as long as a first one."""
+        self.progress_s, self._stepped_s, self._away_s, self.activity = at_s, None, 0.0, Activity.TRAINING
+
+    def commit(self, step: int, at_s: float) -> None:
+        """Step `step` is committed. Steps in between may be left out: they count as being of equal length."""
+        if self._stepped_s is not None and step > self.step:
+            self._learn(step - self.step, at_s - self._stepped_s - self._away_s)
+        self.step, self.progress_s, self._stepped_s, self._away_s = step, at_s, at_s, 0.0
+
+    def _learn(self, steps: int, elapsed_s: float) -> None:
+        usual_s = self.usual_s
+        self._known += steps
+        if usual_s is not None and self._known > self.tempo.few_steps:
+            gap_s = elapsed_s - (steps - 1) * usual_s
+            if gap_s > self.tempo.factor * usual_s:
+                self._gaps.add(self.step, gap_s)
+        self._usual.add(elapsed_s / steps)
+
+    def announce(self, activity: Activity, at_s: float) -> None:
+        """The script has begun this; TRAINING ends what was announced before."""
+        if activity is self.activity or self.progress_s is None:
+            return
+        if self.activity is not Activity.TRAINING:
+            lasted_s = at_s - self.progress_s
+            self._phases.setdefault(self.activity, deque(maxlen=_PHASES_KEPT)).append(lasted_s)
+            self._away_s += lasted_s
+        self.activity, self.progress_s = activity, at_s
+
+    @property
+    def limit_s(self) -> float:
+        """How long from the last progress on the job may be silent."""
+        return self._limit()[0]
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When silence becomes a hang, if nothing is heard until then; None before `begin`."""
+        return None if self.progress_s is None else self.progress_s + self.limit_s
+
+    def hang(self, now_s: float) -> Hang | None:
+        """The verdict on the silence so far; None if it is no hang."""
+        if self.progress_s is None or now_s - self.progress_s <= self.limit_s:
+            return None
+        limit_s, why = self._limit()
+        silent_s = now_s - self.progress_s
+        reason = (
+            f"no progress for {silent_s:.1f} s after step {self.step}, where at most {limit_s:.1f} s are usual: {why}"
+        )
+        return Hang(self.progress_s, silent_s, limit_s, self.usual_s, self.step, reason)
+
+    def _limit(self) -> tuple[float, str]:
+        tempo, usual_s = self.tempo, self.usual_s
+        if self.activity is not Activity.TRAINING:
+            return self._phase_limit()
+        if self._stepped_s is None or usual_s is None:
+            return tempo.first_s, "it is the first step"
+        if self._known < tempo.few_steps:
+            return tempo.first_s, f"only {self._known} steps are known"
+        factor = tempo.factor if self._known >= tempo.settled_steps else tempo.early_factor
+        due_s, slow_s = self._gaps.expected_s(self.step), self._gaps.irregular_s(self.step)
+        return max(
+            (factor * usual_s, f"a step takes {usual_s:.3g} s"),
+            (tempo.floor_s, f"a step takes {usual_s:.3g} s"),
+            (tempo.slack * due_s, f"at this step it has taken {due_s:.3g} s before"),
+            (tempo.slack * slow_s, f"now and then a step has taken {slow_s:.3g} s"),
+        )
+
+    def _phase_limit(self) -> tuple[float, str]:
+        seen = self._phases.get(self.activity)
+        if not seen:
+            return self.tempo.phase_s, f"it is the first {self.activity.value}"
+        longest_s = max(seen)
+        limit_s = max(self.tempo.floor_s, self.tempo.factor * longest_s)
+        return limit_s, f"in the {self.activity.value}, which has taken {longest_s:.3g} s before"
+
+
+@dataclass(slots=True)
+class JobRhythm:
+    """The rhythm of a job of many ranks: whoever is first to commit a step gives the beat."""
+
+    tempo: Tempo = Tempo()
+    rhythm: Rhythm = field(init=False)
+    _ranks: dict[int, tuple[int, float]] = field(default_factory=dict)
+    _away: dict[int, Activity] = field(default_factory=dict)
+    _counts: Counter[Activity] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.rhythm = Rhythm(self.tempo)
+
+    def begin(self, at_s: float) -> None:
+        """All ranks start, or start again after a recovery. Only the ranks that are heard from now on count."""
+        self.rhythm.begin(at_s)
+        self.rhythm.step = -1
+        self._ranks.clear()
+        self._away.clear()
+        self._counts.clear()
+
+    def commit(self, rank: int, step: int, at_s: float) -> None:
+        """A rank has committed a step."""
+        before = self._ranks.get(rank)
+        if before is None or step != before[0]:
+            self._ranks[rank] = (step, at_s)
+        if step > self.rhythm.step:
+            self.rhythm.commit(step, at_s)
+
+    def announce(self, rank: int, activity: Activity, at_s: float) -> None:
+        """A rank has announced this. The job is in a phase as long as one rank is."""
+        before = self._away.pop(rank, None)
+        if before is not None:
+            self._counts[before] -= 1
+        if activity is not Activity.TRAINING:
+            self._away[rank] = activity
+            self._counts[activity] += 1
+        if rank in self._ranks:
+            self._ranks[rank] = (self._ranks[rank][0], at_s)
+        phases = (Activity.CHECKPOINT, Activity.EVALUATION)
+        self.rhythm.announce(next((one for one in phases if self._counts[one] > 0), Activity.TRAINING), at_s)
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When silence becomes a hang."""
+        return self.rhythm.deadline_s
+
+    def hang(self, now_s: float) -> Hang | None:
+        """The verdict on the job; None while it goes on."""
+        return self.rhythm.hang(now_s)
+
+    def lagging(self, now_s: float) -> list[int]:
+        """Ranks that are behind and have been silent for longer than the job may be, while the others went on."""
+        limit_s = self.rhythm.limit_s
+        return sorted(
+            rank
+            for rank, (step, at_s) in self._ranks.items()
+            if step < self.rhythm.step and now_s - at_s > limit_s and rank not in self._away
+        )

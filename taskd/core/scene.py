@@ -1,0 +1,89 @@
+"""A job at one moment, as the rules of the diagnosis look at it, and what they find there."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from taskd.core.account import finding
+from taskd.core.conditions import Row, condition_of_end, condition_of_standstill
+from taskd.core.evidence import Evidence
+from taskd.core.rhythm import Hang
+from taskd.core.verdict import Finding, Kind, precedence
+from taskd.core.waits import Waits, find_waits
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A node that could not reach another one. The manager is -1: what it cannot reach breaks a tie."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is known. `members` are the ranks of the job's world; of some there may be no evidence."""
+
+    evidence: Mapping[int, Evidence]
+    members: Collection[int]
+    hang: Hang | None
+    cuts: Collection[Cut]
+
+    @cached_property
+    def ends(self) -> dict[int, Row]:
+        """Ranks that have failed, or have ended with status 0, and why."""
+        rows = ((rank, condition_of_end(known)) for rank, known in self.evidence.items())
+        return {rank: row for rank, row in rows if row is not None}
+
+    @cached_property
+    def standing_still(self) -> dict[int, Row]:
+        """Ranks of which the whole process stands still, and why."""
+        rows = ((rank, condition_of_standstill(known)) for rank, known in self.evidence.items() if not known.gone)
+        return {rank: row for rank, row in rows if row is not None and rank not in self.ends}
+
+    @cached_property
+    def waits(self) -> Waits:
+        """Who waits for whom."""
+        gone = (rank for rank, known in self.evidence.items() if known.gone)
+        return find_waits(self.evidence, self.members, {*gone, *self.ends, *self.standing_still})
+
+    def ended(self, *kinds: Kind) -> list[int]:
+        """Ranks that have failed in one of these ways."""
+        return [rank for rank, row in self.ends.items() if row.kind in kinds]
+
+    @cached_property
+    def disturbed(self) -> bool:
+        """Something is wrong, though perhaps no rank has failed by itself: a hang, or a connection that was blamed."""
+        return self.hang is not None or bool(self.ended(Kind.COLLATERAL))
+
+    @cached_property
+    def silent(self) -> list[int]:
+        """Ranks that there is no evidence of."""
+        return [rank for rank in self.members if rank not in self.evidence]
+
+
+@dataclass(slots=True)
+class Found:
+    """What a rule has found: what is held against the culprits, and why it may be."""
+
+    facts: list[Finding]
+    kind: Kind | None = None
+    """Of a verdict without a culprit."""
+    reasons: Collection[str] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One way to find a fault. With `suffering`, whoever waits does so because of it."""
+
+    find: Callable[[Scene], Found | None]
+    reason: str
+    suffering: bool = True
+
+
+def accuse(scene: Scene, ranks: Iterable[int], rows: Mapping[int, Row]) -> Found | None:
+    """Hold its row against each of these ranks; None if there are none."""
+    accused = sorted(ranks, key=lambda rank: precedence(rows[rank].kind))
+    late = scene.waits.late
+    facts = [finding(rank, rows[rank].kind, scene.evidence[rank], late.get(rank)) for rank in accused]
+    return Found(facts, reasons=[rows[rank].reason for rank in accused]) if facts else None

@@ -1,0 +1,111 @@
+"""What a diagnosis comes to: the kind of fault, who caused it, who merely suffers from it, and why we think so."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+_RANGES_TOLD: Final = 6
+
+
+class Kind(Enum):
+    """What happened to a rank. Of several culprits, the kind that stands first here is the verdict's."""
+
+    OOM_CGROUP = "killed for memory"
+    OOM_DEVICE = "device out of memory"
+    OOM_HOST = "host out of memory"
+    DISK_FULL = "disk full"
+    CRASHED = "crashed in native code"
+    KILLED = "killed by a signal"
+    ABORTED = "aborted"
+    EXCEPTION = "uncaught exception"
+    EXITED = "exited with an error status"
+    EXITED_EARLY = "exited too early"
+    DYING = "dying"
+    OP_MISMATCH = "another operation"
+    SIZE_MISMATCH = "another size"
+    SKIPPED = "skipped a collective"
+    FROZEN = "frozen"
+    STOPPED = "stopped"
+    UNINTERRUPTIBLE = "uninterruptible sleep"
+    GIL_HELD = "GIL held by native code"
+    DATA_BLOCKED = "data loader blocked"
+    DEADLOCK = "Python deadlock"
+    BLOCKED = "blocked in native code"
+    LOOP = "infinite loop in Python"
+    BEHIND = "behind"
+    CONNECTION_CUT = "connection cut"
+    SILENT = "silent node"
+    NON_FINITE = "loss not finite"
+    ORPHANED = "orphaned child"
+    SLOW = "slow rank"
+    STALLED = "no progress, cause unknown"
+    WAITING = "waiting for somebody else"
+    COLLATERAL = "failed because of somebody else"
+
+
+VICTIMS: Final = (Kind.WAITING, Kind.COLLATERAL)
+PRESUMED: Final = (Kind.DATA_BLOCKED, Kind.BLOCKED, Kind.LOOP, Kind.BEHIND, Kind.STALLED)
+"""Kinds that rest on silence alone: a rank that is merely slow looks the same, only for a shorter time."""
+
+_PRECEDENCE: Final = {kind: place for place, kind in enumerate(Kind)}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is held against one rank. `text` is a sentence without its subject."""
+
+    rank: int
+    kind: Kind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The diagnosis of one fault.
+
+    Attributes:
+        culprits: ranks to be treated as failed. Empty if none can be blamed: a connection is, or nobody knows.
+        victims: ranks that wait for a culprit, or have failed because of one.
+        sentence: for the job's log: what happened, to whom, why we think so.
+        facts: one finding for each culprit, and more where something else was seen besides.
+
+    """
+
+    kind: Kind
+    culprits: tuple[int, ...]
+    victims: tuple[int, ...]
+    sentence: str
+    facts: tuple[Finding, ...]
+
+
+def precedence(kind: Kind) -> int:
+    """Smaller for what is told first."""
+    return _PRECEDENCE[kind]
+
+
+def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The gravest kind first, then by rank."""
+    return tuple(sorted(findings, key=lambda finding: (_PRECEDENCE[finding.kind], finding.rank)))
+
+
+def names(ranks: Iterable[int]) -> str:
+    """`rank 3`, `ranks 0, 1 and 4-7`; of very many pieces only the first ones, and how many ranks there are."""
+    numbers = sorted(ranks)
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    pieces = [piece for run in runs for piece in _pieces(run)]
+    if len(pieces) > _RANGES_TOLD:
+        return f"ranks {', '.join(pieces[:_RANGES_TOLD])} … ({len(numbers)} in all)"
+    *front, last = pieces
+    return f"rank{'s' * (len(numbers) > 1)} {', '.join(front)}{' and ' * bool(front)}{last}"
+
+
+def _pieces(run: list[int]) -> list[str]:
+    if run[-1] - run[0] > 1:
+        return [f"{run[0]}-{run[-1]}"]
+    return [str(number) for number in run]

@@ -1,0 +1,176 @@
+"""Who waits for whom: from the collectives that each rank has entered to the ranks that hold the others up.
+
+Rules:
+
+1. A rank waits in an operation that is open. It is held up by those of the communicator that have entered fewer of its
+   collectives, or, in a transfer, by its partner.
+2. NCCL's and HCCL's operations end for the host when they are enqueued. There, a main thread that does not answer waits
+   in the newest one of those that others have not entered.
+3. Whoever holds others up and waits for nobody is a root. Chains over several communicators end there.
+4. An operation that all have entered and that does not end is stuck: its data do not arrive.
+5. Everything is linear in the number of ranks and of their communicators: edges go over the communicator, and are never
+   drawn between each two ranks.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from taskd.core.evidence import Collective, Evidence, Operation
+
+UNANSWERED_S: Final = 1.0
+"""A healthy process answers five times a second."""
+_TRANSFERS: Final = {Operation.SEND: Operation.RECV, Operation.RECV: Operation.SEND}
+
+
+@dataclass(slots=True)
+class Waits:
+    """The waiting of a job at one moment.
+
+    Attributes:
+        waiting: the operation in which a rank waits for somebody who has not entered it.
+        unsure: the same, where no such rank is known but not all that take part are.
+        stuck: an operation that all have entered.
+        late: an operation that a rank has not entered and others wait in.
+        holder: for each that waits, one of those that hold it up.
+
+    """
+
+    waiting: dict[int, Collective] = field(default_factory=dict)
+    unsure: dict[int, Collective] = field(default_factory=dict)
+    stuck: dict[int, Collective] = field(default_factory=dict)
+    late: dict[int, Collective] = field(default_factory=dict)
+    holder: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def held_up(self) -> set[int]:
+        """All that wait."""
+        return {*self.waiting, *self.unsure, *self.stuck}
+
+    def roots(self) -> dict[int, Collective]:
+        """Who holds others up and waits for nobody, with the operation that it has not entered."""
+        held_up = self.held_up
+        return {rank: operation for rank, operation in self.late.items() if rank not in held_up}
+
+
+class _Roster:
+    """Which ranks belong to which communicator, and how far each of them is."""
+
+    def __init__(self, evidence: Mapping[int, Evidence], members: Collection[int]) -> None:
+        self.entered: dict[int, dict[int, int]] = defaultdict(dict)
+        self.seats: dict[tuple[int, int], int] = {}
+        self._sizes: dict[int, int] = {}
+        self._all_heard = len(evidence) == len(members)
+        for rank, known in evidence.items():
+            for one in known.communicators:
+                self.entered[one.comm][rank] = one.number
+                self._sizes[one.comm] = one.ranks
+                self.seats[one.comm, one.rank] = rank
+            for call in known.collectives:
+                if call.number:
+                    numbers = self.entered[call.comm]
+                    numbers[rank] = max(call.number, numbers.get(rank, 0))
+        self._complete(evidence, members)
+        self.last = {comm: min(numbers, key=numbers.__getitem__) for comm, numbers in self.entered.items()}
+
+    def _complete(self, evidence: Mapping[int, Evidence], members: Collection[int]) -> None:
+        """Those that belong to a communicator of the whole job and have not opened it yet, or have left no note."""
+        for comm, numbers in self.entered.items():
+            if self._sizes.get(comm) == len(members) > len(numbers):
+                numbers.update({rank: 0 for rank in evidence if rank not in numbers})
+
+    def whole(self, comm: int) -> bool:
+        """Every rank of it is known."""
+        size = self._sizes.get(comm, -1)
+        return len(self.entered[comm]) >= size if size > 0 else self._all_heard
+
+    def holder(self, call: Collective) -> int | None:
+        """One of those that have entered the fewest of its communicator's collectives, if that is behind this call."""
+        last = self.last[call.comm]
+        return last if self.entered[call.comm][last] < call.number else None
+
+
+def find_waits(evidence: Mapping[int, Evidence], members: Collection[int], still: Collection[int]) -> Waits:
+    """Who waits for whom. The ranks in `still` are dead or stand still as a whole: they wait for nobody."""
+    roster, waits = _Roster(evidence, members), Waits()
+    fronts: dict[int, list[Collective]] = defaultdict(list)
+    for rank, known in evidence.items():
+        if rank not in still:
+            for call in _pending(known, roster):
+                _sort_in(waits, roster, evidence, rank, call)
+                if call.number:
+                    fronts[call.comm].append(call)
+    for comm, calls in fronts.items():
+        _note_late(waits, roster.entered[comm], calls)
+    for rank in waits.waiting:
+        waits.unsure.pop(rank, None)
+        waits.stuck.pop(rank, None)
+    for rank in waits.unsure:
+        waits.stuck.pop(rank, None)
+    return waits
+
+
+def _pending(known: Evidence, roster: _Roster) -> Iterator[Collective]:
+    """The operations that a rank waits in."""
+    calls = [call for call in known.collectives if call.op not in (Operation.OPEN, Operation.CLOSE)]
+    opened = [call for call in calls if call.open]
+    if opened:
+        yield from reversed(opened)
+    elif known.clocks is not None and (known.clocks.main_s or 0.0) >= UNANSWERED_S:
+        newest = (call for call in calls[:1] if call.enqueued and call.number)
+        yield from (call for call in newest if roster.holder(call) is not None or not roster.whole(call.comm))
+
+
+def _sort_in(waits: Waits, roster: _Roster, evidence: Mapping[int, Evidence], rank: int, call: Collective) -> None:
+    if call.number:
+        holder, known = roster.holder(call), roster.whole(call.comm)
+    else:
+        holder = roster.seats.get((call.comm, call.peer))
+        known = holder is not None
+        if holder is not None and _meets(evidence[holder], call, roster, rank):
+            holder = None
+        if holder is not None:
+            waits.late.setdefault(holder, call)
+    if holder is not None:
+        waits.holder.setdefault(rank, holder)
+    place = waits.waiting if holder is not None else waits.stuck if known else waits.unsure
+    place.setdefault(rank, call)
+
+
+def _meets(partner: Evidence, call: Collective, roster: _Roster, rank: int) -> bool:
+    """The partner is at the other end of this transfer."""
+    other = _TRANSFERS.get(call.op)
+    return any(
+        theirs.open
+        and theirs.op is other
+        and theirs.comm == call.comm
+        and roster.seats.get((theirs.comm, theirs.peer)) == rank
+        for theirs in partner.collectives
+    )
+
+
+def _note_late(waits: Waits, entered: Mapping[int, int], calls: list[Collective]) -> None:
+    """Each rank that has not entered the newest of the calls, with the first of them that it has not."""
+    first = {call.number: call for call in reversed(calls)}
+    numbers = sorted(first)
+    for rank, number in entered.items():
+        if number < numbers[-1]:
+            waits.late.setdefault(rank, first[numbers[bisect_right(numbers, number)]])
+
+
+def find_circles(waits: Waits) -> list[list[int]]:
+    """Ranks that wait for each other in a circle, in different operations."""
+    circles: list[list[int]] = []
+    visit: dict[int, int] = {}
+    for number, start in enumerate(waits.waiting):
+        path: list[int] = []
+        rank: int | None = start
+        while rank is not None and rank not in visit:
+            visit[rank] = number
+            path.append(rank)
+            rank = waits.holder.get(rank)
+        if rank is not None and visit[rank] == number:
+            circles.append(path[path.index(rank) :])
+    return circles

@@ -1,0 +1,161 @@
+"""What an agent knows of a process: exit statuses in words, and evidence that travels unchanged."""
+
+from dataclasses import FrozenInstanceError, fields, replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from taskd.core.conditions import FAILED, STANDSTILL, STUCK, condition_of_end, condition_of_hang
+from taskd.core.endings import NATIVE_FAULTS, died_of, explain, signal_name, size
+from taskd.core.evidence import (
+    Cgroup,
+    Clocks,
+    Ending,
+    Evidence,
+    FatalSignal,
+    Operation,
+    Process,
+    PythonError,
+    RunState,
+    Sender,
+    Standing,
+)
+from taskd.core.verdict import Kind
+from tests.core.scenes import FAULTS, Fault, base
+
+pytestmark = pytest.mark.timeout(20)
+
+
+@pytest.mark.parametrize(
+    ("known", "words"),
+    [
+        (Evidence(ending=Ending(signum=9)), "SIGKILL (exit code 137)"),
+        (Evidence(ending=Ending(status=137)), "SIGKILL (exit code 137)"),
+        (
+            Evidence(ending=Ending(signum=9), cgroup=Cgroup(oom_kills=3, limit_bytes=3 << 29)),
+            (
+                "SIGKILL (exit code 137): the kernel's OOM killer has struck 3 times in its cgroup, "
+                "whose limit is 1.5 GiB (oom_kill 3)"
+            ),
+        ),
+        (
+            Evidence(ending=Ending(signum=11), fatal=FatalSignal(11, 0, "python", ("a.so+0x1", "b.so+0x2"))),
+            (
+                "SIGSEGV (exit code 139): an invalid memory access at address 0x0 in thread python; "
+                "backtrace a.so+0x1 < b.so+0x2"
+            ),
+        ),
+        (
+            Evidence(ending=Ending(signum=15), terminated_by=Sender(812, 0, "torchrun")),
+            "SIGTERM (exit code 143), sent by torchrun, pid 812, uid 0",
+        ),
+        (Evidence(ending=Ending(signum=15)), "SIGTERM (exit code 143)"),
+        (
+            Evidence(ending=Ending(signum=6), process=Process(5), fatal=FatalSignal(6, sender=Sender(5, 0))),
+            "SIGABRT (exit code 134): abort() was called",
+        ),
+        (Evidence(ending=Ending(signum=40)), "signal 40 (exit code 168)"),
+        (Evidence(ending=Ending(status=3)), "exit code 3"),
+        (Evidence(ending=Ending(status=1)), "exit code 1 (an uncaught exception or an error of its own)"),
+        (Evidence(ending=Ending(status=1), error=PythonError("KeyError")), "exit code 1"),
+        (Evidence(ending=Ending(status=127)), "exit code 127 (the command or a library that it needs was not found)"),
+        (Evidence(ending=Ending(status=0)), "exit code 0"),
+        (Evidence(life_lost=True), "an end whose status is not known yet"),
+    ],
+)
+def test_an_end_in_words(known: Evidence, words: str) -> None:
+    assert explain(known) == words
+
+
+def test_a_signal_that_the_program_has_handled_did_not_end_it() -> None:
+    handled = FatalSignal(11, handled=True)
+    assert died_of(Evidence(fatal=handled, life_lost=True)) is None
+    assert died_of(Evidence(fatal=replace(handled, handled=False), life_lost=True)) == 11
+    assert died_of(Evidence(fatal=replace(handled, handled=False))) is None, "it lives"
+
+
+def test_a_counter_of_kills_says_nothing_of_a_process_that_lives_or_ended_otherwise() -> None:
+    struck = Evidence(cgroup=Cgroup(oom_kills=1))
+    assert condition_of_end(struck) is None
+    crashed = condition_of_end(replace(struck, ending=Ending(signum=11)))
+    assert crashed is not None
+    assert crashed.kind is Kind.CRASHED
+
+
+def test_a_rank_that_taskd_has_killed_has_not_failed() -> None:
+    assert condition_of_end(Evidence(ending=Ending(signum=9, fenced=True))) is None
+
+
+def test_signals_and_sizes_by_name() -> None:
+    assert [signal_name(number) for number in (1, 6, 9, 11, 15, 31, 64)] == [
+        "SIGHUP", "SIGABRT", "SIGKILL", "SIGSEGV", "SIGTERM", "SIGSYS", "signal 64",
+    ]  # fmt: skip
+    assert {signal_name(number) for number in NATIVE_FAULTS} == {
+        "SIGILL", "SIGTRAP", "SIGBUS", "SIGFPE", "SIGSEGV", "SIGSYS",
+    }  # fmt: skip
+    assert [size(count) for count in (0, 256, 4 << 20, 5 << 40)] == ["0 B", "256 B", "4 MiB", "5120 GiB"]
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
+def test_evidence_travels_unchanged_and_is_small(fault: Fault) -> None:
+    known = fault.culprit(base(2, 4))
+    packed = msgspec.msgpack.encode(known)
+    assert msgspec.msgpack.decode(packed, type=Evidence) == known
+    assert len(packed) < 4096
+
+
+def test_evidence_cannot_be_changed_and_nothing_has_to_be_known() -> None:
+    nothing = Evidence()
+    assert not nothing.gone
+    with pytest.raises(FrozenInstanceError):
+        nothing.step = 1  # type: ignore[misc]
+    assert all(getattr(nothing, field.name) in (None, ()) for field in fields(Evidence))
+    assert condition_of_end(nothing) is None
+    assert condition_of_hang(nothing).kind is Kind.BEHIND
+
+
+@pytest.mark.parametrize("row", [*FAILED, *STANDSTILL, *STUCK], ids=lambda row: row.kind.name.lower())
+def test_each_row_has_a_fault_that_it_alone_explains(row: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, some fault would be of another kind, or of none."""
+
+    def told() -> list[Kind | None]:
+        kinds: list[Kind | None] = []
+        for fault in FAULTS.values():
+            for change in (fault.culprit, fault.others):
+                known = change(base(2, 4))
+                end = condition_of_end(known)
+                kinds.append(end.kind if end is not None else condition_of_hang(known).kind)
+        return [*kinds, end_of(Ending(status=9)), end_of(None)]
+
+    def end_of(ending: Ending | None) -> Kind | None:
+        row = condition_of_end(Evidence(ending=ending, life_lost=True))
+        return row.kind if row is not None else None
+
+    before = told()
+    for name, table in (("FAILED", FAILED), ("STANDSTILL", STANDSTILL), ("STUCK", STUCK)):
+        monkeypatch.setattr(f"taskd.core.conditions.{name}", tuple(other for other in table if other is not row))
+    with pytest.raises((AssertionError, StopIteration)):  # no row at all holds, or another one
+        assert told() == before
+
+
+@pytest.mark.parametrize(
+    ("known", "kind"),
+    [
+        (Evidence(process=Process(1, RunState.UNINTERRUPTIBLE, state_s=0.2), clocks=Clocks(main_s=0.0)), Kind.LOOP),
+        (Evidence(process=Process(1, RunState.UNINTERRUPTIBLE), clocks=Clocks(main_s=0.0)), Kind.UNINTERRUPTIBLE),
+        (Evidence(process=Process(1, RunState.TRACED)), Kind.STOPPED),
+        (Evidence(full_disk="/ckpt", standing=Standing.CHECKPOINT), Kind.DISK_FULL),
+        (Evidence(full_disk="/ckpt", clocks=Clocks(main_s=0.0)), Kind.LOOP),
+        (Evidence(data_wait_s=0.3, clocks=Clocks(main_s=0.0)), Kind.LOOP),
+    ],
+)
+def test_what_a_living_rank_does(known: Evidence, kind: Kind) -> None:
+    assert condition_of_hang(known).kind is kind
+
+
+def test_operations_are_numbered_as_in_the_black_box() -> None:
+    header = Path(__file__).parents[2] / "csrc" / "taskd.h"
+    lines = (line.split() for line in header.read_text().splitlines() if line.startswith("#define TASKD_OP_"))
+    numbers = {name.removeprefix("TASKD_OP_"): int(number) for _, name, number in lines}
+    assert not numbers or numbers == {op.name: op.value for op in Operation if op is not Operation.OTHER}

@@ -1,0 +1,137 @@
+"""Who waits for whom: chains over several communicators, transfers, circles, and operations that are only enqueued."""
+
+from dataclasses import replace
+
+import pytest
+
+from taskd.core.diagnosis import diagnose
+from taskd.core.evidence import Clocks, Collective, Communicator, Evidence, Operation
+from taskd.core.verdict import Kind
+from tests.core.scenes import HANG
+
+pytestmark = pytest.mark.timeout(20)
+ANSWERS = Clocks(0.1, 0.0, 0.0)
+SILENT = Clocks(0.1, 0.0, 3.0)
+
+
+def inside(comm: int, number: int, op: Operation = Operation.ALLREDUCE, peer: int = -1) -> Collective:
+    return Collective(op, comm, number, 64, peer, entered_s=3.0)
+
+
+def rank(*seats: tuple[int, int, int], number: int = 5, call: Collective | None = None, **more: object) -> Evidence:
+    """A rank of these communicators (id, rank in it, size), all at one number, perhaps waiting in one of them."""
+    table = tuple(
+        Communicator(
+            comm, call.number if call is not None and call.comm == comm and call.number else number, seat, size
+        )
+        for comm, seat, size in seats
+    )
+    known = Evidence(clocks=SILENT if call else ANSWERS, communicators=table, collectives=(call,) if call else ())
+    return replace(known, **more)  # type: ignore[arg-type]
+
+
+def verdict_on(*ranks: Evidence) -> tuple[Kind, tuple[int, ...], tuple[int, ...]]:
+    verdict = diagnose(dict(enumerate(ranks)), hang=HANG)
+    assert verdict is not None
+    return verdict.kind, verdict.culprits, verdict.victims
+
+
+def crossed() -> dict[int, Evidence]:
+    """Rank 3 has called the collective of communicator 2 before that of communicator 1."""
+    seats = [((1, seat, 4), (2, seat, 4)) for seat in range(4)]
+    return {seat: rank(*seats[seat], call=inside(2 if seat == 3 else 1, 6)) for seat in range(4)}
+
+
+def test_a_chain_over_communicators_ends_at_its_root() -> None:
+    """0 waits for 1 in A, 1 for 2 in B, 2 for 3 in C, and 3 runs in circles."""
+    assert verdict_on(
+        rank((1, 0, 2), call=inside(1, 6)),
+        rank((1, 1, 2), (2, 0, 2), call=inside(2, 6)),
+        rank((2, 1, 2), (3, 0, 2), call=inside(3, 6)),
+        rank((3, 1, 2)),
+    ) == (Kind.LOOP, (3,), (0, 1, 2))
+
+
+def test_a_pipeline_waits_for_the_stage_that_sends_nothing() -> None:
+    seats = [(9, stage, 4) for stage in range(4)]
+    assert verdict_on(
+        rank(seats[0], call=inside(9, 0, Operation.RECV, 1)),
+        rank(seats[1]),
+        rank(seats[2], call=inside(9, 0, Operation.RECV, 1)),
+        rank(seats[3], call=inside(9, 0, Operation.RECV, 2)),
+    ) == (Kind.LOOP, (1,), (0, 2, 3))
+
+
+def test_a_transfer_with_both_ends_in_it_is_stuck() -> None:
+    assert verdict_on(
+        rank((9, 0, 2), call=inside(9, 0, Operation.SEND, 1)), rank((9, 1, 2), call=inside(9, 0, Operation.RECV, 0))
+    ) == (Kind.CONNECTION_CUT, (), (0, 1))
+
+
+def test_who_calls_in_another_order_is_the_few() -> None:
+    verdict = diagnose(crossed(), hang=HANG)
+    assert verdict is not None
+    assert (verdict.kind, verdict.culprits, verdict.victims) == (Kind.OP_MISMATCH, (3,), (0, 1, 2))
+
+
+def test_of_two_that_wait_for_each_other_both_are_named() -> None:
+    seats = [((1, seat, 2), (2, seat, 2)) for seat in range(2)]
+    assert verdict_on(rank(*seats[0], call=inside(1, 6)), rank(*seats[1], call=inside(2, 6)))[:2] == (
+        Kind.OP_MISMATCH,
+        (0, 1),
+    )
+
+
+def test_whoever_hangs_on_a_circle_is_a_victim() -> None:
+    circle = crossed()
+    victims = [rank((1, 0, 2), call=inside(5, 6)), rank((5, 0, 2), call=inside(5, 6))]
+    ranks = {**circle, 4: rank((5, 0, 2), call=inside(5, 6)), 5: replace(circle[0], communicators=())}
+    ranks[0] = replace(ranks[0], communicators=(*ranks[0].communicators, Communicator(5, 5, 1, 2)))
+    del ranks[5], victims
+    verdict = diagnose(ranks, hang=HANG)
+    assert verdict is not None
+    assert (verdict.culprits, verdict.victims) == ((3,), (0, 1, 2, 4))
+
+
+def test_several_culprits_are_all_named_each_with_its_kind() -> None:
+    seats = [(1, seat, 4) for seat in range(4)]
+    found = verdict_on(
+        rank(seats[0], call=inside(1, 6)),
+        rank(seats[1]),
+        rank(seats[2], clocks=Clocks(0.1, 3.0, 3.0)),
+        rank(seats[3], call=inside(1, 6)),
+    )
+    assert found == (Kind.GIL_HELD, (1, 2), (0, 3))
+
+
+def test_an_enqueued_operation_is_waited_for_by_a_main_thread_that_does_not_answer() -> None:
+    """NCCL: the calls have ended for the host."""
+
+    def enqueued(number: int) -> Collective:
+        return Collective(Operation.ALLREDUCE, 1, number, 64, entered_s=3.0, left_s=3.0, enqueued=True)
+
+    seats = [(1, seat, 3) for seat in range(3)]
+    ahead = [replace(rank(seat, number=6), clocks=SILENT, collectives=(enqueued(6),)) for seat in seats[:2]]
+    behind = replace(rank(seats[2], number=5), collectives=(enqueued(5),))
+    assert verdict_on(*ahead, behind) == (Kind.LOOP, (2,), (0, 1))
+    assert verdict_on(*ahead, replace(behind, clocks=SILENT)) == (Kind.BLOCKED, (2,), (0, 1))
+
+
+def test_a_rank_that_has_not_opened_the_communicator_of_the_job_is_behind() -> None:
+    seats = [(1, seat, 3) for seat in range(3)]
+    assert verdict_on(
+        rank(seats[0], call=inside(1, 1), number=0), rank(seats[1], call=inside(1, 1), number=0), rank()
+    ) == (Kind.LOOP, (2,), (0, 1))
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_without_a_black_box_the_few_that_do_something_else_are_named(stacked: bool) -> None:
+    stack = ("/x/torch/distributed/distributed_c10d.py:2810 in all_reduce",) if stacked else ()
+    waiting = Evidence(clocks=SILENT, stack=stack)
+    kind, culprits, victims = verdict_on(waiting, Evidence(clocks=ANSWERS), waiting)
+    assert (kind, culprits) == (Kind.LOOP, (1,))
+    assert victims == ((0, 2) if stacked else ())
+
+
+def test_without_anything_else_the_lowest_step_is_behind() -> None:
+    assert verdict_on(Evidence(step=7), Evidence(step=6), Evidence(step=7)) == (Kind.BEHIND, (1,), ())
