@@ -54,6 +54,17 @@ def has_failed(pid: int) -> bool:
     return info is not None and not (info.si_code == os.CLD_EXITED and info.si_status == 0)
 
 
+def status_of(pid: int) -> int | None:
+    """How a child has ended, negative for a signal; None while it runs. Leaves it to be reaped."""
+    try:
+        info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    if info is None:
+        return None
+    return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+
+
 def has_ended(pid: int) -> bool:
     """Whether a child has ended. Leaves it to be reaped."""
     try:

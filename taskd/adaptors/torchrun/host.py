@@ -26,7 +26,14 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 from typing_extensions import assert_never
 
 from taskd.adaptors.torchrun import ends
-from taskd.adaptors.torchrun.children import AdoptedHandler, OrphanGroups, has_failed, require_child, signal_group
+from taskd.adaptors.torchrun.children import (
+    AdoptedHandler,
+    OrphanGroups,
+    has_failed,
+    require_child,
+    signal_group,
+    status_of,
+)
 from taskd.adaptors.torchrun.command import NUMA_REASON
 from taskd.adaptors.torchrun.logs import RankLogs
 from taskd.adaptors.torchrun.template_process import TemplateProcess
@@ -85,6 +92,8 @@ class TorchrunHost:
         self._reason = ""
         self._ended_by_us: set[int] = set(context.pids().values()) if stand_ins else set()
         self._closing = False
+        self._closer: int | None = None
+        """The thread that ends the ranks, and alone reaps them then."""
         self._fenced: list[SubprocessHandler] = []
         self._groups = OrphanGroups()
         self._reap_lock = threading.Lock()
@@ -203,6 +212,10 @@ class TorchrunHost:
         with self._reap_lock:
             if process.returncode is not None:
                 return process.returncode
+            if self._closer not in (None, threading.get_ident()):
+                return status_of(
+                    process.pid
+                )  # torch asks whether it runs and then signals it: it must not go meanwhile
             if self._charge is Charge.TASKD and has_failed(process.pid):
                 signal_group(process.pid, SIGKILL)
             status = process.poll()
@@ -335,8 +348,9 @@ class TorchrunHost:
 
     def begin_closing(self) -> None:
         """torchrun is about to end its ranks: none gets another process from now on."""
-        with self.lock:
+        with self.lock, self._reap_lock:
             self._closing = True
+            self._closer = threading.get_ident()
 
 
 class TaskdContext(SubprocessContext):
