@@ -10,7 +10,9 @@ Rules:
 """
 
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import Enum
+
+from taskd.core.operation import Operation
 
 
 class RunState(Enum):
@@ -24,25 +26,6 @@ class RunState(Enum):
     ZOMBIE = "Z"
     DEAD = "X"
     IDLE = "I"
-
-
-class Operation(IntEnum):
-    """What was called; the numbers are those of `csrc/taskd.h`."""
-
-    OTHER = 0
-    ALLREDUCE = 1
-    ALLGATHER = 2
-    REDUCE_SCATTER = 3
-    BROADCAST = 4
-    REDUCE = 5
-    GATHER = 6
-    SCATTER = 7
-    ALLTOALL = 8
-    BARRIER = 9
-    SEND = 10
-    RECV = 11
-    OPEN = 12
-    CLOSE = 13
 
 
 class Standing(Enum):

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from taskd.core.evidence import Collective, Evidence, Operation
+from taskd.core.evidence import Collective, Evidence
+from taskd.core.operation import Operation
 from taskd.core.verdict import Kind
 
 _EQUAL_SIZES: Final = frozenset(

@@ -17,12 +17,12 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from taskd.core.operation import Operation
 from taskd.errors import ShimError
 from taskd.runtime.operations import (
     Backend,
     Communicator,
     Event,
-    Operation,
     communicator_id,
     event,
     read_communicators,

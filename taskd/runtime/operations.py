@@ -13,29 +13,11 @@ from enum import IntEnum
 from hashlib import blake2b
 from typing import Any
 
+from taskd.core.operation import Operation
 from taskd.runtime.shim import core, interface
 
 _BACKEND_SHIFT = 8
 _MOST_COMMUNICATORS = 128
-
-
-class Operation(IntEnum):
-    """What was called."""
-
-    OTHER = 0
-    ALLREDUCE = 1
-    ALLGATHER = 2
-    REDUCE_SCATTER = 3
-    BROADCAST = 4
-    REDUCE = 5
-    GATHER = 6
-    SCATTER = 7
-    ALLTOALL = 8
-    BARRIER = 9
-    SEND = 10
-    RECV = 11
-    OPEN = 12
-    CLOSE = 13
 
 
 class Backend(IntEnum):

@@ -15,13 +15,13 @@ from taskd.core.evidence import (
     Evidence,
     FatalSignal,
     NonFinite,
-    Operation,
     Pace,
     Process,
     PythonError,
     RunState,
     Sender,
 )
+from taskd.core.operation import Operation
 from taskd.core.rhythm import Hang
 from taskd.core.scene import Cut
 from taskd.core.verdict import Kind, Verdict

@@ -14,13 +14,13 @@ from taskd.core.evidence import (
     Ending,
     Evidence,
     FatalSignal,
-    Operation,
     Process,
     PythonError,
     RunState,
     Sender,
     Standing,
 )
+from taskd.core.operation import Operation
 from taskd.core.verdict import Kind
 from tests.core.scenes import FAULTS, Fault, base
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from taskd.core.diagnosis import diagnose
-from taskd.core.evidence import Clocks, Collective, Communicator, Evidence, Operation
+from taskd.core.evidence import Clocks, Collective, Communicator, Evidence
+from taskd.core.operation import Operation
 from taskd.core.verdict import Kind
 from tests.core.scenes import HANG
 

@@ -1,0 +1,22 @@
+"""The collectives and transfers that a black box notes. Apart, since every rank needs it at its start."""
+
+from enum import IntEnum
+
+
+class Operation(IntEnum):
+    """What was called; the numbers are those of `csrc/taskd.h`."""
+
+    OTHER = 0
+    ALLREDUCE = 1
+    ALLGATHER = 2
+    REDUCE_SCATTER = 3
+    BROADCAST = 4
+    REDUCE = 5
+    GATHER = 6
+    SCATTER = 7
+    ALLTOALL = 8
+    BARRIER = 9
+    SEND = 10
+    RECV = 11
+    OPEN = 12
+    CLOSE = 13
