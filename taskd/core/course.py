@@ -41,14 +41,16 @@ class Course(Attempts):
             return
         ended = self._ended()
         if len(ended) < len(self.world.ranks) and all(map(self._failed_to_start, ended)):
-            self._await_others()  # whether they fail in the same way tells a bug from a flaky rank
+            self._await_news(self.policy.deadlines.merge_s)  # if all fail alike, it is a bug and no flaky rank
         else:
             self._begin(ended)
 
-    def _await_others(self) -> None:
+    def _await_news(self, wait_s: float) -> None:
+        """Begin nothing yet: what comes until then tells what has happened."""
+        until_s = self._confirm_until_s or self._now_s + wait_s
         if self.phase is Phase.RUNNING:
             self._enter(Phase.STRAYED)
-        self._confirm_until_s = self._confirm_until_s or self._now_s + self.policy.deadlines.merge_s
+        self._confirm_until_s = until_s
 
     def lose_more(self, rank: int) -> None:
         """A process ended while a recovery runs: it joins the failing set."""
@@ -79,10 +81,7 @@ class Course(Attempts):
 
     def stray(self, _rank: int) -> None:
         """A rank came out of its collectives on its own. Mostly a peer is dead, and that news is on its way."""
-        until_s = self._confirm_until_s or self._now_s + self.policy.deadlines.confirm_s
-        if self.phase is Phase.RUNNING:
-            self._enter(Phase.STRAYED)
-        self._confirm_until_s = until_s
+        self._await_news(self.policy.deadlines.confirm_s)
 
     def unexplained(self, _subject: int) -> None:
         """No loss was reported: whoever has left is the culprit, or every process lives."""
