@@ -49,6 +49,12 @@ def kind_of(error: BaseException) -> FaultKind | None:
     return classify(line, BUILT_IN)
 
 
+def last_words(error: BaseException) -> tuple[str, str]:
+    """What a process says that dies of this: the exception in one line, and the word for its kind, if it has one."""
+    kind = kind_of(error)
+    return in_one_line(error), kind.value if kind is not None else ""
+
+
 def in_one_line(error: BaseException) -> str:
     """An exception as the record of a fault shows it: its class and the first line of its message."""
     lines = str(error).strip().splitlines()

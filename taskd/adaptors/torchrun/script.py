@@ -23,7 +23,7 @@ from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from taskd.adaptors.faults import in_one_line, kind_of
+from taskd.adaptors.faults import last_words
 from taskd.adaptors.torchrun.imports import after_import
 from taskd.adaptors.torchrun.modules import installed_modules
 from taskd.config import settings
@@ -204,8 +204,7 @@ def _tell_agent(error: BaseException) -> None:
     runtime = sys.modules.get("taskd.runtime.worker")
     link: WorkerLink | None = runtime.current() if runtime is not None else None
     if link is not None:
-        kind = kind_of(error)
-        link.last_words(in_one_line(error), kind.value if kind is not None else "")
+        link.last_words(*last_words(error))
 
 
 def _report(error: BaseException) -> NoReturn:

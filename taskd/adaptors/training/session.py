@@ -27,7 +27,7 @@ from typing import ParamSpec, TypeVar
 
 import torch.distributed as dist
 
-from taskd.adaptors.faults import in_one_line, kind_of
+from taskd.adaptors.faults import in_one_line, kind_of, last_words
 from taskd.adaptors.groups.members import Members
 from taskd.adaptors.groups.world import World
 from taskd.adaptors.training.checkpoint import dump
@@ -216,8 +216,7 @@ class Session:
             result = [function()]
         except (Exception, Interrupted) as error:
             if not self._is_fault(error):
-                kind = kind_of(error)
-                self._link.last_words(_describe(error), kind.value if kind is not None else "")
+                self._link.last_words(*last_words(error))
                 raise
             self._runtime.recorder.phase(Phase.PAUSED)
             self._runtime.world.abandon()
