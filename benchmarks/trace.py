@@ -203,12 +203,15 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a time of phase_times.csv")
     parser.add_argument("--core-cost", type=int, metavar="NODES", help="only measure the core's work per recovery")
     parser.add_argument("--json", action="store_true", help="lines of JSON")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.core_cost is not None and args.core_cost < 1:
+        parser.error(f"--core-cost: found {args.core_cost}, expected a number of nodes from 1 on, such as 2048")
+    return args
 
 
 def main() -> int:
     args = parsed()
-    if args.core_cost:
+    if args.core_cost is not None:
         cost = core_cost(args.core_cost)
         say(args.json, cost, "  ".join(f"{name} {value}" for name, value in cost.items()))
         return 0
