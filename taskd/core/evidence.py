@@ -228,6 +228,14 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
+class Thread:
+    """A Python thread and its frames, innermost first, each `file:line in function`."""
+
+    name: str
+    stack: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """One rank at one moment. `full_disk` is a file system, by a path in it, that has no space left."""
 
@@ -256,6 +264,10 @@ class Evidence:
     pace: Pace | None = None
     stack: tuple[str, ...] = ()
     """Python's main thread, innermost first, each `file:line in function`."""
+    threads: tuple[Thread, ...] = ()
+    """All Python threads; for people."""
+    native: str = ""
+    """What py-spy has printed of a process in which no Python could run; for people."""
 
     @property
     def gone(self) -> bool:

@@ -25,6 +25,7 @@ from taskd.wire.messages import (
     FromManager,
     NodeStatus,
     Refusal,
+    Testimony,
     ToLocal,
 )
 
@@ -38,6 +39,7 @@ MAX_LOCAL_BYTES: Final = 200 << 10
 _HEADER: Final = MAGIC + bytes([WIRE_VERSION])
 _MAX_DETAIL_CHARS: Final = 200
 
+_BETWEEN_NODES: Final = (NodeStatus, Testimony, Directive, Refusal, Drain, Answer)
 Message = FromAgent | FromManager | FromLocal | ToLocal
 _M = TypeVar("_M")
 _Out_co = TypeVar("_Out_co", covariant=True)
@@ -77,9 +79,7 @@ def encode(message: Message) -> bytes:
     Raises `BadFrameError` if the frame would be larger than its link allows, or if a text or number in it has no
     msgpack form (text with bytes that are not UTF-8, as in some environments; integers beyond 64 bits).
     """
-    limit = (
-        MAX_FRAME_BYTES if isinstance(message, NodeStatus | Directive | Refusal | Drain | Answer) else MAX_LOCAL_BYTES
-    )
+    limit = MAX_FRAME_BYTES if isinstance(message, _BETWEEN_NODES) else MAX_LOCAL_BYTES
     try:
         frame = _HEADER + _encoder.encode(message)
     except (UnicodeError, OverflowError, RecursionError) as error:

@@ -73,6 +73,22 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     excluded: tuple[str, ...] = ()  # agents that get no place any more
 
 
+class Progress(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """The newest step that any rank of a node has committed while it trains, and how long ago that was."""
+
+    step: int
+    age_s: float
+
+
+class RankPace(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Means over the newest `steps` steps of a rank: the whole step, and how much of it was spent in collectives."""
+
+    rank: int
+    steps: int
+    step_s: float
+    waited_s: float
+
+
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Agent to manager: everything about one node. Sent at each change and as the heartbeat.
 
@@ -99,6 +115,17 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     min_nodes: int = 0  # MIN of torchrun's `--nnodes=MIN:MAX`; 0 if it names one number
     ledger: Ledger = Ledger()  # to the manager that has written it, only its term
     heard: int = 0  # sequence number of the newest directive that the manager has sent here
+    progress: Progress | None = None  # None if no rank trains
+    paces: tuple[RankPace, ...] = ()
+
+
+class Testimony(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Agent to manager: what the node knows of its ranks' processes, asked for or because one of them has ended."""
+
+    job_id: str
+    agent_id: str
+    inquiry: int  # the newest that it answers; 0 if it was not asked
+    evidence: dict[int, msgspec.Raw]  # by rank: `core.evidence.Evidence`
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +193,7 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     at_commit: bool = False  # PAUSE: when the step under way is committed; nothing has failed
     store_host: str = ""  # where the processes of a world that starts anew meet; none: where torchrun says
     store_port: int = 0
+    inquiry: int = 0  # each new number is answered once, by a `Testimony`
 
 
 class Heard(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -226,6 +254,29 @@ class LastWords(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     kind: str = ""
 
 
+class ThreadStack(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A Python thread and its frames, innermost first, each `file:line in function`."""
+
+    name: str
+    stack: tuple[str, ...]
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Worker to agent, in answer to `Ask`: what it is about (`core.evidence.Standing`), and its threads, main first."""
+
+    number: int
+    standing: str
+    threads: tuple[ThreadStack, ...]
+
+
+class SawNonFinite(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Worker to agent: the first step of which this rank's loss was NaN or infinite."""
+
+    step: int
+    what: str
+    value: str
+
+
 class Modules(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Worker to agent: modules of installed packages that it has imported; agent to template: import these.
 
@@ -264,6 +315,12 @@ class Abandon(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     reason: str
 
 
+class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Agent to worker: say what you are about. Answered by an `Account`, if Python can run there."""
+
+    number: int
+
+
 class Become(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Agent to standby: take a rank. `env` replaces the environment, `argv` is `["script.py", …]` or `["-m", …]`."""
 
@@ -280,7 +337,7 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     count: int
 
 
-FromAgent = NodeStatus | Drain | Modules
+FromAgent = NodeStatus | Testimony | Drain | Modules
 FromManager = Directive | Heard | Refusal | Answer | Modules
-FromLocal = Hello | WorkerReport | LastWords | Modules
-ToLocal = Pause | Join | Release | Abandon | Become | Fork | Modules
+FromLocal = Hello | WorkerReport | LastWords | Account | SawNonFinite | Modules
+ToLocal = Pause | Join | Release | Abandon | Ask | Become | Fork | Modules
