@@ -1,7 +1,9 @@
 """The frozen policies by which the core decides. `taskd.config` fills them; nothing here reads anything."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+
+from taskd.core.rhythm import Tempo
 
 
 class Strategy(Enum):
@@ -74,6 +76,10 @@ class Policy:
     """Worlds that may be tried for one fault before its strategy counts as failed."""
     repeats: int = 3
     """Faults of one rank, at one step, with one cause, without a committed step between them, that end the job."""
+    recover_hangs: bool = True
+    """Whether a hang is recovered from, or only told."""
+    tempo: Tempo = field(default_factory=Tempo)
+    """When silence is a hang."""
     deadlines: Deadlines = Deadlines()
     membership: Membership = Membership()
 
