@@ -27,6 +27,8 @@ ASK_STRAYED_S = 0.1
 """A rank has strayed: the news of a loss that explains it mostly comes within this time, and is not disturbed."""
 PACE_S = 2.0
 """So often the paces of the ranks are compared."""
+_QUIET_HEARTBEATS = 1.5
+"""An agent that was not heard for so many heartbeats is perhaps lost."""
 _ONE_STREAK_STEPS = 100
 """Losses that are not finite within so many steps of the first are one fault."""
 _TOLD_OF_THE_LIVING = (Kind.SIZE_MISMATCH, Kind.OP_MISMATCH, Kind.SKIPPED)
@@ -128,7 +130,8 @@ class Inquest(Attempts):
         world, membership, missing = self.world, self.policy.membership, self.watch.missing(self._witnesses())
         silent = [place for place in world.places if world.holders.get(place) in missing]
         heard_s = min((world.nodes[place].heard_s for place in silent if place in world.nodes), default=asked_s)
-        patient = bool(missing) and heard_s < asked_s and self._now_s - asked_s < membership.dead_s
+        quiet = self._now_s - heard_s > _QUIET_HEARTBEATS * membership.heartbeat_s
+        patient = bool(missing) and quiet and self._now_s - asked_s < membership.dead_s
         if patient:
             self._confirm_until_s = self._now_s + membership.heartbeat_s
         return not patient

@@ -341,6 +341,7 @@ def _is_alone(status: NodeStatus, generation: int) -> bool:
 Handler = Callable[[Course, int], None]
 _LAST = (Phase.RESTARTING, Phase.FINISHING)
 _BEGIN = (Phase.PAUSING, Phase.RESTARTING, Phase.STOPPED)
+_NOT_AFTER_THE_END = (Event.EXPIRED, Event.DRAINED, Event.HUNG, Event.TESTIFIED)
 _OVER: Row[Handler, Phase] = Row(Course.ignore)
 
 TABLE: dict[tuple[Phase, Event], Row[Handler, Phase]] = {
@@ -384,7 +385,7 @@ TABLE: dict[tuple[Phase, Event], Row[Handler, Phase]] = {
     **rows((Phase.PAUSING,), Event.EXPIRED, Course.fence_late, *_BEGIN),
     **rows((Phase.JOINING, Phase.RESUMING), Event.EXPIRED, Course.fail_world, *_BEGIN),
     **rows((Phase.RESTARTING,), Event.EXPIRED, Course.stop_late, *_BEGIN),
-    **{(Phase.STOPPED, event): _OVER for event in Event if event not in (Event.EXPIRED, Event.DRAINED)},
+    **{(Phase.STOPPED, event): _OVER for event in Event if event not in _NOT_AFTER_THE_END},
     **rows((Phase.STOPPED,), Event.OVERTAKEN, Course.stop_again),
     **rows((Phase.PAUSING, Phase.RESTARTING), Event.CANDIDATE, Course.welcome, *_BEGIN),
     **rows((Phase.RUNNING,), Event.CANDIDATE, Course.grow, Phase.PAUSING, Phase.RESTARTING),

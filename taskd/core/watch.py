@@ -17,7 +17,8 @@ from typing import Final
 
 from taskd.core.diagnosis import diagnose
 from taskd.core.evidence import Evidence, Standing
-from taskd.core.rhythm import Activity, Hang, JobRhythm, Tempo
+from taskd.core.policy import Tempo
+from taskd.core.rhythm import Activity, Hang, JobRhythm
 from taskd.core.verdict import PRESUMED, Kind, Verdict
 from taskd.wire.messages import Progress
 
