@@ -25,6 +25,7 @@ from taskd.runtime.operations import (
     Event,
     communicator_id,
     event,
+    newest_events,
     read_communicators,
 )
 from taskd.runtime.postmortem import (
@@ -181,9 +182,14 @@ class Box:
             count = core().taskd_box_events(handle, out, most)
         return [event(raw) for raw in out[0:count]]
 
-    def postmortem(self) -> Postmortem:
-        """What the process has left to be said of its end, also while it still runs."""
-        said = self.read()
+    def operations(self, each: int = 16, most: int = 48) -> list[Event]:
+        """The newest operations of communicators, newest first: `each` of one, `most` in all, and all that are open."""
+        with self._in_use() as handle:
+            return newest_events(handle, each, most)
+
+    def postmortem(self, said: Reading | None = None) -> Postmortem:
+        """What the process has left to be said of its end, also while it still runs; `said` is what was just read."""
+        said = said or self.read()
         with self._in_use() as handle:
             return Postmortem(
                 exit_status=said.exit_status,

@@ -16,15 +16,16 @@ from signal import SIGKILL
 from taskd.config.process import preload_with, without_rank
 from taskd.config.worker import TemplateConfig
 from taskd.core.agent import Action, Node, Start
+from taskd.core.endings import ending_of
 from taskd.errors import RecoveryError
 from taskd.runtime.blackbox import library_path
 from taskd.runtime.deaths import DeathWatch, Ending, ending_status
-from taskd.runtime.endings import Endings
 from taskd.runtime.ports import WorkerHost
 from taskd.runtime.rankfiles import RankFiles
 from taskd.runtime.shape import Shape
 from taskd.runtime.sockets import Peer
 from taskd.runtime.standbys import StandbyPool
+from taskd.runtime.witness import Witness
 from taskd.wire.messages import Become, Hello, RankStatus, Stage, ToLocal
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Crew:
         self._peers: dict[int, Peer] = {}
         self._waiting: deque[tuple[Start, float]] = deque()
         self._incarnations: dict[int, int] = {}  # by local rank
-        self._endings = Endings()
+        self.witness = Witness()
         self.moved = False
         """This node has been given a place, or lost one, since torchrun formed the world."""
         self.generation = 0
@@ -199,7 +200,7 @@ class Crew:
                 term=start.term,
             )
         )
-        self._endings.begin(pid)
+        self.witness.begin(start.rank, pid, start.incarnation)
         self._deaths.watch(pid, self._files.box(self._local[start.rank], start.incarnation))
 
     def ended(self, node: Node, ending: Ending) -> list[Action]:
@@ -212,7 +213,9 @@ class Crew:
         if status is None:
             return []
         local, incarnation = self._local[rank], node.slots[rank].status.incarnation
-        cause = self._endings.describe(ending.pid, status, self._files.box(local, incarnation), gone=ending.gone)
+        box, how = self._files.box(local, incarnation), ending_of(status)
+        known = self.witness.take(rank, ending.pid, box, node=node.place, ending=how)
+        cause = self.witness.describe(known, status)
         if ending.gone:
             self._files.discard(local, incarnation)
         return node.ended(rank, clean=status == 0, cause=cause, at_s=time.monotonic())
