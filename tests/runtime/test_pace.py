@@ -147,7 +147,7 @@ def test_what_a_look_finds_open_is_read_again(watch: Watch) -> None:
 
 def test_one_that_never_ends_does_not_hide_the_others(watch: Watch) -> None:
     watch.box.enter()
-    steps(watch, 1500, own_ms=6, waited_ms=4)
+    steps(watch, 700, own_ms=6, waited_ms=4)
     assert watch.pace is not None
     assert watch.pace.waited_s == pytest.approx(0.004), "it is not waited for any more"
 
