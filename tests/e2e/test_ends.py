@@ -103,7 +103,7 @@ def test_a_script_with_a_bug_in_its_set_up_ends_soon(make_job: MakeJob, run_dir:
     [
         (
             "ctypes.string_at(0)",
-            r"signal 11 \(SIGSEGV\): an invalid memory access at address 0x0 in thread \S+; backtrace libc\S*\+0x\w+ < ",
+            r"signal 11 \(SIGSEGV\): an invalid memory access at address 0x0 in thread \S+; backtrace libc\S*\+0x\w+",
         ),
         ("os.abort()", r"signal 6 \(SIGABRT\): abort\(\) was called in thread \S+; backtrace libc\S*\+0x[0-9a-f]+ < "),
         ("os.kill(os.getpid(), 15)", r"signal 15 \(SIGTERM\), sent by itself"),
