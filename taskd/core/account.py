@@ -85,7 +85,7 @@ def _loss(known: Evidence) -> str:
 
 def _slow(known: Evidence) -> str:
     pace = known.pace
-    return f"needs {pace.own_s:.3g} s of its own for a step (mean of {pace.steps})" if pace is not None else ""
+    return f"needs {pace.own_s:.3g} s of its own for a step (over {pace.steps} steps)" if pace is not None else ""
 
 
 def _orphans(known: Evidence) -> str:

@@ -150,7 +150,7 @@ class Box:
     def _in_use(self) -> Iterator[Any]:
         with self._idle:
             if self._handle is None:
-                raise BoxClosedError(f"black box {self.path} is used after it was closed; close it last")
+                raise self._closed_error()
             handle = self._handle
             self._users += 1
         try:
@@ -159,6 +159,9 @@ class Box:
             with self._idle:
                 self._users -= 1
                 self._idle.notify_all()
+
+    def _closed_error(self) -> BoxClosedError:
+        return BoxClosedError(f"black box {self.path} is used after it was closed; close it last")
 
     @property
     def closed(self) -> bool:
@@ -186,6 +189,20 @@ class Box:
         """The newest operations of communicators, newest first: `each` of one, `most` in all, and all that are open."""
         with self._in_use() as handle:
             return newest_events(handle, each, most)
+
+    def news(self, reading: Any, events: Any, after: int) -> int:
+        """For whoever looks often: copy a reading, and the newest whole events behind ticket `after`, newest first.
+
+        Both are memory of `interface()`; of more events than there is room for, the oldest are left out. Returns how
+        many there are. Some of up to `after` may be among them.
+        """
+        library = core()
+        with self._idle:  # nothing here waits, so that the lock alone keeps the handle
+            if self._handle is None:
+                raise self._closed_error()
+            library.taskd_box_read(self._handle, reading)
+            most = min(reading.events - after, len(events))
+            return int(library.taskd_box_events(self._handle, events, most)) if most > 0 else 0
 
     def postmortem(self, said: Reading | None = None) -> Postmortem:
         """What the process has left to be said of its end, also while it still runs; `said` is what was just read."""

@@ -36,6 +36,7 @@ from taskd.wire.messages import (
     Modules,
     Pause,
     Release,
+    SawNonFinite,
     Stage,
     ToLocal,
     WorkerReport,
@@ -133,6 +134,10 @@ class WorkerLink:
     def last_words(self, cause: str, kind: str) -> None:
         """An exception goes up out of the resilient function: nobody recovers this process."""
         self._send(LastWords(cause=cause, kind=kind))
+
+    def saw_non_finite(self, step: int, value: str) -> None:
+        """The loss of this step is NaN or infinite, the first of its streak."""
+        self._send(SawNonFinite(step=step, what="loss", value=value))
 
     def joined(self, step: int, condition: Condition) -> None:
         """The groups of the new world are formed."""

@@ -170,7 +170,7 @@ class Session:
         try:
             return self._go_on(function)
         finally:
-            self._state.on_commit = self._runtime.state = None
+            self._state.on_commit = self._state.on_non_finite = self._runtime.state = None
 
     def _open(self) -> None:
         state, link = self._state, self._link
@@ -184,7 +184,7 @@ class Session:
         else:
             state.begin(self._runtime.rank)
             self._enter_smaller_world()
-        state.on_commit = self._committed
+        state.on_commit, state.on_non_finite = self._committed, link.saw_non_finite
         self._runtime.world.section += 1
         link.enter(state.step, state.condition())
 
