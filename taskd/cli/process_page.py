@@ -37,12 +37,16 @@ def process_page(one: Portrait, *, everything: bool) -> Iterator[RenderableType]
     yield _title(one)
     if one.how:
         yield line(one.how[0].upper() + one.how[1:], ALARM if _failed(one) else GOOD)
+    trouble = _trouble(one)
+    if trouble:
+        yield line(trouble + (f", before {one.ages}" if one.ages != "now" else ""), VICTIM)
     yield pairs(_facts(one))
     if one.fatal is not None and one.fatal.frames:
         yield from _backtrace(one.fatal, everything=everything)
     if one.communicators:
         yield heading("Communicators")
-        yield Listing(("id", "backend", ">rank", ">of", ">newest", "opened", "state"), list(_communicators(one)))
+        columns = ("id", "backend", ">rank", ">of", ">newest", f">opened{_before(one)}", "state")
+        yield Listing(columns, list(_communicators(one)), spare=("backend",))
     yield from _collectives(one, everything=everything)
 
 
@@ -68,15 +72,17 @@ def _facts(one: Portrait) -> Iterator[tuple[str, Cell]]:
     yield "phase", f"{one.phase}, since {span(one.phase_s)}" if one.phase_s is not None else one.phase
     if one.process is not None:
         yield "process", _process(one.process)
-    yield from _clocks(one.clocks, of)
-    if one.fatal is not None:
+    if one.state == "alive":
+        yield from _clocks(one.clocks)
+    if one.fatal is not None and (one.fatal.handled or one.state != "dead"):
         yield "signal" + (" survived" if one.fatal.handled else ""), _signal(one.fatal, of)
     if one.terminated is not None:
         yield "SIGTERM", _signal(one.terminated, of)
     if one.last_words is not None:
         words = one.last_words
         whose = "" if words.main else " (of another thread than the main one)"
-        yield "exception", f"{words.kind}: {words.message}{whose}, {ago(words.age_s, of)}\nat {words.where or '?'}"
+        where = f"\nat {words.where}" if words.where else ""
+        yield "exception", f"{words.kind}: {words.message}{whose}, {ago(words.age_s, of)}{where}"
 
 
 def _step(one: Portrait) -> str:
@@ -88,19 +94,34 @@ def _process(process: ProcessView) -> str:
     return f"{process.state}{where}, {process.threads} threads, {size(process.rss_bytes)} resident ({process.command})"
 
 
-def _clocks(clocks: ClocksView, of: str) -> Iterator[tuple[str, Cell]]:
+def _clocks(clocks: ClocksView) -> Iterator[tuple[str, Cell]]:
+    """Of a living process."""
     if clocks.native_s is not None:
-        stands = of == "now" and clocks.native_s > _STANDS_S
-        more = ": the whole process stands (stopped, frozen, or without processor time)" if stands else ""
-        yield "native beat", line(ago(clocks.native_s, of) + more, ALARM if stands else "")
-    yield "GIL", _answer(clocks.gil_s, "free", "held for {} by somebody who does not let go of it: native code")
-    yield "main thread", _answer(clocks.main_s, "runs Python", "has run no Python for {}: it is in a native call")
+        yield "own thread", line(f"beat {span(clocks.native_s)} ago", ALARM if clocks.native_s > _STANDS_S else "")
+    yield "GIL", _answer(clocks.gil_s, "free")
+    yield "main thread", _answer(clocks.main_s, "runs Python")
 
 
-def _answer(waiting_s: float | None, well: str, ill: str) -> Cell:
+def _answer(waiting_s: float | None, well: str) -> Cell:
     if waiting_s is None:
         return "never asked"
-    return line(ill.format(span(waiting_s)), VICTIM) if waiting_s >= _STANDS_S else well
+    return line(f"no answer for {span(waiting_s)}", VICTIM) if waiting_s >= _STANDS_S else well
+
+
+def _trouble(one: Portrait) -> str:
+    """What keeps it from going on, as far as its box tells by itself; for a dead one, what did."""
+    clocks, calls = one.clocks, [call for call in one.collectives if call.open]
+    if (clocks.native_s or 0.0) > _STANDS_S:
+        return f"The whole process stands for {span(clocks.native_s)}: stopped, frozen, or without processor time"
+    if (clocks.gil_s or 0.0) >= _STANDS_S:
+        return f"Native code holds the GIL for {span(clocks.gil_s)}: no Python can run"
+    longest = max(calls, key=lambda call: call.lasted_s or 0.0, default=None)
+    if longest is not None and (longest.lasted_s or 0.0) >= _STANDS_S:
+        which = f" {longest.number}" if longest.number else ""
+        return f"In {longest.operation}{which} of communicator {longest.comm[-4:]} for {span(longest.lasted_s)}"
+    if (clocks.main_s or 0.0) >= _STANDS_S:
+        return f"The main thread has run no Python for {span(clocks.main_s)}: it is in a native call"
+    return ""
 
 
 def _signal(one: SignalView, of: str) -> str:
@@ -133,7 +154,7 @@ def _communicators(one: Portrait) -> Iterator[Row]:
             _known(comm.rank),
             _known(comm.ranks),
             str(comm.number),
-            ago(comm.opened_s, one.ages),
+            span(comm.opened_s),
             "closed" if comm.closed else "open",
         )
         yield cells, QUIET if comm.closed else ""
@@ -148,11 +169,16 @@ def _collectives(one: Portrait, *, everything: bool) -> Iterator[RenderableType]
     more = f", {one.dropped} could not be noted" if one.dropped else ""
     rest = "" if len(shown) == len(one.collectives) else "; more with --all"
     yield heading(f"Newest collectives: {len(shown)} of {one.noted} noted{more}{rest}")
-    columns = ("", "operation", "backend", "comm", ">number", ">bytes", ">peer", ">lasted", "entered")
-    yield Listing(columns, [_call(call, one.ages) for call in shown], spare=("backend",))
+    entered = f">entered{_before(one)}"
+    columns = ("", "operation", "backend", "comm", ">number", ">bytes", ">peer", ">lasted", entered)
+    yield Listing(columns, [_call(call) for call in shown], spare=("backend", ">peer"))
 
 
-def _call(call: CollectiveView, of: str) -> Row:
+def _before(one: Portrait) -> str:
+    return " ago" if one.ages == "now" else f" before {one.ages}"
+
+
+def _call(call: CollectiveView) -> Row:
     cells = (
         "open" if call.open else "",
         call.operation,
@@ -162,7 +188,7 @@ def _call(call: CollectiveView, of: str) -> Row:
         size(call.bytes) if call.bytes else "",
         _known(call.peer),
         span(call.lasted_s),
-        ago(call.entered_s, of),
+        span(call.entered_s),
     )
     return cells, ALARM if call.open else ""
 

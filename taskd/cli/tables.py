@@ -134,6 +134,8 @@ def span(seconds: float | None) -> str:
     """A length of time for people; "" if it is not known."""
     if seconds is None:
         return ""
+    if seconds < 1e-6:
+        return "0 s"
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     if seconds < 0.1:

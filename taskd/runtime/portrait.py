@@ -297,7 +297,7 @@ def _how(said: Reading, fatal: SignalView | None, terminated: SignalView | None,
     process = Process(said.owner_pid)
     if fatal is not None and not fatal.handled:
         address = int(fatal.address, 16) if fatal.address is not None else None
-        recorded = FatalSignal(fatal.signum, address, fatal.thread, fatal.frames, fatal.sender)
+        recorded = FatalSignal(fatal.signum, address, fatal.thread, sender=fatal.sender)
         return explain(Evidence(process=process, fatal=recorded, life_lost=True))
     if terminated is not None and terminated.age_s is not None and terminated.age_s <= _TERMINATED_WITHIN_S:
         ended = Ending(signum=_SIGTERM)

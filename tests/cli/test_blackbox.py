@@ -3,6 +3,7 @@
 import io
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -44,8 +45,25 @@ def test_a_stopped_rank_is_seen_to_stand(start, blackbox) -> None:
     worker.send_signal(signal.SIGSTOP)
     until(lambda: (portray(path).clocks.native_s or 0) > 1.1, "it stands")
     _, output = blackbox(worker.pid)
-    assert "the whole process stands" in output
-    assert "stopped in do_signal_stop" in output or "process       stopped" in output
+    assert "\nThe whole process stands for " in output
+    assert re.search(r"process +stopped", output)
+
+
+STUCK = {
+    "held": ("ctypes.PyDLL(None).sleep(60)", "Native code holds the GIL for "),
+    "lock": ("lock = threading.Lock(); lock.acquire(); lock.acquire()", "The main thread has run no Python for "),
+    "call": ("r._core.taskd_enter(1 | 1 << 8, 77, 8, 0, 0); " + WAITS, "In allreduce of communicator 004d for "),
+}
+
+
+@pytest.mark.parametrize("why", STUCK)
+def test_what_keeps_a_living_rank_from_going_on_is_told_first(why, start, blackbox) -> None:
+    body, words = STUCK[why]
+    worker, path = start(body)
+    until(lambda: (portray(path).clocks.main_s or 0) > 1.1, "its main thread does not answer")
+    lines = blackbox(worker.pid)[1].splitlines()
+    assert lines[1].startswith(words)
+    assert any(re.match(r" +main thread +no answer for ", line) for line in lines)
 
 
 ENDS = {
