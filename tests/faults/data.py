@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +43,9 @@ class Source:
         if not self._loads:
             return
         self._loader = iter(DataLoader(self._batches, batch_size=None, num_workers=1, generator=torch.Generator()))
-        plan.note(f"children-{os.getpid()}", json.dumps([worker.pid for worker in self._loader._workers]))  # type: ignore[attr-defined]
+        if blocks:
+            workers: Any = self._loader
+            plan.note(f"children-{rank}", json.dumps([worker.pid for worker in workers._workers]))
 
     def next(self, step: int) -> Tensor:
         """The batch of a step."""

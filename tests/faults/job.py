@@ -78,9 +78,9 @@ class FaultJob(Job):
         paths = {rank: self.folder / f"result-{rank}" for rank in range(self.ranks)}
         return {rank: json.loads(path.read_text()) for rank, path in paths.items() if path.exists()}
 
-    def children(self, pid: int) -> list[int]:
-        """The processes that a rank's data loader had."""
-        return list(json.loads((self.folder / f"children-{pid}").read_text()))
+    def children(self, rank: int) -> list[int]:
+        """The processes that a victim's data loader had."""
+        return list(json.loads((self.folder / f"children-{rank}").read_text()))
 
 
 class TwoNodesJob(FaultJob):

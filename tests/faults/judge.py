@@ -26,6 +26,7 @@ class Expected:
         culprits: any of these.
         limit_s: from the fault to its verdict.
         recovers: the job interrupts its training and goes on; else it only tells.
+        replaced: ranks that must have other processes then.
         facts: kinds that must be told of besides.
 
     """
@@ -34,6 +35,7 @@ class Expected:
     culprits: tuple[tuple[int, ...], ...]
     limit_s: float
     recovers: bool
+    replaced: tuple[int, ...] = ()
     facts: tuple[str, ...] = ()
 
 
@@ -131,11 +133,6 @@ def _judge_course(expected: Expected, seen: Seen) -> list[str]:
         return [f"{len(seen.recoveries)} recoveries, where nothing had to be done"] if seen.recoveries else []
     if not seen.recoveries:
         return ["no recovery"]
-    more = seen.recoveries[1:]
-    wrong = [f"a second recovery: {event['reason']}" for event in more]
-    event = seen.decisive
-    if event is not None:
-        left = set(event["culprits"]) - {int(rank) for rank in seen.recoveries[0]["replaced"]}
-        if left:
-            wrong.append(f"culprits {sorted(left)} have kept their processes")
-    return wrong
+    wrong = [f"a second recovery: {event['reason']}" for event in seen.recoveries[1:]]
+    left = set(expected.replaced) - {int(rank) for rank in seen.recoveries[0]["replaced"]}
+    return [*wrong, f"ranks {sorted(left)} have kept their processes"] if left else wrong

@@ -15,7 +15,7 @@ from tests.faults.judge import CRASH_S, HANG_S, HANG_STEPS, Expected
 from tests.faults.plan import Plan
 
 VICTIM = 2
-EARLY = 120
+EARLY = 200
 """The step of a fault that is told of at once..."""
 SETTLED = 225
 LATE = 240
@@ -75,14 +75,20 @@ class Scene:
 
 def crash(name: str, fault: str, injection: str, *kinds: str, culprits: tuple[int, ...] = (VICTIM,)) -> Scene:
     """A process ends by itself."""
-    expected = Expected(kinds, (culprits,), CRASH_S, recovers=True)
+    expected = Expected(kinds, (culprits,), CRASH_S, recovers=True, replaced=culprits)
     return Scene(name, injection, expected, fault, culprits, at=EARLY)
 
 
 def hang(name: str, fault: str, injection: str, *kinds: str) -> Scene:
     """A process stays, and the job gets no further."""
-    expected = Expected(kinds, ((VICTIM,),), HANG_STEPS * STEP_MS / 1000 + HANG_S, recovers=True)
+    limit_s = HANG_STEPS * STEP_MS / 1000 + HANG_S
+    expected = Expected(kinds, ((VICTIM,),), limit_s, recovers=True, replaced=(VICTIM,))
     return Scene(name, injection, expected, fault)
+
+
+def keeps_process(scene: Scene) -> Scene:
+    """The culprit may go on in its process: the step is done again."""
+    return replace(scene, expected=replace(scene.expected, replaced=()))
 
 
 def strike(job: FaultJob) -> int:
@@ -99,9 +105,9 @@ def terminate(job: FaultJob) -> list[str]:
 
 def no_child_lives(job: FaultJob) -> list[str]:
     """After the recovery, the dead rank's children are dead too."""
-    pid = job.pids[VICTIM]
-    children = job.children(pid)
+    job.await_strike()
     job.recovered(1)
+    children = job.children(VICTIM)
     until_s = time.monotonic() + PATIENCE_S
     while left := [child for child in children if lives(child)]:
         if time.monotonic() > until_s:
@@ -152,9 +158,7 @@ SCENES: tuple[Scene, ...] = (
     crash("exit too early", "exit early", "sys.exit(0) in the middle of the training", "EXITED_EARLY"),
     crash("uncaught exception", "exception", "looks up a key that is not there", "EXCEPTION"),
     crash("MemoryError", "memory", "asks torch for 2^52 floats", "OOM_HOST"),
-    replace(
-        crash("SIGTERM from outside", "", "another process sends SIGTERM", "KILLED"), victims=(VICTIM,), play=terminate
-    ),
+    replace(crash("SIGTERM from outside", "", "another process sends SIGTERM", "KILLED"), play=terminate),
     hang("SIGSTOP", "stop", "kill(own pid, SIGSTOP)", "STOPPED"),
     replace(hang("freezer", "freeze", "enters a frozen cgroup (v2)", "FROZEN"), cgroup=cgroups.frozen),
     replace(hang("freezer of v1", "freeze", "enters a frozen cgroup (v1)", "FROZEN"), cgroup=cgroups.frozen_by_first),
@@ -164,11 +168,11 @@ SCENES: tuple[Scene, ...] = (
     hang("store wait", "store", "waits for a key of the store that nobody sets", "BLOCKED"),
     hang("infinite loop in Python", "loop", "while True: turns += 1", "LOOP"),
     hang("data loader blocked", "data", "the loader's process reads a pipe that nobody writes to", "DATA_BLOCKED"),
-    hang("a collective skipped", "skip", "leaves out the second all_reduce of a step", *MISMATCHES),
+    keeps_process(hang("a collective skipped", "skip", "leaves out the second all_reduce of a step", *MISMATCHES)),
     hang("left the training early", "leave", "returns from the training function", "SKIPPED"),
-    hang("another size", "size", "all_reduce of 32 numbers where the others have 16", "SIZE_MISMATCH"),
+    keeps_process(hang("another size", "size", "all_reduce of 32 numbers, the others have 16", "SIZE_MISMATCH")),
     hang("another operation", "op", "all_gather where the others call all_reduce", "OP_MISMATCH"),
-    replace(crash("disk full at a checkpoint", "disk", "torch.save to a full tmpfs", "DISK_FULL"), at=150),
+    keeps_process(crash("disk full at a checkpoint", "disk", "torch.save to a full tmpfs", "DISK_FULL")),
     replace(
         crash("host OOM in a memory cgroup", "outgrow", "touches 1 GiB in a cgroup of 256 MiB", "OOM_CGROUP"),
         cgroup=small,
