@@ -110,7 +110,7 @@ def test_evidence_cannot_be_changed_and_nothing_has_to_be_known() -> None:
     assert not nothing.gone
     with pytest.raises(FrozenInstanceError):
         nothing.step = 1  # type: ignore[misc]
-    assert all(getattr(nothing, field.name) in (None, ()) for field in fields(Evidence))
+    assert all(getattr(nothing, field.name) in (None, (), "") for field in fields(Evidence))
     assert condition_of_end(nothing) is None
     assert condition_of_hang(nothing).kind is Kind.BEHIND
 
