@@ -82,5 +82,6 @@ def _take_away(path: Path) -> None:
         try:
             path.rmdir()
         except OSError as error:
-            assert time.monotonic() < until_s, f"{path} is in use: {error}"
+            if time.monotonic() > until_s:
+                raise CgroupUnavailableError(f"{path} is not left by its processes: {error.strerror}") from error
             time.sleep(0.01)  # a process that ends is in no list, and still there

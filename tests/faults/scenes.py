@@ -21,7 +21,7 @@ SETTLED = 225
 LATE = 240
 """... and of one that is told of by the job's rhythm, which must be known."""
 QUICK_MS = 10.0
-STEP_MS = 40.0
+STEP_MS = 50.0
 AFTER = 40
 TOLD_S = 10.0
 """What nobody waits for has no deadline in the goal; this is ours."""
