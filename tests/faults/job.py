@@ -123,7 +123,7 @@ class TwoNodesJob(FaultJob):
         """What the ranks send each other goes over the second network; the nodes share a secret."""
         own = {"GLOO_SOCKET_IFNAME": "eth1", "TASKD_SECRET": "only for these faults: 0123456789"}
         manager = {"TASKD_MANAGER": f"{self.nodes[0].address}:9601"}
-        return {**super().environment(), **own, **manager}
+        return {**super().environment(), **own, **manager, "TASKD_STANDBY": "0"}  # all ranks keep their processes
 
     @property
     def output(self) -> str:
