@@ -48,10 +48,24 @@ def taskd_environment(run_dir: Path) -> dict[str, str]:
     """For torchrun under taskd, as the seed's start script sets it."""
     return {
         **stock_environment(),
-        "TASKD_PROCESS_ENABLE": "on",
-        "TASKD_RUN_DIR": str(run_dir),
+        **_switched_on(run_dir),
         "LD_PRELOAD": str(library_path("libtaskd.so")),
     }
+
+
+def shimless_environment(run_dir: Path, directory: Path) -> dict[str, str]:
+    """For torchrun under a taskd that lacks its two libraries, as where they were not built: a copy in `directory`.
+
+    Without them taskd recovers all the same: deaths are seen through pidfds, stuck collectives are broken by the
+    fallback in Python, steps are counted in Python. The job must be started in `directory`.
+    """
+    leave_out = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(ROOT / "taskd", directory / "taskd", ignore=leave_out)
+    return {**stock_environment(), **_switched_on(run_dir), "PYTHONPATH": str(directory)}
+
+
+def _switched_on(run_dir: Path) -> dict[str, str]:
+    return {"TASKD_PROCESS_ENABLE": "on", "TASKD_RUN_DIR": str(run_dir)}
 
 
 def torchrun(words: Sequence[object], ranks: int, *options: object) -> list[str]:
@@ -108,12 +122,12 @@ class Job:
 
 
 @contextmanager
-def started(command: Sequence[str], env: Mapping[str, str], log: Path) -> Iterator[Job]:
+def started(command: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path = ROOT) -> Iterator[Job]:
     """Start a command with its output in a file; nothing of it is left when the block ends."""
     mark = uuid.uuid4().hex
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command, env={**env, MARK: mark}, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+            command, env={**env, MARK: mark}, cwd=cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
         )
     try:
         yield Job(process, log)

@@ -3,6 +3,7 @@
     python -m benchmarks.recovery --pairs 5 --json
     python -m benchmarks.recovery --stock-defaults --runs 20 --json
     python -m benchmarks.recovery --nodes 3 --pairs 2 --json
+    python -m benchmarks.recovery --rss-gib 1 --json
 
 Method. `scripts/train.py` is run with 4 ranks by `torchrun --standalone`, first stock, then under taskd, as often as
 `--pairs` says. Once it trains (under taskd: once a warm process waits), a random rank gets SIGKILL at a random moment.
@@ -20,7 +21,8 @@ the time from the kill to the manager's knowledge). `pause` and `replace` run si
 `--stock-defaults` leaves torchrun as it comes and counts how many jobs went on after their first restart; taskd is
 given the same command.
 
-`--nodes` kills a whole node, of a job of several, instead (see `nodes.py`).
+`--nodes` kills a whole node, of a job of several, instead (see `nodes.py`). `--rss-gib` kills, and stops, ranks that
+hold so much memory, with the shim and without it (see `large.py`).
 """
 
 import argparse
@@ -51,6 +53,7 @@ from benchmarks.job import (
     torchrun,
     training,
 )
+from benchmarks.large import compare_large
 from benchmarks.nodes import compare_nodes
 
 RECOVERY_LIMIT_S = 120
@@ -213,6 +216,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--stock-nnodes", metavar="N|MIN:MAX", help="torchrun's --nnodes with --nodes (default N: one more waits)"
     )
+    parser.add_argument("--rss-gib", type=float, help="large ranks instead, with the shim and without it")
+    parser.add_argument("--no-hang", action="store_true", help="with --rss-gib: kill only, stop nobody")
     parser.add_argument(
         "--limit-s", type=float, help="a job that takes longer has not recovered (default 40, with --nodes 120)"
     )
@@ -232,7 +237,13 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 def main(words: list[str] | None = None) -> int:
     """Measure; 1 if what was to be measured did not happen."""
     args = arguments(words)
-    measure = compare_nodes if args.nodes is not None else count_first_restarts if args.stock_defaults else compare
+    measure = compare
+    if args.nodes is not None:
+        measure = compare_nodes
+    elif args.rss_gib is not None:
+        measure = compare_large
+    elif args.stock_defaults:
+        measure = count_first_restarts
     return measured(partial(measure, args=args, chance=random.Random(args.seed)))
 
 

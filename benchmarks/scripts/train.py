@@ -8,11 +8,13 @@ Rules:
 3. With `--checkpoint` rank 0 saves every step and all ranks begin from what they find: what stock torchrun needs.
 4. Training ends at `--steps`, or at the step that stands in `--stop-file` once that file is there. Whoever writes the
    file names a step that no rank can have reached.
+5. With `--rss-gib` each process touches so much memory after its fifth step: a large one, whose set-up is not longer.
 """
 
 import argparse
 import hashlib
 import json
+import mmap
 import os
 import time
 from pathlib import Path
@@ -28,6 +30,8 @@ import taskd
 WIDTH = 256
 BATCH_SIZE = 16
 NO_LIMIT = 1 << 62
+PAGE_BYTES = 4096
+LIGHT_STEPS = 5
 
 
 class StepLog:
@@ -85,6 +89,23 @@ def load(path: Path, network: nn.Module, optimizer: torch.optim.Optimizer) -> in
     return int(saved["step"])
 
 
+class Ballast:
+    """Memory that a process holds, in small pages, as most of a process's is."""
+
+    def __init__(self, gib: float) -> None:
+        self._bytes = int(gib * (1 << 30))
+        self._steps = 0
+        self._memory: mmap.mmap | None = None
+
+    def committed(self) -> None:
+        """One more step of this process; after the fifth the memory is touched."""
+        self._steps += 1
+        if self._bytes and self._steps == LIGHT_STEPS:
+            self._memory = memory = mmap.mmap(-1, self._bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+            memory[::PAGE_BYTES] = bytes([1]) * len(range(0, self._bytes, PAGE_BYTES))
+
+
 def last_step(path: Path) -> int:
     """The step at which to stop: none as long as the file is not there."""
     try:
@@ -115,6 +136,7 @@ def arguments() -> argparse.Namespace:
         "--step-ms", type=float, default=0, help="least duration of a step until the stop file is there"
     )
     parser.add_argument("--checkpoint", type=Path, help="saved by rank 0 after every step, loaded by all at the start")
+    parser.add_argument("--rss-gib", type=float, default=0, help="memory of each process (default: what it needs)")
     parser.add_argument("--out", type=Path, help="where rank 0 writes the outcome")
     return parser.parse_args()
 
@@ -136,6 +158,8 @@ def main() -> None:
     if args.checkpoint is not None:
         state.step = load(args.checkpoint, network, optimizer)
 
+    ballast = Ballast(args.rss_gib)
+
     @taskd.resilient(state)
     def train() -> None:
         end = args.steps
@@ -148,6 +172,7 @@ def main() -> None:
             optimizer.step()
             state.commit()
             log.committed(state.step)
+            ballast.committed()
             if args.checkpoint is not None and rank == 0:
                 save(args.checkpoint, state.step, network, optimizer)
             if args.stop_file is None or end == NO_LIMIT:

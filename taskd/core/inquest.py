@@ -7,6 +7,7 @@ Rules:
    verdict that names living ranks has them replaced, as if they had died. One that names nobody leaves all processes
    alive: the step is done again.
 3. An agent that does not answer is waited for as long as it may be silent: whether its node is lost is not judged here.
+   One that is heard is asked again. A verdict that names all ranks is only told, until it has come again and again.
 4. A verdict is told once for a fault, and again only if its kind or its culprits change.
 5. Slow ranks and losses that are not finite are told and change nothing.
 """
@@ -20,13 +21,15 @@ from taskd.core.evidence import Evidence, Pace
 from taskd.core.phases import Diagnosed, Note, Phase
 from taskd.core.rhythm import Hang
 from taskd.core.verdict import Kind, Verdict
-from taskd.core.watch import ANSWER_S, Watch
+from taskd.core.watch import AGAIN_S, ANSWER_S, Watch
 from taskd.wire.messages import NodeStatus, Order
 
 ASK_STRAYED_S = 0.1
 """A rank has strayed: the news of a loss that explains it mostly comes within this time, and is not disturbed."""
 PACE_S = 2.0
 """So often the paces of the ranks are compared."""
+_QUESTIONS = 3
+"""So often an agent that is heard is asked."""
 _QUIET_HEARTBEATS = 1.5
 """An agent that was not heard for so many heartbeats is perhaps lost."""
 _ONE_STREAK_STEPS = 100
@@ -56,6 +59,7 @@ class Inquest(Attempts):
         """How far the ranks of a node are, and how fast."""
         if self.phase is Phase.RUNNING or self.watch.hang is not None:
             self.watch.progress(place, status.progress, self._now_s)
+            self.step = max(self.step, status.progress.step if status.progress is not None else -1)
         for pace in status.paces:
             self._paces[pace.rank] = Pace(pace.steps, pace.step_s, pace.waited_s)
 
@@ -112,11 +116,11 @@ class Inquest(Attempts):
             if activity is not None:
                 self._out.append(Note(f"no step for {hang.silent_s:.1f} s: it is the {activity.value}"))
             self._withdraw()
-        elif self.policy.recover_hangs and verdict is not None:
-            self.watch.alarm()
+            return
+        alarms = self.watch.alarm()
+        if self.policy.recover_hangs and verdict is not None and self._may_condemn(verdict, alarms):
             self._condemn(verdict)
         else:
-            self.watch.alarm()
             self._open_case()
             self.tell_verdict()
             self._close_case()
@@ -134,15 +138,27 @@ class Inquest(Attempts):
         patient = bool(missing) and quiet and self._now_s - asked_s < membership.dead_s
         if patient:
             self._confirm_until_s = self._now_s + membership.heartbeat_s
+        elif missing and self.watch.asked < _QUESTIONS:
+            self._inquire(self.watch.hang)  # the question or the answer was lost
+            self._confirm_until_s = self._now_s + ANSWER_S
+            return False
         return not patient
 
     def _withdraw(self) -> None:
         self.watch.close()
         self._enter(Phase.RUNNING)
 
+    def _may_condemn(self, verdict: Verdict, alarms: int) -> bool:
+        """If all are named, nobody is left to give the state: somebody has paused the job, and may let it go on."""
+        return alarms > len(AGAIN_S) or not set(self.world.ranks) <= set(verdict.culprits)
+
     def _condemn(self, verdict: Verdict) -> None:
-        """Whoever the verdict names is replaced; if it names nobody, every process may go on."""
-        causes = {rank: verdict.kind.value for rank in verdict.culprits if rank in self.world.ranks}
+        """Whoever the verdict names is replaced; if it names nobody, every process may go on.
+
+        That a node is silent is no reason: whether it is lost, its heartbeats tell.
+        """
+        named = () if verdict.kind is Kind.SILENT else verdict.culprits
+        causes = {rank: verdict.kind.value for rank in named if rank in self.world.ranks}
         for rank in causes:
             self.world.replace(rank, self._now_s, joins=True)
         self._begin(causes or {min(verdict.victims or self.world.ranks): verdict.kind.value})

@@ -50,6 +50,8 @@ class Watch:
     """Number of the newest question."""
     asked_s: float | None = None
     """When it was asked, if it is open."""
+    asked: int = 0
+    """How often it was."""
     _answered: set[str] = field(default_factory=set)
     _evidence: dict[int, tuple[Evidence, float]] = field(default_factory=dict)
     _active: set[int] = field(default_factory=set)
@@ -105,6 +107,7 @@ class Watch:
 
     def ask(self, inquiry: int, now_s: float, hang: Hang | None) -> None:
         """The agents are asked: each answers this number once."""
+        self.asked = self.asked + 1 if self.asked_s is not None else 1
         self.inquiry, self.asked_s, self.hang = inquiry, now_s, hang
         self._answered.clear()
 
@@ -150,11 +153,12 @@ class Watch:
                 return activity
         return None
 
-    def alarm(self) -> None:
-        """The suspicion was well founded, as far as can be said."""
+    def alarm(self) -> int:
+        """The suspicion was well founded, as far as can be said: how many alarms that makes at this step."""
         if self.hang is not None:
             step, times = self._alarm
             self._alarm = (self.hang.step, times + 1 if step >= self.hang.step else 1)
+        return self._alarm[1]
 
     def close(self) -> None:
         """Nothing is the matter, or not any more: forget what was testified."""

@@ -25,6 +25,7 @@ from taskd.runtime.operations import (
     Event,
     communicator_id,
     event,
+    newest_events,
     read_communicators,
 )
 from taskd.runtime.postmortem import (
@@ -149,7 +150,7 @@ class Box:
     def _in_use(self) -> Iterator[Any]:
         with self._idle:
             if self._handle is None:
-                raise BoxClosedError(f"black box {self.path} is used after it was closed; close it last")
+                raise self._closed_error()
             handle = self._handle
             self._users += 1
         try:
@@ -158,6 +159,9 @@ class Box:
             with self._idle:
                 self._users -= 1
                 self._idle.notify_all()
+
+    def _closed_error(self) -> BoxClosedError:
+        return BoxClosedError(f"black box {self.path} is used after it was closed; close it last")
 
     @property
     def closed(self) -> bool:
@@ -181,9 +185,28 @@ class Box:
             count = core().taskd_box_events(handle, out, most)
         return [event(raw) for raw in out[0:count]]
 
-    def postmortem(self) -> Postmortem:
-        """What the process has left to be said of its end, also while it still runs."""
-        said = self.read()
+    def operations(self, each: int = 16, most: int = 48) -> list[Event]:
+        """The newest operations of communicators, newest first: `each` of one, `most` in all, and all that are open."""
+        with self._in_use() as handle:
+            return newest_events(handle, each, most)
+
+    def news(self, reading: Any, events: Any, after: int) -> int:
+        """For whoever looks often: copy a reading, and the newest whole events behind ticket `after`, newest first.
+
+        Both are memory of `interface()`; of more events than there is room for, the oldest are left out. Returns how
+        many there are. Some of up to `after` may be among them.
+        """
+        library = core()
+        with self._idle:  # nothing here waits, so that the lock alone keeps the handle
+            if self._handle is None:
+                raise self._closed_error()
+            library.taskd_box_read(self._handle, reading)
+            most = min(reading.events - after, len(events))
+            return int(library.taskd_box_events(self._handle, events, most)) if most > 0 else 0
+
+    def postmortem(self, said: Reading | None = None) -> Postmortem:
+        """What the process has left to be said of its end, also while it still runs; `said` is what was just read."""
+        said = said or self.read()
         with self._in_use() as handle:
             return Postmortem(
                 exit_status=said.exit_status,

@@ -47,7 +47,6 @@ def test_whoever_holds_the_job_up_is_replaced_by_its_verdict() -> None:
     assert job.at(Phase.RUNNING)
     job.silent_for(0.35)
     assert job.at(Phase.STRAYED)
-    assert job.order is Order.RUN
     assert job.directive.inquiry > 0
     job.testify(0, seen("SIGSTOP", job))
     assert job.at(Phase.PAUSING)

@@ -5,12 +5,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from taskd.config.worker import WorkerConfig
+from taskd.core.evidence import Standing
 from taskd.runtime.sockets import Peer
 from taskd.runtime.worker import AbandonedError, WorkerLink
 from taskd.wire.messages import (
@@ -45,6 +46,10 @@ class Notes:
 
     def mend(self) -> None:
         self._note("mend")
+
+    def standing(self, stack: Sequence[str], usual: Standing) -> Standing:
+        self.stack = stack
+        return Standing.EVALUATION if usual is Standing.TRAINING else usual
 
     def _note(self, text: str) -> None:
         with self._changed:

@@ -22,6 +22,7 @@ class Flaky(Exception):  # noqa: N818 - the point is that it is no RuntimeError
 FAULTS = {
     "plain": lambda: ValueError("a bug of the script"),
     "runtime": lambda: RuntimeError("a peer has gone"),
+    "nan": lambda: RuntimeError("a peer has gone"),
     "retry": lambda: Flaky("link down for a moment"),
     "fatal": lambda: RuntimeError("the data set is broken"),
 }
@@ -45,7 +46,7 @@ def main() -> None:
         if len(calls) == 1:
             model(torch.ones(1, 2)).sum().backward()
             state.optimizer.step()
-            state.commit()
+            state.commit(loss=torch.tensor(float("nan")) if CASE == "nan" else None)
             raise FAULTS[CASE]()
 
     train()

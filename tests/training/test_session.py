@@ -11,7 +11,18 @@ from torch._C._distributed_c10d import TCPStore
 
 from taskd.config.worker import WorkerConfig
 from taskd.runtime.sockets import LocalServer, Peer
-from taskd.wire.messages import Abandon, Condition, Hello, Join, Pause, Release, Stage, WorkerReport, WorldPlan
+from taskd.wire.messages import (
+    Abandon,
+    Condition,
+    Hello,
+    Join,
+    Pause,
+    Release,
+    SawNonFinite,
+    Stage,
+    WorkerReport,
+    WorldPlan,
+)
 from tests.launch import Launcher
 from tests.runtime.local import Ear
 from tests.training.job import ENVIRONMENT
@@ -31,7 +42,7 @@ class Agent:
         self._peer: Peer | None = None
         self._generation = 0
 
-    def start(self, case: str) -> "subprocess.Popen[bytes]":
+    def start(self, case: str, saw: SawNonFinite | None = None) -> "subprocess.Popen[bytes]":
         """The process, after its first step."""
         config = WorkerConfig(
             agent_socket=self.server.path,
@@ -46,7 +57,10 @@ class Agent:
         env["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         process = self._launcher.start(["python", PROGRAM, case], env=env)
         self._peer, _ = self._ear.until(lambda _peer, message: isinstance(message, Hello))
-        self.expect(Stage.TRAINING, Stage.COMMITTED)
+        self.expect(Stage.TRAINING)
+        if saw is not None:
+            assert self._ear.until(lambda peer, _message: peer is self._peer)[1] == saw
+        self.expect(Stage.COMMITTED)
         return process
 
     def expect(self, *stages: Stage) -> WorkerReport:
@@ -109,6 +123,16 @@ def test_what_is_the_scripts_own_goes_up(agent: Agent, launcher: Launcher, case:
     process = agent.start(case)
     assert process.wait(20) == 1
     assert message in launcher.output(process)
+
+
+def test_a_loss_that_is_not_finite_is_told(agent: Agent) -> None:
+    process = agent.start("nan", saw=SawNonFinite(step=1, what="loss", value="nan"))
+    agent.expect(Stage.PAUSED)
+    agent.join()
+    agent.expect(Stage.JOINED, Stage.RESTORED, Stage.FINISHED)
+    agent.tell(Release(generation=1))
+    agent.expect(Stage.RELEASED)
+    assert process.wait(20) == 0
 
 
 def test_a_smaller_batch_is_told(agent: Agent, launcher: Launcher) -> None:

@@ -23,6 +23,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from taskd.adaptors.training.finite import Losses
 from taskd.adaptors.training.hooks import StepHooks
 from taskd.adaptors.training.microbatches import MicroBatch, MicroBatches
 from taskd.adaptors.training.parts import Parts, advances_by_itself
@@ -36,6 +37,7 @@ from taskd.runtime.pulse import Pulse
 from taskd.wire.messages import Condition
 
 _log = logging.getLogger(__name__)
+_OWN_NAMES = ("step", "on_commit", "on_non_finite", "shows_steps", "parts")
 
 
 def _leaver(state: "TrainState") -> Callable[[], None]:
@@ -67,6 +69,7 @@ class TrainState:
     Attributes:
         step: committed steps. Set it once after loading a checkpoint of your own, before training.
         on_commit: called with the step at the end of each `commit`.
+        on_non_finite: called with step and value when the loss given to `commit` is the first that is not finite.
         shows_steps: whether `commit` shows the step in the black box too.
 
     Raises:
@@ -74,18 +77,18 @@ class TrainState:
     """
 
     def __init__(self, *, seed: int | None = None, **parts: Any) -> None:
-        clash = [
-            name for name in parts if hasattr(type(self), name) or name in ("step", "on_commit", "shows_steps", "parts")
-        ]
+        clash = [name for name in parts if hasattr(type(self), name) or name in _OWN_NAMES]
         if clash:
             raise ConfigError(f"TrainState uses the name {clash[0]!r} itself; pass that argument under another name")
         self.step = 0
         self.on_commit: Callable[[int], None] | None = None
+        self.on_non_finite: Callable[[int, str], None] | None = None
         self.parts = Parts(parts)
         self._positions: Positions = PositionMemory()
         self._seeds = None if seed is None else Seeds(seed)
         self._rng = self._seeds or RngCapture()
         self._rank: int | None = None
+        self._losses = Losses(self._tell_non_finite)
         self._batches = MicroBatches()
         self._told_too_large = False
         self._empty = False
@@ -108,8 +111,13 @@ class TrainState:
 
     # What the training loop calls.
 
-    def commit(self) -> None:
-        """Count this step as done and record RNG and data position. To be called last in each step."""
+    def commit(self, loss: float | torch.Tensor | None = None) -> None:
+        """Count this step as done and record RNG and data position. To be called last in each step.
+
+        With the step's `loss`, a number or a tensor of one element, taskd reports the first that is NaN or infinite;
+        training goes on. A tensor on an accelerator is looked at one commit later, or when the device has come so far:
+        no step waits for it.
+        """
         self.step = step = self.step + 1
         self._buffers_touched = False
         if self._seeds is not None:
@@ -118,6 +126,8 @@ class TrainState:
         self._commits += 1
         if self._marks:
             self._mark_schedulers()
+        if loss is not None:
+            self._losses.look(loss, step)
         if self.on_commit is not None:
             self.on_commit(step)
 
@@ -233,6 +243,7 @@ class TrainState:
         yield
         self.step = step
         self._hooks.reset()
+        self._losses.forget()
         self._buffers_touched = False
         self.shows_steps = False
         self._commits = 0
@@ -283,6 +294,10 @@ class TrainState:
         missing = self.parts.unpack_positions(data)
         self._rng.restore(rng)
         return missing
+
+    def _tell_non_finite(self, step: int, value: str) -> None:
+        if self.on_non_finite is not None:
+            self.on_non_finite(step, value)
 
     def _sow_share(self, index: int) -> None:
         if self._seeds is not None:

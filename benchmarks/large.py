@@ -1,0 +1,258 @@
+"""Large ranks: what the shim is worth when one is killed, and how a rank that hangs is found and replaced.
+
+    python -m benchmarks.recovery --rss-gib 1 --json
+
+Method. `scripts/train.py` runs with 4 ranks under taskd; each holds and has touched so much memory, in small pages. A
+new process touches its own after its fifth step: a script's set-up is not what is measured.
+
+*Killed*: a random rank gets SIGKILL at a random moment; the time is that to the commit, by the last rank, of the first
+step of the world that the rank came back to. Once with the shim, once without it, as often as `--pairs` says. Without
+it, taskd is a copy of the package that lacks its two libraries: it sees the death through a pidfd when the kernel has
+taken the process down, and breaks stuck collectives by a fallback in Python. Everything else is the same.
+
+*Stopped*: a random rank gets SIGSTOP while its black box shows it inside a collective, once the job's rhythm is known
+(250 steps). The collectives have torch's default timeout of 30 minutes. `hang_to_verdict_s` is the time to the
+journal's verdict, `verdict_to_step_s` that from there to the first step of all ranks.
+
+The last line has the medians. `share` is the time with the shim as a share of that without it. `phases_ms` are taskd's
+own, from its journal; `detect` is the time from the signal to the manager's knowledge. `taken_down_ms` is how long the
+kernel takes for the killed process, as its pidfd tells.
+"""
+
+import argparse
+import os
+import random
+import select
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.job import (
+    ROOT,
+    START_LIMIT_S,
+    BenchmarkError,
+    Job,
+    Journal,
+    StepLogs,
+    fresh,
+    say,
+    shimless_environment,
+    started,
+    taskd_environment,
+    torchrun,
+    training,
+)
+from taskd.errors import ShimError
+from taskd.runtime.blackbox import Box
+
+RHYTHM_STEPS = 250
+LIMIT_S = 120
+STOP_TRIES = 10_000
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """One fault: seconds to the next step of all ranks, and where they went."""
+
+    rank: int
+    total_s: float
+    phases_ms: Mapping[str, float]
+    taken_down_ms: float = 0.0
+    verdict_s: float = 0.0
+    """From the fault to the verdict, of a hang."""
+    verdict: Mapping[str, Any] = field(default_factory=dict)
+
+
+class PidfdClock:
+    """When a process was gone, told by a thread of its own."""
+
+    def __init__(self, pid: int) -> None:
+        self._pidfd = os.pidfd_open(pid)
+        self._thread = threading.Thread(target=self._wait)
+        self._gone_s: float | None = None
+        self._thread.start()
+
+    def _wait(self) -> None:
+        select.select([self._pidfd], [], [], LIMIT_S)
+        self._gone_s = time.monotonic()
+
+    def gone_s(self) -> float:
+        """Waits for it."""
+        self._thread.join()
+        os.close(self._pidfd)
+        assert self._gone_s is not None
+        return self._gone_s
+
+
+@dataclass(frozen=True)
+class Running:
+    """A job of large ranks that trains, with a warm process in reserve."""
+
+    job: Job
+    logs: StepLogs
+    journal: Journal
+
+    def resumed_s(self, victim: int, dead: int, since_s: float) -> float:
+        """When all ranks had committed a step of the new world, and the recovery is in the journal."""
+        logs, what = self.logs, f"a step of all ranks after the loss of rank {victim}"
+        self.job.await_until(lambda: logs.resumed_s(victim, dead, since_s) is not None, what, LIMIT_S)
+        self.job.await_until(lambda: self.journal.count("recovered") > 0, "the journal's record", 10)
+        resumed_s = logs.resumed_s(victim, dead, since_s)
+        assert resumed_s is not None
+        return resumed_s
+
+    def phases_ms(self, victim: int, since_s: float) -> dict[str, float]:
+        """Of the recovery; `BenchmarkError` if it was not the one that is measured."""
+        record = self.journal.last("recovered")
+        if record["restart"] or not record["warm"].get(str(victim)):
+            raise BenchmarkError(f"not recovered in place by a warm process: {record['reason']}, see {self.job.log}")
+        return {"detect": round((record["detected_s"] - since_s) * 1e3, 3), **record["phases_ms"]}
+
+
+@contextmanager
+def running(directory: Path, args: argparse.Namespace, *, shim: bool, steps: int) -> Iterator[Running]:
+    """A job that has done so many steps, or 20 after its ranks became large."""
+    logs, run_dir = StepLogs(directory / "steps", args.ranks), directory / "run"
+    env = taskd_environment(run_dir) if shim else shimless_environment(run_dir, directory)
+    command = torchrun(training(logs, args.step_ms, "--rss-gib", args.rss_gib), args.ranks)
+    journal = Journal(run_dir)
+    with started(command, env, directory / "job.log", ROOT if shim else directory) as job:
+        job.await_until(lambda: logs.all_at(steps), f"step {steps}", START_LIMIT_S)
+        job.await_until(lambda: journal.warm, "a warm process", START_LIMIT_S)
+        if shim == ("without a black box" in job.log.read_text()):
+            raise BenchmarkError(f"the job has {'no ' * shim}black boxes, expected otherwise, see {job.log}")
+        yield Running(job, logs, journal)
+
+
+def kill(directory: Path, args: argparse.Namespace, chance: random.Random, *, shim: bool) -> Recovery:
+    """Kill a rank of a job."""
+    with running(directory, args, shim=shim, steps=30) as it:
+        time.sleep(chance.uniform(0.2, 0.7))  # the random moment of the fault
+        victim = chance.randrange(args.ranks)
+        dead = it.logs.starts(victim)[-1]
+        clock = PidfdClock(dead)
+        killed_s = time.monotonic()
+        os.kill(dead, signal.SIGKILL)
+        gone_s = clock.gone_s()
+        resumed_s = it.resumed_s(victim, dead, killed_s)
+        phases_ms = it.phases_ms(victim, killed_s)
+    return Recovery(victim, resumed_s - killed_s, phases_ms, taken_down_ms=round((gone_s - killed_s) * 1e3, 1))
+
+
+def stop(directory: Path, args: argparse.Namespace, chance: random.Random) -> Recovery:
+    """Stop a rank of a job inside a collective."""
+    with running(directory, args, shim=True, steps=RHYTHM_STEPS) as it:
+        time.sleep(chance.uniform(0.2, 0.7))
+        victim = chance.randrange(args.ranks)
+        dead = it.logs.starts(victim)[-1]
+        stopped_s = stop_in_collective(it.job, dead)
+        it.job.await_until(lambda: it.journal.count("verdict") > 0, "a verdict", LIMIT_S)
+        verdict = it.journal.all("verdict")[0]
+        resumed_s = it.resumed_s(victim, dead, verdict["monotonic_s"])
+        phases_ms = it.phases_ms(victim, stopped_s)
+    if verdict["kind"] != "STOPPED" or verdict["culprits"] != [victim]:
+        raise BenchmarkError(f"rank {victim} was stopped, and the verdict is {verdict['kind']}: {verdict['sentence']}")
+    verdict_s = verdict["monotonic_s"]
+    return Recovery(victim, resumed_s - verdict_s, phases_ms, verdict_s=verdict_s - stopped_s, verdict=verdict)
+
+
+def stop_in_collective(job: Job, pid: int) -> float:
+    """Stop the process when its box shows an open collective, and again until it is still open after that: when."""
+    box = _box_of(job, pid)
+    try:
+        for _ in range(STOP_TRIES):
+            if box.clocks().open_event is None:
+                time.sleep(0.0005)
+                continue
+            stopped_s = time.monotonic()
+            os.kill(pid, signal.SIGSTOP)
+            _await_stop(pid)
+            if box.clocks().open_event is not None:
+                return stopped_s
+            os.kill(pid, signal.SIGCONT)
+        raise BenchmarkError(f"process {pid} was never met inside a collective")
+    finally:
+        box.close()
+
+
+def _box_of(job: Job, pid: int) -> Box:
+    for path in Path("/dev/shm").glob(f"taskd-{job.pid}-*/box-*"):
+        try:
+            box = Box.open(path)
+        except ShimError:
+            continue
+        if box.read().owner_pid == pid:
+            return box
+        box.close()
+    raise BenchmarkError(f"no black box of process {pid} is to be found, see {job.log}")
+
+
+def _await_stop(pid: int) -> None:
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "Tt":
+        time.sleep(0.0002)
+
+
+def compare_large(directory: Path, args: argparse.Namespace, chance: random.Random) -> None:
+    """`--pairs` times killed with the shim, killed without it, stopped; the medians in the last line."""
+    ours: list[Recovery] = []
+    bare: list[Recovery] = []
+    stopped: list[Recovery] = []
+    for pair in range(args.pairs):
+        ours.append(kill(fresh(directory, f"with-{pair}"), args, chance, shim=True))
+        bare.append(kill(fresh(directory, f"without-{pair}"), args, chance, shim=False))
+        entry: dict[str, Any] = {"pair": pair, "with": as_fields(ours[-1]), "without": as_fields(bare[-1])}
+        text = f"pair {pair}: with the shim {ours[-1].total_s:.3f} s, without it {bare[-1].total_s:.3f} s"
+        if not args.no_hang:
+            stopped.append(stop(fresh(directory, f"stopped-{pair}"), args, chance))
+            entry["stopped"] = as_fields(stopped[-1])
+            text += f"; stopped: verdict after {stopped[-1].verdict_s:.2f} s, a step {stopped[-1].total_s:.3f} s later"
+        say(args.json, entry, f"{text}; ms: {dict(ours[-1].phases_ms)} and {dict(bare[-1].phases_ms)}")
+    result = summary(ours, bare, stopped)
+    say(args.json, result, "\n".join(f"{name}: {value}" for name, value in result.items()))
+
+
+def as_fields(one: Recovery) -> dict[str, Any]:
+    """For a line of output."""
+    fields: dict[str, Any] = {"rank": one.rank, "total_s": round(one.total_s, 4), "phases_ms": one.phases_ms}
+    if one.verdict:
+        return {**fields, "hang_to_verdict_s": round(one.verdict_s, 4), "sentence": one.verdict["sentence"]}
+    return {**fields, "taken_down_ms": one.taken_down_ms}
+
+
+def summary(ours: list[Recovery], bare: list[Recovery], stopped: list[Recovery]) -> dict[str, Any]:
+    """The last line."""
+    with_s, without_s = _median_s(ours), _median_s(bare)
+    result: dict[str, Any] = {
+        "with_shim_s": round(with_s, 4),
+        "without_shim_s": round(without_s, 4),
+        "share": round(with_s / without_s, 3),
+        "phases_ms": {"with": _phases(ours), "without": _phases(bare)},
+        "taken_down_ms": round(statistics.median(one.taken_down_ms for one in [*ours, *bare]), 1),
+        "pairs": len(ours),
+        "with_shim_all_s": [round(one.total_s, 3) for one in ours],
+        "without_shim_all_s": [round(one.total_s, 3) for one in bare],
+    }
+    if stopped:
+        result |= {
+            "hang_to_verdict_s": round(statistics.median(one.verdict_s for one in stopped), 3),
+            "verdict_to_step_s": round(_median_s(stopped), 4),
+            "hang_to_verdict_all_s": [round(one.verdict_s, 3) for one in stopped],
+            "verdict_to_step_all_s": [round(one.total_s, 3) for one in stopped],
+        }
+        result["phases_ms"]["stopped"] = _phases(stopped)
+    return result
+
+
+def _median_s(found: list[Recovery]) -> float:
+    return statistics.median(one.total_s for one in found)
+
+
+def _phases(found: list[Recovery]) -> dict[str, float]:
+    names = [name for name in found[0].phases_ms if all(name in one.phases_ms for one in found)]
+    return {name: round(statistics.median(one.phases_ms[name] for one in found), 1) for name in names}
