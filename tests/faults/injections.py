@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,15 +27,21 @@ from tests.faults.plan import Plan
 Injection = Callable[[Plan, int], object]
 
 
+@cache
+def native(plan: Plan, *, keeps_gil: bool = False) -> Any:
+    """The library in which a rank crashes; the set-up has loaded it, as it does every other one."""
+    load = ctypes.PyDLL if keeps_gil else ctypes.CDLL
+    return load(str(plan.path("native.so")))
+
+
 def kill(plan: Plan, rank: int) -> None:
     plan.strike(rank)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def crash(plan: Plan, rank: int) -> None:
-    native = ctypes.CDLL(str(plan.path("native.so")))
     plan.strike(rank)
-    native.crash()
+    native(plan).crash()
 
 
 def crash_in_thread(plan: Plan, rank: int) -> None:
@@ -99,15 +106,13 @@ def outgrow_cgroup(plan: Plan, rank: int) -> None:
 
 
 def hold_gil(plan: Plan, rank: int) -> None:
-    native = ctypes.PyDLL(str(plan.path("native.so")))
     plan.strike(rank)
-    native.spin()
+    native(plan, keeps_gil=True).spin()
 
 
 def sleep_uninterruptibly(plan: Plan, rank: int) -> None:
-    native = ctypes.CDLL(str(plan.path("native.so")))
     plan.strike(rank)
-    native.sleep_uninterruptibly()
+    native(plan).sleep_uninterruptibly()
 
 
 def lock_twice(plan: Plan, rank: int) -> None:

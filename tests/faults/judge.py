@@ -41,10 +41,17 @@ class Expected:
 
 @dataclass(frozen=True)
 class Seen:
-    """What has come of a scene. `outcome` is what the ranks left at their ends; `status` None if there was no end."""
+    """What has come of a scene.
+
+    Attributes:
+        struck_s: when the fault came, the first and the last of several.
+        status: the job's exit status; None if it has not ended.
+        outcome: what the ranks left at their ends.
+
+    """
 
     events: Sequence[Event]
-    struck_s: float | None
+    struck_s: tuple[float, float] | None
     status: int | None
     outcome: Mapping[int, Mapping[str, Any]]
 
@@ -59,7 +66,7 @@ class Seen:
         return [event for event in after if event["fault"] == after[0]["fault"]]
 
     def _follows(self, event: Event) -> bool:
-        return self.struck_s is not None and event["monotonic_s"] >= self.struck_s
+        return self.struck_s is not None and event["monotonic_s"] >= self.struck_s[0]
 
     @property
     def decisive(self) -> Event | None:
@@ -72,11 +79,11 @@ class Seen:
 
     @property
     def verdict_s(self) -> float | None:
-        """How long after the fault that was."""
+        """How long after the fault that was; after the last one, if there were several."""
         decisive = self.decisive
         if decisive is None or self.struck_s is None:
             return None
-        return float(decisive["monotonic_s"]) - self.struck_s
+        return float(decisive["monotonic_s"]) - self.struck_s[1]
 
     @property
     def false_alarms(self) -> list[Event]:

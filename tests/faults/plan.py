@@ -69,11 +69,11 @@ class Plan:
         """Note that the fault comes now."""
         self.note(f"injected-{name}", repr(time.monotonic()))
 
-    def struck_s(self) -> float | None:
-        """When the fault came, the last one of several; None as long as one has not."""
-        notes = (
-            [self.path(f"injected-{rank}") for rank in self.victims] if self.fault else [self.path("injected-player")]
-        )
+    def struck_s(self) -> tuple[float, float] | None:
+        """When the fault came, the first and the last of several; None as long as one has not."""
+        names = self.victims if self.fault else ("player",)
+        notes = [self.path(f"injected-{name}") for name in names]
         if not all(note.exists() for note in notes):
             return None
-        return max(float(note.read_text()) for note in notes)
+        times = [float(note.read_text()) for note in notes]
+        return min(times), max(times)

@@ -24,7 +24,7 @@ def recovered(at_s: float, *replaced: int) -> Event:
     return {"event": "recovered", "monotonic_s": at_s, "replaced": names, "reason": "it had to be"}
 
 
-def seen(*events: Event, struck_s: float | None = 100.0, status: int | None = 0) -> Seen:
+def seen(*events: Event, struck_s: tuple[float, float] | None = (100.0, 100.0), status: int | None = 0) -> Seen:
     return Seen(events, struck_s, status, OUTCOME)
 
 
@@ -40,6 +40,14 @@ def test_the_time_is_that_of_the_first_event_that_stays() -> None:
     assert GOOD.verdict_s == pytest.approx(2.0)
     changed = seen(verdict(100.5), verdict(101.0, "STALLED", ()), verdict(101.5))
     assert changed.verdict_s == pytest.approx(1.5)
+
+
+def test_of_several_faults_the_last_one_counts() -> None:
+    both = Expected(("KILLED",), ((1, 2),), 0.5, recovers=True)
+    events = verdict(100.1, "KILLED", (1,)), verdict(100.6, "KILLED", (1, 2)), recovered(101.0, 1, 2)
+    found = seen(*events, struck_s=(100.0, 100.4))
+    assert found.verdict_s == pytest.approx(0.2)
+    assert judge(both, found, STEPS, RANKS) == []
 
 
 @pytest.mark.parametrize(
