@@ -34,6 +34,8 @@ def title(fault: FaultEntry) -> str:
     """What it is called, in the words of its verdict."""
     if fault.verdict is not None:
         return fault.verdict.title or fault.verdict.kind
+    if fault.number == 0:
+        return "planned"
     return "; ".join(
         dict.fromkeys(cause or "cause unknown" for one in fault.recoveries for cause in one.causes.values())
     )
@@ -43,9 +45,32 @@ def outcome(fault: FaultEntry, *, running: bool) -> str:
     """What came of it, in a word or two."""
     if fault.recoveries:
         return ", ".join(one.strategy for one in fault.recoveries)
-    if fault.verdict is not None and fault.verdict.kind in REPORTED:
+    if is_reported(fault):
         return "reported only"
     return "under way" if running and not fault.closed else "not recovered"
+
+
+def outcome_style(fault: FaultEntry, *, running: bool) -> str:
+    """How its outcome is shown."""
+    if fault.total_ms is not None:
+        return GOOD
+    return ALARM if outcome(fault, running=running) != "reported only" else VICTIM
+
+
+def told_in_full(faults: Sequence[FaultEntry], *, everything: bool) -> list[FaultEntry]:
+    """All, or the newest; if that one was only reported, the newest one that was not comes before it."""
+    if everything:
+        return list(faults)
+    real = [fault for fault in faults if fault.number]
+    newest = real[-1:] or list(faults[-1:])
+    if newest and is_reported(newest[0]):
+        newest = [fault for fault in real if not is_reported(fault)][-1:] + newest
+    return newest
+
+
+def is_reported(fault: FaultEntry) -> bool:
+    """It was told, and nothing was done about it."""
+    return not fault.recoveries and fault.verdict is not None and fault.verdict.kind in REPORTED
 
 
 def phases(recovery: Recovery) -> str:
@@ -58,7 +83,10 @@ def fault_page(
 ) -> Iterator[RenderableType]:
     """The whole account; without `everything`, the beginning of what is long."""
     blamed = names(fault.culprits) if fault.culprits else "nobody can be blamed"
-    yield heading(f"Fault {fault.number}: {title(fault).upper()} · {blamed}", ALARM)
+    if fault.number:
+        yield heading(f"Fault {fault.number}: {title(fault).upper()} · {blamed}", ALARM)
+    else:
+        yield heading("Planned, nothing had failed")
     yield pairs(_facts(fault, running=running, everything=everything))
     if record is None:
         return
@@ -132,7 +160,20 @@ def _ranks(fault: FaultEntry, evidence: dict[int, Evidence], *, everything: bool
     order = sorted(evidence, key=lambda rank: (rank not in fault.culprits, rank not in victims, rank))
     shown = order if everything else order[:_RANKS]
     yield heading("Ranks, as they were then")
-    columns = (">rank", ">node", ">pid", "", "state", ">step", "doing", "waits in", ">for", "main thread at")
+    columns = (
+        ">rank",
+        ">node",
+        ">pid",
+        "",
+        "state",
+        ">step",
+        "doing",
+        "waits in",
+        ">for",
+        ">step takes",
+        ">its own",
+        "main thread at",
+    )
     rows = [_rank(rank, evidence[rank], fault.culprits, victims) for rank in shown]
     if len({known.node for known in evidence.values()}) == 1:
         rows = [((*cells[:1], "", *cells[2:]), style) for cells, style in rows]
@@ -157,6 +198,8 @@ def _rank(rank: int, known: Evidence, culprits: Sequence[int], victims: frozense
         known.standing.value if known.standing is not None else "",
         waits,
         span(for_s),
+        span(known.pace.step_s) if known.pace is not None else "",
+        span(known.pace.own_s) if known.pace is not None else "",
         known.stack[0].rpartition("/")[2] if known.stack else "",
     )
     return cells, {"culprit": ALARM, "victim": VICTIM}.get(role, "")
@@ -214,12 +257,3 @@ def _cut(lines: Sequence[str], most: int) -> Iterable[RenderableType]:
     yield block(lines[:most])
     if len(lines) > most:
         yield block([f"… {len(lines) - most} more with --all"], QUIET)
-
-
-STYLES: Final = {"reported only": VICTIM, "not recovered": ALARM, "under way": VICTIM}
-"""Of outcomes; any other is a strategy that has succeeded."""
-
-
-def outcome_style(told: str) -> str:
-    """How an outcome is shown."""
-    return STYLES.get(told, GOOD)
