@@ -4,7 +4,7 @@ Rules:
 
 1. Nothing here raises: what cannot be read, of a process that has gone or of another user's, is None or empty.
 2. A process is its number and its start time; one that has taken a dead one's number is another one.
-3. How long and how much can only be told by whoever looks twice. `Observer` keeps what the last look saw.
+3. How long and how much can only be told by whoever looks twice. `ProcessWatch` keeps what the last look saw.
 """
 
 import ctypes
@@ -12,6 +12,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from math import inf
 from time import monotonic
 from typing import Any, Final
 
@@ -174,22 +175,22 @@ def _prctl() -> Any:
 
 @dataclass(slots=True)
 class _Look:
-    """What was seen of a process and when, and since when its main thread has not moved."""
+    """What was seen of a process and when, and since when its main thread has been seen where it is."""
 
     known: Stat
     at_s: float
     turns: str
     """How often the main thread has been given a processor."""
     since_s: float
-    moved: bool = False
-    """It had moved before `since_s`, and did not stand already when it was first looked at."""
+    otherwise_s: float = -inf
+    """When it was seen last in another state, or before it had moved."""
     busy: float | None = None
     busy_s: float = 0.0
     """When `busy` was counted last, up to `used_ticks`."""
     used_ticks: int = 0
 
 
-class Observer:
+class ProcessWatch:
     """Looks at one process again and again."""
 
     def __init__(self, pid: int) -> None:
@@ -209,9 +210,9 @@ class Observer:
         look = self._last = _Look(known, now_s, turns, since_s=now_s, busy_s=now_s, used_ticks=known.used_ticks)
         if last is not None:
             if (last.known.state, last.turns) == (known.state, turns):
-                look.since_s, look.moved = last.since_s, last.moved
+                look.since_s, look.otherwise_s = last.since_s, last.otherwise_s
             else:
-                look.moved = True
+                look.otherwise_s = last.at_s
             if now_s - last.busy_s < _BRIEF_S:
                 look.busy, look.busy_s, look.used_ticks = last.busy, last.busy_s, last.used_ticks
             else:
@@ -248,9 +249,10 @@ class Observer:
 
 
 def _state_s(last: _Look) -> float | None:
-    """None if it has not moved, and has been looked at for too short a time to say that it stands."""
-    lasted_s = monotonic() - last.since_s
-    return lasted_s if last.moved or lasted_s >= _LASTING_S else None
+    """For how long it stands as it does, at least; None if that may be long or short, as far as was looked."""
+    now_s = monotonic()
+    lasted_s = now_s - last.since_s
+    return lasted_s if lasted_s >= _LASTING_S or now_s - last.otherwise_s < _LASTING_S else None
 
 
 def _shown(found: Iterable[tuple[int, Stat]]) -> tuple[Child, ...]:

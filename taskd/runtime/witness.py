@@ -20,7 +20,7 @@ from taskd.runtime.blackbox import Box
 from taskd.runtime.box_evidence import tell
 from taskd.runtime.cgroups import Counters, Habitat
 from taskd.runtime.disks import full_disk
-from taskd.runtime.processes import Observer
+from taskd.runtime.processes import ProcessWatch
 from taskd.wire.messages import Account, SawNonFinite
 
 FRESH_S: Final = 5.0
@@ -36,9 +36,9 @@ class _Known:
 
     pid: int
     incarnation: int
-    observer: Observer
+    observer: ProcessWatch
     habitat: Habitat
-    former: deque[Observer] = field(default_factory=lambda: deque(maxlen=_MOST_FORMER))
+    former: deque[ProcessWatch] = field(default_factory=lambda: deque(maxlen=_MOST_FORMER))
     """Processes that held the rank before, as long as some child of theirs lives."""
     account: Account | None = None
     heard_s: float = 0.0
@@ -58,7 +58,7 @@ class Witness:
         What was noted of the rank's former process is dropped, but for the children that it may have left.
         """
         former = self._ranks.get(rank)
-        known = self._ranks[rank] = _Known(pid, incarnation, Observer(pid), Habitat(pid, self._counters))
+        known = self._ranks[rank] = _Known(pid, incarnation, ProcessWatch(pid), Habitat(pid, self._counters))
         if former is not None:
             known.former.extend(former.former)
             known.former.append(former.observer)
@@ -134,7 +134,7 @@ def _said(known: _Known, standing: Standing | None, standing_s: float | None, *,
     return fields
 
 
-def _with_orphans(process: Process, former: deque[Observer]) -> Process:
+def _with_orphans(process: Process, former: deque[ProcessWatch]) -> Process:
     """With those that the rank's former processes have left."""
     found: dict[int, Child] = {child.pid: child for child in process.orphans}
     for observer in list(former):

@@ -4,9 +4,6 @@ import os
 import signal
 import subprocess
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,84 +12,14 @@ from taskd.core.endings import ending_of
 from taskd.core.evidence import Evidence, NonFinite, RunState, Standing
 from taskd.core.verdict import Kind
 from taskd.runtime.blackbox import Box
-from taskd.runtime.native_stacks import py_spy, take_native
 from taskd.runtime.witness import FRESH_S, Witness
 from taskd.wire.messages import Account, SawNonFinite, ThreadStack
 from tests.launch import Launcher
-from tests.runtime.local import ROOT
+from tests.runtime.watched import LIMIT_S, Start, until
 
 pytestmark = pytest.mark.timeout(60)
-LIMIT_S = 20.0
 UNANSWERED_S = 1.2
 TORCH_ALLREDUCE = 1 | 1 << 8
-PROGRAM = """
-import ctypes, mmap, os, signal, subprocess, sys, threading, time
-from pathlib import Path
-from taskd.runtime.recorder import Phase, Recorder
-r = Recorder()
-r.attach(Path({box!r}), 0, 0)
-r.phase(Phase.TRAINING)
-held, free = ctypes.PyDLL(None), ctypes.CDLL(None)
-{before}
-r.step(41)
-{body}
-"""
-
-
-@pytest.fixture
-def box(leak_mark: str) -> Iterator[Box]:
-    made = Box.create(Path("/dev/shm") / f"taskd-test-{uuid.uuid4().hex}")
-    yield made
-    made.close()
-    made.unlink()
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    end_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end_s, f"not within {LIMIT_S} s: {what}"
-        time.sleep(0.002)
-
-
-class Rank:
-    """A process with a box, and the witness that watches it."""
-
-    def __init__(self, launcher: Launcher, box: Box, body: str, before: str = "") -> None:
-        command = ["python", "-c", PROGRAM.format(box=str(box.path), body=body, before=before)]
-        self.process = launcher.start(command, env={"PYTHONPATH": str(ROOT)})
-        self.pid, self.box, self.witness = self.process.pid, box, Witness()
-        self.witness.begin(3, self.pid, 0)
-        until(lambda: box.read().step == 41, "it is up")
-
-    def take(self, status: int | None = None) -> Evidence:
-        ending = None if status is None else ending_of(status)
-        return self.witness.take(3, self.pid, self.box, node=1, ending=ending)
-
-    def until(self, condition: Callable[[Evidence], object]) -> Evidence:
-        found: list[Evidence] = []
-
-        def holds() -> object:
-            found[:] = [self.take()]
-            return condition(found[0])
-
-        until(holds, str(condition))
-        return found[0]
-
-    def state(self, state: RunState) -> Evidence:
-        return self.until(lambda known: known.process is not None and known.process.state is state)
-
-    def end(self, status: int) -> Evidence:
-        """Evidence as an agent takes it: its process is a zombie then."""
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        return self.take(status)
-
-
-@pytest.fixture
-def start(launcher: Launcher, box: Box) -> Callable[..., Rank]:
-    return lambda body, before="": Rank(launcher, box, body, before)
-
-
-Start = Callable[..., Rank]
 
 
 def test_one_that_trains(start: Start) -> None:
@@ -251,8 +178,10 @@ def test_uninterruptible(start: Start) -> None:
     rank = start(f"threading.Timer(30, os._exit, (0,)).start()\n{child}")
     known = rank.state(RunState.UNINTERRUPTIBLE)
     assert condition_of_hang(known).kind is not Kind.UNINTERRUPTIBLE, "it did not stand a moment ago"
-    known = Witness().take(3, rank.pid, rank.box, node=0)
-    assert condition_of_hang(known).kind is Kind.UNINTERRUPTIBLE, "looked at once: it may well last"
+    witness = Witness()
+    for _ in range(2):
+        known = witness.take(3, rank.pid, rank.box, node=0)
+        assert condition_of_hang(known).kind is Kind.UNINTERRUPTIBLE, "looked at briefly: it may well last"
     end_s = time.monotonic() + UNANSWERED_S
     while time.monotonic() < end_s:
         known = rank.take()
@@ -260,6 +189,19 @@ def test_uninterruptible(start: Start) -> None:
     assert known.process is not None
     assert known.process.state_s is not None
     assert known.process.state_s > 1.0
+
+
+def test_one_that_was_looked_at_long_ago_may_stand_since_then(launcher: Launcher) -> None:
+    process = launcher.start(["sh", "-c", "sleep 1.5 & wait; sleep 60"])
+    witness = Witness()
+    witness.begin(0, process.pid, 0)
+    end_s = time.monotonic() + 2.5
+    while time.monotonic() < end_s:
+        time.sleep(0.1)
+    for _ in range(2):
+        known = witness.take(0, process.pid, None, node=0)
+        assert known.process is not None
+        assert known.process.state_s is None
 
 
 def test_one_that_moves_does_not_stand(start: Start) -> None:
@@ -415,29 +357,6 @@ for number in range(1100): r._core.taskd_leave({enter})
             rank.take(status)
             costs.append(time.thread_time() - before_s)
         assert sorted(costs)[len(costs) // 4] < 0.002, costs
-
-
-def test_native_stacks(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    if py_spy() is None:
-        pytest.skip("needs py-spy, of the extra taskd[stacks]")
-    rank = start("held.sleep(60)")
-    rank.until(lambda known: known.clocks is not None and known.clocks.gil_s)
-    text = take_native(rank.pid, timeout_s=20)
-    assert "sleep" in text
-    assert "<module>" in text
-    assert take_native(4_194_303) == ""
-    before_s = time.monotonic()
-    assert take_native(rank.pid, timeout_s=0.001) == ""
-    assert time.monotonic() - before_s < 0.5
-    monkeypatch.setattr("taskd.runtime.native_stacks.py_spy", lambda: None)
-    assert take_native(rank.pid) == ""
-
-
-def test_no_py_spy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("sys.prefix", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert py_spy() is None
-    assert take_native(os.getpid()) == ""
 
 
 def test_a_sender_that_has_ended_has_no_name(start: Start) -> None:
