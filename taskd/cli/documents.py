@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from taskd.cli.fault_page import outcome, title, told_in_full
-from taskd.cli.job_page import Evidenced, Kept, is_running
+from taskd.cli.job_page import Evidenced, Kept, is_recovering, is_running
 from taskd.runtime.chronicle import Chronicle, FaultEntry, KeptBox
 from taskd.runtime.faultfile import FaultRecord
 from taskd.runtime.portrait import Portrait
@@ -33,12 +33,13 @@ def job_document(
     jobs: Sequence[Chronicle], ranks: Sequence[Portrait], kept: Kept, read: Evidenced, *, everything: bool
 ) -> Document:
     """The last of these jobs, and a summary of each. Without `everything`, only what is told in full has evidence."""
-    job, running = jobs[-1], is_running(jobs[-1], ranks)
+    job, recovering = jobs[-1], is_recovering(jobs[-1])
     told = {id(fault) for fault in told_in_full(job.faults, everything=everything)}
+    pids = {str(rank): pid for rank, pid in job.pids.items()}
     return {
         "kind": "job",
-        "job": _summary(job) | {"running": running, "pids": {str(rank): pid for rank, pid in job.pids.items()}},
-        "faults": [_fault(fault, read(fault) if id(fault) in told else None, running=running) for fault in job.faults],
+        "job": _summary(job) | {"running": is_running(job, ranks), "pids": pids},
+        "faults": [_fault(one, read(one) if id(one) in told else None, recovering=recovering) for one in job.faults],
         "ranks": [asdict(rank) for rank in ranks],
         "boxes": [_box(box, one) for box, one in kept],
         "jobs": [_summary(one) for one in jobs],
@@ -64,12 +65,13 @@ def _summary(job: Chronicle) -> Document:
         "ended": _plain(job.ended),
         "managers": job.managers,
         "generation": job.generation,
+        "phase": job.phase,
         "faults": len(job.faults),
         "damaged_lines": job.damaged_lines,
     }
 
 
-def _fault(fault: FaultEntry, record: FaultRecord | None, *, running: bool) -> Document:
+def _fault(fault: FaultEntry, record: FaultRecord | None, *, recovering: bool) -> Document:
     verdict = fault.verdict
     return {
         "fault": fault.number,
@@ -78,7 +80,7 @@ def _fault(fault: FaultEntry, record: FaultRecord | None, *, running: bool) -> D
         "step": fault.step,
         "title": title(fault),
         "culprits": fault.culprits,
-        "outcome": outcome(fault, running=running),
+        "outcome": outcome(fault, recovering=recovering),
         "total_ms": fault.total_ms,
         "verdict": _plain(verdict) | {"took_s": verdict.took_s} if verdict is not None else None,
         "changes": fault.changes,

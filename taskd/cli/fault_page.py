@@ -22,6 +22,7 @@ _RANKS: Final = 32
 _FRAMES: Final = 12
 _STACKS: Final = 4
 _NATIVE_LINES: Final = 40
+_LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")
 _ASKED_S: Final = 1.0
 _STATES: Final = {
     RunState.UNINTERRUPTIBLE: "uninterruptible",
@@ -41,20 +42,22 @@ def title(fault: FaultEntry) -> str:
     )
 
 
-def outcome(fault: FaultEntry, *, running: bool) -> str:
-    """What came of it, in a word or two."""
+def outcome(fault: FaultEntry, *, recovering: bool) -> str:
+    """What came of it, in a word or two; `recovering`: the job is being recovered from its newest fault."""
     if fault.recoveries:
         return ", ".join(one.strategy for one in fault.recoveries)
     if is_reported(fault):
         return "reported only"
-    return "under way" if running and not fault.closed else "not recovered"
+    if fault.closed:
+        return "not recovered"
+    return "under way" if recovering else "told only"
 
 
-def outcome_style(fault: FaultEntry, *, running: bool) -> str:
+def outcome_style(fault: FaultEntry, *, recovering: bool) -> str:
     """How its outcome is shown."""
     if fault.total_ms is not None:
         return GOOD
-    return ALARM if outcome(fault, running=running) != "reported only" else VICTIM
+    return ALARM if outcome(fault, recovering=recovering) == "not recovered" else VICTIM
 
 
 def told_in_full(faults: Sequence[FaultEntry], *, everything: bool) -> list[FaultEntry]:
@@ -79,7 +82,7 @@ def phases(recovery: Recovery) -> str:
 
 
 def fault_page(
-    fault: FaultEntry, record: FaultRecord | None, *, running: bool, everything: bool
+    fault: FaultEntry, record: FaultRecord | None, *, recovering: bool, everything: bool
 ) -> Iterator[RenderableType]:
     """The whole account; without `everything`, the beginning of what is long."""
     blamed = names(fault.culprits) if fault.culprits else "nobody can be blamed"
@@ -87,7 +90,7 @@ def fault_page(
         yield heading(f"Fault {fault.number}: {title(fault).upper()} · {blamed}", ALARM)
     else:
         yield heading("Planned, nothing had failed")
-    yield pairs(_facts(fault, running=running, everything=everything))
+    yield pairs(_facts(fault, recovering=recovering, everything=everything))
     if record is None:
         return
     if record.problem:
@@ -104,7 +107,7 @@ def _kind(name: str) -> str:
     return Kind[name].value if name in Kind.__members__ else name
 
 
-def _facts(fault: FaultEntry, *, running: bool, everything: bool) -> Iterator[tuple[str, str]]:
+def _facts(fault: FaultEntry, *, recovering: bool, everything: bool) -> Iterator[tuple[str, str]]:
     verdict = fault.verdict
     if verdict is not None:
         what, _, why = verdict.sentence.rpartition(_WHY)
@@ -120,7 +123,7 @@ def _facts(fault: FaultEntry, *, running: bool, everything: bool) -> Iterator[tu
     if verdict is not None and verdict.hang is not None:
         yield "hang", _hang(verdict)
     if not fault.recoveries:
-        yield "done", outcome(fault, running=running)
+        yield "done", outcome(fault, recovering=recovering)
     for one in fault.recoveries:
         yield "done", _done(one)
         yield "phases, ms", phases(one)
@@ -200,9 +203,16 @@ def _rank(rank: int, known: Evidence, culprits: Sequence[int], victims: frozense
         span(for_s),
         span(known.pace.step_s) if known.pace is not None else "",
         span(known.pace.own_s) if known.pace is not None else "",
-        known.stack[0].rpartition("/")[2] if known.stack else "",
+        _place(known.stack),
     )
     return cells, {"culprit": ALARM, "victim": VICTIM}.get(role, "")
+
+
+def _place(stack: Sequence[str]) -> str:
+    """The innermost frame, and the innermost one of the job's own code."""
+    own = next((frame for frame in stack if not any(part in frame for part in _LIBRARIES)), "")
+    frames = dict.fromkeys(frame.rpartition("/")[2] for frame in (*stack[:1], own) if frame)
+    return " < ".join(frames)
 
 
 def _short(call: Collective) -> str:
@@ -234,7 +244,8 @@ def state(known: Evidence) -> str:
 
 
 def _stacks(fault: FaultEntry, evidence: dict[int, Evidence], *, everything: bool) -> Iterator[RenderableType]:
-    ranks = [rank for rank in (fault.culprits or sorted(evidence)) if rank in evidence]
+    others = () if fault.culprits and not everything else sorted(evidence.keys() - set(fault.culprits))
+    ranks = [rank for rank in (*fault.culprits, *others) if rank in evidence]
     told = [rank for rank in ranks if evidence[rank].stack or evidence[rank].native or evidence[rank].threads]
     for rank in told if everything else told[:_STACKS]:
         known = evidence[rank]

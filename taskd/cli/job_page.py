@@ -24,6 +24,7 @@ from taskd.cli.tables import (
     span,
     wall,
 )  # fmt: skip
+from taskd.core.phases import Phase
 from taskd.core.verdict import names
 from taskd.runtime.chronicle import Chronicle, FaultEntry, KeptBox
 from taskd.runtime.faultfile import FaultRecord
@@ -31,6 +32,9 @@ from taskd.runtime.portrait import Portrait
 
 _FAULTS: Final = 10
 _SILENT_S: Final = 1.0
+_RECOVERING: Final = frozenset(
+    phase.value for phase in (Phase.PAUSING, Phase.JOINING, Phase.RESUMING, Phase.RESTARTING)
+)
 Evidenced = Callable[[FaultEntry], FaultRecord | None]
 Kept = Sequence[tuple[KeptBox, Portrait | None]]
 """Each with what it shows; None if it cannot be read."""
@@ -40,15 +44,15 @@ def job_page(
     job: Chronicle, ranks: Sequence[Portrait], kept: Kept, read: Evidenced, *, everything: bool
 ) -> Iterator[RenderableType]:
     """All that is known of a job; without `everything`, the newest fault and the beginning of what is long."""
-    running = is_running(job, ranks)
+    running, recovering = is_running(job, ranks), is_recovering(job)
     yield _title(job, running=running)
     yield pairs(_facts(job, ranks, running=running))
     if job.faults:
-        yield from _table(job.faults, running=running, everything=everything)
+        yield from _table(job.faults, recovering=recovering, everything=everything)
     else:
         yield heading("No fault is recorded.", GOOD)
     for fault in told_in_full(job.faults, everything=everything):
-        yield from fault_page(fault, read(fault), running=running, everything=everything)
+        yield from fault_page(fault, read(fault), recovering=recovering, everything=everything)
     if ranks:
         yield from _living(ranks)
     if kept:
@@ -58,6 +62,11 @@ def job_page(
 def is_running(job: Chronicle, ranks: Sequence[Portrait]) -> bool:
     """No end is recorded, and a rank of it lives on this machine."""
     return job.ended is None and any(rank.state == "alive" for rank in ranks)
+
+
+def is_recovering(job: Chronicle) -> bool:
+    """Its newest directive serves a recovery."""
+    return job.ended is None and job.phase in _RECOVERING
 
 
 def jobs_table(jobs: Sequence[Chronicle]) -> Iterator[RenderableType]:
@@ -94,23 +103,27 @@ def _facts(job: Chronicle, ranks: Sequence[Portrait], *, running: bool) -> Itera
         missing = len(job.pids) - len(ranks)
         elsewhere = f", {missing} more on other nodes" if missing > 0 else ""
         yield "now", f"{len(ranks)} ranks here{elsewhere}, newest step {max(steps, default=-1)}"
+    recovering = is_recovering(job)
     for fault in told_in_full(job.faults, everything=False):
         blamed = f" · {names(fault.culprits)}" if fault.culprits else ""
         told = line(f"{fault.number or '-'}: {title(fault)}{blamed} · ", ALARM if fault.number else "")
-        yield "last fault", told.append(outcome(fault, running=running), outcome_style(fault, running=running))
+        yield (
+            "last fault",
+            told.append(outcome(fault, recovering=recovering), outcome_style(fault, recovering=recovering)),
+        )
     if job.damaged_lines:
         yield "journal", line(f"{job.damaged_lines} damaged lines were skipped", VICTIM)
 
 
-def _table(faults: Sequence[FaultEntry], *, running: bool, everything: bool) -> Iterator[RenderableType]:
+def _table(faults: Sequence[FaultEntry], *, recovering: bool, everything: bool) -> Iterator[RenderableType]:
     shown = faults if everything else faults[-_FAULTS:]
     yield heading("Faults" + (f", the newest {len(shown)} of {len(faults)}" if len(shown) < len(faults) else ""))
     columns = (">#", "when", ">step", "verdict", "culprit", ">found in", "done", ">total ms", "phases, ms")
-    rows = [_fault(fault, running=running) for fault in shown]
+    rows = [_fault(fault, recovering=recovering) for fault in shown]
     yield Listing(columns, rows, spare=("phases, ms", ">found in", ">step", ">total ms"), wide=("verdict",))
 
 
-def _fault(fault: FaultEntry, *, running: bool) -> Row:
+def _fault(fault: FaultEntry, *, recovering: bool) -> Row:
     cells = (
         str(fault.number or "-"),
         wall(fault.unix_s),
@@ -118,7 +131,7 @@ def _fault(fault: FaultEntry, *, running: bool) -> Row:
         title(fault),
         names(fault.culprits) if fault.culprits else "",
         span(fault.verdict.took_s) if fault.verdict is not None else "",
-        line(outcome(fault, running=running), outcome_style(fault, running=running)),
+        line(outcome(fault, recovering=recovering), outcome_style(fault, recovering=recovering)),
         f"{fault.total_ms:.0f}" if fault.total_ms is not None else "",
         phases(fault.recoveries[-1]) if fault.recoveries else "",
     )

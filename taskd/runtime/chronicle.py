@@ -148,7 +148,8 @@ class KeptBox:
 
 @dataclass(frozen=True, slots=True)
 class Chronicle:
-    """One job. `pids` are those that its managers saw last, by rank; `managers` how many it has had.
+    """One job. `pids` are those that its managers saw last, by rank; `managers` how many it has had, `phase`
+    what the newest directive was for.
 
     Faults and kept boxes come with the newest last.
     """
@@ -160,6 +161,7 @@ class Chronicle:
     ended: Ended | None
     managers: int
     generation: int | None
+    phase: str
     pids: dict[int, int]
     faults: tuple[FaultEntry, ...]
     boxes: tuple[KeptBox, ...]
@@ -204,6 +206,7 @@ class _Reader:
     ended: Ended | None = None
     managers: int = 0
     generation: int | None = None
+    phase: str = ""
     by_node: dict[object, dict[int, int]] = field(default_factory=dict)
     faults: dict[tuple[int, int], FaultEntry] = field(default_factory=dict)
     """By manager and number; planned changes have negative ones."""
@@ -229,6 +232,7 @@ class _Reader:
                 self.by_node[str(entry.get("node_rank"))] = {int(rank): pid for rank, pid in pids.items()}
             case "directive":
                 self.generation = msgspec.convert(entry.get("generation"), int | None)
+                self.phase = str(entry.get("phase", ""))
         self.newest_unix_s = unix_s if unix_s is not None else self.newest_unix_s
         if self.started_unix_s is None:
             self.started_unix_s = unix_s
@@ -307,6 +311,7 @@ def read_job(folder: Path) -> Chronicle:
         ended=reader.ended,
         managers=reader.managers,
         generation=reader.generation,
+        phase=reader.phase,
         pids={rank: pid for pids in reader.by_node.values() for rank, pid in pids.items()},
         faults=tuple(reader.faults.values()),
         boxes=tuple(_kept(folder)),

@@ -70,6 +70,7 @@ def test_all_tells_every_fault_and_thread(records, blackbox) -> None:
     assert output.index("Fault 1: KILLED BY A SIGNAL · rank 2") < output.index("Fault 2: STOPPED · rank 2")
     assert output.count("Python stack of rank 2, thread MainThread, innermost first") == 2
     assert output.count("Python stack of rank 2, thread pin_memory, innermost first") == 2
+    assert output.count("Python stack of rank 0, thread MainThread, innermost first") == 2
     assert "more with --all" not in output
 
 
@@ -251,7 +252,7 @@ def test_the_last_job_of_a_name_counts(records, document, run_dir) -> None:
     faults = document(run_dir, "--all")["faults"]
     assert [(fault["fault"], fault["manager"], fault["outcome"]) for fault in faults] == [
         (1, 1, "not recovered"),
-        (1, 2, "not recovered"),
+        (1, 2, "told only"),
     ]
     assert "written for another fault" in faults[0]["evidence_problem"]
     assert faults[1]["evidence"]
@@ -263,6 +264,17 @@ def test_a_verdict_that_changes_is_one_fault(records, document, run_dir) -> None
     job.verdict(1, "SIGSEGV in native code")
     (fault,) = document(run_dir)["faults"]
     assert (fault["title"], fault["changes"]) == ("crashed in native code", 1)
+
+
+@pytest.mark.parametrize(("phase", "outcome"), [("pausing", "under way"), ("strayed", "told only")])
+def test_whether_a_fault_is_being_recovered(phase, outcome, records, document, run_dir) -> None:
+    job = records()
+    job.journal.write("directive", generation=2, order="pause", phase=phase, reason="")
+    job.verdict(1, "SIGSTOP")
+    told = document(run_dir)
+    assert (told["faults"][0]["outcome"], told["job"]["generation"], told["job"]["phase"]) == (outcome, 2, phase)
+    job.stopped("nobody can go on", 1)
+    assert document(run_dir)["faults"][0]["outcome"] == "not recovered"
 
 
 def test_several_jobs_are_listed_and_the_newest_is_told(records, blackbox, document, run_dir) -> None:
