@@ -57,7 +57,7 @@ class Inquest(Attempts):
 
     def note_progress(self, status: NodeStatus, place: int) -> None:
         """How far the ranks of a node are, and how fast."""
-        if self.phase is Phase.RUNNING or self.watch.hang is not None:
+        if self.phase is Phase.RUNNING or (self.phase is Phase.STRAYED and self.watch.hang is not None):
             self.watch.progress(place, status.progress, self._now_s)
             self.step = max(self.step, status.progress.step if status.progress is not None else -1)
         for pace in status.paces:
