@@ -150,15 +150,11 @@ class Inquest(Attempts):
 
     def _may_condemn(self, verdict: Verdict, alarms: int) -> bool:
         """If all are named, nobody is left to give the state: somebody has paused the job, and may let it go on."""
-        return alarms > len(AGAIN_S) or not set(self.world.ranks) <= set(verdict.culprits)
+        return alarms > len(AGAIN_S) or not set(self.world.ranks) <= set(_named(verdict))
 
     def _condemn(self, verdict: Verdict) -> None:
-        """Whoever the verdict names is replaced; if it names nobody, every process may go on.
-
-        That a node is silent is no reason: whether it is lost, its heartbeats tell.
-        """
-        named = () if verdict.kind is Kind.SILENT else verdict.culprits
-        causes = {rank: verdict.kind.value for rank in named if rank in self.world.ranks}
+        """Whoever the verdict names is replaced; if it names nobody, every process may go on."""
+        causes = {rank: verdict.kind.value for rank in _named(verdict) if rank in self.world.ranks}
         for rank in causes:
             self.world.replace(rank, self._now_s, joins=True)
         self._begin(causes or {min(verdict.victims or self.world.ranks): verdict.kind.value})
@@ -248,3 +244,8 @@ class Inquest(Attempts):
         self.faults += not before
         self._told_not_finite = verdict.culprits
         self._tell(verdict, dict(self._not_finite), reported=True)
+
+
+def _named(verdict: Verdict) -> tuple[int, ...]:
+    """Who is to be replaced. That a node is silent is no reason: whether it is lost, its heartbeats tell."""
+    return () if verdict.kind is Kind.SILENT else verdict.culprits

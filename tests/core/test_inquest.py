@@ -137,16 +137,22 @@ def test_the_answers_of_all_nodes_are_waited_for_and_those_that_do_not_come_too(
     assert job.at(Phase.STRAYED)  # perhaps its node is lost
     job.silent.clear()
     job.silent_for(0.3)
+    job.testify(0, {0: found[0], 1: found[1]})
     job.testify(1, {2: found[2], 3: found[3]})
     assert job.verdicts[-1].verdict.culprits == (2,)
 
 
-def test_an_agent_that_is_heard_and_does_not_answer_is_not_waited_for() -> None:
+def test_an_agent_that_is_heard_and_does_not_answer_is_asked_three_times_and_then_not_waited_for() -> None:
     job = trained(nodes=2, per_node=2)
     job.silent_for(2.5)
     found = seen("SIGSTOP", job)
-    job.testify(1, {2: found[2], 3: found[3]})
-    job.silent_for(0.75)
+    asked = {job.directive.inquiry}
+    for _ in range(5):
+        job.testify(1, {2: found[2], 3: found[3]})
+        assert job.at(Phase.STRAYED)
+        job.silent_for(0.25)
+        asked.add(job.directive.inquiry)
+    assert len(asked) == 3
     assert job.verdicts[-1].verdict.culprits == (2,)
 
 
@@ -155,6 +161,26 @@ def test_answers_to_an_older_question_do_not_count() -> None:
     job.silent_for(2.5)
     job.testify(0, seen("SIGSTOP", job), asked=False)
     assert job.at(Phase.STRAYED)
+
+
+def test_a_silent_node_is_no_reason_to_replace_its_ranks() -> None:
+    """No answer has come from anywhere: the question or the answers were lost."""
+    job = trained()
+    job.silent_for(5.0)
+    assert job.at(Phase.PAUSING)
+    assert job.incarnations == [0, 0, 0, 0]
+
+
+def test_a_job_that_somebody_has_stopped_as_a_whole_keeps_its_state() -> None:
+    job = trained()
+    for _ in AGAIN_S:
+        job.silent_until_asked(2000.0)
+        job.testify(0, seen("SIGSTOP", job, (0, 1, 2, 3)))
+        assert job.at(Phase.RUNNING)
+    assert [told.reported for told in job.verdicts] == [True, True]
+    job.silent_until_asked(2000.0)
+    job.testify(0, seen("SIGSTOP", job, (0, 1, 2, 3)))
+    assert job.at(Phase.RESTARTING)
 
 
 def test_a_hang_may_be_only_told() -> None:

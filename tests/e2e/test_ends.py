@@ -41,7 +41,7 @@ def test_torchrun_is_told_to_end(make_job: MakeJob, stranger: Job, leak_mark: st
     assert job.end() == (-number if number == signal.SIGKILL else 1)
     await_none(leak_mark, "these outlive torchrun")
     if number == signal.SIGKILL:
-        RankFiles(job.run_dir).close()  # it could not clean up: the next agent does
+        RankFiles(job.run_dir, "job").close()  # it could not clean up: the next agent does
     assert stranger.process.poll() is None
     stranger.release("stranger")
     assert stranger.end() == 0
