@@ -124,8 +124,7 @@ def test_killed_as_the_futex_tells_it(start: Start) -> None:
     assert known.gone
     assert known.life_lost
     assert known.ending is None
-    assert known.process is not None
-    assert known.process.exiting
+    rank.until(lambda known: known.process is not None and known.process.exiting)
 
 
 @pytest.mark.parametrize(
