@@ -52,7 +52,7 @@ install() {
     "${pip[@]}" $torch || die "pip could not install '$torch'." "It needs a package index; TASKD_TORCH chooses another torch or index."
     say "building and installing taskd with its extras"
     xargs "${pip[@]}" <<<"$build" || die "pip could not install what the build needs: $build"
-    "${pip[@]}" --no-build-isolation --editable '.[test,lint,examples]' || die "pip could not install taskd; its reason is above."
+    "${pip[@]}" --no-build-isolation --editable '.[test,lint,examples,stacks]' || die "pip could not install taskd; its reason is above."
     # `pip show taskd | awk '/^Location: /'` names site-packages, and launch scripts look for libtaskd.so below it.
     ln -sfn "$root/taskd" "$(site_packages)/taskd"
     have_outputs || die "the installation left no 'taskd' command or no libtaskd.so, though pip reported success." "Please report it."

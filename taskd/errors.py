@@ -51,3 +51,7 @@ class CheckpointError(TaskdError):
 
 class TransitionError(TaskdError):
     """An event came in a phase whose table does not know it. Nothing has changed. A bug in taskd: please report it."""
+
+
+class RecordError(TaskdError):
+    """What was asked for is no process of taskd, no black box, or no record of a job. Nothing was changed."""

@@ -1,4 +1,4 @@
-"""The command line: `taskd run …`, `taskd drain …` and `taskd doctor`.
+"""The command line: `taskd run …`, `taskd drain …`, `taskd blackbox …` and `taskd doctor`.
 
 Rules:
 
@@ -14,11 +14,13 @@ import taskd
 
 _USAGE = """usage: taskd run [torchrun's options] SCRIPT [script's arguments]
        taskd drain NODE [--manager HOST:PORT] [--timeout SECONDS]
+       taskd blackbox [FILE|PID|RUN_DIR] [--json] [--all]
        taskd doctor [--json]
        taskd --version
 
 run      torchrun with taskd switched on; takes every option of torchrun
 drain    move the ranks of a node to a spare one, at a step boundary
+blackbox what is recorded of a process or a job, also of a dead one
 doctor   whether taskd is in place, fits the installed torch, and what is switched on
 """
 
@@ -35,6 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from taskd.cli.drain import drain
 
             return drain(rest)
+        case ["blackbox", *rest]:
+            from taskd.cli.blackbox import blackbox
+
+            return blackbox(rest)
         case ["doctor", *rest]:
             from taskd.cli.doctor import doctor
 
@@ -47,5 +53,5 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         case _:
             found = f"found {words[0]!r}" if words else "found no command"
-            print(f"taskd: {found}, expected run, drain or doctor\n{_USAGE}", end="", file=sys.stderr)
+            print(f"taskd: {found}, expected run, drain, blackbox or doctor\n{_USAGE}", end="", file=sys.stderr)
             return 2

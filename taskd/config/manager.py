@@ -12,7 +12,7 @@ from taskd.config.reading import Source
 from taskd.config.rundir import run_dir
 from taskd.config.schema import unknown_names
 from taskd.config.security import Security
-from taskd.core.policy import Deadlines, Membership, Policy
+from taskd.core.policy import Deadlines, Membership, Policy, Tempo
 from taskd.errors import ConfigError
 
 _SUSPECT_HEARTBEATS = Membership().suspect_s / Membership().heartbeat_s
@@ -89,6 +89,8 @@ def _policy(source: Source) -> Policy:
         wait_node_s=source.seconds(settings.WAIT_RESCHEDULE_TIMEOUT),
         sized_wait_s=_sized_wait_s(source),
         dump_to=str(source.path(settings.CHECKPOINT_DIR) or ""),
+        recover_hangs=source.switch(settings.HANG_RECOVERY),
+        tempo=_tempo(source),
         deadlines=_deadlines(source),
         membership=_membership(source),
     )
@@ -110,6 +112,15 @@ def _deadlines(source: Source) -> Deadlines:
         join_s=source.seconds(settings.JOIN_TIMEOUT_S),
         resume_s=source.seconds(settings.RESUME_TIMEOUT_S),
         merge_s=source.seconds(settings.MERGE_WINDOW_S),
+    )
+
+
+def _tempo(source: Source) -> Tempo:
+    return Tempo(
+        first_s=source.seconds(settings.HANG_FIRST_S),
+        phase_s=source.seconds(settings.HANG_PHASE_S),
+        floor_s=source.seconds(settings.HANG_MIN_S),
+        factor=source.whole(settings.HANG_FACTOR),
     )
 
 

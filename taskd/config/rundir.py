@@ -1,6 +1,7 @@
 """The directory for sockets and records: where it is, not what is in it (nothing is created here)."""
 
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -10,6 +11,11 @@ from taskd.config.reading import Source
 
 MAX_RUN_DIR_BYTES: Final = 60
 """A Unix socket's path has at most 107 bytes; this leaves 47 for what the agent puts below."""
+
+
+def job_dir(directory: Path, job_id: str) -> Path:
+    """Where the records of one job are, below the run directory."""
+    return directory / re.sub(r"[^\w.-]", "_", job_id)
 
 
 def run_dir(source: Source) -> Path:

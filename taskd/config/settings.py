@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from taskd.config.schema import Kind, Reader, Setting, UnknownName, unknown_names
-from taskd.core.policy import Deadlines, Membership, Policy
+from taskd.core.policy import Deadlines, Membership, Policy, Tempo
 
 PREFIX: Final = "TASKD_"
 EMBEDDED: Final = "embedded"
@@ -23,6 +23,7 @@ _BOTH: Final = (Reader.MANAGER, Reader.AGENT)
 _WORKER: Final = (Reader.WORKER,)
 _DEADLINES: Final = Deadlines()
 _MEMBERSHIP: Final = Membership()
+_TEMPO: Final = Tempo()
 _POLICY: Final = Policy(job_id="", node_count=1, ranks_per_node=1)
 _DAY_S: Final = 86_400
 
@@ -131,6 +132,28 @@ JOIN_TIMEOUT_S = Setting(
 RESUME_TIMEOUT_S = Setting(
     "TASKD_RESUME_TIMEOUT_S", "resume_timeout_s", Kind.SECONDS, f"{_DEADLINES.resume_s:g}", _MANAGER,
     "Time for the first step after a recovery; only then does the recovery count as a success.", 0.1,
+)  # fmt: skip
+HANG_RECOVERY = Setting(
+    "TASKD_HANG_RECOVERY", "hang_recovery", Kind.SWITCH, "on", _MANAGER,
+    "A job that makes no progress is recovered: whoever holds it up is replaced. Off: it is only told who that is.",
+)  # fmt: skip
+HANG_MIN_S = Setting(
+    "TASKD_HANG_MIN_S", "hang_min_s", Kind.SECONDS, f"{_TEMPO.floor_s:g}", _MANAGER,
+    "No silence shorter than this is a hang. Longer ones are if the job's own rhythm does not explain them: by default "
+    "3 times the usual step.", 0.5, 7 * _DAY_S,
+)  # fmt: skip
+HANG_FACTOR = Setting(
+    "TASKD_HANG_FACTOR", "hang_factor", Kind.WHOLE, f"{_TEMPO.factor:.0f}", _MANAGER,
+    "So many times the usual step is a hang, once 200 steps are known.", 2, 1_000_000,
+)  # fmt: skip
+HANG_FIRST_S = Setting(
+    "TASKD_HANG_FIRST_S", "hang_first_s", Kind.SECONDS, f"{_TEMPO.first_s:g}", _MANAGER,
+    "The same before the first step, after a recovery, and until 20 steps are known.", 0.5, 7 * _DAY_S,
+)  # fmt: skip
+HANG_PHASE_S = Setting(
+    "TASKD_HANG_PHASE_S", "hang_phase_s", Kind.SECONDS, f"{_TEMPO.phase_s:g}", _MANAGER,
+    "The same in the first evaluation and in the first checkpoint; later ones may take 3 times as long as the longest.",
+    0.5, 7 * _DAY_S,
 )  # fmt: skip
 MANAGER = Setting(
     "TASKD_MANAGER", None, Kind.ADDRESS, None, _AGENT,

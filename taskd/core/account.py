@@ -152,7 +152,7 @@ def who(rank: int, known: Evidence | None) -> str:
     parts = (
         f"node {known.node}" if known.node is not None else "",
         f"pid {known.process.pid}" if known.process is not None else "",
-        f"step {known.step}" if known.step is not None else "",
+        f"step {known.step}" if known.step is not None and known.step >= 0 else "",
     )
     told = ", ".join(part for part in parts if part)
     return f"rank {rank} ({told})" if told else f"rank {rank}"

@@ -15,7 +15,7 @@ from taskd.core.budget import EARLY_S, EXIT_CODE, Budget, Fault
 from taskd.core.phases import Action, AskCluster, Note, Phase, Publish, Recovered, Stopped
 from taskd.core.policy import Policy, Strategy
 from taskd.core.ranks import plan_restore
-from taskd.core.record import FaultRecord
+from taskd.core.record import FaultRecord, tell
 from taskd.core.strategy import Decision, choose, is_sized, may_stay
 from taskd.core.world import World
 from taskd.errors import TransitionError
@@ -38,6 +38,10 @@ class Attempts:
     """Newest committed step that any rank has reported since the job, or all of its processes, last started."""
     term: int = 0
     """Number of this manager: agents obey the highest that they know."""
+    faults: int = 0
+    """Faults that were given a number."""
+    _inquiry: int = 0
+    """Number of the newest question to the agents."""
     _asked: dict[int, float] = field(default_factory=dict)
     """Places for which the cluster was asked for a node, and when."""
     _tried: dict[tuple[Strategy, bool], str] = field(default_factory=dict)
@@ -65,7 +69,7 @@ class Attempts:
 
     def _begin(self, causes: dict[int, str]) -> None:
         self._forget()
-        self.record = FaultRecord(self._now_s, self.step, causes=causes)
+        self.record = FaultRecord(self._now_s, self.step, causes=causes, fault=self.faults)
         if self._charge(list(causes)):
             self._attempt(new_world=True)
 
@@ -375,6 +379,7 @@ class Attempts:
             exit_code=exit_code,
             node_count=self.policy.node_count,
             at_commit=at_commit,
+            inquiry=self._inquiry,
             store_host=self._meeting[0] if anew else "",
             store_port=self._meeting[1] if anew else 0,
             places=self.world.table(),
@@ -387,8 +392,3 @@ class Attempts:
             ),
         )
         self._out.append(Publish(self.directive))
-
-
-def tell(causes: dict[int, str]) -> str:
-    """The causes of a fault in words."""
-    return "; ".join(f"rank {rank}: {cause or 'unknown cause'}" for rank, cause in sorted(causes.items()))

@@ -10,18 +10,19 @@ Rules:
 
 from dataclasses import dataclass, field
 
-from taskd.core.attempts import Attempts, tell
 from taskd.core.budget import EARLY_S
 from taskd.core.faults import FaultKind
-from taskd.core.phases import DONE, DUMPED, JOINED, RESTORED, RESUMED, UP, Note, Phase
+from taskd.core.inquest import Inquest
+from taskd.core.phases import DONE, DUMPED, JOINED, LIVE, RESTORED, RESUMED, UP, Note, Phase
 from taskd.core.places import age
 from taskd.core.policy import Strategy
+from taskd.core.record import tell
 from taskd.core.world import newest_generation
 from taskd.wire.messages import Ledger, Order, Stage
 
 
 @dataclass(slots=True)
-class Course(Attempts):
+class Course(Inquest):
     """A handler for each kind of event. Its subject is a rank, or for events of a node its place."""
 
     held: set[int] = field(default_factory=set)
@@ -81,10 +82,19 @@ class Course(Attempts):
 
     def stray(self, _rank: int) -> None:
         """A rank came out of its collectives on its own. Mostly a peer is dead, and that news is on its way."""
-        self._await_news(self.policy.deadlines.confirm_s)
+        ended = self._ended() if self.phase in LIVE else {}
+        if ended:
+            self._begin(ended)
+        else:
+            self._await_news(self.policy.deadlines.confirm_s)
 
     def unexplained(self, _subject: int) -> None:
         """No loss was reported: whoever has left is the culprit, or every process lives."""
+        if not self.overdue():
+            return
+        if self.watch.hang is not None:
+            self.judge(-1)
+            return
         ended = self._ended()
         if not ended and self.world.starting() and self._now_s - self._since_s < self.policy.deadlines.replace_s:
             self._confirm_until_s = self._now_s + self.policy.deadlines.confirm_s
@@ -194,6 +204,8 @@ class Course(Attempts):
         """A process ended with status 0; the job is done when all have."""
         if len(self.world.exited()) == len(self.world.ranks):
             self._stop("every rank exited with status 0", 0)
+        elif self.phase is Phase.STRAYED and self.world.at_stage(Stage.PAUSED):
+            self._begin(self._ended())
         elif self.phase is not Phase.FINISHING:
             self.finish(rank)
         elif self._confirm_until_s is not None:

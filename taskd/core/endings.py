@@ -6,10 +6,12 @@ Rules:
    would show, since that is what schedulers print.
 2. Whoever sent a signal is named if the black box has noted it. SIGKILL leaves no note: the cgroup's counter tells the
    kernel's OOM killer from a person.
+3. A cause is what the log, the record of a fault and the budget have. It begins with the status as torchrun has it.
 """
 
 from typing import Final
 
+from taskd.core.budget import EXIT_CODE
 from taskd.core.evidence import Cgroup, Ending, Evidence, Sender
 
 SIGABRT: Final = 6
@@ -48,6 +50,27 @@ _FRAMES_TOLD: Final = 4
 def signal_name(signum: int) -> str:
     """`SIGSEGV` and the like."""
     return _NAMES.get(signum, f"signal {signum}")
+
+
+def ending_of(status: int, *, age_s: float = 0.0, finished: bool = False, fenced: bool = False) -> Ending:
+    """From a status as Python's subprocess has it: negative for a signal."""
+    exited, signum = (status, None) if status >= 0 else (None, -status)
+    return Ending(exited, signum, age_s, finished, fenced)
+
+
+def in_words(status: int) -> str:
+    """An exit status as torchrun reports it; negative for a signal."""
+    if status >= 0:
+        return f"{EXIT_CODE} {status}"
+    return f"signal {-status}" + (f" ({_NAMES[-status]})" if -status in _NAMES else "")
+
+
+def cause(evidence: Evidence, status: int) -> str:
+    """How a process has ended, or is ending, and of what, as far as is known."""
+    error = evidence.error
+    if status > 0 and error is not None and error.main and error.where:
+        return f"{in_words(status)} at {error.where}"
+    return in_words(status) + (_cause(evidence, -status) if status < 0 else "")
 
 
 def died_of(evidence: Evidence) -> int | None:
@@ -96,22 +119,23 @@ def _cause(evidence: Evidence, signum: int) -> str:
     sender = _sender(evidence, signum)
     if killed_for_memory(evidence) and evidence.cgroup is not None:
         return f": {out_of_memory(evidence.cgroup)}"
+    if sender is not None and _itself(evidence, sender):
+        return ", sent by itself" if signum != SIGABRT else f": abort() was called{_place(evidence, signum)}"
     if sender is not None:
         return f", sent by {describe(sender)}"
     meaning = NATIVE_FAULTS.get(signum, "abort() was called" if signum == SIGABRT else "")
-    return (f": {meaning}" if meaning else "") + _place(evidence)
+    return (f": {meaning}" if meaning else "") + _place(evidence, signum)
 
 
 def _sender(evidence: Evidence, signum: int) -> Sender | None:
     fatal = evidence.fatal
     noted = fatal.sender if fatal is not None and fatal.signum == signum else None
-    sender = evidence.terminated_by if noted is None and signum == SIGTERM else noted
-    return None if sender is None or _itself(evidence, sender) else sender
+    return evidence.terminated_by if noted is None and signum == SIGTERM else noted
 
 
-def _place(evidence: Evidence) -> str:
+def _place(evidence: Evidence, signum: int) -> str:
     fatal = evidence.fatal
-    if fatal is None:
+    if fatal is None or fatal.signum != signum:
         return ""
     parts = [
         f"at address 0x{fatal.address:x}" if fatal.address is not None else "",

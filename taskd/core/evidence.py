@@ -251,6 +251,7 @@ class Evidence:
     error: PythonError | None = None
     clocks: Clocks | None = None
     step: int | None = None
+    """The newest that was committed; -1 if none was."""
     step_s: float | None = None
     standing: Standing | None = None
     standing_s: float | None = None

@@ -6,10 +6,14 @@ Rules:
 2. A report of a stage is an event. Several stages may be the same event.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from taskd.core.evidence import Evidence
 from taskd.core.record import FaultRecord
+from taskd.core.rhythm import Hang
+from taskd.core.verdict import Verdict
 from taskd.wire.messages import Directive, Stage
 
 
@@ -18,7 +22,7 @@ class Phase(Enum):
 
     FORMING = "forming"  # not all nodes have reported yet
     RUNNING = "running"
-    STRAYED = "strayed"  # a rank came out with an error; waiting for the news of a loss
+    STRAYED = "strayed"  # a rank came out with an error, or none gets on: waiting for what the others know of it
     PAUSING = "pausing"  # survivors leave their collectives, new processes start
     JOINING = "joining"  # groups are formed, state is restored
     RESUMING = "resuming"  # the first step of the new world
@@ -43,6 +47,8 @@ class Event(Enum):
     CANDIDATE = "candidate"  # a node waits for a place
     DRAINED = "drained"  # an operator wants a node empty
     DUMPED = "dumped"
+    HUNG = "hung"  # no progress for longer than the job's rhythm explains
+    TESTIFIED = "testified"  # all that were asked have answered
     OVERTAKEN = "overtaken"  # an agent carries a newer generation: it has gone on without this manager
     EXPIRED = "expired"
 
@@ -119,10 +125,31 @@ class Superseded:
 
 
 @dataclass(frozen=True, slots=True)
+class Diagnosed:
+    """A fault has a verdict, or another one than before.
+
+    Attributes:
+        fault: number of the fault, counted by this manager from 1.
+        since_s: when the fault was first known; of a hang, when there last was progress.
+        reported: nothing else tells of it: no recovery is under way.
+
+    """
+
+    fault: int
+    verdict: Verdict
+    evidence: Mapping[int, Evidence]
+    hang: Hang | None
+    since_s: float
+    step: int
+    generation: int
+    reported: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Tell the operator."""
 
     text: str
 
 
-Action = Publish | Recovered | Stopped | AskKernel | AskCluster | Superseded | Note
+Action = Publish | Recovered | Stopped | Diagnosed | AskKernel | AskCluster | Superseded | Note

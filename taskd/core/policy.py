@@ -51,6 +51,23 @@ class Membership:
 
 
 @dataclass(frozen=True, slots=True)
+class Tempo:
+    """How patient to be. Seconds, and multiples of the usual step."""
+
+    first_s: float = 1800.0
+    """Without a rhythm: until the first step, until few steps are known, and until the first step after a recovery."""
+    phase_s: float = 3600.0
+    """In an announced phase of a sort that has not been seen."""
+    floor_s: float = 2.0
+    factor: float = 3.0
+    early_factor: float = 40.0
+    few_steps: int = 20
+    settled_steps: int = 200
+    slack: float = 2.0
+    """Of the longest gap that was seen."""
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """All that the manager's core needs to know about a job."""
 
@@ -74,6 +91,10 @@ class Policy:
     """Worlds that may be tried for one fault before its strategy counts as failed."""
     repeats: int = 3
     """Faults of one rank, at one step, with one cause, without a committed step between them, that end the job."""
+    recover_hangs: bool = True
+    """Whether a hang is recovered from, or only told."""
+    tempo: Tempo = Tempo()
+    """When silence is a hang."""
     deadlines: Deadlines = Deadlines()
     membership: Membership = Membership()
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from taskd.core.policy import Strategy
+from taskd.core.verdict import Verdict
 from taskd.core.world import RankView
 
 
@@ -24,6 +25,9 @@ class FaultRecord:
     reason: str = ""
     causes: dict[int, str] = field(default_factory=dict)
     """Rank to what ended its process, or the error it came out with."""
+    fault: int = 0
+    """Its number; 0 if nothing has failed."""
+    verdict: Verdict | None = None
     attempts: int = 0
     target_step: int = -1
     paused_s: float | None = None
@@ -69,3 +73,8 @@ class FaultRecord:
             for name, (start, end) in spans.items()
             if start is not None and end is not None
         }
+
+
+def tell(causes: Mapping[int, str]) -> str:
+    """The causes of a fault in words."""
+    return "; ".join(f"rank {rank}: {cause or 'unknown cause'}" for rank, cause in sorted(causes.items()))

@@ -10,11 +10,13 @@ Rules:
 5. Whatever was heard while a phase could do nothing with it is looked at again when the job runs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from taskd.core.budget import Budget
 from taskd.core.course import Course
+from taskd.core.evidence import Evidence
+from taskd.core.inquest import ASK_STRAYED_S
 from taskd.core.phases import (
     BUILDING,
     EVENT_OF_STAGE,
@@ -22,6 +24,7 @@ from taskd.core.phases import (
     Action,
     AskCluster,
     AskKernel,
+    Diagnosed,
     Event,
     Note,
     Phase,
@@ -33,13 +36,14 @@ from taskd.core.phases import (
 from taskd.core.places import Standing, age
 from taskd.core.shorthand import is_short
 from taskd.core.table import Row, rows
+from taskd.core.watch import Watch
 from taskd.core.world import newest_generation, stage_in
 from taskd.errors import TransitionError
 from taskd.wire.messages import NodeStatus, Order, RankStatus, Stage
 
 __all__ = [
-    "Action", "AskCluster", "AskKernel", "Event", "Note", "Phase", "Publish", "Recovered", "Recovery", "Stopped",
-    "Superseded", "TABLE",
+    "Action", "AskCluster", "AskKernel", "Diagnosed", "Event", "Note", "Phase", "Publish", "Recovered", "Recovery",
+    "Stopped", "Superseded", "TABLE",
 ]  # fmt: skip
 
 
@@ -53,6 +57,7 @@ class Recovery(Course):
     def __post_init__(self) -> None:
         """The first sequence number tells managers apart."""
         self.term = self.sequence + 1
+        self.watch = Watch(self.policy.tempo)
 
     def hear(self, status: NodeStatus, now_s: float) -> list[Action]:
         """Take in one agent's report. An old one changes nothing.
@@ -81,10 +86,20 @@ class Recovery(Course):
             self._fire(Event.CANDIDATE, -1)
         elif standing is Standing.HOLDER and place is not None and status.node_rank in (place, -1):
             self._hear_holder(status, place)
+            self.note_progress(status, place)
         if self.phase is Phase.FORMING and self._may_be_whole(status):
             self._form()
         if self._unknown and self._echoed(status):
             self.plan_world()
+        return self._flush()
+
+    def testify(self, agent_id: str, inquiry: int, evidence: Mapping[int, Evidence], now_s: float) -> list[Action]:
+        """An agent says what it knows of its processes, asked (`Directive.inquiry`) or because one has ended."""
+        self._now_s = now_s
+        if not self.superseded and self.phase is not Phase.FORMING:
+            self.note_testimony(agent_id, inquiry, evidence)
+            if self.phase is Phase.STRAYED and self.all_testified():
+                self._fire(Event.TESTIFIED, -1)
         return self._flush()
 
     def answered(self, agent_id: str, *, listening: bool, now_s: float) -> list[Action]:
@@ -137,6 +152,12 @@ class Recovery(Course):
             self.hurry()
         if self.phase in (Phase.PAUSING, Phase.RESTARTING) and (self.world.vacant or self._undecided):
             self._fire(Event.CANDIDATE, -1)  # one may be heard that was not, or the others may be heard again
+        if self.phase is Phase.RUNNING:
+            self.compare_paces()
+            if self.watch.suspicion(now_s) is not None:
+                self._fire(Event.HUNG, -1)
+        if self.phase is Phase.STRAYED and self.watch.asked_s is None and now_s - self._since_s >= ASK_STRAYED_S:
+            self.inquire_strayed()
         if self._expired():
             self._fire(Event.EXPIRED, -1)
         return self._flush()
@@ -320,6 +341,7 @@ def _is_alone(status: NodeStatus, generation: int) -> bool:
 Handler = Callable[[Course, int], None]
 _LAST = (Phase.RESTARTING, Phase.FINISHING)
 _BEGIN = (Phase.PAUSING, Phase.RESTARTING, Phase.STOPPED)
+_NOT_AFTER_THE_END = (Event.EXPIRED, Event.DRAINED, Event.HUNG, Event.TESTIFIED)
 _OVER: Row[Handler, Phase] = Row(Course.ignore)
 
 TABLE: dict[tuple[Phase, Event], Row[Handler, Phase]] = {
@@ -330,7 +352,7 @@ TABLE: dict[tuple[Phase, Event], Row[Handler, Phase]] = {
     **rows((Phase.PAUSING,), Event.STARTED, Course.ignore),
     **rows((Phase.RESTARTING,), Event.STARTED, Course.restarted, Phase.RUNNING),
     **rows((Phase.FINISHING,), Event.STARTED, Course.reopen, Phase.RUNNING, *_BEGIN),
-    **rows(LIVE, Event.PAUSED, Course.stray, Phase.STRAYED),
+    **rows(LIVE, Event.PAUSED, Course.stray, Phase.STRAYED, *_BEGIN),
     **rows((Phase.PAUSING,), Event.PAUSED, Course.pausing, Phase.JOINING, Phase.RESTARTING, Phase.STOPPED),
     **rows((Phase.JOINING, Phase.RESUMING), Event.PAUSED, Course.stray),
     **rows((Phase.RESTARTING,), Event.PAUSED, Course.restarted, Phase.RUNNING),
@@ -347,7 +369,7 @@ TABLE: dict[tuple[Phase, Event], Row[Handler, Phase]] = {
     **rows(LIVE, Event.FINISHED, Course.finish, Phase.FINISHING),
     **rows((Phase.RESTARTING,), Event.FINISHED, Course.restarted, Phase.RUNNING),
     **rows((Phase.FINISHING,), Event.FINISHED, Course.reopen, Phase.RUNNING, *_BEGIN),
-    **rows(LIVE, Event.EXITED, Course.exit, Phase.FINISHING, Phase.STOPPED),
+    **rows(LIVE, Event.EXITED, Course.exit, Phase.FINISHING, *_BEGIN),
     **rows((Phase.FINISHING,), Event.EXITED, Course.exit, *_BEGIN),
     **rows(BUILDING, Event.EXITED, Course.lose_more, *_BEGIN),
     **rows((Phase.RESTARTING,), Event.EXITED, Course.restarted, Phase.RUNNING),
@@ -356,12 +378,14 @@ TABLE: dict[tuple[Phase, Event], Row[Handler, Phase]] = {
     **rows((Phase.FORMING,), Event.NODE_LEAVES, Course.leave_node, Phase.STOPPED),
     **rows((*LIVE, *BUILDING, *_LAST), Event.NODE_LEAVES, Course.leave_node, *_BEGIN),
     **rows((*LIVE, *BUILDING, *_LAST), Event.OVERTAKEN, Course.follow, Phase.RUNNING),
-    **rows((Phase.STRAYED,), Event.EXPIRED, Course.unexplained, *_BEGIN),
+    **rows((Phase.RUNNING,), Event.HUNG, Course.suspect, Phase.STRAYED),
+    **rows((Phase.STRAYED,), Event.TESTIFIED, Course.judge, Phase.RUNNING, *_BEGIN),
+    **rows((Phase.STRAYED,), Event.EXPIRED, Course.unexplained, Phase.RUNNING, *_BEGIN),
     **rows((Phase.FINISHING,), Event.EXPIRED, Course.unsettled, *_BEGIN),
     **rows((Phase.PAUSING,), Event.EXPIRED, Course.fence_late, *_BEGIN),
     **rows((Phase.JOINING, Phase.RESUMING), Event.EXPIRED, Course.fail_world, *_BEGIN),
     **rows((Phase.RESTARTING,), Event.EXPIRED, Course.stop_late, *_BEGIN),
-    **{(Phase.STOPPED, event): _OVER for event in Event if event not in (Event.EXPIRED, Event.DRAINED)},
+    **{(Phase.STOPPED, event): _OVER for event in Event if event not in _NOT_AFTER_THE_END},
     **rows((Phase.STOPPED,), Event.OVERTAKEN, Course.stop_again),
     **rows((Phase.PAUSING, Phase.RESTARTING), Event.CANDIDATE, Course.welcome, *_BEGIN),
     **rows((Phase.RUNNING,), Event.CANDIDATE, Course.grow, Phase.PAUSING, Phase.RESTARTING),

@@ -31,6 +31,7 @@ from enum import Enum
 from typing import Final
 
 from taskd.core.gaps import Gaps
+from taskd.core.policy import Tempo
 
 WINDOW: Final = 128
 _PHASES_KEPT: Final = 8
@@ -42,23 +43,6 @@ class Activity(Enum):
     TRAINING = "training"
     EVALUATION = "evaluation"
     CHECKPOINT = "checkpoint"
-
-
-@dataclass(frozen=True, slots=True)
-class Tempo:
-    """How patient to be. Seconds, and multiples of the usual step."""
-
-    first_s: float = 1800.0
-    """Without a rhythm: until the first step, until few steps are known, and until the first step after a recovery."""
-    phase_s: float = 3600.0
-    """In an announced phase of a sort that has not been seen."""
-    floor_s: float = 2.0
-    factor: float = 3.0
-    early_factor: float = 40.0
-    few_steps: int = 20
-    settled_steps: int = 200
-    slack: float = 2.0
-    """Of the longest gap that was seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +79,7 @@ class _Usual:
 class Rhythm:
     """The rhythm of one sequence of steps. Times are seconds of one clock and never go back."""
 
-    tempo: Tempo = Tempo()
+    tempo: Tempo = field(default_factory=Tempo)
     step: int = -1
     """The newest committed one."""
     progress_s: float | None = None
@@ -195,7 +179,7 @@ class Rhythm:
 class JobRhythm:
     """The rhythm of a job of many ranks: whoever is first to commit a step gives the beat."""
 
-    tempo: Tempo = Tempo()
+    tempo: Tempo = field(default_factory=Tempo)
     rhythm: Rhythm = field(init=False)
     _ranks: dict[int, tuple[int, float]] = field(default_factory=dict)
     _away: dict[int, Activity] = field(default_factory=dict)

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from math import ceil, inf
 from secrets import token_hex
 
 import zmq
@@ -26,7 +27,8 @@ from taskd.errors import TaskdError
 from taskd.runtime.crew import Crew
 from taskd.runtime.deaths import DeathWatch
 from taskd.runtime.links import AgentSocket
-from taskd.runtime.manager import Manager, embedded_config
+from taskd.runtime.manager import Manager, connect
+from taskd.runtime.observer import Observer
 from taskd.runtime.patience import Patience
 from taskd.runtime.ports import NodeIdentity, Outlook, WorkerHost
 from taskd.runtime.prospect import Prospect
@@ -36,6 +38,7 @@ from taskd.runtime.standbys import StandbyPool
 from taskd.runtime.statuses import Reports
 from taskd.wire.messages import (
     Abandon,
+    Account,
     Answer,
     Directive,
     FromLocal,
@@ -50,6 +53,7 @@ from taskd.wire.messages import (
     RankStatus,
     Refusal,
     Release,
+    SawNonFinite,
     Stage,
     WorkerReport,
 )
@@ -66,11 +70,12 @@ class NodeAgent:
         self._config = config
         self._serve_store = serve_store
         self._node = Node(agent_id=token_hex(8))
-        self._files = RankFiles(config.run_dir)
+        self._files = RankFiles(config.run_dir, config.job_id)
         self._server = LocalServer(self._files.socket)
         self._deaths = DeathWatch()
         self._pool = StandbyPool(self._server, config.standbys, self._start_template)
         self._crew = Crew(self._files, self._deaths, self._pool, config.preload)
+        self._observer = Observer(config.job_id, self._crew)
         self._identity: NodeIdentity | None = None
         self._reports = Reports(config.job_id)
         self._link: AgentSocket | None = None
@@ -187,7 +192,8 @@ class NodeAgent:
         self._report()
 
     def _pause_ms(self) -> int:
-        return max(0, int((self._sent_s + self._config.heartbeat_s - time.monotonic()) * 1000))
+        due_s = min(self._sent_s + self._config.heartbeat_s, self._observer.due_s or inf)
+        return max(0, ceil((due_s - time.monotonic()) * 1000))
 
     def _turn(self, poller: zmq.Poller) -> None:
         with suppress(BlockingIOError):
@@ -206,8 +212,11 @@ class NodeAgent:
             for answer in self._link.receive():
                 self._hear_manager(answer)
         self._watch_the_clock()
-        if self._pause_ms() == 0 or self._state() != self._told:
+        if time.monotonic() >= self._sent_s + self._config.heartbeat_s or self._state() != self._told:
             self._report()
+        for testimony in self._observer.testimonies(self._node, time.monotonic()):
+            if self._link is not None:
+                self._link.send(testimony)
 
     def _take_over(self, host: WorkerHost, identity: NodeIdentity) -> None:
         first = self._identity is None
@@ -229,17 +238,7 @@ class NodeAgent:
     def _open_link(self) -> None:
         if self._link is None:
             self._reports.store = self._serve_store()
-            self._link = self._connect()
-
-    def _connect(self) -> AgentSocket:
-        config = self._config
-        if config.manager is not None:
-            return AgentSocket(config.manager, config.security)
-        assert self._identity is not None, "only a node with a manager elsewhere asks before it starts"
-        embedded = embedded_config(config, len(self._identity.ranks))
-        self._manager = Manager(embedded, embedded=True)
-        self._manager.start()
-        return AgentSocket(self._manager.address, embedded.security)
+            self._link, self._manager = connect(self._config, self._identity)
 
     # ---- what comes in
 
@@ -259,6 +258,8 @@ class NodeAgent:
                 rank = self._crew.rank_of(peer)
                 if rank is not None:
                     self._node.last_words(rank, message.cause, message.kind)
+            case Account() | SawNonFinite():
+                self._observer.hear(self._crew.rank_of(peer), message, self._node)
             case Modules():
                 self._pool.import_modules(message.names)
                 self._pool.open()
@@ -303,6 +304,7 @@ class NodeAgent:
             self._crew.manage()
         if directive.order is Order.RUN:
             self._pool.refill()
+        self._observer.inquire(self._node, directive.inquiry, time.monotonic())
         self._perform_all(self._node.obey(directive))
 
     def _watch_the_clock(self) -> None:
@@ -391,6 +393,7 @@ class NodeAgent:
                 standbys=standbys,
                 generation=generation,
                 leaving=leaving,
+                seen=self._observer.look(self._node),
                 sent_s=self._sent_s,
             )
         )

@@ -25,6 +25,7 @@ from taskd.runtime.operations import (
     Event,
     communicator_id,
     event,
+    newest_events,
     read_communicators,
 )
 from taskd.runtime.postmortem import (
@@ -184,6 +185,11 @@ class Box:
             count = core().taskd_box_events(handle, out, most)
         return [event(raw) for raw in out[0:count]]
 
+    def operations(self, each: int = 16, most: int = 48) -> list[Event]:
+        """The newest operations of communicators, newest first: `each` of one, `most` in all, and all that are open."""
+        with self._in_use() as handle:
+            return newest_events(handle, each, most)
+
     def news(self, reading: Any, events: Any, after: int) -> int:
         """For whoever looks often: copy a reading, and the newest whole events behind ticket `after`, newest first.
 
@@ -198,9 +204,9 @@ class Box:
             most = min(reading.events - after, len(events))
             return int(library.taskd_box_events(self._handle, events, most)) if most > 0 else 0
 
-    def postmortem(self) -> Postmortem:
-        """What the process has left to be said of its end, also while it still runs."""
-        said = self.read()
+    def postmortem(self, said: Reading | None = None) -> Postmortem:
+        """What the process has left to be said of its end, also while it still runs; `said` is what was just read."""
+        said = said or self.read()
         with self._in_use() as handle:
             return Postmortem(
                 exit_status=said.exit_status,

@@ -15,16 +15,18 @@ from signal import SIGKILL
 
 from taskd.config.process import preload_with, without_rank
 from taskd.config.worker import TemplateConfig
-from taskd.core.agent import Action, Node, Start
+from taskd.core import evidence
+from taskd.core.agent import Action, Node, Slot, Start, State
 from taskd.errors import RecoveryError
-from taskd.runtime.blackbox import library_path
+from taskd.runtime.blackbox import Box, library_path
 from taskd.runtime.deaths import DeathWatch, Ending, ending_status
-from taskd.runtime.endings import Endings
+from taskd.runtime.freezer import thaw
 from taskd.runtime.ports import WorkerHost
 from taskd.runtime.rankfiles import RankFiles
 from taskd.runtime.shape import Shape
 from taskd.runtime.sockets import Peer
 from taskd.runtime.standbys import StandbyPool
+from taskd.runtime.witness import Witness
 from taskd.wire.messages import Become, Hello, RankStatus, Stage, ToLocal
 
 logger = logging.getLogger(__name__)
@@ -45,7 +47,11 @@ class Crew:
         self._peers: dict[int, Peer] = {}
         self._waiting: deque[tuple[Start, float]] = deque()
         self._incarnations: dict[int, int] = {}  # by local rank
-        self._endings = Endings()
+        self._fenced: set[int] = set()
+        """Processes that were killed by this agent, until they are gone."""
+        self.witness = Witness()
+        self.seen: dict[int, evidence.Evidence] = {}
+        """By rank: what nobody has asked for, and the manager has not been told yet."""
         self.moved = False
         """This node has been given a place, or lost one, since torchrun formed the world."""
         self.generation = 0
@@ -199,7 +205,7 @@ class Crew:
                 term=start.term,
             )
         )
-        self._endings.begin(pid)
+        self.witness.begin(start.rank, pid, start.incarnation)
         self._deaths.watch(pid, self._files.box(self._local[start.rank], start.incarnation))
 
     def ended(self, node: Node, ending: Ending) -> list[Action]:
@@ -211,11 +217,26 @@ class Crew:
         status = host.exit_status(self._local[rank]) if ending.gone else ending_status(ending.pid)
         if status is None:
             return []
-        local, incarnation = self._local[rank], node.slots[rank].status.incarnation
-        cause = self._endings.describe(ending.pid, status, self._files.box(local, incarnation), gone=ending.gone)
+        slot = node.slots[rank]
+        if slot.state is State.FENCED:
+            self._fenced.add(ending.pid)
+        fenced = ending.pid in self._fenced
+        end = _ending(slot, status, fenced=fenced)
+        known = self.witness.take(rank, ending.pid, self.box(node, rank), node=node.place, ending=end)
+        if not fenced:
+            self.seen[rank] = known
         if ending.gone:
-            self._files.discard(local, incarnation)
+            incarnation = slot.status.incarnation
+            name = f"rank-{rank}-incarnation-{incarnation}.box" if status else ""
+            self._fenced.discard(ending.pid)
+            self._files.discard(self._local[rank], incarnation, keep_as=name)
+        cause = self.witness.describe(known, status)
         return node.ended(rank, clean=status == 0, cause=cause, at_s=time.monotonic())
+
+    def box(self, node: Node, rank: int) -> Box | None:
+        """The black box of a rank's process."""
+        slot, local = node.slots.get(rank), self._local.get(rank)
+        return None if slot is None or local is None else self._files.box(local, slot.status.incarnation)
 
     def have_ended(self, node: Node) -> bool:
         """Whether this node has ranks, and all of them have ended well."""
@@ -223,7 +244,11 @@ class Crew:
 
     def fence(self, rank: int) -> None:
         """Kill the rank's whole process group."""
-        self._need_host().kill(self._local[rank], SIGKILL)
+        host, local = self._need_host(), self._local[rank]
+        host.kill(local, SIGKILL)
+        thawed = thaw(host.pid(local))
+        if thawed is not None:
+            logger.warning("rank %d was frozen: %s is thawed, so that its process can end", rank, thawed)
 
     # ---- their sockets
 
@@ -256,6 +281,10 @@ class Crew:
         if peer is not None:
             peer.send(message)
 
+    def tell_all(self, message: ToLocal) -> set[int]:
+        """Tell every process that can be spoken to; their ranks."""
+        return {rank for rank, peer in self._peers.items() if peer.send(message)}
+
     # ---- whose behaviour holds
 
     def stock(self) -> None:
@@ -285,6 +314,17 @@ class Crew:
         if self._host is None:
             raise RecoveryError("torchrun has started no process yet")
         return self._host
+
+
+def _ending(slot: Slot, status: int, *, fenced: bool) -> evidence.Ending:
+    """How a rank's process has just ended; `status` is negative for a signal."""
+    return evidence.Ending(
+        status=status if status >= 0 else None,
+        signum=-status if status < 0 else None,
+        age_s=0.0,
+        finished=slot.status.stage in (Stage.FINISHED, Stage.RELEASED),
+        fenced=fenced,
+    )
 
 
 def _preload() -> dict[str, str]:

@@ -13,7 +13,9 @@ import secrets
 import threading
 import time
 from dataclasses import replace
+from math import ceil
 
+import msgspec
 import zmq
 from typing_extensions import assert_never
 
@@ -21,10 +23,12 @@ from taskd.config.address import LOOPBACK, Address
 from taskd.config.agent import AgentConfig
 from taskd.config.manager import ManagerConfig
 from taskd.config.security import Security
+from taskd.core.evidence import Evidence
 from taskd.core.recovery import (
     Action,
     AskCluster,
     AskKernel,
+    Diagnosed,
     Note,
     Publish,
     Recovered,
@@ -37,13 +41,15 @@ from taskd.errors import TransitionError
 from taskd.runtime.cluster import Cluster, cluster_of
 from taskd.runtime.journal import Journal, as_fields, as_text
 from taskd.runtime.kernels import Kernels
-from taskd.runtime.links import ManagerSocket, Peer
-from taskd.wire.messages import Answer, Directive, Drain, Modules, NodeStatus, Refusal, Stage
+from taskd.runtime.links import AgentSocket, ManagerSocket, Peer
+from taskd.runtime.ports import NodeIdentity
+from taskd.wire.messages import Answer, Directive, Drain, Modules, NodeStatus, Refusal, Stage, Testimony
 
 logger = logging.getLogger(__name__)
 LINGER_S = 10.0
 TICK_MS = 100
 QUICK_TICK_MS = 20
+_evidence = msgspec.msgpack.Decoder(Evidence)
 
 
 class Manager:
@@ -93,7 +99,7 @@ class Manager:
             poller.register(socket, zmq.POLLIN)
         try:
             while not self._stop.is_set() and not self._over():
-                poller.poll(QUICK_TICK_MS if self._kernels.pending else TICK_MS)
+                poller.poll(self._pause_ms())
                 self._turn()
         finally:
             self._socket.close(flush_s=0.2)
@@ -119,6 +125,12 @@ class Manager:
         left = all(node.status.leaving for node in (*world.nodes.values(), *world.candidates.values()))
         return left or time.monotonic() - self._ended_s > LINGER_S
 
+    def _pause_ms(self) -> int:
+        if self._kernels.pending:
+            return QUICK_TICK_MS
+        due_s = self._core.watch.due_s  # a hang is to be found at once
+        return TICK_MS if due_s is None else max(1, min(TICK_MS, ceil((due_s - time.monotonic()) * 1000)))
+
     def _turn(self) -> None:
         for peer, message in self._socket.receive():
             match message:
@@ -128,11 +140,23 @@ class Manager:
                     self._learn(message.names)
                 case NodeStatus():
                     self._hear(peer, message)
+                case Testimony():
+                    self._hear_testimony(message)
                 case _:
                     assert_never(message)
         for agent_id, listening in self._kernels.answers():
             self._perform(self._core.answered(agent_id, listening=listening, now_s=time.monotonic()))
         self._perform(self._core.tick(time.monotonic()))
+
+    def _hear_testimony(self, message: Testimony) -> None:
+        if message.job_id != self._config.job_id:
+            return
+        try:
+            evidence = {rank: _evidence.decode(raw) for rank, raw in message.evidence.items()}
+        except msgspec.MsgspecError as error:
+            logger.warning("agent %s testifies what cannot be read: %s; it is ignored", message.agent_id, error)
+            return
+        self._perform(self._core.testify(message.agent_id, message.inquiry, evidence, time.monotonic()))
 
     def _learn(self, names: tuple[str, ...]) -> None:
         """What the ranks import, for the warm processes of nodes that have no rank to learn it from."""
@@ -224,10 +248,20 @@ class Manager:
                 case Publish():
                     self._publish(action.directive)
                 case Recovered():
-                    logger.warning("%s", as_text(action.record))
-                    self._journal.write("recovered", **as_fields(action.record))
+                    fault = self._journal.fault(action.record.fault)
+                    logger.warning("%s", as_text(action.record, fault))
+                    self._journal.write("recovered", **as_fields(action.record, fault))
                 case Stopped():
                     self._end(action)
+                case Diagnosed():
+                    self._journal.verdict(action)
+                    if action.reported:
+                        logger.warning(
+                            "fault %d, step %d: %s",
+                            self._journal.fault(action.fault),
+                            action.step,
+                            action.verdict.sentence,
+                        )
                 case AskKernel():
                     self._kernels.ask(action.agent_id, action.host, action.port)
                 case AskCluster():
@@ -257,8 +291,20 @@ class Manager:
         self.exit_code = action.exit_code
         if not self._embedded:
             logger.log(logging.ERROR if action.exit_code else logging.INFO, "the job has ended: %s", action.reason)
-        fault = as_fields(action.record) if action.record is not None else {}
+        record = action.record
+        fault = as_fields(record, self._journal.fault(record.fault)) if record is not None else {}
         self._journal.write("stopped", reason=action.reason, exit_code=action.exit_code, fault=fault)
+
+
+def connect(config: AgentConfig, identity: NodeIdentity | None) -> tuple[AgentSocket, Manager | None]:
+    """An agent's link to its manager, which is started here if the job of one node has none elsewhere."""
+    if config.manager is not None:
+        return AgentSocket(config.manager, config.security), None
+    assert identity is not None, "only a node with a manager elsewhere asks before it starts"
+    embedded = embedded_config(config, len(identity.ranks))
+    manager = Manager(embedded, embedded=True)
+    manager.start()
+    return AgentSocket(manager.address, embedded.security), manager
 
 
 def embedded_config(config: AgentConfig, ranks_per_node: int) -> ManagerConfig:

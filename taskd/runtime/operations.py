@@ -8,10 +8,11 @@ Rules:
 3. Transfers between two ranks are not numbered. gloo's are seen when somebody waits for them.
 """
 
+import struct
 from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Final
 
 from taskd.core.operation import Operation
 from taskd.runtime.shim import core, interface
@@ -84,6 +85,35 @@ class Communicator:
     number: int
     opened_ns: int
     closed: bool
+
+
+_RING: Final = 1024
+"""Events that a box keeps."""
+_RAW: Final = struct.Struct("=QqqQQQIIIi")
+"""A `struct taskd_event`, whose fields are those of `Event` in the same order."""
+_LEFT: Final = 2
+_COMM: Final = 3
+
+
+def newest_events(handle: Any, each: int, most: int) -> list[Event]:
+    """Of an open box, the newest in front: at most so many of each communicator and altogether, and all open ones.
+
+    What the program itself has noted, without a communicator, is left out.
+    """
+    raw = interface().new("struct taskd_event[]", _RING)
+    count = core().taskd_box_events(handle, raw, _RING)
+    data = memoryview(interface().buffer(raw, count * _RAW.size))
+    words = data.cast("B").cast("Q")
+    step = _RAW.size // words.itemsize
+    left, comms = (words[place::step].tolist() for place in (_LEFT, _COMM))  # an Event for each would cost 1 ms
+    counts: dict[int, int] = {}
+    found: list[Event] = []
+    for place, (left_ns, comm) in enumerate(zip(left, comms, strict=True)):
+        number = counts.get(comm, 0)
+        if comm and (not left_ns or (number < each and len(found) < most)):
+            counts[comm] = number + 1
+            found.append(Event(*_RAW.unpack_from(data, place * _RAW.size)))
+    return found
 
 
 def communicator_id(name: str) -> int:

@@ -15,24 +15,27 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from taskd.config.rundir import job_dir
 from taskd.config.worker import WorkerConfig
 from taskd.errors import ShimError
 from taskd.runtime.blackbox import Box
 from taskd.runtime.shape import Shape
 
 logger = logging.getLogger(__name__)
+KEPT_BOXES = 64
 _SHARED_MEMORY = Path("/dev/shm")
 
 
 class RankFiles:
     """The directory of one agent."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, job_id: str) -> None:
         parent = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
         _sweep(parent)
         self.directory = Path(tempfile.mkdtemp(prefix=f"taskd-{os.getpid()}-", dir=parent))
         self.socket = self.directory / "agent.sock"
         self._run_dir = run_dir
+        self._kept = job_dir(run_dir, job_id) / "boxes"
         self._boxes: dict[tuple[int, int], Box] = {}
 
     def prepare(
@@ -72,12 +75,27 @@ class RankFiles:
         self._boxes.clear()
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def discard(self, rank: int, incarnation: int) -> None:
-        """Remove the box of a process that is gone. Whoever waits on it is let go."""
+    def discard(self, rank: int, incarnation: int, keep_as: str = "") -> None:
+        """Remove the box of a process that is gone. Whoever waits on it is let go.
+
+        With a name it stays among the records of the job, the newest `KEPT_BOXES` of which do.
+        """
         box = self._boxes.pop((rank, incarnation), None)
         if box is not None:
+            if keep_as:
+                self._keep(box.path, keep_as)
             box.close()
             box.path.unlink(missing_ok=True)
+
+    def _keep(self, box: Path, name: str) -> None:
+        try:
+            self._kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+            shutil.copyfile(box, self._kept / name)
+            kept = sorted(self._kept.glob("*.box"), key=lambda path: path.stat().st_mtime)
+            for path in kept[:-KEPT_BOXES]:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("a black box cannot be kept: %s cannot be written (%s)", self._kept / name, error.strerror)
 
     def _make_box(self, rank: int, incarnation: int) -> Path | None:
         path = self.directory / f"box-{rank}-{incarnation}"

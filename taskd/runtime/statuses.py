@@ -5,7 +5,7 @@ import socket
 from taskd.core.agent import Node
 from taskd.core.shorthand import Shorthand
 from taskd.runtime.ports import NodeIdentity
-from taskd.wire.messages import NodeStatus
+from taskd.wire.messages import NodeStatus, Progress, RankPace
 
 HOST = socket.gethostname()
 
@@ -30,6 +30,7 @@ class Reports:
         standbys: int,
         generation: int,
         leaving: bool,
+        seen: tuple[Progress | None, tuple[RankPace, ...]],
         sent_s: float,
     ) -> NodeStatus:
         """The next one; without an identity torchrun has not started its processes yet, and the node holds no place."""
@@ -54,4 +55,6 @@ class Reports:
             min_nodes=identity.min_nodes if identity is not None else 0,
             ledger=self.shorthand.ledger(node.directive),
             heard=self.shorthand.heard,
+            progress=seen[0],
+            paces=seen[1],
         )

@@ -3,8 +3,8 @@
 Rules:
 
 1. The machine of `taskd.core.worker` decides; this file locks, sends and wakes.
-2. The control thread never runs the user's code. It breaks and mends collectives through the `Breaker` that the
-   training adaptor gives it.
+2. The control thread never runs the user's code. It breaks and mends collectives, and tells what the process is about,
+   through the `Breaker` that the training adaptor gives it.
 3. A forked child has no link: `current()` answers None there.
 4. When the agent is gone, this process ends: no orphan outlives its agent.
 """
@@ -15,15 +15,19 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
 from taskd.config.worker import WorkerConfig
+from taskd.core.evidence import Standing
 from taskd.core.worker import Break, Event, GiveUp, Input, Report, State, Wake, Worker
 from taskd.errors import LinkError, TaskdError, WireError
+from taskd.runtime.stacks import all_stacks, main_stack
 from taskd.wire.codec import MAX_LOCAL_BYTES, decode_to_local, encode
 from taskd.wire.messages import (
     Abandon,
+    Account,
+    Ask,
     Condition,
     FromLocal,
     Hello,
@@ -40,6 +44,15 @@ from taskd.wire.messages import (
 )
 
 logger = logging.getLogger(__name__)
+_STANDINGS: Final = {
+    State.SETUP: Standing.STARTING,
+    State.TRAINING: Standing.TRAINING,
+    State.INTERRUPTED: Standing.TRAINING,
+    State.PAUSED: Standing.PAUSED,
+    State.JOINING: Standing.PAUSED,
+    State.FINISHED: Standing.FINISHED,
+    State.RELEASED: Standing.FINISHED,
+}
 
 
 class Breaker(Protocol):
@@ -51,6 +64,10 @@ class Breaker(Protocol):
 
     def mend(self) -> None:
         """Collectives may work again."""
+        ...
+
+    def standing(self, stack: Sequence[str], usual: Standing) -> Standing:
+        """What the process is about, seen by its main thread's stack too; `usual` by what it was told and has said."""
         ...
 
 
@@ -191,10 +208,18 @@ class WorkerLink:
                 self._feed(Input(Event.RELEASE, generation=message.generation))
             case Abandon():
                 self._feed(Input(Event.ABANDON, cause=message.reason))
+            case Ask():
+                self._send(self._account(message.number))
             case Modules():
                 self._send(Modules(names=self._modules()))
             case _:
                 logger.error("the agent sent %s to a worker; it is ignored", type(message).__name__)
+
+    def _account(self, number: int) -> Account:
+        standing, breaker = _STANDINGS[self._machine.state], self._breaker
+        if breaker is not None:
+            standing = breaker.standing(main_stack(), standing)
+        return Account(number=number, standing=standing.value, threads=all_stacks())
 
     # ---- both
 

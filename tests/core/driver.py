@@ -1,12 +1,24 @@
 """Drives a real `Recovery` as the agents of a small job would, one report at a time."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
 
+from taskd.core.evidence import Evidence
 from taskd.core.policy import Deadlines, Policy, Strategy
-from taskd.core.recovery import Action, Phase, Publish, Recovered, Recovery, Stopped
-from taskd.wire.messages import Condition, Directive, Ledger, NodeStatus, Order, RankStatus, Stage
+from taskd.core.recovery import Action, Diagnosed, Phase, Publish, Recovered, Recovery, Stopped
+from taskd.wire.messages import (
+    Condition,
+    Directive,
+    Ledger,
+    NodeStatus,
+    Order,
+    Progress,
+    RankPace,
+    RankStatus,
+    Stage,
+)
 
 DEADLINES = Deadlines(confirm_s=2.0, pause_s=10.0, replace_s=60.0, join_s=20.0, resume_s=30.0, merge_s=1.0)
 
@@ -47,6 +59,9 @@ class Job:
         self.silent: set[str] = set()
         """Agents that nothing is heard of."""
         self.spares: dict[str, int] = {}
+        self.progress: Progress | None = None
+        """What every agent says of its ranks' newest step."""
+        self.paces: tuple[RankPace, ...] = ()
         self.least = 0
         """MIN of torchrun's `--nnodes=MIN:MAX`."""
         self.terms: dict[int, int] = {}
@@ -117,6 +132,8 @@ class Job:
             wants=wants,
             min_nodes=self.least,
             ledger=self.ledger,
+            progress=self.progress,
+            paces=self.paces,
         )
 
     def say(
@@ -167,6 +184,37 @@ class Job:
                 self.spare(agent_id)
         return self._take(self.core.tick(self.now_s))
 
+    def train(self, steps: int, step_s: float = 0.1) -> "Job":
+        """So many steps are committed, each of this length, and the agents are heard after each."""
+        first = self.progress.step + 1 if self.progress is not None else 6
+        for step in range(first, first + steps):
+            self.progress = Progress(step=step, age_s=0.0)
+            self.wait(step_s)
+        return self
+
+    def silent_for(self, length_s: float, beat_s: float = 0.25) -> list[Action]:
+        """Nothing is committed for so long; the agents are heard."""
+        out: list[Action] = []
+        assert self.progress is not None
+        step, begun_s = self.progress.step, self.now_s - self.progress.age_s
+        end_s = self.now_s + length_s
+        while self.now_s < end_s:
+            self.progress = Progress(step=step, age_s=min(self.now_s + beat_s, end_s) - begun_s)
+            out += self.wait(min(beat_s, end_s - self.now_s))
+        return out
+
+    def silent_until_asked(self, limit_s: float) -> float:
+        """Nothing is committed until the manager asks why; how long that was from here on."""
+        begun_s = self.now_s
+        while self.phase is Phase.RUNNING and self.now_s - begun_s < limit_s:
+            self.silent_for(0.25)
+        return self.now_s - begun_s
+
+    def testify(self, node: int, evidence: Mapping[int, Evidence], *, asked: bool = True) -> list[Action]:
+        """The node's agent testifies."""
+        inquiry = self.directive.inquiry if asked else 0
+        return self._take(self.core.testify(self.holder(node), inquiry, evidence, self.now_s))
+
     # ---- whole stretches
 
     def paused(self, newcomers: tuple[int, ...] = (0,)) -> "Job":
@@ -212,6 +260,10 @@ class Job:
     @property
     def incarnations(self) -> list[int]:
         return [order.incarnation for order in self.directive.ranks]
+
+    @property
+    def verdicts(self) -> list[Diagnosed]:
+        return [action for action in self.actions if isinstance(action, Diagnosed)]
 
     @property
     def successes(self) -> list[Recovered]:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from taskd.core.conditions import FAILED, STANDSTILL, STUCK, condition_of_end, condition_of_hang
-from taskd.core.endings import NATIVE_FAULTS, died_of, explain, signal_name, size
+from taskd.core.endings import NATIVE_FAULTS, cause, died_of, ending_of, explain, signal_name, size
 from taskd.core.evidence import (
     Cgroup,
     Clocks,
@@ -68,6 +68,52 @@ def test_an_end_in_words(known: Evidence, words: str) -> None:
     assert explain(known) == words
 
 
+SEGV = FatalSignal(11, 0, "python", ("a.so+0x1",))
+
+
+@pytest.mark.parametrize(
+    ("known", "status", "words"),
+    [
+        (Evidence(), 0, "exit code 0"),
+        (Evidence(), 3, "exit code 3"),
+        (Evidence(error=PythonError("KeyError", "'a'", "a.py:3 in f")), 1, "exit code 1 at a.py:3 in f"),
+        (Evidence(error=PythonError("KeyError", "'a'", "a.py:3 in f", main=False)), 1, "exit code 1"),
+        (Evidence(error=PythonError("KeyError", "'a'", "a.py:3 in f")), 0, "exit code 0"),
+        (Evidence(), -9, "signal 9 (SIGKILL)"),
+        (Evidence(), -40, "signal 40"),
+        (
+            Evidence(cgroup=Cgroup(oom_kills=1)),
+            -9,
+            "signal 9 (SIGKILL): the kernel's OOM killer has struck once in its cgroup (oom_kill 1)",
+        ),
+        (Evidence(cgroup=Cgroup(oom_kills=1)), -15, "signal 15 (SIGTERM)"),
+        (
+            Evidence(fatal=SEGV),
+            -11,
+            "signal 11 (SIGSEGV): an invalid memory access at address 0x0 in thread python; backtrace a.so+0x1",
+        ),
+        (Evidence(fatal=SEGV), -6, "signal 6 (SIGABRT): abort() was called"),
+        (
+            Evidence(terminated_by=Sender(812, 0, "torchrun")),
+            -15,
+            "signal 15 (SIGTERM), sent by torchrun, pid 812, uid 0",
+        ),
+        (
+            Evidence(process=Process(5), terminated_by=Sender(5, 0, "python")),
+            -15,
+            "signal 15 (SIGTERM), sent by itself",
+        ),
+        (
+            Evidence(process=Process(5), fatal=FatalSignal(6, None, "python", ("libc.so.6+0x2",), Sender(5, 0))),
+            -6,
+            "signal 6 (SIGABRT): abort() was called in thread python; backtrace libc.so.6+0x2",
+        ),
+    ],
+)
+def test_a_cause_begins_with_the_status_as_torchrun_has_it(known: Evidence, status: int, words: str) -> None:
+    assert cause(replace(known, ending=ending_of(status)), status) == words
+
+
 def test_a_signal_that_the_program_has_handled_did_not_end_it() -> None:
     handled = FatalSignal(11, handled=True)
     assert died_of(Evidence(fatal=handled, life_lost=True)) is None
@@ -110,7 +156,7 @@ def test_evidence_cannot_be_changed_and_nothing_has_to_be_known() -> None:
     assert not nothing.gone
     with pytest.raises(FrozenInstanceError):
         nothing.step = 1  # type: ignore[misc]
-    assert all(getattr(nothing, field.name) in (None, ()) for field in fields(Evidence))
+    assert all(getattr(nothing, field.name) in (None, (), "") for field in fields(Evidence))
     assert condition_of_end(nothing) is None
     assert condition_of_hang(nothing).kind is Kind.BEHIND
 

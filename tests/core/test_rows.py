@@ -99,6 +99,13 @@ def happen(job: Job, event: Event) -> None:
         if silent:
             job.send(0)
         job.core.tick(job.now_s)
+    elif event is Event.HUNG:
+        job.train(250)
+        job.silent_until_asked(5.0)
+    elif event is Event.TESTIFIED:
+        job.wait(0.15)
+        for node in range(2):
+            job.testify(node, {})
     elif event is Event.CANDIDATE:
         job.spare()
     elif event is Event.DRAINED:

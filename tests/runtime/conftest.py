@@ -1,12 +1,16 @@
 """An agent's local server and its ear; black boxes."""
 
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from taskd.runtime.blackbox import Box
 from taskd.runtime.sockets import LocalServer
+from tests.launch import Launcher
 from tests.runtime.local import Ear
+from tests.runtime.watched import Rank, Start
 
 
 @pytest.fixture
@@ -19,3 +23,16 @@ def server(run_dir: Path) -> Iterator[LocalServer]:
 @pytest.fixture
 def ear(server: LocalServer) -> Ear:
     return Ear(server)
+
+
+@pytest.fixture
+def box(leak_mark: str) -> Iterator[Box]:
+    made = Box.create(Path("/dev/shm") / f"taskd-test-{uuid.uuid4().hex}")
+    yield made
+    made.close()
+    made.unlink()
+
+
+@pytest.fixture
+def start(launcher: Launcher, box: Box) -> Start:
+    return lambda body, before="": Rank(launcher, box, body, before)

@@ -14,9 +14,11 @@ import pytest
 
 from taskd.config.address import LOOPBACK, Address
 from taskd.config.agent import AgentConfig
+from taskd.core.evidence import Ending, Evidence, RunState
 from taskd.runtime.agent import NodeAgent
 from taskd.runtime.links import ManagerSocket, Peer
 from taskd.runtime.ports import Command, Logs, NodeIdentity
+from taskd.wire import messages
 from taskd.wire.messages import Directive, NodeStatus, Order, RankOrder, Refusal, Stage
 from tests.wire.peers import NONE
 
@@ -104,6 +106,7 @@ class ScriptedManager:
     def __init__(self, socket: ManagerSocket) -> None:
         self.socket = socket
         self.heard: list[NodeStatus] = []
+        self.testimonies: list[messages.Testimony] = []
         self.sequence = 0
         self._peer: Peer | None = None
 
@@ -119,11 +122,32 @@ class ScriptedManager:
         """Take in what comes."""
         if self.socket.poll(length_s):
             for peer, status in self.socket.receive():
-                assert isinstance(status, NodeStatus)
                 self._peer = peer
+                if isinstance(status, messages.Testimony):
+                    self.testimonies.append(status)
+                    continue
+                assert isinstance(status, NodeStatus)
                 self.heard.append(status)
 
-    def say(self, order: Order, generation: int, *incarnations: int, reason: str = "", exit_code: int = 0) -> None:
+    def testimony(self, *, asked: bool) -> dict[int, Evidence]:
+        """The next testimony, of this sort."""
+        end_s = time.monotonic() + LIMIT_S
+        while not self.testimonies:
+            assert time.monotonic() < end_s
+            self.listen(0.05)
+        told = self.testimonies.pop(0)
+        assert bool(told.inquiry) is asked
+        return {rank: msgspec.msgpack.decode(raw, type=Evidence) for rank, raw in told.evidence.items()}
+
+    def say(
+        self,
+        order: Order,
+        generation: int,
+        *incarnations: int,
+        reason: str = "",
+        exit_code: int = 0,
+        inquiry: int = 0,
+    ) -> None:
         """Direct the agent; `incarnations` of ranks 0 and 1."""
         assert self._peer is not None
         self.sequence += 1
@@ -136,6 +160,7 @@ class ScriptedManager:
             ranks=ranks,
             reason=reason,
             exit_code=exit_code,
+            inquiry=inquiry,
         )
         assert self.socket.send(self._peer, directive)
 
@@ -225,6 +250,43 @@ def test_a_living_process_is_fenced_before_it_is_replaced(
     manager.say(Order.PAUSE, 1, 1, 0)
     manager.until(lambda status: status.ranks[0].incarnation == 1)
     assert host.old[0].wait(LIMIT_S) == -signal.SIGKILL
+
+
+def test_a_death_is_testified_to_unasked_and_one_that_was_ordered_is_not(
+    agent: NodeAgent, host: Host, manager: ScriptedManager
+) -> None:
+    manager.until(lambda status: True)
+    manager.say(Order.PAUSE, 1, 1, 0)
+    manager.until(lambda status: status.ranks[0].incarnation == 1)
+    pid = host.pid(1)
+    host.processes[1].kill()
+    found = manager.testimony(asked=False)
+    assert list(found) == [1]
+    assert found[1].node == 0
+    assert found[1].process is not None
+    assert found[1].process.pid == pid
+    ending = found[1].ending
+    assert ending is not None
+    assert (ending.status, ending.signum, ending.fenced) == (None, signal.SIGKILL, False)
+    assert isinstance(ending, Ending)
+
+
+def test_a_question_is_answered_once_with_what_is_known_of_all_that_live(
+    agent: NodeAgent, host: Host, manager: ScriptedManager
+) -> None:
+    manager.until(lambda status: True)
+    host.processes[1].send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, host.pid(1), os.WSTOPPED | os.WNOWAIT)
+    for _ in range(3):
+        manager.say(Order.RUN, 0, 0, 0, inquiry=7)
+    found = manager.testimony(asked=True)
+    manager.say(Order.RUN, 0, 0, 0, inquiry=8)
+    assert manager.testimony(asked=True).keys() == found.keys() == {0, 1}
+    assert found[1].process is not None
+    assert found[1].process.state is RunState.STOPPED
+    count = len(manager.heard)
+    manager.until(lambda status: len(manager.heard) > count + 1)
+    assert manager.testimonies == []
 
 
 def test_the_generation_is_that_of_the_newest_order(agent: NodeAgent, manager: ScriptedManager) -> None:

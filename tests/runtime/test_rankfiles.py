@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(60)
 
 @pytest.fixture
 def files(run_dir: Path) -> Iterator[RankFiles]:
-    made = RankFiles(run_dir)
+    made = RankFiles(run_dir, "job")
     yield made
     made.close()
 
@@ -58,7 +58,7 @@ def test_what_dead_agents_left_is_swept(run_dir: Path) -> None:
         directory.mkdir()
         (directory / "file").touch()
     try:
-        RankFiles(run_dir).close()
+        RankFiles(run_dir, "job").close()
         assert [path.exists() for path in (left, living, strange)] == [False, True, True]
     finally:
         for directory in (living, strange):

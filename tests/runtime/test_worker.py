@@ -5,16 +5,19 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from taskd.config.worker import WorkerConfig
+from taskd.core.evidence import Standing
 from taskd.runtime.sockets import Peer
 from taskd.runtime.worker import AbandonedError, WorkerLink
 from taskd.wire.messages import (
     Abandon,
+    Account,
+    Ask,
     Condition,
     FromLocal,
     Hello,
@@ -38,6 +41,7 @@ class Notes:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.stack: Sequence[str] = ()
         self._changed = threading.Condition()
 
     def break_collectives(self) -> None:
@@ -45,6 +49,10 @@ class Notes:
 
     def mend(self) -> None:
         self._note("mend")
+
+    def standing(self, stack: Sequence[str], usual: Standing) -> Standing:
+        self.stack = stack
+        return Standing.EVALUATION if usual is Standing.TRAINING else usual
 
     def _note(self, text: str) -> None:
         with self._changed:
@@ -214,6 +222,24 @@ def test_modules_are_told_when_asked_for(make: Make) -> None:
     pair = make()
     pair.peer.send(Modules(names=()))
     assert pair.hear() == Modules(names=("numpy",))
+
+
+def test_what_it_is_about(make: Make) -> None:
+    """By its own table; the breaker, which knows torch, may know better."""
+    pair = make()
+    for number, standing in enumerate(("starting", "evaluation", "paused")):
+        if standing == "evaluation":
+            pair.link.enter(6, CLEAN)
+            pair.stage(Stage.TRAINING, 3, 6)
+        elif standing == "paused":
+            pair.link.raised(6, CLEAN, "")
+            pair.stage(Stage.PAUSED, 3, 6)
+        pair.peer.send(Ask(number=number))
+        account = pair.hear()
+        assert isinstance(account, Account)
+        assert (account.number, account.standing) == (number, standing)
+        assert account.threads[0].name == "MainThread"
+        assert any(line.endswith("in test_what_it_is_about") for line in pair.notes.stack)
 
 
 def test_a_message_that_is_none_is_refused(make: Make, caplog: pytest.LogCaptureFixture) -> None:

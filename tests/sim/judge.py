@@ -7,7 +7,8 @@
 5. All are let go only after all have finished. Training starts anew only for a reason that is true.
 6. Messages of an older generation or incarnation change nothing. The budget is kept.
 7. No place has two holders. Only a process of a place's holder joins a world, and of one generation there is one plan.
-8. The job ends: all steps done, or stopped for a reason that the faults explain (`verdict.py`).
+8. No process that is well is replaced as one that hangs.
+9. The job ends: all steps done, or stopped for a reason that the faults explain (`verdict.py`).
 """
 
 from collections.abc import Callable, Collection
@@ -15,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from taskd.core.agent import Action as NodeAction
 from taskd.core.agent import Start
+from taskd.core.phases import Diagnosed
 from taskd.core.record import FaultRecord
 from taskd.core.recovery import Action, Recovery
+from taskd.core.verdict import Kind
 from taskd.core.worker import State
 from taskd.wire.messages import Condition, Directive, Join, NodeStatus, Order, Pause, Release, Stage, WorldPlan
 from tests.sim.process import Process, chain
@@ -51,17 +54,29 @@ class Judge:
         self.takeovers = 0
         self.anew: list[str] = []
         self.done: set[int] = set()
+        self.hangs_found = 0
+        self._by_pid: dict[int, Process] = {}
         self._orders: dict[int, int] = {}
         self._plans: dict[int, WorldPlan] = {}
         self._holders: dict[tuple[int, int], str] = {}
         self._commits: dict[tuple[int, int], int] = {}
         self._chain = {step: chain(step) for step in range(sim.script.bounds[-1] + 1)}
 
+    def diagnosed(self, told: Diagnosed) -> None:
+        """Nobody is blamed for a hang who is well."""
+        for fact in told.verdict.facts:
+            process = told.evidence[fact.rank].process if fact.kind is Kind.STOPPED else None
+            if process is not None:
+                hung = self._by_pid[process.pid].hung
+                demand(hung, "rank {} is blamed: {}", fact.rank, told.verdict.sentence)
+                self.hangs_found += 1
+
     # ---- processes
 
     def started(self, process: Process, former: Process | None) -> None:
         demand(former is None or not former.alive, "{} starts while {} lives", process.name, former and former.name)
         demand(former is None or former.incarnation < process.incarnation, "{} is not new", process.name)
+        self._by_pid[process.pid] = process
         self.sim.clock.note(process.name, "starts, generation {}, joins {}", process.worker.generation, process.joins)
 
     def wanted(self, agent: "Agent", start: Start) -> None:

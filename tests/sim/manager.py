@@ -4,11 +4,13 @@ from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 from taskd.core.budget import EARLY_S
+from taskd.core.evidence import Evidence
 from taskd.core.phases import Phase
 from taskd.core.recovery import (
     Action,
     AskCluster,
     AskKernel,
+    Diagnosed,
     Note,
     Publish,
     Recovered,
@@ -65,6 +67,11 @@ class Manager:
         if self.directive is before and before is not None and not self.core.superseded:
             self._send(agent, answer(status, before))
 
+    def testimony(self, agent_id: str, inquiry: int, evidence: dict[int, Evidence]) -> None:
+        """An agent's answer to a question."""
+        if not self.dead:
+            self._perform(self.core.testify(agent_id, inquiry, evidence, self.sim.clock.now_s))
+
     def drain(self, place: int) -> None:
         """An operator wants a node empty."""
         if not self.dead:
@@ -85,6 +92,9 @@ class Manager:
                     demand(self.stopped is None, "stopped twice: {}", action.reason)
                     self.stopped = action
                     self.sim.clock.note(self.name, "stops the job ({}): {}", action.exit_code, action.reason)
+                case Diagnosed():
+                    self.sim.clock.note(self.name, "says: {}", action.verdict.sentence)
+                    self.sim.judge.diagnosed(action)
                 case AskKernel():
                     self.sim.clock.after(0.3 * self.sim.rng.random(), self._ask_kernel, action.agent_id)
                 case AskCluster():

@@ -1,5 +1,6 @@
 """A simulated agent: one node with `core.agent` and its processes, with a place of the job or without one."""
 
+from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 from msgspec.structs import replace
@@ -7,7 +8,18 @@ from msgspec.structs import replace
 from taskd.core.agent import Action, Evict, Fence, Node, Start, StopNode, Take, TellJoin, TellPause, TellRelease
 from taskd.core.shorthand import Shorthand
 from taskd.core.worker import Report
-from taskd.wire.messages import Directive, Heard, Join, NodeStatus, Pause, RankStatus, Release, Stage, WorkerReport
+from taskd.wire.messages import (
+    Directive,
+    Heard,
+    Join,
+    NodeStatus,
+    Pause,
+    Progress,
+    RankStatus,
+    Release,
+    Stage,
+    WorkerReport,
+)
 from tests.sim.process import Process
 
 if TYPE_CHECKING:
@@ -38,6 +50,7 @@ class Agent:
         self._lag_s = sim.scenario.lag_s[number % len(sim.scenario.lag_s)]
         self._sequence = 0
         self._said: dict[int, Shorthand] = {}
+        self._answered: dict[int, int] = {}
 
     def begin(self) -> None:
         """Start the ranks of the first world, and the heart."""
@@ -60,6 +73,9 @@ class Agent:
         """A message of a manager. Those of one machine, one after the other, have one connection."""
         directive = self._said.setdefault(machine, Shorthand()).hear(message)
         if directive is not None:
+            if directive.inquiry not in (0, self._answered.get(machine)):
+                self._answered[machine] = directive.inquiry
+                self.sim.clock.after(self._lag_s + 0.05, self._testify, machine, directive.inquiry)
             self.sim.clock.after(self._lag_s, self._obey, directive)
 
     def link(self, process: Process, report: Report) -> None:
@@ -238,6 +254,22 @@ class Agent:
             self._send()
             self.sim.clock.after(self.sim.policy.membership.heartbeat_s, self._beat)
 
+    def _testify(self, machine: int, inquiry: int) -> None:
+        """What is true of its processes now."""
+        manager = next(it for it in self.sim.managers if it.machine == machine)
+        living = [process for process in self.processes.values() if process.alive]
+        evidence = {process.rank: process.evidence() for process in living}
+        if not (self.dead or manager.dead):
+            self.sim.network.send(self, manager, True, partial(manager.testimony, self.name, inquiry), evidence)
+
+    def _progress(self) -> Progress | None:
+        """Of the rank that was the first to commit the newest step."""
+        training = [process for process in self.processes.values() if process.trains]
+        newest = max(training, key=lambda process: (process.step, -process.stepped_s), default=None)
+        if newest is None:
+            return None
+        return Progress(step=newest.step, age_s=self.sim.clock.now_s - newest.stepped_s)
+
     def _send(self) -> None:
         self._sequence += 1
         place = self.node.place
@@ -257,6 +289,7 @@ class Agent:
             leaving=self.leaving,
             host=self.name,
             wants=self._wants,
+            progress=self._progress(),
         )
         for manager in self.sim.managers:
             if not manager.dead:

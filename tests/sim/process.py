@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from taskd.core import evidence as seen
 from taskd.core.agent import Start
+from taskd.core.evidence import Evidence, RunState, Standing
 from taskd.core.worker import Break, Event, GiveUp, Input, Report, State, Wake, Worker
 from taskd.wire.messages import Condition, Join, Pause, Release, WorldPlan
 from tests.sim.fabric import PATIENCE_S, CollectiveError, Group, Ticket
@@ -77,6 +79,9 @@ class Process:
         self.joins = start.joins
         self.rng: Random = sim.rng
         self.step = 0
+        self.stepped_s = sim.clock.now_s
+        """When it committed that, or began to train."""
+        self.trains = False
         self.state: int | None = chain(0)
         self.condition = Condition.EMPTY if start.joins else Condition.CLEAN
         self.call = 0
@@ -145,6 +150,12 @@ class Process:
         if self._awaiting and self._orders:
             self._awaiting = False
             self._go(self._orders.pop(0))
+
+    def evidence(self) -> Evidence:
+        """What could be seen of it, if it runs a script with the SDK."""
+        state = RunState.STOPPED if self.hung else RunState.SLEEPING
+        standing = Standing.TRAINING if self.trains else Standing.PAUSED
+        return Evidence(process=seen.Process(self.pid, state), step=self.step, standing=standing)
 
     # ---- its end
 
@@ -252,12 +263,14 @@ class Process:
                     yield from self._join(plan)
                     if self.call > call:
                         return
+                self.trains, self.stepped_s = plan is None or not plan.dump, self.sim.clock.now_s
                 yield from self._train(bound) if plan is None or not plan.dump else self._dump(plan)
+                self.trains = False
                 if plan is None or not plan.dump:
                     yield 0.002
                     self.feed(Input(Event.RETURNED, step=self.step, condition=self.condition))
             except (CollectiveError, StrayError, InterruptedStepError) as error:
-                self.broken = True
+                self.broken, self.trains = True, False
                 if self.group is not None:
                     self.sim.fabric.leave(self.group, self)
                 self.feed(Input(Event.RAISED, step=self.step, condition=self.condition, cause=type(error).__name__))
@@ -281,7 +294,7 @@ class Process:
             self.state, self.condition = update(old, self.step + 1), Condition.STEPPED
             yield 0.001
             self._maybe_raise("late stray")
-            self.step, self.condition = self.step + 1, Condition.CLEAN
+            self.step, self.condition, self.stepped_s = self.step + 1, Condition.CLEAN, self.sim.clock.now_s
             self.sim.judge.committed(self)
             if self.sim.script.cooperative:
                 self.feed(Input(Event.COMMITTED, step=self.step, condition=self.condition))

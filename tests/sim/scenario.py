@@ -4,12 +4,14 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from taskd.core.phases import Phase
-from taskd.core.policy import Deadlines, Membership, Policy, Strategy
+from taskd.core.policy import Deadlines, Membership, Policy, Strategy, Tempo
 
 DEADLINES = Deadlines(
     confirm_s=2.0, pause_s=15.0, replace_s=40.0, join_s=15.0, resume_s=30.0, takeover_s=10.0, merge_s=1.0
 )
 MEMBERSHIP = Membership(heartbeat_s=0.5, suspect_s=1.5, dead_s=10.0)
+TEMPO = Tempo(first_s=25.0, phase_s=60.0, few_steps=2, settled_steps=5)
+"""Rhythms are known after a few steps, since the jobs are short."""
 STRATEGIES = tuple(Strategy)
 IN_PLACE = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.EXIT)
 WAIT_NODE_S = 60.0
@@ -112,6 +114,8 @@ def draw(seed: int) -> Scenario:
         max_restarts=None if rng.random() < 0.93 else rng.randint(0, 3),
         deadlines=DEADLINES,
         membership=MEMBERSHIP,
+        tempo=TEMPO,
+        recover_hangs=seed % 10 > 0,
     )
     scenario = Scenario(
         seed=seed,

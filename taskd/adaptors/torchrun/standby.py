@@ -35,7 +35,7 @@ from taskd.config.process import replace_environment
 from taskd.config.worker import TemplateConfig
 from taskd.runtime.ports import Command
 from taskd.wire.codec import MAX_LOCAL_BYTES, decode_to_local, encode
-from taskd.wire.messages import Abandon, Become, Fork, Hello, Join, Modules, Pause, Release, ToLocal
+from taskd.wire.messages import Abandon, Ask, Become, Fork, Hello, Join, Modules, Pause, Release, ToLocal
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Template:
                 self.load(names)
             case Fork(count=count):
                 return self._fork(count)
-            case Pause() | Join() | Release() | Abandon():
+            case Pause() | Join() | Release() | Abandon() | Ask():
                 logger.warning(
                     "the agent sent %s to a template, expected Fork, Modules or Become", type(message).__name__
                 )

@@ -21,7 +21,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -33,7 +33,9 @@ from taskd.adaptors.groups.world import World
 from taskd.adaptors.training.checkpoint import dump
 from taskd.adaptors.training.layout import repoint
 from taskd.adaptors.training.restore import restore
+from taskd.adaptors.training.standing import see_standing
 from taskd.adaptors.training.state import TrainState
+from taskd.core.evidence import Standing
 from taskd.core.faults import FaultKind
 from taskd.errors import CheckpointError, RecoveryError, RestoreError, ShimError
 from taskd.runtime import worker
@@ -60,6 +62,8 @@ class Runtime:
         self.world = World(
             self.recorder.break_collectives if isinstance(self.recorder, Recorder) else None, self.recorder.naming
         )
+        self.state: TrainState | None = None
+        """That of the resilient function that runs."""
         self._building = False
         if link.config.blackbox is not None:
             try:
@@ -81,6 +85,11 @@ class Runtime:
     def mend(self) -> None:
         """Collectives may work again."""
         self.recorder.mend()
+
+    def standing(self, stack: Sequence[str], usual: Standing) -> Standing:
+        """What this process is about."""
+        state = self.state
+        return see_standing(stack, usual, () if state is None else state.parts.modules)
 
     def form(self, plan: WorldPlan, state: TrainState) -> None:
         """Form the groups of the plan's generation, and point the model's wrappers at them.
@@ -157,10 +166,11 @@ class Session:
     def run(self, function: Callable[[], R]) -> R:
         """Call the function until every rank has returned from it together."""
         self._open()
+        self._runtime.state = self._state
         try:
             return self._go_on(function)
         finally:
-            self._state.on_commit = self._state.on_non_finite = None
+            self._state.on_commit = self._state.on_non_finite = self._runtime.state = None
 
     def _open(self) -> None:
         state, link = self._state, self._link

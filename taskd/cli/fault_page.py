@@ -1,0 +1,225 @@
+"""The account of one fault: who caused it and why we think so, what was done, where each rank stood, and stacks."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from rich.console import RenderableType
+
+from taskd.cli.tables import ALARM, GOOD, QUIET, VICTIM, Listing, Row, block, heading, line, pairs, safe, span, wall
+from taskd.core.account import operation
+from taskd.core.endings import died_of, signal_name
+from taskd.core.evidence import Collective, Evidence, RunState
+from taskd.core.verdict import Kind, names
+from taskd.runtime.chronicle import FaultEntry, Recovery, VerdictEntry
+from taskd.runtime.faultfile import FaultRecord
+
+REPORTED: Final = frozenset(kind.name for kind in (Kind.NON_FINITE, Kind.ORPHANED, Kind.SLOW))
+"""Kinds that are told and not acted on."""
+_WHY: Final = ". Why: "
+"""Between what has happened and the reason, in a verdict's sentence."""
+_FACTS: Final = 8
+_RANKS: Final = 32
+_FRAMES: Final = 12
+_STACKS: Final = 4
+_NATIVE_LINES: Final = 40
+_ASKED_S: Final = 1.0
+_STATES: Final = {
+    RunState.UNINTERRUPTIBLE: "uninterruptible",
+    RunState.ZOMBIE: "dying",
+    RunState.DEAD: "dying",
+}
+
+
+def title(fault: FaultEntry) -> str:
+    """What it is called, in the words of its verdict."""
+    if fault.verdict is not None:
+        return fault.verdict.title or fault.verdict.kind
+    return "; ".join(
+        dict.fromkeys(cause or "cause unknown" for one in fault.recoveries for cause in one.causes.values())
+    )
+
+
+def outcome(fault: FaultEntry, *, running: bool) -> str:
+    """What came of it, in a word or two."""
+    if fault.recoveries:
+        return ", ".join(one.strategy for one in fault.recoveries)
+    if fault.verdict is not None and fault.verdict.kind in REPORTED:
+        return "reported only"
+    return "under way" if running and not fault.closed else "not recovered"
+
+
+def phases(recovery: Recovery) -> str:
+    """The length of each phase, without the total."""
+    return " · ".join(f"{name} {ms:.0f}" for name, ms in recovery.phases_ms.items() if name != "total")
+
+
+def fault_page(
+    fault: FaultEntry, record: FaultRecord | None, *, running: bool, everything: bool
+) -> Iterator[RenderableType]:
+    """The whole account; without `everything`, the beginning of what is long."""
+    blamed = names(fault.culprits) if fault.culprits else "nobody can be blamed"
+    yield heading(f"Fault {fault.number}: {title(fault).upper()} · {blamed}", ALARM)
+    yield pairs(_facts(fault, running=running, everything=everything))
+    if record is None:
+        return
+    if record.problem:
+        yield heading(f"No evidence: {record.file}: {record.problem}", VICTIM)
+    if record.unread:
+        told = ", ".join(record.unread[:_RANKS])
+        yield line(f"The evidence of these ranks is damaged, or of a newer taskd: {told}", VICTIM)
+    if record.evidence:
+        yield from _ranks(fault, record.evidence, everything=everything)
+        yield from _stacks(fault, record.evidence, everything=everything)
+
+
+def _kind(name: str) -> str:
+    return Kind[name].value if name in Kind.__members__ else name
+
+
+def _facts(fault: FaultEntry, *, running: bool, everything: bool) -> Iterator[tuple[str, str]]:
+    verdict = fault.verdict
+    if verdict is not None:
+        what, _, why = verdict.sentence.rpartition(_WHY)
+        yield "what", what + "." * bool(what) or why
+        yield "why", why if what else ""
+        yield from _seen(verdict, everything=everything)
+    found = f", verdict after {span(verdict.took_s)}" if verdict is not None and verdict.took_s is not None else ""
+    changed = f" (changed {fault.changes} times)" if fault.changes else ""
+    step = f", after step {fault.step}" if fault.step is not None and fault.step >= 0 else ""
+    yield "when", f"{wall(fault.unix_s) or 'time not known'}{step}{found}{changed}"
+    if verdict is not None and verdict.victims:
+        yield "victims", names(verdict.victims)
+    if verdict is not None and verdict.hang is not None:
+        yield "hang", _hang(verdict)
+    if not fault.recoveries:
+        yield "done", outcome(fault, running=running)
+    for one in fault.recoveries:
+        yield "done", _done(one)
+        yield "phases, ms", phases(one)
+
+
+def _seen(verdict: VerdictEntry, *, everything: bool) -> Iterator[tuple[str, str]]:
+    """The facts that the sentence does not have, or all."""
+    facts = [fact for fact in verdict.facts if everything or fact.text not in verdict.sentence]
+    for fact in facts if everything else facts[:_FACTS]:
+        yield "fact", f"rank {fact.rank}, {_kind(fact.kind)}: {fact.text}"
+    if not everything and len(facts) > _FACTS:
+        yield "", f"… {len(facts) - _FACTS} more with --all"
+
+
+def _hang(verdict: VerdictEntry) -> str:
+    hang = verdict.hang
+    assert hang is not None, "asked for one"
+    known = (("silent for", hang.silent_s), ("limit", hang.limit_s), ("usual step", hang.usual_s))
+    told = ", ".join(f"{name} {span(value)}" for name, value in known if value is not None)
+    return told if hang.reason in verdict.sentence else f"{hang.reason} ({told})" if told else hang.reason
+
+
+def _done(one: Recovery) -> str:
+    total = one.phases_ms.get("total")
+    took = f" in {total:.0f} ms" if total is not None else ""
+    new = (
+        f", {names(map(int, one.replaced))} replaced" if one.replaced and all(map(str.isdecimal, one.replaced)) else ""
+    )
+    kept = f", {len(one.kept)} kept" if one.kept else ""
+    at = f", on with step {one.target_step + 1}" if one.target_step is not None and one.target_step >= 0 else ""
+    why = f": {one.reason}" if one.reason else ""
+    return f"{one.strategy}{' (all processes anew)' if one.restart else ''}{took}{new}{kept}{at}{why}"
+
+
+def _ranks(fault: FaultEntry, evidence: dict[int, Evidence], *, everything: bool) -> Iterator[RenderableType]:
+    victims = frozenset(fault.verdict.victims if fault.verdict is not None else ())
+    order = sorted(evidence, key=lambda rank: (rank not in fault.culprits, rank not in victims, rank))
+    shown = order if everything else order[:_RANKS]
+    yield heading("Ranks, as they were then")
+    columns = (">rank", ">node", ">pid", "", "state", ">step", "doing", "waits in", ">for", "main thread at")
+    rows = [_rank(rank, evidence[rank], fault.culprits, victims) for rank in shown]
+    if len({known.node for known in evidence.values()}) == 1:
+        rows = [((*cells[:1], "", *cells[2:]), style) for cells, style in rows]
+    yield Listing(columns, rows, spare=("main thread at", "doing", ">step", ">node"), wide=("waits in",))
+    if len(shown) < len(order):
+        yield block([f"… {len(order) - len(shown)} more with --all"], QUIET)
+
+
+def _rank(rank: int, known: Evidence, culprits: Sequence[int], victims: frozenset[int]) -> Row:
+    role = "culprit" if rank in culprits else "victim" if rank in victims else ""
+    call = waits_in(known)
+    waits, for_s = _short(call) if call is not None else "", call.entered_s if call is not None else None
+    if call is None and known.data_wait_s is not None:
+        waits, for_s = "its data loader", known.data_wait_s
+    cells = (
+        str(rank),
+        str(known.node) if known.node is not None else "",
+        str(known.process.pid) if known.process is not None else "",
+        role,
+        state(known),
+        str(known.step) if known.step is not None else "",
+        known.standing.value if known.standing is not None else "",
+        waits,
+        span(for_s),
+        known.stack[0].rpartition("/")[2] if known.stack else "",
+    )
+    return cells, {"culprit": ALARM, "victim": VICTIM}.get(role, "")
+
+
+def _short(call: Collective) -> str:
+    return operation(call).replace(" communicator ", " ")
+
+
+def waits_in(known: Evidence) -> Collective | None:
+    """The collective that it has been in for longest."""
+    return max((call for call in known.collectives if call.open), key=lambda call: call.entered_s or 0.0, default=None)
+
+
+def state(known: Evidence) -> str:
+    """What its process does, in few words."""
+    signum, ending, process = died_of(known), known.ending, known.process
+    if signum is not None:
+        return signal_name(signum)
+    if ending is not None and ending.status is not None:
+        return f"exit code {ending.status}"
+    if known.gone:
+        return "dying"
+    if known.cgroup is not None and known.cgroup.frozen:
+        return "frozen"
+    clocks = known.clocks
+    if clocks is not None and clocks.gil_s is not None and clocks.gil_s >= _ASKED_S:
+        return f"GIL held, {span(clocks.gil_s)}"
+    if process is None or process.state is None:
+        return ""
+    return _STATES.get(process.state, process.state.name.lower())
+
+
+def _stacks(fault: FaultEntry, evidence: dict[int, Evidence], *, everything: bool) -> Iterator[RenderableType]:
+    ranks = [rank for rank in (fault.culprits or sorted(evidence)) if rank in evidence]
+    told = [rank for rank in ranks if evidence[rank].stack or evidence[rank].native or evidence[rank].threads]
+    for rank in told if everything else told[:_STACKS]:
+        known = evidence[rank]
+        if everything and known.threads:
+            for thread in known.threads:
+                yield heading(f"Python stack of rank {rank}, thread {thread.name}, innermost first")
+                yield from _cut(thread.stack, len(thread.stack))
+        elif known.stack:
+            yield heading(f"Python stack of rank {rank}, main thread, innermost first")
+            yield from _cut(known.stack, len(known.stack) if everything else _FRAMES)
+        if known.native:
+            lines = safe(known.native.rstrip()).split("\n")
+            yield heading(f"py-spy of rank {rank}")
+            yield from _cut(lines, len(lines) if everything else _NATIVE_LINES)
+    if not everything and len(told) > _STACKS:
+        yield block([f"… the stacks of {len(told) - _STACKS} more ranks with --all"], QUIET)
+
+
+def _cut(lines: Sequence[str], most: int) -> Iterable[RenderableType]:
+    yield block(lines[:most])
+    if len(lines) > most:
+        yield block([f"… {len(lines) - most} more with --all"], QUIET)
+
+
+STYLES: Final = {"reported only": VICTIM, "not recovered": ALARM, "under way": VICTIM}
+"""Of outcomes; any other is a strategy that has succeeded."""
+
+
+def outcome_style(told: str) -> str:
+    """How an outcome is shown."""
+    return STYLES.get(told, GOOD)

@@ -1,0 +1,152 @@
+"""The page of a job: whether it runs, its faults in one table, the newest one in full, and its living ranks."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from taskd.cli.fault_page import fault_page, outcome, outcome_style, phases, title
+from taskd.cli.tables import (
+    ALARM,
+    GOOD,
+    HEAD,
+    QUIET,
+    VICTIM,
+    Cell,
+    Listing,
+    Row,
+    block,
+    heading,
+    line,
+    pairs,
+    since,
+    span,
+    wall,
+)  # fmt: skip
+from taskd.core.verdict import names
+from taskd.runtime.chronicle import Chronicle, FaultEntry
+from taskd.runtime.faultfile import FaultRecord
+from taskd.runtime.portrait import Portrait
+
+_FAULTS: Final = 10
+_SILENT_S: Final = 1.0
+Evidenced = Callable[[FaultEntry], FaultRecord | None]
+
+
+def job_page(
+    job: Chronicle, ranks: Sequence[Portrait], read: Evidenced, *, everything: bool
+) -> Iterator[RenderableType]:
+    """All that is known of a job; without `everything`, the newest fault and the beginning of what is long."""
+    running = is_running(job, ranks)
+    yield _title(job, running=running)
+    yield pairs(_facts(job, ranks, running=running))
+    if job.faults:
+        yield from _table(job.faults, running=running, everything=everything)
+    else:
+        yield heading("No fault is recorded.", GOOD)
+    for fault in job.faults if everything else job.faults[-1:]:
+        yield from fault_page(fault, read(fault), running=running, everything=everything)
+    if ranks:
+        yield from _living(ranks)
+    if job.boxes:
+        kept = job.boxes if everything else job.boxes[-_FAULTS:]
+        yield heading(f"Kept black boxes: {len(kept)} of {len(job.boxes)}; taskd blackbox FILE")
+        yield block(box.file for box in kept)
+
+
+def is_running(job: Chronicle, ranks: Sequence[Portrait]) -> bool:
+    """No end is recorded, and a rank of it lives on this machine."""
+    return job.ended is None and any(rank.state == "alive" for rank in ranks)
+
+
+def jobs_table(jobs: Sequence[Chronicle]) -> Iterator[RenderableType]:
+    """Several jobs of one run directory, the newest first."""
+    yield line(f"{len(jobs)} jobs; the newest is told below, another with: taskd blackbox FOLDER", HEAD)
+    columns = ("job", "started", "ended", ">faults", "folder")
+    yield Listing(columns, [(_job(job), "" if job.ended is None else QUIET) for job in jobs], wide=("folder",))
+    yield Text()
+
+
+def _job(job: Chronicle) -> Sequence[Cell]:
+    ended = f"{wall(job.ended.unix_s)}, exit code {job.ended.exit_code}" if job.ended is not None else "no end recorded"
+    return job.job_id, wall(job.started_unix_s), ended, str(len(job.faults)), job.folder
+
+
+def _title(job: Chronicle, *, running: bool) -> Text:
+    told = line(f"job {job.job_id} · ", HEAD)
+    if job.ended is not None:
+        failed = job.ended.exit_code != 0
+        return told.append(f"ended with exit code {job.ended.exit_code}", ALARM if failed else GOOD)
+    return told.append("running", GOOD) if running else told.append("no end recorded, no rank of it here", VICTIM)
+
+
+def _facts(job: Chronicle, ranks: Sequence[Portrait], *, running: bool) -> Iterator[tuple[str, Cell]]:
+    yield "folder", job.folder
+    yield "started", since(job.started_unix_s) + (f", {job.managers} managers since" if job.managers > 1 else "")
+    if job.ended is not None:
+        yield "ended", since(job.ended.unix_s)
+        yield "reason", line(job.ended.reason, ALARM if job.ended.exit_code else "")
+    elif not running:
+        yield "last record", since(job.newest_unix_s)
+    if running:
+        steps = [rank.step for rank in ranks if rank.step is not None]
+        missing = len(job.pids) - len(ranks)
+        elsewhere = f", {missing} more on other nodes" if missing > 0 else ""
+        yield "now", f"{len(ranks)} ranks here{elsewhere}, newest step {max(steps, default=-1)}"
+    if job.faults:
+        newest = job.faults[-1]
+        told = outcome(newest, running=running)
+        blamed = f" · {names(newest.culprits)}" if newest.culprits else ""
+        last = line(f"{newest.number}: {title(newest)}{blamed} · ", ALARM).append(told, outcome_style(told))
+        yield "last fault", last
+    if job.damaged_lines:
+        yield "journal", line(f"{job.damaged_lines} damaged lines were skipped", VICTIM)
+
+
+def _table(faults: Sequence[FaultEntry], *, running: bool, everything: bool) -> Iterator[RenderableType]:
+    shown = faults if everything else faults[-_FAULTS:]
+    yield heading("Faults" + (f", the newest {len(shown)} of {len(faults)}" if len(shown) < len(faults) else ""))
+    columns = (">#", "when", ">step", "verdict", "culprit", ">found in", "done", ">total ms", "phases, ms")
+    rows = [_fault(fault, running=running) for fault in shown]
+    yield Listing(columns, rows, spare=("phases, ms", ">found in", ">step", ">total ms"), wide=("verdict",))
+
+
+def _fault(fault: FaultEntry, *, running: bool) -> Row:
+    told = outcome(fault, running=running)
+    cells = (
+        str(fault.number),
+        wall(fault.unix_s),
+        str(fault.step) if fault.step is not None and fault.step >= 0 else "",
+        title(fault),
+        names(fault.culprits) if fault.culprits else "",
+        span(fault.verdict.took_s) if fault.verdict is not None else "",
+        line(told, outcome_style(told)),
+        f"{fault.total_ms:.0f}" if fault.total_ms is not None else "",
+        phases(fault.recoveries[-1]) if fault.recoveries else "",
+    )
+    return cells, ""
+
+
+def _living(ranks: Sequence[Portrait]) -> Iterator[RenderableType]:
+    yield heading("Ranks on this machine now; taskd blackbox PID")
+    columns = (">rank", ">pid", "state", ">step", ">committed", "phase", "waits in", ">for", "main thread")
+    yield Listing(columns, [_rank(rank) for rank in ranks], spare=("phase", ">pid"), wide=("waits in",))
+
+
+def _rank(one: Portrait) -> Row:
+    waits = max((call for call in one.collectives if call.open), key=lambda call: call.lasted_s or 0.0, default=None)
+    stands = one.ages == "now" and (one.clocks.native_s or 0.0) > _SILENT_S
+    state = one.process.state if one.state == "alive" and one.process is not None else one.state
+    cells = (
+        str(one.rank),
+        str(one.pid),
+        state,
+        str(one.step) if one.step is not None else "",
+        f"{span(one.step_s)} ago" if one.step_s is not None else "",
+        one.phase,
+        f"{waits.operation} {waits.number or ''}" if waits is not None else "",
+        span(waits.lasted_s) if waits is not None else "",
+        f"no Python for {span(one.clocks.main_s)}" if (one.clocks.main_s or 0.0) > _SILENT_S else "",
+    )
+    return cells, ALARM if stands or one.state == "dead" else ""

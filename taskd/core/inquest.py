@@ -1,0 +1,251 @@
+"""What is asked when a fault strikes or a job makes no progress, and what follows from the answers.
+
+Rules:
+
+1. A death is recovered from at once: evidence explains it and delays nothing.
+2. A job without progress, or with a rank that came out of its collectives without a known reason, is asked about. A
+   verdict that names living ranks has them replaced, as if they had died. One that names nobody leaves all processes
+   alive: the step is done again.
+3. An agent that does not answer is waited for as long as it may be silent: whether its node is lost is not judged here.
+   One that is heard is asked again. A verdict that names all ranks is only told, until it has come again and again.
+4. A verdict is told once for a fault, and again only if its kind or its culprits change.
+5. Slow ranks and losses that are not finite are told and change nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from taskd.core.attempts import Attempts
+from taskd.core.diagnosis import diagnose
+from taskd.core.evidence import Evidence, Pace
+from taskd.core.phases import Diagnosed, Note, Phase
+from taskd.core.rhythm import Hang
+from taskd.core.verdict import Kind, Verdict
+from taskd.core.watch import AGAIN_S, ANSWER_S, Watch
+from taskd.wire.messages import NodeStatus, Order
+
+ASK_STRAYED_S = 0.1
+"""A rank has strayed: the news of a loss that explains it mostly comes within this time, and is not disturbed."""
+PACE_S = 2.0
+"""So often the paces of the ranks are compared."""
+_QUESTIONS = 3
+"""So often an agent that is heard is asked."""
+_QUIET_HEARTBEATS = 1.5
+"""An agent that was not heard for so many heartbeats is perhaps lost."""
+_ONE_STREAK_STEPS = 100
+"""Losses that are not finite within so many steps of the first are one fault."""
+_TOLD_OF_THE_LIVING = (Kind.SIZE_MISMATCH, Kind.OP_MISMATCH, Kind.SKIPPED)
+"""What a rank that came out with an error may be explained by, though every process lives."""
+
+
+@dataclass(slots=True)
+class Inquest(Attempts):
+    """The state of the job's newest diagnosis."""
+
+    watch: Watch = field(default_factory=Watch)
+    _open: bool = False
+    """The fault with the newest number is under way."""
+    _fault_since_s: float | None = None
+    _told: tuple[Kind, tuple[int, ...]] | None = None
+    _paces: dict[int, Pace] = field(default_factory=dict)
+    _compared_s: float = 0.0
+    _slow: tuple[int, ...] = ()
+    _not_finite: dict[int, Evidence] = field(default_factory=dict)
+    _told_not_finite: tuple[int, ...] = ()
+
+    # ---- what is heard
+
+    def note_progress(self, status: NodeStatus, place: int) -> None:
+        """How far the ranks of a node are, and how fast."""
+        if self.phase is Phase.RUNNING or self.watch.hang is not None:
+            self.watch.progress(place, status.progress, self._now_s)
+            self.step = max(self.step, status.progress.step if status.progress is not None else -1)
+        for pace in status.paces:
+            self._paces[pace.rank] = Pace(pace.steps, pace.step_s, pace.waited_s)
+
+    def note_testimony(self, agent_id: str, inquiry: int, evidence: Mapping[int, Evidence]) -> None:
+        """What an agent knows of its processes."""
+        self.watch.hear(agent_id, inquiry, evidence, self._now_s)
+        seen = {rank: known for rank, known in evidence.items() if known.non_finite is not None}
+        if seen:
+            self._tell_not_finite(seen)
+        if self._open and (self.record is not None or self._told is None):
+            self.tell_verdict()
+
+    def all_testified(self) -> bool:
+        """Whether every agent that can be asked has answered an open question."""
+        return self.watch.asked_s is not None and not self.watch.missing(self._witnesses())
+
+    def _witnesses(self) -> list[str]:
+        world = self.world
+        return [world.holders[place] for place in world.places if place not in world.dead_nodes]
+
+    # ---- the course of an inquiry
+
+    def suspect(self, _subject: int) -> None:
+        """The job makes no progress: ask every rank."""
+        hang = self.watch.suspicion(self._now_s)
+        if hang is not None:
+            self._enter(Phase.STRAYED)
+            self._confirm_until_s = self._now_s + ANSWER_S
+            self._inquire(hang)
+
+    def inquire_strayed(self) -> None:
+        """A rank has strayed, and no news has come yet: ask every rank."""
+        self._inquire(None)
+
+    def _inquire(self, hang: Hang | None) -> None:
+        self._inquiry = self.sequence + 1  # no other manager has asked by this number
+        self.watch.ask(self._inquiry, self._now_s, hang)
+        self._fault_since_s = hang.since_s if hang is not None else self._now_s
+        self._order(Order.RUN)
+
+    def judge(self, _subject: int) -> None:
+        """All that can be known is known."""
+        ended, now_s = self._ended(), self._now_s
+        if ended:
+            self._begin(ended)
+            return
+        verdict, hang = self.watch.verdict(self.world.ranks, now_s), self.watch.hang
+        if hang is None:
+            if verdict is not None and verdict.kind in _TOLD_OF_THE_LIVING:
+                self._condemn(verdict)
+            return  # else the news of a loss may still be on its way
+        activity = self.watch.excuse(verdict, now_s)
+        if self.watch.got_on() or activity is not None:
+            if activity is not None:
+                self._out.append(Note(f"no step for {hang.silent_s:.1f} s: it is the {activity.value}"))
+            self._withdraw()
+            return
+        alarms = self.watch.alarm()
+        if self.policy.recover_hangs and verdict is not None and self._may_condemn(verdict, alarms):
+            self._condemn(verdict)
+        else:
+            self._open_case()
+            self.tell_verdict()
+            self._close_case()
+            self._withdraw()
+
+    def overdue(self) -> bool:
+        """The time for answers is over. True if the answers that are missing are not waited for any longer."""
+        asked_s = self.watch.asked_s
+        if self.watch.hang is None or asked_s is None:
+            return True
+        world, membership, missing = self.world, self.policy.membership, self.watch.missing(self._witnesses())
+        silent = [place for place in world.places if world.holders.get(place) in missing]
+        heard_s = min((world.nodes[place].heard_s for place in silent if place in world.nodes), default=asked_s)
+        quiet = self._now_s - heard_s > _QUIET_HEARTBEATS * membership.heartbeat_s
+        patient = bool(missing) and quiet and self._now_s - asked_s < membership.dead_s
+        if patient:
+            self._confirm_until_s = self._now_s + membership.heartbeat_s
+        elif missing and self.watch.asked < _QUESTIONS:
+            self._inquire(self.watch.hang)  # the question or the answer was lost
+            self._confirm_until_s = self._now_s + ANSWER_S
+            return False
+        return not patient
+
+    def _withdraw(self) -> None:
+        self.watch.close()
+        self._enter(Phase.RUNNING)
+
+    def _may_condemn(self, verdict: Verdict, alarms: int) -> bool:
+        """If all are named, nobody is left to give the state: somebody has paused the job, and may let it go on."""
+        return alarms > len(AGAIN_S) or not set(self.world.ranks) <= set(_named(verdict))
+
+    def _condemn(self, verdict: Verdict) -> None:
+        """Whoever the verdict names is replaced; if it names nobody, every process may go on."""
+        causes = {rank: verdict.kind.value for rank in _named(verdict) if rank in self.world.ranks}
+        for rank in causes:
+            self.world.replace(rank, self._now_s, joins=True)
+        self._begin(causes or {min(verdict.victims or self.world.ranks): verdict.kind.value})
+
+    # ---- one fault
+
+    def _begin(self, causes: dict[int, str]) -> None:
+        self._open_case()
+        Attempts._begin(self, causes)
+        self.tell_verdict()
+
+    def _stop(self, reason: str, exit_code: int) -> None:
+        if exit_code and not self._open:
+            self._open_case()
+        Attempts._stop(self, reason, exit_code)
+
+    def _succeed(self) -> None:
+        Attempts._succeed(self)
+        self._close_case()
+        self._paces.clear()
+        self._not_finite.clear()
+        self.watch.begin(self._now_s)
+
+    def _open_case(self) -> None:
+        self.faults += 1
+        self._open, self._told, self.watch.asked_s = True, None, None
+        self._fault_since_s = self._now_s if self._fault_since_s is None else self._fault_since_s
+
+    def _close_case(self) -> None:
+        self._open, self._fault_since_s = False, None
+
+    def tell_verdict(self) -> None:
+        """Tell what the fault is, as far as it is known, unless that was told."""
+        verdict = self.watch.verdict(self.world.ranks, self._now_s)
+        if verdict is None:
+            return
+        if self.record is not None:
+            self.record.verdict = verdict
+        if self._told != (verdict.kind, verdict.culprits):
+            self._told = verdict.kind, verdict.culprits
+            self._tell(verdict, self.watch.evidence(self._now_s), reported=self.record is None)
+
+    def _tell(self, verdict: Verdict, evidence: Mapping[int, Evidence], *, reported: bool) -> None:
+        self._out.append(
+            Diagnosed(
+                fault=self.faults,
+                verdict=verdict,
+                evidence=evidence,
+                hang=self.watch.hang,
+                since_s=self._now_s if self._fault_since_s is None else self._fault_since_s,
+                step=self.step,
+                generation=self.world.generation,
+                reported=reported,
+            )
+        )
+
+    # ---- what is only told
+
+    def compare_paces(self) -> None:
+        """Tell of ranks that have become slow."""
+        if self._now_s - self._compared_s < PACE_S or not self._paces:
+            return
+        self._compared_s = self._now_s
+        paces = {rank: pace for rank, pace in self._paces.items() if rank in self.world.ranks}
+        evidence = {rank: Evidence(self.world.ranks[rank].node_rank, pace=pace) for rank, pace in paces.items()}
+        verdict = diagnose(evidence)
+        slow = verdict.culprits if verdict is not None and verdict.kind is Kind.SLOW else ()
+        if verdict is not None and slow and not set(slow) <= set(self._slow):
+            self.faults += 1
+            self._tell(verdict, evidence, reported=True)
+        self._slow = slow
+
+    def _tell_not_finite(self, seen: Mapping[int, Evidence]) -> None:
+        before = set(self._not_finite)
+        newest = [known.non_finite.step for known in seen.values() if known.non_finite is not None]
+        first = min((known.non_finite.step for known in self._not_finite.values() if known.non_finite), default=None)
+        if first is not None and min(newest) > first + _ONE_STREAK_STEPS:
+            self._not_finite.clear()
+            before = set()
+        for rank, known in seen.items():
+            self._not_finite.setdefault(rank, Evidence(known.node, known.process, non_finite=known.non_finite))
+        if set(self._not_finite) == before:
+            return
+        verdict = diagnose(self._not_finite)
+        if verdict is None or (before and verdict.culprits == self._told_not_finite):
+            return
+        self.faults += not before
+        self._told_not_finite = verdict.culprits
+        self._tell(verdict, dict(self._not_finite), reported=True)
+
+
+def _named(verdict: Verdict) -> tuple[int, ...]:
+    """Who is to be replaced. That a node is silent is no reason: whether it is lost, its heartbeats tell."""
+    return () if verdict.kind is Kind.SILENT else verdict.culprits

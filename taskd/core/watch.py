@@ -1,0 +1,175 @@
+"""Whether a job gets on, and what its ranks have testified if it does not.
+
+Rules:
+
+1. Agents report the newest step of their ranks and its age; from that the job's rhythm says when silence is a hang.
+   Only nodes with a rank that trains count: a script without the SDK has no rhythm, and is never said to hang.
+2. A hang is a suspicion until the ranks are asked. It is withdrawn if one of them has got on meanwhile, or if nothing
+   but silence speaks against them and one evaluates or writes a checkpoint: then that is the rhythm of such a phase.
+3. Alarms at one and the same step are the script's own way of working, more likely with each: the second needs
+   `AGAIN_S[0]` of silence, each further one `AGAIN_S[1]`. So a gap that nobody could know does not end a job.
+4. Evidence of a process that has ended stays until training goes on; its ages grow.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from taskd.core.diagnosis import diagnose
+from taskd.core.evidence import Evidence, Standing
+from taskd.core.policy import Tempo
+from taskd.core.rhythm import Activity, Hang, JobRhythm
+from taskd.core.verdict import PRESUMED, Kind, Verdict
+from taskd.wire.messages import Progress
+
+AGAIN_S: Final = (60.0, 1800.0)
+ANSWER_S: Final = 0.5
+"""For so long the answers of the agents are waited for."""
+_ACTIVITIES: Final = {Standing.EVALUATION: Activity.EVALUATION, Standing.CHECKPOINT: Activity.CHECKPOINT}
+_SILENCE: Final = (
+    *PRESUMED,
+    Kind.WAITING,
+    Kind.DEADLOCK,
+    Kind.GIL_HELD,
+    Kind.UNINTERRUPTIBLE,
+    Kind.CONNECTION_CUT,
+    Kind.SILENT,
+)
+"""What a rank that evaluates or writes looks like to those that wait for it, too."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """The progress of one job, and the evidence of one fault."""
+
+    tempo: Tempo = field(default_factory=Tempo)
+    rhythm: JobRhythm = field(init=False)
+    hang: Hang | None = None
+    """The suspicion that the ranks are being asked about."""
+    inquiry: int = 0
+    """Number of the newest question."""
+    asked_s: float | None = None
+    """When it was asked, if it is open."""
+    asked: int = 0
+    """How often it was."""
+    _answered: set[str] = field(default_factory=set)
+    _evidence: dict[int, tuple[Evidence, float]] = field(default_factory=dict)
+    _active: set[int] = field(default_factory=set)
+    """Nodes with a rank that trains."""
+    _alarm: tuple[int, int] = (-1, 0)
+    """The step of the newest alarm, and how many there were at it."""
+
+    def __post_init__(self) -> None:
+        """Nothing is known yet."""
+        self.rhythm = JobRhythm(self.tempo)
+
+    # ---- progress
+
+    def begin(self, now_s: float) -> None:
+        """Training starts, or starts again."""
+        self.rhythm.begin(now_s)
+        self._active.clear()
+        self.close()
+
+    def progress(self, place: int, progress: Progress | None, now_s: float) -> None:
+        """What a node says of the newest step of its ranks."""
+        if progress is None:
+            self._active.discard(place)
+            return
+        rhythm = self.rhythm.rhythm
+        if rhythm.progress_s is None:
+            self.rhythm.begin(now_s)
+        self._active.add(place)
+        since_s = rhythm.progress_s if rhythm.progress_s is not None else now_s
+        at_s = max(now_s - progress.age_s, since_s)
+        if progress.step > rhythm.step and rhythm.activity is not Activity.TRAINING:
+            for other in sorted(self._active):
+                self.rhythm.announce(other, Activity.TRAINING, at_s)
+        self.rhythm.commit(place, progress.step, at_s)
+
+    @property
+    def due_s(self) -> float | None:
+        """When silence becomes a hang; None if none can be."""
+        rhythm, deadline_s = self.rhythm.rhythm, self.rhythm.deadline_s
+        if deadline_s is None or rhythm.progress_s is None or not self._active:
+            return None
+        step, times = self._alarm
+        if times and step >= rhythm.step:
+            deadline_s = max(deadline_s, rhythm.progress_s + AGAIN_S[min(times, len(AGAIN_S)) - 1])
+        return deadline_s
+
+    def suspicion(self, now_s: float) -> Hang | None:
+        """The job has been silent for too long."""
+        due_s = self.due_s
+        return self.rhythm.hang(now_s) if due_s is not None and now_s > due_s else None
+
+    # ---- evidence
+
+    def ask(self, inquiry: int, now_s: float, hang: Hang | None) -> None:
+        """The agents are asked: each answers this number once."""
+        self.asked = self.asked + 1 if self.asked_s is not None else 1
+        self.inquiry, self.asked_s, self.hang = inquiry, now_s, hang
+        self._answered.clear()
+
+    def hear(self, agent_id: str, inquiry: int, evidence: Mapping[int, Evidence], now_s: float) -> None:
+        """An agent has testified, asked or not."""
+        if inquiry == self.inquiry:
+            self._answered.add(agent_id)
+        for rank, known in evidence.items():
+            before = self._evidence.get(rank)
+            if before is None or before[0].ending is None or known.ending is not None:
+                self._evidence[rank] = (known, now_s)
+
+    def missing(self, agents: Collection[str]) -> set[str]:
+        """Those that have not answered."""
+        return set(agents) - self._answered
+
+    def evidence(self, now_s: float) -> dict[int, Evidence]:
+        """What is known by now."""
+        return {rank: _aged(known, now_s - heard_s) for rank, (known, heard_s) in self._evidence.items()}
+
+    def verdict(self, members: Collection[int], now_s: float) -> Verdict | None:
+        """What the evidence comes to; None without any."""
+        known = self.evidence(now_s)
+        return diagnose(known, members, self.hang) if known or self.hang is not None else None
+
+    def got_on(self) -> bool:
+        """A rank has committed a step since the one that was taken for the last."""
+        hang = self.hang
+        if hang is None:
+            return False
+        steps = [known.step for known, _ in self._evidence.values() if known.step is not None]
+        return max([self.rhythm.rhythm.step, *steps]) > hang.step
+
+    def excuse(self, verdict: Verdict | None, now_s: float) -> Activity | None:
+        """The phase that explains the silence, from now on known to the rhythm; None if none does."""
+        if self.hang is None or (verdict is not None and verdict.kind not in _SILENCE):
+            return None
+        for rank, (known, _) in sorted(self._evidence.items()):
+            activity = _ACTIVITIES.get(known.standing) if known.standing is not None and not known.gone else None
+            if activity is not None and activity is not self.rhythm.rhythm.activity:
+                place = known.node if known.node is not None else rank
+                self.rhythm.announce(place, activity, self.hang.since_s)
+                return activity
+        return None
+
+    def alarm(self) -> int:
+        """The suspicion was well founded, as far as can be said: how many alarms that makes at this step."""
+        if self.hang is not None:
+            step, times = self._alarm
+            self._alarm = (self.hang.step, times + 1 if step >= self.hang.step else 1)
+        return self._alarm[1]
+
+    def close(self) -> None:
+        """Nothing is the matter, or not any more: forget what was testified."""
+        self.hang, self.asked_s = None, None
+        self._answered.clear()
+        self._evidence.clear()
+
+
+def _aged(known: Evidence, more_s: float) -> Evidence:
+    """The same evidence some time later. Only the age of an end is compared with those of others."""
+    ending = known.ending
+    if ending is None or ending.age_s is None or more_s <= 0:
+        return known
+    return replace(known, ending=replace(ending, age_s=ending.age_s + more_s))

@@ -1,0 +1,135 @@
+"""What one node's agent sees of its ranks: how far they are, and, when it matters, what they are about.
+
+Rules:
+
+1. Progress is read from the black boxes, so that nothing of it costs a step anything.
+2. An inquiry asks every process for an account of itself, and waits `ACCOUNT_S` for those that cannot give one. What
+   box, /proc and cgroup tell is taken after that, of all ranks at one moment.
+3. Each inquiry is answered once. A death is testified to unasked, right after the report of it.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+import msgspec
+
+from taskd.core.agent import Node, State
+from taskd.core.evidence import Evidence
+from taskd.errors import ShimError
+from taskd.runtime.blackbox import Box, Phase
+from taskd.runtime.crew import Crew
+from taskd.runtime.native_stacks import take_native
+from taskd.runtime.pace import Pacer
+from taskd.wire.messages import Account, Ask, Progress, RankPace, SawNonFinite, Testimony
+
+ACCOUNT_S = 0.2
+NATIVE_S = 0.25
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Observer:
+    """The eyes of one agent."""
+
+    def __init__(self, job_id: str, crew: Crew) -> None:
+        self._job_id = job_id
+        self._crew = crew
+        self._pacers: dict[tuple[int, int], Pacer] = {}
+        self._paces: dict[int, RankPace] = {}
+        self._answered = 0
+        """The newest inquiry that was answered or is being answered."""
+        self._asked: set[int] = set()
+        self._due_s: float | None = None
+
+    # ---- at each heartbeat
+
+    def look(self, node: Node) -> tuple[Progress | None, tuple[RankPace, ...]]:
+        """How far the ranks of this node are, and how fast."""
+        newest: Progress | None = None
+        self._paces.clear()
+        for rank, pid, box in self._boxes(node):
+            progress = self._progress(box)
+            if progress is None:
+                continue
+            pace = self._pacer(rank, pid).look(box, time.monotonic_ns())
+            if pace is not None:
+                self._paces[rank] = pace
+            if newest is None or (progress.step, progress.age_s) > (newest.step, newest.age_s):
+                newest = progress
+        return newest, tuple(self._paces.values())
+
+    def _progress(self, box: Box) -> Progress | None:
+        try:
+            said = box.read()
+        except ShimError:
+            return None
+        if said.phase != Phase.TRAINING:
+            return None
+        step, since_ns = (said.step, said.step_ns) if said.step_ns else (-1, said.phase_ns)
+        return Progress(step=step, age_s=max(0.0, (time.monotonic_ns() - since_ns) / 1e9))
+
+    def _pacer(self, rank: int, pid: int) -> Pacer:
+        if (rank, pid) not in self._pacers:
+            self._pacers = {key: pacer for key, pacer in self._pacers.items() if key[0] != rank}
+            self._pacers[rank, pid] = Pacer(rank)
+        return self._pacers[rank, pid]
+
+    def _boxes(self, node: Node) -> Iterable[tuple[int, int, Box]]:
+        for rank, slot in node.slots.items():
+            box = self._crew.box(node, rank) if slot.state is State.RUNNING else None
+            if box is not None:
+                yield rank, slot.status.pid, box
+
+    # ---- an inquiry
+
+    def inquire(self, node: Node, inquiry: int, now_s: float) -> None:
+        """The manager wants to know what the ranks are about."""
+        if inquiry in (0, self._answered):
+            return
+        self._answered, self._due_s = inquiry, now_s + ACCOUNT_S
+        self._asked = self._crew.tell_all(Ask(number=inquiry))
+        for rank in node.slots:
+            self._crew.witness.look(rank)
+
+    def hear(self, rank: int | None, message: Account | SawNonFinite, node: Node) -> None:
+        """A process says something of itself; it counts if it is one that holds a rank."""
+        if rank is None:
+            return
+        self._crew.witness.hear(rank, message)
+        if isinstance(message, Account):
+            self._asked.discard(rank)
+        elif rank in node.slots:
+            self._crew.seen[rank] = self._take(node, rank)
+
+    @property
+    def due_s(self) -> float | None:
+        """When the accounts of the processes are waited for no longer."""
+        return self._due_s
+
+    def testimonies(self, node: Node, now_s: float) -> list[Testimony]:
+        """What is to be sent to the manager now."""
+        out = []
+        found, self._crew.seen = self._crew.seen, {}
+        if found:
+            out.append(self._testimony(node, 0, found))
+        if self._due_s is not None and (not self._asked or now_s >= self._due_s):
+            self._due_s = None
+            live = [rank for rank, slot in node.slots.items() if slot.state is State.RUNNING]
+            evidence = {rank: self._take(node, rank) for rank in live}
+            for rank in sorted(self._asked & evidence.keys())[:1]:  # Python cannot run there: one of them tells enough
+                native = take_native(node.slots[rank].status.pid, NATIVE_S)
+                evidence[rank] = replace(evidence[rank], native=native)
+            out.append(self._testimony(node, self._answered, evidence))
+        return out
+
+    def _take(self, node: Node, rank: int) -> Evidence:
+        pid = node.slots[rank].status.pid
+        return self._crew.witness.take(rank, pid, self._crew.box(node, rank), node=node.place)
+
+    def _testimony(self, node: Node, inquiry: int, evidence: dict[int, Evidence]) -> Testimony:
+        return Testimony(
+            job_id=self._job_id,
+            agent_id=node.agent_id,
+            inquiry=inquiry,
+            evidence={rank: msgspec.Raw(_encoder.encode(known)) for rank, known in evidence.items()},
+        )

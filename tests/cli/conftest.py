@@ -1,0 +1,93 @@
+"""The command line as a person calls it, and boxes of real processes."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskd.runtime.blackbox import Box
+from tests.cli.jobs import Records
+from tests.launch import Launcher
+from tests.shim.armed import armed, plain, until
+
+Told = tuple[int, str]
+Blackbox = Callable[..., Told]
+PROGRAM = """
+import ctypes, os, signal, sys, threading, time
+from pathlib import Path
+from taskd.runtime.recorder import Phase, Recorder
+r = Recorder()
+r.attach(Path({box!r}), 3, 1)
+r.phase(Phase.TRAINING)
+time.sleep(0.5)  # two beats: the native thread has put down the libraries
+r.step(41)
+{body}
+"""
+WAITS = "time.sleep(60)"
+
+
+@pytest.fixture
+def blackbox(launcher: Launcher) -> Blackbox:
+    """Calls `taskd blackbox` in a process of its own."""
+
+    def call(*words: object, **env: str | None) -> Told:
+        command = ["python", "-m", "taskd", "blackbox", *map(str, words)]
+        return launcher.run(command, env={**plain(), **env})
+
+    return call
+
+
+@pytest.fixture
+def document(blackbox: Blackbox) -> Callable[..., dict[str, Any]]:
+    """The same, as JSON."""
+
+    def call(*words: object) -> dict[str, Any]:
+        status, output = blackbox(*words, "--json")
+        assert status == 0, output
+        return json.loads(output)
+
+    return call
+
+
+@pytest.fixture
+def agent_dir(leak_mark: str) -> Iterator[Path]:
+    """A directory such as an agent has."""
+    path = Path("/dev/shm") / f"taskd-{os.getpid()}-{leak_mark[:8]}"
+    path.mkdir(mode=0o700)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def start(launcher: Launcher, agent_dir: Path) -> Iterator[Callable[..., Any]]:
+    """Starts a rank that does `body`: its process and its box, open here."""
+    boxes: list[Box] = []
+
+    def begin(body: str = WAITS, *, gate: bool = False) -> Any:
+        box = Box.create(agent_dir / f"box-3-{len(boxes)}")
+        boxes.append(box)
+        command = ["python", "-c", PROGRAM.format(box=str(box.path), body=body)]
+        worker = launcher.start(command, env=armed(box.path) if gate else plain())
+        until(lambda: box.read().step == 41 or worker.poll() is not None, "it is up")
+        return worker, box.path
+
+    yield begin
+    for box in boxes:
+        box.close()
+
+
+@pytest.fixture
+def records(run_dir: Path) -> Iterator[Callable[..., Records]]:
+    made: list[Records] = []
+
+    def make(job_id: str = "llama") -> Records:
+        made.append(Records(run_dir, job_id))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

@@ -1,0 +1,100 @@
+"""Run directories as a manager and its agents leave them: a real journal, faults' files by the contract."""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from taskd.core.evidence import Evidence, Standing, Thread
+from taskd.runtime.journal import Journal
+from tests.core.scenes import FAULTS, HANG
+
+STACK = ("/opt/train.py:120 in forward", "/opt/layers.py:88 in attention", *(f"/opt/f.py:{n} in f" for n in range(20)))
+PHASES_MS = {"pause": 20.1, "replace": 31.4, "rebuild": 25.0, "restore": 4.2, "first_step": 15.0, "total": 92.3}
+
+
+class Records:
+    """Writes one job's records, as its manager does."""
+
+    def __init__(self, run_dir: Path, job_id: str = "llama") -> None:
+        self.journal = Journal(run_dir, job_id)
+        self.folder = self.journal.path.parent
+        self._job_id = job_id
+        self.start()
+
+    def start(self) -> None:
+        self.journal.write("manager started", job_id=self._job_id, address="127.0.0.1:9601")
+
+    def processes(self, pids: dict[int, int]) -> None:
+        self.journal.write("processes", node_rank=0, pids={str(rank): pid for rank, pid in pids.items()})
+
+    def verdict(self, number: int, name: str, *, native: str = "", **changes: Any) -> dict[str, Any]:
+        """A fault of `tests/core/scenes.py`, judged by the real diagnosis; rank 2 is the culprit."""
+        fault = FAULTS[name]
+        evidence = {rank: _with_stacks(known, native) for rank, known in fault.evidence(world=4).items()}
+        verdict = fault.verdict(evidence, world=4)
+        assert verdict is not None
+        hang = {key: getattr(HANG, key) for key in ("silent_s", "limit_s", "usual_s", "reason")}
+        fields = {
+            "fault": number,
+            "kind": verdict.kind.name,
+            "title": verdict.kind.value,
+            "culprits": verdict.culprits,
+            "victims": verdict.victims,
+            "sentence": verdict.sentence,
+            "facts": [{"rank": fact.rank, "kind": fact.kind.name, "text": fact.text} for fact in verdict.facts],
+            "step": 41,
+            "generation": number - 1,
+            "hang": hang if fault.hang else None,
+            "since_s": time.monotonic() - 3.25,
+            "evidence": f"faults/{number:04}.json",
+            **changes,
+        }
+        self.journal.write("verdict", **fields)
+        record = {"job_id": self._job_id, "fault": number, "unix_s": time.time(), "monotonic_s": time.monotonic()}
+        known = {str(rank): msgspec.to_builtins(one) for rank, one in evidence.items()}
+        self.file(number).parent.mkdir(exist_ok=True)
+        self.file(number).write_text(json.dumps({**record, "verdict": fields, "evidence": known}))
+        return fields
+
+    def recovered(self, number: int | None = None, **changes: Any) -> None:
+        fields: dict[str, Any] = {
+            "generation": 1,
+            "strategy": "recover-in-place",
+            "restart": False,
+            "reason": "its node lives",
+            "causes": {"2": "signal 9 (SIGKILL)"},
+            "attempts": 1,
+            "step": 41,
+            "target_step": 41,
+            "detected_s": time.monotonic() - 0.1,
+            "phases_ms": PHASES_MS,
+            "kept": {"0": 4000, "1": 4001, "3": 4003},
+            "replaced": {"2": 4102},
+            "warm": {"2": True},
+            **({} if number is None else {"fault": number}),
+            **changes,
+        }
+        self.journal.write("recovered", **fields)
+
+    def stopped(self, reason: str = "all ranks have finished", exit_code: int = 0, **changes: Any) -> None:
+        self.journal.write("stopped", reason=reason, exit_code=exit_code, **{"fault": {}, **changes})
+
+    def file(self, number: int) -> Path:
+        return self.folder / "faults" / f"{number:04}.json"
+
+    def append(self, raw: bytes) -> None:
+        with self.journal.path.open("ab") as file:
+            file.write(raw)
+
+    def close(self) -> None:
+        self.journal.close()
+
+
+def _with_stacks(known: Evidence, native: str) -> Evidence:
+    stack = known.stack or STACK
+    threads = (Thread("MainThread", stack), Thread("pin_memory", STACK[:2]))
+    return replace(known, standing=Standing.TRAINING, stack=stack, threads=threads, native=native)

@@ -1,0 +1,288 @@
+"""`taskd blackbox` of a whole job: its journal, its faults, its living ranks, and what is damaged."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.jobs import PHASES_MS, STACK
+from tests.shim.armed import REPOSITORY
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_the_newest_fault_is_told_in_full(records, blackbox, run_dir) -> None:
+    job = records()
+    job.processes({0: 4000, 1: 4001, 2: 4002, 3: 4003})
+    job.verdict(1, "SIGKILL")
+    job.recovered(1)
+    fields = job.verdict(2, "SIGSTOP", native="Thread 4002 (idle)\n    read (libc.so.6)\n")
+    job.recovered(2)
+    status, output = blackbox(run_dir)
+    assert status == 0, output
+    lines = output.splitlines()
+    assert lines[0] == "job llama · no end recorded, no rank of it here"
+    assert "  last fault   2: stopped · rank 2 · recover-in-place" in lines
+    table = lines.index("Faults") + 3
+    rows = dict(zip("12", lines[table : table + 2], strict=True))
+    assert "killed by a signal" in rows["1"]
+    assert "rank 2" in rows["1"]
+    assert "recover-in-place" in rows["1"]
+    assert "92" in rows["1"]
+    assert "pause 20 · replace 31 · rebuild 25 · restore 4 · first_step 15" in rows["1"]
+    assert "3.25 s" in rows["2"]
+    assert "Fault 2: STOPPED · rank 2" in lines
+    assert "Fault 1:" not in output
+    what, _, why = fields["sentence"].rpartition(". Why: ")
+    assert f"what        {what}." in output
+    assert f"why         {why}" in output
+    assert "victims     ranks 0, 1 and 3" in output
+    assert "silent for 3.1 s, limit 3 s, usual step 1 s" in output
+    assert "recover-in-place in 92 ms, rank 2 replaced, 3 kept, on with step 42: its node lives" in output
+    ranks = lines[lines.index("Ranks, as they were then") + 3 :][:4]
+    assert [line.split()[:4] for line in ranks] == [
+        ["2", "1", "4002", "culprit"],
+        ["0", "0", "4000", "victim"],
+        ["1", "0", "4001", "victim"],
+        ["3", "1", "4003", "victim"],
+    ]
+    assert "stopped" in ranks[0]
+    assert "allgather 57 of 0007 (256 B)" in ranks[1]
+    assert "Python stack of rank 2, main thread, innermost first" in lines
+    assert f"  {STACK[11]}" in lines
+    assert "… 10 more with --all" in output
+    assert "py-spy of rank 2" in lines
+    assert "      read (libc.so.6)" in lines
+    assert "\x1b" not in output
+
+
+def test_all_tells_every_fault_and_thread(records, blackbox) -> None:
+    job = records()
+    job.verdict(1, "SIGKILL")
+    job.verdict(2, "SIGSTOP")
+    output = blackbox(job.folder, "--all")[1]
+    assert output.index("Fault 1: KILLED BY A SIGNAL · rank 2") < output.index("Fault 2: STOPPED · rank 2")
+    assert output.count("Python stack of rank 2, thread MainThread, innermost first") == 2
+    assert output.count("Python stack of rank 2, thread pin_memory, innermost first") == 2
+    assert "more with --all" not in output
+
+
+def test_the_document(records, document, run_dir) -> None:
+    job = records()
+    job.processes({0: 4000, 2: 4002})
+    first = job.verdict(1, "SIGKILL")
+    job.recovered(1)
+    job.verdict(2, "slow rank")
+    box = job.folder / "boxes" / "rank-2-incarnation-0.box"
+    box.parent.mkdir()
+    box.touch()
+    job.stopped("a rank failed", 1)
+    told = document(run_dir)
+    assert told.keys() == {"version", "kind", "job", "faults", "ranks", "boxes", "jobs"}
+    assert (told["version"], told["kind"]) == (1, "job")
+    head = told["job"]
+    assert head["ended"].keys() == {"reason", "exit_code", "unix_s"}
+    assert (head["ended"]["reason"], head["ended"]["exit_code"], head["running"]) == ("a rank failed", 1, False)
+    assert (head["job_id"], head["folder"], head["managers"]) == ("llama", str(job.folder), 1)
+    assert head["pids"] == {"0": 4000, "2": 4002}
+    assert head["started_unix_s"] == pytest.approx(time.time(), abs=30)
+    one, other = told["faults"]
+    assert one["verdict"] == {
+        **json.loads(json.dumps(first)),
+        "unix_s": one["verdict"]["unix_s"],
+        "monotonic_s": one["verdict"]["monotonic_s"],
+        "took_s": pytest.approx(3.25, abs=0.5),
+    }
+    assert one["unix_s"] == pytest.approx(time.time() - 3.25, abs=30)
+    assert (one["fault"], one["culprits"], one["outcome"], one["total_ms"]) == (1, [2], "recover-in-place", 92.3)
+    assert one["recoveries"][0]["phases_ms"] == PHASES_MS
+    assert one["evidence"] is None
+    assert other["outcome"] == "reported only"
+    assert other["evidence"]["2"]["pace"]["steps"] > 0
+    assert told["boxes"] == [{"file": str(box), "rank": 2, "incarnation": 0}]
+    assert all(fault["evidence"] for fault in document(run_dir, "--all")["faults"])
+
+
+def test_a_living_job_shows_its_ranks(records, start, blackbox, document, run_dir) -> None:
+    worker, _ = start()
+    job = records()
+    job.processes({3: worker.pid, 4: worker.pid + 1})
+    start()  # a rank of another job
+    told = document(run_dir)
+    assert told["job"]["running"] is True
+    assert [(rank["rank"], rank["pid"], rank["state"]) for rank in told["ranks"]] == [(3, worker.pid, "alive")]
+    output = blackbox(run_dir)[1]
+    assert output.startswith("job llama · running\n")
+    assert "1 ranks here, 1 more on other nodes, newest step 41" in output
+    assert "No fault is recorded." in output
+    row = output.splitlines()[-1].split()
+    assert row[:4] == ["3", str(worker.pid), "sleeping", "41"]
+
+
+def test_a_journal_of_an_older_taskd(records, blackbox, document, run_dir) -> None:
+    job = records()
+    job.recovered()
+    job.recovered(causes={"0": "exit code 3", "1": ""}, strategy="recover")
+    last = {"strategy": "exit", "reason": "the budget is spent", "causes": {"1": "x"}}
+    job.stopped("nobody can go on", 1, fault=last)
+    told = document(run_dir)["faults"]
+    assert [(fault["fault"], fault["culprits"], fault["outcome"], fault["title"]) for fault in told] == [
+        (1, [2], "recover-in-place", "signal 9 (SIGKILL)"),
+        (2, [0, 1], "recover", "exit code 3; cause unknown"),
+        (3, [1], "exit", "x"),
+    ]
+    assert told[0]["unix_s"] == pytest.approx(time.time() - 0.1, abs=30)
+    output = blackbox(run_dir)[1]
+    assert output.startswith("job llama · ended with exit code 1\n")
+    assert "nobody can go on" in output
+    assert "Fault 3: X · rank 1" in output
+
+
+DAMAGED = (
+    b"\0\xff{]\n", b"[1, 2]\n", b'"text"\n', b'{"event": 7}\n', b'{"event": "verdict"}\n', b"[" * 100_000 + b"\n",
+    b'{"event": "verdict", "kind": "STOPPED", "culprits": "all"}\n', b'{"event": "recovered", "strategy": []}\n',
+    b'{"event": "processes", "pids": {"a": 1}}\n', b'{"event": "stopped", "exit_code": "no"}\n',
+    b'{"event": "recovered", "stra',
+)  # fmt: skip
+
+
+def test_damaged_lines_are_counted_and_skipped(records, blackbox, document, run_dir) -> None:
+    job = records()
+    for raw in DAMAGED[:5]:
+        job.append(raw)
+    job.verdict(1, "SIGSTOP")
+    for raw in DAMAGED[5:]:
+        job.append(raw)
+    told = document(run_dir)
+    assert told["job"]["damaged_lines"] == len(DAMAGED)
+    assert [fault["culprits"] for fault in told["faults"]] == [[2]]
+    assert told["job"]["ended"] is None
+    assert f"{len(DAMAGED)} damaged lines were skipped" in blackbox(run_dir)[1]
+
+
+def test_damaged_evidence_is_named(records, blackbox, document, run_dir) -> None:
+    job = records()
+    job.verdict(1, "SIGSTOP")
+    whole = json.loads(job.file(1).read_text())
+    whole["evidence"]["1"] = {"process": "gone"}
+    whole["evidence"]["2"]["of a newer taskd"] = float("nan")
+    job.file(1).write_text(json.dumps(whole))
+    status, output = blackbox(run_dir)
+    assert status == 0
+    assert "damaged, or of a newer taskd: 1\n" in output
+    assert "4002  culprit" in output
+    assert document(run_dir)["faults"][0]["evidence"]["2"]["of a newer taskd"] is None
+    for content in (b"", b"{", b"[]", b'{"evidence": []}', b'{"evidence": {"x": 1}}', b"\xff"):
+        job.file(1).write_bytes(content)
+        status, output = blackbox(run_dir)
+        assert (status, "No evidence: " in output, "Fault 1: STOPPED · rank 2" in output) == (0, True, True)
+    job.file(1).unlink()
+    assert "No such file" in blackbox(run_dir)[1]
+
+
+def test_a_record_leads_nowhere_else(records, document, run_dir) -> None:
+    job = records()
+    (run_dir / "secret.json").write_text(json.dumps({"evidence": {"2": {"node": 7}}}))
+    job.verdict(1, "SIGSTOP", evidence="../../secret.json")
+    told = document(run_dir)["faults"][0]
+    assert told["evidence_file"] == str(job.folder / "faults" / "secret.json")
+    assert told["evidence"] == {}
+    assert told["evidence_problem"].startswith("No such file")
+
+
+def test_the_last_job_of_a_name_counts(records, document, run_dir) -> None:
+    job = records()
+    job.verdict(1, "SIGKILL")
+    job.stopped("the first one", 1)
+    job.start()
+    job.verdict(1, "SIGSTOP")
+    told = document(run_dir)
+    assert [fault["title"] for fault in told["faults"]] == ["stopped"]
+    assert told["job"]["ended"] is None
+    job.start()  # a new manager of the same job counts its faults anew
+    job.verdict(1, "SIGSEGV in native code", since_s=5.0)
+    faults = document(run_dir, "--all")["faults"]
+    assert [(fault["fault"], fault["manager"], fault["outcome"]) for fault in faults] == [
+        (1, 1, "not recovered"),
+        (1, 2, "not recovered"),
+    ]
+    assert "written for another fault" in faults[0]["evidence_problem"]
+    assert faults[1]["evidence"]
+
+
+def test_a_verdict_that_changes_is_one_fault(records, document, run_dir) -> None:
+    job = records()
+    job.verdict(1, "dying")
+    job.verdict(1, "SIGSEGV in native code")
+    (fault,) = document(run_dir)["faults"]
+    assert (fault["title"], fault["changes"]) == ("crashed in native code", 1)
+
+
+def test_several_jobs_are_listed_and_the_newest_is_told(records, blackbox, document, run_dir) -> None:
+    old, new = records("old one"), records("new")
+    old.stopped()
+    os.utime(old.folder / "journal.jsonl", (1e9, 1e9))
+    new.verdict(1, "SIGSTOP")
+    output = blackbox(run_dir)[1]
+    assert output.startswith("2 jobs; the newest is told below")
+    assert "\njob new · " in output
+    assert [one["job_id"] for one in document(run_dir)["jobs"]] == ["old one", "new"]
+    assert blackbox(old.folder)[1].startswith("job old one · ended with exit code 0\n")
+
+
+def test_a_directory_without_a_job(blackbox, run_dir) -> None:
+    status, output = blackbox(run_dir)
+    assert status == 1
+    assert "holds no job: found no journal.jsonl" in output
+
+
+def test_the_run_directory_is_the_default(records, blackbox, run_dir) -> None:
+    records()
+    assert blackbox(TASKD_RUN_DIR=str(run_dir))[1].startswith("job llama · ")
+
+
+def on_terminal(folder: Path, columns: int, **env: str) -> str:
+    """What a terminal of this width is sent."""
+    leader, follower = pty.openpty()
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "COLUMNS": str(columns),
+        "TERM": "xterm-256color",
+        **env,
+    }
+    command = [sys.executable, "-m", "taskd", "blackbox", str(folder)]
+    process = subprocess.Popen(command, stdout=follower, stderr=follower, env=environment)
+    os.close(follower)
+    sent = b""
+    try:
+        while data := os.read(leader, 65536):
+            sent += data
+    except OSError:  # the terminal's other end is closed
+        pass
+    os.close(leader)
+    assert process.wait(20) == 0, sent
+    return sent.decode()
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+def test_a_terminal_has_colour_and_its_own_width(columns, records) -> None:
+    job = records()
+    job.verdict(1, "SIGSTOP")
+    job.recovered(1)
+    sent = on_terminal(job.folder, columns)
+    assert "\x1b[1;31mFault 1: STOPPED · rank 2" in sent
+    bare = on_terminal(job.folder, columns, NO_COLOR="1")
+    assert "\x1b[1;31m" not in bare
+    assert "\x1b[1mFault 1: STOPPED · rank 2" in bare
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", bare)
+    assert "\x1b" not in plain
+    assert max(map(len, plain.splitlines())) <= columns
+    for wanted in ("culprit", "allgather 57 of 0007", "rank 2"):
+        assert wanted in plain.replace("\r\n", "\n")

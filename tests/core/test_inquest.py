@@ -1,0 +1,328 @@
+"""A job that makes no progress is asked why, and what follows from the answers; and what is told of each fault."""
+
+from dataclasses import replace
+
+import pytest
+
+from taskd.core.evidence import Clocks, Evidence, NonFinite, RunState, Standing
+from taskd.core.phases import Note, Phase
+from taskd.core.policy import Strategy
+from taskd.core.verdict import Kind
+from taskd.core.watch import AGAIN_S
+from taskd.wire.messages import Order, RankPace, Stage
+from tests.core.driver import Job
+from tests.core.scenes import FAULTS, base
+
+pytestmark = pytest.mark.timeout(60)
+STEP_S = 0.1
+
+
+def trained(nodes: int = 1, per_node: int = 4, steps: int = 250, **more: object) -> Job:
+    """A job whose rhythm is known: steps of 0.1 s."""
+    return Job(nodes=nodes, per_node=per_node, **more).up().train(steps, STEP_S)  # type: ignore[arg-type]
+
+
+def seen(fault: str, job: Job, culprits: tuple[int, ...] = (2,)) -> dict[int, Evidence]:
+    """What all agents would testify of this fault, at the step that the job stands at."""
+    step = job.progress.step if job.progress is not None else 5
+    found = FAULTS[fault].evidence(culprits, job.nodes * job.per_node)
+    return {rank: replace(known, step=step) for rank, known in found.items()}
+
+
+def standing(job: Job, **of_rank: Standing) -> dict[int, Evidence]:
+    """All ranks are well and in no collective, and say what they are about."""
+    step = job.progress.step if job.progress is not None else 5
+    where = {int(name.removeprefix("rank_")): value for name, value in of_rank.items()}
+    clocks = Clocks(0.1, 0.0, 0.0)
+    return {
+        rank: replace(base(rank, 4), step=step, standing=where.get(rank, Standing.TRAINING), clocks=clocks)
+        for rank in range(4)
+    }
+
+
+def test_whoever_holds_the_job_up_is_replaced_by_its_verdict() -> None:
+    job = trained()
+    since_s = job.now_s
+    job.silent_for(1.9)
+    assert job.at(Phase.RUNNING)
+    job.silent_for(0.35)
+    assert job.at(Phase.STRAYED)
+    assert job.directive.inquiry > 0
+    job.testify(0, seen("SIGSTOP", job))
+    assert job.at(Phase.PAUSING)
+    assert job.order is Order.PAUSE
+    assert job.incarnations == [0, 0, 1, 0]
+    (told,) = job.verdicts
+    assert (told.fault, told.verdict.kind, told.verdict.culprits, told.reported) == (1, Kind.STOPPED, (2,), False)
+    assert told.since_s == pytest.approx(since_s)
+    assert told.hang is not None
+    assert "3 x" not in told.hang.reason
+    assert job.directive.reason == "rank 2: stopped"
+    job.paused((2,)).recovered()
+    (success,) = job.successes
+    assert success.record.strategy is Strategy.RECOVER_IN_PLACE
+    assert success.record.fault == 1
+    assert success.record.verdict == told.verdict
+
+
+def test_a_hang_is_found_again_after_the_recovery() -> None:
+    job = trained()
+    job.silent_for(2.5)
+    job.testify(0, seen("SIGSTOP", job))
+    job.paused((2,)).recovered()
+    job.train(5, STEP_S)
+    job.silent_for(2.5)
+    job.testify(0, seen("SIGSTOP", job, (1,)))
+    assert [told.fault for told in job.verdicts] == [1, 2]
+    assert job.verdicts[-1].verdict.culprits == (1,)
+
+
+def test_a_rank_that_got_on_meanwhile_ends_the_suspicion() -> None:
+    job = trained()
+    job.silent_for(2.5)
+    on = {rank: replace(known, step=(known.step or 0) + 1) for rank, known in seen("SIGSTOP", job).items()}
+    job.testify(0, on)
+    assert job.at(Phase.RUNNING)
+    assert job.verdicts == []
+    assert job.incarnations == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("phase", [Standing.EVALUATION, Standing.CHECKPOINT])
+def test_an_evaluation_is_no_hang_until_it_is_much_longer_than_those_before(phase: Standing) -> None:
+    job = trained()
+    for _ in range(2):
+        job.silent_for(2.5)
+        if job.at(Phase.STRAYED):
+            job.testify(0, standing(job, rank_1=phase))
+        job.silent_for(3.0)  # 5.5 s in all
+        assert job.at(Phase.RUNNING)
+        job.train(20, STEP_S)
+    assert any(isinstance(action, Note) and phase.value in action.text for action in job.actions)
+    job.silent_until_asked(2.5)
+    job.testify(0, standing(job, rank_1=phase))
+    assert job.at(Phase.RUNNING)
+    assert 12.0 < job.silent_until_asked(100.0) < 16.0
+    job.testify(0, standing(job, rank_1=phase))
+    assert job.at(Phase.PAUSING)
+
+
+def test_a_stopped_process_is_a_fault_in_an_evaluation_too() -> None:
+    job = trained()
+    job.silent_for(2.5)
+    found = seen("SIGSTOP", job)
+    job.testify(0, {rank: replace(known, standing=Standing.EVALUATION) for rank, known in found.items()})
+    assert job.verdicts[-1].verdict.culprits == (2,)
+
+
+def test_where_nobody_can_be_blamed_the_step_is_done_again() -> None:
+    job = trained()
+    job.silent_for(2.5)
+    job.testify(0, seen("connection cut", job))
+    assert job.at(Phase.PAUSING)
+    assert job.incarnations == [0, 0, 0, 0]
+    assert job.verdicts[-1].verdict.kind is Kind.CONNECTION_CUT
+    job.paused(()).recovered()
+    assert job.successes[-1].record.strategy is Strategy.RETRY
+
+
+def test_the_answers_of_all_nodes_are_waited_for_and_those_that_do_not_come_too() -> None:
+    job = trained(nodes=2, per_node=2)
+    job.silent_for(1.9)
+    job.silent.add(job.holder(1))
+    job.silent_for(0.5)
+    found = seen("SIGSTOP", job)
+    job.testify(0, {0: found[0], 1: found[1]})
+    assert job.at(Phase.STRAYED)
+    job.silent_for(1.0)
+    assert job.at(Phase.STRAYED)  # perhaps its node is lost
+    job.silent.clear()
+    job.silent_for(0.3)
+    job.testify(0, {0: found[0], 1: found[1]})
+    job.testify(1, {2: found[2], 3: found[3]})
+    assert job.verdicts[-1].verdict.culprits == (2,)
+
+
+def test_an_agent_that_is_heard_and_does_not_answer_is_asked_three_times_and_then_not_waited_for() -> None:
+    job = trained(nodes=2, per_node=2)
+    job.silent_for(2.5)
+    found = seen("SIGSTOP", job)
+    asked = {job.directive.inquiry}
+    for _ in range(5):
+        job.testify(1, {2: found[2], 3: found[3]})
+        assert job.at(Phase.STRAYED)
+        job.silent_for(0.25)
+        asked.add(job.directive.inquiry)
+    assert len(asked) == 3
+    assert job.verdicts[-1].verdict.culprits == (2,)
+
+
+def test_answers_to_an_older_question_do_not_count() -> None:
+    job = trained()
+    job.silent_for(2.5)
+    job.testify(0, seen("SIGSTOP", job), asked=False)
+    assert job.at(Phase.STRAYED)
+
+
+def test_a_silent_node_is_no_reason_to_replace_its_ranks() -> None:
+    """No answer has come from anywhere: the question or the answers were lost."""
+    job = trained()
+    job.silent_for(5.0)
+    assert job.at(Phase.PAUSING)
+    assert job.incarnations == [0, 0, 0, 0]
+
+
+def test_a_job_that_somebody_has_stopped_as_a_whole_keeps_its_state() -> None:
+    job = trained()
+    for _ in AGAIN_S:
+        job.silent_until_asked(2000.0)
+        job.testify(0, seen("SIGSTOP", job, (0, 1, 2, 3)))
+        assert job.at(Phase.RUNNING)
+    assert [told.reported for told in job.verdicts] == [True, True]
+    job.silent_until_asked(2000.0)
+    job.testify(0, seen("SIGSTOP", job, (0, 1, 2, 3)))
+    assert job.at(Phase.RESTARTING)
+
+
+def test_a_hang_may_be_only_told() -> None:
+    job = trained(recover_hangs=False)
+    job.silent_for(2.5)
+    job.testify(0, seen("SIGSTOP", job))
+    assert job.at(Phase.RUNNING)
+    assert [told.reported for told in job.verdicts] == [True]
+    job.silent_for(30.0)
+    assert len(job.verdicts) == 1
+
+
+def test_a_gap_that_comes_again_after_each_recovery_does_not_end_the_job() -> None:
+    job = trained()
+    job.silent_for(2.5)
+    job.testify(0, seen("infinite loop in Python", job))
+    job.paused((2,)).recovered()
+    assert job.silent_until_asked(100.0) == pytest.approx(AGAIN_S[0], abs=0.5)
+    job.testify(0, seen("infinite loop in Python", job))
+    job.paused((2,)).recovered()
+    job.silent_for(600.0, beat_s=5.0)
+    assert job.at(Phase.RUNNING)
+
+
+def test_scripts_without_progress_are_never_said_to_hang() -> None:
+    job = Job(per_node=4).up()
+    job.wait(3 * 86_400)
+    assert job.at(Phase.RUNNING)
+
+
+# ---- deaths
+
+
+def test_a_death_is_recovered_from_at_once_and_explained_when_the_evidence_comes() -> None:
+    job = Job(per_node=4).up()
+    job.kill(2)
+    assert job.at(Phase.PAUSING)
+    assert job.verdicts == []
+    job.testify(0, {2: FAULTS["SIGKILL"].evidence()[2]}, asked=False)
+    (told,) = job.verdicts
+    assert (told.verdict.kind, told.verdict.culprits, told.fault) == (Kind.KILLED, (2,), 1)
+    job.testify(0, {2: FAULTS["SIGKILL"].evidence()[2]}, asked=False)
+    assert len(job.verdicts) == 1
+    job.paused((2,)).recovered()
+    assert job.successes[-1].record.verdict == told.verdict
+
+
+def test_a_verdict_that_changes_is_told_again_under_the_same_number() -> None:
+    job = Job(per_node=4).up()
+    job.kill(2)
+    dead = FAULTS["SIGKILL"].evidence((1, 2))
+    job.testify(0, {2: dead[2]}, asked=False)
+    job.kill(1)
+    job.testify(0, {1: dead[1]}, asked=False)
+    assert [(told.fault, told.verdict.culprits) for told in job.verdicts] == [(1, (2,)), (1, (1, 2))]
+
+
+def test_a_fault_that_ends_the_job_is_explained_too() -> None:
+    job = Job(per_node=4, max_restarts=0).up()
+    job.kill(2)
+    assert job.at(Phase.STOPPED)
+    job.testify(0, {2: FAULTS["SIGKILL"].evidence()[2]}, asked=False)
+    (told,) = job.verdicts
+    assert told.reported
+    job.testify(0, {1: FAULTS["SIGKILL"].evidence((1,))[1]}, asked=False)
+    assert len(job.verdicts) == 1  # the launcher ends the others
+
+
+def test_a_rank_that_left_too_early_explains_at_once_why_others_strayed() -> None:
+    job = Job(per_node=4).up()
+    job.say(2, Stage.EXITED)
+    assert job.at(Phase.RUNNING)
+    job.say(1, Stage.PAUSED, cause="RuntimeError: Connection closed by peer")
+    assert job.at(Phase.PAUSING)
+    assert job.incarnations == [0, 0, 1, 0]
+
+
+def test_the_same_if_the_others_stray_first() -> None:
+    job = Job(per_node=4).up()
+    job.say(1, Stage.PAUSED, cause="RuntimeError: Connection closed by peer")
+    assert job.at(Phase.STRAYED)
+    job.say(2, Stage.EXITED)
+    assert job.at(Phase.PAUSING)
+    assert job.incarnations == [0, 0, 1, 0]
+
+
+def test_ranks_that_strayed_are_asked_and_whoever_made_another_call_is_replaced() -> None:
+    job = Job(per_node=4).up()
+    job.say(1, Stage.PAUSED, cause="RuntimeError: op.preamble.nbytes")
+    inquiry = job.directive.inquiry
+    job.wait(0.15)
+    assert job.directive.inquiry > inquiry
+    job.testify(0, FAULTS["sends another size, gloo raises"].evidence((2,), 4))
+    assert job.at(Phase.PAUSING)
+    assert job.incarnations == [0, 0, 1, 0]
+    assert job.verdicts[-1].verdict.kind is Kind.SIZE_MISMATCH
+
+
+def test_where_the_answers_explain_nothing_the_news_of_a_loss_is_waited_for() -> None:
+    job = Job(per_node=4).up()
+    job.say(1, Stage.PAUSED, cause="RuntimeError: Connection closed by peer")
+    job.wait(0.15)
+    job.testify(0, {rank: base(rank, 4) for rank in range(4)})
+    assert job.at(Phase.STRAYED)
+    job.wait(2.0)
+    assert job.at(Phase.PAUSING)
+    assert job.incarnations == [0, 0, 0, 0]
+
+
+# ---- what is only told
+
+
+def test_a_loss_that_is_not_finite_is_told_once_with_the_first_rank_that_saw_it() -> None:
+    job = trained()
+    job.testify(0, {2: replace(base(2, 4), non_finite=NonFinite(41))}, asked=False)
+    job.testify(0, {1: replace(base(1, 4), non_finite=NonFinite(42))}, asked=False)
+    (told,) = job.verdicts
+    assert (told.verdict.kind, told.verdict.culprits, told.reported) == (Kind.NON_FINITE, (2,), True)
+    assert job.at(Phase.RUNNING)
+    job.testify(0, {1: replace(base(1, 4), non_finite=NonFinite(4000))}, asked=False)
+    assert [told.fault for told in job.verdicts] == [1, 2]
+
+
+def test_a_slow_rank_is_told_once() -> None:
+    job = trained()
+    job.paces = tuple(
+        RankPace(rank=rank, steps=20, step_s=0.1, waited_s=0.01 if rank == 2 else 0.06) for rank in range(4)
+    )
+    job.wait(0.1)
+    for _ in range(5):
+        job.silent_for(0.5)
+        job.train(10, STEP_S)
+    (told,) = job.verdicts
+    assert (told.verdict.kind, told.verdict.culprits, told.reported) == (Kind.SLOW, (2,), True)
+    assert job.at(Phase.RUNNING)
+
+
+def test_evidence_that_a_process_has_ended_is_not_replaced_by_one_that_it_lives() -> None:
+    job = Job(per_node=4).up()
+    job.kill(2)
+    found = FAULTS["SIGKILL"].evidence()[2]
+    job.testify(0, {2: found}, asked=False)
+    assert found.process is not None
+    job.testify(0, {2: replace(base(2, 4), process=replace(found.process, state=RunState.RUNNING))}, asked=False)
+    assert job.core.watch.evidence(job.now_s)[2].ending is not None

@@ -1,0 +1,80 @@
+"""Inject faults and check what is said of them: `python -m tests.faults --json`, or some by a part of their names."""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.faults.cgroups import CgroupUnavailableError
+from tests.faults.job import build_native
+from tests.faults.player import play
+from tests.faults.scenes import SCENES, Scene
+from tests.nodes_space import NodesUnavailableError
+
+
+def main() -> int:
+    """0 if every fault was told of as it should be."""
+    parser = argparse.ArgumentParser(prog="scripts/faults.sh", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one line of JSON for each scene, and nothing else")
+    parser.add_argument("--only", metavar="TEXT", default="", help="only scenes with this in their name")
+    parser.add_argument("--list", action="store_true", help="say which scenes there are, and how each fault is made")
+    parser.add_argument("--keep", action="store_true", help="keep the folders of scenes that went well, too")
+    args = parser.parse_args()
+    chosen = [scene for scene in SCENES if args.only in scene.name]
+    if not chosen:
+        parser.error(f"no scene has {args.only!r} in its name; there are: {', '.join(s.name for s in SCENES)}")
+    if args.list:
+        describe(chosen, as_json=args.json)
+        return 0
+    root = Path(tempfile.mkdtemp(prefix="taskd-faults-"))
+    native = build_native(root)
+    results = [show(scene, root, native, as_json=args.json, keep=args.keep) for scene in chosen]
+    if all(results) and not args.keep:
+        shutil.rmtree(root)
+    else:
+        print(f"faults: folders are in {root}", file=sys.stderr)
+    return 0 if all(results) else 1
+
+
+def describe(scenes: list[Scene], *, as_json: bool) -> None:
+    """A line for each scene."""
+    for scene in scenes:
+        kinds = " or ".join(scene.expected.kinds)
+        if as_json:
+            print(json.dumps({"name": scene.name, "injection": scene.injection, "expected": scene.expected.kinds}))
+        else:
+            print(f"{scene.name}: {scene.injection} -> {kinds}")
+
+
+def show(scene: Scene, root: Path, native: Path, *, as_json: bool, keep: bool) -> bool:
+    """Play a scene and print what came of it; whether all was as it should be."""
+    folder = root / f"{SCENES.index(scene):02d}"  # short: sockets and run directories lie below
+    folder.mkdir()
+    begun_s = time.monotonic()
+    try:
+        played = play(scene, folder, native)
+    except (NodesUnavailableError, CgroupUnavailableError) as error:
+        wrong = [f"this machine cannot make it: {error}"]
+        print(
+            json.dumps({"name": scene.name, "ok": False, "wrong": wrong})
+            if as_json
+            else f"FAIL {scene.name}: {wrong[0]}"
+        )
+        return False
+    line = {**played.line, "seconds": round(time.monotonic() - begun_s, 1)}
+    if as_json:
+        print(json.dumps(line), flush=True)
+    else:
+        told = f"{line['kind']} {line['culprits']} after {line['verdict_s']} s of {line['limit_s']}"
+        done = f"{line['strategy']} in {line['recovered_ms']} ms" if line["strategy"] else "nothing recovered"
+        print(f"{'ok  ' if line['ok'] else 'FAIL'} {scene.name}: {told}; {done} {'; '.join(line['wrong'])}", flush=True)
+    if line["ok"] and not keep:
+        shutil.rmtree(folder)
+    return bool(line["ok"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

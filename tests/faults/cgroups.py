@@ -1,0 +1,87 @@
+"""Cgroups for a fault: one that is frozen, one with little memory. Of version 2 where that can be had, else of 1.
+
+Rules:
+
+1. A cgroup lies at the root of its hierarchy and is taken away at the end; whatever is in it is killed first.
+2. Where none can be made, `CgroupUnavailableError` says why.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+ROOT = Path("/sys/fs/cgroup")
+_PATIENCE_S = 5.0
+
+
+class CgroupUnavailableError(Exception):
+    """This machine, or this user, has no such cgroup."""
+
+
+def _second_version() -> Path | None:
+    return next((path for path in (ROOT, ROOT / "unified") if (path / "cgroup.controllers").exists()), None)
+
+
+@contextmanager
+def frozen(name: str) -> Iterator[Path]:
+    """A cgroup of version 2 in which everything stands still; the file that takes a pid in."""
+    second = _second_version()
+    if second is None:
+        raise CgroupUnavailableError(f"no cgroups of version 2 below {ROOT}")
+    with _made(second / name) as path:
+        (path / "cgroup.freeze").write_text("1")
+        yield path / "cgroup.procs"
+
+
+@contextmanager
+def frozen_by_first(name: str) -> Iterator[Path]:
+    """The same of version 1, where even SIGKILL has to wait."""
+    with _made(ROOT / "freezer" / name) as path:
+        (path / "freezer.state").write_text("FROZEN")
+        yield path / "cgroup.procs"
+
+
+@contextmanager
+def small(name: str, size_bytes: int) -> Iterator[Path]:
+    """A cgroup that may use so much memory and no more."""
+    second = _second_version()
+    if second is not None and "memory" in (second / "cgroup.subtree_control").read_text().split():
+        with _made(second / name) as path:
+            (path / "memory.max").write_text(str(size_bytes))
+            yield path / "cgroup.procs"
+        return
+    with _made(ROOT / "memory" / name) as path:
+        (path / "memory.limit_in_bytes").write_text(str(size_bytes))
+        yield path / "cgroup.procs"
+
+
+@contextmanager
+def _made(path: Path) -> Iterator[Path]:
+    try:
+        path.mkdir()
+    except OSError as error:
+        raise CgroupUnavailableError(f"{path}: {error.strerror}; cgroups need root and a writable {ROOT}") from error
+    try:
+        yield path
+    finally:
+        _take_away(path)
+
+
+def _take_away(path: Path) -> None:
+    until_s = time.monotonic() + _PATIENCE_S
+    for name, text in (("cgroup.freeze", "0"), ("freezer.state", "THAWED")):
+        if (path / name).exists():
+            (path / name).write_text(text)
+    while path.exists():
+        for pid in map(int, (path / "cgroup.procs").read_text().split()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            path.rmdir()
+        except OSError as error:
+            if time.monotonic() > until_s:
+                raise CgroupUnavailableError(f"{path} is not left by its processes: {error.strerror}") from error
+            time.sleep(0.01)  # a process that ends is in no list, and still there

@@ -1,0 +1,151 @@
+"""The jobs that `tests.faults` strikes: `program.py` under a real torchrun, on this machine or on two nodes of it.
+
+Rules:
+
+1. All that is judged comes from the job's journal, from its exit status, and from what its ranks leave at their end.
+2. A job on this machine runs in a mount namespace of its own, in which `small` is a full disk's worth of tmpfs.
+3. Of the two nodes, each has a second network, `eth1`, for what the ranks send each other. It can be cut alone.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.job import ROOT, Job, Process
+from tests.faults.plan import Plan
+from tests.launch import Launcher
+from tests.nodes import Nodes
+
+RANKS = 4
+PROGRAM = Path(__file__).with_name("program.py")
+NATIVE = Path(__file__).with_name("native.c")
+_SMALL = 'mount -t tmpfs -o size=64k small "$0" && exec "$@"'
+_SUBNET = "10.78.0"
+_TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+
+
+def build_native(folder: Path) -> Path:
+    """The library in which ranks crash."""
+    library = folder / "native.so"
+    compiler = os.environ.get("CC", "cc")
+    subprocess.run([compiler, "-g", "-O1", "-shared", "-fPIC", "-o", library, NATIVE], check=True)
+    return library
+
+
+class FaultJob(Job):
+    """One torchrun with four ranks, `plan` for all of them."""
+
+    def __init__(self, launcher: Launcher, folder: Path, plan: Plan) -> None:
+        super().__init__(launcher, folder, RANKS)
+        self.plan = plan
+
+    def begin(self, native: Path) -> None:
+        """Start it."""
+        shutil.copy(native, self.folder / "native.so")
+        self.open()
+
+    def open(self) -> None:
+        """Start its processes."""
+        command: list[str | Path] = [*_TORCHRUN, "--standalone", f"--nproc_per_node={RANKS}", PROGRAM, self.plan.text]
+        if self.plan.fault == "disk":
+            small = self.folder / "small"
+            small.mkdir()
+            command = ["unshare", "--mount", "--", "sh", "-c", _SMALL, small, *command]
+        self.watch(self.launcher.start(command, env=self.environment(), cwd=ROOT))
+
+    def await_strike(self) -> None:
+        """Wait for the fault."""
+        self.wait(self.plan.struck_s, "the fault itself")
+
+    def await_reached(self) -> int:
+        """Wait until the victim has come to its step; its pid."""
+        path = self.folder / f"reached-{self.plan.victims[0]}"
+        self.wait(path.exists, "the victim at its step")
+        return int(path.read_text())
+
+    def verdicts(self) -> list[dict[str, Any]]:
+        """Those so far."""
+        return self.named("verdict")
+
+    def outcome(self) -> dict[int, dict[str, Any]]:
+        """What each rank that has ended well has left."""
+        paths = {rank: self.folder / f"result-{rank}" for rank in range(self.ranks)}
+        return {rank: json.loads(path.read_text()) for rank, path in paths.items() if path.exists()}
+
+    def children(self, rank: int) -> list[int]:
+        """The processes that a victim's data loader had."""
+        return list(json.loads((self.folder / f"children-{rank}").read_text()))
+
+
+class TwoNodesJob(FaultJob):
+    """Two ranks on each of two nodes; the manager and node 0's torchrun on the first."""
+
+    def __init__(self, launcher: Launcher, folder: Path, plan: Plan, nodes: Nodes) -> None:
+        super().__init__(launcher, folder, plan)
+        self.nodes = nodes
+
+    def open(self) -> None:
+        """The second network, the manager, a torchrun on each node."""
+        self.nodes.hub.ip("link add data up type bridge")
+        for node in self.nodes:
+            port = f"data{node.number}"
+            self.nodes.hub.ip(
+                f"link add {port} type veth peer name eth1 netns {node.space.pid}", f"link set {port} master data up"
+            )
+            node.space.ip(f"address add {_SUBNET}.{node.number + 1}/24 dev eth1", "link set eth1 up")
+        program = self.folder / "manager.py"
+        keys = {"job_id": "default", "node_nums": len(self.nodes), "proc_per_node": RANKS // len(self.nodes)}
+        program.write_text(
+            "from taskd.api import init_taskd_manager, start_taskd_manager\n"
+            f"assert init_taskd_manager({keys})\n"
+            "assert start_taskd_manager()\n"
+        )
+        first = self.nodes[0]
+        first.start(["python", program], env=self.environment(), output=self.folder / "output-manager")
+        torchruns = [self._torchrun(number) for number in range(len(self.nodes))]
+        self.watch(torchruns[0])
+        self.others: list[Process] = torchruns[1:]
+
+    def _torchrun(self, number: int) -> Process:
+        command: list[str | Path] = [*_TORCHRUN, f"--nnodes={len(self.nodes)}", f"--node_rank={number}"]
+        command += [f"--nproc_per_node={RANKS // len(self.nodes)}", f"--master_addr={self.nodes[0].address}"]
+        command += ["--master_port=29500", "--max_restarts=32767", PROGRAM, self.plan.text]
+        output = self.folder / f"output-node{number}"
+        return self.nodes[number].start(command, env=self.environment(), output=output, cwd=ROOT)
+
+    def environment(self) -> dict[str, str | None]:
+        """What the ranks send each other goes over the second network; the nodes share a secret."""
+        own = {"GLOO_SOCKET_IFNAME": "eth1", "TASKD_SECRET": "only for these faults: 0123456789"}
+        manager = {"TASKD_MANAGER": f"{self.nodes[0].address}:9601"}
+        return {**super().environment(), **own, **manager, "TASKD_STANDBY": "0"}  # all ranks keep their processes
+
+    @property
+    def output(self) -> str:
+        """Of all nodes."""
+        paths = sorted(self.folder.glob("output-*"))
+        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')}" for path in paths)
+
+    def cut_data(self, number: int) -> None:
+        """Take the second network of a node away."""
+        self.nodes.hub.ip(f"link set data{number} down")
+
+    def mend_data(self, number: int) -> None:
+        """Undo `cut_data`."""
+        self.nodes.hub.ip(f"link set data{number} up")
+
+    def cut_all(self, number: int) -> None:
+        """Take all networks of a node away."""
+        self.nodes.hub.ip(f"link set data{number} down", f"link set {self.nodes[number].port} down")
+
+    def mend_all(self, number: int) -> None:
+        """Undo `cut_all`."""
+        self.nodes.hub.ip(f"link set data{number} up", f"link set {self.nodes[number].port} up")
+
+    def end(self, limit_s: float = 60.0) -> int:
+        """Wait for the end of both torchruns; the first exit status that is not 0."""
+        statuses = [super().end(limit_s), *(process.wait(limit_s) for process in self.others)]
+        return next((status for status in statuses if status), 0)

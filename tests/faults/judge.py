@@ -1,0 +1,145 @@
+"""What a fault should come to, and what is not so: from a job's journal, its exit status and what its ranks left.
+
+Rules:
+
+1. Of the fault's verdicts the last one counts, and it came with the first event from which on its kind and culprits
+   stayed what they are at the end.
+2. A verdict before the fault, or on another fault than the one that was made, is a false alarm.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Event = Mapping[str, Any]
+CRASH_S = 0.5
+HANG_S = 2.0
+HANG_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a scene should come to.
+
+    Attributes:
+        kinds: names of `taskd.core.verdict.Kind`, any of them.
+        culprits: any of these.
+        limit_s: from the fault to its verdict.
+        recovers: the job interrupts its training and goes on; else it only tells.
+        replaced: ranks that must have other processes then.
+        facts: kinds that must be told of besides.
+
+    """
+
+    kinds: tuple[str, ...]
+    culprits: tuple[tuple[int, ...], ...]
+    limit_s: float
+    recovers: bool
+    replaced: tuple[int, ...] = ()
+    facts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What has come of a scene.
+
+    Attributes:
+        struck_s: when the fault came, the first and the last of several.
+        status: the job's exit status; None if it has not ended.
+        outcome: what the ranks left at their ends.
+
+    """
+
+    events: Sequence[Event]
+    struck_s: tuple[float, float] | None
+    status: int | None
+    outcome: Mapping[int, Mapping[str, Any]]
+
+    def named(self, name: str) -> list[Event]:
+        """Events of one name."""
+        return [event for event in self.events if event["event"] == name]
+
+    @property
+    def verdicts(self) -> list[Event]:
+        """On the first fault that was told of after it was made."""
+        after = [event for event in self.named("verdict") if self._follows(event)]
+        return [event for event in after if event["fault"] == after[0]["fault"]]
+
+    def _follows(self, event: Event) -> bool:
+        return self.struck_s is not None and event["monotonic_s"] >= self.struck_s[0]
+
+    @property
+    def decisive(self) -> Event | None:
+        """The event from which on kind and culprits stayed what they are."""
+        found: Event | None = None
+        for event in self.verdicts:
+            if found is None or _told(event) != _told(found):
+                found = event
+        return found
+
+    @property
+    def verdict_s(self) -> float | None:
+        """How long after the fault that was; after the last one, if there were several."""
+        decisive = self.decisive
+        if decisive is None or self.struck_s is None:
+            return None
+        return float(decisive["monotonic_s"]) - self.struck_s[1]
+
+    @property
+    def false_alarms(self) -> list[Event]:
+        """Verdicts before the fault, and on another one than it."""
+        known = self.verdicts
+        return [event for event in self.named("verdict") if event not in known]
+
+    @property
+    def recoveries(self) -> list[Event]:
+        """Those after the fault."""
+        return [event for event in self.named("recovered") if self._follows(event)]
+
+
+def _told(event: Event) -> tuple[str, tuple[int, ...]]:
+    return event["kind"], tuple(event["culprits"])
+
+
+def judge(expected: Expected, seen: Seen, steps: int, ranks: int) -> list[str]:
+    """What is not as it should be; nothing if all is."""
+    if seen.struck_s is None:
+        return ["the fault itself did not come"]
+    wrong = [*_judge_verdict(expected, seen), *_judge_course(expected, seen)]
+    wrong += [f"false alarm: {event['sentence']}" for event in seen.false_alarms]
+    if seen.status != 0:
+        wrong.append("the job has not ended" if seen.status is None else f"the job ended with {seen.status}")
+    done = {rank: left["step"] for rank, left in seen.outcome.items()}
+    if done != dict.fromkeys(range(ranks), steps):
+        wrong.append(f"steps done in the end by rank: {done}, expected {steps} by all {ranks}")
+    if len({left["weights"] for left in seen.outcome.values()}) > 1:
+        wrong.append("the ranks' weights differ in the end")
+    return wrong
+
+
+def _judge_verdict(expected: Expected, seen: Seen) -> list[str]:
+    event, took_s = seen.decisive, seen.verdict_s
+    if event is None or took_s is None:
+        return ["no verdict"]
+    wrong = []
+    kind, culprits = _told(event)
+    if kind not in expected.kinds:
+        wrong.append(f"kind {kind}, expected {' or '.join(expected.kinds)}")
+    if culprits not in expected.culprits:
+        wrong.append(f"culprits {list(culprits)}, expected {' or '.join(str(list(one)) for one in expected.culprits)}")
+    if took_s > expected.limit_s:
+        wrong.append(f"verdict after {took_s:.3f} s, expected {expected.limit_s:.3f} s at most")
+    missing = set(expected.facts) - {fact["kind"] for fact in seen.verdicts[-1]["facts"]}
+    if missing:
+        wrong.append(f"not told besides: {', '.join(sorted(missing))}")
+    return wrong
+
+
+def _judge_course(expected: Expected, seen: Seen) -> list[str]:
+    if not expected.recovers:
+        return [f"{len(seen.recoveries)} recoveries, where nothing had to be done"] if seen.recoveries else []
+    if not seen.recoveries:
+        return ["no recovery"]
+    wrong = [f"a second recovery: {event['reason']}" for event in seen.recoveries[1:]]
+    left = set(expected.replaced) - {int(rank) for rank in seen.recoveries[0]["replaced"]}
+    return [*wrong, f"ranks {sorted(left)} have kept their processes"] if left else wrong

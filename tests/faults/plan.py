@@ -1,0 +1,79 @@
+"""What a job of `tests.faults` is to do, and the notes by which its ranks tell the player where they are.
+
+Rules:
+
+1. The player gives the plan to all ranks as one argument. They answer by files in its folder.
+2. A victim leaves the note `injected-RANK` right before it fails, with the time on CLOCK_MONOTONIC, which is the same
+   for all processes of the machine. Whoever finds that note has been there before, and does not fail again.
+"""
+
+import dataclasses
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Of one job.
+
+    Attributes:
+        fault: a name of `tests.faults.injections`; none: the rank only says that it has come to that step.
+        victims: ranks that fail.
+        at: the step in which they do, the first is 1.
+        steps: of the whole training.
+        settled: until that step, steps take `quick_ms`, and from then on `step_ms`.
+        cgroup: a file to write a pid to, which puts that process under a cgroup's rule.
+
+    """
+
+    folder: str
+    fault: str
+    victims: tuple[int, ...]
+    at: int
+    steps: int
+    settled: int
+    quick_ms: float
+    step_ms: float
+    cgroup: str = ""
+    tells_loss: bool = False
+
+    @classmethod
+    def read(cls, text: str) -> "Plan":
+        """From what `text` has written."""
+        fields = json.loads(text)
+        return cls(**{**fields, "victims": tuple(fields["victims"])})
+
+    @property
+    def text(self) -> str:
+        """As JSON, for `read`."""
+        return json.dumps(dataclasses.asdict(self))
+
+    def path(self, name: str) -> Path:
+        """A file of the job."""
+        return Path(self.folder) / name
+
+    def note(self, name: str, text: str) -> None:
+        """Write a file as a whole."""
+        unfinished = self.path(f".{name}.{os.getpid()}")
+        unfinished.write_text(text)
+        unfinished.rename(self.path(name))
+
+    def has_struck(self, rank: int) -> bool:
+        """Whether the fault of this rank has been."""
+        return self.path(f"injected-{rank}").exists()
+
+    def strike(self, name: object) -> None:
+        """Note that the fault comes now."""
+        self.note(f"injected-{name}", repr(time.monotonic()))
+
+    def struck_s(self) -> tuple[float, float] | None:
+        """When the fault came, the first and the last of several; None as long as one has not."""
+        names = self.victims if self.fault else ("player",)
+        notes = [self.path(f"injected-{name}") for name in names]
+        if not all(note.exists() for note in notes):
+            return None
+        times = [float(note.read_text()) for note in notes]
+        return min(times), max(times)

@@ -1,0 +1,96 @@
+"""Plays one scene: starts its job, waits for the fault and for what comes of it, and judges."""
+
+import json
+import os
+import uuid
+from contextlib import ExitStack, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests import leaks
+from tests.faults.job import RANKS, FaultJob, TwoNodesJob
+from tests.faults.judge import Seen, judge
+from tests.faults.scenes import Scene
+from tests.launch import Launcher
+from tests.nodes import Nodes
+
+END_S = 60.0
+
+
+@dataclass(frozen=True)
+class Played:
+    """A scene as it went."""
+
+    scene: Scene
+    seen: Seen
+    wrong: list[str]
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """For JSON."""
+        verdict, took_s = self.seen.decisive or {}, self.seen.verdict_s
+        recovery = self.seen.recoveries[0] if self.seen.recoveries else None
+        return {
+            "name": self.scene.name,
+            "ok": not self.wrong,
+            "kind": verdict.get("kind"),
+            "culprits": verdict.get("culprits"),
+            "verdict_s": None if took_s is None else round(took_s, 3),
+            "limit_s": round(self.scene.expected.limit_s, 3),
+            "recovered_ms": round(recovery["phases_ms"].get("total", -1)) if recovery else None,
+            "strategy": recovery["strategy"] if recovery else None,
+            "step_ms": self.scene.step_ms,
+            "sentence": self.seen.verdicts[-1]["sentence"] if self.seen.verdicts else None,
+            "wrong": self.wrong,
+        }
+
+
+def play(scene: Scene, folder: Path, native: Path) -> Played:
+    """One scene, with its files in `folder`. Raises `NodesUnavailableError` and `CgroupUnavailableError`."""
+    mark = uuid.uuid4().hex
+    outer = os.environ.get(leaks.MARK)
+    os.environ[leaks.MARK] = mark
+    try:
+        with ExitStack() as stack:
+            cgroup = stack.enter_context(scene.cgroup(f"taskd-{mark[:8]}"))
+            launcher = Launcher(folder, mark)
+            stack.callback(_end, launcher, folder)
+            plan = scene.plan(folder, cgroup)
+            if scene.nodes == 1:
+                job = FaultJob(launcher, folder, plan)
+            else:
+                job = TwoNodesJob(launcher, folder, plan, stack.enter_context(Nodes(scene.nodes)))
+            return _observe(scene, job, native)
+    finally:
+        os.environ.pop(leaks.MARK)
+        if outer is not None:
+            os.environ[leaks.MARK] = outer
+
+
+def _observe(scene: Scene, job: FaultJob, native: Path) -> Played:
+    wrong: list[str] = []
+    status: int | None = None
+    try:
+        job.begin(native)
+        wrong += scene.play(job)
+        job.await_strike()
+        status = job.end(END_S)
+    except AssertionError as error:
+        wrong.append(str(error).splitlines()[0])
+    seen = Seen(list(job.events), job.plan.struck_s(), status, job.outcome())
+    wrong += judge(scene.expected, seen, job.plan.steps, RANKS)
+    return Played(scene, seen, wrong)
+
+
+def _end(launcher: Launcher, folder: Path) -> None:
+    """Its report of all outputs belongs to the scene's files."""
+    with (folder / "report.txt").open("w") as report, redirect_stdout(report):
+        launcher.end_all()
+
+
+def evidence(played: Played, folder: Path) -> dict[str, Any]:
+    """What the manager knew when it gave its verdict, as it has left it; empty without one."""
+    named = [event["evidence"] for event in played.seen.verdicts[-1:] if event.get("evidence")]
+    paths = [path for name in named for path in folder.glob(f"run/*/{name}")]
+    return json.loads(paths[0].read_text()) if paths else {}

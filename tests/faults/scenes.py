@@ -1,0 +1,210 @@
+"""The scenes of `tests.faults`: each one fault, how it is made, and what must be said of it."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from tests.e2e.job import lives
+from tests.faults import cgroups
+from tests.faults.job import FaultJob, TwoNodesJob
+from tests.faults.judge import CRASH_S, HANG_S, HANG_STEPS, Expected
+from tests.faults.plan import Plan
+
+VICTIM = 2
+EARLY = 200
+"""The step of a fault that is told of at once..."""
+SETTLED = 225
+LATE = 240
+"""... and of one that is told of by the job's rhythm, which must be known."""
+QUICK_MS = 10.0
+STEP_MS = 50.0
+AFTER = 40
+TOLD_S = 10.0
+"""What nobody waits for has no deadline in the goal; this is ours."""
+NODE_LOST_S = 2.0
+SMALL_BYTES = 256 << 20
+PATIENCE_S = 5.0
+
+Play = Callable[[FaultJob], list[str]]
+
+
+def nothing(_job: FaultJob) -> list[str]:
+    """The victim does it all."""
+    return []
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One fault.
+
+    Attributes:
+        fault: a name of `tests.faults.injections`; none: `play` makes it.
+        injection: how it is made, for people.
+        play: called when the job runs; what it returns is wrong.
+        cgroup: makes the cgroup that the victim enters.
+        nodes: 2: each with half of the ranks.
+
+    """
+
+    name: str
+    injection: str
+    expected: Expected
+    fault: str = ""
+    victims: tuple[int, ...] = (VICTIM,)
+    at: int = LATE
+    after: int = AFTER
+    play: Play = nothing
+    cgroup: Callable[[str], AbstractContextManager[Path | None]] = field(default=lambda _: nullcontext(None))
+    nodes: int = 1
+    tells_loss: bool = False
+
+    def plan(self, folder: Path, cgroup: Path | None) -> Plan:
+        """For the ranks."""
+        plan = Plan(str(folder), self.fault, self.victims, self.at, self.at + self.after, SETTLED, QUICK_MS, STEP_MS)
+        return replace(plan, cgroup=str(cgroup or ""), tells_loss=self.tells_loss)
+
+    @property
+    def step_ms(self) -> float:
+        """Of the steps before the fault."""
+        return STEP_MS if self.at > SETTLED else QUICK_MS
+
+
+def crash(name: str, fault: str, injection: str, *kinds: str, culprits: tuple[int, ...] = (VICTIM,)) -> Scene:
+    """A process ends by itself."""
+    expected = Expected(kinds, (culprits,), CRASH_S, recovers=True, replaced=culprits)
+    return Scene(name, injection, expected, fault, culprits, at=EARLY)
+
+
+def hang(name: str, fault: str, injection: str, *kinds: str) -> Scene:
+    """A process stays, and the job gets no further."""
+    limit_s = HANG_STEPS * STEP_MS / 1000 + HANG_S
+    expected = Expected(kinds, ((VICTIM,),), limit_s, recovers=True, replaced=(VICTIM,))
+    return Scene(name, injection, expected, fault)
+
+
+def keeps_process(scene: Scene) -> Scene:
+    """The culprit may go on in its process: the step is done again."""
+    return replace(scene, expected=replace(scene.expected, replaced=()))
+
+
+def strike(job: FaultJob) -> int:
+    """The player's fault comes now; the pid of the victim."""
+    pid = job.await_reached()
+    job.plan.strike("player")
+    return pid
+
+
+def terminate(job: FaultJob) -> list[str]:
+    os.kill(strike(job), signal.SIGTERM)
+    return []
+
+
+def no_child_lives(job: FaultJob) -> list[str]:
+    """After the recovery, the dead rank's children are dead too."""
+    job.await_strike()
+    job.recovered(1)
+    children = job.children(VICTIM)
+    until_s = time.monotonic() + PATIENCE_S
+    while left := [child for child in children if lives(child)]:
+        if time.monotonic() > until_s:
+            return [f"children of the dead rank live: {left}"]
+        time.sleep(0.01)  # they are no children of ours
+    return []
+
+
+def cut_data(job: FaultJob) -> list[str]:
+    """Until the verdict, or for so long that there will be none."""
+    assert isinstance(job, TwoNodesJob)
+    strike(job)
+    job.cut_data(1)
+    return _mended_after(job, lambda: job.mend_data(1))
+
+
+def cut_all(job: FaultJob) -> list[str]:
+    assert isinstance(job, TwoNodesJob)
+    strike(job)
+    job.cut_all(1)
+    return _mended_after(job, lambda: job.mend_all(1))
+
+
+def _mended_after(job: FaultJob, mend: Callable[[], None]) -> list[str]:
+    try:
+        job.wait(job.verdicts, "a verdict on the cut", 15.0)
+    finally:
+        mend()
+    return []
+
+
+MISMATCHES = ("SKIPPED", "SIZE_MISMATCH", "OP_MISMATCH")
+
+SCENES: tuple[Scene, ...] = (
+    crash("SIGKILL", "kill", "kill(own pid, SIGKILL)", "KILLED"),
+    crash("SIGKILL of two ranks at once", "kill", "ranks 1 and 2 do so in one step", "KILLED", culprits=(1, 2)),
+    crash("SIGSEGV in native code", "crash", "a C function called by ctypes writes to address 16", "CRASHED"),
+    crash("SIGSEGV in a thread", "crash in a thread", "the same, in a thread of Python", "CRASHED"),
+    crash("SIGBUS", "truncate", "reads a mapped file that was truncated", "CRASHED"),
+    crash("abort", "abort", "os.abort()", "ABORTED"),
+    crash("exit status 3", "exit", "os._exit(3)", "EXITED"),
+    crash("exit too early", "exit early", "sys.exit(0) in the middle of the training", "EXITED_EARLY"),
+    crash("uncaught exception", "exception", "looks up a key that is not there", "EXCEPTION"),
+    crash("MemoryError", "memory", "asks torch for 2^52 floats", "OOM_HOST"),
+    replace(crash("SIGTERM from outside", "", "another process sends SIGTERM", "KILLED"), play=terminate),
+    hang("SIGSTOP", "stop", "kill(own pid, SIGSTOP)", "STOPPED"),
+    replace(hang("freezer", "freeze", "enters a frozen cgroup (v2)", "FROZEN"), cgroup=cgroups.frozen),
+    replace(hang("freezer of v1", "freeze", "enters a frozen cgroup (v1)", "FROZEN"), cgroup=cgroups.frozen_by_first),
+    hang("GIL held by a C loop", "gil", "a C function called by ctypes.PyDLL loops", "GIL_HELD"),
+    hang("uninterruptible sleep", "uninterruptible", "vfork(), whose child never ends", "UNINTERRUPTIBLE"),
+    hang("Python deadlock", "deadlock", "two threads take two locks in another order", "DEADLOCK"),
+    hang("store wait", "store", "waits for a key of the store that nobody sets", "BLOCKED"),
+    hang("infinite loop in Python", "loop", "while True: turns += 1", "LOOP"),
+    hang("data loader blocked", "data", "the loader's process reads a pipe that nobody writes to", "DATA_BLOCKED"),
+    keeps_process(hang("a collective skipped", "skip", "leaves out the second all_reduce of a step", *MISMATCHES)),
+    hang("left the training early", "leave", "returns from the training function", "SKIPPED"),
+    keeps_process(hang("another size", "size", "all_reduce of 32 numbers, the others have 16", "SIZE_MISMATCH")),
+    hang("another operation", "op", "all_gather where the others call all_reduce", "OP_MISMATCH"),
+    keeps_process(crash("disk full at a checkpoint", "disk", "torch.save to a full tmpfs", "DISK_FULL")),
+    replace(
+        crash("host OOM in a memory cgroup", "outgrow", "touches 1 GiB in a cgroup of 256 MiB", "OOM_CGROUP"),
+        cgroup=partial(cgroups.small, size_bytes=SMALL_BYTES),
+    ),
+    Scene(
+        "connection cut between the ranks",
+        "the veth of one node that carries the ranks' traffic goes down; the manager's stays",
+        Expected(("CONNECTION_CUT",), ((), (2, 3)), HANG_STEPS * STEP_MS / 1000 + HANG_S, recovers=True),
+        play=cut_data,
+        nodes=2,
+    ),
+    Scene(
+        "node cut off",
+        "both veths of one node go down",
+        Expected(("SILENT", "CONNECTION_CUT"), ((2, 3),), HANG_STEPS * STEP_MS / 1000 + HANG_S, recovers=True),
+        play=cut_all,
+        nodes=2,
+    ),
+    Scene(
+        "NaN loss",
+        "one number of a batch is NaN",
+        Expected(("NON_FINITE",), ((VICTIM,),), TOLD_S, recovers=False),
+        "not finite",
+        at=EARLY,
+        tells_loss=True,
+    ),
+    Scene(
+        "slow rank",
+        "sleeps 60 ms more in each step",
+        Expected(("SLOW",), ((VICTIM,),), TOLD_S, recovers=False),
+        "slow",
+        at=EARLY,
+        after=80,
+    ),
+    replace(
+        crash("orphaned data loader child", "orphan", "SIGKILL while its loader's process is blocked", "KILLED"),
+        expected=Expected(("KILLED",), ((VICTIM,),), CRASH_S, recovers=True, facts=("ORPHANED",)),
+        play=no_child_lives,
+    ),
+)

@@ -1,0 +1,38 @@
+"""Some of the faults, as `scripts/faults.sh` makes them; the others it makes alone, for they take long."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.faults.cgroups import CgroupUnavailableError
+from tests.faults.job import build_native
+from tests.faults.player import evidence, play
+from tests.faults.scenes import SCENES
+from tests.nodes_space import NodesUnavailableError
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
+PLAYED = ("SIGSEGV in native code", "uncaught exception", "SIGSTOP", "another operation")
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library in which ranks crash."""
+    return build_native(tmp_path_factory.mktemp("native"))
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_scene(name: str, run_dir: Path, native: Path) -> None:
+    scene = next(scene for scene in SCENES if scene.name == name)
+    try:
+        played = play(scene, run_dir, native)
+    except (NodesUnavailableError, CgroupUnavailableError) as error:
+        pytest.skip(f"this machine cannot make it: {error}")
+    print((run_dir / "report.txt").read_text(errors="replace")[-8000:])
+    print(json.dumps(played.line, indent=1), json.dumps(evidence(played, run_dir))[:8000])
+    assert not played.wrong
+
+
+def test_names_tell_the_scenes_apart() -> None:
+    names = [scene.name for scene in SCENES]
+    assert len(set(names)) == len(names) >= 21

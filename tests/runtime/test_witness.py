@@ -1,0 +1,368 @@
+"""Evidence of real processes: whatever becomes of them, it says so, and it never fails."""
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from taskd.core.conditions import condition_of_end, condition_of_hang
+from taskd.core.endings import ending_of
+from taskd.core.evidence import Evidence, NonFinite, RunState, Standing
+from taskd.core.verdict import Kind
+from taskd.runtime.blackbox import Box
+from taskd.runtime.witness import FRESH_S, Witness
+from taskd.wire.messages import Account, SawNonFinite, ThreadStack
+from tests.launch import Launcher
+from tests.runtime.watched import LIMIT_S, Start, until
+
+pytestmark = pytest.mark.timeout(60)
+UNANSWERED_S = 1.2
+TORCH_ALLREDUCE = 1 | 1 << 8
+
+
+def test_one_that_trains(start: Start) -> None:
+    rank = start("while True: sum(range(1000))")
+    rank.until(lambda known: known.clocks is not None and known.clocks.gil_s is not None)
+    end_s = time.monotonic() + 0.5
+    while time.monotonic() < end_s:
+        time.sleep(0.05)
+    known = rank.take()
+    assert known.process is not None
+    assert (known.node, known.step, known.standing) == (1, 41, Standing.TRAINING)
+    assert (known.process.exiting, known.life_lost, known.ending, known.error) == (False, False, None, None)
+    assert known.process.busy is not None
+    assert 0.02 < known.process.busy < 1.5
+    assert known.step_s is not None
+    assert 0.4 < known.step_s < LIMIT_S
+    assert not known.gone
+    assert condition_of_end(known) is None
+
+
+def test_what_it_says_itself_holds_for_a_while(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = start("signal.pause()")
+    threads = (ThreadStack(name="MainThread", stack=("a.py:3 in f", "a.py:9 in <module>")),)
+    rank.witness.hear(3, Account(number=1, standing="evaluation", threads=threads))
+    rank.witness.hear(3, SawNonFinite(step=40, what="loss", value="nan"))
+    rank.witness.hear(3, SawNonFinite(step=41, what="loss", value="inf"))
+    rank.witness.hear(9, SawNonFinite(step=1, what="loss", value="nan"))
+    known = rank.take()
+    assert (known.standing, known.standing_s) == (Standing.EVALUATION, None)
+    assert known.stack == ("a.py:3 in f", "a.py:9 in <module>")
+    assert [thread.name for thread in known.threads] == ["MainThread"]
+    assert known.non_finite == NonFinite(40, "loss", "nan"), "the first"
+    later = time.monotonic() + FRESH_S + 0.1
+    monkeypatch.setattr("taskd.runtime.witness.monotonic", lambda: later)
+    known = rank.take()
+    assert (known.standing, known.stack, known.threads) == (Standing.TRAINING, (), ())
+    rank.witness.begin(3, rank.pid, 1)
+    assert rank.take().non_finite is None, "another process"
+
+
+def test_an_account_that_nobody_understands(start: Start) -> None:
+    rank = start("signal.pause()")
+    rank.witness.hear(3, Account(number=1, standing="dreaming", threads=()))
+    assert rank.take().standing is Standing.TRAINING
+
+
+def test_collectives(start: Start) -> None:
+    enter = "r._core.taskd_enter"
+    before = f"""
+for number in range(300):
+    r._core.taskd_leave({enter}({TORCH_ALLREDUCE}, 7 + number % 2, 64, 0, -1))
+old = {enter}({TORCH_ALLREDUCE}, 7, 1, 0, -1)
+for number in range(300):
+    r._core.taskd_leave({enter}({TORCH_ALLREDUCE}, 8, 64, 0, -1))
+"""
+    rank = start(
+        f"{enter}({TORCH_ALLREDUCE}, 8, 2, 0, 5); {enter}(1, 0, 3, 0, -1); r.phase(Phase.PAUSED); signal.pause()",
+        before,
+    )
+    known = rank.until(lambda known: known.standing is Standing.PAUSED)
+    opened = [call for call in known.collectives if call.open]
+    assert [(call.comm, call.bytes, call.peer, call.step) for call in opened] == [(8, 2, 5, 42), (7, 1, -1, None)]
+    assert known.collectives[0] is opened[0], "the newest in front"
+    assert sum(call.comm == 8 for call in known.collectives) == 16
+    assert all(call.entered_s is not None and 0 <= call.entered_s < LIMIT_S for call in known.collectives)
+    few = rank.witness.take(3, rank.pid, rank.box, node=1, events=4)
+    assert len(few.collectives) == 5
+    assert [call.bytes for call in few.collectives if call.open] == [2, 1], "open ones always"
+
+
+FROM_OUTSIDE = {
+    signal.SIGKILL: "signal 9 (SIGKILL)",
+    signal.SIGTERM: f"signal 15 (SIGTERM), sent by {{name}}, pid {os.getpid()}, uid {os.getuid()}",
+}
+
+
+@pytest.mark.parametrize("number", FROM_OUTSIDE)
+def test_killed(start: Start, number: signal.Signals) -> None:
+    rank = start("signal.pause()")
+    rank.process.send_signal(number)
+    known = rank.end(-number)
+    assert known.gone
+    assert known.life_lost
+    assert known.process is not None
+    assert known.process.state is RunState.ZOMBIE
+    name = known.terminated_by.name if known.terminated_by is not None else ""
+    assert bool(name) == (number == signal.SIGTERM)
+    assert rank.witness.describe(known, -number) == FROM_OUTSIDE[number].format(name=name)
+    row = condition_of_end(known)
+    assert row is not None
+    assert row.kind is Kind.KILLED
+    assert not known.stack
+
+
+def test_killed_as_the_futex_tells_it(start: Start) -> None:
+    """Before it is gone, and before anybody knows how."""
+    rank = start("signal.pause()", "ballast = mmap.mmap(-1, 256 << 20); ballast.write(bytes(256 << 20))")
+    rank.process.kill()
+    assert rank.box.await_death(LIMIT_S)
+    known = rank.take()
+    assert known.gone
+    assert known.life_lost
+    assert known.ending is None
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ("free.abort()", -6, "signal 6 (SIGABRT): abort() was called in thread python"),
+        ("ctypes.string_at(0)", -11, "signal 11 (SIGSEGV): an invalid memory access at address 0x0 in thread python"),
+        ("os.kill(os.getpid(), 15)", -15, "signal 15 (SIGTERM), sent by itself"),
+        ("os.kill(os.getpid(), 11)", -11, "signal 11 (SIGSEGV), sent by itself"),
+        ("os._exit(3)", 3, "exit code 3"),
+        ("sys.exit(0)", 0, "exit code 0"),
+    ],
+)
+def test_how_it_has_ended(start: Start, body: str, status: int, words: str) -> None:
+    rank = start(body)
+    known = rank.end(status)
+    assert rank.process.wait() == status
+    text = rank.witness.describe(known, status)
+    assert text.startswith(words)
+    assert ("; backtrace libc" in text) == ("thread" in words), text
+    assert condition_of_end(known) is not None
+
+
+def test_an_exception(start: Start) -> None:
+    handler = "sys.excepthook = lambda kind, error, trace: r.last_words(error)"
+    rank = start("def f():\n    {}['key']\nf()", handler)
+    known = rank.end(1)
+    assert known.error is not None
+    assert (known.error.kind, known.error.message, known.error.main) == ("KeyError", "'key'", True)
+    assert rank.witness.describe(known, 1) == f"exit code 1 at {known.error.where}"
+    assert known.error.where.endswith("in f")
+
+
+def test_a_cause_begins_as_torchrun_has_it() -> None:
+    for status, text in ((0, "exit code 0"), (3, "exit code 3"), (137, "exit code 137"), (-99, "signal 99")):
+        assert Witness().describe(Evidence(), status) == text
+    for number in signal.Signals:
+        if number < signal.SIGRTMIN:
+            assert Witness().describe(Evidence(), -number).startswith(f"signal {number} ({number.name})")
+
+
+def test_stopped(start: Start) -> None:
+    rank = start("os.kill(os.getpid(), signal.SIGSTOP)")
+    known = rank.state(RunState.STOPPED)
+    assert condition_of_hang(known).kind is Kind.STOPPED
+    rank.process.send_signal(signal.SIGCONT)
+    rank.process.wait(LIMIT_S)
+
+
+def test_uninterruptible(start: Start) -> None:
+    """The parent of a vfork waits so for the exec of its child."""
+    child = "ctypes.CDLL(None).vfork() or time.sleep(60)"
+    rank = start(f"threading.Timer(30, os._exit, (0,)).start()\n{child}")
+    known = rank.state(RunState.UNINTERRUPTIBLE)
+    assert condition_of_hang(known).kind is not Kind.UNINTERRUPTIBLE, "it did not stand a moment ago"
+    witness = Witness()
+    for _ in range(2):
+        known = witness.take(3, rank.pid, rank.box, node=0)
+        assert condition_of_hang(known).kind is Kind.UNINTERRUPTIBLE, "looked at briefly: it may well last"
+    end_s = time.monotonic() + UNANSWERED_S
+    while time.monotonic() < end_s:
+        known = rank.take()
+        time.sleep(0.1)
+    assert known.process is not None
+    assert known.process.state_s is not None
+    assert known.process.state_s > 1.0
+
+
+def test_one_that_was_looked_at_long_ago_may_stand_since_then(launcher: Launcher) -> None:
+    process = launcher.start(["sh", "-c", "sleep 1.5 & wait; sleep 60"])
+    witness = Witness()
+    witness.begin(0, process.pid, 0)
+    end_s = time.monotonic() + 2.5
+    while time.monotonic() < end_s:
+        time.sleep(0.1)
+    for _ in range(2):
+        known = witness.take(0, process.pid, None, node=0)
+        assert known.process is not None
+        assert known.process.state_s is None
+
+
+def test_one_that_moves_does_not_stand(start: Start) -> None:
+    rank = start("while True: time.sleep(0.005)")
+    rank.take()
+    time.sleep(0.1)
+    known = rank.take()
+    assert known.process is not None
+    assert known.process.state_s is not None
+    assert known.process.state_s < 0.1
+
+
+STUCK = {
+    "GIL held": ("held.sleep(60)", Kind.GIL_HELD),
+    "deadlock": ("lock = threading.Lock(); lock.acquire(); lock.acquire()", Kind.DEADLOCK),
+    "native": ("free.sleep(60)", Kind.BLOCKED),
+    "loop": ("while True: pass", Kind.LOOP),
+}
+
+
+def is_silent(known: Evidence) -> bool:
+    asked = known.clocks is not None and known.clocks.main_s is not None
+    return asked and known.step_s is not None and known.step_s > UNANSWERED_S + 0.5
+
+
+@pytest.mark.parametrize("name", STUCK)
+def test_stuck(start: Start, name: str) -> None:
+    body, kind = STUCK[name]
+    rank = start(body)
+    known = rank.until(is_silent)
+    assert condition_of_hang(known).kind is kind, known
+    if kind is Kind.LOOP:
+        assert known.process is not None
+        assert known.process.busy is not None
+        assert known.process.busy > 0.02, "other tests may take most of it"
+
+
+def test_zombie_and_gone_and_closed(start: Start) -> None:
+    rank = start("sys.exit(5)")
+    os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
+    known = rank.take()
+    assert known.process is not None
+    assert known.process.state is RunState.ZOMBIE
+    assert known.gone
+    rank.process.wait()
+    known = rank.take(5)
+    assert known.process is not None
+    assert known.process.state is None
+    assert known.step == 41
+    rank.box.close()
+    known = rank.take(5)
+    assert (known.step, known.clocks, known.collectives) == (None, None, ())
+    assert condition_of_end(known) is not None
+
+
+@pytest.mark.parametrize("pid", [1, 2, 0, -1, 4_194_303, 1 << 40], ids=lambda pid: f"pid {pid}")
+def test_foreign_and_absent_processes(pid: int) -> None:
+    """Nothing is known of its end and of its box, and nothing fails."""
+    witness = Witness()
+    witness.begin(0, pid, 0)
+    witness.look(0)
+    known = witness.take(0, pid, None, node=None)
+    assert known.process is not None
+    assert (known.process.state is not None) == (pid in (1, 2))
+    assert known.process.orphans == ()
+    assert (known.step, known.clocks, known.fatal, known.standing) == (None, None, None, None)
+    ended = witness.take(0, pid, None, node=None, ending=ending_of(-9))
+    assert witness.describe(ended, -9) == "signal 9 (SIGKILL)"
+
+
+def test_a_rank_that_was_never_begun_and_a_box_that_nobody_has(box: Box) -> None:
+    known = Witness().take(5, os.getpid(), box, node=0)
+    assert known.process is not None
+    assert known.process.pid == os.getpid()
+    assert (known.step, known.life_lost, known.standing) == (None, None, None)
+
+
+def test_files_that_are_cut_or_cannot_be_read(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another kernel, or a process that ends meanwhile, may give them."""
+    rank = start("signal.pause()")
+    for text in (
+        None,
+        "",
+        "7 (a) S",
+        "7 (a) S 1 x 1 1",
+        "\n",
+        ":::",
+        "memory",
+        "4:memory\n::\n0::/nowhere",
+        "oom_kill x",
+    ):
+        for module in ("processes", "cgroups", "disks"):
+            monkeypatch.setattr(f"taskd.runtime.{module}.read", lambda _path, text=text: text)
+        for ending in (None, ending_of(-9)):
+            known = rank.witness.take(3, rank.pid, rank.box, node=0, ending=ending)
+            assert known.step == 41
+    monkeypatch.undo()
+    assert rank.take().process is not None
+
+
+CHILD = "subprocess.Popen(['sleep', '60'{more}])"
+
+
+def test_children_and_those_that_are_left(start: Start, launcher: Launcher) -> None:
+    """One in the rank's session, one in a session of its own that was seen as a child earlier."""
+    before = f"""
+ours = {CHILD.format(more="")}; apart = {CHILD.format(more="], start_new_session=True, *[")}
+other = threading.Thread(target=lambda: {CHILD.format(more="")}.wait(), daemon=True); other.start()
+zombie = subprocess.Popen(['true'])
+os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+"""
+    before = before.replace("'60'], start_new_session=True, *[])", "'60'], start_new_session=True)")
+    rank = start("signal.pause()", before)
+    known = rank.until(lambda known: known.process is not None and len(known.process.children) == 3)
+    assert known.process is not None
+    assert known.process.orphans == ()
+    pids = {child.pid for child in known.process.children}
+    assert all(child.state is RunState.SLEEPING for child in known.process.children)
+    rank.process.kill()
+    known = rank.end(-9)
+    assert known.process is not None
+    assert known.process.children == ()
+    assert {child.pid for child in known.process.orphans} == pids
+    rank.process.wait()
+    successor = launcher.start(["sleep", "60"])
+    rank.witness.begin(3, successor.pid, 1)
+
+    def left() -> set[int]:
+        process = rank.witness.take(3, successor.pid, None, node=0).process
+        assert process is not None
+        assert process.children == ()
+        return {child.pid for child in process.orphans}
+
+    assert left() == pids
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not left(), "they have ended")
+
+
+def test_it_costs_little(start: Start) -> None:
+    """Of a process with some threads and children, and a ring full of collectives."""
+    enter = f"r._core.taskd_enter({TORCH_ALLREDUCE}, 7 + number % 3, 64, 0, -1)"
+    before = f"""
+children = [{CHILD.format(more="")} for _ in range(4)]
+[threading.Thread(target=time.sleep, args=(60,), daemon=True).start() for _ in range(30)]
+for number in range(1100): r._core.taskd_leave({enter})
+"""
+    rank = start("signal.pause()", before)
+    for status in (None, -9):
+        costs = []
+        for _ in range(50):
+            before_s = time.thread_time()
+            rank.take(status)
+            costs.append(time.thread_time() - before_s)
+        assert sorted(costs)[len(costs) // 4] < 0.002, costs
+
+
+def test_a_sender_that_has_ended_has_no_name(start: Start) -> None:
+    rank = start("signal.pause()")
+    sender = subprocess.Popen(["bash", "-c", f"kill -TERM {rank.pid}"])
+    assert sender.wait() == 0
+    known = rank.end(-signal.SIGTERM)
+    assert known.terminated_by is not None
+    assert (known.terminated_by.pid, known.terminated_by.name) == (sender.pid, "")

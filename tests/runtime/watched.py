@@ -1,0 +1,69 @@
+"""A process with a black box, and the witness that watches it."""
+
+import os
+import time
+from collections.abc import Callable
+
+from taskd.core.endings import ending_of
+from taskd.core.evidence import Evidence, RunState
+from taskd.runtime.blackbox import Box
+from taskd.runtime.witness import Witness
+from tests.launch import Launcher
+from tests.runtime.local import ROOT
+
+LIMIT_S = 20.0
+PROGRAM = """
+import ctypes, mmap, os, signal, subprocess, sys, threading, time
+from pathlib import Path
+from taskd.runtime.recorder import Phase, Recorder
+r = Recorder()
+r.attach(Path({box!r}), 0, 0)
+r.phase(Phase.TRAINING)
+held, free = ctypes.PyDLL(None), ctypes.CDLL(None)
+{before}
+r.step(41)
+{body}
+"""
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    end_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end_s, f"not within {LIMIT_S} s: {what}"
+        time.sleep(0.002)
+
+
+class Rank:
+    """A process with a box, and the witness that watches it."""
+
+    def __init__(self, launcher: Launcher, box: Box, body: str, before: str = "") -> None:
+        command = ["python", "-c", PROGRAM.format(box=str(box.path), body=body, before=before)]
+        self.process = launcher.start(command, env={"PYTHONPATH": str(ROOT)})
+        self.pid, self.box, self.witness = self.process.pid, box, Witness()
+        self.witness.begin(3, self.pid, 0)
+        until(lambda: box.read().step == 41, "it is up")
+
+    def take(self, status: int | None = None) -> Evidence:
+        ending = None if status is None else ending_of(status)
+        return self.witness.take(3, self.pid, self.box, node=1, ending=ending)
+
+    def until(self, condition: Callable[[Evidence], object]) -> Evidence:
+        found: list[Evidence] = []
+
+        def holds() -> object:
+            found[:] = [self.take()]
+            return condition(found[0])
+
+        until(holds, str(condition))
+        return found[0]
+
+    def state(self, state: RunState) -> Evidence:
+        return self.until(lambda known: known.process is not None and known.process.state is state)
+
+    def end(self, status: int) -> Evidence:
+        """Evidence as an agent takes it: its process is a zombie then."""
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        return self.take(status)
+
+
+Start = Callable[..., Rank]
