@@ -188,6 +188,11 @@ def condition_of_hang(known: Evidence) -> Row:
     return condition_of_standstill(known) or next(row for row in STUCK if row.holds(known))
 
 
+def cannot_answer(known: Evidence) -> bool:
+    """No Python can run there: who is asked for an account of himself would not be heard."""
+    return condition_of_standstill(known) is not None or _gil_held(known)
+
+
 def waits_by_stack(known: Evidence) -> bool:
     """Its Python stack shows it in a collective or at a rendezvous, which the black box may not have seen."""
     return _in(_OUTSIDE, known)

@@ -3,8 +3,8 @@
 Rules:
 
 1. Progress is read from the black boxes, so that nothing of it costs a step anything.
-2. An inquiry asks every process for an account of itself, and waits `ACCOUNT_S` for those that cannot give one. What
-   box, /proc and cgroup tell is taken after that, of all ranks at one moment.
+2. An inquiry asks every process for an account of itself, and waits `ACCOUNT_S` for those that could give one and
+   have not. What box, /proc and cgroup tell is taken after that, of all ranks at one moment.
 3. Each inquiry is answered once. A death is testified to unasked, right after the report of it.
 """
 
@@ -15,6 +15,7 @@ from dataclasses import replace
 import msgspec
 
 from taskd.core.agent import Node, State
+from taskd.core.conditions import cannot_answer
 from taskd.core.evidence import Evidence
 from taskd.errors import ShimError
 from taskd.runtime.blackbox import Box, Phase
@@ -39,6 +40,8 @@ class Observer:
         self._answered = 0
         """The newest inquiry that was answered or is being answered."""
         self._asked: set[int] = set()
+        self._mute: set[int] = set()
+        """Those among the asked that cannot answer, as box, /proc and cgroup say: they are not waited for."""
         self._due_s: float | None = None
 
     # ---- at each heartbeat
@@ -90,6 +93,8 @@ class Observer:
         self._asked = self._crew.tell_all(Ask(number=inquiry))
         for rank in node.slots:
             self._crew.witness.look(rank)
+        live = [rank for rank in self._asked if rank in node.slots]
+        self._mute = {rank for rank in live if cannot_answer(self._take(node, rank))}
 
     def hear(self, rank: int | None, message: Account | SawNonFinite, node: Node) -> None:
         """A process says something of itself; it counts if it is one that holds a rank."""
@@ -112,7 +117,7 @@ class Observer:
         found, self._crew.seen = self._crew.seen, {}
         if found:
             out.append(self._testimony(node, 0, found))
-        if self._due_s is not None and (not self._asked or now_s >= self._due_s):
+        if self._due_s is not None and (self._asked <= self._mute or now_s >= self._due_s):
             self._due_s = None
             live = [rank for rank, slot in node.slots.items() if slot.state is State.RUNNING]
             evidence = {rank: self._take(node, rank) for rank in live}

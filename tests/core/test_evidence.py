@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from taskd.core.conditions import FAILED, STANDSTILL, STUCK, condition_of_end, condition_of_hang
+from taskd.core.conditions import FAILED, STANDSTILL, STUCK, cannot_answer, condition_of_end, condition_of_hang
 from taskd.core.endings import NATIVE_FAULTS, cause, died_of, ending_of, explain, signal_name, size
 from taskd.core.evidence import (
     Cgroup,
@@ -198,6 +198,21 @@ def test_each_row_has_a_fault_that_it_alone_explains(row: object, monkeypatch: p
 )
 def test_what_a_living_rank_does(known: Evidence, kind: Kind) -> None:
     assert condition_of_hang(known).kind is kind
+
+
+@pytest.mark.parametrize(
+    ("known", "mute"),
+    [
+        (Evidence(process=Process(1, RunState.STOPPED)), True),
+        (Evidence(cgroup=Cgroup(frozen=True)), True),
+        (Evidence(clocks=Clocks(gil_s=1.5, main_s=1.5)), True),
+        (Evidence(clocks=Clocks(gil_s=0.0, main_s=1.5)), False),
+        (Evidence(process=Process(1, RunState.UNINTERRUPTIBLE)), False),
+        (Evidence(), False),
+    ],
+)
+def test_who_cannot_answer(known: Evidence, mute: bool) -> None:
+    assert cannot_answer(known) is mute
 
 
 def test_operations_are_numbered_as_in_the_black_box() -> None:
