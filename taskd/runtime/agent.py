@@ -254,11 +254,7 @@ class NodeAgent:
                 self._crew.serve_waiting(self._node)
             case WorkerReport():
                 self._hear_report(peer, message)
-            case LastWords():
-                rank = self._crew.rank_of(peer)
-                if rank is not None:
-                    self._node.last_words(rank, message.cause, message.kind)
-            case Account() | SawNonFinite():
+            case Account() | SawNonFinite() | LastWords():
                 self._observer.hear(self._crew.rank_of(peer), message, self._node)
             case Modules():
                 self._pool.import_modules(message.names)
@@ -304,8 +300,8 @@ class NodeAgent:
             self._crew.manage()
         if directive.order is Order.RUN:
             self._pool.refill()
-        self._observer.inquire(self._node, directive.inquiry, time.monotonic())
         self._perform_all(self._node.obey(directive))
+        self._observer.inquire(self._node, directive.inquiry)
 
     def _watch_the_clock(self) -> None:
         now_s = time.monotonic()

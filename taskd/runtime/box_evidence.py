@@ -50,7 +50,7 @@ def tell(box: Box | None, most_events: int) -> dict[str, Any]:
         "life_lost": said.life is Life.LOST,
         "fatal": _fatal(left.fault, now_ns),
         "terminated_by": _sender(left.request.sender, left.request.at_ns) if left.request is not None else None,
-        "error": _error(left.last_words, said.owner_pid),
+        "error": _error(left.last_words, said),
         "clocks": Clocks(
             native_s=_age_s(said.native_ns, now_ns),
             gil_s=_unanswered_s(said.gil_asked_ns, said.gil_ns, now_ns),
@@ -90,10 +90,11 @@ def _fatal(fault: noted.Fault | None, now_ns: int) -> FatalSignal | None:
     return FatalSignal(fault.signum, fault.address, fault.thread, frames, sender, fault.handled)
 
 
-def _error(words: noted.LastWords | None, pid: int) -> PythonError | None:
-    if words is None:
+def _error(words: noted.LastWords | None, said: Reading) -> PythonError | None:
+    """None for one that the process has survived: it has begun to train again."""
+    if words is None or (said.phase == Phase.TRAINING and words.at_ns < said.phase_ns):
         return None
-    return PythonError(words.kind, words.message, words.where, main=words.tid == pid)
+    return PythonError(words.kind, words.message, words.where, main=words.tid == said.owner_pid)
 
 
 def _collective(event: Event, said: Reading, now_ns: int) -> Collective:

@@ -22,7 +22,7 @@ from taskd.runtime.blackbox import Box, Phase
 from taskd.runtime.crew import Crew
 from taskd.runtime.native_stacks import take_native
 from taskd.runtime.pace import Pacer
-from taskd.wire.messages import Account, Ask, Progress, RankPace, SawNonFinite, Testimony
+from taskd.wire.messages import Account, Ask, LastWords, Progress, RankPace, SawNonFinite, Testimony
 
 ACCOUNT_S = 0.2
 NATIVE_S = 0.25
@@ -85,20 +85,24 @@ class Observer:
 
     # ---- an inquiry
 
-    def inquire(self, node: Node, inquiry: int, now_s: float) -> None:
+    def inquire(self, node: Node, inquiry: int) -> None:
         """The manager wants to know what the ranks are about."""
         if inquiry in (0, self._answered):
             return
-        self._answered, self._due_s = inquiry, now_s + ACCOUNT_S
+        self._answered, self._due_s = inquiry, time.monotonic() + ACCOUNT_S
         self._asked = self._crew.tell_all(Ask(number=inquiry))
         for rank in node.slots:
             self._crew.witness.look(rank)
         live = [rank for rank in self._asked if rank in node.slots]
         self._mute = {rank for rank in live if cannot_answer(self._take(node, rank))}
 
-    def hear(self, rank: int | None, message: Account | SawNonFinite, node: Node) -> None:
+    def hear(self, rank: int | None, message: Account | SawNonFinite | LastWords, node: Node) -> None:
         """A process says something of itself; it counts if it is one that holds a rank."""
         if rank is None:
+            return
+        if isinstance(message, LastWords):
+            node.last_words(rank, message.cause, message.kind)
+            self._crew.seen[rank] = self._take(node, rank)
             return
         self._crew.witness.hear(rank, message)
         if isinstance(message, Account):

@@ -225,6 +225,8 @@ class Session:
             self._runtime.recorder.phase(Phase.TRAINING)
             result = [function()]
         except (Exception, Interrupted) as error:
+            if not isinstance(error, Interrupted):
+                self._runtime.recorder.last_words(error)
             if not self._is_fault(error):
                 self._link.last_words(*last_words(error))
                 raise
