@@ -3,7 +3,7 @@
     python -m benchmarks.recovery --rss-gib 1 --json
 
 Method. `scripts/train.py` runs with 4 ranks under taskd; each holds and has touched so much memory, in small pages. A
-new process touches its own after its fifth step: a script's set-up is not what is measured.
+new process touches its own from its fifth step on: a script's set-up is not what is measured.
 
 *Killed*: a random rank gets SIGKILL at a random moment; the time is that to the commit, by the last rank, of the first
 step of the world that the rank came back to. Once with the shim, once without it, as often as `--pairs` says. Without
@@ -48,10 +48,12 @@ from benchmarks.job import (
     torchrun,
     training,
 )
+from taskd.core.verdict import Kind
 from taskd.errors import ShimError
 from taskd.runtime.blackbox import Box
 
 RHYTHM_STEPS = 250
+LARGE_STEPS = 50
 LIMIT_S = 120
 STOP_TRIES = 10_000
 
@@ -117,7 +119,7 @@ class Running:
 
 @contextmanager
 def running(directory: Path, args: argparse.Namespace, *, shim: bool, steps: int) -> Iterator[Running]:
-    """A job that has done so many steps, or 20 after its ranks became large."""
+    """A job that has done so many steps; after 50 its ranks are large."""
     logs, run_dir = StepLogs(directory / "steps", args.ranks), directory / "run"
     env = taskd_environment(run_dir) if shim else shimless_environment(run_dir, directory)
     command = torchrun(training(logs, args.step_ms, "--rss-gib", args.rss_gib), args.ranks)
@@ -132,7 +134,7 @@ def running(directory: Path, args: argparse.Namespace, *, shim: bool, steps: int
 
 def kill(directory: Path, args: argparse.Namespace, chance: random.Random, *, shim: bool) -> Recovery:
     """Kill a rank of a job."""
-    with running(directory, args, shim=shim, steps=30) as it:
+    with running(directory, args, shim=shim, steps=LARGE_STEPS) as it:
         time.sleep(chance.uniform(0.2, 0.7))  # the random moment of the fault
         victim = chance.randrange(args.ranks)
         dead = it.logs.starts(victim)[-1]
@@ -152,14 +154,19 @@ def stop(directory: Path, args: argparse.Namespace, chance: random.Random) -> Re
         victim = chance.randrange(args.ranks)
         dead = it.logs.starts(victim)[-1]
         stopped_s = stop_in_collective(it.job, dead)
-        it.job.await_until(lambda: it.journal.count("verdict") > 0, "a verdict", LIMIT_S)
-        verdict = it.journal.all("verdict")[0]
+        it.job.await_until(lambda: bool(verdicts(it.journal, stopped_s)), "a verdict", LIMIT_S)
+        verdict = verdicts(it.journal, stopped_s)[0]
         resumed_s = it.resumed_s(victim, dead, verdict["monotonic_s"])
         phases_ms = it.phases_ms(victim, stopped_s)
     if verdict["kind"] != "STOPPED" or verdict["culprits"] != [victim]:
         raise BenchmarkError(f"rank {victim} was stopped, and the verdict is {verdict['kind']}: {verdict['sentence']}")
     verdict_s = verdict["monotonic_s"]
     return Recovery(victim, resumed_s - verdict_s, phases_ms, verdict_s=verdict_s - stopped_s, verdict=verdict)
+
+
+def verdicts(journal: Journal, since_s: float) -> list[dict[str, Any]]:
+    """Those that ask for a recovery."""
+    return [one for one in journal.all("verdict") if one["monotonic_s"] > since_s and one["kind"] != Kind.SLOW.name]
 
 
 def stop_in_collective(job: Job, pid: int) -> float:

@@ -13,6 +13,8 @@ same processes for all others, training on at the step where it stopped. At the 
 second run trains as many steps under plain torchrun, undisturbed, and the weights of the two are compared bit for bit.
 
 In the last line `fds`, `threads` and `rss_mb` are `[first, last]` of the witness; `agent` and `manager` hold theirs.
+
+`--uneven` disturbs nobody and counts false alarms of a job with uneven steps instead (see `uneven.py`).
 """
 
 import argparse
@@ -46,6 +48,7 @@ from benchmarks.job import (
     torchrun,
     training,
 )
+from benchmarks.uneven import soak_uneven
 
 RECOVERY_LIMIT_S = 90
 STEPS_TO_GO = 200
@@ -244,7 +247,11 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--pairs", type=float, default=0.1, help="share of faults that kill two ranks (default 0.1)")
     parser.add_argument("--moment-ms", type=float, default=300, help="a fault comes within this time (default 300)")
     parser.add_argument("--step-ms", type=float, default=20, help="least duration of a step (default 20)")
-    parser.add_argument("--seed", type=int, default=0, help="of victims and moments")
+    parser.add_argument("--seed", type=int, default=0, help="of victims and moments; with --uneven, the first one")
+    parser.add_argument("--uneven", action="store_true", help="count false alarms of a job with uneven steps instead")
+    parser.add_argument("--virtual", action="store_true", help="with --uneven: half an hour of each, in virtual time")
+    parser.add_argument("--seeds", type=int, default=10, help="with --virtual: for each length of a step (default 10)")
+    parser.add_argument("--minutes", type=float, default=30, help="with --uneven, of a real job (default 30)")
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     return parser.parse_args(words)
 
@@ -252,6 +259,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 def main(words: list[str] | None = None) -> int:
     """Run; 0 only if every fault was recovered and the weights are identical."""
     args = arguments(words)
+    if args.uneven:
+        return soak_uneven(args)
 
     def measure(directory: Path) -> None:
         soak = Soak(directory, args)

@@ -8,7 +8,7 @@ Rules:
 3. With `--checkpoint` rank 0 saves every step and all ranks begin from what they find: what stock torchrun needs.
 4. Training ends at `--steps`, or at the step that stands in `--stop-file` once that file is there. Whoever writes the
    file names a step that no rank can have reached.
-5. With `--rss-gib` each process touches so much memory after its fifth step: a large one, whose set-up is not longer.
+5. With `--rss-gib` each process touches so much memory, 64 MiB a step from its fifth on: its set-up is not longer.
 """
 
 import argparse
@@ -32,6 +32,7 @@ BATCH_SIZE = 16
 NO_LIMIT = 1 << 62
 PAGE_BYTES = 4096
 LIGHT_STEPS = 5
+TOUCHED_BYTES = 1 << 26
 
 
 class StepLog:
@@ -96,14 +97,20 @@ class Ballast:
         self._bytes = int(gib * (1 << 30))
         self._steps = 0
         self._memory: mmap.mmap | None = None
+        self._touched = 0
 
     def committed(self) -> None:
-        """One more step of this process; after the fifth the memory is touched."""
+        """One more step of this process; from the fifth on a part of the memory is touched."""
         self._steps += 1
-        if self._bytes and self._steps == LIGHT_STEPS:
-            self._memory = memory = mmap.mmap(-1, self._bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            memory.madvise(mmap.MADV_NOHUGEPAGE)
-            memory[::PAGE_BYTES] = bytes([1]) * len(range(0, self._bytes, PAGE_BYTES))
+        if self._steps < LIGHT_STEPS or self._touched >= self._bytes:
+            return
+        if self._memory is None:
+            self._memory = mmap.mmap(-1, self._bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._memory.madvise(mmap.MADV_NOHUGEPAGE)
+        end = min(self._touched + TOUCHED_BYTES, self._bytes)
+        places = range(self._touched, end, PAGE_BYTES)
+        self._memory[places.start : places.stop : PAGE_BYTES] = bytes([1]) * len(places)
+        self._touched = end
 
 
 def last_step(path: Path) -> int:

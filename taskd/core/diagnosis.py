@@ -23,16 +23,16 @@ from taskd.core.rhythm import Hang
 from taskd.core.scene import Cut, Found, Rule, Scene
 from taskd.core.verdict import Finding, Kind, Verdict, ranked
 
-SLOW_FACTOR: Final = 1.33
+SLOW_FACTOR: Final = 1.4
 """A rank is slow that needs so many times what the others need for a step...
 
 Where ranks share cores, the others need longer too as long as all compute: one that computes twice as long was measured
-to need 1.4 to 1.6 times what they need. In even jobs of four ranks on two cores none needed 10 % of the step more.
+to need 1.5 to 1.9 times what they need. In even jobs of four ranks on two cores the worst needed 1.25 times of it.
 """
 SLOW_SHARE: Final = 0.15
 """... and the difference is so much of the step..."""
 SLOW_STEPS: Final = 10
-"""... over so many steps at least (and 3 s of them, see `runtime/pace.py`)."""
+"""... over so many steps at least (and 6 s of them, see `runtime/pace.py`)."""
 
 
 def diagnose(

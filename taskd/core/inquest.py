@@ -193,6 +193,7 @@ class Inquest(Attempts):
             return
         if self.record is not None:
             self.record.verdict = verdict
+            self.record.step = max(self.record.step, self.watch.newest_step())
         if self._told != (verdict.kind, verdict.culprits):
             self._told = verdict.kind, verdict.culprits
             self._tell(verdict, self.watch.evidence(self._now_s), reported=self.record is None)
@@ -205,7 +206,7 @@ class Inquest(Attempts):
                 evidence=evidence,
                 hang=self.watch.hang,
                 since_s=self._now_s if self._fault_since_s is None else self._fault_since_s,
-                step=self.step,
+                step=max(self.step, self.watch.newest_step()),
                 generation=self.world.generation,
                 reported=reported,
             )

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from taskd.runtime.teardown import make_way
+
 _EXIT_CODE_FIELD = 52
 """Position of `exit_code` in /proc/PID/stat, counted from 1 (proc(5))."""
 
@@ -111,6 +113,7 @@ class DeathWatch:
             if life.await_death(0.5):
                 self._dying.append(pid)
                 os.eventfd_write(self._wake, 1)
+                make_way(pid)
                 return
             if not _exists(pid):
                 return

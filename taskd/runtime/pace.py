@@ -4,9 +4,9 @@ Rules:
 
 1. Between two looks a rank has committed some steps. That is a span: its steps, its time, and the time in which at
    least one collective or transfer was under way, from entering to leaving.
-2. A pace is the usual span (the median, weighed by steps) of the newest that have 10 steps, 3 s and 5 spans together.
-   So a checkpoint that one rank writes, an evaluation or a single slow step makes no rank slow, and the noise of ranks
-   that share cores does not either: over 1 s it made up to 1.4 times of it, over 3 s less than 10 % of a step.
+2. A pace is made of the newest spans that have 10 steps, 6 s and 5 spans together: the median step, and of what the
+   rank needs itself the lower quartile. Whatever keeps a rank off its core, a checkpoint or one slow step only adds, so
+   that its better spans tell how fast it is; a slow one is slow in those too. All spans weigh as many as their steps.
 3. Only gloo's operations last until the data are there. A rank that uses another backend has no pace.
 4. A look reads what is new, and again what had not ended at the last one. What could not be read whole gives no span.
 """
@@ -22,7 +22,7 @@ from taskd.runtime.shim import interface
 from taskd.wire.messages import RankPace
 
 STEPS: Final = 10
-LASTING_NS: Final = 3_000_000_000
+LASTING_NS: Final = 6_000_000_000
 SPANS: Final = 5
 ROOM: Final = 1024
 """As many as the ring has."""
@@ -108,19 +108,20 @@ def covered_ns(intervals: Iterable[tuple[int, int]], begin_ns: int, end_ns: int)
 def usual(spans: Iterable[Span]) -> tuple[float, float]:
     """Seconds that a step takes, and seconds of it that are spent waiting."""
     known = list(spans)
-    step_s = _median((span.lasted_ns / span.steps, span.steps) for span in known) / 1e9
-    own_s = _median(((span.lasted_ns - span.waited_ns) / span.steps, span.steps) for span in known) / 1e9
+    step_s = _quantile(0.5, ((span.lasted_ns / span.steps, span.steps) for span in known)) / 1e9
+    own = ((span.lasted_ns - span.waited_ns) / span.steps for span in known)
+    own_s = _quantile(0.25, zip(own, (span.steps for span in known), strict=True)) / 1e9
     return step_s, max(0.0, step_s - own_s)
 
 
-def _median(weighed: Iterable[tuple[float, int]]) -> float:
+def _quantile(share: float, weighed: Iterable[tuple[float, int]]) -> float:
     values = sorted(weighed)
-    half, passed = sum(weight for _, weight in values) / 2, 0
+    wanted, passed = share * sum(weight for _, weight in values), 0
     for value, weight in values:
         passed += weight
-        if passed >= half:
+        if passed >= wanted:
             return value
-    raise ValueError("the median of nothing was asked for")
+    raise ValueError("a quantile of nothing was asked for")
 
 
 class Pacer:

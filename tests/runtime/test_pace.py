@@ -94,14 +94,14 @@ def watch() -> Watch:
     return Watch(FakeBox())
 
 
-def test_a_pace_is_known_after_three_seconds(watch: Watch) -> None:
-    steps(watch, 500, own_ms=6, waited_ms=4)
+def test_a_pace_is_known_after_six_seconds(watch: Watch) -> None:
+    steps(watch, 700, own_ms=6, waited_ms=4)
     assert watch.pace is not None
     assert watch.pace.rank == 3
     assert watch.pace.step_s == pytest.approx(0.010)
     assert watch.pace.waited_s == pytest.approx(0.004)
-    assert 3000 <= watch.known_ms <= 3600
-    assert 300 <= watch.pace.steps <= 340
+    assert 6000 <= watch.known_ms <= 6600
+    assert 600 <= watch.pace.steps <= 640
 
 
 def test_slow_steps_need_ten(watch: Watch) -> None:
@@ -114,7 +114,7 @@ def test_slow_steps_need_ten(watch: Watch) -> None:
 
 
 def test_what_overlaps_counts_once(watch: Watch) -> None:
-    for _ in range(500):
+    for _ in range(700):
         watch.box.pass_ms(5)
         first = watch.box.enter()
         watch.box.pass_ms(2)
@@ -147,7 +147,7 @@ def test_what_a_look_finds_open_is_read_again(watch: Watch) -> None:
 
 def test_one_that_never_ends_does_not_hide_the_others(watch: Watch) -> None:
     watch.box.enter()
-    steps(watch, 700, own_ms=6, waited_ms=4)
+    steps(watch, 950, own_ms=6, waited_ms=4)
     assert watch.pace is not None
     assert watch.pace.waited_s == pytest.approx(0.004), "it is not waited for any more"
 
@@ -163,29 +163,29 @@ def test_a_checkpoint_makes_no_rank_slow(watch: Watch) -> None:
 
 
 def test_a_recovery_begins_anew(watch: Watch) -> None:
-    steps(watch, 500, own_ms=6, waited_ms=4)
+    steps(watch, 700, own_ms=6, waited_ms=4)
     watch.box.phase = Phase.PAUSED
     watch.box.pass_ms(300)
     assert watch.look() is None
     watch.box.phase, watch.box.step = Phase.TRAINING, 100
     watch.box.pass_ms(300)
     assert watch.look() is None
-    steps(watch, 500, own_ms=1, waited_ms=9)
+    steps(watch, 700, own_ms=1, waited_ms=9)
     assert watch.pace is not None
     assert watch.pace.waited_s == pytest.approx(0.009)
 
 
 def test_another_process_begins_anew(watch: Watch) -> None:
-    steps(watch, 500, own_ms=6, waited_ms=4)
+    steps(watch, 700, own_ms=6, waited_ms=4)
     other = FakeBox()
-    other.step = 500
+    other.step = 700
     assert watch.pacer.look(other, int(other.now_ms * MS)) is None
 
 
 @pytest.mark.parametrize("backend", [Backend.NCCL, Backend.HCCL, Backend.OTHER])
 def test_collectives_that_are_not_seen_to_end_give_no_pace(watch: Watch, backend: Backend) -> None:
     watch.box.backend = backend
-    steps(watch, 500, own_ms=6, waited_ms=4)
+    steps(watch, 700, own_ms=6, waited_ms=4)
     assert watch.pace is None
 
 
@@ -206,10 +206,13 @@ def test_the_time_under_cover() -> None:
 
 
 def test_what_is_usual_weighs_by_steps() -> None:
-    spans = [Span(25, 250 * MS, 100 * MS), Span(1, 1000 * MS, 0), Span(2, 900 * MS, 0)]
+    spans = [Span(25, 250 * MS, 100 * MS), Span(1, 1000 * MS, 0), Span(2, 900 * MS, 0), Span(1, MS, 0)]
     step_s, waited_s = usual(spans)
     assert step_s == pytest.approx(0.010)
     assert waited_s == pytest.approx(0.004)
+    step_s, waited_s = usual(Span(10, own_ms * 10 * MS + 40 * MS, 40 * MS) for own_ms in (6, 6, 6, 9, 9, 9, 12, 20))
+    assert step_s == pytest.approx(0.013)
+    assert step_s - waited_s == pytest.approx(0.006), "its better spans tell"
     with pytest.raises(ValueError, match="nothing"):
         usual([])
 

@@ -1,0 +1,72 @@
+"""Who makes way while the kernel takes it down, and who does not."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from taskd.runtime.teardown import NICENESS, make_way
+
+pytestmark = pytest.mark.timeout(30)
+PARTED = """
+import ctypes, os, threading, time
+def stay():
+    while open(f"/proc/{os.getpid()}/stat").read().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
+    print("alone", flush=True)
+    time.sleep(60)
+threading.Thread(target=stay).start()
+ctypes.CDLL(None).syscall(60 if os.uname().machine == "x86_64" else 93, 0)  # the main thread ends, by itself
+"""
+IDLE = "import time; print('up', flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def start(leak_mark: str) -> Iterator["type[Started]"]:
+    yield Started
+    for process in Started.all:
+        process.kill()
+        process.communicate()
+    Started.all.clear()
+
+
+class Started:
+    """A process that has said its first word. It is reaped when the test ends."""
+
+    all: "list[subprocess.Popen[bytes]]" = []  # noqa: RUF012 - the fixture empties it
+
+    def __init__(self, program: str) -> None:
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True)
+        self.all.append(process)
+        self.pid = process.pid
+        assert process.stdout is not None
+        assert process.stdout.readline()
+
+    @property
+    def niceness(self) -> int:
+        return os.getpriority(os.PRIO_PROCESS, self.pid)
+
+
+def test_a_dying_process_makes_way(start: type[Started]) -> None:
+    process = start(IDLE)
+    os.kill(process.pid, signal.SIGKILL)
+    assert make_way(process.pid)
+    assert process.niceness == NICENESS
+
+
+@pytest.mark.parametrize("program", [IDLE, PARTED], ids=["lives", "its main thread has ended"])
+def test_one_that_lives_is_left_alone(start: type[Started], program: str) -> None:
+    process = start(program)
+    before = process.niceness
+    assert not make_way(process.pid)
+    assert process.niceness == before
+
+
+def test_one_that_is_gone_is_nobodys_trouble(start: type[Started]) -> None:
+    process = start(IDLE)
+    Started.all[-1].kill()
+    Started.all[-1].wait()
+    assert not make_way(process.pid)
