@@ -22,7 +22,14 @@ _RANKS: Final = 32
 _FRAMES: Final = 12
 _STACKS: Final = 4
 _NATIVE_LINES: Final = 40
-_LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ", "/taskd/adaptors/", "/taskd/python/")
+_LIBRARIES: Final = (
+    "/site-packages/",
+    "/dist-packages/",
+    "/lib/python",
+    "<frozen ",
+    "/taskd/adaptors/",
+    "/taskd/python/",
+)
 _ASKED_S: Final = 1.0
 _STATES: Final = {
     RunState.UNINTERRUPTIBLE: "uninterruptible",
