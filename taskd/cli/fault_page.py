@@ -22,7 +22,14 @@ _RANKS: Final = 32
 _FRAMES: Final = 12
 _STACKS: Final = 4
 _NATIVE_LINES: Final = 40
-_LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")
+_LIBRARIES: Final = (
+    "/site-packages/",
+    "/dist-packages/",
+    "/lib/python",
+    "<frozen ",
+    "/taskd/adaptors/",
+    "/taskd/python/",
+)
 _ASKED_S: Final = 1.0
 _STATES: Final = {
     RunState.UNINTERRUPTIBLE: "uninterruptible",
@@ -176,11 +183,12 @@ def _ranks(fault: FaultEntry, evidence: dict[int, Evidence], *, everything: bool
         ">step takes",
         ">its own",
         "main thread at",
+        "inside",
     )
     rows = [_rank(rank, evidence[rank], fault.culprits, victims) for rank in shown]
     if len({known.node for known in evidence.values()}) == 1:
         rows = [((*cells[:1], "", *cells[2:]), style) for cells, style in rows]
-    yield Listing(columns, rows, spare=("main thread at", "doing", ">step", ">node"), wide=("waits in",))
+    yield Listing(columns, rows, spare=("inside", "doing", "main thread at", ">step", ">node"), wide=("waits in",))
     if len(shown) < len(order):
         yield block([f"… {len(order) - len(shown)} more with --all"], QUIET)
 
@@ -203,16 +211,16 @@ def _rank(rank: int, known: Evidence, culprits: Sequence[int], victims: frozense
         span(for_s),
         span(known.pace.step_s) if known.pace is not None else "",
         span(known.pace.own_s) if known.pace is not None else "",
-        _place(known.stack),
+        *_place(known.stack),
     )
     return cells, {"culprit": ALARM, "victim": VICTIM}.get(role, "")
 
 
-def _place(stack: Sequence[str]) -> str:
-    """The innermost frame, and the innermost one of the job's own code."""
+def _place(stack: Sequence[str]) -> tuple[str, str]:
+    """The innermost frame of the job's own code, and the library's frame that it is in."""
     own = next((frame for frame in stack if not any(part in frame for part in _LIBRARIES)), "")
-    frames = dict.fromkeys(frame.rpartition("/")[2] for frame in (*stack[:1], own) if frame)
-    return " < ".join(frames)
+    inside = stack[0] if stack and stack[0] != own else ""
+    return own.rpartition("/")[2], inside.rpartition("/")[2]
 
 
 def _short(call: Collective) -> str:

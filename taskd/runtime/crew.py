@@ -49,6 +49,8 @@ class Crew:
         self._incarnations: dict[int, int] = {}  # by local rank
         self._fenced: set[int] = set()
         """Processes that were killed by this agent, until they are gone."""
+        self._boxes: dict[int, tuple[int, int, int]] = {}
+        """By pid, until it is gone: rank, local rank and incarnation that its black box is kept by."""
         self.witness = Witness()
         self.seen: dict[int, evidence.Evidence] = {}
         """By rank: what nobody has asked for, and the manager has not been told yet."""
@@ -205,6 +207,7 @@ class Crew:
                 term=start.term,
             )
         )
+        self._boxes[pid] = start.rank, self._local[start.rank], start.incarnation
         self.witness.begin(start.rank, pid, start.incarnation)
         self._deaths.watch(pid, self._files.box(self._local[start.rank], start.incarnation))
 
@@ -213,6 +216,8 @@ class Crew:
         host = self._host
         rank = next((rank for rank, slot in node.slots.items() if slot.status.pid == ending.pid), None)
         if rank is None or host is None:
+            if ending.gone:  # another process has its rank already
+                self._bury(ending.pid)
             return []
         status = host.exit_status(self._local[rank]) if ending.gone else ending_status(ending.pid)
         if status is None:
@@ -226,12 +231,18 @@ class Crew:
         if not fenced:
             self.seen[rank] = known
         if ending.gone:
-            incarnation = slot.status.incarnation
-            name = f"rank-{rank}-incarnation-{incarnation}.box" if status else ""
-            self._fenced.discard(ending.pid)
-            self._files.discard(self._local[rank], incarnation, keep_as=name)
+            self._bury(ending.pid, keep=status != 0)
         cause = self.witness.describe(known, status)
         return node.ended(rank, clean=status == 0, cause=cause, at_s=time.monotonic())
+
+    def _bury(self, pid: int, *, keep: bool = True) -> None:
+        """It is gone; its black box stays among the job's records."""
+        self._fenced.discard(pid)
+        held = self._boxes.pop(pid, None)
+        if held is not None:
+            rank, local, incarnation = held
+            name = f"rank-{rank}-incarnation-{incarnation}.box" if keep else ""
+            self._files.discard(local, incarnation, keep_as=name)
 
     def box(self, node: Node, rank: int) -> Box | None:
         """The black box of a rank's process."""

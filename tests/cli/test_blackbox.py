@@ -12,6 +12,8 @@ import pytest
 
 from taskd.cli.process_page import process_page
 from taskd.cli.tables import page
+from taskd.core.endings import NATIVE_FAULTS
+from taskd.core.verdict import PRESUMED, Kind
 from taskd.errors import ShimError
 from taskd.runtime.blackbox import Box
 from taskd.runtime.portrait import portray
@@ -266,3 +268,13 @@ def test_only_the_command_line_loads_rich(launcher) -> None:
     assert launcher.run(["python", "-c", code], env=plain()) == (0, "False\n")
     code = "import sys, taskd.cli.blackbox; print({'markdown_it', 'pygments', 'torch'} & sys.modules.keys())"
     assert launcher.run(["python", "-c", code], env=plain()) == (0, "set()\n")
+
+
+def test_the_page_explains_every_kind_field_and_signal(start, document) -> None:
+    text = (REPOSITORY / "docs" / "blackbox.md").read_text()
+    for kind in Kind:
+        assert f"| `{kind.name}` | {kind.value}{'*' * (kind in PRESUMED)} |" in text
+    for number in (*NATIVE_FAULTS, signal.SIGABRT, signal.SIGKILL, signal.SIGTERM):
+        assert f"| {128 + number} | {signal.Signals(number).name} {number} |" in text
+    told = set(re.findall(r"`(\w+)`", text))
+    assert document(start()[1])["process"].keys() <= told

@@ -86,6 +86,9 @@ def test_the_document(records, document, run_dir) -> None:
     job.stopped("a rank failed", 1)
     told = document(run_dir)
     assert told.keys() == {"version", "kind", "job", "faults", "ranks", "boxes", "jobs"}
+    documented = set(re.findall(r"`(\w+)`", (REPOSITORY / "docs" / "blackbox.md").read_text()))
+    for part in (told, told["job"], *told["faults"], *(fault["verdict"] for fault in told["faults"]), *told["boxes"]):
+        assert part.keys() - {"evidence"} <= documented
     assert (told["version"], told["kind"]) == (1, "job")
     head = told["job"]
     assert head["ended"].keys() == {"reason", "exit_code", "unix_s"}
