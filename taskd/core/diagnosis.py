@@ -21,7 +21,7 @@ from taskd.core.failures import by_themselves, mismatched, perhaps_by_others, to
 from taskd.core.hangs import cut_off, holding_up, in_circle, not_arriving, not_heard, outside, presumed, unknown
 from taskd.core.rhythm import Hang
 from taskd.core.scene import Cut, Found, Rule, Scene
-from taskd.core.verdict import Finding, Kind, Verdict, ranked
+from taskd.core.verdict import Finding, Kind, Verdict, names, ranked
 
 SLOW_FACTOR: Final = 1.4
 """A rank is slow that needs so many times what the others need for a step...
@@ -56,6 +56,20 @@ def diagnose(
         if found is not None:
             return _verdict(scene, rule, found)
     return None
+
+
+def lost_with_node(ranks: Collection[int], text: str) -> Verdict:
+    """The verdict on ranks of which nothing can be known any more: `text` says what has happened to their node."""
+    told = f"cannot be heard: {text}"
+    facts = tuple(Finding(rank, Kind.SILENT, told) for rank in sorted(ranks))
+    who = names(ranks)
+    return Verdict(
+        kind=Kind.SILENT,
+        culprits=tuple(sorted(ranks)),
+        victims=(),
+        sentence=f"{who[0].upper()}{who[1:]} {told}.",
+        facts=facts,
+    )
 
 
 def _verdict(scene: Scene, rule: Rule, found: Found) -> Verdict:

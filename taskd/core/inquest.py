@@ -13,45 +13,39 @@ Rules:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from taskd.core.attempts import Attempts
-from taskd.core.diagnosis import diagnose
+from taskd.core.diagnosis import lost_with_node
 from taskd.core.evidence import Evidence, Pace
-from taskd.core.phases import Diagnosed, Note, Phase
+from taskd.core.notices import Notices
+from taskd.core.phases import LIVE, Note, Phase
 from taskd.core.rhythm import Hang
 from taskd.core.verdict import Kind, Verdict
-from taskd.core.watch import AGAIN_S, ANSWER_S, Watch
+from taskd.core.watch import AGAIN_S, ANSWER_S
 from taskd.wire.messages import NodeStatus, Order
 
 ASK_STRAYED_S = 0.1
 """A rank has strayed: the news of a loss that explains it mostly comes within this time, and is not disturbed."""
-PACE_S = 2.0
-"""So often the paces of the ranks are compared."""
 _QUESTIONS = 3
 """So often an agent that is heard is asked."""
 _QUIET_HEARTBEATS = 1.5
 """An agent that was not heard for so many heartbeats is perhaps lost."""
-_ONE_STREAK_STEPS = 100
-"""Losses that are not finite within so many steps of the first are one fault."""
+_OWN_ERRORS = (Kind.EXCEPTION, Kind.DISK_FULL, Kind.OOM_HOST, Kind.OOM_DEVICE)
+"""What a rank says of itself, and nobody needs to be asked for."""
 _TOLD_OF_THE_LIVING = (Kind.SIZE_MISMATCH, Kind.OP_MISMATCH, Kind.SKIPPED)
 """What a rank that came out with an error may be explained by, though every process lives."""
 
 
 @dataclass(slots=True)
-class Inquest(Attempts):
+class Inquest(Notices):
     """The state of the job's newest diagnosis."""
 
-    watch: Watch = field(default_factory=Watch)
     _open: bool = False
     """The fault with the newest number is under way."""
-    _fault_since_s: float | None = None
+    _opened_at: int = -1
+    """The newest step at that time."""
     _told: tuple[Kind, tuple[int, ...]] | None = None
-    _paces: dict[int, Pace] = field(default_factory=dict)
-    _compared_s: float = 0.0
-    _slow: tuple[int, ...] = ()
-    _not_finite: dict[int, Evidence] = field(default_factory=dict)
-    _told_not_finite: tuple[int, ...] = ()
 
     # ---- what is heard
 
@@ -59,7 +53,11 @@ class Inquest(Attempts):
         """How far the ranks of a node are, and how fast."""
         if self.phase is Phase.RUNNING or (self.phase is Phase.STRAYED and self.watch.hang is not None):
             self.watch.progress(place, status.progress, self._now_s)
-            self.step = max(self.step, status.progress.step if status.progress is not None else -1)
+            step = status.progress.step if status.progress is not None else -1
+            if self._open and self.record is None and step > self._opened_at:  # whoever had confessed has survived it
+                self._close_case()
+                self.watch.close()
+            self.step = max(self.step, step)
         for pace in status.paces:
             self._paces[pace.rank] = Pace(pace.steps, pace.step_s, pace.waited_s)
 
@@ -68,9 +66,11 @@ class Inquest(Attempts):
         self.watch.hear(agent_id, inquiry, evidence, self._now_s)
         seen = {rank: known for rank, known in evidence.items() if known.non_finite is not None}
         if seen:
-            self._tell_not_finite(seen)
+            self.tell_not_finite(seen)
         if self._open and (self.record is not None or self._told is None):
             self.tell_verdict()
+        elif not self._open and self.phase in LIVE and self.watch.hang is None:
+            self._hear_confession()
 
     def all_testified(self) -> bool:
         """Whether every agent that can be asked has answered an open question."""
@@ -110,6 +110,8 @@ class Inquest(Attempts):
         if hang is None:
             if verdict is not None and verdict.kind in _TOLD_OF_THE_LIVING:
                 self._condemn(verdict)
+            elif verdict is not None and verdict.kind in _OWN_ERRORS:
+                self._begin({rank: self._cause(rank) for rank in verdict.culprits})
             return  # else the news of a loss may still be on its way
         activity = self.watch.excuse(verdict, now_s)
         if self.watch.got_on() or activity is not None:
@@ -161,8 +163,19 @@ class Inquest(Attempts):
 
     # ---- one fault
 
+    def _hear_confession(self) -> None:
+        """A rank says what it dies of: that is known before it is dead."""
+        verdict = self.watch.verdict(self.world.ranks, self._now_s)
+        if verdict is not None and verdict.kind in _OWN_ERRORS:
+            self._open_case()
+            self.tell_verdict()
+
     def _begin(self, causes: dict[int, str]) -> None:
-        self._open_case()
+        if not self._open:
+            self._open_case()
+        if self.watch.hang is None and not all(map(_explains_itself, causes.values())):
+            self._inquiry = self.sequence + 1  # goes out with the order that follows, and delays nothing
+            self.watch.ask(self._inquiry, self._now_s, None)
         Attempts._begin(self, causes)
         self.tell_verdict()
 
@@ -180,7 +193,7 @@ class Inquest(Attempts):
 
     def _open_case(self) -> None:
         self.faults += 1
-        self._open, self._told, self.watch.asked_s = True, None, None
+        self._open, self._told, self._opened_at, self.watch.asked_s = True, None, self.step, None
         self._fault_since_s = self._now_s if self._fault_since_s is None else self._fault_since_s
 
     def _close_case(self) -> None:
@@ -194,59 +207,27 @@ class Inquest(Attempts):
         if self.record is not None:
             self.record.verdict = verdict
             self.record.step = max(self.record.step, self.watch.newest_step())
+        self._tell_once(verdict)
+
+    def tell_lost_node(self, place: int, text: str) -> None:
+        """Ranks are lost with their node, of which no evidence can come."""
+        verdict = lost_with_node(self.world.on_node(place), text)
+        if self.record is not None and self.record.verdict is None:
+            self.record.verdict = verdict
+        self._tell_once(verdict)
+
+    def _tell_once(self, verdict: Verdict) -> None:
         if self._told != (verdict.kind, verdict.culprits):
             self._told = verdict.kind, verdict.culprits
-            self._tell(verdict, self.watch.evidence(self._now_s), reported=self.record is None)
-
-    def _tell(self, verdict: Verdict, evidence: Mapping[int, Evidence], *, reported: bool) -> None:
-        self._out.append(
-            Diagnosed(
-                fault=self.faults,
-                verdict=verdict,
-                evidence=evidence,
-                hang=self.watch.hang,
-                since_s=self._now_s if self._fault_since_s is None else self._fault_since_s,
-                step=max(self.step, self.watch.newest_step()),
-                generation=self.world.generation,
-                reported=reported,
-            )
-        )
-
-    # ---- what is only told
-
-    def compare_paces(self) -> None:
-        """Tell of ranks that have become slow."""
-        if self._now_s - self._compared_s < PACE_S or not self._paces:
-            return
-        self._compared_s = self._now_s
-        paces = {rank: pace for rank, pace in self._paces.items() if rank in self.world.ranks}
-        evidence = {rank: Evidence(self.world.ranks[rank].node_rank, pace=pace) for rank, pace in paces.items()}
-        verdict = diagnose(evidence)
-        slow = verdict.culprits if verdict is not None and verdict.kind is Kind.SLOW else ()
-        if verdict is not None and slow and not set(slow) <= set(self._slow):
-            self.faults += 1
-            self._tell(verdict, evidence, reported=True)
-        self._slow = slow
-
-    def _tell_not_finite(self, seen: Mapping[int, Evidence]) -> None:
-        before = set(self._not_finite)
-        newest = [known.non_finite.step for known in seen.values() if known.non_finite is not None]
-        first = min((known.non_finite.step for known in self._not_finite.values() if known.non_finite), default=None)
-        if first is not None and min(newest) > first + _ONE_STREAK_STEPS:
-            self._not_finite.clear()
-            before = set()
-        for rank, known in seen.items():
-            self._not_finite.setdefault(rank, Evidence(known.node, known.process, non_finite=known.non_finite))
-        if set(self._not_finite) == before:
-            return
-        verdict = diagnose(self._not_finite)
-        if verdict is None or (before and verdict.culprits == self._told_not_finite):
-            return
-        self.faults += not before
-        self._told_not_finite = verdict.culprits
-        self._tell(verdict, dict(self._not_finite), reported=True)
+            quiet = self.record is not None or (self.phase in LIVE and self._open and verdict.kind in _OWN_ERRORS)
+            self.tell(verdict, self.watch.evidence(self._now_s), reported=not quiet)
 
 
 def _named(verdict: Verdict) -> tuple[int, ...]:
     """Who is to be replaced. That a node is silent is no reason: whether it is lost, its heartbeats tell."""
     return () if verdict.kind is Kind.SILENT else verdict.culprits
+
+
+def _explains_itself(cause: str) -> bool:
+    """A signal from outside, or for what the process itself has done. All else may be the consequence of another's."""
+    return cause.startswith("signal ") and not cause.startswith(("signal 6 ", "signal 15 "))
