@@ -27,8 +27,8 @@ from taskd.errors import RecordError, ShimError, TaskdError
 from taskd.runtime.blackbox import Box
 from taskd.runtime.chronicle import find_jobs, read_job
 from taskd.runtime.faultfile import read_evidence
+from taskd.runtime.lookup import agents_boxes, mapped_boxes, namespaced_pids
 from taskd.runtime.portrait import Portrait, portray
-from taskd.runtime.proc import agents_boxes, mapped_boxes, namespaced_pids
 
 _EPILOG: Final = """\
 FILE     a black box: of a living process in /dev/shm/taskd-*/, of a dead one in RUN_DIR/JOB_ID/boxes/
@@ -115,21 +115,27 @@ def _job(directory: Path, *, as_json: bool, everything: bool) -> None:
     job = jobs[-1]
     read = partial(read_evidence, Path(job.folder))
     ranks = _living(job.pids) if job.ended is None else []
+    kept = [(box, _portrait(Path(box.file))) for box in job.boxes]
     if as_json:
-        print(as_text(job_document(jobs, ranks, read, everything=everything)))
+        print(as_text(job_document(jobs, ranks, kept, read, everything=everything)))
         return
     listed = list(jobs_table(jobs[::-1])) if len(jobs) > 1 else []
-    page(output(), [*listed, *job_page(job, ranks, read, everything=everything)])
+    page(output(), [*listed, *job_page(job, ranks, kept, read, everything=everything)])
 
 
 def _living(pids: dict[int, int]) -> list[Portrait]:
     """The ranks of a job that are on this machine, each with its newest box."""
     found: dict[int, Portrait] = {}
     for path in agents_boxes():
-        try:
-            one = portray(path)
-        except ShimError:
-            continue  # it has just gone, or is of another user or version
-        if pids.get(one.rank) == one.pid:
+        one = _portrait(path)
+        if one is not None and pids.get(one.rank) == one.pid:
             found[one.rank] = one
     return [found[rank] for rank in sorted(found)]
+
+
+def _portrait(path: Path) -> Portrait | None:
+    """None if it has just gone, or is of another user or version."""
+    try:
+        return portray(path)
+    except ShimError:
+        return None

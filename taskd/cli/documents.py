@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import msgspec
 
-from taskd.cli.fault_page import outcome, title
-from taskd.cli.job_page import Evidenced, is_running
-from taskd.runtime.chronicle import Chronicle, FaultEntry
+from taskd.cli.fault_page import outcome, title, told_in_full
+from taskd.cli.job_page import Evidenced, Kept, is_recovering, is_running
+from taskd.runtime.chronicle import Chronicle, FaultEntry, KeptBox
 from taskd.runtime.faultfile import FaultRecord
 from taskd.runtime.portrait import Portrait
 
@@ -30,18 +30,29 @@ def process_document(portrait: Portrait) -> Document:
 
 
 def job_document(
-    jobs: Sequence[Chronicle], ranks: Sequence[Portrait], read: Evidenced, *, everything: bool
+    jobs: Sequence[Chronicle], ranks: Sequence[Portrait], kept: Kept, read: Evidenced, *, everything: bool
 ) -> Document:
-    """The last of these jobs, and a summary of each. Without `everything`, only the newest fault has its evidence."""
-    job, running = jobs[-1], is_running(jobs[-1], ranks)
-    told = {id(fault) for fault in (job.faults if everything else job.faults[-1:])}
+    """The last of these jobs, and a summary of each. Without `everything`, only what is told in full has evidence."""
+    job, recovering = jobs[-1], is_recovering(jobs[-1])
+    told = {id(fault) for fault in told_in_full(job.faults, everything=everything)}
+    pids = {str(rank): pid for rank, pid in job.pids.items()}
     return {
         "kind": "job",
-        "job": _summary(job) | {"running": running, "pids": {str(rank): pid for rank, pid in job.pids.items()}},
-        "faults": [_fault(fault, read(fault) if id(fault) in told else None, running=running) for fault in job.faults],
+        "job": _summary(job) | {"running": is_running(job, ranks), "pids": pids},
+        "faults": [_fault(one, read(one) if id(one) in told else None, recovering=recovering) for one in job.faults],
         "ranks": [asdict(rank) for rank in ranks],
-        "boxes": [asdict(box) for box in job.boxes],
+        "boxes": [_box(box, one) for box, one in kept],
         "jobs": [_summary(one) for one in jobs],
+    }
+
+
+def _box(box: KeptBox, one: Portrait | None) -> Document:
+    return asdict(box) | {
+        "readable": one is not None,
+        "pid": one.pid if one is not None else None,
+        "ended_unix_s": one.at_unix_s if one is not None else None,
+        "step": one.step if one is not None else None,
+        "how": one.how if one is not None else None,
     }
 
 
@@ -54,12 +65,13 @@ def _summary(job: Chronicle) -> Document:
         "ended": _plain(job.ended),
         "managers": job.managers,
         "generation": job.generation,
+        "phase": job.phase,
         "faults": len(job.faults),
         "damaged_lines": job.damaged_lines,
     }
 
 
-def _fault(fault: FaultEntry, record: FaultRecord | None, *, running: bool) -> Document:
+def _fault(fault: FaultEntry, record: FaultRecord | None, *, recovering: bool) -> Document:
     verdict = fault.verdict
     return {
         "fault": fault.number,
@@ -68,7 +80,7 @@ def _fault(fault: FaultEntry, record: FaultRecord | None, *, running: bool) -> D
         "step": fault.step,
         "title": title(fault),
         "culprits": fault.culprits,
-        "outcome": outcome(fault, running=running),
+        "outcome": outcome(fault, recovering=recovering),
         "total_ms": fault.total_ms,
         "verdict": _plain(verdict) | {"took_s": verdict.took_s} if verdict is not None else None,
         "changes": fault.changes,

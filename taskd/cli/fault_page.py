@@ -22,6 +22,7 @@ _RANKS: Final = 32
 _FRAMES: Final = 12
 _STACKS: Final = 4
 _NATIVE_LINES: Final = 40
+_LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")
 _ASKED_S: Final = 1.0
 _STATES: Final = {
     RunState.UNINTERRUPTIBLE: "uninterruptible",
@@ -34,18 +35,45 @@ def title(fault: FaultEntry) -> str:
     """What it is called, in the words of its verdict."""
     if fault.verdict is not None:
         return fault.verdict.title or fault.verdict.kind
+    if fault.number == 0:
+        return "planned"
     return "; ".join(
         dict.fromkeys(cause or "cause unknown" for one in fault.recoveries for cause in one.causes.values())
     )
 
 
-def outcome(fault: FaultEntry, *, running: bool) -> str:
-    """What came of it, in a word or two."""
+def outcome(fault: FaultEntry, *, recovering: bool) -> str:
+    """What came of it, in a word or two; `recovering`: the job is being recovered from its newest fault."""
     if fault.recoveries:
         return ", ".join(one.strategy for one in fault.recoveries)
-    if fault.verdict is not None and fault.verdict.kind in REPORTED:
+    if is_reported(fault):
         return "reported only"
-    return "under way" if running and not fault.closed else "not recovered"
+    if fault.closed:
+        return "not recovered"
+    return "under way" if recovering else "told only"
+
+
+def outcome_style(fault: FaultEntry, *, recovering: bool) -> str:
+    """How its outcome is shown."""
+    if fault.total_ms is not None:
+        return GOOD
+    return ALARM if outcome(fault, recovering=recovering) == "not recovered" else VICTIM
+
+
+def told_in_full(faults: Sequence[FaultEntry], *, everything: bool) -> list[FaultEntry]:
+    """All, or the newest; if that one was only reported, the newest one that was not comes before it."""
+    if everything:
+        return list(faults)
+    real = [fault for fault in faults if fault.number]
+    newest = real[-1:] or list(faults[-1:])
+    if newest and is_reported(newest[0]):
+        newest = [fault for fault in real if not is_reported(fault)][-1:] + newest
+    return newest
+
+
+def is_reported(fault: FaultEntry) -> bool:
+    """It was told, and nothing was done about it."""
+    return not fault.recoveries and fault.verdict is not None and fault.verdict.kind in REPORTED
 
 
 def phases(recovery: Recovery) -> str:
@@ -54,12 +82,15 @@ def phases(recovery: Recovery) -> str:
 
 
 def fault_page(
-    fault: FaultEntry, record: FaultRecord | None, *, running: bool, everything: bool
+    fault: FaultEntry, record: FaultRecord | None, *, recovering: bool, everything: bool
 ) -> Iterator[RenderableType]:
     """The whole account; without `everything`, the beginning of what is long."""
     blamed = names(fault.culprits) if fault.culprits else "nobody can be blamed"
-    yield heading(f"Fault {fault.number}: {title(fault).upper()} · {blamed}", ALARM)
-    yield pairs(_facts(fault, running=running, everything=everything))
+    if fault.number:
+        yield heading(f"Fault {fault.number}: {title(fault).upper()} · {blamed}", ALARM)
+    else:
+        yield heading("Planned, nothing had failed")
+    yield pairs(_facts(fault, recovering=recovering, everything=everything))
     if record is None:
         return
     if record.problem:
@@ -76,7 +107,7 @@ def _kind(name: str) -> str:
     return Kind[name].value if name in Kind.__members__ else name
 
 
-def _facts(fault: FaultEntry, *, running: bool, everything: bool) -> Iterator[tuple[str, str]]:
+def _facts(fault: FaultEntry, *, recovering: bool, everything: bool) -> Iterator[tuple[str, str]]:
     verdict = fault.verdict
     if verdict is not None:
         what, _, why = verdict.sentence.rpartition(_WHY)
@@ -92,7 +123,7 @@ def _facts(fault: FaultEntry, *, running: bool, everything: bool) -> Iterator[tu
     if verdict is not None and verdict.hang is not None:
         yield "hang", _hang(verdict)
     if not fault.recoveries:
-        yield "done", outcome(fault, running=running)
+        yield "done", outcome(fault, recovering=recovering)
     for one in fault.recoveries:
         yield "done", _done(one)
         yield "phases, ms", phases(one)
@@ -132,7 +163,20 @@ def _ranks(fault: FaultEntry, evidence: dict[int, Evidence], *, everything: bool
     order = sorted(evidence, key=lambda rank: (rank not in fault.culprits, rank not in victims, rank))
     shown = order if everything else order[:_RANKS]
     yield heading("Ranks, as they were then")
-    columns = (">rank", ">node", ">pid", "", "state", ">step", "doing", "waits in", ">for", "main thread at")
+    columns = (
+        ">rank",
+        ">node",
+        ">pid",
+        "",
+        "state",
+        ">step",
+        "doing",
+        "waits in",
+        ">for",
+        ">step takes",
+        ">its own",
+        "main thread at",
+    )
     rows = [_rank(rank, evidence[rank], fault.culprits, victims) for rank in shown]
     if len({known.node for known in evidence.values()}) == 1:
         rows = [((*cells[:1], "", *cells[2:]), style) for cells, style in rows]
@@ -157,9 +201,18 @@ def _rank(rank: int, known: Evidence, culprits: Sequence[int], victims: frozense
         known.standing.value if known.standing is not None else "",
         waits,
         span(for_s),
-        known.stack[0].rpartition("/")[2] if known.stack else "",
+        span(known.pace.step_s) if known.pace is not None else "",
+        span(known.pace.own_s) if known.pace is not None else "",
+        _place(known.stack),
     )
     return cells, {"culprit": ALARM, "victim": VICTIM}.get(role, "")
+
+
+def _place(stack: Sequence[str]) -> str:
+    """The innermost frame, and the innermost one of the job's own code."""
+    own = next((frame for frame in stack if not any(part in frame for part in _LIBRARIES)), "")
+    frames = dict.fromkeys(frame.rpartition("/")[2] for frame in (*stack[:1], own) if frame)
+    return " < ".join(frames)
 
 
 def _short(call: Collective) -> str:
@@ -191,7 +244,8 @@ def state(known: Evidence) -> str:
 
 
 def _stacks(fault: FaultEntry, evidence: dict[int, Evidence], *, everything: bool) -> Iterator[RenderableType]:
-    ranks = [rank for rank in (fault.culprits or sorted(evidence)) if rank in evidence]
+    others = () if fault.culprits and not everything else sorted(evidence.keys() - set(fault.culprits))
+    ranks = [rank for rank in (*fault.culprits, *others) if rank in evidence]
     told = [rank for rank in ranks if evidence[rank].stack or evidence[rank].native or evidence[rank].threads]
     for rank in told if everything else told[:_STACKS]:
         known = evidence[rank]
@@ -214,12 +268,3 @@ def _cut(lines: Sequence[str], most: int) -> Iterable[RenderableType]:
     yield block(lines[:most])
     if len(lines) > most:
         yield block([f"… {len(lines) - most} more with --all"], QUIET)
-
-
-STYLES: Final = {"reported only": VICTIM, "not recovered": ALARM, "under way": VICTIM}
-"""Of outcomes; any other is a strategy that has succeeded."""
-
-
-def outcome_style(told: str) -> str:
-    """How an outcome is shown."""
-    return STYLES.get(told, GOOD)

@@ -1,12 +1,13 @@
 """The page of a job: whether it runs, its faults in one table, the newest one in full, and its living ranks."""
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from taskd.cli.fault_page import fault_page, outcome, outcome_style, phases, title
+from taskd.cli.fault_page import fault_page, outcome, outcome_style, phases, title, told_in_full
 from taskd.cli.tables import (
     ALARM,
     GOOD,
@@ -16,7 +17,6 @@ from taskd.cli.tables import (
     Cell,
     Listing,
     Row,
-    block,
     heading,
     line,
     pairs,
@@ -24,40 +24,49 @@ from taskd.cli.tables import (
     span,
     wall,
 )  # fmt: skip
+from taskd.core.phases import Phase
 from taskd.core.verdict import names
-from taskd.runtime.chronicle import Chronicle, FaultEntry
+from taskd.runtime.chronicle import Chronicle, FaultEntry, KeptBox
 from taskd.runtime.faultfile import FaultRecord
 from taskd.runtime.portrait import Portrait
 
 _FAULTS: Final = 10
 _SILENT_S: Final = 1.0
+_RECOVERING: Final = frozenset(
+    phase.value for phase in (Phase.PAUSING, Phase.JOINING, Phase.RESUMING, Phase.RESTARTING)
+)
 Evidenced = Callable[[FaultEntry], FaultRecord | None]
+Kept = Sequence[tuple[KeptBox, Portrait | None]]
+"""Each with what it shows; None if it cannot be read."""
 
 
 def job_page(
-    job: Chronicle, ranks: Sequence[Portrait], read: Evidenced, *, everything: bool
+    job: Chronicle, ranks: Sequence[Portrait], kept: Kept, read: Evidenced, *, everything: bool
 ) -> Iterator[RenderableType]:
     """All that is known of a job; without `everything`, the newest fault and the beginning of what is long."""
-    running = is_running(job, ranks)
+    running, recovering = is_running(job, ranks), is_recovering(job)
     yield _title(job, running=running)
     yield pairs(_facts(job, ranks, running=running))
     if job.faults:
-        yield from _table(job.faults, running=running, everything=everything)
+        yield from _table(job.faults, recovering=recovering, everything=everything)
     else:
         yield heading("No fault is recorded.", GOOD)
-    for fault in job.faults if everything else job.faults[-1:]:
-        yield from fault_page(fault, read(fault), running=running, everything=everything)
+    for fault in told_in_full(job.faults, everything=everything):
+        yield from fault_page(fault, read(fault), recovering=recovering, everything=everything)
     if ranks:
         yield from _living(ranks)
-    if job.boxes:
-        kept = job.boxes if everything else job.boxes[-_FAULTS:]
-        yield heading(f"Kept black boxes: {len(kept)} of {len(job.boxes)}; taskd blackbox FILE")
-        yield block(box.file for box in kept)
+    if kept:
+        yield from _kept(kept if everything else kept[-_FAULTS:], len(kept))
 
 
 def is_running(job: Chronicle, ranks: Sequence[Portrait]) -> bool:
     """No end is recorded, and a rank of it lives on this machine."""
     return job.ended is None and any(rank.state == "alive" for rank in ranks)
+
+
+def is_recovering(job: Chronicle) -> bool:
+    """Its newest directive serves a recovery."""
+    return job.ended is None and job.phase in _RECOVERING
 
 
 def jobs_table(jobs: Sequence[Chronicle]) -> Iterator[RenderableType]:
@@ -94,34 +103,35 @@ def _facts(job: Chronicle, ranks: Sequence[Portrait], *, running: bool) -> Itera
         missing = len(job.pids) - len(ranks)
         elsewhere = f", {missing} more on other nodes" if missing > 0 else ""
         yield "now", f"{len(ranks)} ranks here{elsewhere}, newest step {max(steps, default=-1)}"
-    if job.faults:
-        newest = job.faults[-1]
-        told = outcome(newest, running=running)
-        blamed = f" · {names(newest.culprits)}" if newest.culprits else ""
-        last = line(f"{newest.number}: {title(newest)}{blamed} · ", ALARM).append(told, outcome_style(told))
-        yield "last fault", last
+    recovering = is_recovering(job)
+    for fault in told_in_full(job.faults, everything=False):
+        blamed = f" · {names(fault.culprits)}" if fault.culprits else ""
+        told = line(f"{fault.number or '-'}: {title(fault)}{blamed} · ", ALARM if fault.number else "")
+        yield (
+            "last fault",
+            told.append(outcome(fault, recovering=recovering), outcome_style(fault, recovering=recovering)),
+        )
     if job.damaged_lines:
         yield "journal", line(f"{job.damaged_lines} damaged lines were skipped", VICTIM)
 
 
-def _table(faults: Sequence[FaultEntry], *, running: bool, everything: bool) -> Iterator[RenderableType]:
+def _table(faults: Sequence[FaultEntry], *, recovering: bool, everything: bool) -> Iterator[RenderableType]:
     shown = faults if everything else faults[-_FAULTS:]
     yield heading("Faults" + (f", the newest {len(shown)} of {len(faults)}" if len(shown) < len(faults) else ""))
     columns = (">#", "when", ">step", "verdict", "culprit", ">found in", "done", ">total ms", "phases, ms")
-    rows = [_fault(fault, running=running) for fault in shown]
+    rows = [_fault(fault, recovering=recovering) for fault in shown]
     yield Listing(columns, rows, spare=("phases, ms", ">found in", ">step", ">total ms"), wide=("verdict",))
 
 
-def _fault(fault: FaultEntry, *, running: bool) -> Row:
-    told = outcome(fault, running=running)
+def _fault(fault: FaultEntry, *, recovering: bool) -> Row:
     cells = (
-        str(fault.number),
+        str(fault.number or "-"),
         wall(fault.unix_s),
         str(fault.step) if fault.step is not None and fault.step >= 0 else "",
         title(fault),
         names(fault.culprits) if fault.culprits else "",
         span(fault.verdict.took_s) if fault.verdict is not None else "",
-        line(told, outcome_style(told)),
+        line(outcome(fault, recovering=recovering), outcome_style(fault, recovering=recovering)),
         f"{fault.total_ms:.0f}" if fault.total_ms is not None else "",
         phases(fault.recoveries[-1]) if fault.recoveries else "",
     )
@@ -132,6 +142,21 @@ def _living(ranks: Sequence[Portrait]) -> Iterator[RenderableType]:
     yield heading("Ranks on this machine now; taskd blackbox PID")
     columns = (">rank", ">pid", "state", ">step", ">committed", "phase", "waits in", ">for", "main thread")
     yield Listing(columns, [_rank(rank) for rank in ranks], spare=("phase", ">pid"), wide=("waits in",))
+
+
+def _kept(kept: Kept, total: int) -> Iterator[RenderableType]:
+    folder = Path(kept[0][0].file).parent
+    yield heading(f"Black boxes of its dead, {len(kept)} of {total}; taskd blackbox {folder}/FILE")
+    columns = (">rank", ">pid", "ended", ">step", "how", "file")
+    yield Listing(columns, [_dead(box, one) for box, one in kept], spare=(">pid", ">step"), wide=("how",))
+
+
+def _dead(box: KeptBox, one: Portrait | None) -> Row:
+    name = Path(box.file).name
+    if one is None:
+        return (str(box.rank), "", "", "", "cannot be read", name), VICTIM
+    step = str(one.step) if one.step is not None else ""
+    return (str(box.rank), str(one.pid), wall(one.at_unix_s), step, one.how.partition(";")[0], name), ""
 
 
 def _rank(one: Portrait) -> Row:

@@ -58,7 +58,7 @@ class Process:
         busy: share of one core that the process has used lately.
         state_s: for how long it was seen in this state.
         children: those that live.
-        orphans: those of a former process of this rank whose parent has ended and that still live.
+        orphans: those that it has left behind when it ended, and of the rank's former processes those that still live.
 
     """
 

@@ -57,7 +57,7 @@ class Inquest(Attempts):
 
     def note_progress(self, status: NodeStatus, place: int) -> None:
         """How far the ranks of a node are, and how fast."""
-        if self.phase is Phase.RUNNING or self.watch.hang is not None:
+        if self.phase is Phase.RUNNING or (self.phase is Phase.STRAYED and self.watch.hang is not None):
             self.watch.progress(place, status.progress, self._now_s)
             self.step = max(self.step, status.progress.step if status.progress is not None else -1)
         for pace in status.paces:
@@ -193,6 +193,7 @@ class Inquest(Attempts):
             return
         if self.record is not None:
             self.record.verdict = verdict
+            self.record.step = max(self.record.step, self.watch.newest_step())
         if self._told != (verdict.kind, verdict.culprits):
             self._told = verdict.kind, verdict.culprits
             self._tell(verdict, self.watch.evidence(self._now_s), reported=self.record is None)
@@ -205,7 +206,7 @@ class Inquest(Attempts):
                 evidence=evidence,
                 hang=self.watch.hang,
                 since_s=self._now_s if self._fault_since_s is None else self._fault_since_s,
-                step=self.step,
+                step=max(self.step, self.watch.newest_step()),
                 generation=self.world.generation,
                 reported=reported,
             )

@@ -136,10 +136,11 @@ class Watch:
     def got_on(self) -> bool:
         """A rank has committed a step since the one that was taken for the last."""
         hang = self.hang
-        if hang is None:
-            return False
-        steps = [known.step for known, _ in self._evidence.values() if known.step is not None]
-        return max([self.rhythm.rhythm.step, *steps]) > hang.step
+        return hang is not None and max(self.rhythm.rhythm.step, self.newest_step()) > hang.step
+
+    def newest_step(self) -> int:
+        """The newest step that anybody has testified to; -1 without any."""
+        return max((known.step for known, _ in self._evidence.values() if known.step is not None), default=-1)
 
     def excuse(self, verdict: Verdict | None, now_s: float) -> Activity | None:
         """The phase that explains the silence, from now on known to the rhythm; None if none does."""

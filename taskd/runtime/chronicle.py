@@ -3,8 +3,7 @@
 Rules:
 
 1. Nothing that is found here can stop the reading: a damaged line is counted and skipped, a damaged file is named.
-2. Jobs of one name share a journal. The last one counts: it begins with the first manager after a `stopped`. Faults are
-   numbered anew by each manager, so a fault's file is taken only if it was written for this entry.
+2. Jobs of one name share a journal. The last one counts: it begins with the first manager after a `stopped`.
 3. A journal without verdicts, of an older taskd, tells its faults by their recoveries.
 """
 
@@ -98,10 +97,10 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class FaultEntry:
-    """One fault.
+    """One fault, or a planned change of the world.
 
     Attributes:
-        number: as the manager counts; without verdicts, as its recoveries come.
+        number: as the manager counts; without verdicts, as its recoveries come; 0 if nothing had failed.
         unix_s: when it began, for a hang the last progress; None if that is not known.
         changes: how many earlier verdicts on it were replaced.
         recoveries: what was done. Empty: nothing, or it is under way.
@@ -149,7 +148,11 @@ class KeptBox:
 
 @dataclass(frozen=True, slots=True)
 class Chronicle:
-    """One job. `pids` are those that its managers saw last, by rank; `managers` how many it has had."""
+    """One job. `pids` are those that its managers saw last, by rank; `managers` how many it has had, `phase`
+    what the newest directive was for.
+
+    Faults and kept boxes come with the newest last.
+    """
 
     job_id: str
     folder: str
@@ -158,6 +161,7 @@ class Chronicle:
     ended: Ended | None
     managers: int
     generation: int | None
+    phase: str
     pids: dict[int, int]
     faults: tuple[FaultEntry, ...]
     boxes: tuple[KeptBox, ...]
@@ -178,16 +182,16 @@ def find_jobs(run_dir: Path) -> list[Path]:
             f"{run_dir} holds no job: found no {JOURNAL} there nor one folder below; give the job's TASKD_RUN_DIR, on "
             "the node of its manager"
         )
-    return sorted(found, key=lambda folder: (_changed_s(folder), folder.name))
+    return sorted(found, key=lambda folder: (_changed_s(folder / JOURNAL), folder.name))
 
 
 def _is_job(folder: Path) -> bool:
     return any((folder / name).exists() for name in (JOURNAL, FAULTS, BOXES))
 
 
-def _changed_s(folder: Path) -> float:
+def _changed_s(path: Path) -> float:
     try:
-        return (folder / JOURNAL).stat().st_mtime
+        return path.stat().st_mtime
     except OSError:
         return 0.0
 
@@ -202,8 +206,11 @@ class _Reader:
     ended: Ended | None = None
     managers: int = 0
     generation: int | None = None
+    phase: str = ""
     by_node: dict[object, dict[int, int]] = field(default_factory=dict)
     faults: dict[tuple[int, int], FaultEntry] = field(default_factory=dict)
+    """By manager and number; planned changes have negative ones."""
+    planned: int = 0
     damaged: int = 0
 
     def take(self, entry: dict[str, Any]) -> None:
@@ -225,6 +232,7 @@ class _Reader:
                 self.by_node[str(entry.get("node_rank"))] = {int(rank): pid for rank, pid in pids.items()}
             case "directive":
                 self.generation = msgspec.convert(entry.get("generation"), int | None)
+                self.phase = str(entry.get("phase", ""))
         self.newest_unix_s = unix_s if unix_s is not None else self.newest_unix_s
         if self.started_unix_s is None:
             self.started_unix_s = unix_s
@@ -260,17 +268,24 @@ class _Reader:
         last = entry.get("fault")
         if isinstance(last, dict) and last.get("strategy"):
             recovery = msgspec.convert({**entry, "fault": None, **last}, Recovery)
-            waiting = [key[1] for key, fault in self.faults.items() if key[0] == self.managers and not fault.recoveries]
+            waiting = [
+                fault.number
+                for fault in self.faults.values()
+                if fault.manager == self.managers and fault.number and not fault.recoveries
+            ]
             number = recovery.fault if recovery.fault is not None else max(waiting, default=None)
             self._recover(msgspec.structs.replace(recovery, fault=number))
 
     def _fault(self, number: int | None) -> FaultEntry:
         if number is None:
-            number = max((key[1] for key in self.faults if key[0] == self.managers), default=0) + 1
+            number = max(0, *(key[1] for key in self.faults if key[0] == self.managers), 0) + 1
+        if number == 0:
+            self.planned -= 1
+            return FaultEntry(0, self.managers)
         return self.faults.get((self.managers, number), FaultEntry(number, self.managers))
 
     def _put(self, fault: FaultEntry) -> None:
-        self.faults[fault.manager, fault.number] = fault
+        self.faults[fault.manager, fault.number or self.planned] = fault
 
 
 def _began(unix_s: float | None, monotonic_s: float | None, since_s: float | None) -> float | None:
@@ -296,6 +311,7 @@ def read_job(folder: Path) -> Chronicle:
         ended=reader.ended,
         managers=reader.managers,
         generation=reader.generation,
+        phase=reader.phase,
         pids={rank: pid for pids in reader.by_node.values() for rank, pid in pids.items()},
         faults=tuple(reader.faults.values()),
         boxes=tuple(_kept(folder)),
@@ -329,5 +345,5 @@ def _lines(journal: Path) -> Iterator[bytes]:
 
 def _kept(folder: Path) -> list[KeptBox]:
     named = ((path, _KEPT_BOX.fullmatch(path.name)) for path in (folder / BOXES).glob("*.box"))
-    boxes = [KeptBox(str(path), int(name[1]), int(name[2])) for path, name in named if name is not None]
-    return sorted(boxes, key=lambda box: (box.rank, box.incarnation))
+    boxes = [(_changed_s(path), path, name) for path, name in named if name is not None]
+    return [KeptBox(str(path), int(name[1]), int(name[2])) for _, path, name in sorted(boxes, key=lambda box: box[:2])]

@@ -3,8 +3,8 @@
 Rules:
 
 1. A path that stands in a record is never followed out of the job's folder.
-2. Faults are numbered anew by each manager, and a later one writes over the files: a file counts only if it was written
-   for this entry of the journal.
+2. A later fault may have the same number (of a manager whose journal could not be read, of an older taskd): a file
+   counts only if it was written for this entry of the journal.
 3. What is damaged, or of a newer taskd, is named and not fatal: each rank's evidence is read by itself.
 """
 

@@ -19,8 +19,8 @@ from taskd.core.endings import explain, signal_name
 from taskd.core.evidence import Ending, Evidence, FatalSignal, Process, PythonError
 from taskd.core.evidence import Sender as Signaller
 from taskd.runtime.blackbox import Backend, Box, Clocks, Communicator, Event, Life, Phase, Postmortem, Reading
+from taskd.runtime.lookup import ProcessView, namespaced_pids, view
 from taskd.runtime.postmortem import Fault, LastWords, Request, Sender
-from taskd.runtime.proc import ProcessView, namespaced_pids, view
 
 MOST_EVENTS: Final = 1024
 _SECOND_NS: Final = 1_000_000_000

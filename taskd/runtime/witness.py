@@ -40,6 +40,8 @@ class _Known:
     habitat: Habitat
     former: deque[ProcessWatch] = field(default_factory=lambda: deque(maxlen=_MOST_FORMER))
     """Processes that held the rank before, as long as some child of theirs lives."""
+    left: dict[int, Child] = field(default_factory=dict)
+    """Children that it had when its end was seen. They may have been killed since."""
     account: Account | None = None
     heard_s: float = 0.0
     non_finite: NonFinite | None = None
@@ -104,7 +106,7 @@ class Witness:
             known = self._ranks[rank]
         told = tell(box, events)
         gone = ending is not None or told.get("life_lost") is True
-        process = _with_orphans(known.observer.report(ending=gone), known.former)
+        process = _with_orphans(known.observer.report(ending=gone), known)
         gone = gone or process.state is None
         evidence = Evidence(
             node=node,
@@ -134,14 +136,15 @@ def _said(known: _Known, standing: Standing | None, standing_s: float | None, *,
     return fields
 
 
-def _with_orphans(process: Process, former: deque[ProcessWatch]) -> Process:
-    """With those that the rank's former processes have left."""
-    found: dict[int, Child] = {child.pid: child for child in process.orphans}
-    for observer in list(former):
-        left = observer.left()
+def _with_orphans(process: Process, known: _Known) -> Process:
+    """With those that it had left when its end was first seen, and those that the rank's former processes have left."""
+    known.left = {child.pid: child for child in process.orphans} | known.left
+    found = dict(known.left)
+    for former in list(known.former):
+        left = former.left()
         found |= {child.pid: child for child in left}
         if not left:
-            former.remove(observer)
+            known.former.remove(former)
     return replace(process, orphans=tuple(found.values()))
 
 

@@ -70,6 +70,7 @@ def test_all_tells_every_fault_and_thread(records, blackbox) -> None:
     assert output.index("Fault 1: KILLED BY A SIGNAL · rank 2") < output.index("Fault 2: STOPPED · rank 2")
     assert output.count("Python stack of rank 2, thread MainThread, innermost first") == 2
     assert output.count("Python stack of rank 2, thread pin_memory, innermost first") == 2
+    assert output.count("Python stack of rank 0, thread MainThread, innermost first") == 2
     assert "more with --all" not in output
 
 
@@ -102,10 +103,11 @@ def test_the_document(records, document, run_dir) -> None:
     assert one["unix_s"] == pytest.approx(time.time() - 3.25, abs=30)
     assert (one["fault"], one["culprits"], one["outcome"], one["total_ms"]) == (1, [2], "recover-in-place", 92.3)
     assert one["recoveries"][0]["phases_ms"] == PHASES_MS
-    assert one["evidence"] is None
+    assert one["evidence"]["2"]["ending"]["signum"] == 9
     assert other["outcome"] == "reported only"
     assert other["evidence"]["2"]["pace"]["steps"] > 0
-    assert told["boxes"] == [{"file": str(box), "rank": 2, "incarnation": 0}]
+    lost = {"readable": False, "pid": None, "ended_unix_s": None, "step": None, "how": None}
+    assert told["boxes"] == [{"file": str(box), "rank": 2, "incarnation": 0, **lost}]
     assert all(fault["evidence"] for fault in document(run_dir, "--all")["faults"])
 
 
@@ -150,6 +152,46 @@ DAMAGED = (
     b'{"event": "processes", "pids": {"a": 1}}\n', b'{"event": "stopped", "exit_code": "no"}\n',
     b'{"event": "recovered", "stra',
 )  # fmt: skip
+
+
+def test_what_is_only_reported_hides_no_fault(records, blackbox, document, run_dir) -> None:
+    job = records()
+    for number, name in enumerate(("SIGKILL", "SIGSTOP", "slow rank", "NaN loss"), 1):
+        job.verdict(number, name)
+    job.recovered(2)
+    job.recovered(0, causes={}, reason="node 1 is drained", strategy="recover")
+    output = blackbox(run_dir)[1]
+    told = [line for line in output.splitlines() if line.startswith("Fault ")]
+    assert told == ["Fault 2: STOPPED · rank 2", "Fault 4: LOSS NOT FINITE · rank 2"]
+    assert [bool(fault["evidence"]) for fault in document(run_dir)["faults"]] == [False, True, False, True, False]
+    planned = document(run_dir)["faults"][-1]
+    assert (planned["fault"], planned["title"], planned["outcome"], planned["culprits"]) == (
+        0,
+        "planned",
+        "recover",
+        [],
+    )
+    output = blackbox(run_dir, "--all")[1]
+    assert "Planned, nothing had failed" in output
+    assert "node 1 is drained" in output
+    assert "step takes" in output  # of the slow rank
+
+
+def test_kept_boxes_tell_how_their_processes_have_ended(records, start, blackbox, document, run_dir) -> None:
+    job = records()
+    kept = job.folder / "boxes" / "rank-3-incarnation-1.box"
+    kept.parent.mkdir()
+    worker, path = start("sys.exit(3)")
+    worker.wait(20)
+    kept.write_bytes(path.read_bytes())
+    (job.folder / "boxes" / "rank-0-incarnation-0.box").write_bytes(b"no box")
+    lines = blackbox(run_dir)[1].splitlines()
+    assert any("cannot be read" in line and "rank-0-incarnation-0.box" in line for line in lines)
+    (row,) = [line for line in lines if "rank-3-incarnation-1.box" in line]
+    assert row.split()[:2] == ["3", str(worker.pid)]
+    assert "exit code 3" in row
+    (one,) = [box for box in document(run_dir)["boxes"] if box["rank"] == 3]
+    assert (one["pid"], one["how"], one["step"], one["readable"]) == (worker.pid, "exit code 3", 41, True)
 
 
 def test_damaged_lines_are_counted_and_skipped(records, blackbox, document, run_dir) -> None:
@@ -210,7 +252,7 @@ def test_the_last_job_of_a_name_counts(records, document, run_dir) -> None:
     faults = document(run_dir, "--all")["faults"]
     assert [(fault["fault"], fault["manager"], fault["outcome"]) for fault in faults] == [
         (1, 1, "not recovered"),
-        (1, 2, "not recovered"),
+        (1, 2, "told only"),
     ]
     assert "written for another fault" in faults[0]["evidence_problem"]
     assert faults[1]["evidence"]
@@ -222,6 +264,17 @@ def test_a_verdict_that_changes_is_one_fault(records, document, run_dir) -> None
     job.verdict(1, "SIGSEGV in native code")
     (fault,) = document(run_dir)["faults"]
     assert (fault["title"], fault["changes"]) == ("crashed in native code", 1)
+
+
+@pytest.mark.parametrize(("phase", "outcome"), [("pausing", "under way"), ("strayed", "told only")])
+def test_whether_a_fault_is_being_recovered(phase, outcome, records, document, run_dir) -> None:
+    job = records()
+    job.journal.write("directive", generation=2, order="pause", phase=phase, reason="")
+    job.verdict(1, "SIGSTOP")
+    told = document(run_dir)
+    assert (told["faults"][0]["outcome"], told["job"]["generation"], told["job"]["phase"]) == (outcome, 2, phase)
+    job.stopped("nobody can go on", 1)
+    assert document(run_dir)["faults"][0]["outcome"] == "not recovered"
 
 
 def test_several_jobs_are_listed_and_the_newest_is_told(records, blackbox, document, run_dir) -> None:

@@ -9,7 +9,7 @@ from taskd.core.phases import Note, Phase
 from taskd.core.policy import Strategy
 from taskd.core.verdict import Kind
 from taskd.core.watch import AGAIN_S
-from taskd.wire.messages import Order, RankPace, Stage
+from taskd.wire.messages import Condition, Order, RankPace, Stage
 from tests.core.driver import Job
 from tests.core.scenes import FAULTS, base
 
@@ -75,6 +75,24 @@ def test_a_hang_is_found_again_after_the_recovery() -> None:
     job.testify(0, seen("SIGSTOP", job, (1,)))
     assert [told.fault for told in job.verdicts] == [1, 2]
     assert job.verdicts[-1].verdict.culprits == (1,)
+
+
+def test_the_time_of_a_recovery_is_no_slow_step() -> None:
+    job = trained()
+    job.silent_for(2.5)
+    job.testify(0, seen("SIGSTOP", job))
+    for rank in (0, 1, 3):
+        job.say(rank, Stage.PAUSED)
+    job.silent_for(20.0)  # the newcomer starts cold
+    job.say(2, Stage.PAUSED, step=-1, condition=Condition.EMPTY)
+    job.all(Stage.JOINED)
+    job.all(Stage.RESTORED)
+    assert job.at(Phase.RESUMING)
+    job.train(1, STEP_S)  # the agents are heard before every rank has told of the first step
+    job.all(Stage.COMMITTED, step=6)
+    assert job.at(Phase.RUNNING)
+    job.train(5, STEP_S)
+    assert job.silent_until_asked(60.0) < 2.5
 
 
 def test_a_rank_that_got_on_meanwhile_ends_the_suspicion() -> None:

@@ -61,9 +61,10 @@ class Seen:
 
     @property
     def verdicts(self) -> list[Event]:
-        """On the first fault that was told of after it was made."""
+        """On the fault that was made: the first one told of after it. A slow rank is another matter, unless made so."""
         after = [event for event in self.named("verdict") if self._follows(event)]
-        return [event for event in after if event["fault"] == after[0]["fault"]]
+        first = next((event for event in after if event["kind"] != "SLOW"), after[0] if after else None)
+        return [event for event in after if first is not None and event["fault"] == first["fault"]]
 
     def _follows(self, event: Event) -> bool:
         return self.struck_s is not None and event["monotonic_s"] >= self.struck_s[0]

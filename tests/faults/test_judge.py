@@ -60,6 +60,7 @@ def test_of_several_faults_the_last_one_counts() -> None:
         (seen(verdict(102.2), recovered(103.0, 2)), "verdict after 2.200 s"),
         (seen(verdict(99.0), verdict(102.0, fault=2), recovered(103.0, 2)), "false alarm"),
         (seen(verdict(102.0), recovered(103.0, 2), verdict(104.0, fault=2)), "false alarm"),
+        (seen(verdict(101.0, "SLOW", (3,)), verdict(102.0, fault=2), recovered(103.0, 2)), "false alarm: SLOW"),
         (seen(verdict(102.0)), "no recovery"),
         (seen(verdict(102.0), recovered(103.0, 1)), "have kept their processes"),
         (seen(verdict(102.0), recovered(103.0, 2), recovered(104.0, 2)), "a second recovery"),

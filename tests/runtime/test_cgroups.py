@@ -112,12 +112,17 @@ def test_the_oom_killer(make: Make, moved: str) -> None:
     assert row.kind is Kind.OOM_CGROUP
 
 
-def test_what_was_struck_before_is_not_held_against_the_next(make: Make) -> None:
+@pytest.mark.parametrize("began", ["there", "elsewhere"])
+def test_what_was_struck_before_is_not_held_against_the_next(make: Make, began: str) -> None:
     """The second process of the rank comes into the same cgroup later, and is killed by somebody."""
     cgroup, witness = make("memory", "memory.limit_in_bytes", str(LIMIT_BYTES)), Witness()
     with Shell(cgroup, GROW) as shell:
+        if began == "elsewhere":
+            witness.begin(0, shell.pid, 0)
         shell.move()
-        witness.begin(0, shell.pid, 0)
+        if began == "there":
+            witness.begin(0, shell.pid, 0)
+        witness.look(0)
         shell.tell()
         shell.await_end()
         assert killed(witness, shell).cgroup is not None

@@ -11,6 +11,7 @@ from taskd.core.conditions import condition_of_end, condition_of_hang
 from taskd.core.endings import ending_of
 from taskd.core.evidence import Evidence, NonFinite, RunState, Standing
 from taskd.core.verdict import Kind
+from taskd.runtime import processes
 from taskd.runtime.blackbox import Box
 from taskd.runtime.witness import FRESH_S, Witness
 from taskd.wire.messages import Account, SawNonFinite, ThreadStack
@@ -123,6 +124,7 @@ def test_killed_as_the_futex_tells_it(start: Start) -> None:
     assert known.gone
     assert known.life_lost
     assert known.ending is None
+    rank.until(lambda known: known.process is not None and known.process.exiting)
 
 
 @pytest.mark.parametrize(
@@ -339,6 +341,25 @@ os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     until(lambda: not left(), "they have ended")
+
+
+def test_those_that_nobody_had_seen(start: Start) -> None:
+    """What is of its session is its own, seen before or not."""
+    rank = start("signal.pause()", f"child = {CHILD.format(more='')}")
+    rank.process.kill()
+    known = rank.end(-9)
+    assert known.process is not None
+    (orphan,) = known.process.orphans
+    os.kill(orphan.pid, signal.SIGKILL)
+    until(lambda: (known := processes.stat(orphan.pid)) is None or not known.alive, "it has ended")
+    known = rank.end(-9)
+    assert known.process is not None
+    assert known.process.orphans == (orphan,), "it has left it all the same"
+
+
+def test_who_is_called_what() -> None:
+    assert processes.name(os.getpid(), time.monotonic()).startswith("py")
+    assert processes.name(os.getpid(), 0.0) == "", "it has started later: another process had that number then"
 
 
 def test_it_costs_little(start: Start) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -139,6 +140,19 @@ def test_of_this_process() -> None:
     assert stack[0].endswith("in main_stack")
     assert stack[1].endswith("in test_of_this_process")
     assert all(thread.name != "MainThread" for thread in all_stacks())
+
+
+def test_of_very_many_threads_some_are_told_of() -> None:
+    end = threading.Event()
+    threads = [threading.Thread(target=end.wait) for _ in range(2 * MOST_THREADS)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert len(all_stacks()) == MOST_THREADS
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
 
 
 TRAINS, EVALUATES = nn.Linear(1, 1), nn.Linear(1, 1).eval()

@@ -1,4 +1,4 @@
-"""What /proc says of a process that is asked about from outside, and where its black box is.
+"""A process that is asked about from outside: what /proc says of it, and where its black box is.
 
 Rules:
 
