@@ -2,14 +2,14 @@
 
     python -m benchmarks.overhead --json
 
-- `step_overhead`: how much longer a step of 10 ms takes with taskd, as a share. A worker of a real job, with agent,
-  control thread, black box and position file, trains in turns of a few steps: with taskd's hooks and a commit after
-  each step, then without them, then again (see `scripts/steps.py`). A turn counts with the median of its steps, a pair
-  of turns with the quotient of the two, a job with the median of its pairs, less 1. A job differs from the next by some
-  0.3 % for all of its life, so the figure is the median over `--repeats` jobs, and `step_overhead_jobs` are the least
-  and the greatest of them. `step_overhead_cpu` is the same from the processor time of the training thread. Two jobs
-  side by side, one under plain torchrun, cannot show it: two plain ones were seen to differ by 5 to 30 % by mere
-  chance, since their memory lies differently.
+- `step_overhead`: how much longer a step of 10 ms takes with taskd, as a share. A worker of a real job with everything
+  switched on (agent that follows progress and pace, control thread, black box, clocks, position file) trains in turns
+  of a few steps: with taskd's hooks and a commit after each step, then without them, then again (`scripts/steps.py`).
+  A turn counts with the median of its steps, a pair of turns with the quotient of the two, a job with the median of its
+  pairs, less 1. A job differs from the next by some 0.3 % for all of its life, so the figure is the median over
+  `--repeats` jobs, and `step_overhead_jobs` are the least and the greatest of them. `step_overhead_cpu` is the same
+  from the processor time of the training thread. Two jobs side by side, one under plain torchrun, cannot show it: two
+  plain ones were seen to differ by 5 to 30 % by mere chance, since their memory lies differently.
 - `commit_us`: median of `state.commit()` in those turns. The step before has emptied the caches of the processor, as a
   real one does. `commit_standalone_us` is the same in a loop, without an agent (see `commit.py`).
 - `constructor_us`: what the preloaded gate costs a process in which it is inert (see `constructor.py`).

@@ -134,9 +134,9 @@ def real(directory: Path, args: argparse.Namespace) -> None:
                 say(args.json, verdict, f"after {time.monotonic() - begun_s:.0f} s: {verdict['sentence']}")
             time.sleep(1)
         lasted_s = time.monotonic() - begun_s
+        alarms = [str(verdict["sentence"]) for verdict in journal.all("verdict")]  # before we end the job
+        alarms += [f"a recovery: {record['reason']}" for record in journal.all("recovered")]
         last = min(max(logs.steps(rank, logs.starts(rank)[-1])) for rank in range(args.ranks))
-    alarms = [str(verdict["sentence"]) for verdict in journal.all("verdict")]
-    alarms += [f"a recovery: {record['reason']}" for record in journal.all("recovered")]
     seen: Counter[str] = Counter()
     for number, _ in commits(args.seed, 1.0, float("inf"), seen):
         if number >= last:

@@ -59,6 +59,28 @@ def test_soak(launcher: Launcher) -> None:
         assert len(last[name]) == len(last["agent"][name]) == len(last["manager"][name]) == 2
 
 
+def test_large_ranks(launcher: Launcher) -> None:
+    last = last_line(launcher, "benchmarks.recovery", "--rss-gib", "0.1", "--pairs", "1", "--ranks", "2")
+    assert last["pairs"] == 1
+    assert last["share"] == pytest.approx(last["with_shim_s"] / last["without_shim_s"], rel=0.1)
+    assert 2 <= last["hang_to_verdict_s"] < 60
+    assert last["verdict_to_step_s"] > 0
+    assert set(last["phases_ms"]) == {"with", "without", "stopped"}
+
+
+def test_uneven_steps_in_virtual_time(launcher: Launcher) -> None:
+    last = last_line(launcher, "benchmarks.soak", "--uneven", "--virtual", "--seeds", "1")
+    assert last["alarms"] == 0
+    assert last["hours"] == 1.5
+    assert min(last["evaluations"], last["checkpoints"], last["slow_steps"]) > 100
+
+
+def test_uneven_steps_of_a_job(launcher: Launcher) -> None:
+    last = last_line(launcher, "benchmarks.soak", "--uneven", "--minutes", "0.2", "--ranks", "2")
+    assert last["alarms"] == 0
+    assert last["steps"] > 50
+
+
 def test_the_resumed_step_is_that_of_the_world_the_killed_rank_came_back_to(tmp_path: Path) -> None:
     logs = StepLogs(tmp_path / "steps", 2)
 
