@@ -84,6 +84,14 @@ def blames_sizes(known: Evidence) -> bool:
     return bool(_SIZES.search(_text(known)))
 
 
+def left_by_itself(known: Evidence) -> int | None:
+    """The status with which the script is leaving by sys.exit(), inside its training function; None if it is not."""
+    error = known.error
+    if error is None or not error.main or error.kind != "SystemExit":
+        return None
+    return 0 if error.message in ("", "None", "0") else int(error.message) if error.message.isdigit() else 1
+
+
 def _exited(known: Evidence) -> bool:
     return known.ending is not None and bool(known.ending.status)
 
@@ -94,6 +102,8 @@ FAILED: Final = (
     Row(Kind.OOM_DEVICE, lambda known: bool(_DEVICE_MEMORY.search(_text(known))), "its own error says so"),
     Row(Kind.OOM_HOST, lambda known: bool(_HOST_MEMORY.search(_text(known))), "its own error says so"),
     Row(Kind.COLLATERAL, _blames_peer, "its error blames a connection"),
+    Row(Kind.EXITED_EARLY, lambda known: left_by_itself(known) == 0, "it leaves its training function by sys.exit()"),
+    Row(Kind.EXITED, lambda known: bool(left_by_itself(known)), "it leaves its training function by sys.exit()"),
     Row(Kind.EXCEPTION, lambda known: bool(_text(known)), "an exception that is its own comes before its consequences"),
     Row(Kind.CRASHED, faulted, "the kernel sent the signal for what a thread of it had done"),
     Row(Kind.ABORTED, lambda known: died_of(known) == SIGABRT, "nothing but the process itself calls abort()"),

@@ -31,6 +31,8 @@ to need 1.5 to 1.9 times what they need. In even jobs of four ranks on two cores
 """
 SLOW_SHARE: Final = 0.15
 """... and the difference is so much of the step..."""
+SLOW_MIN_S: Final = 0.005
+"""... and at least this long: what is shorter, the scheduler of a shared machine does to anybody."""
 SLOW_STEPS: Final = 10
 """... over so many steps at least (and 6 s of them, see `runtime/pace.py`)."""
 
@@ -140,7 +142,7 @@ def _slow(scene: Scene) -> Found | None:
     slow = [
         rank
         for rank, pace in paces.items()
-        if pace.own_s >= SLOW_FACTOR * usual_s and pace.own_s - usual_s >= SLOW_SHARE * pace.step_s
+        if pace.own_s >= SLOW_FACTOR * usual_s and pace.own_s - usual_s >= max(SLOW_SHARE * pace.step_s, SLOW_MIN_S)
     ]
     more = f", where the others need {usual_s:.3g} s"
     return Found([finding(rank, Kind.SLOW, scene.evidence[rank], more=more) for rank in slow]) if slow else None

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from typing import Final
 
 from taskd.core.account import finding, operation
-from taskd.core.conditions import blames_sizes, may_blame_peer
+from taskd.core.conditions import blames_sizes, left_by_itself, may_blame_peer
 from taskd.core.endings import may_be_told_to_end
 from taskd.core.mismatch import find_mismatches
 from taskd.core.scene import Found, Scene, accuse
@@ -71,6 +71,7 @@ def too_early(scene: Scene) -> Found | None:
         rank
         for rank in left
         if scene.disturbed
+        or left_by_itself(scene.evidence[rank]) is not None
         or rank in scene.waits.late
         or (newest_s is not None and (_age(scene, rank) or 0.0) > newest_s + _AT_ONCE_S and _silent_ends(scene))
     ]

@@ -31,7 +31,9 @@ _QUESTIONS = 3
 """So often an agent that is heard is asked."""
 _QUIET_HEARTBEATS = 1.5
 """An agent that was not heard for so many heartbeats is perhaps lost."""
-_OWN_ERRORS = (Kind.EXCEPTION, Kind.DISK_FULL, Kind.OOM_HOST, Kind.OOM_DEVICE)
+_STEPS_AHEAD = 2
+"""So far others may come after a rank has failed."""
+_OWN_ERRORS = (Kind.EXCEPTION, Kind.DISK_FULL, Kind.OOM_HOST, Kind.OOM_DEVICE, Kind.EXITED, Kind.EXITED_EARLY)
 """What a rank says of itself, and nobody needs to be asked for."""
 _TOLD_OF_THE_LIVING = (Kind.SIZE_MISMATCH, Kind.OP_MISMATCH, Kind.SKIPPED)
 """What a rank that came out with an error may be explained by, though every process lives."""
@@ -54,7 +56,7 @@ class Inquest(Notices):
         if self.phase is Phase.RUNNING or (self.phase is Phase.STRAYED and self.watch.hang is not None):
             self.watch.progress(place, status.progress, self._now_s)
             step = status.progress.step if status.progress is not None else -1
-            if self._open and self.record is None and step > self._opened_at:  # whoever had confessed has survived it
+            if self._open and self.record is None and step > self._opened_at + _STEPS_AHEAD:  # who confessed lives
                 self._close_case()
                 self.watch.close()
             self.step = max(self.step, step)
@@ -193,7 +195,12 @@ class Inquest(Notices):
 
     def _open_case(self) -> None:
         self.faults += 1
-        self._open, self._told, self._opened_at, self.watch.asked_s = True, None, self.step, None
+        self._open, self._told, self._opened_at, self.watch.asked_s = (
+            True,
+            None,
+            max(self.step, self.watch.newest_step()),
+            None,
+        )
         self._fault_since_s = self._now_s if self._fault_since_s is None else self._fault_since_s
 
     def _close_case(self) -> None:

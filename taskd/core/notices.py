@@ -19,7 +19,7 @@ from taskd.core.watch import Watch
 
 PACE_S = 2.0
 """So often the paces of the ranks are compared."""
-SLOW_IN_A_ROW = 3
+SLOW_IN_A_ROW = 2
 _ONE_STREAK_STEPS = 100
 
 

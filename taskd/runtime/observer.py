@@ -51,6 +51,7 @@ class Observer:
         newest: Progress | None = None
         self._paces.clear()
         for rank, pid, box in self._boxes(node):
+            self._crew.witness.look(rank)
             progress = self._progress(box)
             if progress is None:
                 continue

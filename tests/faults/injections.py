@@ -98,9 +98,14 @@ def enter_cgroup(plan: Plan, rank: int) -> None:
         procs.write(str(os.getpid()))
 
 
+def live_in_cgroup(plan: Plan, rank: int) -> None:
+    """As a container's process does, from the start."""
+    if plan.fault == "outgrow" and rank in plan.victims and not plan.has_struck(rank):
+        with open(plan.cgroup, "w") as procs:
+            procs.write(str(os.getpid()))
+
+
 def outgrow_cgroup(plan: Plan, rank: int) -> None:
-    with open(plan.cgroup, "w") as procs:
-        procs.write(str(os.getpid()))
     plan.strike(rank)
     b"x" * (1 << 30)  # touches all of it
 

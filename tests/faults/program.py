@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import taskd
 from tests.faults.data import Source
-from tests.faults.injections import AT_BEGIN, IN_METRICS, native, save
+from tests.faults.injections import AT_BEGIN, IN_METRICS, live_in_cgroup, native, save
 from tests.faults.plan import Plan
 
 WIDTH = 64
@@ -99,6 +99,7 @@ def main() -> None:
     """One rank."""
     torch.set_num_threads(1)
     native(PLAN)
+    live_in_cgroup(PLAN, RANK)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     network = nn.Linear(WIDTH, WIDTH)

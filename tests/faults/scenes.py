@@ -24,7 +24,7 @@ LATE = 240
 QUICK_MS = 10.0
 STEP_MS = 50.0
 AFTER = 40
-TOLD_S = 10.0
+TOLD_S = 15.0
 """What nobody waits for has no deadline in the goal; this is ours."""
 NODE_LOST_S = 2.0
 SMALL_BYTES = 256 << 20
@@ -169,7 +169,9 @@ SCENES: tuple[Scene, ...] = (
     hang("another operation", "op", "all_gather where the others call all_reduce", "OP_MISMATCH"),
     keeps_process(crash("disk full at a checkpoint", "disk", "torch.save to a full tmpfs", "DISK_FULL")),
     replace(
-        crash("host OOM in a memory cgroup", "outgrow", "touches 1 GiB in a cgroup of 256 MiB", "OOM_CGROUP"),
+        crash(
+            "host OOM in a memory cgroup", "outgrow", "lives in a cgroup of 256 MiB, and touches 1 GiB", "OOM_CGROUP"
+        ),
         cgroup=partial(cgroups.small, size_bytes=SMALL_BYTES),
     ),
     Scene(

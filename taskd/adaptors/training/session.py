@@ -224,6 +224,10 @@ class Session:
                     return [], self._dump(plan)
             self._runtime.recorder.phase(Phase.TRAINING)
             result = [function()]
+        except SystemExit as error:
+            self._runtime.recorder.last_words(error)  # to end takes a script its time: the others need not wait for it
+            self._link.last_words(f"sys.exit({error.code}) in the training function", "")
+            raise
         except (Exception, Interrupted) as error:
             if not isinstance(error, Interrupted):
                 self._runtime.recorder.last_words(error)
