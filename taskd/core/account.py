@@ -114,7 +114,7 @@ WORDS: Final[Mapping[Kind, Callable[[Evidence], str]]] = {
     Kind.KILLED: lambda e: f"was killed by {explain(e)}",
     Kind.ABORTED: lambda e: f"aborted: {explain(e)}",
     Kind.EXCEPTION: lambda e: f"raised {_error(e)}",
-    Kind.EXITED: lambda e: f"ended with {explain(e)}{_asked(e)}",
+    Kind.EXITED: lambda e: f"ended with {explain(e)}{_asked(e)}" if e.ending is not None else f"leaves: {_error(e)}",
     Kind.EXITED_EARLY: lambda e: f"ended with exit code 0 before the training was over{_asked(e)}",
     Kind.DYING: lambda _: "is dying: its process ends, and the kernel is still taking it down",
     Kind.OP_MISMATCH: lambda _: "made another call than the others",

@@ -175,6 +175,7 @@ class Inquest(Notices):
     def _begin(self, causes: dict[int, str]) -> None:
         if not self._open:
             self._open_case()
+        self.watch.asked_s = None
         if self.watch.hang is None and not all(map(_explains_itself, causes.values())):
             self._inquiry = self.sequence + 1  # goes out with the order that follows, and delays nothing
             self.watch.ask(self._inquiry, self._now_s, None)
@@ -195,12 +196,8 @@ class Inquest(Notices):
 
     def _open_case(self) -> None:
         self.faults += 1
-        self._open, self._told, self._opened_at, self.watch.asked_s = (
-            True,
-            None,
-            max(self.step, self.watch.newest_step()),
-            None,
-        )
+        self._open, self._told = True, None
+        self._opened_at = max(self.step, self.watch.newest_step())
         self._fault_since_s = self._now_s if self._fault_since_s is None else self._fault_since_s
 
     def _close_case(self) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from taskd.core.evidence import Clocks, Evidence, NonFinite, RunState, Standing
+from taskd.core.evidence import Clocks, Evidence, NonFinite, PythonError, RunState, Standing
 from taskd.core.phases import Note, Phase
 from taskd.core.policy import Strategy
 from taskd.core.verdict import Kind
@@ -306,6 +306,81 @@ def test_where_the_answers_explain_nothing_the_news_of_a_loss_is_waited_for() ->
     job.wait(2.0)
     assert job.at(Phase.PAUSING)
     assert job.incarnations == [0, 0, 0, 0]
+
+
+def dying(kind: str, message: str, rank: int = 2, step: int = 255) -> dict[int, Evidence]:
+    """A rank that lives, and has said what it dies of."""
+    return {rank: replace(base(rank, 4), step=step, error=PythonError(kind, message, "train.py:9 in f"))}
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (("KeyError", "'lr'"), Kind.EXCEPTION),
+        (("SystemExit", "0"), Kind.EXITED_EARLY),
+        (("SystemExit", "None"), Kind.EXITED_EARLY),
+        (("SystemExit", "3"), Kind.EXITED),
+        (("SystemExit", "no data"), Kind.EXITED),
+        (("RuntimeError", "DefaultCPUAllocator: can't allocate memory"), Kind.OOM_HOST),
+    ],
+)
+def test_what_a_rank_says_it_dies_of_is_told_before_it_is_dead(error: tuple[str, str], kind: Kind) -> None:
+    job = trained()
+    job.testify(0, dying(*error), asked=False)
+    (told,) = job.verdicts
+    assert (told.verdict.kind, told.verdict.culprits, told.fault, told.reported) == (kind, (2,), 1, False)
+    assert job.at(Phase.RUNNING)
+    job.kill(2, "exit code 1")
+    assert job.at(Phase.PAUSING)
+    job.paused((2,)).recovered()
+    assert job.successes[-1].record.fault == 1
+    assert len(job.verdicts) == 1
+
+
+def test_a_rank_that_survives_what_it_has_said_leaves_no_fault_open() -> None:
+    job = trained()
+    job.testify(0, dying("KeyError", "'lr'"), asked=False)
+    job.train(10, STEP_S)
+    job.kill(1)
+    job.testify(0, {1: FAULTS["SIGKILL"].evidence((1,))[1]}, asked=False)
+    assert [(told.fault, told.verdict.culprits) for told in job.verdicts] == [(1, (2,)), (2, (1,))]
+
+
+def test_a_death_that_may_be_anothers_fault_has_all_ranks_asked_with_the_order_to_pause() -> None:
+    job = trained()
+    before = job.directive.inquiry
+    found = FAULTS["sends another size, gloo raises"].evidence((2,), 4)
+    job.kill(1, "signal 6 (SIGABRT)")
+    assert job.order is Order.PAUSE
+    assert job.directive.inquiry > before
+    job.testify(0, found)
+    assert job.verdicts[-1].verdict.kind is Kind.SIZE_MISMATCH
+    assert job.verdicts[-1].verdict.culprits == (2,)
+
+
+def test_a_death_that_explains_itself_asks_nobody() -> None:
+    job = trained()
+    before = job.directive.inquiry
+    job.kill(1, "signal 9 (SIGKILL)")
+    assert job.directive.inquiry == before
+
+
+def test_an_error_of_its_own_that_a_rank_came_out_with_is_retried_without_waiting_for_the_news_of_a_loss() -> None:
+    job = trained()
+    job.say(2, Stage.PAUSED, cause="RuntimeError: [Errno 28] No space left on device")
+    job.silent_for(0.3, beat_s=0.15)
+    job.testify(0, {**standing(job), **dying("RuntimeError", "[Errno 28] No space left on device")})
+    assert job.at(Phase.PAUSING)
+    assert job.verdicts[-1].verdict.kind is Kind.DISK_FULL
+    assert job.incarnations == [0, 0, 0, 0]
+
+
+def test_ranks_that_are_lost_with_their_node_are_told_of() -> None:
+    job = Job(nodes=2, per_node=2).up()
+    job.silence(1)
+    (told,) = job.verdicts
+    assert (told.verdict.kind, told.verdict.culprits) == (Kind.SILENT, (2, 3))
+    assert told.verdict.sentence == "Ranks 2 and 3 cannot be heard: node 1 is lost: its agent is not heard any more."
 
 
 # ---- what is only told
