@@ -71,12 +71,25 @@ static int covers_any(struct dl_phdr_info *info, size_t size, void *data)
     return 1;
 }
 
-/* In a program linked with the core, the first definition is ours: then the one after it is meant. */
+static struct object own;
+
+__attribute__((constructor)) static void find_own(void)
+{
+    own.address = (uintptr_t)known;             /* any part of this library */
+    dl_iterate_phdr(covers_any, &own);
+}
+
+static int is_ours(const void *address)
+{
+    return (uintptr_t)address >= own.low && (uintptr_t)address < own.high;
+}
+
+/* In a program linked with the core, the first definition is ours: then the one after it is meant. (dladdr could tell
+ * too, in a millisecond: it goes through all symbols of a library, of which torch's has hundreds of thousands.) */
 static void *next_of(void *library, const char *name)
 {
-    Dl_info own, found;
     void *symbol = library ? dlsym(library, name) : NULL;
-    if (symbol && dladdr((void *)known, &own) && dladdr(symbol, &found) && own.dli_fbase != found.dli_fbase)
+    if (symbol && !is_ours(symbol))
         return symbol;
     return dlsym(RTLD_NEXT, name);
 }
@@ -160,18 +173,10 @@ static struct caller *add(uintptr_t address)
     return found ? found : &known[0];
 }
 
-static struct object own;
-
-__attribute__((constructor)) static void find_own(void)
-{
-    own.address = (uintptr_t)known;             /* any part of this library */
-    dl_iterate_phdr(covers_any, &own);
-}
-
 /* Never NULL. */
 static struct caller *caller_at(const void *address)
 {
-    if (newest && (uintptr_t)address >= own.low && (uintptr_t)address < own.high)
+    if (newest && is_ours(address))
         return newest;
     struct caller *found = search((uintptr_t)address, atomic_load_explicit(&count, memory_order_acquire));
     int saved = errno;
