@@ -27,7 +27,8 @@ SLOW_FACTOR: Final = 1.4
 """A rank is slow that needs so many times what the others need for a step...
 
 Where ranks share cores, the others need longer too as long as all compute: one that computes twice as long was measured
-to need 1.5 to 1.9 times what they need. In even jobs of four ranks on two cores the worst needed 1.25 times of it.
+to need 1.5 to 1.9 times what they need. In even jobs of four ranks on two cores the worst mostly needed 1.25 times of
+it; on cores with five times as much other work, 1.4 times was seen now and then.
 """
 SLOW_SHARE: Final = 0.15
 """... and the difference is so much of the step..."""

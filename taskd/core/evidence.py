@@ -215,7 +215,7 @@ class NonFinite:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Means over the newest `steps` steps: the whole step, and how much of it was spent inside collectives."""
+    """The newest `steps` steps of a rank: the whole step, and how much of it was spent inside collectives."""
 
     steps: int
     step_s: float

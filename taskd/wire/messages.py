@@ -81,7 +81,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class RankPace(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Means over the newest `steps` steps of a rank: the whole step, and how much of it was spent in collectives."""
+    """The pace of a rank over its newest `steps` steps: the whole step, and how much of it it spent in collectives."""
 
     rank: int
     steps: int
