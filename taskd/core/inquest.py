@@ -93,8 +93,9 @@ class Inquest(Notices):
             self._inquire(hang)
 
     def inquire_strayed(self) -> None:
-        """A rank has strayed, and no news has come yet: ask every rank."""
-        self._inquire(None)
+        """A rank has strayed, and no news has come yet: ask every rank, once. If one has ended, others may follow."""
+        if self.watch.asked_s is None and not self._ended():
+            self._inquire(None)
 
     def _inquire(self, hang: Hang | None) -> None:
         self._inquiry = self.sequence + 1  # no other manager has asked by this number

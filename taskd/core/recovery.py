@@ -156,7 +156,7 @@ class Recovery(Course):
             self.compare_paces()
             if self.watch.suspicion(now_s) is not None:
                 self._fire(Event.HUNG, -1)
-        if self.phase is Phase.STRAYED and self.watch.asked_s is None and now_s - self._since_s >= ASK_STRAYED_S:
+        if self.phase is Phase.STRAYED and now_s - self._since_s >= ASK_STRAYED_S:
             self.inquire_strayed()
         if self._expired():
             self._fire(Event.EXPIRED, -1)

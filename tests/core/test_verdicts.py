@@ -141,6 +141,18 @@ def test_a_death_that_may_be_anothers_fault_has_all_ranks_asked_with_the_order_t
     assert job.verdicts[-1].verdict.culprits == (2,)
 
 
+def test_processes_that_fail_at_their_start_are_not_asked_for_others_may_follow() -> None:
+    job = Job(per_node=4)
+    job.send(0)
+    before = job.directive.inquiry
+    job.kill(1, "exit code 1", step=-1)
+    assert job.at(Phase.STRAYED)
+    job.wait(0.3)
+    job.testify(0, {}, asked=False)
+    assert job.at(Phase.STRAYED)
+    assert job.directive.inquiry == before
+
+
 def test_a_death_that_explains_itself_asks_nobody() -> None:
     job = trained()
     before = job.directive.inquiry
