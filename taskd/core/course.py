@@ -247,7 +247,7 @@ class Course(Inquest):
         else:
             self.record.causes.update(causes)
             self._attempt(new_world=True)
-        self.tell_lost_node(node_rank, text)
+        self.tell_lost_node(ranks, text)
 
     def hold(self) -> None:
         """Look again at nodes that too few others were heard to give up."""

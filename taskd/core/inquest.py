@@ -12,7 +12,7 @@ Rules:
 5. Slow ranks and losses that are not finite are told and change nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from taskd.core.attempts import Attempts
@@ -214,9 +214,9 @@ class Inquest(Notices):
             self.record.step = max(self.record.step, self.watch.newest_step())
         self._tell_once(verdict)
 
-    def tell_lost_node(self, place: int, text: str) -> None:
+    def tell_lost_node(self, ranks: Collection[int], text: str) -> None:
         """Ranks are lost with their node, of which no evidence can come."""
-        verdict = lost_with_node(self.world.on_node(place), text)
+        verdict = lost_with_node(ranks, text)
         if self.record is not None and self.record.verdict is None:
             self.record.verdict = verdict
         self._tell_once(verdict)

@@ -143,6 +143,11 @@ def _raised(kind: str, message: str, where: str = "train.py:31 in step") -> Chan
     return both(ended(status=1), facts(error=PythonError(kind, message, where)))
 
 
+def _leaves(status: str) -> Change:
+    """Says so while it still lives."""
+    return facts(error=PythonError("SystemExit", status, "train.py:31 in step"))
+
+
 def _skips(known: Evidence) -> Evidence:
     return entered(known, op=PATTERN[NUMBER % 3][0], bytes=PATTERN[NUMBER % 3][1])
 
@@ -196,6 +201,8 @@ FAULTS = {
     "os._exit(3)": Fault(Kind.EXITED, ended(status=3), _PEER_LOST, hang=False, words=("exit code 3",)),
     "sys.exit(0) too early": Fault(Kind.EXITED_EARLY, ended(status=0), hang=False, words=("exit code 0", "Rank 2")),
     "sys.exit(0), peers have failed": Fault(Kind.EXITED_EARLY, ended(status=0, age_s=0.4), _PEER_LOST, hang=False),
+    "sys.exit(0) in the training function": Fault(Kind.EXITED_EARLY, _leaves("0"), hang=False),
+    "sys.exit(3) in the training function": Fault(Kind.EXITED, _leaves("3"), hang=False, words=("SystemExit: 3",)),
     "uncaught exception": Fault(
         Kind.EXCEPTION,
         _raised("KeyError", "'lr'"),
