@@ -198,9 +198,14 @@ def condition_of_hang(known: Evidence) -> Row:
     return condition_of_standstill(known) or next(row for row in STUCK if row.holds(known))
 
 
+def holds_still(known: Evidence) -> bool:
+    """The whole process stands still."""
+    return condition_of_standstill(known) is not None
+
+
 def cannot_answer(known: Evidence) -> bool:
     """No Python can run there: who is asked for an account of himself would not be heard."""
-    return condition_of_standstill(known) is not None or _gil_held(known)
+    return holds_still(known) or _gil_held(known)
 
 
 def waits_by_stack(known: Evidence) -> bool:

@@ -184,7 +184,7 @@ class Inquest(Notices):
         self.tell_verdict()
 
     def _stop(self, reason: str, exit_code: int) -> None:
-        if exit_code and not self._open:
+        if exit_code and not self._open and self._ended():  # else a launcher ends its ranks, and that needs no verdict
             self._open_case()
         Attempts._stop(self, reason, exit_code)
 

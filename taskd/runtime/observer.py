@@ -15,7 +15,7 @@ from dataclasses import replace
 import msgspec
 
 from taskd.core.agent import Node, State
-from taskd.core.conditions import cannot_answer
+from taskd.core.conditions import cannot_answer, holds_still
 from taskd.core.evidence import Evidence
 from taskd.errors import ShimError
 from taskd.runtime.blackbox import Box, Phase
@@ -25,7 +25,8 @@ from taskd.runtime.pace import Pacer
 from taskd.wire.messages import Account, Ask, LastWords, Progress, RankPace, SawNonFinite, Testimony
 
 ACCOUNT_S = 0.2
-NATIVE_S = 0.25
+NATIVE_S = 0.06
+"""The verdict waits for py-spy: enough for Python's frames (some 25 ms), and for native ones if they are quick."""
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -126,9 +127,12 @@ class Observer:
             self._due_s = None
             live = [rank for rank, slot in node.slots.items() if slot.state is State.RUNNING]
             evidence = {rank: self._take(node, rank) for rank in live}
-            for rank in sorted(self._asked & evidence.keys())[:1]:  # Python cannot run there: one of them tells enough
+            for rank in sorted(self._asked & evidence.keys()):  # one of them tells enough
+                if holds_still(evidence[rank]):
+                    continue  # it has been stopped: where, tells nothing
                 native = take_native(node.slots[rank].status.pid, NATIVE_S)
                 evidence[rank] = replace(evidence[rank], native=native)
+                break
             out.append(self._testimony(node, self._answered, evidence))
         return out
 
