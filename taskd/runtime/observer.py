@@ -25,6 +25,8 @@ from taskd.runtime.pace import Pacer
 from taskd.wire.messages import Account, Ask, LastWords, Progress, RankPace, SawNonFinite, Testimony
 
 ACCOUNT_S = 0.2
+LOOK_S = 1.0
+"""So often it is seen how fast the ranks are and where they live: at each heartbeat that cost a step 0.2 %."""
 NATIVE_S = 0.06
 """The verdict waits for py-spy: enough for Python's frames (some 25 ms), and for native ones if they are quick."""
 _encoder = msgspec.msgpack.Encoder()
@@ -38,6 +40,7 @@ class Observer:
         self._crew = crew
         self._pacers: dict[tuple[int, int], Pacer] = {}
         self._paces: dict[int, RankPace] = {}
+        self._looked_s = 0.0
         self._answered = 0
         """The newest inquiry that was answered or is being answered."""
         self._asked: set[int] = set()
@@ -50,13 +53,17 @@ class Observer:
     def look(self, node: Node) -> tuple[Progress | None, tuple[RankPace, ...]]:
         """How far the ranks of this node are, and how fast."""
         newest: Progress | None = None
+        now_s = time.monotonic()
+        closely = now_s - self._looked_s >= LOOK_S
+        self._looked_s = now_s if closely else self._looked_s
         self._paces.clear()
         for rank, pid, box in self._boxes(node):
-            self._crew.witness.look(rank)
+            if closely:
+                self._crew.witness.look(rank)
             progress = self._progress(box)
             if progress is None:
                 continue
-            pace = self._pacer(rank, pid).look(box, time.monotonic_ns())
+            pace = self._pacer(rank, pid).look(box, time.monotonic_ns()) if closely else None
             if pace is not None:
                 self._paces[rank] = pace
             if newest is None or (progress.step, progress.age_s) > (newest.step, newest.age_s):
