@@ -98,25 +98,29 @@ class Inquest(Notices):
             self._inquire(None)
 
     def _inquire(self, hang: Hang | None) -> None:
-        self._inquiry = self.sequence + 1  # no other manager has asked by this number
-        self.watch.ask(self._inquiry, self._now_s, hang)
+        self._ask(hang)
         self._fault_since_s = hang.since_s if hang is not None else self._now_s
         self._order(Order.RUN)
 
+    def _ask(self, hang: Hang | None) -> None:
+        """The next directive carries a question, by a number that no other manager has asked by."""
+        self._inquiry = self.sequence + 1
+        self.watch.ask(self._inquiry, self._now_s, hang)
+
     def judge(self, _subject: int) -> None:
         """All that can be known is known."""
-        ended, now_s = self._ended(), self._now_s
+        ended = self._ended()
         if ended:
             self._begin(ended)
             return
-        verdict, hang = self.watch.verdict(self.world.ranks, now_s), self.watch.hang
+        verdict, hang = self.watch.verdict(self.world.ranks, self._now_s), self.watch.hang
         if hang is None:
             if verdict is not None and verdict.kind in _TOLD_OF_THE_LIVING:
                 self._condemn(verdict)
             elif verdict is not None and verdict.kind in _OWN_ERRORS:
                 self._begin({rank: self._cause(rank) for rank in verdict.culprits})
             return  # else the news of a loss may still be on its way
-        activity = self.watch.excuse(verdict, now_s)
+        activity = self.watch.excuse(verdict)
         if self.watch.got_on() or activity is not None:
             if activity is not None:
                 self._out.append(Note(f"no step for {hang.silent_s:.1f} s: it is the {activity.value}"))
@@ -178,8 +182,7 @@ class Inquest(Notices):
             self._open_case()
         self.watch.asked_s = None
         if self.watch.hang is None and not all(map(_explains_itself, causes.values())):
-            self._inquiry = self.sequence + 1  # goes out with the order that follows, and delays nothing
-            self.watch.ask(self._inquiry, self._now_s, None)
+            self._ask(None)  # it goes out with the order that follows, and delays nothing
         Attempts._begin(self, causes)
         self.tell_verdict()
 

@@ -142,7 +142,7 @@ class Watch:
         """The newest step that anybody has testified to; -1 without any."""
         return max((known.step for known, _ in self._evidence.values() if known.step is not None), default=-1)
 
-    def excuse(self, verdict: Verdict | None, now_s: float) -> Activity | None:
+    def excuse(self, verdict: Verdict | None) -> Activity | None:
         """The phase that explains the silence, from now on known to the rhythm; None if none does."""
         if self.hang is None or (verdict is not None and verdict.kind not in _SILENCE):
             return None

@@ -10,6 +10,7 @@ Rules:
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -95,6 +96,21 @@ def frozen(freezers: tuple[str, ...]) -> bool | None:
         if events is not None:
             states.append("frozen 1" in events.splitlines())
     return any(states) if states else None
+
+
+def thaw(pid: int) -> str | None:
+    """Let the processes go on that the freezer cgroup (v1) of this one stops; it, if it did and that was allowed.
+
+    With version 1 even SIGKILL waits until then.
+    """
+    for directory in (cgroups(pid) or Cgroups()).freezers:
+        state = f"{directory}/freezer.state"
+        with suppress(OSError):
+            if (read(state) or "THAWED").strip() != "THAWED":
+                with open(state, "w") as file:
+                    file.write("THAWED")
+                return directory
+    return None
 
 
 class Counters:

@@ -15,12 +15,13 @@ from signal import SIGKILL
 
 from taskd.config.process import preload_with, without_rank
 from taskd.config.worker import TemplateConfig
-from taskd.core import evidence
-from taskd.core.agent import Action, Node, Slot, Start, State
+from taskd.core.agent import Action, Node, Start, State
+from taskd.core.endings import cause, ending_of
+from taskd.core.evidence import Evidence
 from taskd.errors import RecoveryError
 from taskd.runtime.blackbox import Box, library_path
+from taskd.runtime.cgroups import thaw
 from taskd.runtime.deaths import DeathWatch, Ending, ending_status
-from taskd.runtime.freezer import thaw
 from taskd.runtime.ports import WorkerHost
 from taskd.runtime.rankfiles import RankFiles
 from taskd.runtime.shape import Shape
@@ -52,7 +53,7 @@ class Crew:
         self._boxes: dict[int, tuple[int, int, int]] = {}
         """By pid, until it is gone: rank, local rank and incarnation that its black box is kept by."""
         self.witness = Witness()
-        self.seen: dict[int, evidence.Evidence] = {}
+        self.seen: dict[int, Evidence] = {}
         """By rank: what nobody has asked for, and the manager has not been told yet."""
         self.moved = False
         """This node has been given a place, or lost one, since torchrun formed the world."""
@@ -226,14 +227,14 @@ class Crew:
         if slot.state is State.FENCED:
             self._fenced.add(ending.pid)
         fenced = ending.pid in self._fenced
-        end = _ending(slot, status, fenced=fenced)
+        finished = slot.status.stage in (Stage.FINISHED, Stage.RELEASED)
+        end = ending_of(status, finished=finished, fenced=fenced)
         known = self.witness.take(rank, ending.pid, self.box(node, rank), node=node.place, ending=end)
         if not fenced:
             self.seen[rank] = known
         if ending.gone:
             self._bury(ending.pid, keep=status != 0)
-        cause = self.witness.describe(known, status)
-        return node.ended(rank, clean=status == 0, cause=cause, at_s=time.monotonic())
+        return node.ended(rank, clean=status == 0, cause=cause(known, status), at_s=time.monotonic())
 
     def _bury(self, pid: int, *, keep: bool = True) -> None:
         """It is gone; its black box stays among the job's records."""
@@ -325,17 +326,6 @@ class Crew:
         if self._host is None:
             raise RecoveryError("torchrun has started no process yet")
         return self._host
-
-
-def _ending(slot: Slot, status: int, *, fenced: bool) -> evidence.Ending:
-    """How a rank's process has just ended; `status` is negative for a signal."""
-    return evidence.Ending(
-        status=status if status >= 0 else None,
-        signum=-status if status < 0 else None,
-        age_s=0.0,
-        finished=slot.status.stage in (Stage.FINISHED, Stage.RELEASED),
-        fenced=fenced,
-    )
 
 
 def _preload() -> dict[str, str]:

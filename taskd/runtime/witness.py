@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Final
 
-from taskd.core.endings import cause
 from taskd.core.evidence import Child, Ending, Evidence, NonFinite, Process, PythonError, Standing, Thread
 from taskd.runtime.blackbox import Box
 from taskd.runtime.box_evidence import tell
@@ -117,10 +116,6 @@ class Witness:
             **{**told, **_said(known, told.get("standing"), told.get("standing_s"), gone=gone)},
         )
         return replace(evidence, full_disk=full_disk(pid)) if _may_lack_space(evidence) else evidence
-
-    def describe(self, evidence: Evidence, status: int) -> str:
-        """How a process has ended, for the log and the budget: see `core.endings.cause`."""
-        return cause(evidence, status)
 
 
 def _said(known: _Known, standing: Standing | None, standing_s: float | None, *, gone: bool) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from taskd.core.conditions import condition_of_end, condition_of_hang
-from taskd.core.endings import ending_of
+from taskd.core.endings import cause, ending_of
 from taskd.core.evidence import Evidence
 from taskd.core.verdict import Kind
 from taskd.runtime import cgroups
@@ -104,7 +104,7 @@ def test_the_oom_killer(make: Make, moved: str) -> None:
         known = killed(witness, shell)
     assert known.cgroup is not None
     assert (known.cgroup.oom_kills, known.cgroup.limit_bytes) == (1, LIMIT_BYTES)
-    assert witness.describe(known, -signal.SIGKILL) == (
+    assert cause(known, -signal.SIGKILL) == (
         "signal 9 (SIGKILL): the kernel's OOM killer has struck once in its cgroup, whose limit is 64 MiB (oom_kill 1)"
     )
     row = condition_of_end(known)
@@ -136,7 +136,7 @@ def test_what_was_struck_before_is_not_held_against_the_next(make: Make, began: 
         known = killed(witness, shell)
     assert known.cgroup is not None
     assert (known.cgroup.oom_kills, known.cgroup.limit_bytes) == (0, LIMIT_BYTES)
-    assert witness.describe(known, -signal.SIGKILL) == "signal 9 (SIGKILL)"
+    assert cause(known, -signal.SIGKILL) == "signal 9 (SIGKILL)"
 
 
 @pytest.mark.parametrize(

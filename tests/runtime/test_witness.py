@@ -8,7 +8,7 @@ import time
 import pytest
 
 from taskd.core.conditions import condition_of_end, condition_of_hang
-from taskd.core.endings import ending_of
+from taskd.core.endings import cause, ending_of
 from taskd.core.evidence import Evidence, NonFinite, RunState, Standing
 from taskd.core.verdict import Kind
 from taskd.runtime import processes
@@ -107,7 +107,7 @@ def test_killed(start: Start, number: signal.Signals) -> None:
     assert known.process.state is RunState.ZOMBIE
     name = known.terminated_by.name if known.terminated_by is not None else ""
     assert bool(name) == (number == signal.SIGTERM)
-    assert rank.witness.describe(known, -number) == FROM_OUTSIDE[number].format(name=name)
+    assert cause(known, -number) == FROM_OUTSIDE[number].format(name=name)
     row = condition_of_end(known)
     assert row is not None
     assert row.kind is Kind.KILLED
@@ -141,7 +141,7 @@ def test_how_it_has_ended(start: Start, body: str, status: int, words: str) -> N
     rank = start(body)
     known = rank.end(status)
     assert rank.process.wait() == status
-    text = rank.witness.describe(known, status)
+    text = cause(known, status)
     assert text.startswith(words)
     assert ("; backtrace libc" in text) == ("thread" in words), text
     assert condition_of_end(known) is not None
@@ -153,16 +153,16 @@ def test_an_exception(start: Start) -> None:
     known = rank.end(1)
     assert known.error is not None
     assert (known.error.kind, known.error.message, known.error.main) == ("KeyError", "'key'", True)
-    assert rank.witness.describe(known, 1) == f"exit code 1 at {known.error.where}"
+    assert cause(known, 1) == f"exit code 1 at {known.error.where}"
     assert known.error.where.endswith("in f")
 
 
 def test_a_cause_begins_as_torchrun_has_it() -> None:
     for status, text in ((0, "exit code 0"), (3, "exit code 3"), (137, "exit code 137"), (-99, "signal 99")):
-        assert Witness().describe(Evidence(), status) == text
+        assert cause(Evidence(), status) == text
     for number in signal.Signals:
         if number < signal.SIGRTMIN:
-            assert Witness().describe(Evidence(), -number).startswith(f"signal {number} ({number.name})")
+            assert cause(Evidence(), -number).startswith(f"signal {number} ({number.name})")
 
 
 def test_stopped(start: Start) -> None:
@@ -268,7 +268,7 @@ def test_foreign_and_absent_processes(pid: int) -> None:
     assert known.process.orphans == ()
     assert (known.step, known.clocks, known.fatal, known.standing) == (None, None, None, None)
     ended = witness.take(0, pid, None, node=None, ending=ending_of(-9))
-    assert witness.describe(ended, -9) == "signal 9 (SIGKILL)"
+    assert cause(ended, -9) == "signal 9 (SIGKILL)"
 
 
 def test_a_rank_that_was_never_begun_and_a_box_that_nobody_has(box: Box) -> None:
