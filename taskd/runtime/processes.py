@@ -143,7 +143,7 @@ def orphans(parent: int, own: Collection[int], noted: Collection[tuple[int, int]
     starts = dict(noted)
     found = []
     for pid, known in living(dict.fromkeys([*own, *starts, *_adopted()])):
-        descended = pid != parent and parent in (known.session, known.group)
+        descended = parent > 0 and pid != parent and parent in (known.session, known.group)  # 0: of another namespace
         if pid in own or descended or starts.get(pid) == known.start_ticks:
             found.append((pid, known))
     return found[:_MOST_CHILDREN]

@@ -3,7 +3,9 @@
 import os
 import signal
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -264,11 +266,23 @@ def test_foreign_and_absent_processes(pid: int) -> None:
     witness.look(0)
     known = witness.take(0, pid, None, node=None)
     assert known.process is not None
-    assert (known.process.state is not None) == (pid in (1, 2))
+    assert (known.process.state is not None) == Path(f"/proc/{pid}").exists()
     assert known.process.orphans == ()
     assert (known.step, known.clocks, known.fatal, known.standing) == (None, None, None, None)
     ended = witness.take(0, pid, None, node=None, ending=ending_of(-9))
     assert cause(ended, -9) == "signal 9 (SIGKILL)"
+
+
+@pytest.mark.parametrize("pid", [0, 4_194_303])
+def test_the_children_of_a_container_whose_session_began_outside_are_nobodys(pid: int) -> None:
+    """Their session and group read as 0 in there."""
+    look = f"from taskd.runtime.processes import orphans; print(orphans({pid}, [], []))"
+    namespace = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    program = ["sh", "-c", 'sleep 60 & "$0" -c "$1"; kill $!', sys.executable, look]
+    done = subprocess.run([*namespace, *program], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    if not done.stdout:
+        pytest.skip(f"no namespace of processes: {done.stderr.strip()}")
+    assert done.stdout == "[]\n"
 
 
 def test_a_rank_that_was_never_begun_and_a_box_that_nobody_has(box: Box) -> None:
