@@ -5,11 +5,11 @@
 - `step_overhead`: how much longer a step of 10 ms takes with taskd, as a share. A worker of a real job with everything
   switched on (agent that follows progress and pace, control thread, black box, clocks, position file) trains in turns
   of a few steps: with taskd's hooks and a commit after each step, then without them, then again (`scripts/steps.py`).
-  A turn counts with the median of its steps, a pair of turns with the quotient of the two, a job with the median of its
-  pairs, less 1. A job differs from the next by some 0.3 % for all of its life, so the figure is the median over
-  `--repeats` jobs, and `step_overhead_jobs` are the least and the greatest of them. `step_overhead_cpu` is the same
-  from the processor time of the training thread. Two jobs side by side, one under plain torchrun, cannot show it: two
-  plain ones were seen to differ by 5 to 30 % by mere chance, since their memory lies differently.
+  A turn counts with the median of its steps, a pair of turns with the quotient of the two; the figure is the median of
+  the pairs of all jobs, less 1. One pair says little: on a shared machine they scatter by 3 %. `step_overhead_interval`
+  is the 95 % interval of the median, from its order statistics. `step_overhead_cpu` is the same from the processor time
+  of the training thread. Two jobs side by side, one under plain torchrun, cannot show it: two plain ones were seen to
+  differ by 5 to 30 % by mere chance, since their memory lies differently.
 - `commit_us`: median of `state.commit()` in those turns. The step before has emptied the caches of the processor, as a
   real one does. `commit_standalone_us` is the same in a loop, without an agent (see `commit.py`).
 - `constructor_us`: what the preloaded gate costs a process in which it is inert (see `constructor.py`).
@@ -21,6 +21,7 @@ The work is that of one rank: what taskd adds to a step is local to a rank and d
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
@@ -109,28 +110,39 @@ def _stat(path: str) -> list[str]:
         return []
 
 
+def interval(values: list[float]) -> tuple[float, float]:
+    """In which their true median lies with 95 %: two of the values, by the binomial distribution of their ranks."""
+    ordered = sorted(values)
+    middle, away = len(ordered) / 2, 0.98 * math.sqrt(len(ordered))
+    return ordered[max(0, math.floor(middle - away))], ordered[min(len(ordered) - 1, math.ceil(middle + away))]
+
+
 def measure(directory: Path, args: argparse.Namespace) -> dict[str, Any]:
     """All figures: the last line."""
-    jobs: list[dict[str, float]] = []
+    pooled: dict[str, list[float]] = {}
+    shares = []
     for repeat in range(args.repeats):
         figures, share = measure_job(directory / f"taskd-{repeat}", args, taskd=True)
-        jobs.append({name: statistics.median(values) for name, values in figures.items()} | {"background": share})
-        entry = {name: round(value, 5) for name, value in jobs[-1].items()}
+        for name, values in figures.items():
+            pooled.setdefault(name, []).extend(values)
+        shares.append(share)
+        entry = {
+            name: round(statistics.median(values), 5) for name, values in [*figures.items(), ("background", shares)]
+        }
         say(args.json, {"repeat": repeat, **entry}, f"repeat {repeat}: {entry}")
     _, plain = measure_job(directory / "plain", args, taskd=False)
-    median = {name: statistics.median(job[name] for job in jobs) for name in jobs[0]}
-    overheads = sorted(job["wall"] - 1 for job in jobs)
+    median = {name: statistics.median(values) for name, values in pooled.items()}
     return {
         "commit_us": round(median["commit_us"], 2),
         "step_overhead": round(median["wall"] - 1, 5),
-        "step_overhead_jobs": [round(overheads[0], 5), round(overheads[-1], 5)],
+        "step_overhead_interval": [round(bound - 1, 5) for bound in interval(pooled["wall"])],
         "constructor_us": round(constructor_us(args.samples), 1),
         "step_overhead_cpu": round(median["cpu"] - 1, 5),
         "commit_standalone_us": round(commit_us(), 2),
         "step_ms": round(median["step_us"] / 1000, 2),
-        "background": {"taskd": round(median["background"], 4), "torchrun": round(plain, 4)},
-        "jobs": len(jobs),
-        "pairs": args.pairs * len(jobs),
+        "background": {"taskd": round(statistics.median(shares), 4), "torchrun": round(plain, 4)},
+        "jobs": args.repeats,
+        "pairs": args.pairs * args.repeats,
     }
 
 
@@ -138,8 +150,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=8, help="jobs (default 8)")
-    parser.add_argument("--pairs", type=int, default=250, help="of turns in a job (default 250)")
-    parser.add_argument("--steps", type=int, default=5, help="of a turn (default 5)")
+    parser.add_argument("--pairs", type=int, default=500, help="of turns in a job (default 500)")
+    parser.add_argument("--steps", type=int, default=3, help="of a turn (default 3)")
     parser.add_argument("--samples", type=int, default=200, help="processes for constructor_us (default 200)")
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     return parser.parse_args(words)

@@ -28,7 +28,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 WIDTH = 256
 STEP_S = 0.010
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_HOOKS: dict[str, Callable[[], object]] = {
+    "_compiled_call_impl": lambda: None,
+    "_forward_pre_hooks": OrderedDict,
+    "_forward_hooks": OrderedDict,
+    "_optimizer_step_pre_hooks": OrderedDict,
+    "_optimizer_step_post_hooks": OrderedDict,
+}
 
 
 class Work:
@@ -59,7 +65,7 @@ class Work:
         owners: tuple[object, ...] = (self.model, self.optimizer)
         kept = [(owner, name, hooks) for owner in owners for name, hooks in vars(owner).items() if name in _HOOKS]
         for owner, name, _ in kept:
-            setattr(owner, name, OrderedDict())
+            setattr(owner, name, _HOOKS[name]())
         try:
             yield
         finally:

@@ -66,6 +66,10 @@ class Breaker(Protocol):
         """Collectives may work again."""
         ...
 
+    def leave_at_commit(self) -> None:
+        """The main thread is to leave the resilient function: it asks `WorkerLink.committed` at its next commit."""
+        ...
+
     def standing(self, stack: Sequence[str], usual: Standing) -> Standing:
         """What the process is about, seen by its main thread's stack too; `usual` by what it was told and has said."""
         ...
@@ -156,13 +160,10 @@ class WorkerLink:
         self._feed(Input(Event.RETURNED, step=step, condition=condition))
 
     def committed(self, step: int) -> bool:
-        """A step was committed; return `interrupted`. Cheap unless it is the first of a world."""
-        machine = self._machine
-        if machine.first_commit:
+        """A step was committed; return `interrupted`. To be told of the first of a world and of one in a pause."""
+        if self._machine.first_commit:
             self._feed(Input(Event.COMMITTED, step=step, condition=Condition.CLEAN))
-        else:
-            machine.step = step
-        return machine.state is State.INTERRUPTED
+        return self.interrupted
 
     def await_order(self) -> WorldPlan | None:
         """Wait for the plan of the next world; None means that every rank has finished.
@@ -237,6 +238,8 @@ class WorkerLink:
                         self._orders.append(action.plan)
                     case GiveUp():
                         self._orders.append(AbandonedError(action.reason))
+            if self.interrupted and self._breaker is not None:
+                self._breaker.leave_at_commit()
             self._changed.notify_all()
 
     def _set_broken(self, broken: bool) -> None:

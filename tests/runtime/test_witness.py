@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -273,18 +272,6 @@ def test_foreign_and_absent_processes(pid: int) -> None:
     assert cause(ended, -9) == "signal 9 (SIGKILL)"
 
 
-@pytest.mark.parametrize("pid", [0, 4_194_303])
-def test_the_children_of_a_container_whose_session_began_outside_are_nobodys(pid: int) -> None:
-    """Their session and group read as 0 in there."""
-    look = f"from taskd.runtime.processes import orphans; print(orphans({pid}, [], []))"
-    namespace = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
-    program = ["sh", "-c", 'sleep 60 & "$0" -c "$1"; kill $!', sys.executable, look]
-    done = subprocess.run([*namespace, *program], capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    if not done.stdout:
-        pytest.skip(f"no namespace of processes: {done.stderr.strip()}")
-    assert done.stdout == "[]\n"
-
-
 def test_a_rank_that_was_never_begun_and_a_box_that_nobody_has(box: Box) -> None:
     known = Witness().take(5, os.getpid(), box, node=0)
     assert known.process is not None
@@ -368,11 +355,6 @@ def test_those_that_nobody_had_seen(start: Start) -> None:
     known = rank.end(-9)
     assert known.process is not None
     assert known.process.orphans == (orphan,), "it has left it all the same"
-
-
-def test_who_is_called_what() -> None:
-    assert processes.name(os.getpid(), time.monotonic()).startswith("py")
-    assert processes.name(os.getpid(), 0.0) == "", "it has started later: another process had that number then"
 
 
 def test_it_costs_little(start: Start) -> None:

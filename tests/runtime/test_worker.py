@@ -42,6 +42,7 @@ class Notes:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.stack: Sequence[str] = ()
+        self.leaving = threading.Event()
         self._changed = threading.Condition()
 
     def break_collectives(self) -> None:
@@ -49,6 +50,9 @@ class Notes:
 
     def mend(self) -> None:
         self._note("mend")
+
+    def leave_at_commit(self) -> None:
+        self.leaving.set()
 
     def standing(self, stack: Sequence[str], usual: Standing) -> Standing:
         self.stack = stack
@@ -158,6 +162,18 @@ def test_a_survivor_pauses_joins_and_is_released(make: Make) -> None:
     peer.send(Release(generation=4))
     assert link.await_order() is None
     pair.stage(Stage.RELEASED, 4, 8)
+
+
+def test_a_pause_at_the_end_of_the_step(make: Make) -> None:
+    """The main thread is told to ask at its next commit, and the collectives are left whole."""
+    pair = make()
+    pair.link.enter(6, CLEAN)
+    assert not pair.link.committed(7)
+    assert not pair.notes.leaving.is_set()
+    pair.peer.send(Pause(generation=4, reason="node 1 is drained", at_commit=True))
+    assert pair.notes.leaving.wait(LIMIT_S)
+    assert pair.link.committed(8)
+    assert pair.notes.calls == []
 
 
 def test_a_newcomer_waits_for_its_world(make: Make) -> None:

@@ -1,6 +1,9 @@
 """The hooks by which a training state sees its optimizers step and its modules run, and what they have counted.
 
 They are plain functions, or functions of the core: a model that carries them can still be copied with `copy.deepcopy`.
+
+What runs after a forward pass is no hook of torch's: a module that has any goes another way through `__call__`, at 10
+us a pass. It stands where `Module.compile` puts the compiled call of one module, which copying and pickling leave out.
 """
 
 from collections.abc import Callable
@@ -28,10 +31,12 @@ class StepHooks:
     ) -> None:
         self.counts = memoryview(bytearray(16 * len(parts.optimizers))).cast("q")
         self._parts = parts
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[RemovableHandle | _Call] = []
         for module in parts.modules:
             _hook_before(module, before_forward)
-        self._put([_counting(self.counts, index) for index in range(len(parts.optimizers))], _after(after_forward))
+        self._put(
+            [_counting(self.counts, index) for index in range(len(parts.optimizers))], _where_training(after_forward)
+        )
 
     def use(self, pulse: Pulse) -> None:
         """From now on count and record in C."""
@@ -56,7 +61,7 @@ class StepHooks:
     def _put(self, optimizers: list[tuple[Hook, Hook]], after_forward: Hook) -> None:
         for handle in self._handles:
             handle.remove()
-        self._handles = [module.register_forward_hook(after_forward) for module in self._parts.modules]
+        self._handles = [_Call(module, after_forward) for module in self._parts.modules]
         for optimizer, (before, after) in zip(self._parts.optimizers, optimizers, strict=True):
             self._handles.append(optimizer.register_step_pre_hook(before))
             self._handles.append(optimizer.register_step_post_hook(after))
@@ -72,12 +77,34 @@ def _counting(counts: memoryview, index: int) -> tuple[Hook, Hook]:
     return before, after
 
 
-def _after(call: Callable[[], None]) -> Hook:
-    def after(module: torch.nn.Module, *_: Any) -> None:
+def _where_training(call: Callable[[], None]) -> Hook:
+    def after(module: torch.nn.Module) -> None:
         if module.training and torch.is_grad_enabled():
             call()
 
     return after
+
+
+class _Call:
+    """Calls `after` with the module when the module's `__call__` has returned, until it is removed."""
+
+    def __init__(self, module: torch.nn.Module, after: Hook) -> None:
+        self._module = module
+        self._former = former = module._compiled_call_impl
+        inner: Callable[..., Any] = module._call_impl if former is None else former
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = inner(*args, **kwargs)
+            after(module)
+            return result
+
+        self._call = call
+        vars(module)["_compiled_call_impl"] = call
+
+    def remove(self) -> None:
+        """Put things back, unless `Module.compile` was called since."""
+        if vars(self._module).get("_compiled_call_impl") is self._call:
+            vars(self._module)["_compiled_call_impl"] = self._former
 
 
 def _hook_before(module: torch.nn.Module, call: Callable[[torch.nn.Module], bool]) -> None:

@@ -62,8 +62,8 @@ class Runtime:
         self.world = World(
             self.recorder.break_collectives if isinstance(self.recorder, Recorder) else None, self.recorder.naming
         )
-        self.state: TrainState | None = None
-        """That of the resilient function that runs."""
+        self.session: Session | None = None
+        """The resilient function that runs."""
         self._building = False
         if link.config.blackbox is not None:
             try:
@@ -88,8 +88,14 @@ class Runtime:
 
     def standing(self, stack: Sequence[str], usual: Standing) -> Standing:
         """What this process is about."""
-        state = self.state
-        return see_standing(stack, usual, () if state is None else state.parts.modules)
+        session = self.session
+        return see_standing(stack, usual, () if session is None else session.state.parts.modules)
+
+    def leave_at_commit(self) -> None:
+        """The main thread is to leave the resilient function, at its next commit at the latest."""
+        session = self.session
+        if session is not None:
+            session.watch_commit()
 
     def form(self, plan: WorldPlan, state: TrainState) -> None:
         """Form the groups of the plan's generation, and point the model's wrappers at them.
@@ -161,19 +167,19 @@ class Session:
     def __init__(self, runtime: Runtime, state: TrainState) -> None:
         self._runtime = runtime
         self._link = runtime.link
-        self._state = state
+        self.state = state
 
     def run(self, function: Callable[[], R]) -> R:
         """Call the function until every rank has returned from it together."""
         self._open()
-        self._runtime.state = self._state
+        self._runtime.session = self
         try:
             return self._go_on(function)
         finally:
-            self._state.on_commit = self._state.on_non_finite = self._runtime.state = None
+            self._runtime.session = self.state.on_commit = self.state.on_non_finite = None
 
     def _open(self) -> None:
-        state, link = self._state, self._link
+        state, link = self.state, self._link
         if link.config.position is not None:
             try:
                 state.attach(os.fspath(link.config.position))
@@ -184,7 +190,7 @@ class Session:
         else:
             state.begin(self._runtime.rank)
             self._enter_smaller_world()
-        state.on_commit, state.on_non_finite = self._committed, link.saw_non_finite
+        state.on_non_finite = link.saw_non_finite
         self._runtime.world.section += 1
         link.enter(state.step, state.condition())
 
@@ -193,7 +199,7 @@ class Session:
         replicas, runtime = self._link.config.replicas, self._runtime
         if replicas and dist.is_initialized() and dist.get_world_size() < replicas:
             rank, world_size = dist.get_rank(), dist.get_world_size()
-            self._state.enter_world(runtime.rank, rank, world_size, replicas)
+            self.state.enter_world(runtime.rank, rank, world_size, replicas)
 
     def _go_on(self, function: Callable[[], R]) -> R:
         plan = self._link.await_order() if self._link.joins else None
@@ -216,13 +222,14 @@ class Session:
 
     def _attempt(self, function: Callable[[], R], plan: WorldPlan | None) -> tuple[list[R], BaseException | None]:
         """Join the plan's world, if there is one, and call the function once: its result, or why it was left."""
-        state = self._state
+        state = self.state
         try:
             if plan is not None:
                 self._join(plan)
                 if plan.dump:
                     return [], self._dump(plan)
             self._runtime.recorder.phase(Phase.TRAINING)
+            self.watch_commit()
             result = [function()]
         except SystemExit as error:
             self._runtime.recorder.last_words(error)  # to end takes a script its time: the others need not wait for it
@@ -243,7 +250,7 @@ class Session:
         return result, None
 
     def _join(self, plan: WorldPlan) -> None:
-        state, runtime = self._state, self._runtime
+        state, runtime = self.state, self._runtime
         rank = Members.of(plan).rank_of(runtime.rank)
         replicas = plan.replicas or plan.world_size
         runtime.recorder.phase(Phase.REBUILDING)
@@ -269,13 +276,13 @@ class Session:
         Raises:
             CheckpointError: it could not be written.
         """
-        config, step = self._link.config, self._state.step
+        config, step = self._link.config, self.state.step
         directory = Path(plan.dump_to) if plan.dump_to else config.checkpoint_dir
         if directory is None:
             raise CheckpointError(
                 "no directory for checkpoints is known to the manager or to this rank; set TASKD_CHECKPOINT_DIR"
             )
-        path = dump(self._state, directory, step=step, job_id=config.job_id, reason=plan.dump)
+        path = dump(self.state, directory, step=step, job_id=config.job_id, reason=plan.dump)
         self._link.dumped(step)
         if self._link.interrupted:  # a peer was lost meanwhile
             raise Interrupted
@@ -289,8 +296,17 @@ class Session:
             return False  # this process ends; the manager hears why, and replaces it or stops the job
         return self._link.interrupted or kind is FaultKind.RETRY or isinstance(error, RuntimeError)
 
+    def watch_commit(self) -> None:
+        """Look at the next commit: it is the first of a world, or the last before a pause. The others concern nobody.
+
+        The control thread calls this too.
+        """
+        self.state.on_commit = self._committed
+
     def _committed(self, step: int) -> None:
-        if not self._state.shows_steps:
+        if self.state.shows_steps:
+            self.state.on_commit = None  # before the link is asked: an order that comes now puts it back
+        else:
             self._runtime.recorder.step(step)
         if self._link.committed(step):
             raise Interrupted

@@ -68,7 +68,7 @@ class TrainState:
 
     Attributes:
         step: committed steps. Set it once after loading a checkpoint of your own, before training.
-        on_commit: called with the step at the end of each `commit`.
+        on_commit: called with the step at the end of `commit`; the resilient function sets it where a commit is news.
         on_non_finite: called with step and value when the loss given to `commit` is the first that is not finite.
         shows_steps: whether `commit` shows the step in the black box too.
 
@@ -245,7 +245,6 @@ class TrainState:
         self._hooks.reset()
         self._losses.forget()
         self._buffers_touched = False
-        self.shows_steps = False
         self._commits = 0
         self._marks = [scheduler.last_epoch for scheduler in self.parts.schedulers]
         self._empty = self._restoring = False

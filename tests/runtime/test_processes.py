@@ -1,0 +1,30 @@
+"""Whose children processes are, and what they are called."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from taskd.runtime import processes
+from tests.runtime.watched import LIMIT_S
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.mark.parametrize("pid", [0, 4_194_303])
+def test_the_children_of_a_container_whose_session_began_outside_are_nobodys(pid: int) -> None:
+    """Their session and group read as 0 in there."""
+    look = f"from taskd.runtime.processes import orphans; print(orphans({pid}, [], []))"
+    namespace = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    program = ["sh", "-c", 'sleep 60 & "$0" -c "$1"; kill $!', sys.executable, look]
+    done = subprocess.run([*namespace, *program], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    if not done.stdout:
+        pytest.skip(f"no namespace of processes: {done.stderr.strip()}")
+    assert done.stdout == "[]\n"
+
+
+def test_who_is_called_what() -> None:
+    assert processes.name(os.getpid(), time.monotonic()).startswith("py")
+    assert processes.name(os.getpid(), 0.0) == "", "it has started later: another process had that number then"
