@@ -156,9 +156,9 @@ class Node:
                 self._out.append(StopNode(directive.reason, directive.exit_code))
             self.stopped = True
         else:
-            for order in directive.ranks:
-                if order.rank in self.slots:
-                    self._fire(order.rank, Event.DIRECTED)
+            mine = [order.rank for order in directive.ranks if order.rank in self.slots]
+            for rank in sorted(mine, key=lambda rank: self.slots[rank].state is not State.ENDED):  # starts take longest
+                self._fire(rank, Event.DIRECTED)
         return self._flush()
 
     def occupy(self, ranks: tuple[int, ...]) -> list[Action]:

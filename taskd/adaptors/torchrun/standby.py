@@ -30,6 +30,7 @@ from typing import Final, NoReturn
 from typing_extensions import assert_never
 
 from taskd.adaptors.torchrun.command import boot_arguments
+from taskd.adaptors.torchrun.prefault import Range, mapped_files, prefault
 from taskd.adaptors.torchrun.script import forget_start_directory, prepare_rank, run_script
 from taskd.config.process import replace_environment
 from taskd.config.worker import TemplateConfig
@@ -51,6 +52,8 @@ DEFAULT_MODULES: Final = (
 )
 _ACCELERATORS: Final = ("torch.cuda", "torch.xpu", "torch.npu", "torch.mtia")
 _MAX_SHOWN_CHARS: Final = 300
+_BREATH_MS: Final = 1
+"""Between two pieces of the work that a standby does ahead: others train meanwhile."""
 
 
 def template_main() -> NoReturn:
@@ -110,11 +113,12 @@ class Template:
             self._say_hello()
             return None
         gc.collect()
-        gc.freeze()  # the children never write to the pages of what is there now
+        gc.freeze()  # the children's collector never writes to the pages of what is there now
+        files = mapped_files()
         for _ in range(count):
             if _fork_twice():
                 self._link.close()
-                return await_rank(self._path)
+                return await_rank(self._path, files)
         return None
 
     def _say_hello(self) -> None:
@@ -143,9 +147,12 @@ def receive(link: socket.socket) -> ToLocal:
     return decode_to_local(frame)
 
 
-def await_rank(path: str) -> Become:
-    """The life of a standby: wait for the order to become a rank."""
+def await_rank(path: str, files: Iterable[Range]) -> Become:
+    """The life of a standby: make itself ready, as long as there is time, and wait for the order to become a rank."""
     with connect(path, Hello(role="standby", pid=os.getpid())) as link:
+        poller = select.poll()
+        poller.register(link, select.POLLIN)
+        prefault(files, lambda: bool(poller.poll(_BREATH_MS)))
         while True:
             message = receive(link)
             if isinstance(message, Become):

@@ -1,0 +1,65 @@
+"""Gives a forked process its own pages before it needs them.
+
+After a fork each page costs a fault when it is touched: memory is copied when it is written, and of files nothing is
+mapped yet. A standby that became a rank spent half of its time on 4,000 of them.
+
+Rules:
+
+1. Touched is what the template had in memory when it forked, and no more: neither its empty arenas nor the parts of
+   libraries that nobody has used. What cannot be known or done (a kernel before 5.14, say) is left as it is.
+2. It is done by small pieces, with a look in between at whether the process is needed.
+"""
+
+import ctypes
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+PIECE_BYTES: Final = 1 << 21
+_POPULATE_READ, _POPULATE_WRITE = 22, 23
+"""MADV_POPULATE_READ and MADV_POPULATE_WRITE (madvise(2))."""
+_PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
+_ENTRY_BYTES: Final = 8
+_PRESENT: Final = re.compile(rb"[\x80-\xff]+")
+"""Of the last bytes of the entries of /proc/PID/pagemap: bit 63 of an entry says that the page is in memory."""
+Range = tuple[int, int]
+
+
+def mapped_files() -> list[Range]:
+    """Address ranges of the pages of files that this process has read or run. To be asked before a fork."""
+    return list(_present(lambda rights, path: rights in ("r--p", "r-xp") and path.startswith("/")))
+
+
+def prefault(files: Iterable[Range], needed: Callable[[], bool]) -> None:
+    """Map these ranges, and copy all private memory that can be written, until it is done or `needed`."""
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    memory = list(_present(lambda rights, _path: rights == "rw-p"))
+    done = PIECE_BYTES
+    for ranges, advice in ((memory, _POPULATE_WRITE), (files, _POPULATE_READ)):
+        for start, end in ranges:
+            for at in range(start, end, PIECE_BYTES):
+                if done >= PIECE_BYTES and needed():
+                    return
+                size = min(PIECE_BYTES, end - at)
+                madvise(at, size, advice)
+                done = size if done >= PIECE_BYTES else done + size
+
+
+def _present(wanted: Callable[[str, str], bool]) -> Iterator[Range]:
+    """The pages in memory of all mappings whose rights and path are wanted, as ranges."""
+    try:
+        with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+            for line in Path("/proc/self/maps").read_text().splitlines():
+                addresses, rights, _, _, _, *path = line.split(None, 5)
+                start, end = (int(word, 16) for word in addresses.split("-"))
+                if not wanted(rights, path[0] if path else ""):
+                    continue
+                pages = (end - start) // _PAGE_BYTES
+                entries = os.pread(pagemap.fileno(), pages * _ENTRY_BYTES, start // _PAGE_BYTES * _ENTRY_BYTES)
+                for found in _PRESENT.finditer(entries[_ENTRY_BYTES - 1 :: _ENTRY_BYTES]):
+                    yield start + found.start() * _PAGE_BYTES, start + found.end() * _PAGE_BYTES
+    except OSError:
+        return

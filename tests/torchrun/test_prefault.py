@@ -1,0 +1,62 @@
+"""After a fork: the memory is there before it is needed, and whoever is needed sooner does not wait."""
+
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from taskd.adaptors.torchrun.prefault import PIECE_BYTES, mapped_files, prefault
+
+PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+MEMORY_BYTES = 16 * PIECE_BYTES
+PAGES = MEMORY_BYTES // PAGE_BYTES
+
+
+def faults_of_a_child(before: Callable[[], None]) -> int:
+    """What it costs a forked child to write to each page of the memory that its parent has filled."""
+    memory = bytearray(os.urandom(PAGE_BYTES) * PAGES)
+    result, answer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        before()
+        begun = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for at in range(0, MEMORY_BYTES, PAGE_BYTES):
+            memory[at] ^= 1
+        os.write(answer, str(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begun).encode())
+        os._exit(0)
+    os.close(answer)
+    with open(result) as file:
+        faults = int(file.read())
+    assert os.waitpid(child, 0)[1] == 0
+    return faults
+
+
+def test_memory_is_copied_ahead() -> None:
+    files = mapped_files()
+    assert files
+    without, ahead = faults_of_a_child(lambda: None), faults_of_a_child(lambda: prefault(files, lambda: False))
+    assert without >= PAGES // 512, "nothing to be saved: this test would show nothing"
+    assert ahead < without / 4
+
+
+def test_one_that_is_needed_stops_after_a_piece() -> None:
+    asked = 0
+
+    def needed() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked == 3
+
+    prefault((), needed)
+    assert asked == 3
+
+
+def test_without_knowledge_of_its_memory_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert not mapped_files()
+    prefault((), lambda: False)
