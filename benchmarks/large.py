@@ -54,6 +54,8 @@ from taskd.runtime.blackbox import Box
 
 RHYTHM_STEPS = 250
 LARGE_STEPS = 50
+READY_S = 1.0
+"""So long a warm process has to take its page faults ahead."""
 LIMIT_S = 120
 STOP_TRIES = 10_000
 
@@ -135,7 +137,7 @@ def running(directory: Path, args: argparse.Namespace, *, shim: bool, steps: int
 def kill(directory: Path, args: argparse.Namespace, chance: random.Random, *, shim: bool) -> Recovery:
     """Kill a rank of a job."""
     with running(directory, args, shim=shim, steps=LARGE_STEPS) as it:
-        time.sleep(chance.uniform(0.2, 0.7))  # the random moment of the fault
+        time.sleep(READY_S + chance.uniform(0, 0.5))  # the random moment of the fault
         victim = chance.randrange(args.ranks)
         dead = it.logs.starts(victim)[-1]
         clock = PidfdClock(dead)
@@ -150,7 +152,7 @@ def kill(directory: Path, args: argparse.Namespace, chance: random.Random, *, sh
 def stop(directory: Path, args: argparse.Namespace, chance: random.Random) -> Recovery:
     """Stop a rank of a job inside a collective."""
     with running(directory, args, shim=True, steps=RHYTHM_STEPS) as it:
-        time.sleep(chance.uniform(0.2, 0.7))
+        time.sleep(READY_S + chance.uniform(0, 0.5))
         victim = chance.randrange(args.ranks)
         dead = it.logs.starts(victim)[-1]
         stopped_s = stop_in_collective(it.job, dead)

@@ -82,7 +82,7 @@ class Witness:
             return
         if isinstance(message, Account):
             known.account, known.heard_s = message, monotonic()
-        elif known.non_finite is None:
+        else:
             known.non_finite = NonFinite(message.step, message.what, message.value)
 
     def take(

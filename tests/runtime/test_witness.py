@@ -52,7 +52,7 @@ def test_what_it_says_itself_holds_for_a_while(start: Start, monkeypatch: pytest
     assert (known.standing, known.standing_s) == (Standing.EVALUATION, None)
     assert known.stack == ("a.py:3 in f", "a.py:9 in <module>")
     assert [thread.name for thread in known.threads] == ["MainThread"]
-    assert known.non_finite == NonFinite(40, "loss", "nan"), "the first"
+    assert known.non_finite == NonFinite(41, "loss", "inf"), "the newest: the process tells the first of each streak"
     later = time.monotonic() + FRESH_S + 0.1
     monkeypatch.setattr("taskd.runtime.witness.monotonic", lambda: later)
     known = rank.take()
