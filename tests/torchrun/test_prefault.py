@@ -1,5 +1,6 @@
 """After a fork: the memory is there before it is needed, and whoever is needed sooner does not wait."""
 
+import mmap
 import os
 import resource
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from taskd.adaptors.torchrun.prefault import PIECE_BYTES, mapped_files, prefault
 
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 MEMORY_BYTES = 16 * PIECE_BYTES
+MAP_NORESERVE = 0x4000
 PAGES = MEMORY_BYTES // PAGE_BYTES
 
 
@@ -60,3 +62,18 @@ def test_without_knowledge_of_its_memory_nothing_is_done(monkeypatch: pytest.Mon
     monkeypatch.setattr(Path, "read_text", refuse)
     assert not mapped_files()
     prefault((), lambda: False)
+
+
+def test_a_range_that_is_only_reserved_is_not_looked_through() -> None:
+    reserved = mmap.mmap(-1, 1 << 40, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    reserved[0] = 1
+    asked = 0
+
+    def needed() -> bool:
+        nonlocal asked
+        asked += 1
+        return False
+
+    prefault((), needed)
+    assert asked * PIECE_BYTES < 1 << 34
+    reserved.close()

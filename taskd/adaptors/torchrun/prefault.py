@@ -20,6 +20,8 @@ from typing import Final
 PIECE_BYTES: Final = 1 << 21
 _POPULATE_READ, _POPULATE_WRITE = 22, 23
 """MADV_POPULATE_READ and MADV_POPULATE_WRITE (madvise(2))."""
+_LARGEST_BYTES: Final = 1 << 34
+"""A larger mapping is an address range that somebody has reserved; to look through it would take long."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
 _ENTRY_BYTES: Final = 8
 _PRESENT: Final = re.compile(rb"[\x80-\xff]+")
@@ -55,7 +57,7 @@ def _present(wanted: Callable[[str, str], bool]) -> Iterator[Range]:
             for line in Path("/proc/self/maps").read_text().splitlines():
                 addresses, rights, _, _, _, *path = line.split(None, 5)
                 start, end = (int(word, 16) for word in addresses.split("-"))
-                if not wanted(rights, path[0] if path else ""):
+                if end - start > _LARGEST_BYTES or not wanted(rights, path[0] if path else ""):
                     continue
                 pages = (end - start) // _PAGE_BYTES
                 entries = os.pread(pagemap.fileno(), pages * _ENTRY_BYTES, start // _PAGE_BYTES * _ENTRY_BYTES)
