@@ -2,8 +2,10 @@
 
     python -m benchmarks.recovery --rss-gib 1 --json
 
-Method. `scripts/train.py` runs with 4 ranks under taskd; each holds and has touched so much memory, in small pages. A
-new process touches its own from its fifth step on: a script's set-up is not what is measured.
+Method. `scripts/train.py` runs under taskd with as many ranks as there are cores (2 to 4, or `--ranks`); each holds and
+has touched so much memory, in small pages. A new process touches its own from its fifth step on: a script's set-up is
+not what is measured. To take 1 GiB down keeps a core busy for 0.1 s, without a stop for anybody else: where ranks have
+to share cores, that is what `share` shows.
 
 *Killed*: a random rank gets SIGKILL at a random moment; the time is that to the commit, by the last rank, of the first
 step of the world that the rank came back to. Once with the shim, once without it, as often as `--pairs` says. Without

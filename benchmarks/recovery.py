@@ -221,13 +221,18 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--limit-s", type=float, help="a job that takes longer has not recovered (default 40, with --nodes 120)"
     )
-    parser.add_argument("--ranks", type=int, default=4, help="(default 4)")
+    parser.add_argument("--ranks", type=int, help="(default 4; with --rss-gib not more than cores, and 2 at least)")
     parser.add_argument("--step-ms", type=float, default=20, help="least duration of a step (default 20)")
     parser.add_argument("--seed", type=int, default=0, help="of victims and moments")
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     args = parser.parse_args(words)
     if args.nodes is not None and args.nodes < 2:
         parser.error(f"found --nodes {args.nodes}, expected at least 2: one of them is killed")
+    if args.rss_gib is not None and args.rss_gib <= 0:
+        parser.error(f"found --rss-gib {args.rss_gib:g}, expected a size above 0")
+    if args.ranks is not None and args.ranks < 2:
+        parser.error(f"found --ranks {args.ranks}, expected at least 2: one of them is killed")
+    args.ranks = args.ranks or (4 if args.rss_gib is None else max(2, min(4, len(os.sched_getaffinity(0)))))
     args.pairs = args.pairs or (5 if args.nodes is None else 2)
     args.limit_s = args.limit_s or (40 if args.nodes is None else 120)
     args.stock_nnodes = args.stock_nnodes or str(args.nodes)
