@@ -63,7 +63,7 @@ def test_large_ranks(launcher: Launcher) -> None:
     last = last_line(launcher, "benchmarks.recovery", "--rss-gib", "0.1", "--pairs", "1", "--ranks", "2")
     assert last["pairs"] == 1
     assert last["share"] == pytest.approx(last["with_shim_s"] / last["without_shim_s"], rel=0.1)
-    assert 1 < last["hang_to_verdict_s"] < 60  # 2 s after the last progress, and the rank is stopped some time after it
+    assert 1.5 < last["hang_to_verdict_s"] < 60  # 2 s after the last progress; the stop comes later
     assert last["verdict_to_step_s"] > 0
     assert set(last["phases_ms"]) == {"with", "without", "stopped"}
 
