@@ -124,6 +124,17 @@ static PyObject *record(struct taskd_pulse *pulse, int64_t step, int committed)
     return none();
 }
 
+static void show(struct td_progress *progress, int64_t step)
+{
+    uint64_t phase = atomic_load_explicit(&progress->word, memory_order_relaxed) & 0xff;
+    int64_t data_ns = atomic_load_explicit(&progress->data_now_ns, memory_order_relaxed);
+    int64_t work = atomic_load_explicit(&progress->work_now, memory_order_relaxed);
+    atomic_store_explicit(&progress->data_ns, data_ns, memory_order_relaxed);
+    atomic_store_explicit(&progress->work, work, memory_order_relaxed);
+    atomic_store_explicit(&progress->word, (uint64_t)step << TD_PROGRESS_STEP_SHIFT | phase, memory_order_release);
+    atomic_store_explicit(&progress->step_ns, td_now_ns(), memory_order_relaxed);
+}
+
 /* The step that Python counts: state.step has been raised already. */
 static PyObject *commit(PyObject *self, PyObject *number)
 {
@@ -135,10 +146,7 @@ static PyObject *commit(PyObject *self, PyObject *number)
     if (forked(pulse))
         return none();
     PyObject *result = record(pulse, step, 1);
-    struct td_progress *progress = &td_current()->progress;
-    uint64_t phase = atomic_load_explicit(&progress->word, memory_order_relaxed) & 0xff;
-    atomic_store_explicit(&progress->word, (uint64_t)step << TD_PROGRESS_STEP_SHIFT | phase, memory_order_release);
-    atomic_store_explicit(&progress->step_ns, td_now_ns(), memory_order_relaxed);
+    show(&td_current()->progress, step);
     return result;
 }
 

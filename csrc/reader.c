@@ -91,6 +91,9 @@ static void read_progress(struct td_progress *from, struct taskd_reading *out)
     out->phase = (int32_t)(word & 0xff);
     out->step_ns = atomic_load_explicit(&from->step_ns, RELAXED);
     out->phase_ns = atomic_load_explicit(&from->phase_ns, RELAXED);
+    out->data_ns = atomic_load_explicit(&from->data_ns, RELAXED);
+    out->work = atomic_load_explicit(&from->work, RELAXED);
+    out->data_since_ns = atomic_load_explicit(&from->data_since_ns, RELAXED);
 }
 
 static void read_end(struct td_end *from, struct taskd_reading *out)

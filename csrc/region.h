@@ -65,6 +65,11 @@ struct td_progress {
     td_u64 word;
     td_i64 step_ns;
     td_i64 phase_ns;
+    td_i64 data_ns;         /* as it was when the step was committed, like work */
+    td_i64 work;
+    td_i64 data_since_ns;
+    td_i64 data_now_ns;
+    td_i64 work_now;
 };
 
 /* The doorbell is the futex that the beat thread sleeps on; whoever wants its attention adds one and wakes it. */

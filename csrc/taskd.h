@@ -10,7 +10,7 @@
 
 #include <stdint.h>
 
-#define TASKD_VERSION 3
+#define TASKD_VERSION 4
 
 /* How a box says its process ended. */
 #define TASKD_END_NONE 0
@@ -62,8 +62,9 @@
 #define TASKD_HOOK_WAITS 2
 #define TASKD_HOOK_COLLECTIVES 4
 
-/* What taskd_progress points at: the step, shifted left by 8, with the phase; when the step was committed; when the phase began. */
-#define TASKD_PROGRESS_BYTES 24
+/* What taskd_progress points at, 8 bytes each: the step, shifted left by 8, with the phase; when the step was committed;
+ * when the phase began; data_ns, work and data_since_ns as in a reading; data_ns and work as they grow. */
+#define TASKD_PROGRESS_BYTES 64
 
 /* What one reading of a box gives. Every field is whole; fields of different groups may be some ns apart. */
 struct taskd_reading {
@@ -82,6 +83,9 @@ struct taskd_reading {
     int32_t phase;
     int64_t step_ns;
     int64_t phase_ns;
+    int64_t data_ns;        /* so long the main thread has waited for batches until the step was committed */
+    int64_t work;           /* how much those batches held, in the caller's own unit; 0: not known */
+    int64_t data_since_ns;  /* since when the main thread waits for a batch; 0: it does not */
     int32_t life;
     int32_t end_cause;
     int32_t end_status;     /* exit status, if end_cause is TASKD_END_EXIT */

@@ -33,6 +33,10 @@ class LinkError(TaskdError):
     """A peer cannot be reached: an address does not resolve, a port is taken, a socket is gone."""
 
 
+class ProbeError(TaskdError):
+    """A device, disk or network does not do what a node check asks of it. A finding about the node."""
+
+
 class RecoveryError(TaskdError):
     """A phase of a recovery failed on this rank. Caught by the worker loop and reported; users see it in the record."""
 
@@ -55,3 +59,7 @@ class TransitionError(TaskdError):
 
 class RecordError(TaskdError):
     """What was asked for is no process of taskd, no black box, or no record of a job. Nothing was changed."""
+
+
+class ChaosError(TaskdError):
+    """A scene of `taskd chaos` cannot be played here, or not on this process. What was changed has been undone."""

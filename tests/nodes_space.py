@@ -90,6 +90,18 @@ class Space:
         if done.returncode != 0 and not any(text in done.stderr for text in may_fail):
             raise NodesError(f"ip {'; '.join(lines)}: {done.stderr.strip()}")
 
+    def tc(self, line: str) -> None:
+        """Run a command of `tc` on this network."""
+        done = subprocess.run(
+            [*self._enter("--net"), "tc", *line.split()],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={"PATH": _SYSTEM_PATH},
+        )
+        if done.returncode != 0:
+            raise NodesError(f"tc {line}: {done.stderr.strip()}")
+
     def end(self, started: Sequence["subprocess.Popen[bytes]"]) -> None:
         """Kill all processes in it at once; `started` are those that this process has to collect."""
         self._first.kill()

@@ -1,4 +1,4 @@
-"""The command line: `taskd run …`, `taskd drain …`, `taskd blackbox …` and `taskd doctor`.
+"""The command line: `taskd run`, `taskd check`, `taskd drain`, `taskd blackbox`, `taskd chaos` and `taskd doctor`.
 
 Rules:
 
@@ -13,19 +13,23 @@ from collections.abc import Sequence
 import taskd
 
 _USAGE = """usage: taskd run [torchrun's options] SCRIPT [script's arguments]
+       taskd check [--nproc N | --manager HOST:PORT] [--json] [--seconds SECONDS]
        taskd drain NODE [--manager HOST:PORT] [--timeout SECONDS]
        taskd blackbox [FILE|PID|RUN_DIR] [--json] [--all]
+       taskd chaos SCENE [scene's options]
        taskd doctor [--json]
        taskd --version
 
 run      torchrun with taskd switched on; takes every option of torchrun
+check    how fast this machine computes, copies, sends and writes, and whether it does so right
 drain    move the ranks of a node to a spare one, at a step boundary
 blackbox what is recorded of a process or a job, also of a dead one
+chaos    play a fault on a running job, and undo it
 doctor   whether taskd is in place, fits the installed torch, and what is switched on
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:  # noqa: PLR0911 - one for each command
     """Run one command. Returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     match words:
@@ -33,6 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from taskd.cli.run import run
 
             return run(rest)
+        case ["check", *rest]:
+            from taskd.cli.check import check
+
+            return check(rest)
         case ["drain", *rest]:
             from taskd.cli.drain import drain
 
@@ -41,6 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from taskd.cli.blackbox import blackbox
 
             return blackbox(rest)
+        case ["chaos", *rest]:
+            from taskd.cli.chaos import chaos
+
+            return chaos(rest)
         case ["doctor", *rest]:
             from taskd.cli.doctor import doctor
 
@@ -53,5 +65,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         case _:
             found = f"found {words[0]!r}" if words else "found no command"
-            print(f"taskd: {found}, expected run, drain, blackbox or doctor\n{_USAGE}", end="", file=sys.stderr)
+            known = "run, check, drain, blackbox, chaos or doctor"
+            print(f"taskd: {found}, expected {known}\n{_USAGE}", end="", file=sys.stderr)
             return 2

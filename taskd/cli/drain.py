@@ -12,7 +12,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from taskd.config.address import Address, is_host, manager_address, parse_address
+from taskd.cli.arguments import manager_argument
+from taskd.config.address import Address, is_host, manager_address
 from taskd.config.manager import job_id
 from taskd.config.process import environment
 from taskd.config.reading import Source
@@ -62,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("node", metavar="NODE", type=_node, help="number of the node's place, from 0, or its host name")
-    parser.add_argument("--manager", metavar="HOST:PORT", type=_address, help="where the job's manager is")
+    parser.add_argument("--manager", metavar="HOST:PORT", type=manager_argument, help="where the job's manager is")
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
@@ -77,13 +78,6 @@ def _node(text: str) -> str:
     if not is_host(text):
         raise argparse.ArgumentTypeError(f"found {text!r}, expected a place's number, like 3, or a node's host name")
     return text
-
-
-def _address(text: str) -> Address:
-    address = parse_address(text)
-    if address is None:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected host:port, like node0:9601 or [::1]:9601")
-    return address
 
 
 def _seconds(text: str) -> float:

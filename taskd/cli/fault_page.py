@@ -9,12 +9,12 @@ from taskd.cli.tables import ALARM, GOOD, QUIET, VICTIM, Listing, Row, block, he
 from taskd.core.account import operation
 from taskd.core.endings import died_of, signal_name
 from taskd.core.evidence import Collective, Evidence, RunState
-from taskd.core.verdict import Kind, names
+from taskd.core.verdict import PACES, Kind, names
 from taskd.runtime.chronicle import FaultEntry, Recovery, VerdictEntry
 from taskd.runtime.faultfile import FaultRecord
 
-REPORTED: Final = frozenset(kind.name for kind in (Kind.NON_FINITE, Kind.ORPHANED, Kind.SLOW))
-"""Kinds that are told and not acted on."""
+REPORTED: Final = frozenset(kind.name for kind in (Kind.NON_FINITE, Kind.ORPHANED, *PACES))
+"""Kinds that are told, and no recovery comes of them by itself."""
 _WHY: Final = ". Why: "
 """Between what has happened and the reason, in a verdict's sentence."""
 _FACTS: Final = 8

@@ -40,6 +40,8 @@ class AgentConfig:
     heartbeat_s: float
     manager_wait_s: float
     checkpoint_dir: Path | None = None
+    node_check: bool = False
+    exclude_straggler: bool = False
 
     @classmethod
     def from_environment(
@@ -62,6 +64,8 @@ class AgentConfig:
             heartbeat_s=source.seconds(settings.HEARTBEAT_S),
             manager_wait_s=source.seconds(settings.MANAGER_WAIT_S),
             checkpoint_dir=source.path(settings.CHECKPOINT_DIR),
+            node_check=source.switch(settings.NODE_CHECK),
+            exclude_straggler=source.switch(settings.EXCLUDE_STRAGGLER),
         )
 
 

@@ -12,7 +12,7 @@ from taskd.config.reading import Source
 from taskd.config.rundir import run_dir
 from taskd.config.schema import unknown_names
 from taskd.config.security import Security
-from taskd.core.policy import Deadlines, Membership, Policy, Tempo
+from taskd.core.policy import Deadlines, Membership, NodeCheck, Policy, Tempo
 from taskd.errors import ConfigError
 
 _SUSPECT_HEARTBEATS = Membership().suspect_s / Membership().heartbeat_s
@@ -79,10 +79,15 @@ def job_id(source: Source) -> str:
 
 
 def _policy(source: Source) -> Policy:
+    nodes, per_node = source.whole(settings.NODE_NUMS), source.whole(settings.PROC_PER_NODE)
+    stages = source.whole(settings.PIPELINE_STAGES)
+    if nodes * per_node % stages:
+        expected = f"a divisor of the {nodes * per_node} ranks of the job"
+        raise source.refuse(settings.PIPELINE_STAGES, stages, expected)
     return Policy(
         job_id=job_id(source),
-        node_count=source.whole(settings.NODE_NUMS),
-        ranks_per_node=source.whole(settings.PROC_PER_NODE),
+        node_count=nodes,
+        ranks_per_node=per_node,
         allowed=source.strategies(settings.STRATEGY),
         max_restarts=source.whole_or_none(settings.MAX_RESTARTS),
         restart_window_s=source.seconds_or_none(settings.RESTART_WINDOW) or None,
@@ -90,9 +95,14 @@ def _policy(source: Source) -> Policy:
         sized_wait_s=_sized_wait_s(source),
         dump_to=str(source.path(settings.CHECKPOINT_DIR) or ""),
         recover_hangs=source.switch(settings.HANG_RECOVERY),
+        recover_slow=source.switch(settings.SLOW_RECOVERY),
+        pipeline_stages=stages,
         tempo=_tempo(source),
         deadlines=_deadlines(source),
         membership=_membership(source),
+        node_check=NodeCheck(
+            timeout_s=source.seconds(settings.NODE_CHECK_TIMEOUT_S), margin=source.factor(settings.NODE_CHECK_MARGIN)
+        ),
     )
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from taskd.config.schema import Reader
-from taskd.config.settings import SETTINGS
+from taskd.config.schema import Reader, Setting
+from taskd.config.settings import ENABLED, SETTINGS
 
 RANK_VARIABLES: Final = frozenset(
     ("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RESTART_COUNT")
@@ -15,9 +15,15 @@ RANK_VARIABLES: Final = frozenset(
 """torchrun's variables that tell one rank from another."""
 
 
+def ask_for(setting: Setting) -> None:
+    """Switch a setting on for this process and its children, as its option of torchrun's command line does."""
+    assert setting.variable is not None
+    os.environ[setting.variable] = "on"
+
+
 def enable() -> None:
     """Switch taskd on for this process and its children."""
-    os.environ["TASKD_PROCESS_ENABLE"] = "on"
+    ask_for(ENABLED)
 
 
 def environment() -> dict[str, str]:

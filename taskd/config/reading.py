@@ -72,6 +72,10 @@ class Source:
         """The seconds of a setting, or None if it is not given and has no default."""
         return self._bounded(setting, self._read(setting, _seconds))
 
+    def factor(self, setting: Setting) -> float:
+        """The number of a setting that is required or has a default."""
+        return self._required(setting, self._bounded(setting, self._read(setting, _seconds)))
+
     def switch(self, setting: Setting) -> bool:
         """Whether a setting is on."""
         return self._required(setting, self._read(setting, _switch))

@@ -22,6 +22,7 @@ class Kind(Enum):
     TEXT = "text that is not empty"
     WHOLE = "a whole number"
     SECONDS = "a number of seconds"
+    FACTOR = "a number"
     SWITCH = "on or off"
     COMMAND = "a command line"
     MODULES = "names of modules, separated by commas"
@@ -61,7 +62,7 @@ class Setting:
     @property
     def expected(self) -> str:
         """What a value must be, in words."""
-        if self.kind in (Kind.WHOLE, Kind.SECONDS):
+        if self.kind in (Kind.WHOLE, Kind.SECONDS, Kind.FACTOR):
             return f"{self.kind.value} from {self.minimum:g} to {self.maximum:.0f}"
         return str(self.kind.value)
 

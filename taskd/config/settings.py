@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from taskd.config.schema import Kind, Reader, Setting, UnknownName, unknown_names
-from taskd.core.policy import Deadlines, Membership, Policy, Tempo
+from taskd.core.policy import Deadlines, Membership, NodeCheck, Policy, Tempo
 
 PREFIX: Final = "TASKD_"
 EMBEDDED: Final = "embedded"
@@ -24,6 +24,7 @@ _WORKER: Final = (Reader.WORKER,)
 _DEADLINES: Final = Deadlines()
 _MEMBERSHIP: Final = Membership()
 _TEMPO: Final = Tempo()
+_CHECK: Final = NodeCheck()
 _POLICY: Final = Policy(job_id="", node_count=1, ranks_per_node=1)
 _DAY_S: Final = 86_400
 
@@ -137,6 +138,17 @@ HANG_RECOVERY = Setting(
     "TASKD_HANG_RECOVERY", "hang_recovery", Kind.SWITCH, "on", _MANAGER,
     "A job that makes no progress is recovered: whoever holds it up is replaced. Off: it is only told who that is.",
 )  # fmt: skip
+SLOW_RECOVERY = Setting(
+    "TASKD_SLOW_RECOVERY", "slow_recovery", Kind.SWITCH, "off", _MANAGER,
+    "A node that has become slower than the others by 10 % or more gives its place to a node that waits for one. "
+    "Off: it is only told of.",
+)  # fmt: skip
+PIPELINE_STAGES = Setting(
+    "TASKD_PIPELINE_STAGES", "pipeline_stages", Kind.WHOLE, f"{_POLICY.pipeline_stages}", _MANAGER,
+    "Stages of the job's pipeline, if it has one: a stage that has always had more to do than the others is then told "
+    "as that, and accuses nobody. Ranks are numbered stage by stage, as by Megatron-LM, or by a device mesh that "
+    "begins with the pipeline.", 1, 100_000,
+)  # fmt: skip
 HANG_MIN_S = Setting(
     "TASKD_HANG_MIN_S", "hang_min_s", Kind.SECONDS, f"{_TEMPO.floor_s:g}", _MANAGER,
     "No silence shorter than this is a hang. Longer ones are if the job's own rhythm does not explain them: by default "
@@ -154,6 +166,24 @@ HANG_PHASE_S = Setting(
     "TASKD_HANG_PHASE_S", "hang_phase_s", Kind.SECONDS, f"{_TEMPO.phase_s:g}", _MANAGER,
     "The same in the first evaluation and in the first checkpoint; later ones may take 3 times as long as the longest.",
     0.5, 7 * _DAY_S,
+)  # fmt: skip
+NODE_CHECK = Setting(
+    "TASKD_NODE_CHECK", None, Kind.SWITCH, "off", _AGENT,
+    "Nodes are checked before they may train: each for itself, and in pairs. The same as torchrun's `--node-check`.",
+)  # fmt: skip
+EXCLUDE_STRAGGLER = Setting(
+    "TASKD_EXCLUDE_STRAGGLER", None, Kind.SWITCH, "off", _AGENT,
+    "A node that the check finds slow is excluded too, and not only told of. The same as `--exclude-straggler`.",
+)  # fmt: skip
+NODE_CHECK_TIMEOUT_S = Setting(
+    "TASKD_NODE_CHECK_TIMEOUT_S", "node_check_timeout_s", Kind.SECONDS, f"{_CHECK.timeout_s:g}", _MANAGER,
+    "A node check that has not ended after so long has failed. Once others have ended, the time shrinks to what they "
+    "have shown to be enough.", 1, 3600,
+)  # fmt: skip
+NODE_CHECK_MARGIN = Setting(
+    "TASKD_NODE_CHECK_MARGIN", "node_check_margin", Kind.FACTOR, f"{_CHECK.margin:g}", _MANAGER,
+    "A node that computes or copies so many times slower than the others is slow; a link or disk may be 1.5 and 2 "
+    "times, a latency 3 times as far off. Machines that only this job uses differ little: 1.2 suits them.", 1.05, 100,
 )  # fmt: skip
 MANAGER = Setting(
     "TASKD_MANAGER", None, Kind.ADDRESS, None, _AGENT,

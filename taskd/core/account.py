@@ -88,6 +88,10 @@ def _slow(known: Evidence) -> str:
     return f"needs {pace.own_s:.3g} s of its own for a step (over {pace.steps} steps)" if pace is not None else ""
 
 
+def _loading(known: Evidence) -> str:
+    return f"waits {known.pace.data_s:.3g} s for the data of a step" if known.pace is not None else ""
+
+
 def _orphans(known: Evidence) -> str:
     orphans = known.process.orphans if known.process is not None else ()
     return f"has left {len(orphans)} child process{'es' * (len(orphans) != 1)} without a parent: {_children(orphans)}"
@@ -134,6 +138,10 @@ WORDS: Final[Mapping[Kind, Callable[[Evidence], str]]] = {
     Kind.NON_FINITE: _loss,
     Kind.ORPHANED: _orphans,
     Kind.SLOW: _slow,
+    Kind.SLOW_NODE: _slow,
+    Kind.SLOW_LOADING: _loading,
+    Kind.SLOW_NETWORK: lambda _: "waits longer in collectives than before",
+    Kind.UNEVEN: _slow,
     Kind.STALLED: lambda _: "makes no progress",
     Kind.WAITING: lambda _: "waits for somebody else",
     Kind.COLLATERAL: lambda e: f"has failed because of that: {_error(e) if e.error else explain(e)}",

@@ -138,7 +138,7 @@ class Attempts:
         if self._failures >= self._patience(record):
             self._tried[record.strategy, record.restart] = "it has failed for this fault"
             self._failures = 0
-        if self.world.candidates and self.world.blames_node():
+        if self.world.usable() and self.world.blames_node():
             self._tried[Strategy.RECOVER_IN_PLACE, False] = "the process says that its node is at fault"
         if self.world.vacant and not self.has_quorum():
             decision = Decision(Strategy.RECOVER, False, "too few nodes are heard to go on without the others")

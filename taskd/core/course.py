@@ -30,6 +30,8 @@ class Course(Inquest):
     _cut_off_s: float = 0.0
     """When too few were heard the last time. Whoever was cut off with them is given time to be heard again."""
     _alone_since_s: float | None = None
+    drained_for: str = ""
+    """Why a node is to be emptied, if it is not on an operator's word."""
 
     # ---- while training, and from there into a fault
 
@@ -301,9 +303,24 @@ class Course(Inquest):
             text = f"node {', '.join(map(str, grown))} has come (back)"
             self._rearrange(Strategy.ELASTIC_TRAINING, text, {}, restart=anew)
 
+    def drain_refusal(self, node: str, place: int | None) -> str:
+        """Why the node that was named, at this place, cannot be emptied; "" if it can."""
+        if place is None:
+            known = ", ".join(f"{p} ({view.status.host})" for p, view in sorted(self.world.nodes.items()))
+            return f"found no node {node!r} in the job, expected one of {known}"
+        if self.phase is not Phase.RUNNING:
+            return f"the job is {self.phase.value}, expected it to train; try again when it does"
+        if len(self.world.places) < 2:
+            return "it is the only node, and its state can come from no other; start a second one first"
+        if self.world.candidate_for(place) is None:
+            return "no node waits for its place; start one more torchrun first"
+        if self.world.situation(no_donor=False).uncooperative:
+            return "the ranks are not inside a resilient function"
+        return ""
+
     def drain(self, node_rank: int) -> None:
-        """Move the ranks of a living node to one that waits, on an operator's word."""
-        text = f"node {node_rank} is drained"
+        """Move the ranks of a living node to one that waits: an operator wants it so, or the node is slow."""
+        text, self.drained_for = self.drained_for or f"node {node_rank} is drained", ""
         self._rearrange(Strategy.RECOVER, text, dict.fromkeys(self.world.on_node(node_rank), text))
         self._drained = node_rank
 
@@ -339,6 +356,7 @@ class Course(Inquest):
     def follow(self, _node_rank: int) -> None:
         """The agents know a newer world than this manager: what they carry is the truth."""
         self.record = None
+        self.forget_paces()
         for node in self.world.nodes.values():
             self.world.admit(node.status, self._now_s)
         ledger = max((node.status for node in self.world.nodes.values()), key=age).ledger

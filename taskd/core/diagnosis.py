@@ -23,20 +23,6 @@ from taskd.core.rhythm import Hang
 from taskd.core.scene import Cut, Found, Rule, Scene
 from taskd.core.verdict import Finding, Kind, Verdict, names, ranked
 
-SLOW_FACTOR: Final = 1.4
-"""A rank is slow that needs so many times what the others need for a step...
-
-Where ranks share cores, the others need longer too as long as all compute: one that computes twice as long was measured
-to need 1.5 to 1.9 times what they need. In even jobs of four ranks on two cores the worst mostly needed 1.25 times of
-it; on cores with five times as much other work, 1.4 times was seen now and then.
-"""
-SLOW_SHARE: Final = 0.15
-"""... and the difference is so much of the step..."""
-SLOW_MIN_S: Final = 0.005
-"""... and at least this long: what is shorter, the scheduler of a shared machine does to anybody."""
-SLOW_STEPS: Final = 10
-"""... over so many steps at least (and 6 s of them, see `runtime/pace.py`)."""
-
 
 def diagnose(
     evidence: Mapping[int, Evidence],
@@ -130,25 +116,6 @@ def _orphaned(scene: Scene) -> Found | None:
     return Found([finding(rank, Kind.ORPHANED, scene.evidence[rank]) for rank in left]) if left else None
 
 
-def _slow(scene: Scene) -> Found | None:
-    paces = {
-        rank: known.pace
-        for rank, known in scene.evidence.items()
-        if known.pace is not None and known.pace.steps >= SLOW_STEPS
-    }
-    owns = sorted(pace.own_s for pace in paces.values())
-    if len(owns) < 2:
-        return None
-    usual_s = owns[(len(owns) - 1) // 2]
-    slow = [
-        rank
-        for rank, pace in paces.items()
-        if pace.own_s >= SLOW_FACTOR * usual_s and pace.own_s - usual_s >= max(SLOW_SHARE * pace.step_s, SLOW_MIN_S)
-    ]
-    more = f", where the others need {usual_s:.3g} s"
-    return Found([finding(rank, Kind.SLOW, scene.evidence[rank], more=more) for rank in slow]) if slow else None
-
-
 RULES: Final = (
     Rule(by_themselves, "it failed by itself"),
     Rule(mismatched, "of one collective, by communicator and number, all ranks must make the same call"),
@@ -164,5 +131,4 @@ RULES: Final = (
     Rule(unknown, "nothing that is known singles out a rank"),
     Rule(_not_finite, "it was the first to see it", suffering=False),
     Rule(_orphaned, "its parent has ended", suffering=False),
-    Rule(_slow, "the others spend the difference waiting for it", suffering=False),
 )

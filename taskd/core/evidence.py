@@ -215,16 +215,17 @@ class NonFinite:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The newest `steps` steps of a rank: the whole step, and how much of it was spent inside collectives."""
+    """The newest `steps` steps of a rank: the whole step, and how much of it was spent in collectives and for data."""
 
     steps: int
     step_s: float
     waited_s: float
+    data_s: float = 0.0
 
     @property
     def own_s(self) -> float:
         """What the rank itself needs for a step."""
-        return self.step_s - self.waited_s
+        return self.step_s - self.waited_s - self.data_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,11 @@ Rules:
 
 1. A gap is named by the step after which it came. Nobody has to say what it was.
 2. Gaps whose lengths differ by less than a factor of two are of one kind. Four of a kind at equal distances are a
-   regular gap (an evaluation, a checkpoint): it is expected at each multiple of that distance, and nowhere else.
+   regular gap (an evaluation, a checkpoint): it is expected at each multiple of that distance, and nowhere else. If
+   twice as many others of that kind lie between them, it is chance; and if it stays away as often, it has been.
 3. All others are irregular (now and then a slow step): one may come after any step.
-4. What is remembered is bounded: 16 kinds of each sort, 16 gaps of a kind. An irregular kind that has not been seen for
-   10,000 steps is forgotten; a regular one stays, since it matters at its own steps alone.
+4. What is remembered is bounded: 16 kinds of each sort, 16 gaps of a kind and its longest. An irregular kind that has
+   not been seen for 10,000 steps is forgotten; a regular one stays while it comes: it matters at its own steps alone.
 """
 
 from collections import deque
@@ -27,16 +28,26 @@ class _Gap:
     length_s: float
 
 
+_NONE: Final = _Gap(-REMEMBERED_STEPS, 0.0)
+
+
 @dataclass(slots=True)
 class _Kind:
     """Gaps of about one length; with a period, they come at each multiple of it."""
 
     gaps: deque[_Gap] = field(default_factory=lambda: deque(maxlen=GAPS_OF_A_KIND))
     period: int = 0
+    peak: _Gap = _NONE
+    """The longest, also when newer ones have taken its place among the gaps."""
+
+    def add(self, gap: _Gap) -> None:
+        self.gaps.append(gap)
+        if gap.length_s >= self.peak.length_s or gap.after - self.peak.after > REMEMBERED_STEPS:
+            self.peak = max(self.gaps, key=lambda one: one.length_s)
 
     @property
     def longest_s(self) -> float:
-        return max(gap.length_s for gap in self.gaps)
+        return self.peak.length_s
 
     @property
     def newest(self) -> int:
@@ -44,6 +55,10 @@ class _Kind:
 
     def due(self, after: int) -> bool:
         return self.period > 0 and (after - self.newest) % self.period == 0
+
+    def has_stopped(self, after: int) -> bool:
+        """Whether it has not come as often in a row as it had come before it was held to be regular."""
+        return (after - self.newest) // self.period > _IN_A_ROW
 
     def alike(self, length_s: float) -> bool:
         return self.longest_s / _ALIKE < length_s < min(gap.length_s for gap in self.gaps) * _ALIKE
@@ -54,12 +69,16 @@ class _Kind:
         for earlier in sorted(at, reverse=True):
             period = self.newest - earlier
             row = [self.newest - period * back for back in range(_IN_A_ROW)]
-            if period > 0 and all(step in at for step in row):
+            between = sum(row[-1] < step < row[0] for step in at) - (_IN_A_ROW - 2)
+            if period > 0 and all(step in at for step in row) and between < 2 * _IN_A_ROW:
                 found = _Kind(period=period)
-                found.gaps.extend(at[step] for step in reversed(row))
-                rest = [gap for gap in self.gaps if gap.after not in row]
+                for step in reversed(row):
+                    found.add(at[step])
+                rest, peak = [gap for gap in self.gaps if gap.after not in row], self.peak
                 self.gaps.clear()
-                self.gaps.extend(rest)
+                self.peak = _NONE if peak.after in row else peak
+                for gap in rest:
+                    self.add(gap)
                 return found
         return None
 
@@ -74,15 +93,18 @@ class Gaps:
     def add(self, after: int, length_s: float) -> None:
         """After step `after`, the next one was a gap of `length_s` away."""
         gap = _Gap(after, length_s)
+        for old in [kind for kind in self._regular if kind.has_stopped(after)]:
+            self._regular.remove(old)
+            self._irregular.append(_Kind(old.gaps, peak=old.peak))
         due = [kind for kind in self._regular if kind.due(after)]
         if due:
-            min(due, key=lambda kind: abs(kind.longest_s - length_s)).gaps.append(gap)
+            min(due, key=lambda kind: abs(kind.longest_s - length_s)).add(gap)
             return
         kind = next((kind for kind in self._irregular if kind.alike(length_s)), None)
         if kind is None:
             kind = _Kind()
             self._irregular.append(kind)
-        kind.gaps.append(gap)
+        kind.add(gap)
         regular = kind.regular_part()
         if regular is not None:
             self._regular.append(regular)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from taskd.core.attempts import Attempts
 from taskd.core.diagnosis import lost_with_node
-from taskd.core.evidence import Evidence, Pace
+from taskd.core.evidence import Evidence
 from taskd.core.notices import Notices
 from taskd.core.phases import LIVE, Note, Phase
 from taskd.core.rhythm import Hang
@@ -60,8 +60,8 @@ class Inquest(Notices):
                 self._close_case()
                 self.watch.close()
             self.step = max(self.step, step)
-        for pace in status.paces:
-            self._paces[pace.rank] = Pace(pace.steps, pace.step_s, pace.waited_s)
+            if status.spans:
+                self.note_spans(status.spans)
 
     def note_testimony(self, agent_id: str, inquiry: int, evidence: Mapping[int, Evidence]) -> None:
         """What an agent knows of its processes."""
@@ -194,7 +194,7 @@ class Inquest(Notices):
     def _succeed(self) -> None:
         Attempts._succeed(self)
         self._close_case()
-        self._paces.clear()
+        self.forget_paces()
         self._not_finite.clear()
         self.watch.begin(self._now_s)
 

@@ -2,24 +2,26 @@
 
 Rules:
 
-1. A rank is told of as slow when it was slower than the others in `SLOW_IN_A_ROW` comparisons, once, and again only
-   after it was not.
+1. What has become slow is told once, and again only after it was not (`stragglers`). If the job wants it, and the
+   machine is to blame, its node leaves: at once, or when a spare comes while it still is slow.
 2. Losses that are not finite within 100 steps are one fault: the first of a rank, and what it has done to the others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from taskd.core.attempts import Attempts
 from taskd.core.diagnosis import diagnose
-from taskd.core.evidence import Evidence, Pace
-from taskd.core.phases import Diagnosed
-from taskd.core.verdict import Kind, Verdict
+from taskd.core.evidence import Evidence
+from taskd.core.phases import Diagnosed, Note
+from taskd.core.stragglers.detector import Layout
+from taskd.core.stragglers.exclusion import Exclusion, exclusion
+from taskd.core.stragglers.pacing import Pacing
+from taskd.core.stragglers.verdict import Straggler
+from taskd.core.verdict import Verdict
 from taskd.core.watch import Watch
+from taskd.wire.messages import RankSpan
 
-PACE_S = 2.0
-"""So often the paces of the ranks are compared."""
-SLOW_IN_A_ROW = 2
 _ONE_STREAK_STEPS = 100
 
 
@@ -29,10 +31,13 @@ class Notices(Attempts):
 
     watch: Watch = field(default_factory=Watch)
     _fault_since_s: float | None = None
-    _paces: dict[int, Pace] = field(default_factory=dict)
+    _pacing: Pacing | None = None
+    """Of the present world."""
     _compared_s: float = 0.0
-    _slow: dict[int, int] = field(default_factory=dict)
-    """How often in a row a rank was found slow."""
+    _slow: list[Straggler] = field(default_factory=list)
+    """Whose nodes may have to leave."""
+    _refused: set[str] = field(default_factory=set)
+    """Why none of them did, as far as it was told."""
     _not_finite: dict[int, Evidence] = field(default_factory=dict)
     _told_not_finite: tuple[int, ...] = ()
 
@@ -51,19 +56,41 @@ class Notices(Attempts):
             )
         )
 
-    def compare_paces(self) -> None:
-        """Tell of ranks that have become slow."""
-        if self._now_s - self._compared_s < PACE_S or not self._paces:
-            return
+    def note_spans(self, spans: Sequence[RankSpan]) -> None:
+        """What ranks say of their newest steps."""
+        if self._pacing is None:
+            world = self.world
+            crowded = any(0 < view.status.cores < len(view.status.ranks) for view in world.nodes.values())
+            stages = {rank: self.policy.stage_of(rank) for rank in world.ranks}
+            nodes = {rank: view.node_rank for rank, view in world.ranks.items()}
+            self._pacing = Pacing(Layout(nodes, stages), crowded=crowded)
+        self._pacing.hear(spans)
+
+    def forget_paces(self) -> None:
+        """The world is another one."""
+        self._pacing = None
+        self._slow.clear()
+        self._refused.clear()
+
+    def compare_paces(self) -> Exclusion | None:
+        """Tell of what has become slow. Returns whose node is to leave for that, if one is."""
+        if self._pacing is None or self._now_s - self._compared_s < self._pacing.every_s:
+            return None
         self._compared_s = self._now_s
-        paces = {rank: pace for rank, pace in self._paces.items() if rank in self.world.ranks}
-        evidence = {rank: Evidence(self.world.ranks[rank].node_rank, pace=pace) for rank, pace in paces.items()}
-        verdict = diagnose(evidence)
-        slow = verdict.culprits if verdict is not None and verdict.kind is Kind.SLOW else ()
-        self._slow = {rank: self._slow.get(rank, 0) + 1 for rank in slow}
-        if verdict is not None and SLOW_IN_A_ROW in self._slow.values():
+        for found in self._pacing.found():
             self.faults += 1
-            self.tell(verdict, evidence, reported=True)
+            self.tell(*self._pacing.verdict(found), reported=True)
+            if self.policy.recover_slow and found.accused:
+                self._slow.append(found)
+        self._slow = [found for found in self._slow if self._pacing.lasts(found)]
+        for found in self._slow:
+            leaves = exclusion(found, self._pacing.layout, len(self.world.usable()), even=self._pacing.knows_work)
+            if leaves.places:
+                return leaves
+            if leaves.reason not in self._refused:
+                self._refused.add(leaves.reason)
+                self._out.append(Note(f"no node leaves for being slow: {leaves.reason}"))
+        return None
 
     def tell_not_finite(self, seen: Mapping[int, Evidence]) -> None:
         """Tell of losses that were NaN or infinite, with the rank that was the first to see one."""

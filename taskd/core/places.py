@@ -110,9 +110,13 @@ class Places:
 
     def candidate_for(self, place: int) -> str | None:
         """The agent that should get a place: the one whose launcher meant it for that, else any that is free."""
-        free = [view.status for name, view in self.candidates.items() if name not in self.excluded]
-        usable = sorted((status.wants != place, status.agent_id) for status in free if not status.leaving)
+        usable = sorted((status.wants != place, status.agent_id) for status in self.usable() if not status.leaving)
         return usable[0][1] if usable else None
+
+    def usable(self) -> list[NodeStatus]:
+        """The candidates that may get a place: not excluded, and checked if they are to be."""
+        free = [view.status for name, view in self.candidates.items() if name not in self.excluded]
+        return [status for status in free if may_train(status)]
 
     def assign(self, place: int, agent_id: str) -> None:
         """Give a place to a candidate."""
@@ -167,7 +171,7 @@ class Places:
 
     def _has_most(self, members: Mapping[int, str], heard: Collection[NodeStatus]) -> bool:
         """`members` by place. A node that has said itself that it leaves cannot go on elsewhere: it does not count."""
-        views = self._views()
+        views = self.views()
         left = {view.status.agent_id for view in views if view.status.leaving}
         members = {place: agent_id for place, agent_id in members.items() if agent_id not in left}
         names = {status.agent_id for status in heard}
@@ -185,7 +189,7 @@ class Places:
             return set()
         last_s: dict[str, float] = {}
         new_s: dict[int, float] = {}
-        for view in self._views():
+        for view in self.views():
             status = view.status
             last_s[status.agent_id] = max(view.heard_s, last_s.get(status.agent_id, 0.0))
             if status.agent_id in heard and view.new_since_s is not None:
@@ -196,14 +200,15 @@ class Places:
             if place not in self.wanted and new_s.get(place, 0.0) > last_s.get(agent_id, 0.0)
         }
 
-    def _views(self) -> list[NodeView]:
+    def views(self) -> list[NodeView]:
+        """All nodes: those that hold a place, and those that wait for one."""
         return [*self.nodes.values(), *self.candidates.values()]
 
     def _heard(self, now_s: float, policy: Membership) -> list[NodeStatus]:
         """Who was heard since the time at which any node that is suspected by now fell silent."""
         dead = {self.holders.get(place) for place in self.dead_nodes}
         since_s = now_s - (policy.suspect_s - policy.heartbeat_s)
-        views = [view for view in self._views() if view.heard_s > since_s]
+        views = [view for view in self.views() if view.heard_s > since_s]
         return [view.status for view in views if view.status.agent_id not in dead and not view.status.leaving]
 
     # ---- silence
@@ -243,6 +248,11 @@ class Places:
     def table(self) -> tuple[Place, ...]:
         """Who holds what."""
         return tuple(Place(node_rank=place, agent_id=holder) for place, holder in sorted(self.holders.items()))
+
+
+def may_train(status: NodeStatus) -> bool:
+    """Whether a node wants no check, or has passed it."""
+    return status.check is None or not status.check.wants or status.check.cleared
 
 
 def age(status: NodeStatus) -> tuple[int, int, int]:

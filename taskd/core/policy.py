@@ -68,6 +68,20 @@ class Tempo:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeCheck:
+    """How long nodes that are checked are waited for, in seconds, and how different they may be."""
+
+    timeout_s: float = 300.0
+    """A round of trials."""
+    gather_s: float = 600.0
+    """All nodes of a job that forms, before those that are there are checked without the others."""
+    last_call_s: float = 30.0
+    """The same when as many are there as torchrun's MIN of `--nnodes=MIN:MAX`."""
+    margin: float = 2.0
+    """So many times slower than the others a node may compute. CPUs that several nodes share differ by 1.5."""
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """All that the manager's core needs to know about a job."""
 
@@ -93,10 +107,19 @@ class Policy:
     """Faults of one rank, at one step, with one cause, without a committed step between them, that end the job."""
     recover_hangs: bool = True
     """Whether a hang is recovered from, or only told."""
+    recover_slow: bool = False
+    """Whether a node that has become slow gives its place to a spare, or is only told of."""
+    pipeline_stages: int = 1
+    """Ranks are numbered stage by stage."""
     tempo: Tempo = Tempo()
     """When silence is a hang."""
     deadlines: Deadlines = Deadlines()
     membership: Membership = Membership()
+    node_check: NodeCheck = NodeCheck()
+
+    def stage_of(self, rank: int) -> int:
+        """The stage of the pipeline that a rank is in."""
+        return rank * self.pipeline_stages // self.world_size
 
     @property
     def world_size(self) -> int:

@@ -115,24 +115,10 @@ class Recovery(Course):
         """An operator wants a node empty: why that cannot be, or "", and what is done."""
         self._now_s = now_s
         place = self.world.named(node)
-        refusal = self._drain_refusal(node, place)
+        refusal = self.drain_refusal(node, place)
         if not refusal and place is not None:
             self._fire(Event.DRAINED, place)
         return refusal, self._flush()
-
-    def _drain_refusal(self, node: str, place: int | None) -> str:
-        if place is None:
-            known = ", ".join(f"{p} ({view.status.host})" for p, view in sorted(self.world.nodes.items()))
-            return f"found no node {node!r} in the job, expected one of {known}"
-        if self.phase is not Phase.RUNNING:
-            return f"the job is {self.phase.value}, expected it to train; try again when it does"
-        if len(self.world.places) < 2:
-            return "it is the only node, and its state can come from no other; start a second one first"
-        if self.world.candidate_for(place) is None:
-            return "no node waits for its place; start one more torchrun first"
-        if self.world.situation(no_donor=False).uncooperative:
-            return "the ranks are not inside a resilient function"
-        return ""
 
     def tick(self, now_s: float) -> list[Action]:
         """Let time pass: silent nodes are lost, phases that took too long expire."""
@@ -153,7 +139,7 @@ class Recovery(Course):
         if self.phase in (Phase.PAUSING, Phase.RESTARTING) and (self.world.vacant or self._undecided):
             self._fire(Event.CANDIDATE, -1)  # one may be heard that was not, or the others may be heard again
         if self.phase is Phase.RUNNING:
-            self.compare_paces()
+            self.let_slow_node_leave()
             if self.watch.suspicion(now_s) is not None:
                 self._fire(Event.HUNG, -1)
         if self.phase is Phase.STRAYED and now_s - self._since_s >= ASK_STRAYED_S:
@@ -161,6 +147,13 @@ class Recovery(Course):
         if self._expired():
             self._fire(Event.EXPIRED, -1)
         return self._flush()
+
+    def let_slow_node_leave(self) -> None:
+        """Compare the paces of the ranks; whoever holds up all the others may have to give up its place."""
+        leaves = self.compare_paces()
+        if leaves is not None and not self.drain_refusal("", leaves.places[0]):
+            self.drained_for = leaves.reason
+            self._fire(Event.DRAINED, leaves.places[0])
 
     # ---- from reports to events
 
@@ -197,7 +190,7 @@ class Recovery(Course):
 
     def _form(self) -> None:
         """The job is there when all of its nodes are; a job of an earlier manager, when enough of them are."""
-        world, views = self.world, [*self.world.nodes.values(), *self.world.candidates.values()]
+        world, views = self.world, self.world.views()
         if not views:
             return
         ledger = max((view.status for view in views), key=age).ledger

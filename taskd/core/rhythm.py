@@ -9,7 +9,7 @@ What is promised, with `usual` for the median of the last 128 steps and the defa
 | fewer than 20 steps are known | `first_s` |
 | fewer than 200 steps are known | 40 x usual, at least 2 s |
 | after that | 3 x usual, at least 2 s |
-| ... and slower steps came now and then | 2 x the longest of them, if that is more |
+| ... and slower steps came now and then | 2 x the longest of them and 3 x usual, if that is more |
 | ... after a step where a regular gap is due (`core/gaps.py`) | 2 x the longest seen there, if that is more |
 | in an announced phase, seen before | 3 x its longest, at least 2 s |
 | in an announced phase for the first time | `phase_s` |
@@ -17,7 +17,7 @@ What is promised, with `usual` for the median of the last 128 steps and the defa
 Rules:
 
 1. A gap of more than 3 x usual is remembered: what has been seen once is no hang the next time. So the price of a slow
-   step now and then is a later verdict on true hangs, wherever 2 x that step is more than the limit without it.
+   step now and then is a later verdict on true hangs, where that step is not much shorter than the limit without it.
 2. What cannot be known is the first long gap of its sort. Up to 40 usual steps (or 2 s) none raises an alarm in the
    first 200 steps. After those, the first one of more than 3 usual steps and 2 s does, unless it is announced.
 3. A hang is the job's: no rank gets on. A rank that alone stays behind is named by `JobRhythm.lagging`.
@@ -163,8 +163,12 @@ class Rhythm:
             (factor * usual_s, f"a step takes {usual_s:.3g} s"),
             (tempo.floor_s, f"a step takes {usual_s:.3g} s"),
             (tempo.slack * due_s, f"at this step it has taken {due_s:.3g} s before"),
-            (tempo.slack * slow_s, f"now and then a step has taken {slow_s:.3g} s"),
+            (self._twice_s(slow_s), f"now and then a step has taken {slow_s:.3g} s"),
         )
+
+    def _twice_s(self, slow_s: float) -> float:
+        """What comes now and then may come twice in one step, or with a checkpoint of that length."""
+        return self.tempo.slack * slow_s + self.tempo.factor * (self.usual_s or 0.0) if slow_s else 0.0
 
     def _phase_limit(self) -> tuple[float, str]:
         seen = self._phases.get(self.activity)

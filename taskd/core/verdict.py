@@ -39,6 +39,10 @@ class Kind(Enum):
     NON_FINITE = "loss not finite"
     ORPHANED = "orphaned child"
     SLOW = "slow rank"
+    SLOW_NODE = "slow node"
+    SLOW_LOADING = "slow data loading"
+    SLOW_NETWORK = "slow network"
+    UNEVEN = "uneven work"
     STALLED = "no progress, cause unknown"
     WAITING = "waiting for somebody else"
     COLLATERAL = "failed because of somebody else"
@@ -47,6 +51,9 @@ class Kind(Enum):
 VICTIMS: Final = (Kind.WAITING, Kind.COLLATERAL)
 PRESUMED: Final = (Kind.DATA_BLOCKED, Kind.BLOCKED, Kind.LOOP, Kind.BEHIND, Kind.STALLED)
 """Kinds that rest on silence alone: a rank that is merely slow looks the same, only for a shorter time."""
+
+PACES: Final = (Kind.SLOW, Kind.SLOW_NODE, Kind.SLOW_LOADING, Kind.SLOW_NETWORK, Kind.UNEVEN)
+"""Kinds of a job that gets on, only more slowly than it might."""
 
 _PRECEDENCE: Final = {kind: place for place, kind in enumerate(Kind)}
 

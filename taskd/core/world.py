@@ -277,6 +277,6 @@ class World(Places):
             places=len(self.places),
             failing=len({self.ranks[rank].node_rank for rank in (*lost, *unreachable)}),
             cut_off=len({self.ranks[rank].node_rank for rank in unreachable}),
-            candidates=sum(name not in self.excluded for name in self.candidates),
+            candidates=len(self.usable()),
             least=self.least,
         )

@@ -22,20 +22,22 @@ import zmq
 from typing_extensions import assert_never
 
 from taskd.config.agent import AgentConfig
-from taskd.core.agent import Action, Evict, Fence, Node, Start, StopNode, Take, TellJoin, TellPause, TellRelease
-from taskd.errors import TaskdError
+from taskd.core.agent import Action, Node
 from taskd.runtime.crew import Crew
 from taskd.runtime.deaths import DeathWatch
+from taskd.runtime.examiner import Examiner
 from taskd.runtime.links import AgentSocket
 from taskd.runtime.manager import Manager, connect
 from taskd.runtime.observer import Observer
 from taskd.runtime.patience import Patience
-from taskd.runtime.ports import NodeIdentity, Outlook, WorkerHost
+from taskd.runtime.ports import NodeIdentity, Outlook, Templates, WorkerHost
 from taskd.runtime.prospect import Prospect
 from taskd.runtime.rankfiles import RankFiles
 from taskd.runtime.sockets import LocalServer, Peer
 from taskd.runtime.standbys import StandbyPool
 from taskd.runtime.statuses import Reports
+from taskd.runtime.warmth import SDKLESS_DELAY_S, Warmth
+from taskd.wire.checks import CheckState, Cleared, Dismissed, Examine, Inspection
 from taskd.wire.messages import (
     Abandon,
     Account,
@@ -45,22 +47,18 @@ from taskd.wire.messages import (
     FromManager,
     Heard,
     Hello,
-    Join,
     LastWords,
     Modules,
     Order,
-    Pause,
+    Probed,
     RankStatus,
     Refusal,
-    Release,
     SawNonFinite,
     Stage,
     WorkerReport,
 )
 
 logger = logging.getLogger(__name__)
-SDKLESS_DELAY_S = 10.0
-"""A job that commits no step (it has no SDK) gets its warm processes so long after its start."""
 
 
 class NodeAgent:
@@ -91,7 +89,9 @@ class NodeAgent:
         self._sent_s = 0.0
         self._patience = Patience(config.manager_wait_s)
         self._prospect = Prospect(config.manager_wait_s)
-        self._template_due_s: float | None = None
+        self._warmth = Warmth(self._pool, self._crew, learn=config.learn_modules)
+        self._examiner = Examiner(self._pool, self._deaths, config.run_dir)
+        self._local_ranks = 1
 
     # ---- torchrun's side (main thread)
 
@@ -104,11 +104,21 @@ class NodeAgent:
         self._post(lambda: self._take_over(host, identity))
         self._begin()
 
-    def ask(self, wants: int) -> None:
+    def ask(self, wants: int, local_ranks: int, least: int, templates: Templates) -> None:
         """Tell the manager that this node comes."""
-        self._reports.wants = wants
-        self._post(self._open_link)
+        self._reports.wants, self._reports.least, self._local_ranks = wants, least, local_ranks
+        self._crew.lend(templates)
+        self._post(self._come)
         self._begin()
+
+    @property
+    def checks(self) -> bool:
+        """Whether this node is to be checked before it trains."""
+        return self._config.node_check
+
+    def await_check(self) -> str:
+        """Wait until it was: why it must leave, or nothing."""
+        return self._prospect.await_check() if self.checks else ""
 
     def outlook(self, timeout_s: float | None) -> Outlook:
         """What this node finds; see `Prospect.outlook`."""
@@ -192,7 +202,7 @@ class NodeAgent:
         self._report()
 
     def _pause_ms(self) -> int:
-        due_s = min(self._sent_s + self._config.heartbeat_s, self._observer.due_s or inf)
+        due_s = min(self._sent_s + self._config.heartbeat_s, self._observer.due_s or inf, self._examiner.due_s)
         return max(0, ceil((due_s - time.monotonic()) * 1000))
 
     def _turn(self, poller: zmq.Poller) -> None:
@@ -204,7 +214,8 @@ class NodeAgent:
         for peer, message in self._server.receive():  # what the dead have said explains their end
             self._hear_local(peer, message)
         for ending in endings:
-            self._perform_all(self._crew.ended(self._node, ending))
+            if not self._examiner.ended(ending):
+                self._perform_all(self._crew.ended(self._node, ending))
         if self._link is not None:
             for socket in self._link.sockets:
                 if socket not in poller:
@@ -233,12 +244,18 @@ class NodeAgent:
         else:
             self._node.place = identity.node_rank
             self._crew.take(host, self._node)
-        self._template_due_s = time.monotonic() + (0.0 if identity.candidate else SDKLESS_DELAY_S)
+        self._warmth.due_in(0.0 if identity.candidate else SDKLESS_DELAY_S)
+
+    def _come(self) -> None:
+        if self.checks:
+            self._examiner.ask_for(self._local_ranks, strict=self._config.exclude_straggler)
+        self._open_link()
 
     def _open_link(self) -> None:
         if self._link is None:
             self._reports.store = self._serve_store()
-            self._link, self._manager = connect(self._config, self._identity)
+            ranks = self._local_ranks if self._identity is None else len(self._identity.ranks)
+            self._link, self._manager = connect(self._config, ranks)
 
     # ---- what comes in
 
@@ -252,8 +269,11 @@ class NodeAgent:
             case Hello():
                 self._pool.hello(peer, message)
                 self._crew.serve_waiting(self._node)
+                self._examiner.serve()
             case WorkerReport():
                 self._hear_report(peer, message)
+            case Probed():
+                self._examiner.hear(peer, message.result)
             case Account() | SawNonFinite() | LastWords():
                 self._observer.hear(self._crew.rank_of(peer), message, self._node)
             case Modules():
@@ -270,7 +290,7 @@ class NodeAgent:
             return
         self._perform_all(self._node.report(rank, report))
         if report.stage is Stage.COMMITTED:
-            self._warm_up(peer)
+            self._warmth.warm(peer)
         if self._stock and report.stage in (Stage.PAUSED, Stage.FINISHED):
             peer.send(Abandon(reason="no manager answers"))
 
@@ -279,10 +299,18 @@ class NodeAgent:
         match message:
             case Refusal():
                 self._go_stock(f"the manager refuses this node: {message.reason}")
-            case Answer():
+            case Answer() | Inspection():
                 logger.error("the manager answers what nobody has asked; it is ignored")
             case Modules():
                 self._pool.import_modules(message.names)
+            case Examine():
+                self._examiner.obey(message, self._local_ranks)
+            case Cleared():
+                self._examiner.clear(message)
+                self._pool.want(self._config.standbys)
+                self._prospect.clear()
+            case Dismissed():
+                self._leave(message.reason)
             case Directive() | Heard():
                 directive = self._reports.shorthand.hear(message)
                 if directive is not None:
@@ -306,19 +334,20 @@ class NodeAgent:
     def _watch_the_clock(self) -> None:
         now_s = time.monotonic()
         waited_s = self._patience.spent_s(self._prospect.places or 1, ended=self._crew.have_ended(self._node))
-        if waited_s is not None and self._link is not None and self._identity is not None:
+        if waited_s is not None and self._link is not None and (self._identity is not None or self.checks):
             where = self._link.trouble or f"no manager answers at {self._config.manager}"
             self._go_stock(f"{where} for {waited_s:g} s")
-        if self._template_due_s is not None and now_s >= self._template_due_s:
-            self._warm_up(self._crew.any_peer())
+        self._warmth.look(now_s)
         self._crew.expire(self._node, now_s)
+        self._examiner.expire()
 
-    def _warm_up(self, peer: Peer | None) -> None:
-        if self._template_due_s is None or not self._crew.python:
-            return
-        self._template_due_s = None
-        if peer is None or not self._config.learn_modules or not peer.send(Modules(names=())):
-            self._pool.open()
+    def _leave(self, reason: str) -> None:
+        """This node was found unfit: nothing of it may train."""
+        if not self._prospect.dismissed:
+            logger.error("%s", reason)
+            self._prospect.dismiss(reason)
+            if self._identity is not None:
+                self._crew.give_up(reason)
 
     def _go_stock(self, reason: str) -> None:
         if self._node.place is None and self._identity is not None:
@@ -332,52 +361,24 @@ class NodeAgent:
     # ---- what goes out
 
     def _perform_all(self, actions: list[Action]) -> None:
-        for action in actions:
-            self._attempt(action)
+        self._crew.perform(self._node, actions, may_start=not self._leaving and not self._stock)
 
-    def _attempt(self, action: Action) -> None:
-        try:
-            self._perform(action)
-        except TaskdError:
-            logger.exception("%s failed", action)
-
-    def _perform(self, action: Action) -> None:
-        match action:
-            case Evict():
-                logger.warning("this node holds no place any more: its processes end, and it waits for another")
-                self._crew.evict()
-            case Take():
-                logger.warning("this node takes place %d", action.place)
-                self._perform_all(self._node.occupy(self._crew.settle(action.place)))
-            case Fence():
-                self._crew.fence(action.rank)
-            case Start():
-                if not self._leaving and not self._stock:
-                    self._crew.start(self._node, action)
-            case TellPause():
-                pause = Pause(generation=action.generation, reason=action.reason, at_commit=action.at_commit)
-                self._crew.tell(action.rank, pause)
-            case TellJoin():
-                self._crew.tell(action.rank, Join(plan=action.plan))
-            case TellRelease():
-                self._crew.tell(action.rank, Release(generation=action.generation))
-            case StopNode():
-                if action.exit_code:
-                    self._crew.give_up(action.reason)
-                else:
-                    self._crew.dismiss()
-            case _:
-                assert_never(action)
-
-    def _state(self) -> tuple[tuple[RankStatus, ...], int, int, bool, bool]:
+    def _state(self) -> tuple[tuple[RankStatus, ...], int, int, bool, bool, CheckState | None]:
         """What the manager hears at once when it changes; all else of a report, with the next heartbeat."""
         ranks = tuple(slot.status for slot in self._node.slots.values())
         generation = max(self._crew.generation, self._node.generation)
-        return ranks, self._pool.count, generation, self._leaving, self._reports.shorthand.knows(self._node.directive)
+        return (
+            ranks,
+            self._pool.count,
+            generation,
+            self._leaving,
+            self._reports.shorthand.knows(self._node.directive),
+            self._examiner.state,
+        )
 
     def _report(self) -> None:
         identity = self._identity
-        self._told = _, standbys, generation, leaving, _ = self._state()
+        self._told = _, standbys, generation, leaving, _, check = self._state()
         self._sent_s = time.monotonic()
         self._crew.reap()
         if self._link is None:
@@ -390,6 +391,7 @@ class NodeAgent:
                 generation=generation,
                 leaving=leaving,
                 seen=self._observer.look(self._node),
+                check=check,
                 sent_s=self._sent_s,
             )
         )

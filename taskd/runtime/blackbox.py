@@ -84,6 +84,9 @@ class Reading:
     phase: int
     step_ns: int
     phase_ns: int
+    data_ns: int
+    work: int
+    data_since_ns: int
     life: Life
     exit_status: int | None
     end_ns: int

@@ -60,6 +60,7 @@ def tell(box: Box | None, most_events: int) -> dict[str, Any]:
         "step_s": _age_s(said.step_ns, now_ns),
         "standing": _STANDINGS.get(said.phase),
         "standing_s": _age_s(said.phase_ns or said.claimed_ns, now_ns),
+        "data_wait_s": _age_s(said.data_since_ns, now_ns),
         "communicators": tuple(
             Communicator(one.id, one.number, one.rank, one.ranks) for one in communicators if not one.closed
         ),

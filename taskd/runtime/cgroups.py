@@ -56,6 +56,17 @@ def cgroups(pid: int) -> Cgroups | None:
     return Cgroups(memory, tuple(freezers), outermost)
 
 
+def cgroup_directories(pid: int) -> list[str]:
+    """Where it lives, one directory for each hierarchy; none if that cannot be read."""
+    found = []
+    for line in (read(f"/proc/{pid}/cgroup") or "").splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        unified = _UNIFIED if os.path.isdir(_UNIFIED) else _ROOT
+        top = f"{_ROOT}/{controllers.removeprefix('name=')}" if controllers else unified
+        found.append(_directory(top, path)[0])
+    return found
+
+
 def _directory(top: str, path: str) -> tuple[str, bool]:
     inside = f"{top}/{path.strip('/')}".rstrip("/")
     return (inside, inside == top) if os.path.isdir(inside) else (top, True)

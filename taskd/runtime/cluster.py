@@ -18,7 +18,7 @@ class Cluster(Protocol):
     """Hands out nodes."""
 
     def request(self, node_rank: int, reason: str) -> None:
-        """A node is wanted for this place. Returns at once; raises nothing that the job could not go on with."""
+        """A node is wanted for this place (-1: any). Returns at once; raises nothing that would end the job."""
         ...
 
 
@@ -27,9 +27,8 @@ class NoCluster:
 
     def request(self, node_rank: int, reason: str) -> None:
         """Say so."""
-        logger.warning(
-            "node %d is wanted (%s): start its torchrun again anywhere, or set TASKD_NODE_COMMAND", node_rank, reason
-        )
+        wanted = f"node {node_rank} is wanted" if node_rank >= 0 else "another node is wanted"
+        logger.warning("%s (%s): start its torchrun again anywhere, or set TASKD_NODE_COMMAND", wanted, reason)
 
 
 class CommandCluster:
@@ -57,7 +56,8 @@ class CommandCluster:
             )
             return
         self._running.append(process)
-        logger.warning("asked the cluster for node %d (process %d): %s", node_rank, process.pid, reason)
+        which = f"node {node_rank}" if node_rank >= 0 else "another node"
+        logger.warning("asked the cluster for %s (process %d): %s", which, process.pid, reason)
 
     def _reap(self) -> None:
         for process in list(self._running):

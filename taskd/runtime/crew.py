@@ -13,22 +13,36 @@ import time
 from collections import deque
 from signal import SIGKILL
 
-from taskd.config.process import preload_with, without_rank
+from typing_extensions import assert_never
+
+from taskd.config.process import environment, preload_with, without_rank
 from taskd.config.worker import TemplateConfig
-from taskd.core.agent import Action, Node, Start, State
+from taskd.core.agent import (
+    Action,
+    Evict,
+    Fence,
+    Node,
+    Start,
+    State,
+    StopNode,
+    Take,
+    TellJoin,
+    TellPause,
+    TellRelease,
+)
 from taskd.core.endings import cause, ending_of
 from taskd.core.evidence import Evidence
-from taskd.errors import RecoveryError
+from taskd.errors import RecoveryError, TaskdError
 from taskd.runtime.blackbox import Box, library_path
 from taskd.runtime.cgroups import thaw
 from taskd.runtime.deaths import DeathWatch, Ending, ending_status
-from taskd.runtime.ports import WorkerHost
+from taskd.runtime.ports import Templates, WorkerHost
 from taskd.runtime.rankfiles import RankFiles
 from taskd.runtime.shape import Shape
 from taskd.runtime.sockets import Peer
 from taskd.runtime.standbys import StandbyPool
 from taskd.runtime.witness import Witness
-from taskd.wire.messages import Become, Hello, RankStatus, Stage, ToLocal
+from taskd.wire.messages import Become, Hello, Join, Pause, RankStatus, Release, Stage, ToLocal
 
 logger = logging.getLogger(__name__)
 STANDBY_WAIT_S = 5.0
@@ -44,6 +58,8 @@ class Crew:
         self._pool = pool
         self._preload = preload
         self._host: WorkerHost | None = None
+        self._templates: Templates | None = None
+        """What starts a template before torchrun has started a process."""
         self._local: dict[int, int] = {}  # global to local rank
         self._peers: dict[int, Peer] = {}
         self._waiting: deque[tuple[Start, float]] = deque()
@@ -118,11 +134,59 @@ class Crew:
             logger.info("no warm processes: %s", command.reason)
         return command.python
 
+    def lend(self, templates: Templates) -> None:
+        """Standbys are wanted before there is a rank: for a node check."""
+        self._templates = templates
+
     def start_template(self) -> int:
         """Start the process that forks standbys, with the ranks' environment less what is a rank's own."""
+        host = self._host
+        template = TemplateConfig(self._files.socket, os.getpid(), self._preload).environment()
+        if host is None and self._templates is not None:
+            return self._templates.start({**without_rank(environment()), **template})
         host = self._need_host()
-        template = TemplateConfig(self._files.socket, os.getpid(), self._preload)
-        return host.start_template({**without_rank(host.environment(host.local_ranks[0])), **template.environment()})
+        return host.start_template({**without_rank(host.environment(host.local_ranks[0])), **template})
+
+    # ---- what the node's table wants
+
+    def perform(self, node: Node, actions: list[Action], *, may_start: bool) -> None:
+        """Do it, one after the other; what fails is logged."""
+        for action in actions:
+            self._try(node, action, may_start=may_start)
+
+    def _try(self, node: Node, action: Action, *, may_start: bool) -> None:
+        try:
+            self._perform(node, action, may_start=may_start)
+        except TaskdError:
+            logger.exception("%s failed", action)
+
+    def _perform(self, node: Node, action: Action, *, may_start: bool) -> None:
+        match action:
+            case Evict():
+                logger.warning("this node holds no place any more: its processes end, and it waits for another")
+                self.evict()
+            case Take():
+                logger.warning("this node takes place %d", action.place)
+                self.perform(node, node.occupy(self.settle(action.place)), may_start=may_start)
+            case Fence():
+                self.fence(action.rank)
+            case Start():
+                if may_start:
+                    self.start(node, action)
+            case TellPause():
+                pause = Pause(generation=action.generation, reason=action.reason, at_commit=action.at_commit)
+                self.tell(action.rank, pause)
+            case TellJoin():
+                self.tell(action.rank, Join(plan=action.plan))
+            case TellRelease():
+                self.tell(action.rank, Release(generation=action.generation))
+            case StopNode():
+                if action.exit_code:
+                    self.give_up(action.reason)
+                else:
+                    self.dismiss()
+            case _:
+                assert_never(action)
 
     # ---- one process
 
@@ -321,6 +385,8 @@ class Crew:
         """Collect dead standbys."""
         if self._host is not None:
             self._host.reap_standbys()
+        elif self._templates is not None:
+            self._templates.reap()
 
     def _need_host(self) -> WorkerHost:
         if self._host is None:

@@ -38,11 +38,12 @@ from taskd.core.recovery import (
 )
 from taskd.core.shorthand import answer, is_short
 from taskd.errors import TransitionError
+from taskd.runtime.checks import CheckDesk
 from taskd.runtime.cluster import Cluster, cluster_of
 from taskd.runtime.journal import Journal, as_fields, as_text
 from taskd.runtime.kernels import Kernels
 from taskd.runtime.links import AgentSocket, ManagerSocket, Peer
-from taskd.runtime.ports import NodeIdentity
+from taskd.wire.checks import Inspect
 from taskd.wire.messages import Answer, Directive, Drain, Modules, NodeStatus, Refusal, Stage, Testimony
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class Manager:
         self._socket = ManagerSocket(config.listen, config.security)
         self._journal = Journal(config.run_dir, config.job_id)
         self._cluster = cluster or cluster_of(config.node_command, config.job_id)
+        self._desk = CheckDesk(config.policy, self._core.sequence, self._journal, self._cluster)
         self._kernels = Kernels()
         self._peers: dict[str, Peer] = {}
         self._directive: Directive | None = None
@@ -122,7 +124,7 @@ class Manager:
         if self._ended_s is None:
             return self._core.superseded
         world = self._core.world
-        left = all(node.status.leaving for node in (*world.nodes.values(), *world.candidates.values()))
+        left = all(node.status.leaving for node in world.views())
         return left or time.monotonic() - self._ended_s > LINGER_S
 
     def _pause_ms(self) -> int:
@@ -142,11 +144,21 @@ class Manager:
                     self._hear(peer, message)
                 case Testimony():
                     self._hear_testimony(message)
+                case Inspect():
+                    self._socket.send(peer, self._desk.inspect(message, self._core))
                 case _:
                     assert_never(message)
         for agent_id, listening in self._kernels.answers():
             self._perform(self._core.answered(agent_id, listening=listening, now_s=time.monotonic()))
         self._perform(self._core.tick(time.monotonic()))
+        if self._desk.turn(self._core):
+            for view in self._core.world.views():
+                self._order_check(view.status)
+
+    def _order_check(self, status: NodeStatus) -> None:
+        order, peer = self._desk.order_for(status), self._peers.get(status.agent_id)
+        if order is not None and peer is not None:
+            self._socket.send(peer, order)
 
     def _hear_testimony(self, message: Testimony) -> None:
         if message.job_id != self._config.job_id:
@@ -196,6 +208,8 @@ class Manager:
             self._note(status)
         if self._directive is before and before is not None:
             self._socket.send(peer, answer(status, before))
+        self._desk.hear(status)
+        self._order_check(status)
 
     def _refusal(self, status: NodeStatus) -> str | None:
         policy = self._config.policy
@@ -296,12 +310,11 @@ class Manager:
         self._journal.write("stopped", reason=action.reason, exit_code=action.exit_code, fault=fault)
 
 
-def connect(config: AgentConfig, identity: NodeIdentity | None) -> tuple[AgentSocket, Manager | None]:
+def connect(config: AgentConfig, ranks_per_node: int) -> tuple[AgentSocket, Manager | None]:
     """An agent's link to its manager, which is started here if the job of one node has none elsewhere."""
     if config.manager is not None:
         return AgentSocket(config.manager, config.security), None
-    assert identity is not None, "only a node with a manager elsewhere asks before it starts"
-    embedded = embedded_config(config, len(identity.ranks))
+    embedded = embedded_config(config, ranks_per_node)
     manager = Manager(embedded, embedded=True)
     manager.start()
     return AgentSocket(manager.address, embedded.security), manager

@@ -22,7 +22,7 @@ from taskd.runtime.blackbox import Box, Phase
 from taskd.runtime.crew import Crew
 from taskd.runtime.native_stacks import take_native
 from taskd.runtime.pace import Pacer
-from taskd.wire.messages import Account, Ask, LastWords, Progress, RankPace, SawNonFinite, Testimony
+from taskd.wire.messages import Account, Ask, LastWords, Progress, RankSpan, SawNonFinite, Testimony
 
 ACCOUNT_S = 0.2
 LOOK_S = 1.0
@@ -39,7 +39,6 @@ class Observer:
         self._job_id = job_id
         self._crew = crew
         self._pacers: dict[tuple[int, int], Pacer] = {}
-        self._paces: dict[int, RankPace] = {}
         self._looked_s = 0.0
         self._answered = 0
         """The newest inquiry that was answered or is being answered."""
@@ -50,25 +49,25 @@ class Observer:
 
     # ---- at each heartbeat
 
-    def look(self, node: Node) -> tuple[Progress | None, tuple[RankPace, ...]]:
+    def look(self, node: Node) -> tuple[Progress | None, tuple[RankSpan, ...]]:
         """How far the ranks of this node are, and how fast."""
         newest: Progress | None = None
         now_s = time.monotonic()
         closely = now_s - self._looked_s >= LOOK_S
         self._looked_s = now_s if closely else self._looked_s
-        self._paces.clear()
+        spans = []
         for rank, pid, box in self._boxes(node):
             if closely:
                 self._crew.witness.look(rank)
             progress = self._progress(box)
             if progress is None:
                 continue
-            pace = self._pacer(rank, pid).look(box, time.monotonic_ns()) if closely else None
-            if pace is not None:
-                self._paces[rank] = pace
+            span = self._pacer(rank, pid).look(box, time.monotonic_ns()) if closely else None
+            if span is not None:
+                spans.append(span)
             if newest is None or (progress.step, progress.age_s) > (newest.step, newest.age_s):
                 newest = progress
-        return newest, tuple(self._paces.values())
+        return newest, tuple(spans)
 
     def _progress(self, box: Box) -> Progress | None:
         try:

@@ -1,17 +1,15 @@
-"""How long a rank needs for a step, and how much of it is waiting for others: from its black box alone.
+"""How long a rank needs for a step, and how much of it is waiting for others or for data: from its black box alone.
 
 Rules:
 
 1. Between two looks a rank has committed some steps. That is a span: its steps, its time, and the time in which at
-   least one collective or transfer was under way, from entering to leaving.
-2. A pace is made of the newest spans that have 10 steps, 6 s and 5 spans together: the median step, and of what the
-   rank needs itself the lower quartile. Whatever keeps a rank off its core, a checkpoint or one slow step only adds, so
-   that its better spans tell how fast it is; a slow one is slow in those too. All spans weigh as many as their steps.
-3. Only gloo's operations last until the data are there. A rank that uses another backend has no pace.
-4. A look reads what is new, and again what had not ended at the last one. What could not be read whole gives no span.
+   least one collective or transfer was under way, from entering to leaving; what it waited for data and was given to
+   do stands in the box.
+2. Only gloo's operations last until the data are there. Of a rank that uses another backend there are no spans, nor of
+   one that has not been seen in any.
+3. A look reads what is new, and again what had not ended at the last one. What could not be read whole gives no span.
 """
 
-from collections import deque
 from collections.abc import Iterable
 from functools import cache
 from typing import Any, Final, NamedTuple, Protocol
@@ -19,11 +17,8 @@ from typing import Any, Final, NamedTuple, Protocol
 from taskd.core.operation import Operation
 from taskd.runtime.blackbox import Backend, Phase
 from taskd.runtime.shim import interface
-from taskd.wire.messages import RankPace
+from taskd.wire.messages import RankSpan
 
-STEPS: Final = 10
-LASTING_NS: Final = 6_000_000_000
-SPANS: Final = 5
 ROOM: Final = 1024
 """As many as the ring has."""
 _MARGIN: Final = 8
@@ -47,12 +42,15 @@ class Noting(Protocol):
         ...
 
 
-class Span(NamedTuple):
-    """Some steps of a rank, one after the other."""
+class _Said(NamedTuple):
+    """What the box says of the newest commit, and the number of events."""
 
-    steps: int
-    lasted_ns: int
-    waited_ns: int
+    step: int
+    phase: int
+    step_ns: int
+    data_ns: int
+    work: int
+    head: int
 
 
 class _Memory:
@@ -67,17 +65,18 @@ class _Memory:
         self.events = ffi.new("struct taskd_event[]", ROOM)
         self._said = memoryview(ffi.buffer(self.reading)).cast("b").cast("q")
         self._noted = memoryview(ffi.buffer(self.events)).cast("b").cast("q")
-        self._step, self._phase, self._step_ns, self._head = (
-            ffi.offsetof("struct taskd_reading", name) // _WORD for name in ("step", "phase", "step_ns", "events")
-        )
+        self._words = [
+            ffi.offsetof("struct taskd_reading", name) // _WORD
+            for name in ("step", "phase", "step_ns", "data_ns", "work", "events")
+        ]
         self._fields = [
             ffi.offsetof("struct taskd_event", name) // _WORD for name in ("ticket", "entered_ns", "left_ns", "op")
         ]
 
-    def said(self) -> tuple[int, int, int, int]:
-        """Step, phase, time of the step, number of events."""
-        said = self._said
-        return said[self._step], said[self._phase] & 0xFF, said[self._step_ns], said[self._head]
+    def said(self) -> _Said:
+        """What `reading` holds."""
+        step, phase, *rest = (self._said[word] for word in self._words)
+        return _Said(step, phase & 0xFF, *rest)
 
     def noted(self, count: int) -> list[tuple[int, int, int, int]]:
         """Ticket, beginning, end and operation of each, oldest first."""
@@ -105,25 +104,6 @@ def covered_ns(intervals: Iterable[tuple[int, int]], begin_ns: int, end_ns: int)
     return covered
 
 
-def usual(spans: Iterable[Span]) -> tuple[float, float]:
-    """Seconds that a step takes, and seconds of it that are spent waiting."""
-    known = list(spans)
-    step_s = _quantile(0.5, ((span.lasted_ns / span.steps, span.steps) for span in known)) / 1e9
-    own = ((span.lasted_ns - span.waited_ns) / span.steps for span in known)
-    own_s = _quantile(0.25, zip(own, (span.steps for span in known), strict=True)) / 1e9
-    return step_s, max(0.0, step_s - own_s)
-
-
-def _quantile(share: float, weighed: Iterable[tuple[float, int]]) -> float:
-    values = sorted(weighed)
-    wanted, passed = share * sum(weight for _, weight in values), 0
-    for value, weight in values:
-        passed += weight
-        if passed >= wanted:
-            return value
-    raise ValueError("a quantile of nothing was asked for")
-
-
 class Pacer:
     """Follows one rank; its process and box may change."""
 
@@ -132,8 +112,8 @@ class Pacer:
         self._box: Noting | None = None
         self._forget()
 
-    def look(self, box: Noting, now_ns: int) -> RankPace | None:
-        """The rank's pace; None until it is known, or if its collectives are not seen. `now_ns`: `monotonic_ns()`.
+    def look(self, box: Noting, now_ns: int) -> RankSpan | None:
+        """The steps since the last look; None if there are none, or not all is known. `now_ns`: `monotonic_ns()`.
 
         Raises:
             BoxClosedError: the box was closed.
@@ -143,25 +123,21 @@ class Pacer:
             self._forget()
         memory = _memory()
         count = box.news(memory.reading, memory.events, self._whole - _MARGIN)
-        step, phase, step_ns, head = memory.said()
-        if phase != Phase.TRAINING or step < self._step:
-            self._forget(head)
+        said = memory.said()
+        if said.phase != Phase.TRAINING or said.step < self._last.step:
+            self._forget(said.head)
             return None
-        self._take(memory.noted(count), head)
-        if step > self._step:
-            self._advance(step, step_ns, now_ns)
-        return self._pace()
+        self._take(memory.noted(count), said.head)
+        return self._advance(said, now_ns) if said.step > self._last.step else None
 
     def _forget(self, head: int = 0) -> None:
-        self._step, self._step_ns = -1, 0
+        self._last = _Said(-1, 0, 0, 0, 0, 0)
         self._whole = head
         """All up to this ticket have ended and been read, or are not waited for."""
         self._under_way: dict[int, tuple[int, int]] = {}
         """Operations since the newest commit, from and to; to 0 if it has not ended."""
         self._blind = True
         """Not all that belongs to the span under way was seen."""
-        self._spans: deque[Span] = deque()
-        self._steps = self._lasted_ns = 0
         self._seen = False
 
     def _take(self, events: list[tuple[int, int, int, int]], head: int) -> None:
@@ -184,39 +160,26 @@ class Pacer:
             self._blind = True
             self._under_way.clear()
 
-    def _advance(self, step: int, step_ns: int, now_ns: int) -> None:
-        since_ns, steps = self._step_ns, step - self._step
+    def _advance(self, said: _Said, now_ns: int) -> RankSpan | None:
+        before, blind = self._last, self._blind or not self._seen
         intervals = [(entered_ns, left_ns or now_ns) for entered_ns, left_ns in self._under_way.values()]
-        waited_ns = covered_ns(intervals, since_ns, step_ns)
+        waited_ns = covered_ns(intervals, before.step_ns, said.step_ns)
         self._under_way = {
             ticket: (entered_ns, left_ns)
             for ticket, (entered_ns, left_ns) in self._under_way.items()
-            if left_ns > step_ns or (not left_ns and ticket > self._whole)
+            if left_ns > said.step_ns or (not left_ns and ticket > self._whole)
         }
-        if not self._blind and step_ns > since_ns:
-            self._add(Span(steps, step_ns - since_ns, waited_ns))
-        self._step, self._step_ns, self._blind = step, step_ns, False
-
-    def _add(self, span: Span) -> None:
-        self._spans.append(span)
-        self._steps += span.steps
-        self._lasted_ns += span.lasted_ns
-        while self._enough(self._spans[0]):
-            first = self._spans.popleft()
-            self._steps -= first.steps
-            self._lasted_ns -= first.lasted_ns
-
-    def _enough(self, less: Span | None = None) -> bool:
-        """Whether the spans, without this one, are what a pace needs."""
-        steps, lasted_ns, spans = (less.steps, less.lasted_ns, 1) if less else (0, 0, 0)
-        return (
-            self._steps - steps >= STEPS
-            and self._lasted_ns - lasted_ns >= LASTING_NS
-            and len(self._spans) - spans >= SPANS
-        )
-
-    def _pace(self) -> RankPace | None:
-        if not self._seen or not self._enough():
+        self._last, self._blind = said, False
+        steps, lasted_ns = said.step - before.step, said.step_ns - before.step_ns
+        if blind or lasted_ns <= 0:
             return None
-        step_s, waited_s = usual(self._spans)
-        return RankPace(rank=self._rank, steps=self._steps, step_s=step_s, waited_s=waited_s)
+        data_ns = min(said.data_ns - before.data_ns, lasted_ns - waited_ns)
+        return RankSpan(
+            rank=self._rank,
+            step=said.step,
+            steps=steps,
+            own_s=(lasted_ns - waited_ns - data_ns) / 1e9 / steps,
+            waited_s=waited_ns / 1e9 / steps,
+            data_s=data_ns / 1e9 / steps,
+            work=(said.work - before.work) / steps,
+        )

@@ -144,6 +144,18 @@ class WorkerHost(Protocol):
         ...
 
 
+class Templates(Protocol):
+    """Starts and collects templates (`WorkerHost.start_template`) where there is no rank yet."""
+
+    def start(self, env: Mapping[str, str]) -> int:
+        """Start one, in place of the one before, with exactly `env`. Returns its pid."""
+        ...
+
+    def reap(self) -> tuple[int, ...]:
+        """Collect dead standbys and a dead template, without blocking. Returns the pids collected."""
+        ...
+
+
 class Outlook(Enum):
     """What a node that starts finds."""
 
@@ -155,8 +167,20 @@ class Outlook(Enum):
 class NodeRuntime(Protocol):
     """The agent's own loop. Called from torchrun's main thread."""
 
-    def ask(self, wants: int) -> None:
-        """Tell the manager that this node comes, meant for the place `wants` (or -1). `outlook` has the answer."""
+    def ask(self, wants: int, local_ranks: int, least: int, templates: Templates) -> None:
+        """Tell the manager that this node comes, meant for the place `wants` (or -1). `outlook` has the answer.
+
+        It is to have so many ranks. `least` is MIN of `--nnodes=MIN:MAX`, 0 if that is one number.
+        """
+        ...
+
+    @property
+    def checks(self) -> bool:
+        """Whether this node is to be checked before it trains."""
+        ...
+
+    def await_check(self) -> str:
+        """Wait until it was, or nobody leads it: why it must leave the job, or nothing."""
         ...
 
     def outlook(self, timeout_s: float | None) -> Outlook:

@@ -9,6 +9,7 @@ Rules:
 
 import ctypes
 import os
+import signal
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -30,6 +31,8 @@ _MOST_THREADS: Final = 32
 _MOST_CHILDREN: Final = 64
 _MOST_ANCESTORS: Final = 8
 _INIT: Final = 1
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_NAME: Final = 15
 _PR_GET_CHILD_SUBREAPER: Final = 37
 _CHUNK_BYTES: Final = 4096
 _SLACK_S: Final = 0.05
@@ -166,6 +169,17 @@ def _adopted() -> Iterator[int]:
 def _reaps() -> bool:
     answer = ctypes.c_int(0)
     return _prctl()(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0) == 0 and answer.value != 0
+
+
+def end_with(parent: int) -> bool:
+    """Have the kernel kill this process when `parent` ends; False if that was gone before the kernel knew."""
+    _prctl()(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    return os.getppid() == parent
+
+
+def call_me(name: str) -> None:
+    """The name of this process for tools, of which the kernel keeps 15 bytes. Called by its main thread."""
+    _prctl()(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 @cache

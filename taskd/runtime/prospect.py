@@ -18,6 +18,27 @@ class Prospect:
         """Places of the job; None while no manager has answered."""
         self._ended = False
         self._given_up = False
+        self._checked = False
+        self.dismissed = ""
+        """Why this node is to leave the job; empty if it is not."""
+
+    def clear(self) -> None:
+        """This node was checked, and may train."""
+        with self._changed:
+            self._checked = True
+            self._changed.notify_all()
+
+    def dismiss(self, reason: str) -> None:
+        """This node was checked, and is to leave."""
+        with self._changed:
+            self.dismissed = reason
+            self._changed.notify_all()
+
+    def await_check(self) -> str:
+        """Wait until this node was checked, nobody leads it, or the job has ended: why it must leave, or nothing."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._checked or self.dismissed or self._given_up or self._ended)
+            return self.dismissed
 
     def learn(self, directive: Directive) -> None:
         """The manager has said this."""

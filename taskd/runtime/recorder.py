@@ -23,6 +23,8 @@ from taskd.runtime.operations import communicator_id
 from taskd.runtime.shim import check, core, interface, load_core
 
 _LONGEST_END_S = 1.0
+_DATA_NS, _WORK, _DATA_SINCE_NS, _DATA_NOW_NS, _WORK_NOW = range(3, 8)
+"""Where that lies among the 8 bytes each of `TASKD_PROGRESS_BYTES`."""
 
 
 class Phase(IntEnum):
@@ -102,8 +104,21 @@ class Recorder:
     def step(self, step: int) -> None:
         """Step `step` is committed. Only the main thread says so, and tells its phase."""
         progress = self._progress
+        progress[_DATA_NS], progress[_WORK] = progress[_DATA_NOW_NS], progress[_WORK_NOW]
         progress[0] = step << 8 | self._phase
         progress[1] = monotonic_ns()
+
+    def await_data(self) -> None:
+        """The main thread waits for its next batch from now on."""
+        self._progress[_DATA_SINCE_NS] = monotonic_ns()
+
+    def got_data(self, work: int) -> None:
+        """The main thread waits no longer. `work`: how much it was given to do, in any unit; 0 if that is not known."""
+        progress = self._progress
+        since_ns, progress[_DATA_SINCE_NS] = progress[_DATA_SINCE_NS], 0
+        if since_ns:  # a child that was forked meanwhile has not waited
+            progress[_DATA_NOW_NS] += monotonic_ns() - since_ns
+        progress[_WORK_NOW] += work
 
     def phase(self, phase: Phase) -> None:
         """What the main thread is about to do."""
@@ -173,6 +188,12 @@ class NullRecorder:
         """Nothing."""
 
     def phase(self, phase: Phase) -> None:
+        """Nothing."""
+
+    def await_data(self) -> None:
+        """Nothing."""
+
+    def got_data(self, work: int) -> None:
         """Nothing."""
 
     def gil_beat(self) -> None:

@@ -1,13 +1,16 @@
 """What an agent tells the manager of its node."""
 
+import os
 import socket
 
 from taskd.core.agent import Node
 from taskd.core.shorthand import Shorthand
 from taskd.runtime.ports import NodeIdentity
-from taskd.wire.messages import NodeStatus, Progress, RankPace
+from taskd.wire.checks import CheckState
+from taskd.wire.messages import NodeStatus, Progress, RankSpan
 
 HOST = socket.gethostname()
+CORES = len(os.sched_getaffinity(0))
 
 
 class Reports:
@@ -20,6 +23,8 @@ class Reports:
         """Host and port of the node's store."""
         self.wants = -1
         """The place that its launcher meant it for."""
+        self.least = 0
+        """MIN of torchrun's `--nnodes=MIN:MAX`; 0 if it names one number."""
         self.shorthand = Shorthand()
 
     def compose(
@@ -30,7 +35,8 @@ class Reports:
         standbys: int,
         generation: int,
         leaving: bool,
-        seen: tuple[Progress | None, tuple[RankPace, ...]],
+        seen: tuple[Progress | None, tuple[RankSpan, ...]],
+        check: CheckState | None,
         sent_s: float,
     ) -> NodeStatus:
         """The next one; without an identity torchrun has not started its processes yet, and the node holds no place."""
@@ -51,10 +57,12 @@ class Reports:
             sent_s=sent_s,
             leaving=leaving,
             host=HOST,
+            cores=CORES,
             wants=self.wants,
-            min_nodes=identity.min_nodes if identity is not None else 0,
+            min_nodes=identity.min_nodes if identity is not None else self.least,
             ledger=self.shorthand.ledger(node.directive),
             heard=self.shorthand.heard,
             progress=seen[0],
-            paces=seen[1],
+            spans=seen[1],
+            check=check,
         )

@@ -16,6 +16,7 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 
 from taskd.errors import FrameError
+from taskd.wire.checks import Inspection
 from taskd.wire.messages import (
     Answer,
     Directive,
@@ -39,7 +40,7 @@ MAX_LOCAL_BYTES: Final = 200 << 10
 _HEADER: Final = MAGIC + bytes([WIRE_VERSION])
 _MAX_DETAIL_CHARS: Final = 200
 
-_BETWEEN_NODES: Final = (NodeStatus, Testimony, Directive, Refusal, Drain, Answer)
+_BETWEEN_NODES: Final = (NodeStatus, Testimony, Directive, Refusal, Drain, Answer, Inspection)
 Message = FromAgent | FromManager | FromLocal | ToLocal
 _M = TypeVar("_M")
 _Out_co = TypeVar("_Out_co", covariant=True)

@@ -13,6 +13,9 @@ from enum import Enum
 
 import msgspec
 
+from taskd.wire.checks import CheckState, Cleared, Dismissed, Examine, Inspect, Inspection
+from taskd.wire.probes import ProbeOrder, ProbeResult
+
 
 class Stage(Enum):
     """Where one rank's process stands."""
@@ -80,13 +83,16 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     age_s: float
 
 
-class RankPace(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """The pace of a rank over its newest `steps` steps: the whole step, and how much of it it spent in collectives."""
+class RankSpan(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """The mean of `steps` steps of a rank, of which `step` is the last: what the rank needed itself, and what not."""
 
     rank: int
+    step: int
     steps: int
-    step_s: float
-    waited_s: float
+    own_s: float
+    waited_s: float  # in collectives
+    data_s: float = 0.0  # for batches
+    work: float = 0.0  # how large those were; 0 if that is not known
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -111,12 +117,14 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     sent_s: float = 0.0
     leaving: bool = False
     host: str = ""  # its name, for people
+    cores: int = 0  # of the CPU, that its processes may use; 0 if that is not known
     wants: int = -1  # the place that its launcher gave it
     min_nodes: int = 0  # MIN of torchrun's `--nnodes=MIN:MAX`; 0 if it names one number
     ledger: Ledger = Ledger()  # to the manager that has written it, only its term
     heard: int = 0  # sequence number of the newest directive that the manager has sent here
     progress: Progress | None = None  # None if no rank trains
-    paces: tuple[RankPace, ...] = ()
+    spans: tuple[RankSpan, ...] = ()  # those that no report before had
+    check: CheckState | None = None  # None if the node is not checked, and was not asked to help
 
 
 class Testimony(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -331,13 +339,25 @@ class Become(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stderr: str | None = None
 
 
+class Probe(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Agent to standby: check this node (`adaptors.nodecheck`), say what was found, and end."""
+
+    order: ProbeOrder
+
+
+class Probed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Standby to agent: what it has found."""
+
+    result: ProbeResult
+
+
 class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Agent to template: make `count` more standbys."""
 
     count: int
 
 
-FromAgent = NodeStatus | Testimony | Drain | Modules
-FromManager = Directive | Heard | Refusal | Answer | Modules
-FromLocal = Hello | WorkerReport | LastWords | Account | SawNonFinite | Modules
-ToLocal = Pause | Join | Release | Abandon | Ask | Become | Fork | Modules
+FromAgent = NodeStatus | Testimony | Drain | Modules | Inspect
+FromManager = Directive | Heard | Refusal | Answer | Modules | Examine | Cleared | Dismissed | Inspection
+FromLocal = Hello | WorkerReport | LastWords | Account | SawNonFinite | Modules | Probed
+ToLocal = Pause | Join | Release | Abandon | Ask | Become | Fork | Modules | Probe

@@ -58,7 +58,7 @@ def test_the_seeds_manager_serves_until_it_is_told_to_stop(number, run_dir):
                 agent.poll(0.1)
                 agent.receive()
             process.send_signal(number)
-            out, err = process.communicate(timeout=20)
+            out, err = process.communicate(timeout=50)
         finally:
             process.kill()
     assert (process.returncode, out) == (0, "True\nTrue\n")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from taskd.runtime.blackbox import Box
+from tests.cli.chaos import ChaosNode
 from tests.cli.jobs import Records
 from tests.launch import Launcher
 from tests.shim.armed import armed, plain, until
@@ -91,3 +92,18 @@ def records(run_dir: Path) -> Iterator[Callable[..., Records]]:
     yield make
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def make_node(launcher: Launcher, run_dir: Path) -> Iterator[Callable[..., ChaosNode]]:
+    """Makes a node of a job with so many ranks."""
+    made: list[ChaosNode] = []
+
+    def make(ranks: int = 2, *, job: str = "llama", checks: int = 0) -> ChaosNode:
+        made.append(ChaosNode(launcher, run_dir / str(len(made)), job, ranks, checks))
+        return made[-1]
+
+    yield make
+    for node in made:
+        node.agent.terminate()  # it takes its files away
+        node.agent.wait()

@@ -9,11 +9,27 @@ from typing import Any
 import msgspec
 
 from taskd.core.evidence import Evidence, Standing, Thread
+from taskd.core.stragglers.detector import Layout
+from taskd.core.stragglers.pacing import Pacing
+from taskd.core.verdict import Verdict
 from taskd.runtime.journal import Journal
+from taskd.wire.messages import RankSpan
 from tests.core.scenes import FAULTS, HANG
 
 STACK = ("/opt/train.py:120 in forward", "/opt/layers.py:88 in attention", *(f"/opt/f.py:{n} in f" for n in range(20)))
 PHASES_MS = {"pause": 20.1, "replace": 31.4, "rebuild": 25.0, "restore": 4.2, "first_step": 15.0, "total": 92.3}
+
+
+def _slow_rank() -> tuple[Verdict, dict[int, Evidence]]:
+    """Rank 2 of four becomes slow by a half."""
+    pacing = Pacing(Layout({rank: rank // 2 for rank in range(4)}), crowded=False)
+    for step in range(100):
+        for rank in range(4):
+            own_s = 0.3 if rank == 2 and step >= 50 else 0.2
+            pacing.hear([RankSpan(rank=rank, step=step, steps=1, own_s=own_s, waited_s=0.32 - own_s)])
+        for found in pacing.found():
+            return pacing.verdict(found)
+    raise AssertionError("it was not found")
 
 
 class Records:
@@ -32,11 +48,16 @@ class Records:
         self.journal.write("processes", node_rank=0, pids={str(rank): pid for rank, pid in pids.items()})
 
     def verdict(self, number: int, name: str, *, native: str = "", **changes: Any) -> dict[str, Any]:
-        """A fault of `tests/core/scenes.py`, judged by the real diagnosis; rank 2 is the culprit."""
-        fault = FAULTS[name]
-        evidence = {rank: _with_stacks(known, native) for rank, known in fault.evidence(world=4).items()}
-        verdict = fault.verdict(evidence, world=4)
-        assert verdict is not None
+        """A fault of `tests/core/scenes.py`, judged by the real diagnosis, or a "slow rank"; rank 2 is the culprit."""
+        fault = FAULTS.get(name)
+        if fault is None:
+            assert name == "slow rank"
+            verdict, evidence = _slow_rank()
+        else:
+            evidence = {rank: _with_stacks(known, native) for rank, known in fault.evidence(world=4).items()}
+            judged = fault.verdict(evidence, world=4)
+            assert judged is not None
+            verdict = judged
         hang = {key: getattr(HANG, key) for key in ("silent_s", "limit_s", "usual_s", "reason")}
         fields = {
             "fault": number,
@@ -48,7 +69,7 @@ class Records:
             "facts": [{"rank": fact.rank, "kind": fact.kind.name, "text": fact.text} for fact in verdict.facts],
             "step": 41,
             "generation": number - 1,
-            "hang": hang if fault.hang else None,
+            "hang": hang if fault is not None and fault.hang else None,
             "since_s": time.monotonic() - 3.25,
             "evidence": f"faults/{number:04}.json",
             **changes,

@@ -50,6 +50,8 @@ def test_every_setting_reaches_its_place():
         replace_timeout_s=3.5,
         join_timeout_s=4,
         resume_timeout_s=5,
+        slow_recovery="on",
+        pipeline_stages=4,
         run_dir="/run/taskd",
     )
     assert config.listen == Address("::1", 9700)
@@ -62,6 +64,7 @@ def test_every_setting_reaches_its_place():
     assert config.policy.membership == Membership(heartbeat_s=1, suspect_s=heartbeats, dead_s=20)
     expected = Deadlines(confirm_s=0.5, merge_s=0, pause_s=2, replace_s=3.5, join_s=4, resume_s=5)
     assert config.policy.deadlines == expected
+    assert (config.policy.recover_slow, config.policy.pipeline_stages) == (True, 4)
     assert str(config.run_dir) == "/run/taskd"
 
 
@@ -159,6 +162,7 @@ def test_two_names_for_one_job_are_refused():
             {"heartbeat_s": 5},
             "node_timeout_s is 10 and heartbeat_s is 5, expected .* at least 4 heartbeats; raise it to 20",
         ),
+        ({"pipeline_stages": 5}, "found 5, expected a divisor of the 16 ranks of the job; leave it out for 1"),
         ({"run_dir": "here"}, "found 'here', expected an absolute path"),
         ({"run_dir": "/" + "x" * 80}, "expected a path of at most 60 bytes"),
     ],

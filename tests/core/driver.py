@@ -15,11 +15,12 @@ from taskd.wire.messages import (
     NodeStatus,
     Order,
     Progress,
-    RankPace,
+    RankSpan,
     RankStatus,
     Stage,
 )
 
+STEP_S = 0.1
 DEADLINES = Deadlines(confirm_s=2.0, pause_s=10.0, replace_s=60.0, join_s=20.0, resume_s=30.0, merge_s=1.0)
 
 
@@ -61,7 +62,9 @@ class Job:
         self.spares: dict[str, int] = {}
         self.progress: Progress | None = None
         """What every agent says of its ranks' newest step."""
-        self.paces: tuple[RankPace, ...] = ()
+        self.owns_s: dict[int, float] = {}
+        """What each rank needs itself for a step, of `STEP_S` with all waiting. Nothing is said of the others."""
+        self.cores = 64
         self.least = 0
         """MIN of torchrun's `--nnodes=MIN:MAX`."""
         self.terms: dict[int, int] = {}
@@ -133,7 +136,16 @@ class Job:
             min_nodes=self.least,
             ledger=self.ledger,
             progress=self.progress,
-            paces=self.paces,
+            cores=self.cores,
+            spans=self._spans(ranks),
+        )
+
+    def _spans(self, ranks: tuple[RankStatus, ...]) -> tuple[RankSpan, ...]:
+        step = self.progress.step if self.progress is not None else -1
+        return tuple(
+            RankSpan(rank=one.rank, step=step, steps=1, own_s=own_s, waited_s=STEP_S - own_s)
+            for one in ranks
+            if (own_s := self.owns_s.get(one.rank)) is not None
         )
 
     def say(
@@ -184,7 +196,7 @@ class Job:
                 self.spare(agent_id)
         return self._take(self.core.tick(self.now_s))
 
-    def train(self, steps: int, step_s: float = 0.1) -> "Job":
+    def train(self, steps: int, step_s: float = STEP_S) -> "Job":
         """So many steps are committed, each of this length, and the agents are heard after each."""
         first = self.progress.step + 1 if self.progress is not None else 6
         for step in range(first, first + steps):

@@ -15,7 +15,6 @@ from taskd.core.evidence import (
     Evidence,
     FatalSignal,
     NonFinite,
-    Pace,
     Process,
     PythonError,
     RunState,
@@ -314,15 +313,6 @@ FAULTS = {
         facts(non_finite=NonFinite(42)),
         hang=False,
         words=("loss nan in step 41",),
-        victims=False,
-    ),
-    "slow rank": Fault(
-        Kind.SLOW,
-        facts(pace=Pace(50, 1.0, 0.05)),
-        facts(pace=Pace(50, 1.0, 0.5)),
-        hang=False,
-        words=("needs 0.95 s", "others need 0.5 s"),
-        relative=True,
         victims=False,
     ),
     "orphaned DataLoader child": Fault(

@@ -14,7 +14,7 @@ from taskd.core.diagnosis import RULES, diagnose
 from taskd.core.evidence import Evidence, PythonError
 from taskd.core.rhythm import Hang
 from taskd.core.scene import Cut
-from taskd.core.verdict import VICTIMS, Kind, names
+from taskd.core.verdict import PACES, VICTIMS, Kind, names
 from tests.core.scenes import FAULTS, HANG, Fault, base, entered
 from tests.core.test_faults import RETRY
 from tests.core.test_waits import crossed
@@ -41,7 +41,7 @@ def test_each_fault_is_named_with_its_culprit_and_its_victims(fault: Fault) -> N
 
 
 def test_there_is_a_fault_and_a_word_for_each_kind() -> None:
-    shown = {fault.kind for fault in FAULTS.values()} | {Kind.SILENT, Kind.STALLED, *VICTIMS}
+    shown = {fault.kind for fault in FAULTS.values()} | {Kind.SILENT, Kind.STALLED, *VICTIMS, *PACES}
     assert shown == set(Kind) == set(WORDS)
 
 
@@ -199,9 +199,7 @@ def test_the_sentence_says_what_happened_to_whom_and_why() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "name", ["SIGKILL", "infinite loop in Python", "sends another size", "slow rank", "connection cut"]
-)
+@pytest.mark.parametrize("name", ["SIGKILL", "infinite loop in Python", "sends another size", "connection cut"])
 def test_sixteen_thousand_ranks_take_no_longer_each(name: str) -> None:
     fault = FAULTS[name]
     spent = []

@@ -9,7 +9,7 @@ from taskd.core.phases import Note, Phase
 from taskd.core.policy import Strategy
 from taskd.core.verdict import Kind
 from taskd.core.watch import AGAIN_S
-from taskd.wire.messages import Condition, Order, RankPace, Stage
+from taskd.wire.messages import Condition, Order, Stage
 from tests.core.driver import Job
 from tests.core.scenes import FAULTS, base
 
@@ -241,17 +241,3 @@ def test_a_loss_that_is_not_finite_is_told_once_with_the_first_rank_that_saw_it(
     assert job.at(Phase.RUNNING)
     job.testify(0, {1: replace(base(1, 4), non_finite=NonFinite(4000))}, asked=False)
     assert [told.fault for told in job.verdicts] == [1, 2]
-
-
-def test_a_slow_rank_is_told_once() -> None:
-    job = trained()
-    job.paces = tuple(
-        RankPace(rank=rank, steps=20, step_s=0.1, waited_s=0.01 if rank == 2 else 0.06) for rank in range(4)
-    )
-    job.wait(0.1)
-    for _ in range(5):
-        job.silent_for(0.5)
-        job.train(10, STEP_S)
-    (told,) = job.verdicts
-    assert (told.verdict.kind, told.verdict.culprits, told.reported) == (Kind.SLOW, (2,), True)
-    assert job.at(Phase.RUNNING)

@@ -91,10 +91,13 @@ def test_a_script_with_a_bug_in_its_set_up_ends_soon(make_job: MakeJob, run_dir:
     """An error of all three ranks is no chance: none is started again."""
     script = run_dir / "typo.py"
     script.write_text("import os\nos.environ['NO_SUCH_VARIABLE']\n")
-    job = make_job(ranks).start(str(script), {}, env={"TASKD_STANDBY": "0"})
+    logs = run_dir / "logs"  # a file for each rank: on one stream their tracebacks run into each other
+    options = ("--standalone", "--redirects=2", f"--log-dir={logs}")
+    job = make_job(ranks).start(str(script), {}, options=options, env={"TASKD_STANDBY": "0"})
     assert job.end() == 1
     assert f"{ranks * starts} processes failed before any step was committed" in job.output
-    assert len([line for line in job.output.splitlines() if line.endswith("KeyError: 'NO_SUCH_VARIABLE'")]) >= ranks
+    written = [file.read_text() for file in logs.rglob("stderr.log")]
+    assert len([text for text in written if text.endswith("KeyError: 'NO_SUCH_VARIABLE'\n")]) >= ranks
     assert len(job.named("processes")) <= starts
 
 

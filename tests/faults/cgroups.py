@@ -45,6 +45,22 @@ def frozen_by_first(name: str) -> Iterator[Path]:
 
 
 @contextmanager
+def slowed(name: str, share: float) -> Iterator[Path]:
+    """A cgroup that has so much of one CPU; the file that takes a pid in, whose later children are in it too."""
+    period_us = 100_000
+    second = _second_version()
+    if second is not None and "cpu" in (second / "cgroup.subtree_control").read_text().split():
+        with _made(second / name) as path:
+            (path / "cpu.max").write_text(f"{round(share * period_us)} {period_us}")
+            yield path / "cgroup.procs"
+        return
+    with _made(ROOT / "cpu" / name) as path:
+        (path / "cpu.cfs_period_us").write_text(str(period_us))
+        (path / "cpu.cfs_quota_us").write_text(str(round(share * period_us)))
+        yield path / "cgroup.procs"
+
+
+@contextmanager
 def small(name: str, size_bytes: int) -> Iterator[Path]:
     """A cgroup that may use so much memory and no more."""
     second = _second_version()

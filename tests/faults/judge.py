@@ -9,12 +9,16 @@ Rules:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+from taskd.core.verdict import PACES
 
 Event = Mapping[str, Any]
 CRASH_S = 0.5
 HANG_S = 2.0
 HANG_STEPS = 3
+
+SLOW: Final = frozenset(kind.name for kind in PACES)
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Seen:
     def verdicts(self) -> list[Event]:
         """On the fault that was made: the first one told of after it. A slow rank is another matter, unless made so."""
         after = [event for event in self.named("verdict") if self._follows(event)]
-        first = next((event for event in after if event["kind"] != "SLOW"), after[0] if after else None)
+        first = next((event for event in after if event["kind"] not in SLOW), after[0] if after else None)
         return [event for event in after if first is not None and event["fault"] == first["fault"]]
 
     def _follows(self, event: Event) -> bool:

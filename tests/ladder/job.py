@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,25 @@ class LadderError(Exception):
 class LadderJob:
     """One job. `places` torchruns are started on the first nodes, and `spares` on those after them."""
 
-    def __init__(self, nodes: Nodes, folder: Path, *, spares: int = 0, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        nodes: Nodes,
+        folder: Path,
+        *,
+        places: int = PLACES,
+        spares: int = 0,
+        steps: int = STEPS,
+        options: Sequence[str] = (),
+        dynamic: bool = False,
+        env: dict[str, str] | None = None,
+    ) -> None:
+        """`options` are torchrun's; `dynamic` has the nodes meet by c10d, which gives them their ranks."""
         self.nodes, self.folder = nodes, folder
-        self.expected = PLACES + spares
+        self.places, self.steps, self.options, self.dynamic = places, steps, tuple(options), dynamic
+        self.expected = places + spares
         self.run_dir = folder / "run"
         self.checkpoints = folder / "checkpoints"
-        foreign = Job(None, folder, PLACES).environment()  # type: ignore[arg-type] # it starts nothing
+        foreign = Job(None, folder, places).environment()  # type: ignore[arg-type] # it starts nothing
         own = {"TASKD_SECRET": SECRET, "TASKD_MANAGER": "manager:9601", "GLOO_SOCKET_IFNAME": "eth0"}
         self.env: dict[str, str | None] = {**foreign, "TASKD_RUN_DIR": str(self.run_dir), **own, **(env or {})}
         self.torchruns: dict[int, Process] = {}
@@ -59,7 +72,7 @@ class LadderJob:
         """A manager there, which everybody finds."""
         self.nodes.rename("manager", node)
         program = self.folder / "manager.py"
-        keys: dict[str, object] = {"job_id": "default", "node_nums": PLACES, "proc_per_node": 1}
+        keys: dict[str, object] = {"job_id": "default", "node_nums": self.places, "proc_per_node": 1}
         keys["checkpoint_dir"] = str(self.checkpoints)
         program.write_text(
             "import sys\n"
@@ -73,9 +86,12 @@ class LadderJob:
         """One more torchrun of the job, with the job's own line."""
         out = self.folder / "out.json"
         command: list[str | Path] = ["python", "-m", "torch.distributed.run", f"--nnodes={self.expected}"]
-        command += ["--nproc_per_node=1", f"--node_rank={node_rank}", f"--master_addr={self.nodes[0].address}"]
-        command += ["--master_port=29500", "--max_restarts=32767", RANK, self.folder]
-        command += ["--steps", str(STEPS), "--step-ms", str(STEP_MS), "--out", out]
+        first = self.nodes[0].address
+        static = [f"--node_rank={node_rank}", f"--master_addr={first}", "--master_port=29500"]
+        dynamic = ["--rdzv_backend=c10d", f"--rdzv_endpoint={first}:29500", "--rdzv_id=ladder"]
+        command += ["--nproc_per_node=1", *(dynamic if self.dynamic else static)]
+        command += ["--max_restarts=32767", *self.options, RANK, self.folder]
+        command += ["--steps", str(self.steps), "--step-ms", str(STEP_MS), "--out", out]
         process = node.start(command, env=self.env, output=self.folder / f"output-{node.name}", cwd=ROOT)
         self.torchruns[node.number] = process
         return process
@@ -107,7 +123,7 @@ class LadderJob:
 
     def await_steps(self, more: int) -> None:
         """Wait until every rank has begun so many steps more."""
-        goals = [self.passes(rank) + more for rank in range(PLACES)]
+        goals = [self.passes(rank) + more for rank in range(self.places)]
         self.wait(lambda: all(self.passes(rank) >= goal for rank, goal in enumerate(goals)), f"{more} steps more")
 
     def await_progress(self, rank: int, more: int) -> None:

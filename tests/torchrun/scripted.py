@@ -7,7 +7,7 @@ import socket
 import threading
 from pathlib import Path
 
-from taskd.runtime.ports import NodeIdentity, Outlook, WorkerHost
+from taskd.runtime.ports import NodeIdentity, Outlook, Templates, WorkerHost
 from taskd.wire.codec import decode_from_local, encode
 from taskd.wire.messages import Become, Fork, Hello
 
@@ -61,8 +61,16 @@ class ScriptedRuntime:
         self._note(f"made for {node_count} nodes, master {given_master_addr}")
         return self
 
-    def ask(self, wants: int) -> None:
+    def ask(self, wants: int, local_ranks: int, least: int, templates: Templates) -> None:
+        del local_ranks, least, templates
         self._note(f"asked for place {wants}")
+
+    @property
+    def checks(self) -> bool:
+        return False
+
+    def await_check(self) -> str:
+        return ""
 
     def outlook(self, timeout_s: float | None) -> Outlook:
         del timeout_s

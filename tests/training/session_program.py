@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 import traceback
 
 import torch
@@ -25,6 +26,7 @@ FAULTS = {
     "nan": lambda: RuntimeError("a peer has gone"),
     "retry": lambda: Flaky("link down for a moment"),
     "fatal": lambda: RuntimeError("the data set is broken"),
+    "drained": lambda: ValueError("a commit after the order went on"),
 }
 
 
@@ -47,6 +49,10 @@ def main() -> None:
             model(torch.ones(1, 2)).sum().backward()
             state.optimizer.step()
             state.commit(loss=torch.tensor(float("nan")) if CASE == "nan" else None)
+            if CASE == "drained":
+                while not link.interrupted:
+                    time.sleep(0.001)
+                state.commit()
             raise FAULTS[CASE]()
 
     train()

@@ -51,6 +51,7 @@ class Agent:
             rank=0,
             incarnation=1,
             generation=0,
+            position=self._directory / "position",
             checkpoint_dir=self.checkpoints,
         )
         env = {**ENVIRONMENT, **config.environment(), "RANK": "0", "WORLD_SIZE": "1", "PORT": str(self._store.port)}
@@ -133,6 +134,15 @@ def test_a_loss_that_is_not_finite_is_told(agent: Agent) -> None:
     agent.tell(Release(generation=1))
     agent.expect(Stage.RELEASED)
     assert process.wait(20) == 0
+
+
+def test_an_order_to_leave_at_the_next_commit_is_seen_there(agent: Agent) -> None:
+    process = agent.start("drained")
+    agent.tell(Pause(generation=1, reason="the node is drained", at_commit=True))
+    report = agent.expect(Stage.PAUSED)
+    assert (report.step, report.condition, report.cause) == (2, Condition.CLEAN, "")
+    agent.tell(Abandon(reason="the job ends"))
+    assert process.wait(20) == 1
 
 
 def test_a_smaller_batch_is_told(agent: Agent, launcher: Launcher) -> None:

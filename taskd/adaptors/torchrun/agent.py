@@ -70,6 +70,7 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
         if runtime is None:
             super()._rendezvous(worker_group)
             return
+        self._taskd_await_check(worker_group.spec, runtime)
         formed = entry.attempt(super()._rendezvous, worker_group, runtime)
         for name in WorkerGroup.__slots__:
             setattr(worker_group, name, getattr(formed, name))
@@ -81,13 +82,24 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
     def _taskd_ask(self, worker_group: WorkerGroup) -> NodeRuntime | None:
         """The runtime, having asked the manager; None if there is nobody to ask, or the job is known already."""
         spec, nodes = worker_group.spec, entry.most_nodes(worker_group.spec)
-        if nodes == 1 or self._taskd_runtime is not None or self._taskd_disabled:
+        if self._taskd_runtime is not None or self._taskd_disabled:
             return None
         self._taskd_guarded(lambda: self._taskd_make(worker_group, _given_master_addr(spec), nodes))
         runtime = self._taskd_runtime
-        if runtime is None or not self._taskd_guarded(lambda: runtime.ask(entry.wanted_place(spec))):
+        if runtime is None or (nodes == 1 and not runtime.checks):
             return None
-        return runtime
+        asked = self._taskd_guarded(
+            lambda: runtime.ask(
+                entry.wanted_place(spec), spec.local_world_size, entry.least_nodes(spec), self._taskd_template
+            )
+        )
+        return runtime if asked else None
+
+    def _taskd_await_check(self, spec: WorkerSpec, runtime: NodeRuntime) -> None:
+        """Leave if this node was found unfit. The others may still meet in the rendezvous: it stays open."""
+        if runtime.await_check():
+            entry.keep_open(spec.rdzv_handler)
+            raise SystemExit(1)  # torch ends its agent then: `_shutdown`
 
     # Starting the group
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final, cast
 
 from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.rendezvous.api import RendezvousHandler
 
 from taskd.adaptors.torchrun.waiting import withdraw
 from taskd.runtime.ports import NodeRuntime, Outlook
@@ -46,6 +47,11 @@ def wanted_place(spec: WorkerSpec) -> int:
     """The node rank that the launcher gave, -1 if none."""
     rank = getattr(spec.rdzv_handler, "rank", None)
     return int(rank) if rank is not None else -1
+
+
+def keep_open(handler: RendezvousHandler) -> None:
+    """torchrun closes its rendezvous for all nodes when one ends; one that never took part has no say in that."""
+    vars(handler)["shutdown"] = lambda: True
 
 
 def attempt(rendezvous: Callable[[WorkerGroup], None], worker_group: WorkerGroup, runtime: NodeRuntime) -> WorkerGroup:

@@ -4,7 +4,7 @@ Rules:
 
 1. Inert unless TASKD_PROCESS_ENABLE is `on`: then nothing of torch is imported, hooked or changed.
 2. One change only: `torch.distributed.launcher.api.LocalElasticAgent` becomes a subclass of itself. It is made when
-   torch has imported that module, and only if every seam fits.
+   torch has imported that module, and only if every seam fits. Its command line then knows a few more words.
 3. Nothing raises into the host: whatever goes wrong leaves torchrun as it was, with one warning or traceback.
 4. Installing twice is installing once, whichever of the ways came first.
 """
@@ -52,8 +52,10 @@ def _replace_agent(module: ModuleType) -> None:
             logger.warning("%s", error)
             return
         from taskd.adaptors.torchrun.agent import TaskdElasticAgent
+        from taskd.adaptors.torchrun.options import add_options
 
         vars(module)[_CLASS] = TaskdElasticAgent
+        add_options()
     except Exception:
         logger.exception("taskd could not be installed; torchrun is left as it was")
 

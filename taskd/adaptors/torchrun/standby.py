@@ -27,6 +27,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NoReturn
 
+from msgspec.structs import replace
 from typing_extensions import assert_never
 
 from taskd.adaptors.torchrun.command import boot_arguments
@@ -34,9 +35,11 @@ from taskd.adaptors.torchrun.prefault import Range, mapped_files, prefault
 from taskd.adaptors.torchrun.script import forget_start_directory, prepare_rank, run_script
 from taskd.config.process import replace_environment
 from taskd.config.worker import TemplateConfig
+from taskd.core.nodecheck.probes import CHECK_NAME
 from taskd.runtime.ports import Command
+from taskd.runtime.processes import call_me
 from taskd.wire.codec import MAX_LOCAL_BYTES, decode_to_local, encode
-from taskd.wire.messages import Abandon, Ask, Become, Fork, Hello, Join, Modules, Pause, Release, ToLocal
+from taskd.wire.messages import Abandon, Ask, Become, Fork, Hello, Join, Modules, Pause, Probe, Probed, Release, ToLocal
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +99,8 @@ class Template:
             case Become():
                 self._link.close()
                 return message
+            case Probe():
+                probe(self._link, message)
             case Modules(names=names):
                 self.load(names)
             case Fork(count=count):
@@ -157,6 +162,21 @@ def await_rank(path: str, files: Iterable[Range]) -> Become:
             message = receive(link)
             if isinstance(message, Become):
                 return message
+            if isinstance(message, Probe):
+                probe(link, message)
+
+
+def probe(link: socket.socket, message: Probe) -> NoReturn:
+    """Check this node in place of becoming a rank, answer, and end."""
+    from taskd.adaptors.nodecheck.probe import run_probe
+
+    call_me(CHECK_NAME)
+    order = message.order
+    if order.own:  # told at once: a trial may end by SIGKILL
+        link.send(encode(Probed(result=run_probe(replace(order, trial=None)))))
+    if order.trial is not None:
+        link.send(encode(Probed(result=run_probe(replace(order, own=False)))))
+    os._exit(0)
 
 
 def take_rank(become: Become) -> None:

@@ -7,6 +7,7 @@ Rules:
 3. A part that cannot be saved and loaded is refused at once, by name.
 4. A data loader draws a seed from torch's global generator whenever it is iterated, and the training function
    iterates it anew after each recovery. Making an iterator of a loader that is a part leaves the generator as it was.
+5. `meter` counts what those loaders give.
 """
 
 from typing import Any
@@ -17,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DistributedSampler, Sampler
 
 from taskd.adaptors.training import tree
+from taskd.adaptors.training.loading import Meter
 from taskd.errors import ConfigError, RestoreError
 
 
@@ -32,9 +34,10 @@ class Parts:
         self.modules = [part for part in self.replicated.values() if isinstance(part, torch.nn.Module)]
         self.optimizers = [part for part in self.replicated.values() if isinstance(part, torch.optim.Optimizer)]
         self.schedulers = [part for part in self.replicated.values() if isinstance(part, LRScheduler)]
+        self.meter = Meter()
         for part in self.positions.values():
             if isinstance(part, torch.utils.data.DataLoader):
-                _iterate_quietly(part)
+                _iterate_quietly(part, self.meter)
         if not self.optimizers:
             raise ConfigError(
                 f"TrainState got {', '.join(self.all) or 'nothing'}; expected at least one torch.optim.Optimizer, "
@@ -83,15 +86,17 @@ def _is_position(name: str, part: Any) -> bool:
     return data or name in ("sampler", "loader") or name.endswith(("_sampler", "_loader"))
 
 
-def _iterate_quietly(loader: Any) -> None:
+def _iterate_quietly(loader: Any, meter: Meter) -> None:
     make = loader._get_iterator
 
     def make_quietly() -> Any:
         before = torch.default_generator.get_state()
         try:
-            return make()
+            iterator = make()
         finally:
             torch.default_generator.set_state(before)
+        meter.watch(iterator)
+        return iterator
 
     loader._get_iterator = make_quietly
 

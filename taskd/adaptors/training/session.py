@@ -191,6 +191,7 @@ class Session:
             state.begin(self._runtime.rank)
             self._enter_smaller_world()
         state.on_non_finite = link.saw_non_finite
+        state.parts.meter.recorder = self._runtime.recorder
         self._runtime.world.section += 1
         link.enter(state.step, state.condition())
 

@@ -1,0 +1,56 @@
+"""taskd's own options on torchrun's command line: they stand for settings.
+
+Rules:
+
+1. torchrun's parser learns them at the moment when it parses (until then there is none), and only if one of these words
+   or a request for help is there: otherwise what it says of wrong usage is word for word its own.
+2. An option sets its variable for this process and its children, nothing else.
+"""
+
+import argparse
+import sys
+from typing import Any, Final
+
+from taskd.config import settings
+from taskd.config.process import ask_for
+from taskd.config.schema import Setting
+
+OPTIONS: Final = (
+    (("--node-check", "--node_check", "--network-check", "--network_check"), settings.NODE_CHECK),
+    (("--exclude-straggler", "--exclude_straggler"), settings.EXCLUDE_STRAGGLER),
+)
+"""The words that are understood for each setting; DLRover's users know the later ones."""
+_TORCHRUNS: Final = ("--rdzv-backend", "--nproc-per-node")
+"""Options by which torchrun's parser is known among all others."""
+_OURS: Final = frozenset(word for words, _ in OPTIONS for word in words)
+_HELP: Final = frozenset(("-h", "--help"))
+_METHOD: Final = "parse_known_args"
+
+
+def add_options() -> None:
+    """Have torchrun's next parser understand them."""
+    stock = argparse.ArgumentParser.parse_known_args
+
+    def parse_known_args(parser: argparse.ArgumentParser, args: Any = None, namespace: Any = None) -> Any:
+        if all(option in parser._option_string_actions for option in _TORCHRUNS):
+            setattr(argparse.ArgumentParser, _METHOD, stock)
+            _extend(parser, set(sys.argv[1:] if args is None else args))
+        return stock(parser, args, namespace)
+
+    setattr(argparse.ArgumentParser, _METHOD, parse_known_args)
+
+
+def _extend(parser: argparse.ArgumentParser, arguments: set[str]) -> None:
+    if arguments.isdisjoint(_OURS) and arguments.isdisjoint(_HELP):
+        return
+    group = parser.add_argument_group("taskd")
+    for words, setting in OPTIONS:
+        if not any(word in parser._option_string_actions for word in words):
+            group.add_argument(*words, action=_Ask, nargs=0, const=setting, help=setting.meaning)
+
+
+class _Ask(argparse.Action):
+    def __call__(self, *_: Any, **__: Any) -> None:
+        setting = self.const
+        assert isinstance(setting, Setting)
+        ask_for(setting)

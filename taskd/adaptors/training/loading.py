@@ -1,0 +1,75 @@
+"""What a rank's data loader costs it, and how much it gives the rank to do: for whoever looks for slow ranks.
+
+Rules:
+
+1. It goes into the black box, as steps do: so long the main thread has waited for batches, and how large they were.
+2. A batch is as large as its largest tensor has elements: padded tokens of a text, pixels of images. It is compared
+   between ranks only, so that its unit does not matter.
+3. What is fetched by another thread is not waited for by the training, and is not counted.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from itertools import islice
+from typing import Any
+
+import torch
+
+from taskd.runtime.recorder import NullRecorder, Recorder
+
+_DEEP, _PARTS = 3, 16
+"""A batch is looked into so far, and at so many of its parts."""
+
+
+class Meter:
+    """Watches the loaders of one training state; it tells nobody until it has a recorder."""
+
+    def __init__(self) -> None:
+        self.recorder: Recorder | NullRecorder | None = None
+
+    def watch(self, iterator: Any) -> None:
+        """Whatever this iterator of a torch data loader gives from now on is counted."""
+        if not hasattr(iterator, "_next_data"):
+            return
+        # The class, and no function of the object: that would be a cycle, and loaders end their workers when they die.
+        kind: Any = type(iterator)
+        iterator.__class__ = _watched(kind)
+        iterator._taskd_meter = self
+
+    def fetch(self, fetch: Callable[[], Any]) -> Any:
+        """Call it, and put down how long that took and how large the result is."""
+        recorder = self.recorder
+        if recorder is None or threading.get_ident() != threading.main_thread().ident:
+            return fetch()
+        recorder.await_data()
+        work = 0
+        try:
+            batch = fetch()
+            work = size(batch)
+        finally:
+            recorder.got_data(work)
+        return batch
+
+
+@cache
+def _watched(kind: Any) -> Any:
+    fetch = kind._next_data
+
+    def _next_data(self: Any) -> Any:
+        return self._taskd_meter.fetch(lambda: fetch(self))
+
+    return type(kind.__name__, (kind,), {"_next_data": _next_data, "__module__": kind.__module__})
+
+
+def size(batch: Any, deep: int = _DEEP) -> int:
+    """Elements of the largest tensor in a batch, by which its ranks are compared; 0 if there is none."""
+    if isinstance(batch, torch.Tensor):
+        return batch.numel()
+    if not deep or isinstance(batch, str | bytes):
+        return 0
+    if isinstance(batch, Mapping):
+        batch = [*islice(batch.values(), _PARTS)]
+    if isinstance(batch, Sequence):
+        return max((size(part, deep - 1) for part in batch[:_PARTS]), default=0)
+    return 0

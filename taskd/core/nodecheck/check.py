@@ -1,0 +1,140 @@
+"""A check of nodes against each other: which trials come next, and what they have shown.
+
+Rules:
+
+1. `plan` says what is to be done at the same time, `take` gets what has come of it, until `plan` has no more to ask.
+2. Whether a node lives is settled before how fast it is: trials for suspects take the nodes that they need; links and
+   what is slow are tried again with those that are left.
+3. What fails or is slow once is tried again before anybody is accused.
+4. Nothing depends on chance or on the order of a mapping: the same answers lead to the same rounds and verdict.
+
+What is evidence is said in `evidence`, who meets whom and the bound on the rounds in `pairing`, what is slow in `own`
+and `network`, and who leaves in `verdict`.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from taskd.core.nodecheck.evidence import Book, CheckPolicy, Edge, Measured, Round
+from taskd.core.nodecheck.network import Network
+from taskd.core.nodecheck.own import Baseline, OwnRates
+from taskd.core.nodecheck.pairing import Circle, first_edges, life_edges, link_edges, most_rounds
+from taskd.core.nodecheck.verdict import CheckVerdict, judge
+from taskd.errors import TransitionError
+from taskd.wire.checks import Own
+
+
+class NodeCheck:
+    """One check, from its first round to its verdict.
+
+    Args:
+        nodes: to be judged, in the order of their places.
+        policy: margins and times.
+        known_good: nodes of a running world, as partners for newcomers. They are not judged.
+        baseline: what was measured of that world.
+
+    """
+
+    def __init__(
+        self,
+        nodes: Iterable[str],
+        policy: CheckPolicy | None = None,
+        known_good: Iterable[str] = (),
+        baseline: Baseline | None = None,
+    ) -> None:
+        self._policy = policy or CheckPolicy()
+        self._past = baseline or Baseline()
+        self._book = Book(tuple(nodes), tuple(known_good))
+        if len(self._book.place) != len(self._book.names):
+            raise ValueError(
+                f"a node is named twice in {self._book.names}; name each once, newcomers not as known good"
+            )
+        self._own = OwnRates(self._policy, self._past, self._book.judged)
+        self._bandwidth = Network(self._book, self._policy, self._past, latency=False)
+        self._latency = Network(self._book, self._policy, self._past, latency=True)
+        self._circle = Circle(self._book.names)
+        self._open: Round | None = None
+        self._number = 0
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds have been planned."""
+        return self._number
+
+    def plan(self) -> Round | None:
+        """The round that is under way, or the next one; None when there is nothing more to be learnt."""
+        if self._open is None and self._number < most_rounds(len(self._book.names)):
+            edges, own = self._next()
+            if edges or own:
+                self._number += 1
+                self._open = Round(self._number, tuple(edges), tuple(own))
+        return self._open
+
+    def take(self, number: int, own: Mapping[str, Own], trials: Mapping[Edge, Measured]) -> None:
+        """What has come of the round under way. What is missing counts as failed."""
+        if self._open is None or self._open.number != number:
+            now = f"round {self._open.number} is" if self._open is not None else "no round is"
+            raise TransitionError(
+                f"results of round {number} came while {now} under way; give each round's results once"
+            )
+        self._book.take(self._open, own, trials)
+        self._own.take({name: own[name] for name in self._open.own if name in own})
+        results = {edge: trials[edge] for edge in self._open.edges if edge in trials}
+        for network in (self._bandwidth, self._latency):
+            network.take(results)
+        self._open = None
+
+    def verdict(self) -> CheckVerdict:
+        """What is thought by now; final when `plan` has no more to ask."""
+        return judge(self._book, self._own.slow(), (self._bandwidth, self._latency), self._policy)
+
+    def baseline(self) -> Baseline:
+        """What newcomers are to be compared with from now on: nodes that are well, and the usual of their networks."""
+        well = {name: found[-1] for name, found in self._book.own.items() if found and name not in self._book.down}
+        return Baseline(
+            own={**self._past.own, **well},
+            gbps=self._bandwidth.typical() or self._past.gbps,
+            latency_s=self._latency.typical() or self._past.latency_s,
+        )
+
+    def _next(self) -> tuple[list[Edge], list[str]]:
+        book = self._book
+        if not self._number:
+            return first_edges(book), list(book.judged)
+        edges = life_edges(book, self._circle, self._number + 1)
+        edges += link_edges(book, (name for edge in edges for name in edge))
+        edges += _speed_edges(book, (self._bandwidth, self._latency), {name for edge in edges for name in edge})
+        slow = self._own.slow()
+        again = [name for name in book.judged if book.own_failed(name) or (name in slow and len(book.own[name]) < 2)]
+        return edges, [name for name in again if name not in book.down]
+
+
+def _speed_edges(book: Book, networks: Iterable[Network], busy: set[str]) -> list[Edge]:
+    """Trials, each with both ends to itself, of nodes with one that is fast, and of links that were slow once."""
+    edges = []
+    for network in networks:
+        suspects = network.suspects()
+        fast = (name for name in book.names if suspects and name not in busy and network.is_fast(name))
+        free = {name: None for name in fast if book.is_good(name)}
+        for name in suspects:
+            partner = _fast_partner(book, network, name, free) if name not in busy and book.is_good(name) else None
+            if partner is not None:
+                edges.append(book.edge(name, partner))
+                busy |= {name, partner}
+                del free[partner]
+        for edge in network.open_links():
+            if busy.isdisjoint(edge) and all(map(book.is_good, edge)):
+                edges.append(edge)
+                busy.update(edge)
+    return edges
+
+
+def _fast_partner(book: Book, network: Network, name: str, free: Mapping[str, None]) -> str | None:
+    """A fast node that this one was not tried with, or never alone; the only other node may be tried again."""
+    met = dict.fromkeys(book.passed_with[name])
+    for peer in met:
+        if peer in free and network.is_promising(book.edge(name, peer)):
+            return peer
+    for peer in free:
+        if book.edge(name, peer) not in book.tries or (len(book.names) == 2 and len(book.passed_with[name]) < 2):
+            return peer
+    return next((peer for peer in met if peer in free and not network.is_alone(book.edge(name, peer))), None)

@@ -1,0 +1,232 @@
+"""The manager's course of node checks: who is checked when, with whom, and who may train then.
+
+Rules:
+
+1. A node that wants to be checked gets no place before it is cleared (`Places.usable`). That it was, it carries itself:
+   a new manager believes it.
+2. One check at a time. While the job forms it takes in all nodes; later it takes newcomers, and as their partners
+   nodes that are known to be good: spares first, then those that train.
+3. Orders are states: each agent is told the one that holds for it, until its report says that it is done.
+4. A node that is found unfit is told to leave until it has. Whoever comes in its place is checked in its turn.
+5. Of nodes that fail with one another, and nobody can be told from the other, one leaves, so that another can be tried:
+   the one that has been in doubt most often, and of equals the last.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from taskd.core.nodecheck.check import NodeCheck
+from taskd.core.nodecheck.evidence import CheckPolicy
+from taskd.core.nodecheck.examination import GRACE_S, Action, Checked, Examination, RoundOver, Wanted, limits
+from taskd.core.nodecheck.own import Baseline
+from taskd.core.nodecheck.verdict import CheckVerdict, Leave, Standing, choose_out
+from taskd.core.places import Places, may_train
+from taskd.core.policy import Policy
+from taskd.wire.checks import Cleared, Dismissed, Examine
+from taskd.wire.messages import NodeStatus
+
+__all__ = ["GRACE_S", "Action", "Checked", "Checkup", "Order", "RoundOver", "Wanted"]
+
+Order = Examine | Cleared | Dismissed
+_NOT_TOLD_APART = (
+    "{names} fail with one another, and it cannot be told who is at fault: {node} leaves, so that another node can be "
+    "tried in its place."
+)
+
+
+@dataclass(slots=True)
+class Checkup:
+    """All checks of one job. `number` of a manager that takes over must exceed those of its predecessors."""
+
+    policy: Policy
+    number: int
+    _running: Examination | None = None
+    _cleared: dict[str, str] = field(default_factory=dict)
+    """By agent, what was found of it all the same."""
+    _dismissed: dict[str, str] = field(default_factory=dict)
+    """By agent, why it is to leave."""
+    _doubts: Counter[str] = field(default_factory=Counter)
+    _baseline: Baseline | None = None
+    _waiting_since_s: float | None = None
+    _unready_since_s: float | None = None
+    _seen: frozenset[str] = frozenset()
+    _asked_for: bool = False
+    """A node may wait to be checked."""
+    _wanted: bool = False
+    """Somebody has asked for a check of all nodes."""
+    _out: list[Action] = field(default_factory=list)
+
+    @property
+    def due(self) -> bool:
+        """Whether time has anything to do here. Mostly it has not, and nobody looks at all nodes for nothing."""
+        return self._running is not None or self._asked_for or self._wanted
+
+    def hear(self, status: NodeStatus) -> None:
+        """An agent has reported: it may want to be checked."""
+        self._asked_for = self._asked_for or not may_train(status)
+
+    def order_for(self, status: NodeStatus) -> Order | None:
+        """What holds for a node now; None if nothing does, or it has done it."""
+        agent = status.agent_id
+        if agent in self._dismissed:
+            return Dismissed(reason=self._dismissed[agent])
+        if agent in self._cleared and not may_train(status):
+            return Cleared(note=self._cleared[agent])
+        return None if self._running is None else self._running.order_for(agent)
+
+    def inspect(self) -> None:
+        """Check all nodes as soon as no other check is under way. They go on with what they do, whatever is found."""
+        self._wanted = True
+
+    def tick(self, world: Places, *, forming: bool, now_s: float) -> list[Action]:
+        """Take in what the nodes have reported until now, and go on."""
+        nodes = _nodes(world)
+        if self._running is None:
+            self._begin(world, nodes, forming=forming, now_s=now_s)
+        else:
+            self._go_on(self._running, nodes, now_s)
+        out, self._out = self._out, []
+        return out
+
+    def _begin(self, world: Places, nodes: Mapping[str, NodeStatus], *, forming: bool, now_s: float) -> None:
+        waiting = [
+            status
+            for agent, status in nodes.items()
+            if not (may_train(status) or status.leaving or agent in self._dismissed or agent in self._cleared)
+        ]
+        if not waiting:
+            self._asked_for = False
+            self._waiting_since_s = None
+            if self._wanted and not forming:
+                self._inspect(nodes, now_s)
+            return
+        if forming and not self._all_here(nodes, frozenset(status.agent_id for status in waiting), now_s):
+            return
+        if not self._all_ready(waiting, now_s):
+            return
+        self._waiting_since_s = None
+        waiting.sort(key=lambda status: (status.wants, status.host, status.agent_id))
+        partners = [nodes[agent] for agent in self._known_good(world, nodes)]
+        names = _names([*partners, *waiting])
+        check = NodeCheck(
+            (names[status.agent_id] for status in waiting),
+            self._limits,
+            (names[status.agent_id] for status in partners),
+            self._baseline,
+        )
+        strict = any(status.check is not None and status.check.strict for status in waiting)
+        self._start(Examination(self.policy, check, names, strict, now_s, 0), nodes, now_s)
+
+    def _inspect(self, nodes: Mapping[str, NodeStatus], now_s: float) -> None:
+        self._wanted = False
+        here = [status for agent, status in nodes.items() if not status.leaving and agent not in self._dismissed]
+        here.sort(key=lambda status: (status.node_rank < 0, status.node_rank, status.host, status.agent_id))
+        names = _names(here)
+        if names:
+            check = NodeCheck((names[status.agent_id] for status in here), self._limits)
+            self._start(Examination(self.policy, check, names, False, now_s, 0, inspection=True), nodes, now_s)
+
+    def _start(self, running: Examination, nodes: Mapping[str, NodeStatus], now_s: float) -> None:
+        self.number += 1
+        running.number, self._running = self.number, running
+        running.start_round(nodes, now_s)
+
+    @property
+    def _limits(self) -> CheckPolicy:
+        return limits(self.policy.node_check)
+
+    def _all_here(self, nodes: Mapping[str, NodeStatus], waiting: frozenset[str], now_s: float) -> bool:
+        """Whether a job that forms has its nodes, or those that are there have waited long enough for the others."""
+        if waiting - self._seen or self._waiting_since_s is None:
+            self._waiting_since_s = now_s
+        self._seen = waiting
+        present = [status for agent, status in nodes.items() if agent not in self._dismissed and not status.leaving]
+        if len(present) >= self.policy.node_count:
+            return True
+        least = max(status.min_nodes for status in present)
+        patience = self.policy.node_check
+        patience_s = patience.last_call_s if 0 < least <= len(present) else patience.gather_s
+        return now_s - self._waiting_since_s >= patience_s
+
+    def _all_ready(self, waiting: Iterable[NodeStatus], now_s: float) -> bool:
+        """Whether all could begin at once: what a node needs to start its processes is no part of a round's time."""
+        if all(status.check is not None and status.check.ready for status in waiting):
+            self._unready_since_s = None
+            return True
+        if self._unready_since_s is None:
+            self._unready_since_s = now_s
+        if now_s - self._unready_since_s < self.policy.node_check.timeout_s:
+            return False
+        self._unready_since_s = None
+        return True
+
+    def _known_good(self, world: Places, nodes: Mapping[str, NodeStatus]) -> list[str]:
+        """Nodes that wait for a place and were cleared, then the nodes of the world."""
+        cleared = sorted(
+            agent
+            for agent, status in nodes.items()
+            if (agent in self._cleared or (status.check is not None and status.check.cleared))
+            and world.place_of(agent) is None
+        )
+        holders = [agent for place, agent in sorted(world.holders.items()) if place not in world.dead_nodes]
+        here = (agent for agent in (*cleared, *holders) if agent in nodes and not nodes[agent].leaving)
+        return [agent for agent in here if agent not in self._dismissed]
+
+    def _go_on(self, running: Examination, nodes: Mapping[str, NodeStatus], now_s: float) -> None:
+        running.listen(nodes, now_s)
+        if not running.all_reported:
+            return
+        self._out.append(running.end_round(nodes, now_s))
+        if running.check.plan() is not None:
+            self._start(running, nodes, now_s)
+            return
+        self._running = None
+        self._conclude(running, nodes, now_s)
+
+    def _conclude(self, running: Examination, nodes: Mapping[str, NodeStatus], now_s: float) -> None:
+        verdict, agents = running.check.verdict(), {name: agent for agent, name in running.names.items()}
+        lasted_s = now_s - running.began_s
+        if running.inspection:
+            self._out.append(Checked(verdict, running.rounds, lasted_s, (), running.own, inspection=True))
+            return
+        self._baseline = running.check.baseline()
+        leaves = [*choose_out(verdict, exclude_stragglers=running.strict), *self._doubtful(verdict, agents)]
+        self._out.append(Checked(verdict, running.rounds, lasted_s, tuple(leaves), running.own))
+        out = {leave.node: leave for leave in leaves}
+        for name, found in verdict.nodes.items():
+            agent = agents[name]
+            if name in out:
+                words, reason = out[name].words, out[name].reason
+                self._dismissed[agent] = words if reason in words else f"{words} {reason}"
+                if agent in nodes:
+                    place = max(nodes[agent].wants, nodes[agent].node_rank)
+                    self._out.append(Wanted(place, self._dismissed[agent]))
+            elif found.standing is not Standing.UNDECIDED:
+                self._cleared[agent] = found.text
+
+    def _doubtful(self, verdict: CheckVerdict, agents: Mapping[str, str]) -> list[Leave]:
+        """Rule 5."""
+        undecided = verdict.having(Standing.UNDECIDED)
+        self._doubts.update(agents[name] for name in undecided)
+        if len(undecided) < 2:
+            return []
+        leaver = max(enumerate(undecided), key=lambda entry: (self._doubts[agents[entry[1]]], entry[0]))[1]
+        words = _NOT_TOLD_APART.format(names=" and ".join(undecided), node=leaver)
+        return [Leave(leaver, words, verdict.nodes[leaver].text)]
+
+
+def _nodes(world: Places) -> dict[str, NodeStatus]:
+    return {view.status.agent_id: view.status for view in world.views()}
+
+
+def _names(nodes: Iterable[NodeStatus]) -> dict[str, str]:
+    """By agent, what people call its node: by its host, and where that is not enough, by more."""
+    known = list(nodes)
+    hosts = Counter(status.host for status in known)
+    return {
+        status.agent_id: status.host
+        if status.host and hosts[status.host] == 1
+        else f"{status.host or 'node'} ({status.agent_id[:6]})"
+        for status in known
+    }

@@ -1,0 +1,215 @@
+"""What is known of nodes that are being tested against each other, and what follows from it for their life.
+
+Rules:
+
+1. A trial passes or fails for both of its nodes. That it has passed proves that both lived in that round.
+2. A failure speaks against a node only if the other one is known to have lived in that round or later, and the node
+   itself is not. Such a failure is *firm*. Who or what is to blame for any other is open.
+3. One firm failure may be a bad link. Two, with two partners, are the node's; so are two failures of its own check in
+   a row. Only a node that has one partner in all, known to be good, is judged by two failures with that one.
+4. A node is *good* if it has passed a trial, or belongs to a running world, and has not failed in a later round without
+   passing one there. A node that has failed and is neither good nor down is a *suspect*.
+5. A link is down if its trial has failed in two rounds and both of its ends have lived in the last of them or later.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from taskd.wire.checks import Own, TrialResult
+
+Edge: TypeAlias = tuple[str, str]
+"""Two nodes, in the order of their places."""
+
+NEVER: Final = -1
+_NO_RESULT: Final = "no result came in time"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckPolicy:
+    """How different a node may be, and how long a check may take. Margins are factors."""
+
+    compute_margin: float = 1.5
+    memory_margin: float = 2.0
+    loopback_margin: float = 2.0
+    disk_margin: float = 4.0
+    bandwidth_margin: float = 2.0
+    latency_margin: float = 4.0
+    cpu_factor: float = 2.0
+    """For bandwidth and latency where CPUs move the bytes (gloo): they have other things to do, too."""
+    latency_floor_s: float = 0.0005
+    """Shorter latencies count as this one: below it nobody waits."""
+    deviations: float = 6.0
+    """So many median absolute deviations must lie between a slow node and the median, too."""
+    clock_skew_s: float = 1.0
+    timeout_s: float = 300.0
+    """The most that a round may take."""
+    timeout_floor_s: float = 15.0
+    timeout_factor: float = 4.0
+    """A round is given so many times what half of its results have taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One trial, as both of its nodes together have seen it. Rates of 0.0: not measured."""
+
+    ok: bool
+    cause: str = ""
+    gbps: float = 0.0
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What is to be done at the same time.
+
+    Attributes:
+        number: from 1.
+        edges: each is one trial, with processes of its own on both nodes.
+        own: nodes that check themselves (once more).
+
+    """
+
+    number: int
+    edges: tuple[Edge, ...]
+    own: tuple[str, ...]
+
+    @property
+    def shared(self) -> frozenset[Edge]:
+        """Edges with an end that has others at the same time: they prove life; of speed they show a part."""
+        load = Counter(name for edge in self.edges for name in edge)
+        return frozenset(edge for edge in self.edges if max(load[edge[0]], load[edge[1]]) > 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """One result of one edge.
+
+    Attributes:
+        alone: neither end had another trial in that round.
+        load: trials that passed in that round at that end which had more of them; those that hang move no bytes.
+
+    """
+
+    number: int
+    measured: Measured
+    alone: bool
+    load: int
+
+
+def timeout_s(finished_s: Iterable[float], policy: CheckPolicy) -> float:
+    """How long a round may take, in seconds since its start, when so long is what those took that have finished."""
+    known = sorted(finished_s)
+    if not known:
+        return policy.timeout_s
+    usual_s = known[len(known) // 2]
+    return min(policy.timeout_s, max(policy.timeout_floor_s, policy.timeout_factor * usual_s))
+
+
+def merged(left: TrialResult | None, right: TrialResult | None) -> Measured:
+    """One trial from the reports of both ends: the worse of each. An end that has not reported has failed."""
+    if left is None or right is None:
+        silent = Measured(ok=False, cause=_NO_RESULT)
+        told = left or right
+        return silent if told is None or told.ok else Measured(ok=False, cause=told.cause or _NO_RESULT)
+    return Measured(
+        ok=left.ok and right.ok,
+        cause=(left.cause if not left.ok else "") or (right.cause if not right.ok else ""),
+        gbps=min(left.gbps, right.gbps),
+        latency_s=max(left.latency_s, right.latency_s),
+    )
+
+
+class Book:
+    """All that the rounds so far have shown. Nodes are in order of their places; those known to be good come first."""
+
+    def __init__(self, nodes: tuple[str, ...], known_good: tuple[str, ...]) -> None:
+        self.judged, self.known_good = nodes, known_good
+        self.names = (*known_good, *nodes)
+        self.place = {name: place for place, name in enumerate(self.names)}
+        self.own: dict[str, list[Own]] = {name: [] for name in nodes}
+        self.tries: dict[Edge, list[Try]] = {}
+        self.down: set[str] = set()
+        self.passed_in = {name: 0 if name in known_good else NEVER for name in self.names}
+        """The newest round in which the node has passed a trial."""
+        self.passed_with: dict[str, list[str]] = {name: [] for name in self.names}
+        self._failures: dict[str, list[tuple[str, int]]] = {name: [] for name in self.names}
+
+    @property
+    def moved_by_cpus(self) -> bool:
+        """Whether the nodes have no accelerators that move what they exchange."""
+        newest = (results[-1].versions for results in self.own.values() if results)
+        return any(versions.get("backend", "").startswith("gloo") for versions in newest)
+
+    def edge(self, one: str, other: str) -> Edge:
+        """The two in order."""
+        return (one, other) if self.place[one] < self.place[other] else (other, one)
+
+    def take(self, round_: Round, own: Mapping[str, Own], trials: Mapping[Edge, Measured]) -> None:
+        """The results of a round. What is missing has failed."""
+        for name in round_.own:
+            self.own[name].append(own.get(name) or Own(ok=False, cause=_NO_RESULT))
+        results = {edge: trials.get(edge) or Measured(ok=False, cause=_NO_RESULT) for edge in round_.edges}
+        shared = round_.shared
+        passed = Counter(name for edge, result in results.items() if result.ok for name in edge)
+        for (one, other), result in results.items():
+            found = Try(round_.number, result, (one, other) not in shared, max(passed[one], passed[other]))
+            self.tries.setdefault((one, other), []).append(found)
+            for name, peer in ((one, other), (other, one)):
+                if result.ok:
+                    self.passed_in[name] = round_.number
+                    self.passed_with[name].append(peer)
+                else:
+                    self._failures[name].append((peer, round_.number))
+        self.down |= {name for name in self.names if name not in self.down and self._is_down(name)}
+
+    def own_failed(self, name: str) -> int:
+        """How often in a row, up to now, the node's own check has failed."""
+        failed = 0
+        for result in reversed(self.own.get(name, [])):
+            if result.ok:
+                break
+            failed += 1
+        return failed
+
+    def failures(self, name: str) -> list[tuple[str, int]]:
+        """Partner and round of each failure since the node has last been seen alive."""
+        return [(peer, number) for peer, number in self._failures[name] if number > self.passed_in[name]]
+
+    def firm(self, name: str) -> list[str]:
+        """The partners that speak against the node."""
+        return list(dict.fromkeys(peer for peer, number in self.failures(name) if self.passed_in[peer] >= number))
+
+    def is_good(self, name: str) -> bool:
+        """Rule 4."""
+        return name not in self.down and self.passed_in[name] != NEVER and not self.failures(name)
+
+    def suspects(self) -> list[str]:
+        """Rule 4."""
+        return [name for name in self.names if name not in self.down and self.failures(name)]
+
+    def failed_rounds(self, edge: Edge) -> int:
+        """In how many rounds the edge has failed since it has last passed."""
+        failed = 0
+        for found in reversed(self.tries.get(edge, [])):
+            if found.measured.ok:
+                break
+            failed += 1
+        return failed
+
+    def failed_links(self) -> list[Edge]:
+        """Edges that fail between nodes that are good and have lived at that time, one of them judged."""
+        return [
+            edge
+            for edge, tries in self.tries.items()
+            if not tries[-1].measured.ok
+            and all(self.passed_in[name] >= tries[-1].number and self.is_good(name) for name in edge)
+            and self.place[edge[1]] >= len(self.known_good)
+        ]
+
+    def _is_down(self, name: str) -> bool:
+        if self.own_failed(name) >= 2 or len(self.firm(name)) >= 2:
+            return True
+        only = self.known_good[0] if len(self.known_good) == 1 else None
+        return name != only and Counter(peer for peer, _ in self.failures(name))[only or ""] >= 2

@@ -1,0 +1,221 @@
+"""One node check under way: the orders of a round, what has come back of it, and when it is over.
+
+Rules:
+
+1. A round is over when every node that takes part has said so, or is silent for `GRACE_S` longer than it may.
+2. The time of those that are still at it shrinks: to what the others have shown to be enough, and to `IN_VAIN_S` for
+   one whose partners have all failed.
+3. Nodes are named as people call them in all that is judged; `names` has their agents.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from taskd.core.nodecheck.check import NodeCheck
+from taskd.core.nodecheck.evidence import CheckPolicy, Edge, Round, merged, timeout_s
+from taskd.core.nodecheck.verdict import CheckVerdict, Leave
+from taskd.core.policy import NodeCheck as NodeCheckPolicy
+from taskd.core.policy import Policy
+from taskd.wire.checks import Examine, Examined, Own, Trial, TrialResult
+from taskd.wire.messages import NodeStatus
+
+GRACE_S = 5.0
+"""An agent ends its own check processes in time. One that has not told so long after is taken for silent."""
+IN_VAIN_S = 2.0
+"""A node whose partner has failed waits for nothing, so long at most."""
+
+
+def limits(policy: NodeCheckPolicy) -> CheckPolicy:
+    """What the check goes by. The other margins follow the one that is given."""
+    return CheckPolicy(
+        compute_margin=policy.margin,
+        memory_margin=policy.margin,
+        loopback_margin=policy.margin,
+        disk_margin=2 * policy.margin,
+        bandwidth_margin=1.5 * policy.margin,
+        latency_margin=3 * policy.margin,
+        timeout_s=policy.timeout_s,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOver:
+    """A round has ended: what each node took for it, in seconds, by its place, or by its name where it has none."""
+
+    number: int
+    elapsed_s: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A check has ended."""
+
+    verdict: CheckVerdict
+    rounds: int
+    lasted_s: float
+    leaves: tuple[Leave, ...]
+    own: Mapping[str, Own]
+    """What each node has found of itself, by its name."""
+    inspection: bool = False
+    """Somebody has asked what it would say: nothing follows from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A node has to leave: another is wanted in its place."""
+
+    node_rank: int
+    reason: str
+
+
+Action = RoundOver | Checked | Wanted
+
+
+@dataclass(slots=True)
+class Examination:
+    """See above. `names` by agent; `number` is that of the orders under way; `strict`: slow nodes leave too."""
+
+    policy: Policy
+    check: NodeCheck
+    names: Mapping[str, str]
+    strict: bool
+    began_s: float
+    number: int
+    inspection: bool = False
+    rounds: int = 0
+    own: dict[str, Own] = field(default_factory=dict)
+    _since_s: float = 0.0
+    _orders: dict[str, Examine] = field(default_factory=dict)
+    _reports: dict[str, Examined] = field(default_factory=dict)
+    """Of those that are done."""
+    _heard: dict[str, Examined] = field(default_factory=dict)
+    """The newest of each, done or not."""
+
+    @property
+    def all_reported(self) -> bool:
+        """Whether the round is over."""
+        return len(self._reports) == len(self._orders)
+
+    def order_for(self, agent: str) -> Examine | None:
+        """What an agent is to do, if it has not done it."""
+        return None if agent in self._reports else self._orders.get(agent)
+
+    def start_round(self, nodes: Mapping[str, NodeStatus], now_s: float) -> None:
+        """Write the orders of the next round."""
+        following = self._round()
+        self._since_s, self._reports, self._heard = now_s, {}, {}
+        agents = {name: agent for agent, name in self.names.items()}
+        edges: dict[str, list[Edge]] = {name: [] for name in following.own}
+        for edge in following.edges:
+            for name in edge:
+                edges.setdefault(name, []).append(edge)
+        self._orders = {
+            agent: Examine(
+                job_id=self.policy.job_id,
+                number=self.number,
+                own=name in following.own,
+                trials=tuple(self._trial(edge, name, agents, nodes) for edge in edges[name]),
+                timeout_s=self.policy.node_check.timeout_s,
+                clock_s=0.0,
+            )
+            for agent, name in self.names.items()
+            if name in edges
+        }
+
+    def _round(self) -> Round:
+        following = self.check.plan()
+        assert following is not None, "only a check that is not decided has another round"
+        return following
+
+    def _trial(self, edge: Edge, name: str, agents: Mapping[str, str], nodes: Mapping[str, NodeStatus]) -> Trial:
+        first, second = edge
+        host = nodes.get(agents[first])
+        return Trial(
+            peer=second if name == first else first,
+            name=f"check/{self.number}/{agents[first]}/{agents[second]}",
+            first=name == first,
+            store_host=host.store_host if host is not None else "",
+            store_port=host.store_port if host is not None else 0,
+        )
+
+    def listen(self, nodes: Mapping[str, NodeStatus], now_s: float) -> None:
+        """Take in what has been reported."""
+        for agent, order in self._orders.items():
+            if agent in self._reports:
+                continue
+            status = nodes.get(agent)
+            examined = None if status is None or status.check is None else status.check.examined
+            gone = status is None or status.leaving
+            if examined is not None and examined.number == self.number:
+                self._heard[agent] = examined
+            if agent in self._heard and self._heard[agent].done:
+                self._reports[agent] = self._heard[agent]
+            elif gone or now_s - self._since_s > order.timeout_s + GRACE_S:
+                self._reports[agent] = _silent(order, gone=gone)
+        self._hurry(now_s)
+
+    def _hurry(self, now_s: float) -> None:
+        """Rule 2."""
+        heard = {self.names[agent]: known for agent, known in (self._heard | self._reports).items()}
+        ended = [trial.elapsed_s for known in heard.values() for trial in known.trials if trial.ok]
+        policy = limits(self.policy.node_check)
+        most = 2 * len(ended) >= sum(len(order.trials) for order in self._orders.values())
+        enough_s = timeout_s(ended, policy) if most else policy.timeout_s
+        for agent, order in self._orders.items():
+            if agent in self._reports:
+                continue
+            name = self.names[agent]
+            known = {trial.peer for trial in heard[name].trials} if name in heard else set()
+            waiting = [trial.peer for trial in order.trials if trial.peer not in known]
+            limit_s = min(order.timeout_s, enough_s)
+            if waiting and all(_has_failed(heard.get(peer), name) for peer in waiting):
+                limit_s = min(limit_s, now_s - self._since_s + IN_VAIN_S)
+            if limit_s < order.timeout_s:
+                self._orders[agent] = msgspec.structs.replace(order, timeout_s=limit_s)
+
+    def end_round(self, nodes: Mapping[str, NodeStatus], now_s: float) -> RoundOver:
+        """Give the results to the check."""
+        lasted_s = now_s - self._since_s
+        over = self._round()
+        by_name = {self.names[agent]: report for agent, report in self._reports.items()}
+        own = {name: report.own for name, report in by_name.items() if report.own is not None}
+        self.own.update(own)
+        trials = {edge: merged(_seen_by(by_name, *edge), _seen_by(by_name, *reversed(edge))) for edge in over.edges}
+        self.check.take(over.number, own, trials)
+        self.rounds += 1
+        elapsed = {
+            _place(nodes.get(agent), self.names[agent]): min(lasted_s, _elapsed_s(report))
+            for agent, report in self._reports.items()
+        }
+        return RoundOver(self.rounds - 1, elapsed)
+
+
+def _place(status: NodeStatus | None, name: str) -> str:
+    place = -1 if status is None else max(status.wants, status.node_rank)
+    return str(place) if place >= 0 else name
+
+
+def _silent(order: Examine, *, gone: bool) -> Examined:
+    """What is put down for an agent that does not answer."""
+    cause = "its agent has left" if gone else "its agent does not answer"
+    return Examined(
+        number=order.number,
+        done=True,
+        own=Own(ok=False, cause=cause) if order.own else None,
+        trials=tuple(TrialResult(peer=trial.peer, ok=False, cause=cause) for trial in order.trials),
+    )
+
+
+def _has_failed(report: Examined | None, peer: str) -> bool:
+    return report is not None and any(not trial.ok for trial in report.trials if trial.peer == peer)
+
+
+def _seen_by(reports: Mapping[str, Examined], name: str, peer: str) -> TrialResult | None:
+    return next((trial for trial in reports[name].trials if trial.peer == peer), None)
+
+
+def _elapsed_s(report: Examined) -> float:
+    own_s = report.own.elapsed_s if report.own is not None else 0.0
+    return own_s + max((trial.elapsed_s for trial in report.trials), default=0.0)

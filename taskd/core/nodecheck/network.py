@@ -1,0 +1,145 @@
+"""How fast the nodes' networks are, told from trials: bandwidth and latency, each in a `Network` of its own.
+
+Rules:
+
+1. All that is measured is a rate (of a latency its inverse). The best counts.
+2. A trial whose ends had no other is *alone* and shows the rate of both. Of trials beside each other a node has shown
+   at least their sum, and their links at most each rate times the number. A latency is excused by that number.
+3. The usual rate is the median of what the nodes may have: of an even number the faster one of the middle two, for a
+   slow node is seen in its partner's rate, too. A node is *fast* if what it has shown is within the margin of that.
+4. A node that is not fast is slow when it was tried with two fast nodes, alone with both, or alone with one if nothing
+   that it has done allows it to be fast; where there is but one other node, known to be good, twice with that one.
+   Until it is fast or slow it is a suspect.
+5. A link that is not fast between nodes that are is slow when it was so in two rounds, once alone.
+6. A newcomer is measured by what the running world was measured to do, and that world's nodes count as fast. Without
+   such a baseline two nodes are never compared: what one shows, the other does.
+"""
+
+from collections import defaultdict
+
+from taskd.core.nodecheck.evidence import Book, CheckPolicy, Edge, Measured
+from taskd.core.nodecheck.own import Baseline, compared, median, median_of_others
+
+
+class Network:
+    """One dimension of the nodes' networks."""
+
+    def __init__(self, book: Book, policy: CheckPolicy, baseline: Baseline, *, latency: bool) -> None:
+        self._book, self._latency, self._floor_s = book, latency, policy.latency_floor_s
+        self._given_margin = policy.latency_margin if latency else policy.bandwidth_margin
+        self._cpu_factor = policy.cpu_factor
+        self._shown: dict[str, float] = {}
+        self._possible: dict[str, float] = {}
+        self._alone: dict[Edge, float] = {}
+        self._shared: dict[Edge, float] = {}
+        self._past = self._rate(Measured(ok=True, gbps=baseline.gbps, latency_s=baseline.latency_s))
+        self._trusted = frozenset(book.known_good if self._past > 0 else ())
+        self._least = self._past / self._margin
+
+    @property
+    def _margin(self) -> float:
+        return self._given_margin * (self._cpu_factor if self._book.moved_by_cpus else 1.0)
+
+    def take(self, results: dict[Edge, Measured]) -> None:
+        """What the book has taken of this round."""
+        together: dict[str, list[float]] = defaultdict(list)
+        for edge, measured in results.items():
+            rate = self._rate(measured) if measured.ok else 0.0
+            if rate > 0:
+                self._note(edge, rate)
+                together[edge[0]].append(rate)
+                together[edge[1]].append(rate)
+        for name, rates in together.items():
+            shown = max(rates) * len(rates) if self._latency else sum(rates)
+            self._shown[name] = max(self._shown.get(name, 0.0), shown)
+        self._least = (self._past or self._usual()) / self._margin
+
+    def is_fast(self, name: str) -> bool:
+        """Rule 3."""
+        return name in self._trusted or self._shown.get(name, 0.0) >= self._least > 0
+
+    def suspects(self) -> list[str]:
+        """Nodes of which it is not known yet whether they or their links are slow."""
+        return [name for name in self._low() if not self._is_enough(name)]
+
+    def slow(self) -> dict[str, str]:
+        """Nodes that are slow (rule 4), each with a sentence."""
+        slow = (name for name in self._low() if self._is_enough(name))
+        return {name: self._text("has a network that", self._shown[name]) for name in slow}
+
+    def slow_links(self) -> dict[Edge, str]:
+        """Links that are slow (rule 5), each with a sentence."""
+        slow = (edge for edge in self._low_links() if self._is_tried_again(edge))
+        return {edge: self._text("what is between them", self._link(edge)) for edge in slow}
+
+    def open_links(self) -> list[Edge]:
+        """Links that may be slow and are to be tried again, alone."""
+        return [edge for edge in self._low_links() if not self._is_tried_again(edge)]
+
+    def is_alone(self, edge: Edge) -> bool:
+        """The edge was measured alone."""
+        return edge in self._alone
+
+    def is_promising(self, edge: Edge) -> bool:
+        """The edge has shared its ends with others, and may be fast."""
+        return edge not in self._alone and self._shared.get(edge, 0.0) >= self._least
+
+    def typical(self) -> float:
+        """The median of what was measured, in the unit of the measure; 0.0 if nothing was."""
+        rate = median(self._possible.values()) if self._possible else 0.0
+        return 1 / rate if rate and self._latency else rate
+
+    def _usual(self) -> float:
+        """The median of what nodes may have; 0.0 if nothing was measured."""
+        ordered = sorted(self._possible.values())
+        return ordered[len(ordered) // 2] if ordered else 0.0
+
+    def _rate(self, measured: Measured) -> float:
+        if self._latency:
+            return 1 / max(measured.latency_s, self._floor_s) if measured.latency_s > 0 else 0.0
+        return measured.gbps
+
+    def _note(self, edge: Edge, rate: float) -> None:
+        newest = self._book.tries[edge][-1]
+        rates, most = (self._alone, rate) if newest.alone else (self._shared, rate * newest.load)
+        rates[edge] = max(rates.get(edge, 0.0), most)
+        for name in edge:
+            if most > self._possible.get(name, 0.0):
+                self._possible[name] = most
+
+    def _link(self, edge: Edge) -> float:
+        return self._alone.get(edge) or self._shared.get(edge, 0.0)
+
+    def _low(self) -> list[str]:
+        least, down = self._least, self._book.down
+        shown = self._shown
+        return [name for name in self._book.judged if shown.get(name, least) < least and name not in down]
+
+    def _low_links(self) -> list[Edge]:
+        known, place = len(self._book.known_good), self._book.place
+        slow = [edge for rates in (self._alone, self._shared) for edge, rate in rates.items() if rate < self._least]
+        return [
+            edge
+            for edge in dict.fromkeys(slow)
+            if place[edge[1]] >= known and self._link(edge) < self._least and all(map(self.is_fast, edge))
+        ]
+
+    def _is_enough(self, name: str) -> bool:
+        met = self._book.passed_with[name]
+        partners = [peer for peer in dict.fromkeys(met) if self.is_fast(peer)]
+        edges = [self._book.edge(name, peer) for peer in partners]
+        alone = sum(map(self.is_alone, edges))
+        if len(self._book.names) == 2:
+            return alone > 0 and len(met) >= 2
+        return alone >= 2 or (alone == 1 < len(edges) and all(self._link(edge) < self._least for edge in edges))
+
+    def _is_tried_again(self, edge: Edge) -> bool:
+        return edge in self._alone and sum(found.measured.ok for found in self._book.tries[edge]) >= 2
+
+    def _text(self, subject: str, rate: float) -> str:
+        others = self._past or median_of_others(self._possible.values())
+        if not self._latency:
+            return f"{subject} moves {compared(rate, others, 'GB/s', self._margin)}"
+        ratio = f"{others / rate:.1f} times slower, {self._margin:g} are allowed"
+        waits = f"{1000 / rate:.3g} ms, the others after {1000 / others:.3g} in the median"
+        return f"{subject} answers after {waits}: {ratio}"

@@ -1,0 +1,189 @@
+"""Who is tested with whom in the next round.
+
+Rules:
+
+1. The first round is of disjoint pairs in the order of the nodes; an odd number ends with three nodes whose three edges
+   run at the same time, so that one faulty node among them is told at once. A newcomer is paired with a node known to
+   be good.
+2. Two good nodes that have passed together take two suspects, and all six edges between the four run. So each suspect
+   is tried with two good ones, the good ones prove in the same round that they still live, and suspects that failed
+   with each other are tried again, which tells a link that is down.
+3. Fewer than two are good: the circle method goes through all pairs, beginning with those that are alone in doubt
+   because of a partner whose own check has failed. No pair is tried twice, except where there are three nodes at most,
+   or with the only one that is still good.
+4. No node has more than three trials at a time. Groups that run at the same time have no node in common.
+5. Links that have failed between good nodes are tried again two by two, all six edges between their ends; a single one
+   with two other good nodes.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations, islice
+from typing import Final
+
+from taskd.core.nodecheck.evidence import Book, Edge
+
+MOST_TRIALS: Final = 3
+
+
+def first_edges(book: Book) -> list[Edge]:
+    """The first round (rule 1)."""
+    met = len(book.known_good)
+    pairs = list(zip(book.known_good, book.judged, strict=False))
+    rest = book.judged[met:]
+    groups = [list(pair) for pair in pairs] + [list(rest[at : at + 2]) for at in range(0, len(rest), 2)]
+    if len(groups) > 1 and len(groups[-1]) == 1:
+        groups[-2:] = [groups[-2] + groups[-1]]
+    return _all_edges(book, groups)
+
+
+def life_edges(book: Book, circle: "Circle", number: int) -> list[Edge]:
+    """Trials for those that may be down (rules 2 and 3); empty if there are none, or nothing more to be learnt."""
+    suspects = book.suspects()
+    if not suspects:
+        return []
+    pairs = _good_pairs(book)
+    if not pairs:
+        single = [name for name in book.names if book.is_good(name)]
+        groups = [[*single, *_couples(book, suspects)[0]]] if single else []
+        return circle.edges(book, number) or _all_edges(book, groups)
+    return _all_edges(book, ((*pair, *couple) for pair, couple in zip(pairs, _couples(book, suspects), strict=False)))
+
+
+def link_edges(book: Book, busy: Iterable[str]) -> list[Edge]:
+    """Links that have failed once, each together with what shows that its ends live (rule 5)."""
+    used = set(busy)
+    links: list[Edge] = []
+    for edge in book.failed_links():
+        if book.failed_rounds(edge) < 2 and used.isdisjoint(edge):
+            links.append(edge)
+            used.update(edge)
+    groups = [[*one, *other] for one, other in zip(links[::2], links[1::2], strict=False)]
+    if len(links) % 2:
+        groups.append([*links[-1], *_witnesses(book, links[-1], used)])
+    return _all_edges(book, groups)
+
+
+class Circle:
+    """All pairs of nodes, in turns of disjoint pairs: the schedule of a tournament. A round plays some turns."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._ring: list[str | None] = [*names, *[None] * (len(names) % 2)]
+        self._turn = 0
+
+    def edges(self, book: Book, number: int) -> list[Edge]:
+        """As many turns as the nodes can bear; nothing when all pairs have been tried."""
+        edges = _hopeful(book)
+        load = Counter(name for edge in edges for name in edge)
+        while self._turn < len(self._ring) - 1:
+            pairs = [pair for pair in self._pairs(book) if pair not in book.tries]
+            if any(load[name] >= MOST_TRIALS for pair in pairs for name in pair):
+                break
+            self._turn += 1
+            new = [pair for pair in pairs if pair not in edges]
+            edges += new
+            load.update(name for pair in new for name in pair)
+        if not edges and number == 2:  # at most three nodes, all of whose edges have run in the first round
+            return [edge for edge in book.tries if book.down.isdisjoint(edge)]
+        return edges
+
+    def _pairs(self, book: Book) -> Iterator[Edge]:
+        """The disjoint pairs of this turn, of nodes that are not known to be down."""
+        fixed, moving = self._ring[0], self._ring[1:]
+        seats = [fixed, *moving[self._turn :], *moving[: self._turn]]
+        for one, other in zip(seats[: len(seats) // 2], reversed(seats), strict=False):
+            if one is not None and other is not None and book.down.isdisjoint((one, other)):
+                yield book.edge(one, other)
+
+
+def rounds_at_most(nodes: int, hits: int, *, links: bool = False, slow: int = 0, late: int = 0) -> int:
+    """The most rounds that a check of so many nodes takes.
+
+    Each two good nodes take two suspects a round, and what makes a trial fail makes two suspects. So with S = 2 · hits
+    and G = nodes - S rounded down to an even number, the faulty nodes are known after 1 + ceil(S / G) rounds: 2 if hits
+    are a quarter of the nodes or fewer. If all first trials can fail (G < 2): 1 + ceil(m / 2) rounds of the circle's
+    m = nodes - 1 turns (nodes, if they are odd), and ceil((nodes - 2) / 2) more. Of three nodes or fewer all edges run
+    at once, and once more.
+
+    That follows from the pairing. What links, slow ones and late ones cost more is measured by `tests/clusters`.
+
+    Args:
+        nodes: that are tested, with those known to be good.
+        hits: nodes that are faulty, with links that are down.
+        links: some links are down: one more, for one that is met only in a later round. Of three nodes, one after the
+            other is then tried alone with the one that both reach: three more.
+        slow: networks and links that are slow: two more rounds, with a fast node each, and once more. A third one if
+            more than a quarter of the nodes is hit or slow, for then the usual speed may not be known at first.
+        late: nodes that die between rounds; one more for each (where all die at the same time, two in all).
+
+    """
+    suspects = min(nodes, 2 * hits)
+    good = (nodes - suspects) // 2 * 2
+    if nodes <= 3:
+        rounds = 1 + (hits > 0)
+    elif good >= 2:
+        rounds = 1 - (-suspects // good)
+    else:
+        rounds = 1 + max(1, -(-(nodes - 1 + nodes % 2) // 2)) - (-(nodes - 2) // 2)
+    apart = 0 if not slow else 2 if 4 * (slow + hits) <= nodes else 3
+    more = (3 if nodes == 3 else 1) * links + apart + late
+    return max(rounds, 2 if more else 1) + more
+
+
+def most_rounds(nodes: int) -> int:
+    """Where planning ends whatever the answers are, even of nodes that are well and not well in turns."""
+    return rounds_at_most(nodes, nodes, links=True, slow=nodes, late=nodes)
+
+
+def _all_edges(book: Book, groups: Iterable[Sequence[str]]) -> list[Edge]:
+    return [book.edge(one, other) for group in groups for one, other in combinations(group, 2)]
+
+
+def _good_pairs(book: Book) -> list[Edge]:
+    """Good nodes two by two: those that have passed together, then the others; those that fail alone come last."""
+    good = [name for name in book.names if book.is_good(name)]
+    good.sort(key=lambda name: book.own_failed(name) > 0)
+    free = dict.fromkeys(good)
+    pairs = []
+    for name in good:
+        partner = next((peer for peer in reversed(book.passed_with[name]) if peer in free and name in free), None)
+        if partner is not None:
+            pairs.append((name, partner))
+            del free[name], free[partner]
+    rest = list(free)
+    return [*pairs, *zip(rest[::2], rest[1::2], strict=False)]
+
+
+def _couples(book: Book, suspects: list[str]) -> list[tuple[str, ...]]:
+    """Suspects two by two, those that have failed with each other together. Whose own check has failed comes last."""
+    waiting = dict.fromkeys(sorted(suspects, key=lambda name: book.own_failed(name) > 0))
+    couples: list[tuple[str, ...]] = []
+    single: list[str] = []
+    while waiting:
+        name = next(iter(waiting))
+        del waiting[name]
+        mate = next((peer for peer, _ in reversed(book.failures(name)) if peer in waiting), None)
+        if mate is None:
+            single.append(name)
+        else:
+            del waiting[mate]
+            couples.append((name, mate))
+    return [*couples, *(tuple(single[at : at + 2]) for at in range(0, len(single), 2))]
+
+
+def _witnesses(book: Book, link: Edge, used: set[str]) -> list[str]:
+    """Two good nodes that are free, best such as have passed with an end of the link."""
+    met = (peer for name in link for peer in reversed(book.passed_with[name]))
+    free = (name for name in (*met, *book.names) if name not in used and book.is_good(name))
+    return list(islice(dict.fromkeys(free), 2))
+
+
+def _hopeful(book: Book) -> list[Edge]:
+    """Pairs of nodes that have failed only with nodes whose own check has failed."""
+    clean = [
+        name
+        for name in book.suspects()
+        if not book.own_failed(name) and all(book.own_failed(peer) for peer, _ in book.failures(name))
+    ]
+    pairs = (book.edge(one, other) for one, other in zip(clean[::2], clean[1::2], strict=False))
+    return [pair for pair in pairs if pair not in book.tries]

@@ -1,0 +1,106 @@
+"""From what the processes of a node's check have told, or how they have ended, to what the node has found.
+
+Rules:
+
+1. The slowest local rank counts: rates are the least that was measured (0.0 is no measurement), times the longest.
+2. One failure fails the node. The cause names the local ranks that it is of.
+3. A process that has ended without an answer has failed whatever it was asked for.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from taskd.core.endings import in_words
+from taskd.wire.checks import Own, TrialResult
+from taskd.wire.probes import ProbeOrder, ProbeResult
+
+CHECK_NAME: Final = "taskd-check"
+"""What a process that checks its node calls itself, for tools that look for it (`/proc/PID/comm`)."""
+_MOST_CAUSES: Final = 3
+
+
+def lost(order: ProbeOrder, status: int | None, elapsed_s: float) -> ProbeResult:
+    """The answer of a process that has given none.
+
+    `status` is as of Python's subprocess, negative for a signal; None: it had not ended in time, and was killed.
+    """
+    if status is None:
+        cause = f"its check process had not answered after {elapsed_s:.3g} s and was killed; expected an answer within"
+        cause += f" {order.timeout_s:g} s: a device, disk or mount of the node that never answers keeps it"
+    else:
+        cause = f"its check process ended with {in_words(status)} after {elapsed_s:.3g} s, before it had answered"
+    own = Own(ok=False, cause=cause, elapsed_s=elapsed_s) if order.own else None
+    trial = order.trial
+    failed = None if trial is None else TrialResult(peer=trial.peer, ok=False, cause=cause, elapsed_s=elapsed_s)
+    return ProbeResult(local_rank=order.local_rank, own=own, trial=failed)
+
+
+def merge_own(results: Iterable[ProbeResult]) -> Own | None:
+    """What the node has found of itself; None if nobody was asked."""
+    found = [(result.local_rank, result.own) for result in results if result.own is not None]
+    if not found:
+        return None
+    owns = [own for _, own in found]
+    ok = all(own.ok for own in owns)
+    return Own(
+        ok=ok,
+        cause=_cause([(rank, own.cause) for rank, own in found if own.ok == ok], len(found)),
+        compute_tflops=_least(own.compute_tflops for own in owns),
+        memory_gbps=_least(own.memory_gbps for own in owns),
+        loopback_gbps=_least(own.loopback_gbps for own in owns),
+        disk_mbps=_least(own.disk_mbps for own in owns),
+        clock_s=max((own.clock_s for own in owns), key=abs),
+        versions=_versions(owns),
+        elapsed_s=max(own.elapsed_s for own in owns),
+    )
+
+
+def merge_trial(results: Iterable[ProbeResult]) -> TrialResult | None:
+    """How the trial went for the node; None if there was none."""
+    found = [(result.local_rank, result.trial) for result in results if result.trial is not None]
+    if not found:
+        return None
+    trials = [trial for _, trial in found]
+    ok = all(trial.ok for trial in trials)
+    return TrialResult(
+        peer=trials[0].peer,
+        ok=ok,
+        cause=_cause([(rank, trial.cause) for rank, trial in found if trial.ok == ok], len(found)),
+        gbps=_least(trial.gbps for trial in trials) if ok else 0.0,
+        latency_s=max(trial.latency_s for trial in trials) if ok else 0.0,
+        elapsed_s=max(trial.elapsed_s for trial in trials),
+    )
+
+
+def _least(rates: Iterable[float]) -> float:
+    return min((rate for rate in rates if rate > 0.0), default=0.0)
+
+
+def _versions(owns: Sequence[Own]) -> dict[str, str]:
+    """One value for each name; where local ranks differ, all of them."""
+    values: dict[str, list[str]] = {}
+    for own in owns:
+        for name, value in own.versions.items():
+            known = values.setdefault(name, [])
+            if value not in known:
+                known.append(value)
+    return {name: " / ".join(sorted(known)) for name, known in values.items()}
+
+
+def _cause(found: Sequence[tuple[int, str]], of: int) -> str:
+    """Each cause once, after the local ranks that have it. Nothing stands before that of a node of one rank."""
+    ranks: dict[str, list[int]] = {}
+    for rank, cause in found:
+        if cause:
+            ranks.setdefault(cause, []).append(rank)
+    told = [_whose(who, of) + cause for cause, who in ranks.items()]
+    more = len(told) - _MOST_CAUSES
+    return "; ".join(told[:_MOST_CAUSES]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _whose(ranks: Sequence[int], of: int) -> str:
+    if of == 1:
+        return ""
+    if len(ranks) == of:
+        return "all local ranks: "
+    return f"local rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: "

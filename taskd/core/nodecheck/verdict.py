@@ -1,0 +1,199 @@
+"""What a node check comes to, and who leaves because of it.
+
+Rules:
+
+1. A node is down, slow, healthy, or undecided: it has failed and nobody who is well was there to tell why. Nobody
+   leaves for what is undecided.
+2. Every verdict but healthy is a sentence with figures. Where CPUs move the bytes, the links of a node whose computing
+   is slow say nothing more.
+3. Nodes that are down leave; slow ones only if asked for. A link takes one of its ends with it: the node that most
+   links have in common, the later one of equals, never one that was known to be good before.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from taskd.core.nodecheck.evidence import NEVER, Book, CheckPolicy, Edge
+from taskd.core.nodecheck.network import Network
+from taskd.core.nodecheck.own import Slowness, What, median
+
+DOWN_WORDS: Final = "The node is down."
+SLOW_WORDS: Final = "The node is a straggler and exits."
+
+
+class Standing(Enum):
+    """What is thought of a node or a link."""
+
+    HEALTHY = "healthy"
+    SLOW = "slow"
+    DOWN = "down"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeVerdict:
+    """One node. `what`: what of it is slow. `text`: a sentence without its subject."""
+
+    standing: Standing
+    text: str = ""
+    what: tuple[What, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LinkVerdict:
+    """A link that is down or slow."""
+
+    edge: Edge
+    standing: Standing
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckVerdict:
+    """All that was found. Nodes are in the order given; `notes` accuse nobody."""
+
+    nodes: dict[str, NodeVerdict]
+    links: tuple[LinkVerdict, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def having(self, standing: Standing) -> tuple[str, ...]:
+        """The nodes of which this is thought."""
+        return tuple(name for name, found in self.nodes.items() if found.standing is standing)
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A node that must leave. `words` are what it exits with; `reason` has the figures."""
+
+    node: str
+    words: str
+    reason: str
+
+
+def choose_out(verdict: CheckVerdict, *, exclude_stragglers: bool) -> tuple[Leave, ...]:
+    """Who must leave, in the order of the nodes (rule 3)."""
+    out: dict[str, Leave] = {}
+    words = {Standing.DOWN: DOWN_WORDS} | ({Standing.SLOW: SLOW_WORDS} if exclude_stragglers else {})
+    for name, found in verdict.nodes.items():
+        if found.standing in words:
+            out[name] = Leave(name, words[found.standing], f"{name} {found.text}")
+    links = [link for link in verdict.links if link.standing in words and out.keys().isdisjoint(link.edge)]
+    place = {name: number for number, name in enumerate(verdict.nodes)}
+    while links:
+        shared = Counter(name for link in links for name in link.edge if name in place)
+        leaver = max(shared, key=lambda name: (shared[name], place[name]))
+        link = next(link for link in links if leaver in link.edge)  # one that is down, if there is one
+        peer = link.edge[0] if link.edge[1] == leaver else link.edge[1]
+        out[leaver] = Leave(leaver, f"The link to {peer} is {link.standing.value}: {link.text}.", link.text)
+        links = [link for link in links if leaver not in link.edge]
+    return tuple(sorted(out.values(), key=lambda leave: place[leave.node]))
+
+
+def judge(book: Book, own: dict[str, list[Slowness]], networks: Sequence[Network], policy: CheckPolicy) -> CheckVerdict:
+    """The verdict by what is known so far."""
+    slow = {name: list(found) for name, found in own.items() if len(book.own[name]) >= 2}
+    for network in networks:
+        for name, text in network.slow().items():
+            slow.setdefault(name, []).append(Slowness(What.NETWORK, text))
+    short_of_cpu = {
+        name for name, found in slow.items() if book.moved_by_cpus and any(one.what is What.COMPUTE for one in found)
+    }
+    return CheckVerdict(
+        nodes={name: _node(book, name, slow.get(name, [])) for name in book.judged},
+        links=(*_down_links(book), *(link for link in _slow_links(networks) if not short_of_cpu & {*link.edge})),
+        notes=(*_version_notes(book), *_clock_notes(book, policy), *_partner_notes(book)),
+    )
+
+
+def _node(book: Book, name: str, slow: list[Slowness]) -> NodeVerdict:
+    if name in book.down:
+        return NodeVerdict(Standing.DOWN, _why_down(book, name))
+    unsolved = [peer for peer, _ in book.failures(name) if peer not in book.down]
+    if book.own_failed(name):
+        return NodeVerdict(Standing.UNDECIDED, f"has failed its own check once: {book.own[name][-1].cause}")
+    if unsolved:
+        who = f"has failed with {_names(unsolved)}: they, it, or the way between is at fault"
+        text = f"{who}; its own check has passed, and nobody who is well was left to try"
+        return NodeVerdict(Standing.UNDECIDED, text)
+    if slow:
+        what = tuple(dict.fromkeys(found.what for found in slow))
+        return NodeVerdict(Standing.SLOW, "; ".join(found.text for found in slow), what)
+    if book.passed_in[name] == NEVER and len(book.names) > 1:
+        return NodeVerdict(
+            Standing.HEALTHY, "has passed its own check; its network was tried only with nodes that are down"
+        )
+    return NodeVerdict(Standing.HEALTHY)
+
+
+def _why_down(book: Book, name: str) -> str:
+    if book.own_failed(name) >= 2:
+        causes = dict.fromkeys(result.cause for result in book.own[name][-2:])
+        return f"has failed its own check twice: {'; '.join(causes)}"
+    firm = book.firm(name)
+    if len(firm) >= 2:
+        causes = dict.fromkeys(_cause(book, name, peer) for peer in firm)
+        return f"has failed with {_names(firm)}, who live ({'; '.join(causes)})"
+    only = book.known_good[0]
+    return f"has failed twice with {only}, the only node that is known to be good ({_cause(book, name, only)})"
+
+
+def _cause(book: Book, name: str, peer: str) -> str:
+    return book.tries[book.edge(name, peer)][-1].measured.cause
+
+
+def _names(names: Sequence[str]) -> str:
+    *front, last = dict.fromkeys(names)
+    return f"{', '.join(front)}{' and ' * bool(front)}{last}"
+
+
+def _down_links(book: Book) -> Iterator[LinkVerdict]:
+    for edge in book.failed_links():
+        times = book.failed_rounds(edge)
+        if times >= 2:
+            cause = book.tries[edge][-1].measured.cause
+            text = (
+                f"{edge[0]} and {edge[1]} are well with others and have failed with each other {times} times ({cause})"
+            )
+            yield LinkVerdict(edge, Standing.DOWN, text)
+
+
+def _slow_links(networks: Sequence[Network]) -> Iterator[LinkVerdict]:
+    told: dict[Edge, str] = {}
+    for network in networks:
+        for edge, text in network.slow_links().items():
+            told[edge] = f"{told.get(edge, f'{edge[0]} and {edge[1]} are fast with others')}; {text}"
+    yield from (LinkVerdict(edge, Standing.SLOW, text) for edge, text in told.items())
+
+
+def _version_notes(book: Book) -> Iterator[str]:
+    """Versions that differ from those of most nodes."""
+    newest = {name: results[-1].versions for name, results in book.own.items() if results}
+    for what in sorted({key for versions in newest.values() for key in versions}):
+        counts = Counter(versions[what] for versions in newest.values() if what in versions)
+        usual, number = counts.most_common(1)[0]
+        for name, versions in newest.items():
+            if versions.get(what, usual) != usual:
+                yield f"{name} has {what} {versions[what]}, {number} of {counts.total()} nodes have {usual}"
+
+
+def _clock_notes(book: Book, policy: CheckPolicy) -> Iterator[str]:
+    clocks = {name: results[-1].clock_s for name, results in book.own.items() if results and results[-1].ok}
+    if not clocks:
+        return
+    usual_s = median(clocks.values())
+    for name, clock_s in clocks.items():
+        off_s = clock_s - usual_s
+        if abs(off_s) > policy.clock_skew_s:
+            side = "ahead of" if off_s > 0 else "behind"
+            yield f"{name}'s clock is {abs(off_s):.1f} s {side} the others, {policy.clock_skew_s:g} s are allowed"
+
+
+def _partner_notes(book: Book) -> Iterator[str]:
+    """Nodes that were known to be good and are not any more. They are not judged here."""
+    for name in book.known_good:
+        firm = book.firm(name)
+        if firm:
+            yield f"{name}, a node of the running world, has failed with {_names(firm)}, who live"

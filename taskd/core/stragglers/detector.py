@@ -1,0 +1,287 @@
+"""Slow ranks of a job that trains: found step by step, and told with what is slow and why we think so.
+
+Rules:
+
+1. A rank is slow that the others wait for: it needs longer than they do, or than its own history says, and waits less.
+2. What counts is a rank's own time with the waiting for data, without the collectives; where it is known how much a
+   rank was given to do (`Step.work`), without what that explains. Who has more to do is not accused.
+3. Steps of another kind are set aside: the first ones, and those that take everybody twice as long as usual. What
+   happens to one rank now and then (a checkpoint, a pause) is bounded by the tests.
+4. Ranks are compared with ranks, nodes with nodes (by the median of their ranks), the time that the collectives need
+   beside all waiting with its own history. What a stage of a pipeline has always had more to do is taken off first.
+5. State is bounded: the newest `WINDOW` steps of each rank; one step costs O(ranks), with one sort.
+"""
+
+import math
+from array import array
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from taskd.core.stragglers.compare import EVEN, LEARN, SLOW, Comparison, median, steps_needed
+from taskd.core.stragglers.verdict import Cause, Column, Straggler, explain_rank, explain_unit
+from taskd.core.stragglers.work import WorkLaw
+
+WARM_UP: Final = 8
+WINDOW: Final = 64
+_SEASON: Final = math.log(2)
+_SEASON_STEPS: Final = 4
+_TYPICAL_STEPS: Final = 16
+_STAGE_STEPS: Final = 256
+_STEP_STEPS: Final = 512
+_LATELY: Final = 5
+_LEAST_S: Final = 1e-9
+
+
+class Step(NamedTuple):
+    """One step of one rank, or the mean of `steps` that lie one after the other, of which `step` is the last.
+
+    `own_s` is all that is neither waiting for others nor for data; `work` whatever that time is made of (tokens, say),
+    0 if it is not known.
+    """
+
+    rank: int
+    step: int
+    own_s: float
+    waited_s: float
+    data_s: float = 0.0
+    work: float = 0.0
+    steps: int = 1
+
+    @property
+    def busy_s(self) -> float:
+        """What the others wait for."""
+        return max(_LEAST_S, self.own_s + self.data_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the ranks are: the node of each, and, if the job has said so, its stage of the pipeline."""
+
+    nodes: Mapping[int, int]
+    stages: Mapping[int, int] = field(default_factory=dict)
+
+    def ranks_by_node(self) -> dict[int, list[int]]:
+        """The ranks of each node."""
+        return _grouped(self.nodes)
+
+    def ranks_by_stage(self) -> dict[int, list[int]]:
+        """The ranks of each stage; nothing if it is not known of all."""
+        return _grouped(self.stages) if self.stages.keys() >= self.nodes.keys() else {}
+
+
+def _grouped(places: Mapping[int, int]) -> dict[int, list[int]]:
+    groups: dict[int, list[int]] = {}
+    for rank in sorted(places):
+        groups.setdefault(places[rank], []).append(rank)
+    return groups
+
+
+class Stragglers:
+    """Takes whole steps, in their order, and tells of each straggler once."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._ranks = sorted(layout.nodes)
+        place = {rank: number for number, rank in enumerate(self._ranks)}
+        groups = {node: [place[rank] for rank in ranks] for node, ranks in layout.ranks_by_node().items()}
+        whole = len(groups) > 1 and min(map(len, groups.values())) > 1
+        self._nodes: dict[int, list[int]] = groups if whole else {}
+        self._stages = [[place[rank] for rank in ranks] for ranks in layout.ranks_by_stage().values()]
+        self.restart()
+
+    def restart(self) -> None:
+        """The world is a new one, or its processes are: what was learned does not hold any more."""
+        family = len(self._ranks) + len(self._nodes) + 1
+        self._by_rank = Comparison(len(self._ranks), family)
+        self._by_node = Comparison(len(self._nodes), family)
+        self._network = Comparison(1, family, alone=True)
+        self._given = Comparison(len(self._ranks), family)
+        self._law = WorkLaw()
+        self._window: deque[Column] = deque(maxlen=WINDOW)
+        self._begun_at = -1
+        self._seen = 0
+        self._typical = math.nan
+        self._seasonal = 0
+        """So many in a row took everybody far longer than usual."""
+        self.step_s, self._steps_timed = 0.0, 0
+        """What a step takes, over many of them."""
+        self.knows_work = False
+        """The ranks tell how much they were given to do."""
+        self._stage_offsets = [0.0] * len(self._stages)
+        self._stages_seen = 0
+        self._stages_told = False
+
+    def note(self, row: Sequence[Step]) -> tuple[Straggler, ...]:
+        """The next step, of all ranks; one of which a rank is missing is not judged."""
+        steps = sorted(row)
+        if [one.rank for one in steps] != self._ranks or len(steps) < 2:
+            return ()
+        seen, self._seen = self._seen, self._seen + steps[0].steps
+        if seen < WARM_UP:
+            return ()
+        values, given = self._values(steps)
+        if self._of_season(values):
+            return ()
+        self._level_stages(values)
+        column = Column(steps[0].step, steps[0].steps, array("d", values), *_columns(steps), array("d", given))
+        self._begun_at = column.first if self._begun_at < 0 else self._begun_at
+        self._window.append(column)
+        ranks = self._by_rank.note(values, column.steps)
+        nodes = self._by_node.note(
+            [median([values[p] for p in places]) for places in self._nodes.values()], column.steps
+        )
+        links = self._network.note([column.transfer_s() / self._usual_step_s(column.lasted_s())], column.steps)
+        heavy = self._given.note(given, column.steps) if any(given) else []
+        return (*self._tell(ranks, nodes), *self._tell_link(links), *self._tell_work(heavy), *self._tell_stages())
+
+    def times(self) -> dict[int, tuple[float, float, float]]:
+        """Of each rank what it has needed itself for a step lately, what it waited for others, and what for data."""
+        newest = [*self._window][-_LATELY:]
+        return {
+            rank: (
+                median([column.own_s[place] for column in newest]),
+                median([column.waited_s[place] for column in newest]),
+                median([column.data_s[place] for column in newest]),
+            )
+            for place, rank in enumerate(self._ranks if newest else ())
+        }
+
+    def lasts(self, ranks: Sequence[int]) -> bool:
+        """Whether all of these ranks are as slow as they were told to be."""
+        units = dict(zip(self._ranks, self._by_rank.units, strict=False))
+        return all(rank in units and units[rank].told for rank in ranks)
+
+    def steps_needed(self) -> float:
+        """After how many steps a rank that becomes 10 % slower is found here, in 99 of 100 cases; inf while it learns.
+
+        It is the ranks' own noise that decides it, whatever the method: what varies by 6 % takes some 25 steps, what
+        varies by 30 % some 500.
+        """
+        return steps_needed(self._by_rank) if self._by_rank.units else math.inf
+
+    # ---- what is compared
+
+    def _values(self, steps: Sequence[Step]) -> tuple[list[float], list[float]]:
+        """The logarithm of what each rank needed, without what its work explains; and what that is."""
+        works = [one.work for one in steps]
+        self.knows_work = min(works) > 0
+        if not self.knows_work:
+            return [math.log(one.busy_s) for one in steps], [0.0] * len(steps)
+        given = self._law.effects(works)
+        self._law.learn(works, [math.log(max(_LEAST_S, one.own_s)) for one in steps])
+        return [
+            math.log(max(_LEAST_S, one.own_s * math.exp(-effect) + one.data_s))
+            for one, effect in zip(steps, given, strict=True)
+        ], given
+
+    def _of_season(self, values: Sequence[float]) -> bool:
+        """Whether this step takes everybody far longer than usual; if some in a row do, that is usual from now on."""
+        centre = median(values)
+        if self._typical != self._typical or self._seasonal == _SEASON_STEPS:
+            self._typical = centre
+        over = centre - self._typical
+        self._typical += max(-0.3, min(0.3, over)) / _TYPICAL_STEPS
+        self._seasonal = self._seasonal + 1 if over > _SEASON else 0
+        return self._seasonal > 0
+
+    def _usual_step_s(self, lasted_s: float) -> float:
+        """What a step takes, over many of them: their lengths may vary."""
+        self._steps_timed += 1
+        kept_s = min(lasted_s, 3 * self.step_s) if self.step_s else lasted_s
+        self.step_s += (kept_s - self.step_s) / min(self._steps_timed, _STEP_STEPS)
+        return self.step_s
+
+    def _level_stages(self, values: list[float]) -> None:
+        """Take off what a stage of the pipeline has always had more to do than the others."""
+        if len(self._stages) < 2:
+            return
+        centre = median(values)
+        self._stages_seen += 1
+        weight = 1 / min(self._stages_seen, _STAGE_STEPS)
+        for number, places in enumerate(self._stages):
+            own = median([values[place] for place in places]) - centre
+            self._stage_offsets[number] += (own - self._stage_offsets[number]) * weight
+            for place in places:
+                values[place] -= self._stage_offsets[number]
+
+    # ---- what is told
+
+    def _tell(self, ranks: Sequence[int], nodes: Sequence[int]) -> list[Straggler]:
+        told = []
+        for number in nodes:
+            places = [*self._nodes.values()][number]
+            unit = self._by_node.units[number]
+            found = explain_unit(self._window, unit, places, self._ranks, self._begun_at)
+            if found is not None:
+                unit.told = True
+                self._mark(places)
+                told.append(found)
+        for place in ranks:
+            unit = self._by_rank.units[place]
+            if unit.told:
+                continue
+            found = explain_rank(self._window, unit, place, self._node_of(place), self._ranks, self._begun_at)
+            if found is not None:
+                self._mark([self._ranks.index(rank) for rank in found.ranks])
+                told.append(found)
+        return told
+
+    def _node_of(self, place: int) -> list[int]:
+        return next((places for places in self._nodes.values() if place in places), [])
+
+    def _mark(self, places: Sequence[int]) -> None:
+        for place in places:
+            self._by_rank.units[place].told = True
+
+    def _tell_link(self, links: Sequence[int]) -> list[Straggler]:
+        """The network, unless a slow rank explains it."""
+        accused = [unit for unit in self._by_rank.units if unit.told or unit.score > self._by_rank.limit / 2]
+        if not links or accused:
+            return []
+        unit = self._network.units[0]
+        unit.told = True
+        lasted = min(unit.changed_steps, len(self._window))
+        newest = [*self._window][-lasted:]
+        waited_s = median([median(column.waited_s) for column in newest])
+        rise = median([column.transfer_s() for column in newest]) / self.step_s - unit.history
+        return [Straggler.of_link(newest, rise, waited_s, unit.score)]
+
+    def _tell_work(self, heavy: Sequence[int]) -> list[Straggler]:
+        told = []
+        for place in heavy:
+            unit = self._given.units[place]
+            unit.told = True
+            told.append(Straggler.of_work(self._ranks[place], [*self._window], unit.mean, unit.score))
+        return told
+
+    def _tell_stages(self) -> list[Straggler]:
+        """A stage that has always had more to do: nobody's machine is slow."""
+        if self._stages_told or self._stages_seen < _STAGE_STEPS // 4:
+            return []
+        middle = median(self._stage_offsets)
+        worst = max(range(len(self._stages)), key=self._stage_offsets.__getitem__)
+        excess = self._stage_offsets[worst] - middle
+        if excess < SLOW - EVEN / 4:
+            return []
+        self._stages_told = True
+        ranks = [self._ranks[place] for place in self._stages[worst]]
+        return [Straggler.of_stages(ranks, self._begun_at, self._stages_seen, excess)]
+
+
+def _columns(steps: Sequence[Step]) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
+    return (
+        array("d", [one.own_s for one in steps]),
+        array("d", [one.waited_s for one in steps]),
+        array("d", [one.data_s for one in steps]),
+    )
+
+
+def judge(rows: Sequence[Sequence[Step]], layout: Layout) -> tuple[Straggler, ...]:
+    """What is to be said of a job from these steps alone; it takes `WARM_UP` + `LEARN` of them to say anything."""
+    detector = Stragglers(layout)
+    return tuple(found for row in rows for found in detector.note(row))
+
+
+__all__ = ["LEARN", "WARM_UP", "WINDOW", "Cause", "Layout", "Step", "Straggler", "Stragglers", "judge"]

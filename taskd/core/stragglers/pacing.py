@@ -1,0 +1,93 @@
+"""What becomes of the spans that ranks report: rows, stragglers, and what the job is told of them.
+
+Rules:
+
+1. Each world is followed from its own beginning: what was learned of another one does not hold in it.
+2. Where a node's ranks have fewer cores than there are ranks, the scheduler makes one or the other slower than the rest
+   for minutes. There only what is far slower is told: `CROWDED_EXCESS`.
+3. What costs the job less than `LEAST_SHARE` of a step is not told.
+4. A row of 16,384 ranks costs 0.2 s. The more ranks there are, the longer a row lasts, so that rows take no more than
+   3 % of the manager's time.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from taskd.core.account import finding
+from taskd.core.evidence import Evidence, Pace
+from taskd.core.stragglers.detector import Layout, Stragglers
+from taskd.core.stragglers.rows import Rows
+from taskd.core.stragglers.verdict import Cause, Straggler
+from taskd.core.verdict import Kind, Verdict
+from taskd.wire.messages import RankSpan
+
+CROWDED_EXCESS: Final = 0.4
+"""In even jobs of four ranks on two cores the worst mostly needed 1.25 times of what the others did; one that computes
+twice as much was measured to need 1.5 to 1.9 times."""
+LEAST_SHARE: Final = 0.05
+EVERY_S: Final = 1.0
+_RANKS_A_SECOND: Final = 2048
+_KINDS: Final = {
+    Cause.COMPUTE: Kind.SLOW,
+    Cause.NODE: Kind.SLOW_NODE,
+    Cause.DATA: Kind.SLOW_LOADING,
+    Cause.LINK: Kind.SLOW_NETWORK,
+    Cause.IMBALANCE: Kind.UNEVEN,
+    Cause.WORKLOAD: Kind.UNEVEN,
+}
+
+
+class Pacing:
+    """The pace of one world."""
+
+    def __init__(self, layout: Layout, *, crowded: bool) -> None:
+        """`crowded`: somewhere ranks share cores."""
+        self.layout = layout
+        self._crowded = crowded
+        self._rows = Rows(layout.nodes)
+        self._detector = Stragglers(layout)
+        self.every_s = max(EVERY_S, len(layout.nodes) / _RANKS_A_SECOND)
+        """So often it is worth asking what was found."""
+
+    def hear(self, spans: Iterable[RankSpan]) -> None:
+        """What ranks say of themselves."""
+        for span in spans:
+            self._rows.hear(span)
+
+    def found(self) -> list[Straggler]:
+        """What can be told now and was not."""
+        found: list[Straggler] = []
+        while (row := self._rows.take(longest=self.every_s > EVERY_S)) is not None:
+            found += self._detector.note(row)
+        return [one for one in found if self._is_worth_telling(one)]
+
+    def _is_worth_telling(self, one: Straggler) -> bool:
+        if not one.accused:
+            return not self._crowded
+        enough = one.excess_s >= LEAST_SHARE * self._detector.step_s
+        return enough and (not self._crowded or one.excess >= CROWDED_EXCESS)
+
+    def lasts(self, one: Straggler) -> bool:
+        """Whether what was found has not passed."""
+        return self._detector.lasts(one.ranks)
+
+    @property
+    def knows_work(self) -> bool:
+        """Whether the ranks have told how much they were given to do."""
+        return self._detector.knows_work
+
+    def verdict(self, one: Straggler) -> tuple[Verdict, dict[int, Evidence]]:
+        """For the job's log: the verdict, and how fast each rank has been lately."""
+        evidence = {
+            rank: Evidence(self.layout.nodes[rank], pace=Pace(one.steps, own + waited + data, waited, data))
+            for rank, (own, waited, data) in self._detector.times().items()
+        }
+        kind = _KINDS[one.cause]
+        facts = tuple(finding(rank, kind, evidence[rank]) for rank in one.ranks)
+        return Verdict(kind, one.accused, (), one.sentence + self._where(one), facts), evidence
+
+    def _where(self, one: Straggler) -> str:
+        places = sorted({self.layout.nodes[rank] for rank in one.accused})
+        if not places or len(set(self.layout.nodes.values())) < 2:
+            return ""
+        return f" {'They are' if len(one.ranks) > 1 else 'It is'} on node {', '.join(map(str, places))}."

@@ -1,0 +1,180 @@
+"""Load on this node: processes that keep its CPUs busy, memory that is taken, a disk that is filled.
+
+Rules:
+
+1. The load is in children of this process alone. They are told of its death by the kernel (PR_SET_PDEATHSIG), so none
+   outlives it.
+2. They are put where the job is: its CPUs, its cgroups. What cannot be entered is said, and the child stays outside.
+3. A file that takes space has no name: the kernel frees it when the process ends, however it ends.
+4. What takes memory is what the kernel kills first (`oom_score_adj` 1000), unless that is what the scene is about.
+"""
+
+import mmap
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+from taskd.errors import ChaosError
+from taskd.runtime.cgroups import cgroup_directories
+from taskd.runtime.chaos.stage import ENDING
+from taskd.runtime.processes import call_me, end_with, read
+
+MIB: Final = 1 << 20
+_CGROUPS: Final = "/sys/fs/cgroup"
+_UNLIMITED_BYTES: Final = 1 << 62
+_TURN_S: Final = 0.1
+_FIRST_VICTIM: Final = "1000"
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A process of this one. The pidfd tells its end; `outside` are the job's cgroups that it could not enter."""
+
+    pid: int
+    handle: int
+    outside: tuple[str, ...]
+
+    def end(self) -> float:
+        """Kill and collect it; the seconds of processor time that it has used."""
+        signal.pidfd_send_signal(self.handle, signal.SIGKILL)  # one that has ended and is not collected takes it too
+        used = os.wait4(self.pid, 0)[2]
+        os.close(self.handle)
+        return used.ru_utime + used.ru_stime
+
+
+def start_child(name: str, work: Callable[[], object], beside: int) -> Child:
+    """Start a child that does `work` in the cgroups of the process `beside`, and ends with this one."""
+    parent, (gate, key) = os.getpid(), os.pipe()
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        os.close(key)
+        _live(name, work, parent, gate)
+    os.close(gate)
+    try:
+        return Child(pid, os.pidfd_open(pid), tuple(share_cgroups(pid, beside)))
+    finally:
+        os.close(key)
+
+
+def _live(name: str, work: Callable[[], object], parent: int, gate: int) -> NoReturn:
+    status = 1
+    try:
+        call_me(name)
+        if not end_with(parent):
+            os._exit(status)
+        os.setsid()  # Ctrl-C is for the scene, which ends this
+        signal.set_wakeup_fd(-1)
+        for number in ENDING:
+            signal.signal(number, signal.SIG_DFL)
+        os.read(gate, 1)  # until it is where it belongs
+        work()
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def keep_busy(share: float, cpu: int) -> None:
+    """Use this share of one CPU, as far as it is given."""
+    os.sched_setaffinity(0, {cpu})
+    while True:
+        begun_s = time.monotonic()
+        while time.monotonic() < begun_s + share * _TURN_S:
+            pass
+        time.sleep((1 - share) * _TURN_S)
+
+
+def take_memory(size_bytes: int, ready: int, *, first_victim: bool) -> None:
+    """Take so much memory, write one byte when it is there, and keep it."""
+    if first_victim:
+        Path("/proc/self/oom_score_adj").write_text(_FIRST_VICTIM)
+    block = mmap.mmap(-1, size_bytes)
+    for at in range(0, size_bytes, mmap.PAGESIZE):
+        block[at] = 1
+    os.write(ready, b"\n")
+    while True:
+        signal.pause()
+
+
+def take_disk(directory: Path, size_bytes: int) -> int:
+    """A file without a name that takes so much space; closing it gives the space back. Raises `ChaosError`."""
+    try:
+        handle, path = tempfile.mkstemp(prefix=".taskd-chaos-", dir=directory)
+        os.unlink(path)
+    except OSError as error:
+        raise ChaosError(f"no file can be made in {directory}: {error.strerror}") from error
+    try:
+        os.posix_fallocate(handle, 0, size_bytes)
+    except OSError as error:
+        os.close(handle)
+        raise ChaosError(f"{directory} cannot give {size_bytes // MIB} MiB: {error.strerror}; ask for less") from error
+    return handle
+
+
+def share_cgroups(pid: int, other: int) -> list[str]:
+    """Put a child of this process into the cgroups of another process; those that refused it."""
+    refused = []
+    mine = set(cgroup_directories(pid))
+    for directory in cgroup_directories(other):
+        if directory not in mine:
+            try:
+                Path(directory, "cgroup.procs").write_text(str(pid))
+            except OSError as error:
+                refused.append(f"{directory} ({error.strerror})")
+    return refused
+
+
+def cpus_of(pid: int) -> list[int]:
+    """The CPUs that a process may use."""
+    try:
+        return sorted(os.sched_getaffinity(pid))
+    except ProcessLookupError:
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a job may use. `limited` says whether a cgroup bounds it, or the machine alone."""
+
+    limit_bytes: int
+    used_bytes: int
+    limited: bool
+
+    @property
+    def free_bytes(self) -> int:
+        """What is left."""
+        return self.limit_bytes - self.used_bytes
+
+
+def memory_of(directory: str | None) -> Memory:
+    """Of a job whose memory cgroup this is: of that, and all around it, the one with the least left."""
+    total, free = _meminfo("MemTotal"), _meminfo("MemAvailable")
+    machine = Memory(total, total - free, limited=False)
+    return min(_bounds(directory), default=machine, key=lambda one: one.free_bytes)
+
+
+def _bounds(directory: str | None) -> Iterator[Memory]:
+    while directory is not None and directory.startswith(f"{_CGROUPS}/"):
+        limit = _number(directory, "memory.max", "memory.limit_in_bytes")
+        used = _number(directory, "memory.current", "memory.usage_in_bytes")
+        if limit is not None and used is not None and limit < _UNLIMITED_BYTES:
+            yield Memory(limit, used, limited=True)
+        directory = os.path.dirname(directory)
+
+
+def _number(directory: str, *names: str) -> int | None:
+    texts = ((read(f"{directory}/{name}") or "").strip() for name in names)
+    return next((int(text) for text in texts if text.isdecimal()), None)
+
+
+def _meminfo(name: str) -> int:
+    for line in (read("/proc/meminfo") or "").splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return 0

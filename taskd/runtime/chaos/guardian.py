@@ -1,0 +1,181 @@
+"""Undoes what a scene has done, however `taskd chaos` ends: a process of its own that waits for the end of a socket.
+
+Rules:
+
+1. What undoes a change is handed over before the change is made. What has been sent is read even if the sender is
+   killed the moment after.
+2. There is one way to undo: the socket ends, at Ctrl-C and at SIGKILL alike, and all that is kept is undone, the newest
+   first. Only if the guardian itself is gone, its owner does the same in its place.
+3. It has a session of its own and ignores what a terminal or an operator sends to end a scene.
+"""
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final, NoReturn
+
+import msgspec
+
+from taskd.errors import ChaosError
+from taskd.runtime.chaos.quarry import Quarry, send
+from taskd.runtime.chaos.stage import ENDING, say
+from taskd.runtime.chaos.tools import run_tool
+from taskd.runtime.processes import call_me
+
+NAME: Final = "taskd-guardian"
+_MAX_BYTES: Final = 65536
+_READY: Final = b"ready"
+
+
+class Resume(msgspec.Struct, frozen=True, tag="resume"):
+    """Let a process go on that was stopped."""
+
+    pid: int
+    start_ticks: int
+    name: str
+
+
+class Commands(msgspec.Struct, frozen=True, tag="commands"):
+    """Run these commands, one after the other; one that fails keeps none of the others from being run."""
+
+    commands: tuple[tuple[str, ...], ...]
+
+
+class Drop(msgspec.Struct, frozen=True, tag="drop"):
+    """That one need not be undone any more."""
+
+    number: int
+
+
+Undo = Resume | Commands
+_Order = Resume | Commands | Drop
+
+
+class Guardian:
+    """Keeps what is to be undone. The process is there from the first `keep` on."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Undo] = {}
+        self._next = 0
+        self._pid = 0
+        self._link: socket.socket | None = None
+
+    def keep(self, undo: Undo) -> int:
+        """Undo this at the end, unless it is dropped before. Call it before the change itself."""
+        number = self._next
+        self._tell(undo)
+        self._kept[number] = undo
+        self._next += 1
+        return number
+
+    def drop(self, number: int) -> None:
+        """It has been undone, or never came about."""
+        self._tell(Drop(number))
+        del self._kept[number]
+
+    def close(self) -> bool:
+        """Undo all that is kept. Returns whether that succeeded."""
+        if self._link is None:
+            return True
+        self._link.close()
+        self._link = None
+        status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        if status >= 0:
+            return status == 0
+        say(f"the guardian (pid {self._pid}) was killed; undoing in its place")
+        return undo_all(self._kept.values())
+
+    def _tell(self, order: _Order) -> None:
+        if self._link is None:
+            self._start()
+        assert self._link is not None
+        try:
+            self._link.send(msgspec.msgpack.encode(order))
+        except OSError as error:
+            raise ChaosError(
+                f"the guardian that undoes what is done here is gone ({error.strerror}), expected it to live: "
+                "somebody has killed it; the scene ends"
+            ) from error
+
+    def _start(self) -> None:
+        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sys.stdout.flush()
+        self._pid = os.fork()
+        if self._pid == 0:
+            self._link.close()
+            _guard(theirs)
+        theirs.close()
+        self._link.recv(_MAX_BYTES)  # it is out of reach of Ctrl-C; or has ended, which the next word tells
+
+
+def undo_all(kept: Iterable[Undo]) -> bool:
+    """Undo the newest first, and tell each. Returns whether all succeeded."""
+    good = True
+    for undo in reversed(list(kept)):
+        try:
+            told = _undo(undo)
+        except ChaosError as error:
+            good, told = False, f"NOT undone: {error}"
+        say(told)
+    return good
+
+
+def _undo(undo: Undo) -> str:
+    match undo:
+        case Resume(pid=pid, start_ticks=start_ticks, name=name):
+            target = Quarry(pid, start_ticks, name)
+            went = send(target, signal.SIGCONT, belongs=lambda _pid: True)  # whoever adopted it: a scene has stopped it
+            return f"undone: {target}: SIGCONT" if went else f"nothing to undo: {target} has ended"
+        case Commands(commands=commands):
+            failed = [complaint for words in commands if (complaint := _complaint(words))]
+            if failed:
+                raise ChaosError("; ".join(failed))
+            return f"undone: {'; '.join(map(' '.join, commands))}"
+
+
+def _complaint(words: tuple[str, ...]) -> str:
+    try:
+        run_tool(words)
+    except ChaosError as error:
+        return str(error)
+    return ""
+
+
+def _guard(link: socket.socket) -> NoReturn:
+    """The whole life of the guardian."""
+    status = 1
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (*ENDING, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_IGN)
+        call_me(NAME)
+        link.send(_READY)
+        status = 0 if undo_all(_receive(link).values()) else 1
+    finally:
+        with suppress(OSError):
+            sys.stdout.flush()
+        os._exit(status)
+
+
+def _receive(link: socket.socket) -> dict[int, Undo]:
+    """All that is kept when the sender has gone."""
+    kept: dict[int, Undo] = {}
+    number = 0
+    decoder = msgspec.msgpack.Decoder(_Order)
+    while True:
+        try:
+            packet = link.recv(_MAX_BYTES)
+        except ConnectionError:
+            return kept
+        if not packet:
+            return kept
+        match decoder.decode(packet):
+            case Drop(number=dropped):
+                kept.pop(dropped, None)
+            case undo:
+                kept[number] = undo
+                number += 1

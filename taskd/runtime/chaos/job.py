@@ -1,0 +1,233 @@
+"""The job on this node as a scene sees it: its agent, its ranks, the processes of a node check.
+
+Rules:
+
+1. A job is known by its agent: a living process that itself holds the socket in the agent's directory. Directories that
+   a dead agent has left tell nothing, whoever has its number now.
+2. What is no descendant of that process belongs to somebody else, whatever it is called.
+3. A rank is the owner of the newest black box of that rank in the agent's directory.
+"""
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from taskd.config.manager import job_id
+from taskd.config.reading import Source
+from taskd.config.rundir import run_dir
+from taskd.core.nodecheck.probes import CHECK_NAME
+from taskd.errors import ChaosError, ShimError
+from taskd.runtime.blackbox import Box, Life
+from taskd.runtime.chaos.quarry import Quarry, descends, quarry
+from taskd.runtime.lookup import view
+from taskd.runtime.processes import children, read
+
+CHECK_MODULE: Final = "taskd.adaptors.nodecheck"
+"""The module of one that is started cold: `python -m …`."""
+_SOCKET: Final = "agent.sock"
+_DIRECTORY: Final = re.compile(r"taskd-(\d+)-.+")
+_BOX: Final = re.compile(r"box-(\d+)-(\d+)")
+_SECOND_NS: Final = 1_000_000_000
+_TORCHRUN: Final = re.compile(r"(^|/)torchrun$|^torch\.distributed\.run$")
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """A living rank. `step` is the newest that it has committed, -1 if none."""
+
+    number: int
+    incarnation: int
+    process: Quarry
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job on this node. `directory` is its agent's."""
+
+    agent: Quarry
+    directory: Path
+    job_id: str
+    run_dir: Path
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The variables that its torchrun was started with."""
+        return _variables(self.agent.pid)
+
+    def fits(self, name: str | None, directory: Path | None, agent: int | None) -> bool:
+        """Whether it is what these say; None says nothing."""
+        same = directory is None or self.run_dir.resolve() == directory.resolve()
+        return same and name in (None, self.job_id) and agent in (None, self.agent.pid)
+
+    @property
+    def lives(self) -> bool:
+        """Whether its torchrun still runs on this node."""
+        return self.agent.stat is not None
+
+    def owns(self, pid: int) -> bool:
+        """Whether a process belongs to it."""
+        return descends(pid, self.agent)
+
+    def ranks(self) -> dict[int, Rank]:
+        """The ranks that live here. Of one that is being replaced there may be none for a moment."""
+        found: dict[int, Rank] = {}
+        for rank, incarnation, path in self._boxes():
+            one = _owner(path, rank, incarnation)
+            if one is not None and self.owns(one.process.pid):
+                found[rank] = one
+        return dict(sorted(found.items()))
+
+    def places(self) -> list[int]:
+        """The ranks of this node, living or not."""
+        return sorted({rank for rank, _, _ in self._boxes()})
+
+    def rank(self, number: int) -> Quarry | None:
+        """The process of a rank; None while it has none. Raises `ChaosError` if it is not of this node."""
+        ranks = self.ranks()
+        if number in ranks:
+            return ranks[number].process
+        if self.lives and number not in self.places():
+            here = ", ".join(map(str, self.places())) or "none"
+            raise ChaosError(
+                f"found no rank {number} of job {self.job_id} on this node, expected one of its ranks here: {here}; "
+                "play the scene on the rank's own node"
+            )
+        return None
+
+    def checks(self) -> list[Quarry]:
+        """The processes of this node's check that live now."""
+        called = (pid for pid in _pids() if is_check(pid) and self.owns(pid))
+        return [found for pid in called if (found := quarry(pid, "node check")) is not None]
+
+    def _boxes(self) -> Iterator[tuple[int, int, Path]]:
+        """Rank, incarnation and file of every box, the newest of a rank last."""
+        named = ((_BOX.fullmatch(path.name), path) for path in self.directory.glob("box-*"))
+        yield from sorted((int(name[1]), int(name[2]), path) for name, path in named if name is not None)
+
+
+def is_check(pid: int) -> bool:
+    """Whether a process says that it checks its node. Says nothing of whose it is."""
+    if (read(f"/proc/{pid}/comm") or "").strip() == CHECK_NAME:
+        return True
+    words = (read(f"/proc/{pid}/cmdline") or "").split("\0")
+    return any(pair == ("-m", CHECK_MODULE) for pair in pairwise(words))
+
+
+def find_jobs() -> list[Job]:
+    """The jobs with an agent on this node, in the order of their pids."""
+    found = []
+    for directory in _directories():
+        named = _DIRECTORY.fullmatch(directory.name)
+        agent = quarry(int(named[1]), "torchrun") if named is not None else None
+        if agent is not None and _listens(agent.pid, directory / _SOCKET):
+            env = _environment(agent.pid, directory / _SOCKET)
+            found.append(Job(agent, directory, job_id(Source(env)), _run_dir(env)))
+    return sorted(found, key=lambda job: job.agent.pid)
+
+
+def choose_job(jobs: list[Job], name: str | None, directory: Path | None, agent: int | None) -> Job:
+    """The one job that is meant. Raises `ChaosError` if there is none or more than one."""
+    fits = [job for job in jobs if job.fits(name, directory, agent)]
+    if len(fits) == 1:
+        return fits[0]
+    if fits:
+        shown = "; ".join(f"--agent {job.agent.pid} (job {job.job_id}, run directory {job.run_dir})" for job in fits)
+        raise ChaosError(f"found {len(fits)} jobs on this node, expected one: choose by --job, --run-dir, or {shown}")
+    if jobs:
+        shown = "; ".join(f"{job.job_id} in {job.run_dir}, torchrun {job.agent.pid}" for job in jobs)
+        raise ChaosError(f"found no such job on this node, only: {shown}")
+    raise ChaosError(_nothing())
+
+
+def _nothing() -> str:
+    """Why there is no job, as far as that can be seen."""
+    told = "found no job under taskd on this node, expected a torchrun of this user and this container with taskd on"
+    strangers = [d for d in _directories() if (named := _DIRECTORY.fullmatch(d.name)) and _foreign(d, int(named[1]))]
+    if strangers:
+        return f"{told}; {strangers[0]} is another user's: run it as user {strangers[0].stat().st_uid}"
+    plain = next((pid for pid in _pids() if _is_torchrun(pid)), None)
+    if plain is not None:
+        return f"{told}; process {plain} is a torchrun without it: start it with TASKD_PROCESS_ENABLE=on"
+    return f"{told}; start the job first, or give --wait SECONDS"
+
+
+def _foreign(directory: Path, pid: int) -> bool:
+    return quarry(pid, "") is not None and directory.stat().st_uid != os.getuid()
+
+
+def _is_torchrun(pid: int) -> bool:
+    words = (read(f"/proc/{pid}/cmdline") or "").split("\0")
+    return any(_TORCHRUN.search(word) for word in words[:4])
+
+
+def _directories() -> Iterator[Path]:
+    """Where `RankFiles` puts them."""
+    for parent in dict.fromkeys((Path("/dev/shm"), Path(tempfile.gettempdir()))):
+        yield from sorted(parent.glob("taskd-*-*"))
+
+
+def _listens(pid: int, path: Path) -> bool:
+    """Whether this very process holds the socket of that name."""
+    lines = (line.split() for line in (read(f"/proc/{pid}/net/unix") or "").splitlines())
+    inodes = {f"socket:[{words[6]}]" for words in lines if len(words) == 8 and words[7] == str(path)}
+    try:
+        names = os.listdir(f"/proc/{pid}/fd") if inodes else []
+    except OSError:  # another user's
+        return False
+    return any(_target(f"/proc/{pid}/fd/{name}") in inodes for name in names)
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
+
+
+def _environment(agent: int, socket: Path) -> dict[str, str]:
+    """As the agent told it to one of its processes; its own where none is there yet."""
+    for pid in children(agent):
+        env = _variables(pid)
+        if env.get("TASKD_AGENT_SOCKET") == str(socket):
+            return {
+                **_variables(agent),
+                **{name: env[name] for name in ("TASKD_RUN_DIR", "TASKD_JOB_ID") if name in env},
+            }
+    return _variables(agent)
+
+
+def _run_dir(env: dict[str, str]) -> Path:
+    given = env.get("TASKD_RUN_DIR")
+    temporary = env.get("TMPDIR")
+    default = Path(temporary) / f"taskd-{os.getuid()}" if temporary else run_dir(Source({}))
+    return run_dir(Source({"TASKD_RUN_DIR": given})) if given else default
+
+
+def _variables(pid: int) -> dict[str, str]:
+    pairs = (entry.partition("=") for entry in (read(f"/proc/{pid}/environ") or "").split("\0"))
+    return {name: value for name, _, value in pairs if name}
+
+
+def _owner(path: Path, rank: int, incarnation: int) -> Rank | None:
+    """The living owner of a box."""
+    try:
+        box = Box.open(path)
+    except ShimError:
+        return None  # it has just gone
+    said = box.read()
+    box.close()
+    seen = view(said.owner_pid) if said.owner_pid > 0 and said.life is Life.HELD else None
+    if seen is None or seen.started_ns > said.claimed_ns + _SECOND_NS:  # younger than its box: another process
+        return None
+    process = quarry(said.owner_pid, f"rank {rank}")
+    return Rank(rank, incarnation, process, said.step) if process is not None else None
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]

@@ -1,0 +1,108 @@
+"""The time of a scene, and its words: what is said of each action, and when the scene has to end.
+
+Rules:
+
+1. Every action is one line with the time of day, flushed at once. A reader that has gone ends the scene.
+2. A scene waits in `Stage.pause` alone, which returns at once when it is to end: at SIGINT, SIGTERM, SIGHUP, SIGQUIT
+   or SIGTSTP (a suspended scene could not undo), at the end of `for_s`, and with the process that it follows.
+3. In a dry run every action is told as what would be done, and no scene lasts.
+"""
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from math import inf
+from typing import Final
+
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
+JOB_HAS_ENDED: Final = "the job has ended on this node"
+_MUCH: Final = 4096
+
+
+def say(text: str) -> None:
+    """One line for people, with the time of day."""
+    with suppress(BrokenPipeError):
+        print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)  # noqa: T201 # it is a command's result
+
+
+class Stage:
+    """Where one scene is played."""
+
+    def __init__(self, *, for_s: float | None = None, dry: bool = False) -> None:
+        self.dry = dry
+        self.reason = ""
+        """Why the scene has to end; "" while it goes on."""
+        self._for_s = inf if for_s is None else for_s
+        self._end_s = inf
+        self._followed: int | None = None
+        self._told = False
+        self._woken, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    @contextmanager
+    def open(self) -> Iterator["Stage"]:
+        """Listen to the signals that end a scene, while in it."""
+        before = {number: signal.signal(number, self._note) for number in ENDING}
+        outer = signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
+        try:
+            yield self
+        finally:
+            signal.set_wakeup_fd(outer)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            for descriptor in (self._woken, self._wakes, self._followed):
+                if descriptor is not None:
+                    os.close(descriptor)
+
+    def follow(self, pid: int) -> None:
+        """The scene begins: its time runs, and it ends with this process."""
+        self._end_s = time.monotonic() + self._for_s
+        try:
+            self._followed = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self.reason = JOB_HAS_ENDED
+
+    def _note(self, number: int, _frame: object) -> None:
+        self.reason = signal.Signals(number).name
+
+    @property
+    def on(self) -> bool:
+        """Whether the scene goes on."""
+        if not self.reason and time.monotonic() >= self._end_s:
+            self.reason = f"{self._for_s:g} s are over"
+        return not self.reason and not self.dry
+
+    def act(self, text: str) -> bool:
+        """Tell an action that comes now. Returns False if it must not be done: a dry run, or the scene has to end."""
+        if self.dry:
+            say(f"would do: {text}")
+        elif not self.reason:
+            say(text)
+            return True
+        return False
+
+    def pause(self, timeout_s: float | None = None, *descriptors: int) -> bool:
+        """Wait so long, or until one of these can be read, or for the end. Returns whether the scene goes on."""
+        due_s = inf if timeout_s is None else time.monotonic() + timeout_s
+        own = [self._woken, *(() if self._followed is None else (self._followed,))]
+        while self.on:
+            left_s = min(due_s, self._end_s) - time.monotonic()
+            if left_s <= 0 and due_s <= self._end_s:
+                break
+            ready = select.select([*own, *descriptors], [], [], None if left_s == inf else max(0.0, left_s))[0]
+            if self._woken in ready:
+                os.read(self._woken, _MUCH)
+            if self._followed in ready:
+                self.reason = self.reason or JOB_HAS_ENDED
+            if any(descriptor in ready for descriptor in descriptors):
+                break
+        return self.on or self.tell_end()
+
+    def tell_end(self) -> bool:
+        """Say why the scene ends, once, if it does. Always False."""
+        if self.reason and not self._told:
+            self._told = True
+            say(f"the scene ends: {self.reason}")
+        return False

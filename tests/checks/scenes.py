@@ -1,0 +1,276 @@
+"""The scenes of the node check: what is wrong with which node or link, and what must come of it.
+
+Rules:
+
+1. A job has as many torchruns as places, each with `--network-check`. When one leaves, whoever plays the cluster starts
+   the same torchrun on a node that has nothing; the job must then train to its end.
+2. What is wrong is there before the first torchrun is, and stays.
+3. Judged are the manager's journal, what the torchruns have printed, and their exit statuses.
+"""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from taskd.core.nodecheck.probes import CHECK_NAME
+from tests.faults.cgroups import slowed
+from tests.ladder.job import LadderError, LadderJob
+from tests.nodes import Node, Nodes
+
+STEPS = 60
+LONG_STEPS = 300
+DOWN = "The node is down."
+STRAGGLER = "The node is a straggler and exits."
+MOST_ROUNDS = 5
+"""Two for what is faulty and one for a link; on a busy machine what is well may look slow, and is tried again."""
+Ill = Callable[[Nodes], Any]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One scene.
+
+    Attributes:
+        places: nodes of the job.
+        ill: what is wrong, as contexts.
+        leaves: the words with which each node leaves, by its number.
+        standings: of each node that is not healthy, by its number.
+        links: pairs of nodes whose link is told of.
+        lost: a node that is killed while the job trains; who comes in its place is checked, and nobody else.
+        dynamic: torchrun's nodes meet by c10d.
+
+    """
+
+    name: str
+    places: int
+    ill: tuple[Ill, ...] = ()
+    leaves: tuple[tuple[int, str], ...] = ()
+    standings: tuple[tuple[int, str], ...] = ()
+    links: tuple[tuple[int, int], ...] = ()
+    options: tuple[str, ...] = ("--network-check",)
+    lost: int | None = None
+    dynamic: bool = False
+
+    @property
+    def newcomers(self) -> int:
+        """Nodes that come in place of others."""
+        return len(self.leaves) + (self.lost is not None)
+
+    @property
+    def steps(self) -> int:
+        """Of the job: enough that a node can be lost before its end."""
+        return STEPS if self.lost is None else LONG_STEPS
+
+
+@contextmanager
+def killed(nodes: Nodes, number: int) -> Iterator[None]:
+    """Every check process of a node is killed as soon as it is there, again and again."""
+    stop = threading.Event()
+    thread = threading.Thread(target=_kill_checks, args=(nodes[number], stop), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _kill_checks(node: Node, stop: threading.Event) -> None:
+    while not stop.wait(0.005):  # what is to be killed announces itself to nobody
+        for outside in node.pids().values() if node.up else ():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                if Path(f"/proc/{outside}/comm").read_text().strip() == CHECK_NAME:
+                    os.kill(outside, signal.SIGKILL)
+
+
+@contextmanager
+def throttled(nodes: Nodes, number: int) -> Iterator[tuple[int, Path]]:
+    """All that a node runs shares an eighth of a CPU."""
+    with slowed(f"taskd-slow-{os.getpid()}-{number}", 0.125) as procs:
+        yield number, procs
+
+
+@contextmanager
+def narrow(nodes: Nodes, number: int) -> Iterator[None]:
+    """What a node sends passes a token bucket of 100 Mbit/s."""
+    nodes[number].space.tc("qdisc add dev eth0 root tbf rate 100mbit burst 64kb latency 50ms")
+    yield
+
+
+@contextmanager
+def cut(nodes: Nodes, one: int, other: int) -> Iterator[None]:
+    """Two nodes do not reach each other; all others reach both."""
+    nodes[one].space.ip(f"route add blackhole {nodes[other].address}/32")
+    nodes[other].space.ip(f"route add blackhole {nodes[one].address}/32")
+    yield
+
+
+SCENES: tuple[Scene, ...] = (
+    Scene("4 healthy nodes", 4),
+    Scene("2 healthy nodes", 2),
+    Scene("3 healthy nodes", 3),
+    Scene(
+        "one faulty node of 4",
+        4,
+        (lambda nodes: killed(nodes, 2),),
+        leaves=((2, DOWN),),
+        standings=((2, "down"),),
+    ),
+    Scene(
+        "two faulty nodes of 4",
+        4,
+        (lambda nodes: killed(nodes, 1), lambda nodes: killed(nodes, 2)),
+        leaves=((1, DOWN), (2, DOWN)),
+        standings=((1, "down"), (2, "down")),
+    ),
+    Scene(
+        "one faulty node of 2",
+        2,
+        (lambda nodes: killed(nodes, 1),),
+        leaves=((1, DOWN),),
+        standings=((1, "down"),),
+    ),
+    Scene(
+        "one faulty node of 3",
+        3,
+        (lambda nodes: killed(nodes, 1),),
+        leaves=((1, DOWN),),
+        standings=((1, "down"),),
+    ),
+    Scene(
+        "slow CPU",
+        4,
+        (lambda nodes: throttled(nodes, 2),),
+        leaves=((2, STRAGGLER),),
+        standings=((2, "slow"),),
+        options=("--network-check", "--exclude-straggler"),
+    ),
+    Scene(
+        "slow link of a node",
+        4,
+        (lambda nodes: narrow(nodes, 2),),
+        leaves=((2, STRAGGLER),),
+        standings=((2, "slow"),),
+        options=("--network-check", "--exclude-straggler"),
+    ),
+    Scene("cut link between two nodes", 4, (lambda nodes: cut(nodes, 2, 3),), ((3, "The link to"),), (), ((2, 3),)),
+    Scene(
+        "one faulty node of 3, c10d",
+        3,
+        (lambda nodes: killed(nodes, 1),),
+        leaves=((1, DOWN),),
+        standings=((1, "down"),),
+        dynamic=True,
+    ),
+    Scene("a node is lost while the job trains", 3, lost=1),
+    Scene(
+        "a faulty node comes in place of a lost one",
+        3,
+        (lambda nodes: killed(nodes, 3),),
+        leaves=((3, DOWN),),
+        standings=((3, "down"),),
+        lost=1,
+    ),
+)
+
+
+def perform(scene: Scene, folder: Path) -> tuple[LadderJob, list[str]]:
+    """Play a scene on nodes of its own: the job as it was, and what is not as it should be.
+
+    Raises `NodesUnavailableError`.
+    """
+    with Nodes(scene.places + scene.newcomers) as nodes, ExitStack() as stack:
+        confined = dict(filter(None, [stack.enter_context(ill(nodes)) for ill in scene.ill]))
+        asked = folder / "asked"
+        env = {"TASKD_NODE_COMMAND": f"sh -c 'echo $TASKD_NODE_RANK >> {asked}'"}
+        job = LadderJob(
+            nodes, folder, places=scene.places, steps=scene.steps, options=scene.options, dynamic=scene.dynamic, env=env
+        )
+        try:
+            wrong = _play(scene, job, asked, confined)
+        except (LadderError, AssertionError, OSError) as error:
+            wrong = [f"{type(error).__name__}: {error}"]
+    return job, wrong
+
+
+def _play(scene: Scene, job: LadderJob, asked: Path, confined: Mapping[int, Path]) -> list[str]:
+    """`confined`: cgroups of nodes, by their number."""
+    job.start_manager(job.nodes[0])
+    for number in range(scene.places):
+        process = job.start_torchrun(job.nodes[number], number)
+        if number in confined:
+            confined[number].write_text(str(process.pid))  # its children are born in it
+    if scene.lost is not None:
+        job.await_steps(10)
+        job.nodes[scene.lost].kill_all()
+    for newcomer in range(scene.newcomers):
+        job.wait(lambda more=newcomer + 1: len(_wanted(asked)) >= more, "the call for a node")  # type: ignore[misc]
+        job.start_torchrun(job.nodes[scene.places + newcomer], int(_wanted(asked)[newcomer]))
+    statuses = job.end()
+    return judge(scene, job, statuses)
+
+
+def _wanted(asked: Path) -> list[str]:
+    """The places for which nodes were asked for."""
+    return asked.read_text().split() if asked.exists() else []
+
+
+def judge(scene: Scene, job: LadderJob, statuses: dict[int, int]) -> list[str]:
+    """What is not as it should be; nothing if all is."""
+    wrong = []
+    checks = job.named("node check")
+    first = checks[0 if scene.lost is None else 1]
+    found = {name: told["standing"] for name, told in first["nodes"].items() if told["standing"] != "healthy"}
+    wanted = {f"node{number}": standing for number, standing in scene.standings}
+    if found != wanted:
+        wrong.append(f"nodes {found}, expected {wanted}: {json.dumps(first['nodes'])}")
+    links = [link["nodes"] for link in first["links"]]
+    if links != [[f"node{one}", f"node{other}"] for one, other in scene.links]:
+        wrong.append(f"links {first['links']}, expected {scene.links}")
+    if first["rounds"] > MOST_ROUNDS:
+        wrong.append(f"{first['rounds']} rounds, expected {MOST_ROUNDS} at most")
+    leaves = dict(scene.leaves)
+    for number, status in statuses.items():
+        text = (job.folder / f"output-node{number}").read_text()
+        if (status != 0) is not (number in leaves):
+            wrong.append(f"node {number} has ended with {status}")
+        if leaves.get(number, "") not in text:
+            wrong.append(f"node {number} has not said {leaves[number]!r}")
+    if "elapsed" not in (job.folder / "output-manager").read_text():
+        wrong.append("the manager has not told what the nodes took")
+    if job.outcome["steps"] != scene.steps:
+        wrong.append(f"{job.outcome['steps']} steps, expected {scene.steps}")
+    return wrong + _judge_loss(scene, job, checks)
+
+
+def _judge_loss(scene: Scene, job: LadderJob, checks: list[dict[str, Any]]) -> list[str]:
+    """Newcomers alone are checked, one after the other, and no process of another node is replaced."""
+    recovered = [(record["strategy"], sorted(record["kept"])) for record in job.named("recovered")]
+    if scene.lost is None:
+        return [f"recoveries {recovered}, expected none"] if recovered else []
+    wrong = []
+    alone = [sorted(check["nodes"]) for check in checks[1:]]
+    if alone != [[f"node{scene.places + newcomer}"] for newcomer in range(scene.newcomers)]:
+        wrong.append(f"after the first check {alone} were checked, expected each newcomer alone")
+    kept = sorted(str(rank) for rank in range(scene.places) if rank != scene.lost)
+    if recovered != [("recover", kept)]:
+        wrong.append(f"recoveries {recovered}, expected one that keeps ranks {kept}")
+    return wrong
+
+
+def line(scene: Scene, job: LadderJob, wrong: list[str]) -> dict[str, Any]:
+    """The JSON line of a scene."""
+    checks = job.named("node check")
+    return {
+        "scene": scene.name,
+        "wrong": wrong,
+        "checks": [{"rounds": check["rounds"], "seconds": check["lasted_s"]} for check in checks],
+        "found": [check["nodes"] for check in checks][:1],
+        "links": [check["links"] for check in checks][:1],
+    }

@@ -1,0 +1,23 @@
+"""One scene of the node check, played whole; `scripts/nodecheck.sh` plays them all."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.checks.scenes import SCENES, perform
+from tests.nodes_space import NodesUnavailableError
+
+pytestmark = [pytest.mark.timeout(200), pytest.mark.slow, pytest.mark.root]
+PLAYED = ("one faulty node of 3",)
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_scene(name: str, run_dir: Path) -> None:
+    scene = next(scene for scene in SCENES if scene.name == name)
+    try:
+        _, wrong = perform(scene, run_dir)
+    except NodesUnavailableError as error:
+        pytest.skip(f"no nodes on this machine: {error}")
+    for path in sorted(run_dir.glob("output-*")):
+        print(f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}")
+    assert not wrong

@@ -1,0 +1,80 @@
+"""A node of a job, without torch: an agent's directory and socket as they are, and processes with the boxes of ranks.
+
+    python chaos_node.py RUN_DIR JOB RANKS CHECKS
+
+Rules:
+
+1. The ranks are real recorders that commit a step every few milliseconds.
+2. While CHECKS are left to be started, there is always one process that calls itself `taskd-check`.
+3. It tells in RUN_DIR/node.json which processes there are, each time one is started, and ends with its test.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from taskd.core.nodecheck.probes import CHECK_NAME
+from taskd.runtime.rankfiles import RankFiles
+from taskd.runtime.shape import Shape
+from taskd.runtime.sockets import LocalServer
+
+RANK = """
+import sys, time
+from pathlib import Path
+from taskd.runtime.recorder import Phase, Recorder
+r = Recorder()
+r.attach(Path(sys.argv[1]), int(sys.argv[2]), 0)
+r.phase(Phase.TRAINING)
+step = 0
+while True:
+    r.step(step)
+    step += 1
+    time.sleep(0.002)
+"""
+
+
+def main() -> None:
+    run_dir, job, ranks, checks = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    files = RankFiles(run_dir, job)
+    server = LocalServer(files.socket)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    children = {}
+    try:
+        for rank in range(ranks):
+            config = files.prepare(rank, 0, 0, Shape(), joins=False)
+            command = [sys.executable, "-c", RANK, str(config.blackbox), str(rank)]
+            children[f"rank {rank}"] = subprocess.Popen(command, env={**os.environ, **config.environment()})
+        named = run_dir / CHECK_NAME
+        named.symlink_to("/bin/sleep")
+        names = iter(range(checks))
+        check = None
+        while True:
+            if (check is None or check.poll() is not None) and next(names, None) is not None:
+                check = subprocess.Popen([named, "1000"])
+                children[f"check {check.pid}"] = check
+            tell(run_dir, children)
+            time.sleep(0.01)
+    finally:
+        for child in children.values():
+            child.kill()
+            child.wait()
+        server.close()
+        files.close()
+
+
+def tell(run_dir: Path, children: "dict[str, subprocess.Popen[bytes]]") -> None:
+    known, told = (
+        json.dumps({"agent": os.getpid(), **{name: one.pid for name, one in children.items()}}),
+        run_dir / "node.json",
+    )
+    if not told.exists() or told.read_text() != known:
+        unfinished = run_dir / "node.new"
+        unfinished.write_text(known)
+        unfinished.rename(told)
+
+
+main()

@@ -1,0 +1,119 @@
+"""What the manager makes of the pace of its ranks: whom it tells of, and whose node leaves."""
+
+import pytest
+
+from taskd.core.phases import Note, Phase
+from taskd.core.policy import Strategy
+from taskd.core.verdict import Kind
+from taskd.wire.messages import Order
+from tests.core.driver import STEP_S, Job
+
+USUAL_S = 0.6 * STEP_S
+
+
+def even(**more: object) -> Job:
+    """Two nodes of two ranks that have trained for a while, all equally fast."""
+    job = Job(nodes=2, per_node=2, **more).up()  # type: ignore[arg-type]
+    job.owns_s = dict.fromkeys(range(4), USUAL_S)
+    return job.train(60)
+
+
+def slowed(job: Job, *ranks: int, by: float = 1.3, steps: int = 40) -> Job:
+    job.owns_s.update(dict.fromkeys(ranks, by * USUAL_S))
+    return job.train(steps)
+
+
+def test_a_slow_rank_is_told_once() -> None:
+    job = slowed(even(), 2, steps=100)
+    (told,) = job.verdicts
+    assert (told.verdict.kind, told.verdict.culprits, told.reported) == (Kind.SLOW, (2,), True)
+    assert "Rank 2 needs 0.078 s of its own" in told.verdict.sentence
+    assert "It is on node 1." in told.verdict.sentence
+    assert told.evidence[2].pace is not None
+    assert told.evidence[2].pace.own_s == pytest.approx(0.078)
+    assert told.evidence[0].pace is not None
+    assert told.evidence[0].pace.own_s == pytest.approx(USUAL_S)
+    assert job.at(Phase.RUNNING)
+
+
+def test_ranks_that_are_slow_together_are_a_node() -> None:
+    job = slowed(even(), 2, 3)
+    assert [(told.verdict.kind, told.verdict.culprits) for told in job.verdicts] == [(Kind.SLOW_NODE, (2, 3))]
+
+
+def test_what_costs_the_job_nothing_is_not_told() -> None:
+    job = Job(nodes=2, per_node=2).up()
+    job.owns_s = dict.fromkeys(range(4), 0.1 * STEP_S)
+    job.train(60)
+    job.owns_s[2] = 0.13 * STEP_S  # 30 % longer, and 3 % of a step
+    assert job.train(100).verdicts == []
+
+
+@pytest.mark.parametrize(("by", "told"), [(1.3, 0), (1.6, 1)])
+def test_where_ranks_share_cores_only_what_is_far_slower_is_told(by: float, told: int) -> None:
+    job = Job(nodes=2, per_node=2).up()
+    job.cores = 1
+    job.owns_s = dict.fromkeys(range(4), USUAL_S)
+    assert len(slowed(job.train(60), 2, by=by).verdicts) == told
+
+
+def test_a_slow_node_gives_its_place_to_a_spare_if_the_job_wants_it() -> None:
+    job = even(recover_slow=True)
+    job.spare("fresh")
+    slowed(job, 2, 3)
+    assert job.at(Phase.PAUSING)
+    assert job.order is Order.PAUSE
+    assert job.core.record is not None
+    assert job.core.record.strategy is Strategy.RECOVER
+    assert set(job.core.record.causes.values()) == {"node 1 is slower than the others"}
+    job.paused(())
+    assert job.holder(1) == "fresh"
+    assert job.core.world.excluded == {"agent 1"}
+
+
+def test_without_a_spare_it_stays_until_one_comes() -> None:
+    job = slowed(even(recover_slow=True), 2, 3, steps=60)
+    assert job.at(Phase.RUNNING)
+    notes = [action.text for action in job.actions if isinstance(action, Note)]
+    assert [text for text in notes if "no node leaves" in text] == [
+        "no node leaves for being slow: 0 spares wait, and 1 would have to take a place"
+    ]
+    job.spare("fresh")
+    job.train(20)
+    assert job.at(Phase.PAUSING)
+
+
+def test_a_node_that_is_well_again_stays() -> None:
+    job = slowed(even(recover_slow=True), 2, 3, steps=60)
+    slowed(job, 2, 3, by=1.0, steps=200)
+    job.spare("fresh")
+    job.train(20)
+    assert job.at(Phase.RUNNING)
+
+
+def test_without_the_jobs_word_nobody_leaves() -> None:
+    job = even()
+    job.spare("fresh")
+    slowed(job, 2, 3, steps=100)
+    assert len(job.verdicts) == 1
+    assert job.at(Phase.RUNNING)
+
+
+def test_a_new_world_is_learned_anew() -> None:
+    job = slowed(even(), 2)
+    assert len(job.verdicts) == 1
+    job.kill(0)
+    job.paused((0,)).recovered()
+    told = len(job.verdicts)
+    job.train(15)
+    assert len(job.verdicts) == told, "nothing is known of the new processes yet"
+    job.train(100)
+    assert [one.verdict.culprits for one in job.verdicts[told:]] == [(2,)], "the old world is forgotten"
+
+
+def test_a_stage_of_the_pipeline_that_has_more_to_do_accuses_nobody() -> None:
+    job = Job(nodes=2, per_node=2, pipeline_stages=2).up()
+    job.owns_s = {0: USUAL_S, 1: USUAL_S, 2: 1.3 * USUAL_S, 3: 1.3 * USUAL_S}
+    job.train(150)
+    assert [(told.verdict.kind, told.verdict.culprits) for told in job.verdicts] == [(Kind.UNEVEN, ())]
+    assert "the pipeline is divided unequally" in job.verdicts[0].verdict.sentence

@@ -1,0 +1,113 @@
+"""Two nodes that try the link between them."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from taskd.core.nodecheck.probes import merge_trial
+from taskd.wire.checks import Trial, TrialResult
+from taskd.wire.probes import ProbeOrder, ProbeResult
+from tests.nodes import Node, Nodes
+from tests.nodes_space import NodesUnavailableError
+
+STORE_PORT = 29400
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def nodes(leak_mark: str) -> Iterator[Nodes]:
+    with ExitStack() as ends:
+        try:
+            made = ends.enter_context(Nodes(2))
+        except NodesUnavailableError as error:
+            pytest.skip(f"no nodes on this machine: {error}")
+        yield made
+
+
+class Side:
+    """One node's part of a trial."""
+
+    def __init__(self, node: Node, folder: Path, process: "subprocess.Popen[bytes]") -> None:
+        self.node = node
+        self.process = process
+        self._results = folder / f"{node.name}.json"
+
+    @property
+    def begun(self) -> bool:
+        """Whether its imports are done."""
+        return Path(f"{self._results}.forking").exists()
+
+    def results(self) -> list[ProbeResult]:
+        assert self.process.wait(PATIENCE_S) == 0
+        return msgspec.json.decode(self._results.read_bytes(), type=list[ProbeResult])
+
+    def trial(self) -> TrialResult:
+        merged = merge_trial(self.results())
+        assert merged is not None
+        return merged
+
+    def received_bytes(self) -> int:
+        """By the node's interface, until now."""
+        lines = Path(f"/proc/{self.node.space.pid}/net/dev").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.split()[0] == "eth0:")
+
+
+Start = Callable[..., Side]
+
+
+@pytest.fixture
+def start(nodes: Nodes, run_dir: Path) -> Iterator[Start]:
+    """Starts one node's part of a trial; the store is at the first node."""
+    outputs: list[Path] = []
+
+    def begin(number: int, per_node: int = 1, timeout_s: float = 40.0, trials: int = 1) -> Side:
+        node, peer = nodes[number], nodes[1 - number]
+        orders = []
+        for trial in range(trials):
+            to = Trial(
+                peer=peer.name,
+                name=f"trial {trial}",
+                first=number == trial % 2,
+                store_host=nodes[0].address,
+                store_port=STORE_PORT,
+            )
+            one = ProbeOrder(trial=to, local_world_size=per_node, timeout_s=timeout_s)
+            orders += [msgspec.structs.replace(one, local_rank=rank) for rank in range(per_node)]
+        output = run_dir / f"{node.name}.txt"
+        outputs.append(output)
+        results = run_dir / f"{node.name}.json"
+        program: list[str | Path] = [
+            "python",
+            "-m",
+            "tests.nodecheck.node_program",
+            results,
+            str(STORE_PORT if number == 0 else 0),
+            msgspec.json.encode(orders).decode(),
+        ]
+        return Side(node, run_dir, node.start(program, output=output))
+
+    yield begin
+    for output in outputs:
+        print(f"--- {output.name}\n{output.read_text(errors='replace')}")
+
+
+@pytest.fixture
+def shape(nodes: Nodes) -> Callable[[Node, str], None]:
+    """Lets no more than `rate` (as `tc` writes it) out of a node."""
+
+    def slow(node: Node, rate: str) -> None:
+        command = f"tc qdisc replace dev eth0 root tbf rate {rate} burst 16kb latency 400ms"
+        subprocess.run(["nsenter", f"--target={node.space.pid}", "--net", "--", *command.split()], check=True)
+
+    return slow
+
+
+def children(node: Node, pid: int) -> list[int]:
+    """The processes that one of a node's processes has forked, by their pids inside, in the order of their start."""
+    outside = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    inside = {seen: own for own, seen in node.pids().items()}
+    return [inside[int(one)] for one in outside]

@@ -1,0 +1,212 @@
+"""A check process: what it is told and answers, cold and forked, in good time and in bad."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from taskd.core.nodecheck.probes import merge_own
+from taskd.wire.checks import Trial
+from taskd.wire.probes import ProbeOrder, ProbeResult
+from tests.shim.armed import until
+
+pytestmark = pytest.mark.timeout(90)
+CPU_ROOT = Path("/sys/fs/cgroup/cpu")
+QUOTA_US, PERIOD_US = 20_000, 100_000
+
+
+def ask(text: bytes, *arguments: str) -> "subprocess.CompletedProcess[bytes]":
+    command = [sys.executable, "-m", "taskd.adaptors.nodecheck", *arguments]
+    return subprocess.run(command, input=text, capture_output=True, check=False, timeout=60)
+
+
+def order(**fields) -> bytes:
+    return msgspec.json.encode(ProbeOrder(**fields))
+
+
+def test_a_cold_process_answers_once(run_dir: Path) -> None:
+    done = ask(order(own=True, run_dir=str(run_dir), local_world_size=2))
+    assert (done.returncode, done.stderr) == (0, b"")
+    result = msgspec.json.decode(done.stdout, type=ProbeResult)
+    assert result.trial is None
+    own = result.own
+    assert own is not None
+    assert own.ok, own.cause
+    assert min(own.compute_tflops, own.memory_gbps, own.loopback_gbps, own.disk_mbps, own.elapsed_s) > 0
+    assert own.versions["python"] == sys.version.split()[0]
+    assert os.listdir(run_dir) == []
+
+
+def test_only_the_first_rank_tries_what_the_node_has_once(run_dir: Path) -> None:
+    own = msgspec.json.decode(ask(order(own=True, run_dir=str(run_dir), local_rank=1)).stdout, type=ProbeResult).own
+    assert own is not None
+    assert own.ok
+    assert own.loopback_gbps == own.disk_mbps == 0.0
+
+
+def test_one_failure_leaves_the_other_probes(run_dir: Path) -> None:
+    own = msgspec.json.decode(ask(order(own=True, run_dir=f"{run_dir}/gone")).stdout, type=ProbeResult).own
+    assert own is not None
+    assert not own.ok
+    assert own.cause.startswith(f"disk: no file can be written in {run_dir}/gone (No such file or directory)")
+    assert min(own.compute_tflops, own.memory_gbps, own.loopback_gbps) > 0
+
+
+def test_no_device_fails_both_parts() -> None:
+    trial = Trial(peer="b", name="t", first=True, store_host="127.0.0.1", store_port=1)
+    result = msgspec.json.decode(ask(order(own=True, trial=trial, device="npu")).stdout, type=ProbeResult)
+    assert result.own is not None
+    assert result.trial is not None
+    assert not result.own.ok
+    assert not result.trial.ok
+    assert result.own.cause == result.trial.cause
+    assert result.own.cause.startswith("device: no npu device can be used: ")
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b'{"own": 3}', b"[]"])
+def test_no_order(text: bytes) -> None:
+    done = ask(text)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.count(b"\n") == 1
+    assert b"expected a ProbeOrder as JSON" in done.stderr
+
+
+@pytest.mark.parametrize("descriptor", ["x", "77"])
+def test_no_descriptor(descriptor: str) -> None:
+    done = ask(order(), descriptor)
+    assert done.returncode == 2
+    assert done.stderr.count(b"\n") == 1
+
+
+@pytest.fixture
+def mute() -> Iterator[int]:
+    """The port of somebody who takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_a_store_that_never_answers_costs_the_timeout(mute: int) -> None:
+    trial = Trial(peer="b", name="t", first=False, store_host="127.0.0.1", store_port=mute)
+    result = msgspec.json.decode(ask(order(trial=trial, timeout_s=4)).stdout, type=ProbeResult)
+    assert result.trial is not None
+    assert not result.trial.ok
+    assert result.trial.elapsed_s <= 4
+    assert "talking to the store" in result.trial.cause or "forming the group" in result.trial.cause
+
+
+def test_a_disk_that_never_answers_costs_the_timeout_and_is_named(run_dir: Path, launcher) -> None:
+    """The process stands in `open` of a pipe without a reader: as a dead mount, but one that can be had anywhere."""
+    pipe = run_dir / "mount"
+    os.mkfifo(pipe)
+    program = (
+        "import msgspec, os, sys\n"
+        "from taskd.adaptors.nodecheck import probe\n"
+        "from taskd.wire.probes import ProbeOrder\n"
+        "probe.disk = lambda run_dir: open(run_dir, 'wb')\n"
+        "found = probe.run_probe(ProbeOrder(own=True, run_dir=sys.argv[1], timeout_s=5))\n"
+        "os.write(1, msgspec.json.encode(found))\n"
+        "os._exit(0)\n"
+    )
+    status, output = launcher.run(["python", "-c", program, pipe])
+    own = msgspec.json.decode(output, type=ProbeResult).own
+    assert status == 0
+    assert own is not None
+    assert not own.ok
+    assert own.cause.startswith("disk did not end within the 5 s")
+    assert own.compute_tflops > 0, "what was found before is told"
+    assert own.elapsed_s <= 5
+
+
+FORKED = """
+import os, signal, sys, time
+import msgspec
+from taskd.adaptors.nodecheck import local
+from taskd.wire.probes import ProbeOrder
+local.quiet_imports()
+from taskd.adaptors.nodecheck import answer
+assert len(os.listdir("/proc/self/task")) == 1
+real = answer.answer
+def act(order, fd):
+    if order.local_rank in acts:
+        acts[order.local_rank]()
+    real(order, fd)
+answer.answer = act
+acts = {%s}
+local._GRACE_S = 0.5
+orders = [ProbeOrder(own=True, local_rank=rank, local_world_size=3, timeout_s=%s) for rank in range(3)]
+os.write(1, msgspec.json.encode(local.check_node(orders)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "timeout_s", "told"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", 30, "its check process ended with signal 9 (SIGKILL) after "),
+        ("os._exit(3)", 30, "its check process ended with exit code 3 after "),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", 8, "its check process had not answered after "),
+    ],
+)
+def test_a_process_that_gives_no_answer(launcher, what: str, timeout_s: float, told: str) -> None:
+    acts = f"1: lambda: {what}"
+    status, output = launcher.run(["python", "-c", FORKED % (acts, timeout_s)])
+    assert status == 0, output
+    results = msgspec.json.decode(output, type=list[ProbeResult])
+    assert [result.local_rank for result in results] == [0, 1, 2]
+    owns = [result.own for result in results]
+    assert [own is not None and own.ok for own in owns] == [True, False, True]
+    merged = merge_own(results)
+    assert merged is not None
+    assert merged.cause.startswith(f"local rank 1: {told}")
+    assert merged.compute_tflops > 0
+
+
+def test_the_processes_end_with_the_one_that_forked_them(launcher, leak_mark: str) -> None:
+    acts = ", ".join(f"{rank}: lambda: time.sleep(60)" for rank in range(3))
+    process = launcher.start(["python", "-c", FORKED % (acts, 60)])
+    path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    until(lambda: len(path.read_text().split()) == 3, "three are there")
+    forked = [int(pid) for pid in path.read_text().split()]
+    process.kill()
+    process.wait()
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in forked), "all are gone")
+
+
+@pytest.mark.root
+def test_a_cpu_quota_shows_in_the_rate_and_is_told(run_dir: Path, launcher) -> None:
+    group = CPU_ROOT / f"taskd-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+        (group / "cpu.cfs_quota_us").write_text(str(QUOTA_US))
+    except OSError as error:
+        pytest.skip(f"no CPU cgroups of version 1 on this machine: {error}")
+    fields = order(own=True, run_dir=str(run_dir), local_world_size=os.cpu_count() or 1).decode()
+    # The imports are done outside: they would take ten times as long inside.
+    program = (
+        "import os, sys\n"
+        "from taskd.adaptors.nodecheck import local\n"
+        "local.quiet_imports()\n"
+        "import msgspec\n"
+        "from taskd.wire.probes import ProbeOrder\n"
+        "order = msgspec.json.decode(sys.argv[1], type=ProbeOrder)\n"
+        "free = local.check_node([order])\n"
+        "open(sys.argv[2], 'w').write(str(os.getpid()))\n"
+        "held = local.check_node([order])\n"
+        "os.write(1, msgspec.json.encode(free + held))\n"
+    )
+    try:
+        status, output = launcher.run(["python", "-c", program, fields, group / "cgroup.procs"])
+    finally:
+        group.rmdir()
+    assert status == 0, output
+    free, held = (result.own for result in msgspec.json.decode(output, type=list[ProbeResult]))
+    assert free is not None
+    assert held is not None
+    assert held.ok, held.cause
+    assert held.cause.startswith(f"the CPU quota of {group} stopped it while it computed")
+    assert held.compute_tflops < 0.7 * free.compute_tflops

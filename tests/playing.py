@@ -1,0 +1,65 @@
+"""The command line of those who play scenes on nodes of this machine: which, how they are shown, what is kept."""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from tests.faults.cgroups import CgroupUnavailableError
+from tests.nodes_space import NodesUnavailableError
+
+
+class Named(Protocol):
+    """A scene."""
+
+    @property
+    def name(self) -> str:
+        """What it is called, and chosen by."""
+        ...
+
+
+S = TypeVar("S", bound=Named)
+Play = Callable[[S, Path], tuple[dict[str, Any], str]]
+"""Plays a scene with its files in a folder: its line of JSON, with `wrong`, and what people are shown of it."""
+
+
+def main(tool: str, about: str, scenes: Sequence[S], prepare: "Callable[[Path], Play[S]]") -> int:
+    """Play scenes; 0 if every one went as it should. `prepare` gets a folder for what is done once."""
+    parser = argparse.ArgumentParser(prog=f"scripts/{tool}.sh", description=about)
+    parser.add_argument("--json", action="store_true", help="one line of JSON for each scene, and nothing else")
+    parser.add_argument("--only", metavar="TEXT", default="", help="only scenes with this in their name")
+    parser.add_argument("--keep", action="store_true", help="keep the folders of scenes that went well, too")
+    args = parser.parse_args()
+    chosen = [scene for scene in scenes if args.only in scene.name]
+    if not chosen:
+        parser.error(f"no scene has {args.only!r} in its name; there are: {', '.join(s.name for s in scenes)}")
+    root = Path(tempfile.mkdtemp(prefix=f"taskd-{tool}-"))
+    play = prepare(root)
+    try:
+        results = [_show(play, scene, root / f"{number:02d}", as_json=args.json) for number, scene in enumerate(chosen)]
+    except (NodesUnavailableError, CgroupUnavailableError) as error:
+        print(f"{tool}: this machine cannot make it: {error}", file=sys.stderr)
+        return 1
+    good = all(results)
+    if good and not args.keep:
+        shutil.rmtree(root)
+    else:
+        print(f"{tool}: folders are in {root}", file=sys.stderr)
+    return 0 if good else 1
+
+
+def _show(play: "Play[S]", scene: S, folder: Path, *, as_json: bool) -> bool:
+    """Whether all was as it should be. Names of folders are short: sockets and run directories lie below."""
+    folder.mkdir()
+    begun_s = time.monotonic()
+    found, text = play(scene, folder)
+    wrong = found["wrong"]
+    found = {**found, "ok": not wrong, "seconds": round(time.monotonic() - begun_s, 1)}
+    shown = f"{'ok  ' if not wrong else 'FAIL'} {scene.name}: {text} {'; '.join(wrong)}"
+    print(json.dumps(found) if as_json else shown, flush=True)
+    return not wrong

@@ -1,0 +1,57 @@
+"""taskd's own options on torchrun's command line."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launch import Launcher
+
+SCRIPT = """
+import json, os, sys
+names = ("TASKD_NODE_CHECK", "TASKD_EXCLUDE_STRAGGLER")
+print("seen", json.dumps([[os.environ.get(name) for name in names], sys.argv[1:]]))
+"""
+
+
+def seen(launcher: Launcher, tmp_path: Path, *options: str, enabled: str = "on") -> object:
+    """What the script finds: the two variables, and its own arguments."""
+    script = tmp_path / "show.py"
+    script.write_text(SCRIPT)
+    env = {"TASKD_PROCESS_ENABLE": enabled, "TASKD_RUN_DIR": str(tmp_path), "TASKD_STANDBY": "0"}
+    words: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "1",
+        *options,
+        script,
+        "--node-check",
+    ]
+    process = launcher.start(words, env=env)
+    status, output = process.wait(60), launcher.output(process)
+    line = next((line for line in output.splitlines() if line.startswith("seen ")), None)
+    return json.loads(line[5:]) if line is not None and status == 0 else output
+
+
+@pytest.mark.parametrize("option", ["--exclude-straggler", "--exclude_straggler"])
+def test_an_option_is_its_variable(launcher: Launcher, tmp_path: Path, option: str) -> None:
+    assert seen(launcher, tmp_path, option) == [[None, "on"], ["--node-check"]]
+
+
+def test_the_scripts_own_words_are_left_to_it(launcher: Launcher, tmp_path: Path) -> None:
+    assert seen(launcher, tmp_path) == [[None, None], ["--node-check"]]
+
+
+def test_without_taskd_torchrun_refuses_them(launcher: Launcher, tmp_path: Path) -> None:
+    assert "unrecognized arguments: --exclude-straggler" in str(
+        seen(launcher, tmp_path, "--exclude-straggler", enabled="off")
+    )
+
+
+def test_help_names_them(launcher: Launcher, tmp_path: Path) -> None:
+    text = str(seen(launcher, tmp_path, "--help"))
+    for option in ("--node-check", "--network-check", "--exclude-straggler"):
+        assert option in text
