@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).with_name("scripts")
 LIMIT_S = 90.0
 LOOK_S = 0.03
+PF_EXITING = 0x4
+"""Of a process's flags in proc(5)."""
 FOREIGN = ("TASKD_", "TORCHELASTIC_", "MINDX_", "MASTER_", "PET_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LD_PRELOAD")
 T = TypeVar("T")
 Process = subprocess.Popen[bytes]
@@ -172,11 +174,16 @@ def await_none(mark: str, what: str, limit_s: float = 30.0) -> None:
 
 
 def lives(pid: int) -> bool:
-    """Whether a process runs; one that has ended and was not waited for yet does not."""
+    """Whether a process goes on: one that has ended, that is ending, or that SIGKILL waits for does not.
+
+    What is killed needs a core to end, and on a busy machine others come first.
+    """
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return False
+    state, flags, pending = fields[0], int(fields[6]), int(fields[28])
+    return state not in "ZX" and not flags & PF_EXITING and not pending & 1 << (signal.SIGKILL - 1)
 
 
 def command_of(pid: int) -> str:
