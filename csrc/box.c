@@ -54,6 +54,7 @@ static void after_fork(void)
     td_notes_after_fork();
     td_coll_after_fork();
     td_gloo_ops_after_fork();
+    td_device_time_after_fork();
 }
 
 __attribute__((constructor)) static void watch_forks(void)

@@ -51,6 +51,10 @@ void td_gloo_ops_after_fork(void);
 /* coll.c */
 void td_coll_after_fork(void);
 
+/* nccl_profiler.c */
+void td_device_time_renew(void);
+void td_device_time_after_fork(void);
+
 /* clocks.c */
 void td_clocks_ask(struct td_box *box);
 void td_clocks_after_fork(void);

@@ -2,7 +2,7 @@
  *
  * Rules:
  * 1. Both are C interfaces that their makers let others stand before; a hook notes, calls the true function, notes again.
- *    The return is "enqueued", not "done": how long the device took is for the library's own profiler.
+ *    The return is "enqueued", not "done": what the device does is told by the library's own profiler (nccl_profiler.c).
  * 2. What all ranks of a communicator know gives its id: NCCL's unique id, HCCL's root information, and for a part of a
  *    communicator the id of the whole with what was asked for.
  * 3. Where the true function is missing the hook returns the library's code for an internal error. */
@@ -27,6 +27,7 @@ struct nccl_id {
 
 #define NCCL(name, op, comm, elements, type, peer)                                                                           \
     REAL(name, NCCL_INTERNAL_ERROR);                                                                                         \
+    td_device_time_renew();                                                                                                  \
     TD_NOTED(op, TASKD_BACKEND_NCCL, comm, (elements) * nccl_bytes(type), (uint32_t)(type), peer)
 
 #define HCCL(name, op, comm, elements, type, peer)                                                                           \

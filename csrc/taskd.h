@@ -52,6 +52,7 @@
 #define TASKD_OP_RECV 11
 #define TASKD_OP_OPEN 12
 #define TASKD_OP_CLOSE 13
+#define TASKD_OP_KERNEL 14      /* any kernel of the backend runs on the device; belongs to no communicator */
 #define TASKD_BACKEND_GLOO 1
 #define TASKD_BACKEND_NCCL 2
 #define TASKD_BACKEND_HCCL 3

@@ -42,6 +42,7 @@ class AgentConfig:
     checkpoint_dir: Path | None = None
     node_check: bool = False
     exclude_straggler: bool = False
+    nccl_times: bool = False
 
     @classmethod
     def from_environment(
@@ -66,6 +67,7 @@ class AgentConfig:
             checkpoint_dir=source.path(settings.CHECKPOINT_DIR),
             node_check=source.switch(settings.NODE_CHECK),
             exclude_straggler=source.switch(settings.EXCLUDE_STRAGGLER),
+            nccl_times=source.switch(settings.NCCL_TIMES),
         )
 
 

@@ -13,6 +13,8 @@ RANK_VARIABLES: Final = frozenset(
     ("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RESTART_COUNT")
 )
 """torchrun's variables that tell one rank from another."""
+_NCCL_PLUGIN: Final = "NCCL_PROFILER_PLUGIN"
+_NCCL_PATH_CHARACTERS: Final = 254
 
 
 def ask_for(setting: Setting) -> None:
@@ -41,6 +43,17 @@ def preload_with(gate: Path) -> dict[str, str]:
     """`LD_PRELOAD` that begins with the shim's gate, once, and keeps whatever else is there."""
     others = [entry for entry in re.split("[: ]", os.environ.get("LD_PRELOAD", "")) if entry]
     return {"LD_PRELOAD": ":".join([str(gate), *(entry for entry in others if Path(entry).name != gate.name)])}
+
+
+def profile_nccl(plugin: Path) -> str:
+    """Have NCCL load `plugin` as its profiler in the processes that this one starts. Returns why it will not, or ""."""
+    chosen = os.environ.setdefault(_NCCL_PLUGIN, str(plugin))
+    if chosen != str(plugin):
+        return f"{_NCCL_PLUGIN} is set to {chosen}, and NCCL loads one profiler only; unset it to have them"
+    if len(chosen) > _NCCL_PATH_CHARACTERS:
+        del os.environ[_NCCL_PLUGIN]
+        return f"NCCL cuts the path {plugin} after {_NCCL_PATH_CHARACTERS} characters; install taskd in a shorter one"
+    return ""
 
 
 def without_rank(env: Mapping[str, str]) -> dict[str, str]:

@@ -209,6 +209,11 @@ PRELOAD_KEEP = Setting(
     "TASKD_PRELOAD_KEEP", None, Kind.SWITCH, "off", (Reader.SHIM,),
     "Keeps libtaskd.so in LD_PRELOAD of training processes: for Ascend, and for scripts that re-execute themselves.",
 )  # fmt: skip
+NCCL_TIMES = Setting(
+    "TASKD_NCCL_TIMES", None, Kind.SWITCH, "off", _AGENT,
+    "NCCL tells when its kernels run (`libtaskd_core.so` becomes its profiler plugin, from NCCL 2.26 on), so that slow "
+    "ranks are found in jobs that use it. Off until it has been measured on GPUs.",
+)  # fmt: skip
 AGENT_SOCKET = Setting("TASKD_AGENT_SOCKET", None, Kind.PATH, None, _WORKER, "Unix socket of the agent.")
 AGENT_PID = Setting(
     "TASKD_AGENT_PID", None, Kind.WHOLE, None, _WORKER, "Process of the agent; its processes end with it.", 1, 2**22

@@ -20,3 +20,5 @@ class Operation(IntEnum):
     RECV = 11
     OPEN = 12
     CLOSE = 13
+    KERNEL = 14
+    """Any kernel of the backend runs on the device; it belongs to no communicator."""

@@ -5,8 +5,9 @@ Rules:
 1. Between two looks a rank has committed some steps. That is a span: its steps, its time, and the time in which at
    least one collective or transfer was under way, from entering to leaving; what it waited for data and was given to
    do stands in the box.
-2. Only gloo's operations last until the data are there. Of a rank that uses another backend there are no spans, nor of
-   one that has not been seen in any.
+2. Only gloo's operations last until the data are there. Of NCCL's, its kernels on the device are taken instead, where
+   its profiler tells of them. Of a rank that uses NCCL without it, or HCCL, there are no spans, nor of one that has not
+   been seen in any operation.
 3. A look reads what is new, and again what had not ended at the last one. What could not be read whole gives no span.
 """
 
@@ -30,8 +31,8 @@ _MOST: Final = 4096
 _WORD: Final = 8
 _EVENT_WORDS: Final = 8
 _GLOO: Final = Backend.GLOO << 8
-_COUNTED: Final = frozenset(_GLOO | op for op in range(Operation.ALLREDUCE, Operation.RECV + 1))
-_ENQUEUED: Final = (Backend.NCCL, Backend.HCCL)
+_NCCL_KERNEL: Final = Backend.NCCL << 8 | Operation.KERNEL
+_COUNTED: Final = frozenset([*(_GLOO | op for op in range(Operation.ALLREDUCE, Operation.RECV + 1)), _NCCL_KERNEL])
 
 
 class Noting(Protocol):
@@ -110,6 +111,8 @@ class Pacer:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._box: Noting | None = None
+        self._profiled = False
+        """NCCL has told when its kernels run."""
         self._forget()
 
     def look(self, box: Noting, now_ns: int) -> RankSpan | None:
@@ -119,7 +122,7 @@ class Pacer:
             BoxClosedError: the box was closed.
         """
         if box is not self._box:
-            self._box = box
+            self._box, self._profiled = box, False
             self._forget()
         memory = _memory()
         count = box.news(memory.reading, memory.events, self._whole - _MARGIN)
@@ -150,7 +153,8 @@ class Pacer:
             kind = op & 0xFFFF  # the type of data stands in the same word
             if kind in _COUNTED:
                 self._under_way[ticket] = (entered_ns, left_ns)
-            elif kind >> 8 in _ENQUEUED:
+                self._profiled = self._profiled or kind == _NCCL_KERNEL
+            elif kind >> 8 == Backend.HCCL or (kind >> 8 == Backend.NCCL and not self._profiled):
                 self._blind = True
             if ticket == whole + 1 and left_ns:
                 whole = ticket

@@ -36,6 +36,7 @@ def test_every_variable_reaches_its_place(caplog):
         "TASKD_HEARTBEAT_S": "0.25",
         "TASKD_MANAGER_WAIT_S": "5",
         "TASKD_CHECKPOINT_DIR": "/dumps",
+        "TASKD_NCCL_TIMES": "on",
     }
     config = AgentConfig.from_environment(env)
     assert (config.job_id, config.manager, config.run_dir) == ("j", Address("fd00::1", 9700), Path("/run/t"))
@@ -43,6 +44,7 @@ def test_every_variable_reaches_its_place(caplog):
     assert (config.standbys, config.preload, config.learn_modules) == (2, ("numpy", "torch.nn"), False)
     assert (config.heartbeat_s, config.manager_wait_s) == (0.25, 5)
     assert config.checkpoint_dir == Path("/dumps")
+    assert config.nccl_times
     assert not caplog.records
 
 

@@ -56,7 +56,8 @@ def test_the_gate_exports_the_two_interposed_functions_and_the_way_to_its_core()
 
 def test_the_core_exports_its_interface_and_its_hooks_alone():
     devices = {f"nccl{name}" for name in NCCL} | {f"Hccl{name}" for name in HCCL}
-    assert exports(CORE) == {f"taskd_{name}" for name in API} | GLOO | devices
+    profiler = {f"ncclProfiler_v{interface}" for interface in (3, 4, 5)}
+    assert exports(CORE) == {f"taskd_{name}" for name in API} | GLOO | devices | profiler
 
 
 def test_the_gate_needs_libc_alone():

@@ -28,7 +28,7 @@ from taskd.adaptors.torchrun.host import TaskdContext, TorchrunHost
 from taskd.adaptors.torchrun.script import mark_round
 from taskd.adaptors.torchrun.template_process import TemplateProcess
 from taskd.adaptors.torchrun.waiting import set_aside
-from taskd.config.process import environment
+from taskd.config.process import environment, profile_nccl
 from taskd.core.budget import DEFAULT_MAX_RESTARTS
 from taskd.errors import TaskdError
 from taskd.runtime.ports import Command, NodeIdentity, NodeRuntime, Outlook
@@ -44,8 +44,11 @@ def _make_node_runtime(given_master_addr: str | None, node_count: int) -> NodeRu
     from taskd.adaptors.torchrun.store import NodeStore
     from taskd.config.agent import AgentConfig
     from taskd.runtime.agent import NodeAgent
+    from taskd.runtime.shim import library_path
 
     config = AgentConfig.from_environment(master_addr=given_master_addr, node_count=node_count)
+    if config.nccl_times and (reason := profile_nccl(library_path())):
+        logger.warning("no times of NCCL's kernels, and so no slow ranks of jobs that use it: %s", reason)
     return NodeAgent(config, NodeStore(config.manager).serve)
 
 

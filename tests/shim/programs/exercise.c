@@ -28,8 +28,26 @@ void td_comm_open(const void *handle, uint32_t backend, uint64_t id, int rank, i
 void td_comm_close(const void *handle);
 uint64_t td_collective(uint32_t op, const void *handle, uint64_t bytes, uint32_t dtype, int32_t peer);
 
+extern const void *const ncclProfiler_v4[];
+typedef int init_fn(void **context, int *wanted, const char *name, uint64_t id, int nodes, int ranks, int rank, void *log);
+typedef int start_fn(void *context, void **handle, const uint8_t *kind);
+typedef int call_fn(void *context_or_handle);
+
 enum { THREADS = 4, NOTES = 20000 };
 static volatile int zero;
+
+/* Communicators come and go, and some with kernels under way. */
+static void profile(uintptr_t i)
+{
+    const uint8_t kind = i % 3 ? 64 : 2;
+    void *context = NULL, *handle = &handle;
+    int wanted = 0;
+    CHECK(!((init_fn *)ncclProfiler_v4[1])(&context, &wanted, "", 1, 1, 2, 0, NULL) && wanted == 64);
+    CHECK(!((start_fn *)ncclProfiler_v4[2])(context, &handle, &kind) && !!handle == (kind == 64));
+    if (i % 4)
+        CHECK(!((call_fn *)ncclProfiler_v4[3])(handle));
+    CHECK(!((call_fn *)ncclProfiler_v4[5])(context));
+}
 
 static void *note(void *seed)
 {
@@ -41,6 +59,8 @@ static void *note(void *seed)
         if (i % 64 == 0)
             td_comm_close(&handles[i / 32 % 300]);
         taskd_leave(i % 5 ? ticket : ticket + 1);
+        if (i % 8 == 0)
+            profile(i / 8);
     }
     return NULL;
 }

@@ -1,0 +1,31 @@
+"""What is put into the environment that this process's children inherit."""
+
+from pathlib import Path
+
+import pytest
+
+from taskd.config.process import environment, profile_nccl
+
+PLUGIN = "NCCL_PROFILER_PLUGIN"
+
+
+def test_nccl_loads_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLUGIN, "")
+    monkeypatch.delenv(PLUGIN)
+    assert [profile_nccl(Path("/a/plugin.so")) for _ in range(2)] == ["", ""]
+    assert environment()[PLUGIN] == "/a/plugin.so"
+
+
+def test_the_users_own_profiler_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLUGIN, "none")
+    assert "is set to none" in profile_nccl(Path("/a/plugin.so"))
+    assert environment()[PLUGIN] == "none"
+
+
+@pytest.mark.parametrize(("length", "taken"), [(254, True), (255, False)])
+def test_a_path_that_nccl_cuts_is_not_given_to_it(monkeypatch: pytest.MonkeyPatch, length: int, *, taken: bool) -> None:
+    monkeypatch.setenv(PLUGIN, "")
+    monkeypatch.delenv(PLUGIN)
+    reason = profile_nccl(Path("/" + "d" * (length - 1)))
+    assert (PLUGIN in environment()) is taken
+    assert ("install taskd in a shorter one" in reason) is not taken

@@ -1,0 +1,69 @@
+"""A job whose ranks meet in played kernels of NCCL: what its profiler plugin is told is all that is seen of them.
+
+Ranks come to a step's kernel and leave it when all have come. A rank is slow from the step in `slow` on.
+"""
+
+import mmap
+import os
+import struct
+import time
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import taskd
+from tests.e2e.scripts.points import FOLDER, PLAN, rank
+from tests.nccl import Communicator, Plugin
+
+OWN_S: Final = 0.02
+MORE_S: Final = 0.03
+LOOK_S: Final = 0.0005
+WORD: Final = struct.Struct("q")
+
+
+class Meeting:
+    """Steps at which each rank has arrived, and the last one of all, in a file that all of them map."""
+
+    def __init__(self, ranks: int) -> None:
+        with (FOLDER / "arrived").open("r+b") as file:
+            self._words = mmap.mmap(file.fileno(), (ranks + 1) * WORD.size)
+        self._ranks = ranks
+
+    def arrive(self, own: int, step: int) -> bool:
+        """Wait for the others; whether there is another step."""
+        if own == 0 and (FOLDER / "stop").exists():
+            WORD.pack_into(self._words, self._ranks * WORD.size, step)
+        WORD.pack_into(self._words, own * WORD.size, step)
+        while min(self._word(other) for other in range(self._ranks)) < step:
+            time.sleep(LOOK_S)
+        return self._word(self._ranks) != step
+
+    def _word(self, place: int) -> int:
+        return int(WORD.unpack_from(self._words, place * WORD.size)[0])
+
+
+dist.init_process_group("gloo")
+model = nn.Linear(2, 2)
+state = taskd.TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+meeting = Meeting(dist.get_world_size())
+plugin = os.environ.get("NCCL_PROFILER_PLUGIN")
+communicator = Communicator(Plugin(plugin)) if plugin else None
+
+
+@taskd.resilient(state)
+def train() -> None:
+    more = True
+    while more:
+        slow = rank() == PLAN["slow"]["rank"] and state.step >= PLAN["slow"]["at"]
+        time.sleep(OWN_S + slow * MORE_S)
+        kernel = communicator.start() if communicator else None
+        more = meeting.arrive(rank(), state.step + 1)
+        if communicator:
+            communicator.stop(kernel)
+        state.commit()
+
+
+train()
+dist.destroy_process_group()
