@@ -26,8 +26,8 @@ class FakeBox:
         self.step, self.step_ms, self.phase = 0, 1000.0, Phase.TRAINING
         self.backend = Backend.GLOO
         self.notes: list[list[float]] = []
-        self.kinds: dict[int, Operation] = {}
-        """By ticket; all others are an allreduce."""
+        self.others: dict[int, int] = {}
+        """By ticket, what is no allreduce of the backend."""
         self.data_ms, self.work = 0.0, 0
 
     def news(self, reading: Any, events: Any, after: int) -> int:
@@ -40,21 +40,13 @@ class FakeBox:
             entered_ms, left_ms = self.notes[ticket - 1]
             event = events[place]
             event.ticket, event.entered_ns, event.left_ns = ticket, int(entered_ms * MS), int(left_ms * MS)
-            event.op = self.kinds.get(ticket, Operation.ALLREDUCE) | self.backend << 8
+            event.op = self.others.get(ticket, Operation.ALLREDUCE | self.backend << 8)
         return max(count, 0)
 
     def enter(self) -> list[float]:
         """A collective begins; its second number is to be set when it ends."""
         self.notes.append([self.now_ms, 0])
         return self.notes[-1]
-
-    def run_kernel(self, ms: float) -> None:
-        """The host enqueues a collective, which takes no time, and NCCL tells that it runs."""
-        self.wait(0.01)
-        note = self.enter()
-        self.kinds[len(self.notes)] = Operation.KERNEL
-        self.pass_ms(ms)
-        note[1] = self.now_ms
 
     def pass_ms(self, ms: float) -> None:
         self.now_ms += ms
@@ -64,6 +56,11 @@ class FakeBox:
         note = self.enter()
         self.pass_ms(ms)
         note[1] = self.now_ms
+
+    def wait_in(self, other: int, ms: float) -> None:
+        """The same, of something else."""
+        self.others[len(self.notes) + 1] = other
+        self.wait(ms)
 
     def commit(self) -> None:
         self.step, self.step_ms = self.step + 1, self.now_ms
@@ -208,7 +205,8 @@ def test_kernels_of_nccl_are_waited_for_if_it_tells_of_them(watch: Watch) -> Non
     for _ in range(100):
         watch.box.pass_ms(6)
         watch.look()
-        watch.box.run_kernel(4)
+        watch.box.wait(0.01)
+        watch.box.wait_in(Operation.KERNEL | Backend.NCCL << 8, 4)
         watch.box.commit()
         watch.look()
     assert watch.spans[-1].waited_s == pytest.approx(0.004)
@@ -216,7 +214,9 @@ def test_kernels_of_nccl_are_waited_for_if_it_tells_of_them(watch: Watch) -> Non
     assert sum(span.steps for span in watch.spans) > 70, "only the first are not seen whole"
     following = Watch(FakeBox())
     following.pacer, following.box.backend = watch.pacer, Backend.NCCL
-    steps(following, 100, own_ms=6, waited_ms=4)
+    for _ in range(100):
+        following.box.wait_in(Operation.ALLREDUCE | Backend.GLOO << 8, 1)
+        steps(following, 1, own_ms=6, waited_ms=4)
     assert following.spans == [], "the next process has no such plugin"
 
 
