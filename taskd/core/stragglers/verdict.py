@@ -108,7 +108,7 @@ class Straggler:
         told = (
             f"Collectives take {rise:.0%} of a step longer than before, though no rank computes longer: the network "
             f"has been slow since step {since} ({waited_s:.3g} s of waiting in a step, over {steps} steps). Why: "
-            "what is waited for is neither a rank nor data. `taskd check --manager HOST:PORT` measures each node and link."
+            "what is waited for is neither a rank nor data. `taskd check --manager HOST:PORT` measures all links."
         )
         return cls(Cause.LINK, (), since, steps, rise, waited_s, waited_s, score, told)
 
