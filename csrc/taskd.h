@@ -38,7 +38,8 @@
 #define TASKD_COMMAND_BREAK 2
 #define TASKD_COMMAND_MEND 3
 
-/* What an operation is: one of these plus, shifted left by 8, whose it is. Other numbers are the caller's own. */
+/* What an operation is: one of these plus, shifted left by 8, whose it is. Other numbers are the caller's own.
+ * KERNEL: any kernel of the backend runs on the device; it belongs to no communicator. */
 #define TASKD_OP_ALLREDUCE 1
 #define TASKD_OP_ALLGATHER 2
 #define TASKD_OP_REDUCE_SCATTER 3
@@ -52,7 +53,7 @@
 #define TASKD_OP_RECV 11
 #define TASKD_OP_OPEN 12
 #define TASKD_OP_CLOSE 13
-#define TASKD_OP_KERNEL 14      /* any kernel of the backend runs on the device; belongs to no communicator */
+#define TASKD_OP_KERNEL 14
 #define TASKD_BACKEND_GLOO 1
 #define TASKD_BACKEND_NCCL 2
 #define TASKD_BACKEND_HCCL 3

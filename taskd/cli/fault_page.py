@@ -199,6 +199,8 @@ def _rank(rank: int, known: Evidence, culprits: Sequence[int], victims: frozense
     waits, for_s = _short(call) if call is not None else "", call.entered_s if call is not None else None
     if call is None and known.data_wait_s is not None:
         waits, for_s = "its data loader", known.data_wait_s
+    elif call is None and known.kernel_s:
+        waits, for_s = "NCCL on its device", known.kernel_s
     cells = (
         str(rank),
         str(known.node) if known.node is not None else "",

@@ -132,6 +132,9 @@ WORDS: Final[Mapping[Kind, Callable[[Evidence], str]]] = {
     Kind.DEADLOCK: lambda e: f"waits for a lock{_clock(e, 'main_s')}{_wchan(e)}{_frame(e)}",
     Kind.BLOCKED: lambda e: f"is blocked in a native call{_clock(e, 'main_s')}{_wchan(e)}{_frame(e)}",
     Kind.LOOP: lambda e: f"runs Python code without getting on{_busy(e)}{_frame(e)}",
+    Kind.DEVICE_BEHIND: lambda e: (
+        f"waits for its device{_clock(e, 'main_s')}, on which no kernel of NCCL runs{_frame(e)}"
+    ),
     Kind.BEHIND: lambda e: f"is behind{_frame(e)}",
     Kind.CONNECTION_CUT: lambda _: "is well, and its data do not get through",
     Kind.SILENT: lambda _: "is on a node that nothing is heard from",

@@ -18,7 +18,18 @@ from taskd.core.account import accusation, finding, suffering
 from taskd.core.conditions import waits_by_stack
 from taskd.core.evidence import Collective, Evidence
 from taskd.core.failures import by_themselves, mismatched, perhaps_by_others, too_early
-from taskd.core.hangs import cut_off, holding_up, in_circle, not_arriving, not_heard, outside, presumed, unknown
+from taskd.core.hangs import (
+    cut_off,
+    holding_up,
+    in_circle,
+    late_on_device,
+    not_arriving,
+    not_heard,
+    outside,
+    presumed,
+    unknown,
+    waits_on_device,
+)
 from taskd.core.rhythm import Hang
 from taskd.core.scene import Cut, Found, Rule, Scene
 from taskd.core.verdict import Finding, Kind, Verdict, names, ranked
@@ -84,7 +95,7 @@ def _victims(scene: Scene, culprits: Collection[int]) -> tuple[dict[int, Collect
     waiting: dict[int, Collective | None] = {**waits.stuck, **waits.unsure, **waits.waiting}
     if scene.hang is not None:
         for rank, known in scene.evidence.items():
-            if not known.gone and rank not in scene.ends and waits_by_stack(known):
+            if not known.gone and rank not in scene.ends and (waits_by_stack(known) or waits_on_device(known)):
                 waiting.setdefault(rank, None)
     failed = [rank for rank, row in scene.ends.items() if row.kind is not Kind.EXITED_EARLY]
     kept = {rank: call for rank, call in sorted(waiting.items()) if rank not in culprits}
@@ -122,6 +133,7 @@ RULES: Final = (
     Rule(too_early, "whoever has left cannot take part any more"),
     Rule(perhaps_by_others, "it was the first to end"),
     Rule(holding_up, "whoever holds others up and waits for nobody is the cause"),
+    Rule(late_on_device, "the devices of others wait in NCCL"),
     Rule(outside, "it takes no part while the others wait"),
     Rule(cut_off, "nodes cannot reach each other"),
     Rule(not_heard, "nothing that is known of the others explains it"),

@@ -261,6 +261,8 @@ class Evidence:
     """The newest in front, some 16 of each communicator, open ones always."""
     data_wait_s: float | None = None
     """For how long the main thread has been waiting for the next batch."""
+    kernel_s: float | None = None
+    """For how long a kernel of NCCL has been running on the device; 0.0 if none does, None where NCCL does not tell."""
     full_disk: str | None = None
     non_finite: NonFinite | None = None
     pace: Pace | None = None

@@ -17,12 +17,16 @@ from taskd.core.evidence import Collective, Evidence, Standing
 from taskd.core.mismatch import majority
 from taskd.core.scene import Found, Scene, accuse
 from taskd.core.verdict import Kind, names
-from taskd.core.waits import find_circles
+from taskd.core.waits import UNANSWERED_S, find_circles
 
 _WHATEVER_IT_WAITS_FOR: Final = (Kind.UNINTERRUPTIBLE, Kind.GIL_HELD)
 _OF_ANY: Final = (Kind.UNINTERRUPTIBLE, Kind.GIL_HELD, Kind.DISK_FULL, Kind.DATA_BLOCKED)
 _OF_FEW: Final = (Kind.LOOP, Kind.DEADLOCK, Kind.BLOCKED)
 _LEFT_OUT: Final = Row(Kind.SKIPPED, lambda _: True, "it has gone on without entering what the others wait in")
+_ON_DEVICE: Final = Row(
+    Kind.DEVICE_BEHIND, lambda _: True, "the devices of others wait in NCCL, and what it gave to its own has not ended"
+)
+"""Instead of BLOCKED, where NCCL tells when its kernels run."""
 
 
 def holding_up(scene: Scene) -> Found | None:
@@ -49,6 +53,27 @@ def _is_ahead(known: Evidence, call: Collective, furthest: int | None) -> bool:
     if known.step is None:
         return False
     return (call.step is not None and known.step >= call.step) or (furthest is not None and known.step > furthest)
+
+
+def waits_on_device(known: Evidence) -> bool:
+    """A kernel of NCCL has been running on the rank's device for long: it waits there for other ranks' kernels."""
+    return known.kernel_s is not None and known.kernel_s >= UNANSWERED_S
+
+
+def late_on_device(scene: Scene) -> Found | None:
+    """The hosts have enqueued the same, and on some devices NCCL's kernels wait for those of the others.
+
+    That a rank is in a collective by its stack says nothing here: the host is, and its device has not come so far.
+    """
+    if scene.hang is None or not any(map(waits_on_device, scene.evidence.values())):
+        return None
+    idle = {
+        rank: condition_of_hang(known)
+        for rank, known in scene.evidence.items()
+        if known.kernel_s == 0.0 and not known.gone and rank not in scene.ends and rank not in scene.waits.held_up
+    }
+    rows = {rank: _ON_DEVICE if row.kind is Kind.BLOCKED else row for rank, row in idle.items()}
+    return accuse(scene, [rank for rank, row in rows.items() if row.kind is not Kind.BEHIND], rows)
 
 
 def outside(scene: Scene) -> Found | None:

@@ -33,6 +33,7 @@ class Kind(Enum):
     DEADLOCK = "Python deadlock"
     BLOCKED = "blocked in native code"
     LOOP = "infinite loop in Python"
+    DEVICE_BEHIND = "device behind"
     BEHIND = "behind"
     CONNECTION_CUT = "connection cut"
     SILENT = "silent node"
@@ -49,7 +50,7 @@ class Kind(Enum):
 
 
 VICTIMS: Final = (Kind.WAITING, Kind.COLLATERAL)
-PRESUMED: Final = (Kind.DATA_BLOCKED, Kind.BLOCKED, Kind.LOOP, Kind.BEHIND, Kind.STALLED)
+PRESUMED: Final = (Kind.DATA_BLOCKED, Kind.BLOCKED, Kind.LOOP, Kind.DEVICE_BEHIND, Kind.BEHIND, Kind.STALLED)
 """Kinds that rest on silence alone: a rank that is merely slow looks the same, only for a shorter time."""
 
 PACES: Final = (Kind.SLOW, Kind.SLOW_NODE, Kind.SLOW_LOADING, Kind.SLOW_NETWORK, Kind.UNEVEN)

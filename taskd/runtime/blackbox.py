@@ -26,6 +26,7 @@ from taskd.runtime.operations import (
     communicator_id,
     event,
     newest_events,
+    newest_kernel,
     read_communicators,
 )
 from taskd.runtime.postmortem import (
@@ -192,6 +193,11 @@ class Box:
         """The newest operations of communicators, newest first: `each` of one, `most` in all, and all that are open."""
         with self._in_use() as handle:
             return newest_events(handle, each, most)
+
+    def kernel(self) -> Event | None:
+        """The newest time in which kernels of NCCL ran on the device; None if NCCL has told of none."""
+        with self._in_use() as handle:
+            return newest_kernel(handle)
 
     def news(self, reading: Any, events: Any, after: int) -> int:
         """For whoever looks often: copy a reading, and the newest whole events behind ticket `after`, newest first.

@@ -43,6 +43,7 @@ def tell(box: Box | None, most_events: int) -> dict[str, Any]:
         if not said.claims:
             return {}
         left, operations, communicators = box.postmortem(said), box.operations(most=most_events), box.communicators()
+        kernel = box.kernel()
     except ShimError:
         return {}
     now_ns = monotonic_ns()
@@ -61,6 +62,7 @@ def tell(box: Box | None, most_events: int) -> dict[str, Any]:
         "standing": _STANDINGS.get(said.phase),
         "standing_s": _age_s(said.phase_ns or said.claimed_ns, now_ns),
         "data_wait_s": _age_s(said.data_since_ns, now_ns),
+        "kernel_s": None if kernel is None else 0.0 if kernel.left_ns else _age_s(kernel.entered_ns, now_ns),
         "communicators": tuple(
             Communicator(one.id, one.number, one.rank, one.ranks) for one in communicators if not one.closed
         ),

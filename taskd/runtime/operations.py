@@ -93,6 +93,9 @@ _RAW: Final = struct.Struct("=QqqQQQIIIi")
 """A `struct taskd_event`, whose fields are those of `Event` in the same order."""
 _LEFT: Final = 2
 _COMM: Final = 3
+_KIND: Final = 6
+"""The operation, with the type of data in the same word."""
+_NCCL_KERNEL: Final = Backend.NCCL << _BACKEND_SHIFT | Operation.KERNEL
 
 
 def newest_events(handle: Any, each: int, most: int) -> list[Event]:
@@ -114,6 +117,15 @@ def newest_events(handle: Any, each: int, most: int) -> list[Event]:
             counts[comm] = number + 1
             found.append(Event(*_RAW.unpack_from(data, place * _RAW.size)))
     return found
+
+
+def newest_kernel(handle: Any) -> Event | None:
+    """Of an open box, the newest time in which kernels of NCCL ran; None if none is noted."""
+    raw = interface().new("struct taskd_event[]", _RING)
+    count = core().taskd_box_events(handle, raw, _RING)
+    words = memoryview(interface().buffer(raw, count * _RAW.size)).cast("B").cast("Q")
+    kinds = words[_KIND :: _RAW.size // words.itemsize].tolist()
+    return event(raw[kinds.index(_NCCL_KERNEL)]) if _NCCL_KERNEL in kinds else None
 
 
 def communicator_id(name: str) -> int:

@@ -274,6 +274,12 @@ FAULTS = {
         ),
     ),
     "data loader blocked, as the rank says": Fault(Kind.DATA_BLOCKED, facts(data_wait_s=3.0), words=("for 3.0 s",)),
+    "device hangs before the kernel in which others wait": Fault(
+        Kind.DEVICE_BEHIND,
+        both(native("poll_schedule_timeout", "train.py:9 in step"), facts(kernel_s=0.0)),
+        both(native("poll_schedule_timeout"), facts(kernel_s=3.0)),
+        words=("for 3.0 s, on which no kernel of NCCL runs, at train.py:9 in step", "Ranks 0, 1 and 3 wait"),
+    ),
     "behind, nothing known": Fault(
         Kind.BEHIND, facts(clocks=None, process=None), words=("has not entered allgather 57",)
     ),

@@ -110,7 +110,7 @@ def test_without_the_evidence_of_victims_no_culprit_becomes_one(
     victims = sorted(gone - set(before.culprits))
     if fault.relative:
         del victims[max(0, 7 - 2 * len(culprits)) :]
-    if fault.kind in (Kind.BEHIND, Kind.SKIPPED, Kind.EXITED_EARLY):
+    if fault.kind in (Kind.BEHIND, Kind.DEVICE_BEHIND, Kind.SKIPPED, Kind.EXITED_EARLY):
         victims = victims[: 7 - len(before.culprits)]
     heard = {rank: known for rank, known in evidence.items() if rank not in victims}
     after = fault.verdict(heard, culprits, 8)

@@ -118,6 +118,50 @@ def test_an_enqueued_operation_is_waited_for_by_a_main_thread_that_does_not_answ
     assert verdict_on(*ahead, replace(behind, clocks=SILENT)) == (Kind.BLOCKED, (2,), (0, 1))
 
 
+def on_device(kernel_s: float | None, **more: object) -> Evidence:
+    """A rank of NCCL whose host has enqueued what the others' have, and waits for its device."""
+    stack = ("/x/torch/distributed/distributed_c10d.py:2810 in all_reduce",)
+    return replace(Evidence(clocks=SILENT, stack=stack, kernel_s=kernel_s), **more)  # type: ignore[arg-type]
+
+
+def test_a_device_that_has_not_come_to_the_kernel_in_which_others_wait_is_behind() -> None:
+    waiting, idle = on_device(3.0), on_device(0.0)
+    assert verdict_on(waiting, idle, waiting) == (Kind.DEVICE_BEHIND, (1,), (0, 2))
+    assert verdict_on(idle, waiting, idle) == (Kind.DEVICE_BEHIND, (0, 2), (1,))
+
+
+def test_what_the_host_of_an_idle_device_does_is_told_first() -> None:
+    idle = on_device(0.0, clocks=Clocks(0.1, 3.0, 3.0))
+    assert verdict_on(on_device(3.0), idle, on_device(3.0)) == (Kind.GIL_HELD, (1,), (0, 2))
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [on_device(3.0), on_device(2.0)],  # all are in the kernel
+        [on_device(0.0), on_device(0.0)],  # nobody is
+        [on_device(None), on_device(None)],  # nothing is told of them
+        [on_device(0.4), on_device(3.0)],  # it has just begun
+    ],
+)
+def test_without_two_sorts_of_devices_nobody_is_accused_by_them(others: list[Evidence]) -> None:
+    ours = on_device(0.0 if others[0].kernel_s == 0.0 else 3.0)
+    kind, culprits, _ = verdict_on(ours, *others)
+    assert (kind, culprits) == (Kind.STALLED, ())
+
+
+def test_a_rank_that_waits_for_another_does_not_keep_its_device_idle() -> None:
+    """It takes part in a collective of gloo, which a third one has not entered."""
+    seats = [(1, seat, 3) for seat in range(3)]
+    waits = replace(rank(seats[0], call=inside(1, 6)), kernel_s=0.0)
+    culprit = replace(rank(seats[1]), kernel_s=3.0)
+    assert verdict_on(waits, culprit, replace(waits, communicators=(Communicator(1, 6, 2, 3),))) == (
+        Kind.LOOP,
+        (1,),
+        (0, 2),
+    )
+
+
 def test_a_rank_that_has_not_opened_the_communicator_of_the_job_is_behind() -> None:
     seats = [(1, seat, 3) for seat in range(3)]
     assert verdict_on(

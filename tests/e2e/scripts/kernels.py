@@ -1,6 +1,7 @@
 """A job whose ranks meet in played kernels of NCCL: what its profiler plugin is told is all that is seen of them.
 
-Ranks come to a step's kernel and leave it when all have come. A rank is slow from the step in `slow` on.
+Ranks come to a step's kernel and leave it when all have come. The victim is slow from the step `at` on, or waits in
+that step for its device, which does not come to the kernel before somebody writes to the FIFO `device`.
 """
 
 import mmap
@@ -56,8 +57,10 @@ communicator = Communicator(Plugin(plugin)) if plugin else None
 def train() -> None:
     more = True
     while more:
-        slow = rank() == PLAN["slow"]["rank"] and state.step >= PLAN["slow"]["at"]
-        time.sleep(OWN_S + slow * MORE_S)
+        struck = rank() == PLAN["victim"] and state.step >= PLAN["at"]
+        time.sleep(OWN_S + (MORE_S if struck and PLAN["fault"] == "slow" else 0))
+        if struck and PLAN["fault"] == "device" and state.step == PLAN["at"]:
+            (FOLDER / "device").read_bytes()
         kernel = communicator.start() if communicator else None
         more = meeting.arrive(rank(), state.step + 1)
         if communicator:
