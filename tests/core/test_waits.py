@@ -136,30 +136,26 @@ def test_what_the_host_of_an_idle_device_does_is_told_first() -> None:
 
 
 @pytest.mark.parametrize(
-    "others",
+    "running_s",
     [
-        [on_device(3.0), on_device(2.0)],  # all are in the kernel
-        [on_device(0.0), on_device(0.0)],  # nobody is
-        [on_device(None), on_device(None)],  # nothing is told of them
-        [on_device(0.4), on_device(3.0)],  # it has just begun
+        (3.0, 3.0, 2.0),  # all are in the kernel
+        (0.0, 0.0, 0.0),  # nobody is
+        (3.0, None, None),  # nothing is told of them
+        (3.0, 0.4, 3.0),  # it has just come
+        (0.0, 0.4, 0.4),  # the others have just come
     ],
 )
-def test_without_two_sorts_of_devices_nobody_is_accused_by_them(others: list[Evidence]) -> None:
-    ours = on_device(0.0 if others[0].kernel_s == 0.0 else 3.0)
-    kind, culprits, _ = verdict_on(ours, *others)
+def test_without_two_sorts_of_devices_nobody_is_accused_by_them(running_s: tuple[float | None, ...]) -> None:
+    kind, culprits, _ = verdict_on(*map(on_device, running_s))
     assert (kind, culprits) == (Kind.STALLED, ())
 
 
 def test_a_rank_that_waits_for_another_does_not_keep_its_device_idle() -> None:
-    """It takes part in a collective of gloo, which a third one has not entered."""
+    """All take part in a collective of gloo that does not end, and one has a kernel of its own under way."""
     seats = [(1, seat, 3) for seat in range(3)]
-    waits = replace(rank(seats[0], call=inside(1, 6)), kernel_s=0.0)
-    culprit = replace(rank(seats[1]), kernel_s=3.0)
-    assert verdict_on(waits, culprit, replace(waits, communicators=(Communicator(1, 6, 2, 3),))) == (
-        Kind.LOOP,
-        (1,),
-        (0, 2),
-    )
+    ranks = [replace(rank(seat, call=inside(1, 6)), kernel_s=0.0) for seat in seats]
+    ranks[1] = replace(ranks[1], kernel_s=3.0)
+    assert verdict_on(*ranks) == (Kind.CONNECTION_CUT, (), (0, 1, 2))
 
 
 def test_a_rank_that_has_not_opened_the_communicator_of_the_job_is_behind() -> None:
