@@ -32,17 +32,23 @@ if [[ "${RANK}" == 0 ]]; then
 fi
 manager=$! # empty where none was started
 
+# A cluster that ends the pod signals this shell alone; it may do so before torchrun has been started.
+launcher='' early='' cut=''
+trap 'cut=yes; if [[ -n $launcher ]]; then kill -TERM "$launcher"; else early=yes; fi' TERM INT
+
 DISTRIBUTED_ARGS="--nproc_per_node $GPUS_PER_NODE --nnodes $NNODES --node_rank $NODE_RANK --master_addr $MASTER_ADDR --master_port $MASTER_PORT --max_restarts 32767"
 # shellcheck disable=SC2086 # DISTRIBUTED_ARGS is a list of words
 torchrun $DISTRIBUTED_ARGS "$@" > >(tee -a "$output_dir/node_$NODE_RANK.log") 2>&1 &
 launcher=$!
-trap 'kill -TERM "$launcher"' TERM INT # a cluster that ends the pod signals this shell alone
-wait "$launcher"
-status=$?
-while kill -0 "$launcher" 2>/dev/null; do # the trap has cut the wait short
+[[ -z $early ]] || kill -TERM "$launcher"
+status=127
+until # no trap has cut the wait short
+    cut=''
     wait "$launcher"
-    status=$?
-done
+    found=$?
+    ((found == 127)) || status=$found # 127: the wait before has had it
+    [[ -z $cut ]]
+do :; done
 
 # The manager ends with the job; one that has heard of no job is ended here.
 if [[ -n $manager ]]; then

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -11,6 +12,12 @@ import pytest
 
 from tests import leaks
 from tests.launch import Launcher
+
+
+def pytest_configure() -> None:
+    """A shell that runs the tests behind `&` ignores SIGINT, and all that they start would inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -59,9 +59,9 @@ def start_taskd_manager() -> bool:
     try:
         from taskd.runtime.manager import Manager
 
-        manager = Manager(_config)
-        with _stopped_by_signals(manager.stop):
-            manager.run()
+        stop = threading.Event()
+        with _stopped_by_signals(stop.set):  # before anybody can see that it listens
+            Manager(_config, stop=stop).run()
     except TaskdError as error:
         logger.error("the manager does not run: %s", error)  # a user's mistake needs no trace
         return False

@@ -56,10 +56,18 @@ _evidence = msgspec.msgpack.Decoder(Evidence)
 class Manager:
     """Serves one job. `run` in the caller's thread, or `start` and `stop` in one of its own."""
 
-    def __init__(self, config: ManagerConfig, cluster: Cluster | None = None, *, embedded: bool = False) -> None:
+    def __init__(
+        self,
+        config: ManagerConfig,
+        cluster: Cluster | None = None,
+        *,
+        embedded: bool = False,
+        stop: threading.Event | None = None,
+    ) -> None:
         """Listen. `cluster` is asked for nodes, in place of the configured command.
 
-        One that is `embedded` in an agent leaves it to the agent to say why the job has ended.
+        One that is `embedded` in an agent leaves it to the agent to say why the job has ended. `stop`, once it is set,
+        ends `run` as the method does.
 
         Raises:
             SecretError: the address needs a secret.
@@ -83,7 +91,7 @@ class Manager:
         self._standbys: dict[int, int] = {}
         self._pids: dict[int, dict[str, int]] = {}
         self._first_step = -1
-        self._stop = threading.Event()
+        self._stop = stop or threading.Event()
         self._thread: threading.Thread | None = None
         self.exit_code = 0
 
