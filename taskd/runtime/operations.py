@@ -95,7 +95,21 @@ _LEFT: Final = 2
 _COMM: Final = 3
 _KIND: Final = 6
 """The operation, with the type of data in the same word."""
-_NCCL_KERNEL: Final = Backend.NCCL << _BACKEND_SHIFT | Operation.KERNEL
+NCCL_KERNEL: Final = Backend.NCCL << _BACKEND_SHIFT | Operation.KERNEL
+"""`Event.op` of the times in which NCCL's kernels run."""
+
+
+def _ring(handle: Any, *places: int) -> tuple[memoryview, list[list[int]]]:
+    """The events of an open box, newest first, and the words at these places of each: an Event for each costs 1 ms."""
+    raw = interface().new("struct taskd_event[]", _RING)
+    count = core().taskd_box_events(handle, raw, _RING)
+    data = memoryview(interface().buffer(raw, count * _RAW.size))
+    words = data.cast("B").cast("Q")
+    return data, [words[place :: _RAW.size // words.itemsize].tolist() for place in places]
+
+
+def _unpacked(data: memoryview, place: int) -> Event:
+    return Event(*_RAW.unpack_from(data, place * _RAW.size))
 
 
 def newest_events(handle: Any, each: int, most: int) -> list[Event]:
@@ -103,29 +117,21 @@ def newest_events(handle: Any, each: int, most: int) -> list[Event]:
 
     What the program itself has noted, without a communicator, is left out.
     """
-    raw = interface().new("struct taskd_event[]", _RING)
-    count = core().taskd_box_events(handle, raw, _RING)
-    data = memoryview(interface().buffer(raw, count * _RAW.size))
-    words = data.cast("B").cast("Q")
-    step = _RAW.size // words.itemsize
-    left, comms = (words[place::step].tolist() for place in (_LEFT, _COMM))  # an Event for each would cost 1 ms
+    data, (left, comms) = _ring(handle, _LEFT, _COMM)
     counts: dict[int, int] = {}
     found: list[Event] = []
     for place, (left_ns, comm) in enumerate(zip(left, comms, strict=True)):
         number = counts.get(comm, 0)
         if comm and (not left_ns or (number < each and len(found) < most)):
             counts[comm] = number + 1
-            found.append(Event(*_RAW.unpack_from(data, place * _RAW.size)))
+            found.append(_unpacked(data, place))
     return found
 
 
 def newest_kernel(handle: Any) -> Event | None:
     """Of an open box, the newest time in which kernels of NCCL ran; None if none is noted."""
-    raw = interface().new("struct taskd_event[]", _RING)
-    count = core().taskd_box_events(handle, raw, _RING)
-    words = memoryview(interface().buffer(raw, count * _RAW.size)).cast("B").cast("Q")
-    kinds = words[_KIND :: _RAW.size // words.itemsize].tolist()
-    return event(raw[kinds.index(_NCCL_KERNEL)]) if _NCCL_KERNEL in kinds else None
+    data, (kinds,) = _ring(handle, _KIND)
+    return _unpacked(data, kinds.index(NCCL_KERNEL)) if NCCL_KERNEL in kinds else None
 
 
 def communicator_id(name: str) -> int:

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from taskd.core.operation import Operation
 from taskd.runtime.blackbox import Backend, Phase
+from taskd.runtime.operations import NCCL_KERNEL
 from taskd.runtime.shim import interface
 from taskd.wire.messages import RankSpan
 
@@ -31,8 +32,7 @@ _MOST: Final = 4096
 _WORD: Final = 8
 _EVENT_WORDS: Final = 8
 _GLOO: Final = Backend.GLOO << 8
-_NCCL_KERNEL: Final = Backend.NCCL << 8 | Operation.KERNEL
-_COUNTED: Final = frozenset([*(_GLOO | op for op in range(Operation.ALLREDUCE, Operation.RECV + 1)), _NCCL_KERNEL])
+_COUNTED: Final = frozenset([*(_GLOO | op for op in range(Operation.ALLREDUCE, Operation.RECV + 1)), NCCL_KERNEL])
 
 
 class Noting(Protocol):
@@ -153,7 +153,7 @@ class Pacer:
             kind = op & 0xFFFF  # the type of data stands in the same word
             if kind in _COUNTED:
                 self._under_way[ticket] = (entered_ns, left_ns)
-                self._profiled = self._profiled or kind == _NCCL_KERNEL
+                self._profiled = self._profiled or kind == NCCL_KERNEL
             elif kind >> 8 == Backend.HCCL or (kind >> 8 == Backend.NCCL and not self._profiled):
                 self._blind = True
             if ticket == whole + 1 and left_ns:

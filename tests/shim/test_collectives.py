@@ -115,13 +115,17 @@ def run(body, libraries, box, launcher, env=None, preload=False):
     return output
 
 
+def build_nccl(launcher, folder):
+    """A fake NCCL, and a library that is linked to it as libtorch_cuda is: the latter's path."""
+    build(launcher, folder / "libnccl.so.2", "-DNCCL", "-Wl,-soname,libnccl.so.2")
+    linked = [f"-Wl,-rpath,{folder}", folder / "libnccl.so.2"]
+    build(launcher, folder / "libcaller.so", "-DCALLER", *linked)
+    return folder / "libcaller.so"
+
+
 @pytest.fixture
 def nccl(launcher, tmp_path):
-    """A fake NCCL, and a library that is linked to it as libtorch_cuda is."""
-    build(launcher, tmp_path / "libnccl.so.2", "-DNCCL", "-Wl,-soname,libnccl.so.2")
-    linked = [f"-Wl,-rpath,{tmp_path}", tmp_path / "libnccl.so.2"]
-    build(launcher, tmp_path / "libcaller.so", "-DCALLER", *linked)
-    return tmp_path / "libcaller.so"
+    return build_nccl(launcher, tmp_path)
 
 
 @pytest.mark.timeout(60)

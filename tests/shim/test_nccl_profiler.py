@@ -7,7 +7,7 @@ import pytest
 
 from taskd.runtime.blackbox import Backend, Operation
 from tests.shim.armed import CORE, PROGRAMS, plain
-from tests.shim.test_collectives import build, run
+from tests.shim.test_collectives import build_nccl, run
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -38,15 +38,12 @@ def test_the_time_in_which_any_kernel_runs(interface, box, launcher):
 
 def test_a_kernel_that_runs_while_the_host_enqueues_much_keeps_its_place(box, launcher, tmp_path):
     """Each of its periods in the ring has ended, but for the newest, and none is missing between them."""
-    build(launcher, tmp_path / "libnccl.so.2", "-DNCCL", "-Wl,-soname,libnccl.so.2")
-    linked = [f"-Wl,-rpath,{tmp_path}", tmp_path / "libnccl.so.2"]
-    build(launcher, tmp_path / "libcaller.so", "-DCALLER", *linked)
     body = (
         "from tests.nccl import Communicator, Plugin\n"
         f"Communicator(Plugin({str(CORE)!r})).start()\n"
         f"print(libraries[0].reduce_often({ENQUEUED}))"
     )
-    assert run(body, [tmp_path / "libcaller.so"], box, launcher) == "0\n"
+    assert run(body, [build_nccl(launcher, tmp_path)], box, launcher) == "0\n"
     noted = kernels(box)
     assert len(noted) > 5
     for one, following in pairwise(noted):
