@@ -19,7 +19,7 @@ from taskd.runtime.chaos.stage import Stage
 from taskd.runtime.processes import read
 from tests.cli.chaos import ChaosNode, Process
 from tests.nodes import Node, Nodes
-from tests.nodes_space import NodesUnavailableError
+from tests.nodes_or_skip import nodes_or_skip
 from tests.shim.armed import plain, until
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.root]
@@ -54,11 +54,8 @@ class Inside:
 
 @pytest.fixture
 def nodes(leak_mark: str) -> Iterator[Nodes]:
-    try:
-        with Nodes(3) as made:
-            yield made
-    except NodesUnavailableError as error:
-        pytest.skip(f"no nodes on this machine: {error}")
+    with nodes_or_skip(3) as made:
+        yield made
 
 
 @pytest.fixture

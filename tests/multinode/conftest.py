@@ -1,7 +1,6 @@
 """Fixtures for jobs on several nodes. Without root, or without what makes nodes, their tests skip and say why."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from tests.e2e.job import Job
 from tests.launch import Launcher
 from tests.multinode.job import NodesJob
 from tests.nodes import Nodes
-from tests.nodes_space import NodesUnavailableError
+from tests.nodes_or_skip import nodes_or_skip
 
 STEPS = 12
 """Of every resilient training here, so that one run without a fault serves all of one world size."""
@@ -23,11 +22,7 @@ _undisturbed: dict[int, Results] = {}
 @pytest.fixture
 def nodes(leak_mark: str) -> Iterator[Nodes]:
     """Three nodes."""
-    with ExitStack() as ends:
-        try:
-            made = ends.enter_context(Nodes(3))
-        except NodesUnavailableError as error:
-            pytest.skip(f"no nodes on this machine: {error}")
+    with nodes_or_skip(3) as made:
         yield made
 
 

@@ -2,7 +2,6 @@
 
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -12,7 +11,7 @@ from taskd.core.nodecheck.probes import merge_trial
 from taskd.wire.checks import Trial, TrialResult
 from taskd.wire.probes import ProbeOrder, ProbeResult
 from tests.nodes import Node, Nodes
-from tests.nodes_space import NodesUnavailableError
+from tests.nodes_or_skip import nodes_or_skip
 
 STORE_PORT = 29400
 PATIENCE_S = 60.0
@@ -20,11 +19,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture
 def nodes(leak_mark: str) -> Iterator[Nodes]:
-    with ExitStack() as ends:
-        try:
-            made = ends.enter_context(Nodes(2))
-        except NodesUnavailableError as error:
-            pytest.skip(f"no nodes on this machine: {error}")
+    with nodes_or_skip(2) as made:
         yield made
 
 
