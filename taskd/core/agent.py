@@ -18,9 +18,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from msgspec.structs import replace
+
 from taskd.core.table import Row, rows
 from taskd.errors import TransitionError
-from taskd.wire.messages import Directive, Order, RankOrder, RankStatus, Stage, WorkerReport, WorldPlan
+from taskd.wire.messages import Directive, Order, RankOrder, RankStatus, Refuses, Stage, WorkerReport, WorldPlan
 
 
 class State(Enum):
@@ -188,6 +190,11 @@ class Node:
         """The process says what it dies of."""
         self.slots[rank].words = (cause, kind)
 
+    def refuses(self, rank: int, said: Refuses) -> None:
+        """The process says that it cannot be recovered in place, or takes that back."""
+        slot = self.slots[rank]
+        slot.status = replace(slot.status, no_rebuild=said.no_rebuild, no_newcomer=said.no_newcomer)
+
     def ended(self, rank: int, *, clean: bool, cause: str, at_s: float) -> list[Action]:
         """A process has ended, or its death is certain. Told again with a better cause, only the cause changes."""
         slot = self.slots[rank]
@@ -208,6 +215,7 @@ class Node:
             at_s=status.at_s if again else at_s,
             kind="" if clean else kind,
             term=status.term,
+            no_newcomer=status.no_newcomer,  # also its own successor's: what it had, that one lacks
         )
         row.act(self, rank)
         return self._flush()
@@ -323,6 +331,8 @@ def replace_status(status: RankStatus, report: WorkerReport) -> RankStatus:
         cause=report.cause,
         at_s=report.at_s,
         term=status.term,
+        no_rebuild=status.no_rebuild,
+        no_newcomer=status.no_newcomer,
     )
 
 

@@ -252,8 +252,8 @@ class Attempts:
             self._echoes = {status.agent_id for status in known}
             return
         restore = plan_restore(self.world.held())
-        if restore is None:
-            self._attempt(new_world=True, no_donor=True)
+        if restore is None or self.world.refused():
+            self._attempt(new_world=True, no_donor=restore is None)
             return
         host, members = self.world.store_host(), sorted(self.world.ranks)
         record.planned_s, record.target_step = self._now_s, restore.target_step

@@ -27,6 +27,10 @@ class Situation:
     """Every rank has lost its process."""
     no_donor: bool = False
     """Every rank is paused and none holds a consistent state."""
+    no_rebuild: str = ""
+    """Why a living process says that no world can be rebuilt with it."""
+    no_newcomer: str = ""
+    """Why a process says that no new one can come into its world."""
     places: int = 1
     """Nodes of the present world."""
     failing: int = 0
@@ -99,7 +103,7 @@ def _refusal(
         own = _elastic(situation, policy, stay=may_stay(policy, failed, restart=restart))
     else:
         own = _OWN[strategy](situation, policy)
-    return own if restart else own or _keeping_refusal(situation, failed)
+    return own if restart else own or _keeping_refusal(strategy, situation, failed)
 
 
 def _unreachable(situation: Situation) -> str | None:
@@ -154,13 +158,18 @@ _OWN: dict[Strategy, Callable[[Situation, Policy], str | None]] = {
 }
 
 
-def _keeping_refusal(situation: Situation, failed: Tried) -> str | None:
+def _keeping_refusal(strategy: Strategy, situation: Situation, failed: Tried) -> str | None:
     """Why the processes that live cannot be kept."""
     nothing_lost = not situation.lost and not situation.unreachable
     if nothing_lost and (Strategy.RETRY, False) in failed:
         return "no process is lost, and to rebuild the groups has failed"
     if situation.uncooperative:
         return f"rank {_ranks(situation.uncooperative)} is not inside a resilient function"
+    if situation.no_rebuild:
+        return situation.no_rebuild
+    shrinks = strategy is Strategy.DUMP or (strategy is Strategy.ELASTIC_TRAINING and not situation.cut_off)
+    if situation.no_newcomer and not nothing_lost and not shrinks:
+        return situation.no_newcomer
     if situation.no_survivor:
         return "no rank is left to give its state"
     if situation.no_donor:

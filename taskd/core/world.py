@@ -260,6 +260,19 @@ class World(Places):
         """The process wanted for every rank."""
         return tuple(self.ranks[rank].order(rank) for rank in sorted(self.ranks))
 
+    def refused(self) -> bool:
+        """Whether a process says that the world that is being built cannot be: it has been learnt only now."""
+        newcomers = any(view.joins for view in self.ranks.values())
+        no_newcomer = newcomers and self._refusal(lambda status: status.no_newcomer)
+        return bool(no_newcomer or self._refusal(lambda status: status.no_rebuild))
+
+    def _refusal(self, why: Callable[[RankStatus], str]) -> str:
+        """The first rank that refuses, and why. One that has ended may refuse its own successor (`core.agent`)."""
+        for rank, view in sorted(self.ranks.items()):
+            if view.status is not None and why(view.status):
+                return f"rank {rank}: {why(view.status)}"
+        return ""
+
     def situation(self, *, no_donor: bool) -> Situation:
         """The facts by which a strategy is chosen."""
         views = sorted(self.ranks.items())
@@ -274,6 +287,8 @@ class World(Places):
             ),
             no_survivor=all(view.empty or rank in unreachable for rank, view in views),
             no_donor=no_donor,
+            no_rebuild=self._refusal(lambda status: status.no_rebuild),
+            no_newcomer=self._refusal(lambda status: status.no_newcomer),
             places=len(self.places),
             failing=len({self.ranks[rank].node_rank for rank in (*lost, *unreachable)}),
             cut_off=len({self.ranks[rank].node_rank for rank in unreachable}),

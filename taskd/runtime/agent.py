@@ -53,6 +53,7 @@ from taskd.wire.messages import (
     Probed,
     RankStatus,
     Refusal,
+    Refuses,
     SawNonFinite,
     Stage,
     WorkerReport,
@@ -274,7 +275,7 @@ class NodeAgent:
                 self._hear_report(peer, message)
             case Probed():
                 self._examiner.hear(peer, message.result)
-            case Account() | SawNonFinite() | LastWords():
+            case Account() | SawNonFinite() | LastWords() | Refuses():
                 self._observer.hear(self._crew.rank_of(peer), message, self._node)
             case Modules():
                 self._pool.import_modules(message.names)
@@ -377,7 +378,6 @@ class NodeAgent:
         )
 
     def _report(self) -> None:
-        identity = self._identity
         self._told = _, standbys, generation, leaving, _, check = self._state()
         self._sent_s = time.monotonic()
         self._crew.reap()
@@ -386,7 +386,7 @@ class NodeAgent:
         self._link.send(
             self._reports.compose(
                 self._node,
-                identity,
+                self._identity,
                 standbys=standbys,
                 generation=generation,
                 leaving=leaving,

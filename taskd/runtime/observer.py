@@ -22,7 +22,7 @@ from taskd.runtime.blackbox import Box, Phase
 from taskd.runtime.crew import Crew
 from taskd.runtime.native_stacks import take_native
 from taskd.runtime.pace import Pacer
-from taskd.wire.messages import Account, Ask, LastWords, Progress, RankSpan, SawNonFinite, Testimony
+from taskd.wire.messages import Account, Ask, LastWords, Progress, RankSpan, Refuses, SawNonFinite, Testimony
 
 ACCOUNT_S = 0.2
 LOOK_S = 1.0
@@ -104,9 +104,12 @@ class Observer:
         live = [rank for rank in self._asked if rank in node.slots]
         self._mute = {rank for rank in live if cannot_answer(self._take(node, rank))}
 
-    def hear(self, rank: int | None, message: Account | SawNonFinite | LastWords, node: Node) -> None:
+    def hear(self, rank: int | None, message: Account | SawNonFinite | LastWords | Refuses, node: Node) -> None:
         """A process says something of itself; it counts if it is one that holds a rank."""
         if rank is None:
+            return
+        if isinstance(message, Refuses):
+            node.refuses(rank, message)
             return
         if isinstance(message, LastWords):
             node.last_words(rank, message.cause, message.kind)

@@ -35,6 +35,7 @@ from taskd.wire.messages import (
     LastWords,
     Modules,
     Pause,
+    Refuses,
     Release,
     SawNonFinite,
     Stage,
@@ -138,6 +139,18 @@ class WorkerLink:
     def last_words(self, cause: str, kind: str) -> None:
         """An exception goes up out of the resilient function: nobody recovers this process."""
         self._send(LastWords(cause=cause, kind=kind))
+
+    def refuse(self, *, no_rebuild: str = "", no_newcomer: str = "") -> None:
+        """Say beforehand why this process cannot be recovered in place: at a fault all processes start anew instead.
+
+        Args:
+            no_rebuild: why no world can be rebuilt with it, even if every process lives.
+            no_newcomer: why no new process can take the place of a lost one.
+
+        The newest call counts; an empty reason takes the former one back.
+
+        """
+        self._send(Refuses(no_rebuild=no_rebuild, no_newcomer=no_newcomer))
 
     def saw_non_finite(self, step: int, value: str) -> None:
         """The loss of this step is NaN or infinite, the first of its streak."""

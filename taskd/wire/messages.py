@@ -57,6 +57,8 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float = 0.0  # when the stage was reached
     kind: str = ""  # of DEAD: what kind of fault the process itself has said it is (`core.faults.FaultKind`)
     term: int = 0  # of the manager that had it started; 0 if torchrun did
+    no_rebuild: str = ""  # why no world can be rebuilt with this process; empty if one can
+    no_newcomer: str = ""  # why no newcomer can come into a world of this process's job; empty if one can
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -262,6 +264,13 @@ class LastWords(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     kind: str = ""
 
 
+class Refuses(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Worker to agent: why it cannot be recovered in place, told beforehand. The newest counts; empty: it can."""
+
+    no_rebuild: str = ""
+    no_newcomer: str = ""
+
+
 class ThreadStack(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A Python thread and its frames, innermost first, each `file:line in function`."""
 
@@ -359,5 +368,5 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 FromAgent = NodeStatus | Testimony | Drain | Modules | Inspect
 FromManager = Directive | Heard | Refusal | Answer | Modules | Examine | Cleared | Dismissed | Inspection
-FromLocal = Hello | WorkerReport | LastWords | Account | SawNonFinite | Modules | Probed
+FromLocal = Hello | WorkerReport | Refuses | LastWords | Account | SawNonFinite | Modules | Probed
 ToLocal = Pause | Join | Release | Abandon | Ask | Become | Fork | Modules | Probe

@@ -17,6 +17,7 @@ from taskd.wire.messages import (
     Progress,
     RankSpan,
     RankStatus,
+    Refuses,
     Stage,
 )
 
@@ -157,6 +158,7 @@ class Job:
         condition: Condition = Condition.CLEAN,
         cause: str = "",
         kind: str = "",
+        refuses: Refuses | None = None,
     ) -> None:
         """The rank's wanted process reaches a stage in the newest generation, and its agent reports it."""
         directive = self.core.directive
@@ -171,6 +173,8 @@ class Job:
             pid=10 + rank + 100 * wanted,
             cause=cause,
             kind=kind,
+            no_rebuild=refuses.no_rebuild if refuses else "",
+            no_newcomer=refuses.no_newcomer if refuses else "",
             term=self.terms.get(rank, directive.ledger.term if directive else 0),
             at_s=self.now_s + self._sequence,
         )

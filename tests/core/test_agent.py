@@ -11,6 +11,7 @@ from taskd.wire.messages import (
     Place,
     RankOrder,
     RankStatus,
+    Refuses,
     Stage,
     WorkerReport,
     WorldPlan,
@@ -105,6 +106,17 @@ def test_a_plan_goes_only_to_a_rank_that_has_paused_for_it() -> None:
     assert it.obey(directive(Order.JOIN, sequence=2)) == [TellJoin(0, PLAN)]
     assert it.report(1, report(Stage.PAUSED)) == [TellJoin(1, PLAN)]
     assert it.report(1, report(Stage.JOINED)) == []
+
+
+def test_what_a_process_refuses_stands_in_its_reports_and_its_own_successor_lacks_what_it_had() -> None:
+    it = node()
+    it.refuses(0, Refuses(no_rebuild="static graph", no_newcomer="PowerSGD"))
+    it.report(0, report(Stage.TRAINING))
+    assert (it.slots[0].status.no_rebuild, it.slots[0].status.no_newcomer) == ("static graph", "PowerSGD")
+    it.ended(0, clean=False, cause="signal 9 (SIGKILL)", at_s=1.0)
+    assert (it.slots[0].status.no_rebuild, it.slots[0].status.no_newcomer) == ("", "PowerSGD")
+    it.started(RankStatus(rank=0, incarnation=1, generation=1, stage=Stage.STARTING))
+    assert it.slots[0].status.no_newcomer == ""
 
 
 def test_a_process_that_connects_late_is_told_what_is_wanted() -> None:

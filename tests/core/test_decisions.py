@@ -82,6 +82,8 @@ def test_without_a_loss_the_groups_are_rebuilt() -> None:
     [
         (Situation(lost=(1,), uncooperative=(0,)), "not recover-in-place: rank 0 is not inside a resilient function"),
         (Situation(lost=(0, 1), no_survivor=True), "not recover-in-place: no rank is left to give its state"),
+        (Situation(lost=(), no_rebuild="rank 0: a hook"), "not retry: rank 0: a hook"),
+        (Situation(lost=(1,), no_newcomer="rank 0: PowerSGD"), "not recover-in-place: rank 0: PowerSGD"),
         (Situation(lost=(1,), no_donor=True), "not recover-in-place: no rank holds a consistent state"),
     ],
 )
@@ -90,6 +92,13 @@ def test_when_all_start_anew_the_reason_is_told(situation: Situation, why: str) 
     assert (decision.strategy, decision.restart) == (Strategy.RECOVER_IN_PLACE, True)
     assert decision.reason.startswith("all processes start anew")
     assert why in decision.reason
+
+
+def test_who_can_have_no_newcomer_goes_on_without_one() -> None:
+    said = "rank 0: PowerSGD"
+    assert choose(Situation(lost=(), no_newcomer=said), ALL, {}).strategy is Strategy.RETRY
+    fewer = Situation(lost=(1,), no_newcomer=said, places=2, failing=1)
+    assert choose(fewer, policy(Strategy.ELASTIC_TRAINING), {}).restart is False
 
 
 def test_exit_tells_why_all_else_was_passed_over() -> None:

@@ -7,7 +7,7 @@ import pytest
 from taskd.core.policy import Strategy
 from taskd.core.recovery import Phase
 from taskd.errors import TransitionError
-from taskd.wire.messages import Condition, Order, Stage
+from taskd.wire.messages import Condition, Order, Refuses, Stage
 from tests.core.driver import Job
 
 pytestmark = pytest.mark.timeout(20)
@@ -171,6 +171,24 @@ def test_no_consistent_state_starts_anew() -> None:
     assert job.at(Phase.RESTARTING)
     assert job.core.record is not None
     assert "no rank holds a consistent state" in job.core.record.reason
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["beforehand", "by the newcomer"])
+def test_what_a_process_refuses_is_not_tried(*, late: bool) -> None:
+    said = Refuses(no_newcomer="PowerSGD (train.py:7)")
+    job = Job().up()
+    if not late:
+        job.say(0, Stage.COMMITTED, refuses=said)
+    job.kill(1)
+    if late:
+        assert job.core.phase is Phase.PAUSING
+        job.say(0, Stage.PAUSED)
+        job.say(1, Stage.PAUSED, condition=Condition.EMPTY, refuses=said)
+    assert job.core.phase is Phase.RESTARTING
+    assert job.core.record is not None
+    assert "PowerSGD (train.py:7)" in job.core.record.reason
+    assert job.core.budget is not None
+    assert job.core.budget.spent == 1
 
 
 def test_stepped_survivors_adopt_their_step() -> None:
