@@ -9,7 +9,6 @@ Rules:
 
 import atexit
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from time import monotonic_ns
 from traceback import TracebackException
 
 from taskd.errors import ShimError
+from taskd.runtime.hidden import HiddenThread
 from taskd.runtime.operations import communicator_id
 from taskd.runtime.shim import check, core, interface, load_core
 
@@ -80,15 +80,13 @@ class Recorder:
     def _answer_probes(self) -> None:
         """Lets the native thread ask for the GIL and the main thread; until the interpreter ends."""
         if self._core.taskd_probe(1):
-            thread = threading.Thread(target=self._answer, name="taskd-gil", daemon=True)
-            thread.start()
-            atexit.register(self._end_probes, thread)
+            atexit.register(self._end_probes, HiddenThread(self._answer, "taskd-gil"))
 
     def _answer(self) -> None:
         while self._core.taskd_gil_wait():  # to come back here takes the GIL
             pass
 
-    def _end_probes(self, thread: threading.Thread) -> None:
+    def _end_probes(self, thread: HiddenThread) -> None:
         self._core.taskd_probe(0)
         thread.join(_LONGEST_END_S)
 

@@ -12,6 +12,7 @@ import threading
 from types import FrameType
 from typing import Final
 
+from taskd.runtime import hidden
 from taskd.wire.messages import ThreadStack
 
 MOST_THREADS: Final = 64
@@ -33,7 +34,7 @@ def all_stacks() -> tuple[ThreadStack, ...]:
     """All threads but the one that asks, the main thread in front."""
     main, asking = threading.main_thread().ident, threading.get_ident()
     threads = vars(threading)["_active"]
-    names = {ident: thread.name for ident, thread in list(threads.items())}
+    names = {ident: thread.name for ident, thread in list(threads.items())} | hidden.names()
     frames = sys._current_frames()
     order = sorted((ident for ident in frames if ident != asking), key=lambda ident: (ident != main, ident))
     stacks, left = [], _MOST_BYTES

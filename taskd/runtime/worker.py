@@ -12,7 +12,6 @@ Rules:
 import logging
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,8 +21,9 @@ from taskd.config.worker import WorkerConfig
 from taskd.core.evidence import Standing
 from taskd.core.worker import Break, Event, GiveUp, Input, Report, State, Wake, Worker
 from taskd.errors import LinkError, TaskdError, WireError
+from taskd.runtime.lifeline import Lifeline
 from taskd.runtime.stacks import all_stacks, main_stack
-from taskd.wire.codec import MAX_LOCAL_BYTES, decode_to_local, encode
+from taskd.wire.codec import decode_to_local, encode
 from taskd.wire.messages import (
     Abandon,
     Account,
@@ -92,17 +92,15 @@ class WorkerLink:
         self._breaker: Breaker | None = None
         self._broken = False
         self._orders: list[WorldPlan | AbandonedError | None] = []
-        self._socket = _connect(config)
-        self._send(
-            Hello(
-                role="worker",
-                pid=self.pid,
-                rank=config.rank,
-                incarnation=config.incarnation,
-                generation=config.generation,
-            )
+        hello = Hello(
+            role="worker",
+            pid=self.pid,
+            rank=config.rank,
+            incarnation=config.incarnation,
+            generation=config.generation,
         )
-        threading.Thread(target=self._listen, name="taskd-control", daemon=True).start()
+        self._line = Lifeline(config.agent_socket, config.agent_pid, encode(hello), self._hear, self._hung_up)
+        self._line.listen()
 
     # ---- the main thread's side
 
@@ -195,19 +193,13 @@ class WorkerLink:
 
     # ---- the control thread's side
 
-    def _listen(self) -> None:
-        while True:
-            try:
-                frame = self._socket.recv(MAX_LOCAL_BYTES)
-            except OSError:
-                frame = b""
-            if not frame:
-                break
-            try:
-                self._obey(decode_to_local(frame))
-            except WireError as error:
-                logger.error("refused a message of the agent: %s", error)
-        self._socket.close()
+    def _hear(self, frame: bytes) -> None:
+        try:
+            self._obey(decode_to_local(frame))
+        except WireError as error:
+            logger.error("refused a message of the agent: %s", error)
+
+    def _hung_up(self) -> None:
         if not _alive(self.config.agent_pid):
             _end_group()
 
@@ -276,22 +268,9 @@ class WorkerLink:
 
     def _send(self, message: FromLocal) -> None:
         try:
-            self._socket.sendall(encode(message))
-        except OSError:
+            self._line.send(encode(message))
+        except (OSError, LinkError):
             logger.debug("the agent's socket is gone", exc_info=True)
-
-
-def _connect(config: WorkerConfig) -> socket.socket:
-    link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        link.connect(str(config.agent_socket))
-    except OSError as error:
-        link.close()
-        raise LinkError(
-            f"cannot connect to the agent's socket {config.agent_socket}: {error.strerror}; expected the torchrun "
-            f"process {config.agent_pid} to listen there"
-        ) from error
-    return link
 
 
 def _alive(pid: int) -> bool:

@@ -83,12 +83,12 @@ class Pair:
         )
         self.link = WorkerLink(config, lambda: ("numpy",))
         self.notes = Notes()
-        self._ear = ear
+        self.ear = ear
         self.peer, hello = ear.until(lambda _peer, message: isinstance(message, Hello))
         assert hello == Hello(role="worker", pid=os.getpid(), rank=1, incarnation=2, generation=3)
 
     def hear(self) -> FromLocal | None:
-        return self._ear.until(lambda peer, _message: peer is self.peer)[1]
+        return self.ear.until(lambda peer, _message: peer is self.peer)[1]
 
     def stage(self, stage: Stage, generation: int, step: int) -> WorkerReport:
         """The next thing that the agent hears is this."""
@@ -99,10 +99,8 @@ class Pair:
 
     def close(self) -> None:
         """The agent hangs up; it lives on, so this process does too."""
-        self._ear.server.drop(self.peer)
-        for thread in threading.enumerate():
-            if thread.name == "taskd-control":
-                thread.join(LIMIT_S)
+        self.ear.server.drop(self.peer)
+        self.link._line.thread.join(LIMIT_S)
 
 
 Make = Callable[..., Pair]
@@ -120,6 +118,26 @@ def make(ear: Ear) -> Iterator[Make]:
     yield connect
     for pair in made:
         pair.close()
+
+
+def test_a_script_that_closes_all_descriptors_stays_linked(make: Make, tmp_path: Path) -> None:
+    """Its own files have our numbers then: nothing is written into them, and the agent is spoken to again."""
+    pair = make()
+    link = pair.link
+    number = link._line._end.socket.fileno()
+    with (tmp_path / "users").open("w+b") as file:
+        os.dup2(file.fileno(), number)  # closes ours
+        try:
+            link.enter(4, CLEAN)
+            pair.peer, hello = pair.ear.until(lambda peer, message: isinstance(message, Hello))
+            assert isinstance(hello, Hello)
+            assert (hello.rank, hello.incarnation) == (1, 2)
+            pair.stage(Stage.TRAINING, 3, 4)
+            pair.peer.send(Pause(generation=4, reason="a test"))
+            pair.notes.until("break")
+        finally:
+            os.close(number)
+        assert file.read() == b""
 
 
 def plan(generation: int) -> WorldPlan:

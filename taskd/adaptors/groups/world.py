@@ -17,12 +17,12 @@ Rules:
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -38,6 +38,7 @@ from taskd.adaptors.groups.members import Members, refuse_meshes
 from taskd.adaptors.groups.settling import settle
 from taskd.adaptors.groups.store import StoreLink, prefix, sweep
 from taskd.errors import RebuildError
+from taskd.runtime.hidden import HiddenThread
 from taskd.wire.messages import WorldPlan
 
 _log = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class World:
         self._link = StoreLink()
         self._client: TCPStore | None = None
         self._retired: list[Any] = []
-        self._burial: threading.Thread | None = None
+        self._burial: HiddenThread | None = None
         self._originals: dict[str, Any] = {}
         self._objects = lone.ObjectCollectives(self._is_lone)
 
@@ -168,7 +169,7 @@ class World:
         self.generation = plan.generation
         self._end_pretence()
 
-    def bury(self) -> threading.Thread | None:
+    def bury(self) -> HiddenThread | None:
         """Destroy the groups of older generations on a thread, and on rank 0 their keys in the store too.
 
         To be called when nothing of the model points at them any more. Returns the thread, None if nothing was to do.
@@ -177,13 +178,8 @@ class World:
         client = self._client if dist.get_rank() == 0 else None
         if not retired and client is None:
             return None
-        thread = threading.Thread(
-            target=_destroy, args=(retired, client, self.generation), name="taskd-bury", daemon=True
-        )
-        del retired
-        thread.start()
-        self._burial = thread
-        return thread
+        self._burial = HiddenThread(partial(_destroy, retired, client, self.generation), "taskd-bury")
+        return self._burial
 
     def settle(self, limit_s: float) -> bool:
         """Wait until no thread of a group needs the interpreter any more; whether that was within `limit_s`.

@@ -1,0 +1,23 @@
+"""Scripts that do what few do, under torchrun as it comes and with taskd: both must give the same."""
+
+import pytest
+
+from tests.torchrun.conftest import Play
+from tests.torchrun.twins import PROGRAMS, Launch, launch
+
+pytestmark = pytest.mark.timeout(90)
+ODD = PROGRAMS / "odd"
+
+SCRIPTS: dict[str, Launch] = {
+    "joins all threads": launch(str(ODD / "threads.py")),
+    "joins all threads of torch too": launch(str(ODD / "threads.py"), "torch", ranks=1),
+    "blocks a signal": launch(str(ODD / "masked.py")),
+    "closes all descriptors": launch(str(ODD / "closes.py")),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_run_alike(play: Play, name: str) -> None:
+    pair = play(SCRIPTS[name])
+    pair.check()
+    assert set(pair.stock.statuses) == {0}, pair.stock.text
