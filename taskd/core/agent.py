@@ -211,7 +211,7 @@ class Node:
             condition=status.condition,
             pid=status.pid,
             warm=status.warm,
-            cause=f"{cause}: {words}" if words and not clean else cause,
+            cause=f"{cause.removesuffix(f' ({words})')}: {words}" if words and not clean else cause,
             at_s=status.at_s if again else at_s,
             kind="" if clean else kind,
             term=status.term,

@@ -6,64 +6,26 @@ Rules:
    the job goes back to PAUSING.
 2. A strategy has failed for a fault when it has failed `max_attempts` times: a world was not built in time, or one of
    its new processes was lost. The loss of a survivor is the machine's fault and not the strategy's.
-3. Every change of what is wanted is published, with a newer sequence number.
+3. It has failed at once, and nothing more is charged, if a process ended by itself before the world had committed a
+   step, and nobody was ended by others: the script cannot go on in that world, and may well from its beginning.
+4. Every attempt that fails leaves its reason.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from taskd.core.budget import EARLY_S, EXIT_CODE, Budget, Fault
-from taskd.core.phases import Action, AskCluster, Note, Phase, Publish, Recovered, Stopped
-from taskd.core.policy import Policy, Strategy
+from taskd.core.jobstate import JobState
+from taskd.core.phases import AskCluster, Note, Phase, Recovered, Setback, Stopped
+from taskd.core.policy import Strategy
 from taskd.core.ranks import plan_restore
 from taskd.core.record import FaultRecord, tell
-from taskd.core.strategy import Decision, choose, is_sized, may_stay
-from taskd.core.world import World
-from taskd.errors import TransitionError
-from taskd.wire.messages import Directive, Ledger, NodeStatus, Order, Place, Stage, Transfer, WorldPlan
+from taskd.core.strategy import KEEPING, Decision, choose, may_stay, strategy_name
+from taskd.wire.messages import Order, Stage, Transfer, WorldPlan
 
 
 @dataclass(slots=True)
-class Attempts:
-    """The state of one job, and the steps of which its course is made."""
-
-    policy: Policy
-    phase: Phase = Phase.FORMING
-    world: World = field(default_factory=World)
-    budget: Budget | None = None
-    record: FaultRecord | None = None
-    directive: Directive | None = None
-    sequence: int = 0
-    """Number of the newest directive. The first of a new manager must exceed those of the job's former ones."""
-    step: int = -1
-    """Newest committed step that any rank has reported since the job, or all of its processes, last started."""
-    term: int = 0
-    """Number of this manager: agents obey the highest that they know."""
-    faults: int = 0
-    """Faults that were given a number."""
-    _inquiry: int = 0
-    """Number of the newest question to the agents."""
-    _asked: dict[int, float] = field(default_factory=dict)
-    """Places for which the cluster was asked for a node, and when."""
-    _tried: dict[tuple[Strategy, bool], str] = field(default_factory=dict)
-    _failures: int = 0
-    _since_s: float = 0.0
-    _confirm_until_s: float | None = None
-    _now_s: float = 0.0
-    _review_due: bool = False
-    _undecided: bool = False
-    """The fault is met by waiting, until enough nodes are heard to choose a strategy."""
-    _meeting: tuple[str, int] = ("", 0)
-    """Where the processes of a world that starts anew meet: the same place for all of them, whenever they start."""
-    _drained: int | None = None
-    """A place that is to be given to another node as soon as all have paused."""
-    _patient: bool = False
-    """The ranks pause at the end of their step."""
-    _first_out_s: float | None = None
-    _unknown: bool = False
-    """All have paused, but too few nodes of the last world are known to know of the next one."""
-    _echoes: set[str] = field(default_factory=set)
-    """Agents that are known to know."""
-    _out: list[Action] = field(default_factory=list)
+class Attempts(JobState):
+    """The steps of which the course of a job is made."""
 
     # ---- what is done
 
@@ -114,17 +76,30 @@ class Attempts:
     def _charge(self, ranks: list[int]) -> bool:
         causes, budget = self._need_record().causes, self.budget or Budget()
         charge = budget.charge([self._fault(rank, causes.get(rank, "")) for rank in ranks], now_s=self._now_s)
-        if charge.granted:
-            self._out.append(Note(charge.reason))
-        else:
+        if not charge.granted:
             self._stop(charge.reason, 1)
-        return charge.granted
+            return False
+        if charge.anew:
+            self._tried |= dict.fromkeys(KEEPING, charge.anew)
+        self._out.append(Note(charge.reason))
+        return True
+
+    def _fail(self, why: str, *, at_once: bool = False) -> None:
+        """The attempt under way has failed. `at_once`: its strategy is not tried again."""
+        record = self._need_record()
+        name = strategy_name(record.strategy, record.restart)
+        record.setbacks.append(f"attempt {record.attempts} ({name}) failed: {why}")
+        self._out.append(Setback(record, record.setbacks[-1], why))
+        self._failures += 1
+        if at_once or self._failures >= self._patience(record):
+            self._tried[record.strategy, record.restart] = f"it has failed for this fault ({why})"
+            self._failures = 0
 
     def _fault(self, rank: int, cause: str) -> Fault:
         if not self._failed_to_start(rank):
             return Fault(rank, self.step, cause)
         status = self.world.ranks[rank].known
-        raised = status is not None and not status.kind and ": " in cause
+        raised = status is not None and not status.kind and ": " in cause.partition(" (")[0]
         return Fault(-1, -1, cause, early=True, raised=raised)
 
     def _failed_to_start(self, rank: int) -> bool:
@@ -132,12 +107,8 @@ class Attempts:
         young = self._now_s - self.world.ranks[rank].since_s < EARLY_S
         return young and self.step < 0 and self._cause(rank).startswith(EXIT_CODE)
 
-    def _attempt(self, *, new_world: bool, failed: bool = False, no_donor: bool = False) -> None:
+    def _attempt(self, *, new_world: bool, no_donor: bool = False) -> None:
         record = self._need_record()
-        self._failures += failed
-        if self._failures >= self._patience(record):
-            self._tried[record.strategy, record.restart] = "it has failed for this fault"
-            self._failures = 0
         if self.world.usable() and self.world.blames_node():
             self._tried[Strategy.RECOVER_IN_PLACE, False] = "the process says that its node is at fault"
         if self.world.vacant and not self.has_quorum():
@@ -287,7 +258,9 @@ class Attempts:
         self.agree()
         for view in self.world.ranks.values():
             view.joins = False
-        if self.budget is not None and not record.restart:
+        if self.budget is not None and record.restart:
+            self.budget.restarted()
+        elif self.budget is not None:
             self.budget.progressed(self.world.common_step())
         self._enter(Phase.RUNNING)
         self._order(Order.RUN)
@@ -298,97 +271,3 @@ class Attempts:
         self._order(Order.STOP, reason=reason, exit_code=exit_code)
         self._out.append(Stopped(reason, exit_code, self.record))
         self.record = None
-
-    # ---- small things
-
-    def _echoed(self, status: NodeStatus) -> bool:
-        """Whether, with this report, enough nodes may know of the next world. The whole question takes longer."""
-        if status.ledger.term == self.term and status.generation >= self.world.generation:
-            self._echoes.add(status.agent_id)
-        return 2 * len(self._echoes) >= len(self.world.agreed)
-
-    def late(self) -> list[int]:
-        """Ranks that have kept a pause waiting for too long."""
-        return [rank for rank in self.world.not_paused() if self._now_s >= self._due_s(rank)]
-
-    def waited_s(self) -> float:
-        """Until when the nodes that the cluster was asked for are waited for."""
-        return max(self._asked.get(place, self._since_s) for place in self.world.vacant) + self.wait_s()
-
-    def wait_s(self) -> float:
-        """How long a node is waited for before fewer have to do."""
-        limit_s, sized_s = self.policy.wait_node_s, self.policy.sized_wait_s
-        if sized_s is not None and is_sized(self.world.least, self.policy):
-            return min(limit_s, sized_s)
-        return limit_s
-
-    def _due_s(self, rank: int) -> float:
-        view, limits = self.world.ranks[rank], self.policy.deadlines
-        if view.node_rank in self.world.dead_nodes:
-            return self._asked.get(view.node_rank, view.since_s) + self.wait_s()
-        return view.since_s + (limits.replace_s if view.joins else limits.pause_s)
-
-    def _cause(self, rank: int) -> str:
-        view = self.world.ranks[rank]
-        if view.exited:
-            return "it exited with status 0 before the others"
-        return view.status.cause if view.status is not None else ""
-
-    def _ended(self) -> dict[int, str]:
-        """Ranks without a process. Those that exited with status 0 count only if no other has ended."""
-        gone = [rank for rank, view in self.world.ranks.items() if view.gone]
-        dead = [rank for rank in gone if not self.world.ranks[rank].exited]
-        return {rank: self._cause(rank) for rank in dead or gone}
-
-    def _need_record(self) -> FaultRecord:
-        if self.record is None:
-            raise TransitionError(f"phase {self.phase.name} without a fault")
-        return self.record
-
-    def _enter(self, phase: Phase) -> None:
-        self.phase = phase
-        self._since_s = self._now_s
-        self._confirm_until_s = None
-        self._unknown = self._patient = False
-        self._drained = None
-        self._first_out_s = None
-        self._review_due = phase is Phase.RUNNING
-
-    def _order(
-        self,
-        order: Order,
-        plan: WorldPlan | None = None,
-        reason: str = "",
-        exit_code: int = 0,
-        *,
-        at_commit: bool = False,
-    ) -> None:
-        self._patient = False
-        if self.record is not None and not reason:
-            reason = tell(self.record.causes)
-        self.sequence += 1
-        anew = self.phase is Phase.RESTARTING
-        self.directive = Directive(
-            job_id=self.policy.job_id,
-            sequence=self.sequence,
-            generation=self.world.generation,
-            order=order,
-            ranks=self.world.orders(),
-            plan=plan,
-            reason=reason,
-            exit_code=exit_code,
-            node_count=self.policy.node_count,
-            at_commit=at_commit,
-            inquiry=self._inquiry,
-            store_host=self._meeting[0] if anew else "",
-            store_port=self._meeting[1] if anew else 0,
-            places=self.world.table(),
-            ledger=Ledger(
-                term=self.term,
-                places=self.world.places,
-                agreed=tuple(Place(node_rank=place, agent_id=a) for place, a in sorted(self.world.agreed.items())),
-                spent=self.budget.spent if self.budget is not None else 0,
-                excluded=tuple(sorted(self.world.excluded)),
-            ),
-        )
-        self._out.append(Publish(self.directive))

@@ -3,8 +3,9 @@
 Rules:
 
 1. One recovery costs one restart, whatever number of ranks it replaces and whichever node they are on.
-2. A rank that fails at the same step with the same cause `repeats` times, with no later step committed between,
-   is a bug in the code and not a fault of the machine: the job ends with that said, however large the budget is.
+2. For a rank that fails at the same step with the same cause `repeats` times, with no later step committed between, all
+   processes start anew. If it fails so `repeats` times more after such starts, it is a bug in the code and not a fault
+   of the machine: the job ends with that said, however large the budget is.
 3. So is a start that fails: `repeats` processes that ended by themselves, within `EARLY_S` of their start, before any
    step was committed. Of one start they all count if they say the same: a typo strikes every rank, and ends a job of
    three ranks at once, while one flaky rank is started again. A script without the SDK commits nothing: for it, only
@@ -45,6 +46,16 @@ class Charge:
 
     granted: bool
     reason: str
+    anew: str = ""
+    """Why all processes are to start anew, if they are: what keeps some of them has not helped."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tally:
+    """How often a fault has struck without progress, and how often of these after a start of all processes."""
+
+    times: int = 0
+    anew: int = 0
 
 
 @dataclass(slots=True)
@@ -58,7 +69,9 @@ class Budget:
     spent: int = 0
     since_s: float = 0.0
     """When a former manager's `spent` was taken over."""
-    _seen: dict[Fault, int] = field(default_factory=dict)
+    _seen: dict[Fault, _Tally] = field(default_factory=dict)
+    _met: set[Fault] = field(default_factory=set)
+    """Faults that struck before all processes last started anew."""
     _times_s: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -66,16 +79,16 @@ class Budget:
 
     def charge(self, faults: list[Fault], *, now_s: float = 0.0) -> Charge:
         """Spend one restart for these faults at time `now_s`, or refuse."""
-        repeated = self._repeated(faults)
-        if repeated is not None:
-            return Charge(False, repeated)
+        bug, anew = self._repeated(faults)
+        if bug:
+            return Charge(False, bug)
         self._forget(now_s)
         if self.spent >= self.max_restarts:
             return Charge(False, self._exhausted())
         self._times_s.append(now_s)
         self.spent += 1
         window = "" if self.window_s is None else f" in {self.window_s:g} s"
-        return Charge(True, f"restart {self.spent} of {self.max_restarts}{window}")
+        return Charge(True, f"restart {self.spent} of {self.max_restarts}{window}", anew)
 
     @property
     def remembers(self) -> bool:
@@ -84,27 +97,38 @@ class Budget:
 
     def progressed(self, step: int) -> None:
         """Every rank has committed `step`: faults at earlier steps no longer count as repetitions."""
-        self._seen = {fault: times for fault, times in self._seen.items() if fault.step >= step}
+        self._seen = {fault: tally for fault, tally in self._seen.items() if fault.step >= step}
+        self._met &= self._seen.keys()
 
-    def _repeated(self, faults: list[Fault]) -> str | None:
-        """Count the faults; why one of them is a bug in the job, if it is."""
+    def restarted(self) -> None:
+        """All processes have started anew."""
+        self._met = set(self._seen)
+
+    def _repeated(self, faults: list[Fault]) -> tuple[str, str]:
+        """Count the faults. Why one of them is a bug in the job, and why all processes are to start anew; or ""."""
+        anew = ""
         kinds = {replace(fault, cause=_VARYING.sub("#", fault.cause)): fault for fault in faults}
         for kind, fault in kinds.items():
             common = fault.early and fault.raised and len(kinds) == 1
-            self._seen[kind] = times = self._seen.get(kind, 0) + (len(faults) if common else 1)
-            if times < self.repeats:
-                continue
-            if fault.early:
+            known = self._seen.get(kind, _Tally())
+            tally = _Tally(known.times + (len(faults) if common else 1), known.anew + (kind in self._met))
+            self._seen[kind] = tally
+            times = f"{tally.times} times at step {fault.step} with the same cause ({fault.cause})"
+            if fault.early and tally.times >= self.repeats:
                 return (
-                    f"{times} processes failed before any step was committed, within {EARLY_S:g} s of their "
+                    f"{tally.times} processes failed before any step was committed, within {EARLY_S:g} s of their "
                     f"start and with the same cause ({fault.cause}); that is a bug in the job, not in a machine"
-                )
-            if fault.step >= 0:
+                ), ""
+            if fault.early or fault.step < 0:
+                continue
+            if tally.anew >= self.repeats:
                 return (
-                    f"rank {fault.rank} failed {times} times at step {fault.step} with the same cause "
-                    f"({fault.cause}); a fault that repeats without progress is a bug in the job, not in a machine"
-                )
-        return None
+                    f"rank {fault.rank} failed {times}, {tally.anew} of them after all processes had started anew; a "
+                    "fault that repeats without progress is a bug in the job, not in a machine"
+                ), ""
+            if tally.anew or tally.times >= self.repeats:
+                anew = f"rank {fault.rank} has failed {times}, without progress"
+        return "", anew
 
     def _forget(self, now_s: float) -> None:
         if self.window_s is not None:

@@ -8,30 +8,22 @@ Rules:
 3. Success is recorded only after every rank has committed one more step (or has none left).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from taskd.core.budget import EARLY_S
+from taskd.core.comings import Comings
+from taskd.core.endings import BY_ITSELF
 from taskd.core.faults import FaultKind
-from taskd.core.inquest import Inquest
-from taskd.core.phases import DONE, DUMPED, JOINED, LIVE, RESTORED, RESUMED, UP, Note, Phase
+from taskd.core.phases import BUILDING, DONE, DUMPED, JOINED, LIVE, RESTORED, RESUMED, UP, Note, Phase
 from taskd.core.places import age
-from taskd.core.policy import Strategy
 from taskd.core.record import tell
+from taskd.core.verdict import names
 from taskd.core.world import newest_generation
 from taskd.wire.messages import Ledger, Order, Stage
 
 
 @dataclass(slots=True)
-class Course(Inquest):
+class Course(Comings):
     """A handler for each kind of event. Its subject is a rank, or for events of a node its place."""
-
-    held: set[int] = field(default_factory=set)
-    """Lost nodes that nothing is done about yet, since too few others are heard."""
-    _cut_off_s: float = 0.0
-    """When too few were heard the last time. Whoever was cut off with them is given time to be heard again."""
-    _alone_since_s: float | None = None
-    drained_for: str = ""
-    """Why a node is to be emptied, if it is not on an operator's word."""
 
     # ---- while training, and from there into a fault
 
@@ -65,9 +57,24 @@ class Course(Inquest):
         record.causes[rank] = self._cause(rank)
         if self._undecided:
             return  # one fault with that for which nodes are waited for
-        failed = self.phase is Phase.RESTARTING or self.world.ranks[rank].joins
-        if merged or self._charge([rank]):
-            self._attempt(new_world=self.phase is not Phase.PAUSING, failed=failed)
+        if self._ended_by_itself(rank):
+            self._fail(f"{self._process_of(rank)}: {self._cause(rank)}", at_once=True)
+            self._attempt(new_world=True)
+        elif merged or self._charge([rank]):
+            if self.phase is Phase.RESTARTING or self.world.ranks[rank].joins:
+                self._fail(f"{self._process_of(rank)}: {self._cause(rank)}")
+            self._attempt(new_world=self.phase is not Phase.PAUSING)
+
+    def _ended_by_itself(self, rank: int) -> bool:
+        """The script cannot go on in the world that is being built, though nobody outside has harmed that world."""
+        if self.phase not in BUILDING or (self.phase is Phase.PAUSING and not self.world.ranks[rank].joins):
+            return False
+        gone = (self._cause(other) for other, view in self.world.ranks.items() if view.gone)
+        return all(cause.startswith(BY_ITSELF) for cause in gone)
+
+    def _process_of(self, rank: int) -> str:
+        new = self.world.ranks[rank].joins or self._need_record().restart
+        return f"rank {rank}'s new process" if new else f"rank {rank}"
 
     def _stopped_by(self, rank: int) -> bool:
         """Stop the job if the process has died of a bug of the job's own code."""
@@ -129,12 +136,14 @@ class Course(Inquest):
         if any(self.world.ranks[rank].node_rank in self.world.dead_nodes for rank in late):
             self._no_node_came()
             return
-        failed = any(self.world.ranks[rank].joins for rank in late)
+        new = [rank for rank in late if self.world.ranks[rank].joins]
+        if new:
+            self._fail(f"{names(new)} did not reach the resilient function in time")
         for rank in late:
             record.causes[rank] = "it did not pause in time and was fenced"
             self.world.replace(rank, self._now_s, joins=True)
         if self._charge(late):
-            self._attempt(new_world=False, failed=failed)
+            self._attempt(new_world=False)
 
     def advance(self, _rank: int) -> None:
         """A rank got further in building the world."""
@@ -149,7 +158,11 @@ class Course(Inquest):
 
     def fail_world(self, _subject: int) -> None:
         """The world could not be built, and nobody is known to be lost: try another."""
-        self._attempt(new_world=True, failed=True)
+        errors = {rank: self._cause(rank) for rank in self.world.at_stage(Stage.PAUSED)}
+        known = {rank: cause for rank, cause in errors.items() if cause}
+        limit = "the world was not built, or committed no step, in time"
+        self._fail(tell(known) or limit)
+        self._attempt(new_world=True)
 
     def restarted(self, _rank: int) -> None:
         """One more process of a full restart runs."""
@@ -213,129 +226,7 @@ class Course(Inquest):
         elif self._confirm_until_s is not None:
             self._begin_if_settled()
 
-    def lose_node(self, node_rank: int) -> None:
-        """An agent is gone: every rank of its node is lost with it."""
-        self._lose_node(node_rank, f"node {node_rank} is lost: its agent is not heard any more")
-
-    def leave_node(self, node_rank: int) -> None:
-        """torchrun has ended on a node: if its work was not done, the node is lost, and with the last one the job."""
-        ranks = self.world.on_node(node_rank)
-        if ranks and all(self.world.ranks[rank].exited for rank in ranks):
-            return
-        text = f"torchrun has ended on node {node_rank}"
-        others = set(self.world.places) - self.world.dead_nodes - {node_rank}
-        if self.phase is Phase.FORMING and self.world.nodes[node_rank].status.ledger.term > 0:
-            self.world.dead_nodes.add(node_rank)  # of an earlier manager's job: the others go on
-            return
-        if self.phase is Phase.FORMING or not others:
-            self._stop(text, 1)
-            return
-        self.world.dead_nodes.add(node_rank)
-        self._lose_node(node_rank, text)
-
-    def _lose_node(self, node_rank: int, text: str) -> None:
-        ranks = self.world.on_node(node_rank)
-        if self.phase is Phase.STOPPED or all(self.world.ranks[rank].exited for rank in ranks):
-            return
-        if not self.has_quorum():
-            if node_rank not in self.held:
-                self.held.add(node_rank)
-                self._out.append(Note(f"{text}; too few nodes are heard to go on without it: waiting for more"))
-            return
-        self.held.discard(node_rank)
-        causes = dict.fromkeys(ranks, text)
-        if self.record is None:
-            self._begin(causes)
-        else:
-            self.record.causes.update(causes)
-            self._attempt(new_world=True)
-        self.tell_lost_node(ranks, text)
-
-    def hold(self) -> None:
-        """Look again at nodes that too few others were heard to give up."""
-        if self.phase in (Phase.STOPPED, Phase.FORMING):
-            return
-        self.held &= self.world.dead_nodes & set(self.world.places)
-        if self._unknown:
-            self.plan_world()
-        waiting = self.held or self.world.vacant or (set(self.world.agreed) if self._unknown else ())
-        if waiting and not self.has_quorum():
-            self._cut_off_s = self._now_s
-            self._alone_since_s = self._now_s if self._alone_since_s is None else self._alone_since_s
-            if self._now_s - self._alone_since_s >= self.policy.wait_node_s:
-                waited = f"for {self.policy.wait_node_s:g} s too few others are heard"
-                self._stop(f"node {min(waiting)} is lost, and {waited}", 1)
-            return
-        self._alone_since_s = None
-        for node_rank in sorted(self.held):
-            if self._now_s - self._cut_off_s >= self.policy.membership.suspect_s:
-                self.lose_node(node_rank)
-
-    # ---- nodes that come and go as they should
-
-    def welcome(self, _subject: int) -> None:
-        """A node waits for a place, and one is vacant."""
-        record = self._need_record()
-        if self.held or not self.has_quorum():
-            return
-        if self._undecided:
-            self._attempt(new_world=True)
-        elif record.strategy is Strategy.RECOVER and self.fill():
-            self._since_s = self._now_s
-            self._order(Order.RUN if record.restart else Order.PAUSE)
-
-    def grow(self, _subject: int) -> None:
-        """A node waits for a place, and one is absent from the world: at full size again."""
-        absent = sorted(set(range(self.policy.node_count)) - set(self.world.places))
-        if not absent:
-            return
-        anew = not self.world.all_cooperate()
-        if anew and (self._now_s - self.world.youngest_s() < EARLY_S or not self.has_quorum()):
-            return  # they may be on their way into a resilient function; the node is heard again
-        grown = []
-        for place in absent:
-            agent_id = self.world.candidate_for(place)
-            if agent_id is not None:
-                self.world.expect(place, self.policy.ranks_per_node, self._now_s)
-                self.give(place, agent_id)
-                grown.append(place)
-        if grown:
-            text = f"node {', '.join(map(str, grown))} has come (back)"
-            self._rearrange(Strategy.ELASTIC_TRAINING, text, {}, restart=anew)
-
-    def drain_refusal(self, node: str, place: int | None) -> str:
-        """Why the node that was named, at this place, cannot be emptied; "" if it can."""
-        if place is None:
-            known = ", ".join(f"{p} ({view.status.host})" for p, view in sorted(self.world.nodes.items()))
-            return f"found no node {node!r} in the job, expected one of {known}"
-        if self.phase is not Phase.RUNNING:
-            return f"the job is {self.phase.value}, expected it to train; try again when it does"
-        if len(self.world.places) < 2:
-            return "it is the only node, and its state can come from no other; start a second one first"
-        if self.world.candidate_for(place) is None:
-            return "no node waits for its place; start one more torchrun first"
-        if self.world.situation(no_donor=False).uncooperative:
-            return "the ranks are not inside a resilient function"
-        return ""
-
-    def drain(self, node_rank: int) -> None:
-        """Move the ranks of a living node to one that waits: an operator wants it so, or the node is slow."""
-        text, self.drained_for = self.drained_for or f"node {node_rank} is drained", ""
-        self._rearrange(Strategy.RECOVER, text, dict.fromkeys(self.world.on_node(node_rank), text))
-        self._drained = node_rank
-
-    def _move_drained(self, place: int) -> None:
-        """All ranks have come to the end of their step, those of the drained node among them: now they move."""
-        self._drained = None
-        agent_id = self.world.candidate_for(place)
-        if agent_id is None:
-            self._out.append(Note(f"node {place} is not drained: no node waits for its place any more"))
-            self.plan_world()
-            return
-        self.world.excluded.add(self.world.holders[place])
-        self.give(place, agent_id)
-        self._need_record().replaced_s = None
-        self._order(Order.PAUSE, reason=self._need_record().reason)
+    # ---- a checkpoint and the end; other managers
 
     def dumped(self, rank: int) -> None:
         """When every rank has written its part, the checkpoint is complete."""

@@ -43,8 +43,11 @@ _STATUSES: Final = {
     126: "the command cannot be executed",
     127: "the command or a library that it needs was not found",
 }
+BY_ITSELF: Final = (EXIT_CODE, "it exited", "signal 6 ")
+"""How the cause of a process begins that nobody else has ended. torch aborts one now and then that leaves."""
 _SHELL: Final = 128
 _FRAMES_TOLD: Final = 4
+_TEXT_CHARS: Final = 300
 
 
 def signal_name(signum: int) -> str:
@@ -69,7 +72,8 @@ def cause(evidence: Evidence, status: int) -> str:
     """How a process has ended, or is ending, and of what, as far as is known."""
     error = evidence.error
     if status > 0 and error is not None and error.main and error.where:
-        return f"{in_words(status)} at {error.where}"
+        text = error.text.partition("\n")[0][:_TEXT_CHARS]
+        return f"{in_words(status)} at {error.where}" + (f" ({text})" if text else "")
     return in_words(status) + (_cause(evidence, -status) if status < 0 else "")
 
 

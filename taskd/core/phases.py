@@ -101,6 +101,15 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
+class Setback:
+    """An attempt at this recovery has failed: the whole sentence, and the reason alone."""
+
+    record: FaultRecord
+    text: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class AskKernel:
     """Does anybody listen at the store's port of this silent agent? Answered by `Recovery.answered`."""
 
@@ -152,4 +161,4 @@ class Note:
     text: str
 
 
-Action = Publish | Recovered | Stopped | Diagnosed | AskKernel | AskCluster | Superseded | Note
+Action = Publish | Recovered | Setback | Stopped | Diagnosed | AskKernel | AskCluster | Superseded | Note

@@ -29,6 +29,8 @@ class FaultRecord:
     """Its number; 0 if nothing has failed."""
     verdict: Verdict | None = None
     attempts: int = 0
+    setbacks: list[str] = field(default_factory=list)
+    """The attempts that failed, and why."""
     target_step: int = -1
     paused_s: float | None = None
     replaced_s: float | None = None

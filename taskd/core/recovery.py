@@ -30,6 +30,7 @@ from taskd.core.phases import (
     Phase,
     Publish,
     Recovered,
+    Setback,
     Stopped,
     Superseded,
 )
@@ -43,7 +44,7 @@ from taskd.wire.messages import NodeStatus, Order, RankStatus, Stage
 
 __all__ = [
     "Action", "AskCluster", "AskKernel", "Diagnosed", "Event", "Note", "Phase", "Publish", "Recovered", "Recovery",
-    "Stopped", "Superseded", "TABLE",
+    "Setback", "Stopped", "Superseded", "TABLE",
 ]  # fmt: skip
 
 

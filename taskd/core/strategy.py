@@ -65,7 +65,7 @@ def choose(situation: Situation, policy: Policy, failed: Tried) -> Decision:
         if refusal is None:
             return Decision(strategy, restart, "; ".join([_praise(strategy, restart, situation), *passed]))
         if refused.get(strategy) != refusal:  # once is enough
-            passed.append(f"not {_name(strategy, restart)}: {refusal}")
+            passed.append(f"not {strategy_name(strategy, restart)}: {refusal}")
         refused[strategy] = refusal
     return Decision(Strategy.EXIT, False, "; ".join(passed))
 
@@ -75,6 +75,7 @@ def is_sized(least: int, policy: Policy) -> bool:
     return policy.sized_wait_s is not None and least > 0
 
 
+_REPLACING = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.RECOVER)
 _LADDER = (
     (Strategy.RETRY, False),
     (Strategy.RECOVER_IN_PLACE, False),
@@ -85,6 +86,10 @@ _LADDER = (
     (Strategy.ELASTIC_TRAINING, True),
     (Strategy.DUMP, False),
 )
+
+
+KEEPING = tuple(rung for rung in _LADDER if rung[0] in _REPLACING and not rung[1])
+"""What keeps the processes that live, and gives up none of the job."""
 
 
 def _refusal(
@@ -198,7 +203,8 @@ def _praise(strategy: Strategy, restart: bool, situation: Situation) -> str:
             return f"rank {_ranks(situation.lost)} gets a new process on its node, all others stay"
 
 
-def _name(strategy: Strategy, restart: bool) -> str:
+def strategy_name(strategy: Strategy, restart: bool) -> str:
+    """The word for it, and whether all processes start anew."""
     return f"{strategy.value} of all processes" if restart else strategy.value
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from taskd.config.rundir import job_dir
-from taskd.core.phases import Diagnosed
+from taskd.core.phases import Diagnosed, Setback
 from taskd.core.record import FaultRecord, tell
 
 logger = logging.getLogger(__name__)
@@ -64,6 +64,19 @@ class Journal:
             path.with_suffix(".tmp").replace(path)
         except OSError as error:
             logger.error("evidence is not kept: %s cannot be written (%s)", path, error.strerror)
+
+    def setback(self, told: Setback, fault: int) -> None:
+        """Append an attempt that has failed, with its reason."""
+        record = told.record
+        self.write(
+            "attempt failed",
+            fault=fault,
+            attempt=record.attempts,
+            generation=record.generation,
+            strategy=record.strategy.value,
+            restart=record.restart,
+            reason=told.why,
+        )
 
     def fault(self, number: int) -> int:
         """The number of a fault over all managers of this job that have written here."""
@@ -115,6 +128,7 @@ def as_fields(record: FaultRecord, fault: int) -> dict[str, object]:
         "reason": record.reason,
         "causes": {str(rank): cause for rank, cause in sorted(record.causes.items())},
         "attempts": record.attempts,
+        "setbacks": record.setbacks,
         "step": record.step,
         "target_step": record.target_step,
         "detected_s": round(record.detected_s, 6),
@@ -135,8 +149,9 @@ def as_text(record: FaultRecord, fault: int) -> str:
         f"rank {rank} is process {pid} ({'warm' if record.warm.get(rank) else 'cold'})"
         for rank, pid in sorted(record.replaced.items())
     )
+    tried = "".join(f"{setback}. " for setback in record.setbacks)
     return (
-        f"fault {fault}, step {record.step}: {what} Therefore recovered in {total:.0f} ms by {record.strategy.value}: "
-        f"{record.reason}. {new or 'No new process'}, {len(record.kept)} kept; training goes on after step "
-        f"{record.target_step} in generation {record.generation}. ms: {phases}"
+        f"fault {fault}, step {record.step}: {what} {tried}Therefore recovered in {total:.0f} ms by "
+        f"{record.strategy.value}: {record.reason}. {new or 'No new process'}, {len(record.kept)} kept; training "
+        f"goes on after step {record.target_step} in generation {record.generation}. ms: {phases}"
     )

@@ -33,6 +33,7 @@ from taskd.core.recovery import (
     Publish,
     Recovered,
     Recovery,
+    Setback,
     Stopped,
     Superseded,
 )
@@ -273,6 +274,8 @@ class Manager:
                     fault = self._journal.fault(action.record.fault)
                     logger.warning("%s", as_text(action.record, fault))
                     self._journal.write("recovered", **as_fields(action.record, fault))
+                case Setback():
+                    self._tell_setback(action)
                 case Stopped():
                     self._end(action)
                 case Diagnosed():
@@ -297,6 +300,11 @@ class Manager:
                     logger.info("%s", action.text)
                 case _:
                     assert_never(action)
+
+    def _tell_setback(self, action: Setback) -> None:
+        fault = self._journal.fault(action.record.fault)
+        logger.warning("fault %d, %s", fault, action.text)
+        self._journal.setback(action, fault)
 
     def _publish(self, directive: Directive) -> None:
         self._directive = directive

@@ -76,27 +76,52 @@ def test_no_window_holds_more_than_the_budget(limit: int, window_s: float, gaps_
 # ---- faults that repeat
 
 
-def test_a_fault_that_repeats_is_refused_at_the_third_time() -> None:
+def repeat(budget: Budget, times: int, *, every_s: float = 0.0) -> list[Charge]:
+    """The same fault again and again; whenever it is said that all start anew, they do."""
+    charges = []
+    for time in range(times):
+        charges.append(budget.charge([Fault(1, 7, "exit code 1")], now_s=time * every_s))
+        if charges[-1].anew:
+            budget.restarted()
+    return charges
+
+
+def test_a_fault_that_repeats_has_all_start_anew_at_the_third_time() -> None:
+    charges = repeat(Budget(), 3)
+    assert [charge.anew for charge in charges] == [
+        "",
+        "",
+        "rank 1 has failed 3 times at step 7 with the same cause (exit code 1), without progress",
+    ]
+
+
+def test_a_fault_that_repeats_after_all_have_started_anew_is_refused_at_the_third_time() -> None:
     budget = Budget()
-    charges = [budget.charge([Fault(1, 7, "exit code 1")]) for _ in range(3)]
-    assert [charge.granted for charge in charges] == [True, True, False]
+    charges = repeat(budget, 6)
+    assert [charge.granted for charge in charges] == [True] * 5 + [False]
     assert charges[-1].reason == (
-        "rank 1 failed 3 times at step 7 with the same cause (exit code 1); "
-        "a fault that repeats without progress is a bug in the job, not in a machine"
+        "rank 1 failed 6 times at step 7 with the same cause (exit code 1), 3 of them after all processes had started "
+        "anew; a fault that repeats without progress is a bug in the job, not in a machine"
     )
-    assert budget.spent == 2
+    assert budget.spent == 5
+
+
+def test_a_fault_that_strikes_again_after_all_have_started_anew_has_them_do_so_again() -> None:
+    budget = Budget()
+    budget.charge([Fault(1, 7, "exit code 1")])
+    budget.restarted()  # for a reason of its own
+    assert budget.charge([Fault(0, 7, "exit code 1")]).anew == ""
+    assert budget.charge([Fault(1, 7, "exit code 1")]).anew
 
 
 def test_a_window_does_not_save_a_fault_that_repeats() -> None:
-    budget = Budget(window_s=1.0)
-    granted = [budget.charge([Fault(1, 7, "exit code 1")], now_s=now_s).granted for now_s in (0.0, 1e3, 1e6)]
-    assert granted == [True, True, False]
+    assert [charge.granted for charge in repeat(Budget(window_s=1.0), 6, every_s=1e3)] == [True] * 5 + [False]
 
 
 @pytest.mark.parametrize("other", [Fault(0, 7, "exit code 1"), Fault(1, 8, "exit code 1"), Fault(1, 7, "signal 9")])
 def test_another_rank_step_or_cause_is_another_fault(other: Fault) -> None:
     budget = Budget()
-    assert all(budget.charge([fault]).granted for fault in (Fault(1, 7, "exit code 1"), other) * 2)
+    assert not any(budget.charge([fault]).anew for fault in (Fault(1, 7, "exit code 1"), other) * 2)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +136,8 @@ def test_another_rank_step_or_cause_is_another_fault(other: Fault) -> None:
 )
 def test_addresses_and_long_numbers_do_not_make_another_cause(first: str, second: str, same: bool) -> None:
     budget = Budget()
-    assert all(budget.charge([Fault(1, 7, cause)]).granted for cause in (first, second))
-    assert budget.charge([Fault(1, 7, first)]).granted is not same
+    assert not any(budget.charge([Fault(1, 7, cause)]).anew for cause in (first, second))
+    assert bool(budget.charge([Fault(1, 7, first)]).anew) is same
 
 
 def test_a_later_step_of_all_forgets_the_faults_before_it() -> None:
@@ -120,14 +145,15 @@ def test_a_later_step_of_all_forgets_the_faults_before_it() -> None:
     for _ in range(2):
         budget.charge([Fault(1, 7, "x")])
     budget.progressed(7)
-    assert not budget.charge([Fault(1, 7, "x")]).granted
+    assert budget.charge([Fault(1, 7, "x")]).anew
     budget.progressed(8)
-    assert budget.charge([Fault(1, 7, "x")]).granted
+    assert not budget.charge([Fault(1, 7, "x")]).anew
 
 
 def test_without_a_known_step_nothing_counts_as_a_repetition() -> None:
     budget = Budget()
-    assert all(budget.charge([Fault(0, -1, "exit code 1")]).granted for _ in range(9))
+    charges = [budget.charge([Fault(0, -1, "exit code 1")]) for _ in range(9)]
+    assert all(charge.granted and not charge.anew for charge in charges)
 
 
 def test_an_early_end_that_repeats_is_a_bug_whoever_it_was() -> None:

@@ -76,7 +76,11 @@ SEGV = FatalSignal(11, 0, "python", ("a.so+0x1",))
     [
         (Evidence(), 0, "exit code 0"),
         (Evidence(), 3, "exit code 3"),
-        (Evidence(error=PythonError("KeyError", "'a'", "a.py:3 in f")), 1, "exit code 1 at a.py:3 in f"),
+        (
+            Evidence(error=PythonError("KeyError", "'a'", "a.py:3 in f")),
+            1,
+            "exit code 1 at a.py:3 in f (KeyError: 'a')",
+        ),
         (Evidence(error=PythonError("KeyError", "'a'", "a.py:3 in f", main=False)), 1, "exit code 1"),
         (Evidence(error=PythonError("KeyError", "'a'", "a.py:3 in f")), 0, "exit code 0"),
         (Evidence(), -9, "signal 9 (SIGKILL)"),

@@ -210,12 +210,15 @@ def test_the_same_fault_without_progress_ends_the_job() -> None:
         job.all(Stage.RESTORED)
         job.all(Stage.COMMITTED, step=step)
     assert job.at(Phase.RUNNING)
-    for _ in range(3):
+    for _ in range(4):
         assert not job.at(Phase.STOPPED)
-        job.kill(1, "exit code 1")
-        job.wait(3.0)
+        job.kill(1, "exit code 1", step=7)
+        if job.at(Phase.PAUSING):
+            job.kill(1, "exit code 1")
+        assert job.at(Phase.RESTARTING) or job.at(Phase.STOPPED)
+        job.all(Stage.TRAINING, step=7)
     assert job.stopped.exit_code == 1
-    assert "rank 1 failed 3 times at step 7 with the same cause (exit code 1)" in job.stopped.reason
+    assert "rank 1 failed 4 times at step 7 with the same cause (exit code 1), 3 of them after" in job.stopped.reason
 
 
 def test_a_step_of_every_rank_is_progress_also_after_a_restart() -> None:
@@ -299,4 +302,4 @@ def test_a_failed_strategy_gives_way_to_the_next() -> None:
         job.wait(21.0)  # the world is not built in time
     assert job.at(Phase.RESTARTING)
     assert job.core.record is not None
-    assert "not recover-in-place: it has failed for this fault" in job.core.record.reason
+    assert "not recover-in-place: it has failed for this fault (the world was not built" in job.core.record.reason

@@ -17,15 +17,16 @@ def test_two_ranks_at_once_cost_one_restart() -> None:
     assert not job.at(Phase.STOPPED)
 
 
-def test_a_newcomer_that_fails_at_once_as_its_predecessor_did_is_a_repetition() -> None:
-    """The third time ends the job, however quickly one follows the other."""
+def test_a_newcomer_that_dies_at_once_as_its_predecessor_did_is_a_repetition() -> None:
+    """The third time all start anew, however quickly one follows the other."""
     job = Job().up()
-    for attempt in range(3):
-        assert not job.at(Phase.STOPPED), attempt
-        job.kill(0, cause="exit code 1")
+    for _ in range(3):
+        assert job.at(Phase.RUNNING) or job.at(Phase.PAUSING)
+        job.kill(0)
         job.say(1, Stage.PAUSED, condition=Condition.CLEAN)
-    assert job.at(Phase.STOPPED)
-    assert "failed 3 times at step 5" in job.stopped.reason
+    assert job.at(Phase.RESTARTING)
+    assert job.core.record is not None
+    assert "rank 0 has failed 3 times at step 5" in job.core.record.reason
 
 
 def test_a_script_that_fails_before_its_first_step_ends_the_job_at_the_third_time() -> None:

@@ -15,6 +15,7 @@ from taskd.core.recovery import (
     Publish,
     Recovered,
     Recovery,
+    Setback,
     Stopped,
     Superseded,
 )
@@ -102,7 +103,7 @@ class Manager:
                     self.sim.deliver_node(action.node_rank)
                 case Superseded():
                     self.sim.clock.note(self.name, "is superseded by {}", action.term)
-                case Note():
+                case Note() | Setback():
                     self.sim.clock.note(self.name, "{}", action.text)
                 case _:
                     assert_never(action)

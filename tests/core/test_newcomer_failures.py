@@ -1,0 +1,103 @@
+"""A new process that fails by itself before its world has committed a step: all start anew, for the same restart."""
+
+import pytest
+
+from taskd.core.policy import Strategy
+from taskd.core.recovery import Phase, Setback
+from taskd.wire.messages import Condition, Stage
+from tests.core.driver import DEADLINES, Job
+
+ERROR = "exit code 1 at train.py:12 (RuntimeError: found 1 of 2 ranks)"
+
+
+def spent(job: Job) -> int:
+    assert job.core.budget is not None
+    return job.core.budget.spent
+
+
+def setbacks(job: Job) -> list[str]:
+    return [action.text for action in job.did(Setback)]
+
+
+@pytest.mark.parametrize("after_s", [0.1, 5.0])
+def test_a_set_up_that_fails_in_a_newcomer_alone_has_all_start_anew(after_s: float) -> None:
+    """Whether it comes at once or later: one restart of the budget, and the newcomer's own error stands first."""
+    job = Job(max_restarts=1).up()
+    job.kill(0)
+    job.say(1, Stage.PAUSED)
+    job.wait(after_s)
+    job.kill(0, ERROR, step=-1)
+    assert (job.phase, job.incarnations, spent(job)) == (Phase.RESTARTING, [2, 1], 1)
+    assert setbacks(job) == [f"attempt 1 (recover-in-place) failed: rank 0's new process: {ERROR}"]
+    assert job.core.record is not None
+    assert job.core.record.setbacks == setbacks(job)
+    assert job.directive.reason.startswith(f"rank 0: {ERROR}")
+    assert "not recover-in-place: it has failed for this fault" in job.core.record.reason
+
+
+@pytest.mark.parametrize("at", [Phase.JOINING, Phase.RESUMING])
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("cause", [ERROR, "signal 6 (SIGABRT): abort() was called", "it exited"])
+def test_a_first_step_that_fails_has_all_start_anew(at: Phase, rank: int, cause: str) -> None:
+    """Also if it is a survivor that cannot go on beside the newcomer."""
+    job = Job(per_node=3, max_restarts=1).up()
+    job.kill(0)
+    job.paused()
+    if at is Phase.RESUMING:
+        job.all(Stage.JOINED)
+        job.all(Stage.RESTORED)
+    assert job.at(at)
+    job.wait(DEADLINES.merge_s + 1)
+    if cause == "it exited":
+        job.say(rank, Stage.EXITED)
+    else:
+        job.kill(rank, cause)
+    assert (job.phase, spent(job)) == (Phase.RESTARTING, 1)
+    assert len(setbacks(job)) == 1
+
+
+def test_a_world_that_somebody_else_has_harmed_is_tried_again_with_the_processes_that_live() -> None:
+    job = Job(per_node=4, max_restarts=9).up()
+    job.kill(0)
+    job.paused()
+    job.kill(3)  # SIGKILL: that is nobody's script
+    assert (job.phase, job.incarnations) == (Phase.PAUSING, [1, 0, 0, 1])
+    job.kill(0, "signal 9 (SIGKILL)", step=-1)
+    assert job.at(Phase.PAUSING)
+
+
+def test_a_survivor_that_ends_while_all_pause_is_one_fault_with_the_first() -> None:
+    job = Job(per_node=3, max_restarts=1).up()
+    job.kill(0)
+    job.kill(1, "exit code 1")
+    assert (job.phase, job.incarnations, spent(job)) == (Phase.PAUSING, [1, 1, 0], 1)
+
+
+def test_where_all_may_not_start_anew_the_end_tells_the_error() -> None:
+    job = Job(allowed=(Strategy.RETRY, Strategy.DUMP, Strategy.EXIT, Strategy.RECOVER)).up()
+    job.kill(0)
+    assert job.at(Phase.STOPPED)
+    job = Job(max_restarts=9, allowed=(Strategy.RECOVER_IN_PLACE,)).up()
+    for _ in range(4):
+        job.kill(0, ERROR, step=5)
+        if job.at(Phase.PAUSING):
+            job.say(1, Stage.PAUSED, condition=Condition.CLEAN)
+            job.kill(0, ERROR, step=-1)
+        job.all(Stage.TRAINING)
+    assert ERROR in job.stopped.reason
+    assert "bug in the job" in job.stopped.reason
+
+
+def test_a_world_that_cannot_be_formed_tells_who_has_said_what() -> None:
+    """Every attempt's reason; then all start anew."""
+    job = Job(max_restarts=1).up()
+    job.kill(0)
+    error = "RuntimeError: DDP expects same model across all ranks"
+    for _ in range(3):
+        job.paused()
+        job.all(Stage.JOINED)
+        job.all(Stage.RESTORED)
+        job.say(1, Stage.PAUSED, cause=error)
+        job.wait(DEADLINES.confirm_s)
+    assert (job.phase, spent(job)) == (Phase.RESTARTING, 1)
+    assert setbacks(job) == [f"attempt {n} (recover-in-place) failed: rank 1: {error}" for n in (1, 2, 3)]
