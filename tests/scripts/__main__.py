@@ -1,0 +1,107 @@
+"""Play scripts as users write them, undisturbed and with kills: `python -m tests.scripts --json`."""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tests.scripts.catalog import FAILED, SCRIPTS, SILENT, Script, chosen
+from tests.scripts.stage import Outcome, Stage
+
+_KILLS = 2
+_KILLS_AT_RANDOM = 3
+
+
+def main() -> int:
+    """0 if nothing was silent and nothing failed."""
+    parser = argparse.ArgumentParser(prog="scripts/scripts.sh", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="a line of JSON for each script")
+    parser.add_argument("--only", metavar="NAME", default="", help="this script, or those with NAME in their names")
+    parser.add_argument("--list", action="store_true", help="say which scripts there are and what may become of each")
+    parser.add_argument(
+        "--random-kills", metavar="N", type=int, default=0, help="scripts at random until so many kills"
+    )
+    parser.add_argument("--seed", default="0", help="of the moments of the kills (default 0)")
+    parser.add_argument("--keep", action="store_true", help="keep the folders of runs that went well, too")
+    parser.add_argument("--known", metavar="DIR", type=Path, help="keep what stock torchrun makes of each script here")
+    parser.add_argument("--brief", action="store_true", help="leave the undisturbed runs under taskd out")
+    args = parser.parse_args()
+    scripts = chosen(args.only) if args.only else list(SCRIPTS)
+    if not scripts:
+        parser.error(f"no script has {args.only!r} in its name; there are: {', '.join(s.name for s in SCRIPTS)}")
+    if args.list:
+        for script in scripts:
+            print(f"{script.name}: {' or '.join(verdict.value for verdict in script.allowed)}: {script.why}")
+        return 0
+    os.nice(5)
+    root = Path(tempfile.mkdtemp(prefix="taskd-scripts-"))
+    stage = Stage(root, known=args.known, brief=args.brief, keep=args.keep)
+    if args.random_kills:
+        status, last = at_random(stage, scripts, args.random_kills, args.seed, as_json=args.json)
+    else:
+        status, last = each(stage, scripts, args.seed, as_json=args.json)
+    if status or args.keep:
+        print(f"scripts: folders are in {root}", file=sys.stderr)
+    else:
+        shutil.rmtree(root)
+    print(json.dumps(last), flush=True)
+    return status
+
+
+def each(stage: Stage, scripts: list[Script], seed: str, *, as_json: bool) -> tuple[int, dict[str, Any]]:
+    """Every script once."""
+    outcomes = [show(stage.play(script, seed, _KILLS), as_json=as_json) for script in scripts]
+    counts = Counter(outcome.judgement.verdict.value for outcome in outcomes)
+    failed = [outcome.script.name for outcome in outcomes if outcome.judgement.verdict is FAILED]
+    names = ("identical", "refused", "restarted", "silent")
+    last = {"scripts": len(outcomes), **{name: counts[name] for name in names}, "failed": failed}
+    return int(bool(counts["silent"] or failed)), last
+
+
+def at_random(
+    stage: Stage, scripts: list[Script], wanted: int, seed: str, *, as_json: bool
+) -> tuple[int, dict[str, Any]]:
+    """Scripts at random, until so many kills were done."""
+    dice = random.Random(seed)
+    kills, outcomes = 0, list[Outcome]()
+    while kills < wanted:
+        outcome = stage.play(dice.choice(scripts), f"{seed}-{len(outcomes)}", _KILLS_AT_RANDOM)
+        outcomes.append(show(outcome, as_json=as_json))
+        kills += len(outcome.killed)
+        if not outcome.killed and outcome.judgement.verdict is FAILED:
+            scripts = [script for script in scripts if script != outcome.script]  # it fails undisturbed: once is enough
+            if not scripts:
+                break
+    verdicts = [outcome.judgement.verdict for outcome in outcomes]
+    last = {
+        "kills": kills,
+        "plays": len(outcomes),
+        "silent": verdicts.count(SILENT),
+        "hangs": sum(outcome.hung for outcome in outcomes),
+        "healthy_replaced": sum(outcome.judgement.healthy_replaced for outcome in outcomes),
+        "failed": sorted({outcome.script.name for outcome in outcomes if outcome.judgement.verdict is FAILED}),
+    }
+    return int(bool(last["silent"] or last["failed"])), last
+
+
+def show(outcome: Outcome, *, as_json: bool) -> Outcome:
+    """A line for a script."""
+    if as_json:
+        print(json.dumps(outcome.line), flush=True)
+    else:
+        kills = ", ".join(f"rank {rank} {moment}" for rank, moment in outcome.killed)
+        took = f"{time.strftime('%H:%M:%S')} {outcome.seconds:.0f} s"
+        verdict = outcome.judgement.verdict.value
+        print(f"{verdict:9} {outcome.script.name}: {outcome.judgement.why} [{kills}; {took}]", flush=True)
+    return outcome
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Which scripts there are, and what may become of each when its ranks are killed."""
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+PROGRAMS = Path(__file__).with_name("programs")
+
+
+class Verdict(str, Enum):
+    """What became of a script with kills, beside the same script without."""
+
+    IDENTICAL = "identical"
+    """In place, and all results equal those of the undisturbed run bit for bit."""
+    REFUSED = "refused"
+    """A warning named file and line before anything failed; then all started anew, or what was warned of differs."""
+    RESTARTED = "restarted"
+    """All processes started anew, and the results are those that stock torchrun has."""
+    SILENT = "silent"
+    """Other results, and nothing was said."""
+    FAILED = "failed"
+    """It hung, ended with another status than stock torchrun, or a healthy rank was replaced."""
+
+
+IDENTICAL, REFUSED, RESTARTED = Verdict.IDENTICAL, Verdict.REFUSED, Verdict.RESTARTED
+SILENT, FAILED = Verdict.SILENT, Verdict.FAILED
+
+
+@dataclass(frozen=True)
+class Script:
+    """One script, and its name in `programs`.
+
+    Args:
+        name: the file's, without `.py`.
+        allowed: what may become of it.
+        why: why nothing better is allowed, or what is hard about it.
+        ranks: how many.
+        options: of torchrun.
+    """
+
+    name: str
+    allowed: tuple[Verdict, ...]
+    why: str
+    ranks: int = 2
+    options: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        """Its file."""
+        return PROGRAMS / f"{self.name}.py"
+
+
+SCRIPTS = (
+    # Data
+    Script("step_batches", (IDENTICAL,), "the README's loop: batches are a function of the step"),
+    Script("no_seed", (IDENTICAL,), "each rank's own random numbers are put back"),
+    Script("epochs_plain_loader", (IDENTICAL,), "a plain DataLoader in the state, shuffled by a DistributedSampler"),
+    Script("epochs_shuffle", (IDENTICAL,), "a plain DataLoader in the state, shuffled by itself"),
+    Script("epochs_skip_batches", (IDENTICAL,), "a plain DataLoader outside of the state; only its sampler is in it"),
+    Script("workers_own_generator", (IDENTICAL,), "workers draw noise; the loader's generator is seeded in each epoch"),
+    Script("workers_persistent", (IDENTICAL,), "workers stay from epoch to epoch"),
+    Script("stateful_epochs", (IDENTICAL,), "deaths at the end of an epoch are the hard ones"),
+    Script("stateful_workers", (IDENTICAL,), "the same with workers, which have read ahead"),
+    Script("stateful_next", (IDENTICAL,), "one iterator is kept, and asked"),
+    Script("iterable", (IDENTICAL,), "the dataset knows its own position"),
+    # Steps
+    Script("accumulate", (IDENTICAL,), "a death among the micro-batches; buckets are sent in the last alone"),
+    Script("commit_per_microbatch", (IDENTICAL, REFUSED), "accumulated gradients are in no state: refused by name"),
+    Script("gan", (IDENTICAL,), "between the steps of two optimizers the state is torn"),
+    Script("critic_steps", (IDENTICAL,), "one optimizer steps thrice a commit"),
+    Script("ema", (IDENTICAL,), "deaths between optimizer and average"),
+    Script("ema_averaged_model", (IDENTICAL,), "a collective between optimizer and average"),
+    Script("amp", (IDENTICAL,), "the scaler leaves a step out"),
+    Script("lbfgs", (IDENTICAL, REFUSED), "parameters change within one step of the optimizer, at each closure"),
+    Script("closure", (IDENTICAL,), "forward and backward are inside the optimizer's step, but nothing is changed yet"),
+    Script("clip_schedule", (IDENTICAL,), "three ranks", ranks=3),
+    Script("plateau", (IDENTICAL,), "the scheduler is told a loss that all have reduced, and not in every step"),
+    Script("swallow", (IDENTICAL, REFUSED), "what tells a rank that a peer is gone is swallowed by the script"),
+    # Models
+    Script("raw_model", (IDENTICAL, REFUSED), "the wrapper is not in the state"),
+    Script("wrapper_inside", (IDENTICAL, REFUSED), "a survivor wraps again, as its newcomer does for the first time"),
+    Script("batchnorm", (IDENTICAL, REFUSED), "buffers differ between ranks between two steps"),
+    Script("unused", (IDENTICAL,), "parameters take part in some steps only"),
+    Script("compile", (IDENTICAL,), "the compiled module is around the wrapper"),
+    Script("powersgd", (REFUSED,), "the hook's error feedback is each rank's own, and in no state"),
+    Script("bf16_hook", (IDENTICAL,), "a hook without a state"),
+    Script("zero_redundancy", (REFUSED,), "each rank has a part of the optimizer's state alone"),
+    Script("fsdp2", (REFUSED,), "each rank has a part of the weights alone"),
+    # Beside the steps
+    Script("evaluate_rank0", (IDENTICAL,), "peers wait in a barrier for seconds"),
+    Script("evaluation_all", (IDENTICAL,), "collectives after the commit"),
+    Script("upload", (IDENTICAL,), "rank 0 waits for a child, and its peers for rank 0"),
+    Script("slow_checkpoint", (IDENTICAL,), "a rank writes while its peer dies"),
+    Script("dcp", (IDENTICAL, REFUSED), "a collective checkpoint after the commit"),
+    Script("setup_run_id", (IDENTICAL, REFUSED), "broadcasts in the set-up: a newcomer sets up alone"),
+    Script("setup_gather", (IDENTICAL, REFUSED), "gathered objects and a reduced number in the set-up"),
+    Script("snapshot", (IDENTICAL,), "a newcomer's set-up finds a newer snapshot"),
+    Script("snapshot_epochs", (IDENTICAL,), "and counts its epochs from it"),
+    Script("after_training", (IDENTICAL,), "collectives and a file after the training function"),
+    Script("sigterm_saver", (IDENTICAL,), "no survivor gets SIGTERM"),
+    Script("groups", (IDENTICAL,), "three ranks, DDP over a group of its own, metrics over another", ranks=3),
+    Script("destroy_init", (IDENTICAL,), "groups are made anew after training, in replaced ranks too"),
+    Script("join_threads", (IDENTICAL,), "no thread of taskd's is seen"),
+    # Without the SDK
+    Script("no_sdk", (RESTARTED,), "it starts from the beginning, as under stock torchrun"),
+    Script("no_sdk_snapshot", (RESTARTED,), "it starts from its own snapshot, as under stock torchrun"),
+)
+
+
+def chosen(name: str) -> list[Script]:
+    """The scripts with this in their name; the one of just this name alone if there is one."""
+    exact = [script for script in SCRIPTS if script.name == name]
+    return exact or [script for script in SCRIPTS if name in script.name]

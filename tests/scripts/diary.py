@@ -1,0 +1,127 @@
+"""What a script of `tests.scripts` tells the harness: moments that it reaches, what each step saw, and what came out.
+
+Rules:
+
+1. All of it is files in SCRIPT_FOLDER, one of each kind for a rank, and a rank's processes write on where the last one
+   stopped: so what a dead process saw is known, and the n-th moment of a rank is the n-th whoever reaches it.
+2. SCRIPT_KILLS names moments ("rank:number:microseconds,…") after which the kernel kills the process, at once or so
+   much later, wherever it has come to by then.
+3. What a step saw is told under a key, and what is told last counts: a step may be done again.
+"""
+
+import ctypes
+import hashlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+LINE = 32
+FOLDER = Path(os.environ.get("SCRIPT_FOLDER", "."))
+RANK = int(os.environ.get("RANK", "0"))
+
+
+def _deadly() -> dict[int, int]:
+    kills = (kill.split(":") for kill in os.environ.get("SCRIPT_KILLS", "").split(",") if kill)
+    return {int(number): int(delay_us) for rank, number, delay_us in kills if int(rank) == RANK}
+
+
+_DEADLY = _deadly()
+
+
+def moment(name: str) -> None:
+    """This rank has come so far."""
+    line = f"{os.getpid()} {name}".ljust(LINE - 1)[: LINE - 1] + "\n"
+    file = os.open(FOLDER / f"moments-{RANK}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(file, line.encode())
+    delay_us = _DEADLY.get(os.fstat(file).st_size // LINE)
+    os.close(file)
+    if delay_us is not None:
+        said = (FOLDER / "output-0.txt").stat().st_size
+        (FOLDER / f"said-{RANK}-{os.getpid()}").write_text(str(said))
+    if delay_us == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif delay_us is not None:
+        _kill_after(delay_us)
+
+
+class _Event(ctypes.Structure):
+    """sigevent(3): a signal when the timer is due."""
+
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("signo", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("pad", ctypes.c_char * 48),
+    )
+
+
+def _kill_after(delay_us: int) -> None:
+    libc, timer = ctypes.CDLL(None, use_errno=True), ctypes.c_void_p()
+    event = _Event(signo=signal.SIGKILL)
+    once = (ctypes.c_long * 4)(0, 0, 0, delay_us * 1000)
+    failed = libc.timer_create(1, ctypes.byref(event), ctypes.byref(timer)) or libc.timer_settime(timer, 0, once, None)
+    if failed:
+        raise OSError(ctypes.get_errno(), "no timer to be killed by")
+
+
+def saw(key, *values) -> None:
+    """What this rank saw at `key`, commonly a step: its loss, its samples."""
+    with (FOLDER / f"saw-{RANK}").open("a") as file:
+        file.write(json.dumps([str(key), [_plain(value) for value in values]]) + "\n")
+
+
+def finish(*holders, **others) -> None:
+    """What came out: the digest of whatever has a `state_dict`, and anything else that must be right."""
+    digests = [fingerprint(holder.state_dict()) for holder in holders]
+    text = json.dumps({"digests": digests, **{name: _plain(value) for name, value in others.items()}})
+    (FOLDER / f"result-{RANK}").write_text(text)
+
+
+def leave() -> None:
+    """The end of a script that has a process group.
+
+    Under stock torchrun at once: torch 2.13 aborts now and then while a thread of gloo still frees a tensor.
+    """
+    dist.barrier()
+    if os.environ.get("TASKD_PROCESS_ENABLE") != "on":
+        sys.stdout.flush()
+        os._exit(0)
+    dist.destroy_process_group()
+
+
+def fingerprint(value) -> str:
+    """SHA-256 of a tree of tensors and plain values; names with the prefixes that wrappers add are the same."""
+    digest = hashlib.sha256()
+    _feed(digest, value)
+    return digest.hexdigest()[:16]
+
+
+def _feed(digest, value) -> None:
+    if hasattr(value, "full_tensor"):
+        value = value.full_tensor()
+    if isinstance(value, torch.Tensor):
+        digest.update(value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, dict):
+        for key in value:
+            digest.update(str(key).encode())
+            _feed(digest, value[key])
+    elif isinstance(value, list | tuple):
+        for one in value:
+            _feed(digest, one)
+    else:
+        digest.update(repr(value).encode())
+
+
+def _plain(value):
+    if isinstance(value, torch.Tensor):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value.hex()
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value

@@ -1,0 +1,123 @@
+"""What became of a script: its run with kills, beside its undisturbed runs.
+
+Rules:
+
+1. The reference is the undisturbed run under stock torchrun. The undisturbed run under taskd must equal it, with nobody
+   replaced. What is said beforehand stands in the output before the first kill.
+2. Equal means: every rank's results, and what each step of each rank saw when it was done last.
+3. All may start anew where nothing else is left: when the ranks of a world die before the newcomer has its state, or
+   after the training function.
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from tests.scripts.catalog import FAILED, IDENTICAL, REFUSED, RESTARTED, SILENT, Script, Verdict
+from tests.scripts.play import Run
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict and why."""
+
+    verdict: Verdict
+    why: str
+    healthy_replaced: int = 0
+
+
+def difference(run: Run, reference: Run) -> str:
+    """The first thing that is not as in the reference, or ""."""
+    for rank in reference.results:
+        if rank not in run.results:
+            return f"rank {rank} has no result"
+        for what, mine, theirs in (
+            ("result", run.results[rank], reference.results[rank]),
+            ("saw", run.saw[rank], reference.saw[rank]),
+        ):
+            for key in [*theirs, *(key for key in mine if key not in theirs)]:
+                if mine.get(key) != theirs.get(key):
+                    return f"rank {rank} {what} {key}: {_short(mine.get(key))}, undisturbed {_short(theirs.get(key))}"
+    return ""
+
+
+def warned(script: Script, run: Run) -> str:
+    """The line of the output before the first kill that names a line of the script, or ""."""
+    for line in run.said_before.splitlines():
+        if re.search(rf"{re.escape(script.path.name)}:\d+", line) and "File " not in line:
+            return line.strip()
+    return ""
+
+
+def judge_calm(calm: Run, reference: Run) -> Judgement | None:
+    """What is wrong with the undisturbed run under taskd, if anything is."""
+    recoveries = calm.named("recovered")
+    if calm.hung:
+        return Judgement(FAILED, "hangs undisturbed under taskd")
+    if recoveries:
+        why = f"undisturbed, but {recoveries[0].get('strategy')}: {recoveries[0].get('causes')}"
+        return Judgement(FAILED, why, healthy_replaced=max(1, healthy_replaced(calm)))
+    if calm.status != reference.status:
+        return Judgement(
+            FAILED, f"undisturbed it ends with {calm.status}, under stock torchrun with {reference.status}"
+        )
+    if calm.orphans:
+        return Judgement(FAILED, f"undisturbed it leaves {calm.orphans}")
+    different = difference(calm, reference)
+    return Judgement(SILENT, f"undisturbed: {different}") if different else None
+
+
+def judge(script: Script, run: Run, reference: Run) -> Judgement:
+    """What became of the run with kills. A restart with other results is silent, until it is compared with stock's."""
+    replaced = healthy_replaced(run)
+    if run.hung:
+        return Judgement(FAILED, "hangs", replaced)
+    if replaced:
+        return Judgement(FAILED, f"{replaced} healthy ranks were replaced", replaced)
+    if run.status != reference.status:
+        return Judgement(FAILED, f"ends with {run.status}, undisturbed with {reference.status}")
+    if run.orphans:
+        return Judgement(FAILED, f"leaves {run.orphans}")
+    told, different = warned(script, run), difference(run, reference)
+    if different:
+        return Judgement(REFUSED, f"{told}; {different}") if told else Judgement(SILENT, different)
+    if restarted(run):
+        return Judgement(REFUSED, told) if told else Judgement(RESTARTED, _reason(run))
+    return Judgement(IDENTICAL, "")
+
+
+def expected(script: Script, verdict: Verdict, run: Run) -> bool:
+    """Whether the script's own list allows this."""
+    return verdict in script.allowed or (verdict is RESTARTED and may_restart(run))
+
+
+def may_restart(run: Run) -> bool:
+    """Whether nothing else was left to do."""
+    late = any("after" in moment.split()[-2:] for _, moment in run.killed)
+    overlapping = len({rank for rank, _ in run.killed}) > 1 and len(run.named("recovered")) < len(run.killed)
+    return late or overlapping
+
+
+def restarted(run: Run) -> bool:
+    """Whether all processes started anew."""
+    return any(event.get("restart") for event in run.named("recovered")) or not run.named("recovered")
+
+
+def healthy_replaced(run: Run) -> int:
+    """How many processes were replaced in place that nobody had killed."""
+    kills = Counter(rank for rank, _ in run.killed)
+    replaced: Counter[int] = Counter()
+    for event in run.named("recovered"):
+        if not event.get("restart"):
+            replaced.update(int(rank) for rank in event.get("replaced", ()))
+    return sum((replaced - kills).values())
+
+
+def _reason(run: Run) -> str:
+    return "; ".join(str(event.get("reason")) for event in run.named("recovered") if event.get("restart"))
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 120 else text[:117] + "..."

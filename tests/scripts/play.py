@@ -1,0 +1,148 @@
+"""One run of a script under torchrun: with taskd or without, with kills or without, and all that it leaves.
+
+Rules:
+
+1. A run is limited: one that goes on for `LIMIT_S` hangs. The stacks of its ranks are kept then.
+2. Nothing of a run outlives it. What is still there `ORPHAN_S` after torchrun's end is told.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.job import FOREIGN, ROOT, command_of
+from tests.launch import Launcher
+from tests.leaks import MARK, marked
+from tests.scripts.catalog import Script
+from tests.scripts.kills import Kill
+
+LIMIT_S = 150.0
+ORPHAN_S = 10.0
+_MAX_RESTARTS = 20
+"""Enough for all kills of a run, under stock torchrun and under taskd."""
+
+
+@dataclass
+class Run:
+    """What came of one run."""
+
+    folder: Path
+    status: int | None = None
+    seconds: float = 0.0
+    results: dict[int, dict[str, Any]] = field(default_factory=dict)
+    saw: dict[int, dict[str, Any]] = field(default_factory=dict)
+    moments: dict[int, list[str]] = field(default_factory=dict)
+    killed: list[tuple[int, str]] = field(default_factory=list)
+    """Rank and moment of each kill that was done."""
+    events: list[dict[str, Any]] = field(default_factory=list)
+    orphans: list[str] = field(default_factory=list)
+
+    @property
+    def hung(self) -> bool:
+        """Whether it did not end."""
+        return self.status is None
+
+    @property
+    def output(self) -> str:
+        """All that torchrun and its ranks have written."""
+        return "".join(path.read_text(errors="replace") for path in sorted(self.folder.glob("output-*")))
+
+    @property
+    def said_before(self) -> str:
+        """What was written before the first kill."""
+        sizes = [int(path.read_text()) for path in self.folder.glob("said-*")]
+        whole = b"".join(path.read_bytes() for path in sorted(self.folder.glob("output-*")))
+        return whole[: min(sizes, default=0)].decode(errors="replace")
+
+    def named(self, event: str) -> list[dict[str, Any]]:
+        """The journal's events of that name."""
+        return [entry for entry in self.events if entry["event"] == event]
+
+
+def play(script: Script, folder: Path, *, taskd: bool, kills: Sequence[Kill] = ()) -> Run:
+    """Run a script once, with its files in `folder`."""
+    folder.mkdir(parents=True)
+    mark = uuid.uuid4().hex
+    launcher = Launcher(folder, mark)
+    env = _environment(folder, kills, taskd=taskd)
+    command = ["python", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={script.ranks}"]
+    command += [
+        f"--max-restarts={_MAX_RESTARTS if taskd or kills else 0}",
+        "--monitor-interval=0.1",
+        *script.options,
+        str(script.path),
+    ]
+    begun_s = time.monotonic()
+    run = Run(folder)
+    try:
+        process = launcher.start(command, env={**env, MARK: mark})
+        run.status = process.wait(LIMIT_S)
+        run.orphans = _orphans(mark)
+    except subprocess.TimeoutExpired:
+        _keep_stacks(mark, folder)
+    finally:
+        with (folder / "report.txt").open("w") as report, redirect_stdout(report):
+            launcher.end_all()
+    run.seconds = time.monotonic() - begun_s
+    _read(run, script.ranks)
+    for kill in kills:
+        if len(run.moments[kill.rank]) >= kill.number:
+            soon = "soon after" if kill.delay_us else "at"
+            run.killed.append((kill.rank, f"{soon} {run.moments[kill.rank][kill.number - 1]}"))
+    return run
+
+
+def reread(folder: Path, ranks: int) -> Run:
+    """A former run that ended well if each rank has left its result."""
+    run = Run(folder)
+    _read(run, ranks)
+    run.status = 0 if len(run.results) == ranks else 1
+    return run
+
+
+def _environment(folder: Path, kills: Sequence[Kill], *, taskd: bool) -> dict[str, str | None]:
+    foreign: dict[str, str | None] = {name: None for name in os.environ if name.startswith(FOREIGN)}
+    ours = {"TASKD_PROCESS_ENABLE": "on", "TASKD_RUN_DIR": str(folder / "run")} if taskd else {}
+    usual = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
+    return {**foreign, **ours, **usual, "SCRIPT_FOLDER": str(folder), "SCRIPT_KILLS": ",".join(map(str, kills))}
+
+
+def _orphans(mark: str) -> list[str]:
+    end_s = time.monotonic() + ORPHAN_S
+    while (left := marked(mark)) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    return [f"{pid} {command_of(pid)[:120]}" for pid in left]
+
+
+def _keep_stacks(mark: str, folder: Path) -> None:
+    spy = Path(sys.executable).with_name("py-spy")
+    with (folder / "stacks.txt").open("w") as file:
+        for pid in marked(mark):
+            file.write(f"--- {pid} {command_of(pid)[:160]}\n")
+            file.flush()
+            if spy.exists():
+                with suppress(subprocess.TimeoutExpired):
+                    subprocess.run([spy, "dump", "--pid", str(pid)], stdout=file, stderr=file, timeout=20, check=False)
+
+
+def _read(run: Run, ranks: int) -> None:
+    for rank in range(ranks):
+        result, saw = run.folder / f"result-{rank}", run.folder / f"saw-{rank}"
+        if result.exists():
+            run.results[rank] = json.loads(result.read_text() or "{}")
+        lines = saw.read_text().splitlines() if saw.exists() else []
+        run.saw[rank] = dict(json.loads(line) for line in lines if line.endswith("]"))
+        moments = run.folder / f"moments-{rank}"
+        run.moments[rank] = (
+            [line.split(" ", 1)[1].strip() for line in moments.read_text().splitlines()] if moments.exists() else []
+        )
+    for journal in sorted(run.folder.glob("run/**/journal.jsonl")):
+        run.events += [json.loads(line) for line in journal.read_text().splitlines()]

@@ -1,0 +1,51 @@
+"""A GAN: two models, two optimizers, one commit for both."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import softplus
+from torch.nn.parallel import DistributedDataParallel
+
+import taskd
+from tests.scripts import diary
+from tests.scripts.models import WIDTH, batch_of
+
+STEPS = 40
+
+dist.init_process_group("gloo")
+diary.moment("setup")
+torch.manual_seed(0)
+generator = DistributedDataParallel(nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, WIDTH)))
+critic = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, 24), nn.LeakyReLU(), nn.Dropout(0.2), nn.Linear(24, 1)))
+of_generator = torch.optim.Adam(generator.parameters(), lr=1e-3)
+of_critic = torch.optim.Adam(critic.parameters(), lr=1e-3)
+state = taskd.TrainState(generator=generator, critic=critic, of_generator=of_generator, of_critic=of_critic, seed=1)
+diary.moment("setup done")
+
+
+@taskd.resilient(state)
+def train():
+    for step in range(state.step, STEPS):
+        diary.moment("step")
+        ids, rows, _ = batch_of(step, dist.get_rank(), dist.get_world_size())
+        of_critic.zero_grad()
+        made = generator(torch.randn(len(rows), 8))
+        loss = softplus(-critic(rows)).mean() + softplus(critic(made.detach())).mean()
+        loss.backward()
+        of_critic.step()
+        diary.moment("critic stepped")
+        of_generator.zero_grad()
+        loss_of_generator = softplus(-critic(made)).mean()
+        diary.saw(step, loss, loss_of_generator, ids)
+        loss_of_generator.backward()
+        diary.moment("backward")
+        of_generator.step()
+        diary.moment("stepped")
+        state.commit()
+        diary.moment("committed")
+
+
+train()
+diary.moment("after")
+diary.finish(generator, critic, of_generator, of_critic, step=state.step)
+diary.leave()

@@ -1,0 +1,50 @@
+"""No seed, and numbers drawn from python's, numpy's and torch's generators in each step."""
+
+import random
+
+import numpy
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+import taskd
+from tests.scripts import diary
+from tests.scripts.models import batch_of, network
+
+STEPS = 40
+
+dist.init_process_group("gloo")
+diary.moment("setup")
+torch.manual_seed(0)
+model = DistributedDataParallel(network())
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+torch.manual_seed(10 + dist.get_rank())
+random.seed(10 + dist.get_rank())
+numpy.random.seed(10 + dist.get_rank())
+state = taskd.TrainState(model=model, optimizer=optimizer)
+diary.moment("setup done")
+
+
+@taskd.resilient(state)
+def train():
+    for step in range(state.step, STEPS):
+        diary.moment("step")
+        ids, rows, kinds = batch_of(step, dist.get_rank(), dist.get_world_size())
+        noise = random.random() + numpy.random.rand()
+        rows = rows * (1 + 0.01 * noise) + 0.01 * torch.randn_like(rows)
+        optimizer.zero_grad()
+        loss = cross_entropy(model(rows), kinds)
+        diary.saw(step, loss, ids)
+        loss.backward()
+        diary.moment("backward")
+        optimizer.step()
+        diary.moment("stepped")
+        state.commit()
+        diary.moment("committed")
+
+
+train()
+diary.moment("after")
+diary.finish(model, optimizer, step=state.step)
+diary.leave()

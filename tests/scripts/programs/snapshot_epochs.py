@@ -1,0 +1,59 @@
+"""Epochs that are counted by the script: the set-up takes `first` from the newest snapshot."""
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+import taskd
+from tests.scripts import diary
+from tests.scripts.models import batch_of, network
+
+STEPS = 40
+
+dist.init_process_group("gloo")
+diary.moment("setup")
+torch.manual_seed(0)
+SNAPSHOT = diary.FOLDER / "snapshot.pt"
+PER_EPOCH = 8
+model = DistributedDataParallel(network())
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+first = 0
+if SNAPSHOT.exists():
+    snapshot = torch.load(SNAPSHOT)
+    model.module.load_state_dict(snapshot["model"])
+    optimizer.load_state_dict(snapshot["optimizer"])
+    first = snapshot["epochs"]
+state = taskd.TrainState(model=model, optimizer=optimizer, seed=1)
+state.step = first * PER_EPOCH
+diary.moment("setup done")
+
+
+@taskd.resilient(state)
+def train():
+    for epoch in range(max(first, state.step // PER_EPOCH), STEPS // PER_EPOCH):
+        diary.moment("epoch")
+        for step in range(state.step, (epoch + 1) * PER_EPOCH):
+            diary.moment("step")
+            ids, rows, kinds = batch_of(step, dist.get_rank(), dist.get_world_size())
+            optimizer.zero_grad()
+            loss = cross_entropy(model(rows), kinds)
+            diary.saw(step, loss, ids)
+            loss.backward()
+            optimizer.step()
+            diary.moment("stepped")
+            state.commit()
+            diary.moment("committed")
+        if dist.get_rank() == 0:
+            unfinished = SNAPSHOT.with_suffix(".new")
+            content = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "epochs": epoch + 1}
+            torch.save(content, unfinished)
+            diary.moment("snapshot")
+            unfinished.rename(SNAPSHOT)
+        dist.barrier()
+
+
+train()
+diary.moment("after")
+diary.finish(model, optimizer, step=state.step)
+diary.leave()

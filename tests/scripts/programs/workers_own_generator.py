@@ -1,0 +1,51 @@
+"""The same with workers that draw the noise in the data, and a generator of the loader's own."""
+
+from itertools import islice
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+import taskd
+from tests.scripts import diary
+from tests.scripts.models import Noisy, network
+
+EPOCHS = 3
+
+dist.init_process_group("gloo")
+diary.moment("setup")
+torch.manual_seed(0)
+model = DistributedDataParallel(network())
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+data = Noisy()
+sampler: DistributedSampler = DistributedSampler(data, shuffle=True, seed=3)
+own = torch.Generator().manual_seed(5)
+loader = DataLoader(data, batch_size=4, sampler=sampler, num_workers=2, generator=own)
+state = taskd.TrainState(model=model, optimizer=optimizer, sampler=sampler, seed=1)
+diary.moment("setup done")
+
+
+@taskd.resilient(state)
+def train():
+    for epoch in range(state.step // len(loader), EPOCHS):
+        sampler.set_epoch(epoch)
+        own.manual_seed(epoch)
+        diary.moment("epoch")
+        for ids, rows, kinds in islice(loader, state.step % len(loader), None):
+            diary.moment("step")
+            optimizer.zero_grad()
+            loss = cross_entropy(model(rows), kinds)
+            diary.saw(state.step, loss, ids)
+            loss.backward()
+            optimizer.step()
+            diary.moment("stepped")
+            state.commit()
+            diary.moment("committed")
+
+
+train()
+diary.moment("after")
+diary.finish(model, optimizer, step=state.step)
+diary.leave()

@@ -1,0 +1,104 @@
+"""Plays scripts: each undisturbed under stock torchrun and under taskd, once, and then with kills as often as asked."""
+
+import hashlib
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.scripts.catalog import FAILED, PROGRAMS, RESTARTED, SILENT, Script
+from tests.scripts.judge import Judgement, difference, expected, judge, judge_calm, restarted
+from tests.scripts.kills import draw
+from tests.scripts.play import Run, play, reread
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A script as it went. `folder` has all that its runs left, if it did not go well."""
+
+    script: Script
+    judgement: Judgement
+    killed: list[tuple[int, str]]
+    seconds: float
+    hung: bool
+    folder: Path
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "script": self.script.name,
+            "verdict": self.judgement.verdict.value,
+            "why": self.judgement.why,
+            "kills": [f"rank {rank} {moment}" for rank, moment in self.killed],
+            "seconds": round(self.seconds, 1),
+            "folder": str(self.folder) if self.folder.exists() else None,
+        }
+
+
+class Stage:
+    """Keeps the undisturbed runs of each script below `root`."""
+
+    def __init__(self, root: Path, *, known: Path | None = None, brief: bool = False, keep: bool = False) -> None:
+        self._root = root
+        self._known = known
+        self._brief = brief
+        self._keep = keep
+        self._undisturbed: dict[str, tuple[Run, Judgement | None]] = {}
+        self._plays = 0
+
+    def play(self, script: Script, seed: str, kills: int) -> Outcome:
+        """Play a script with so many kills, after its undisturbed runs if these are not known."""
+        begun_s = time.monotonic()
+        self._plays += 1
+        folder = self._root / f"{self._plays:03d}-{script.name}"
+        try:
+            reference, wrong = self._of(script)
+        except StockError as error:
+            return Outcome(script, Judgement(FAILED, str(error)), [], time.monotonic() - begun_s, False, self._root)
+        if wrong is not None:
+            calm = self._root / f"{script.name}-calm"
+            return Outcome(script, wrong, [], time.monotonic() - begun_s, "hangs" in wrong.why, calm)
+        planned = draw(reference.moments, kills, f"{script.name}-{seed}")
+        run = play(script, folder, taskd=True, kills=planned)
+        judgement = judge(script, run, reference)
+        if judgement.verdict is SILENT and restarted(run):
+            stock = play(script, folder.with_name(f"{folder.name}-stock"), taskd=False, kills=planned)
+            if not difference(run, stock):
+                judgement = Judgement(RESTARTED, f"as under stock torchrun with these kills: {judgement.why}")
+        if judgement.verdict not in (SILENT, FAILED) and not expected(script, judgement.verdict, run):
+            allowed = " or ".join(verdict.value for verdict in script.allowed)
+            judgement = Judgement(FAILED, f"{judgement.verdict.value}, expected {allowed}: {judgement.why}")
+        if judgement.verdict not in (SILENT, FAILED) and not self._keep:
+            shutil.rmtree(folder)
+        return Outcome(script, judgement, run.killed, time.monotonic() - begun_s, run.hung, folder)
+
+    def _of(self, script: Script) -> tuple[Run, Judgement | None]:
+        """The undisturbed run under stock torchrun, and what is wrong with that under taskd."""
+        if script.name not in self._undisturbed:
+            reference = self._stock(script)
+            if reference.status != 0 or len(reference.results) != script.ranks:
+                raise StockError(f"under stock torchrun it ends with {reference.status}: see {reference.folder}")
+            wrong = None
+            if not self._brief:
+                calm = play(script, self._root / f"{script.name}-calm", taskd=True)
+                wrong = judge_calm(calm, reference)
+            self._undisturbed[script.name] = reference, wrong
+        return self._undisturbed[script.name]
+
+    def _stock(self, script: Script) -> Run:
+        """What stock torchrun makes of it: from the folder of those that are known, if the script is still the same."""
+        if self._known is None:
+            return play(script, self._root / f"{script.name}-stock", taskd=False)
+        sources = [script.path, PROGRAMS.with_name("models.py"), PROGRAMS.with_name("diary.py")]
+        digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
+        folder = self._known / f"{script.name}-{digest}"
+        if not folder.exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            play(script, self._root / f"{script.name}-stock", taskd=False).folder.rename(folder)
+        return reread(folder, script.ranks)
+
+
+class StockError(Exception):
+    """A script does not run under stock torchrun: it is no script to judge taskd by."""

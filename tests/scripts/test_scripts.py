@@ -1,0 +1,65 @@
+"""Some of the scripts with kills, as `scripts/scripts.sh` plays all of them, and what is judged of a run."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.scripts.catalog import FAILED, IDENTICAL, PROGRAMS, RESTARTED, SCRIPTS, SILENT, chosen
+from tests.scripts.judge import judge, judge_calm
+from tests.scripts.kills import draw
+from tests.scripts.play import Run
+from tests.scripts.stage import Stage
+
+MOMENTS = {rank: ["setup", "setup done", *["step", "committed"] * 20, "after"] for rank in range(2)}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", ["step_batches", "no_sdk_snapshot"])
+def test_a_script_with_two_kills(name: str, run_dir: Path) -> None:
+    (script,) = chosen(name)[:1]
+    outcome = Stage(run_dir, brief=True).play(script, "0", 2)
+    assert outcome.judgement.verdict in script.allowed, outcome.judgement.why
+    assert len(outcome.killed) == 2
+
+
+def test_each_program_is_in_the_list_once() -> None:
+    programs = sorted(path.stem for path in PROGRAMS.glob("*.py"))
+    assert programs == sorted(script.name for script in SCRIPTS)
+
+
+def test_kills_are_the_same_for_a_seed_and_after_the_setup() -> None:
+    kills = [draw(MOMENTS, 2, str(seed)) for seed in range(50)]
+    assert kills == [draw(MOMENTS, 2, str(seed)) for seed in range(50)]
+    assert all(first.number > 2 for first, *_ in kills)
+    assert len({(kill.rank, kill.delay_us == 0) for pair in kills for kill in pair}) == 4
+
+
+def ran(**changes: object) -> Run:
+    run = Run(Path("/nonexistent"), status=0, results={0: {"step": 1}}, saw={0: {"0": [1]}}, killed=[(0, "at step")])
+    run.events = [{"event": "recovered", "restart": False, "replaced": {"0": 7}}]
+    for name, value in changes.items():
+        setattr(run, name, value)
+    return run
+
+
+def test_verdicts() -> None:
+    script, reference = SCRIPTS[0], ran(events=[], killed=[])
+    restart = [{"event": "recovered", "restart": True, "replaced": {"0": 7, "1": 8}, "reason": "why"}]
+    assert judge(script, ran(), reference).verdict is IDENTICAL
+    assert judge(script, ran(events=restart), reference).verdict is RESTARTED
+    assert judge(script, ran(saw={0: {"0": [2]}}), reference).verdict is SILENT
+    assert judge(script, ran(results={}), reference).verdict is SILENT
+    assert judge(script, ran(status=1), reference).verdict is FAILED
+    assert judge(script, ran(status=None), reference).verdict is FAILED
+    assert judge(script, ran(orphans=["7"]), reference).verdict is FAILED
+    healthy = judge(script, ran(killed=[(1, "at step")]), reference)
+    assert (healthy.verdict, healthy.healthy_replaced) == (FAILED, 1)
+
+
+def test_a_run_without_kills_has_no_recoveries() -> None:
+    reference = ran(events=[], killed=[])
+    assert judge_calm(reference, reference) is None
+    judgement = judge_calm(ran(killed=[]), reference)
+    assert judgement is not None
+    assert judgement.healthy_replaced == 1
