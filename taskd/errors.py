@@ -45,6 +45,10 @@ class RebuildError(RecoveryError):
     """The process groups of the new generation could not be formed."""
 
 
+class RefusedError(RebuildError):
+    """These processes cannot train on together in any new world: all are to start anew, without further attempts."""
+
+
 class RestoreError(RecoveryError):
     """The training state could not be brought to the target step."""
 

@@ -339,6 +339,46 @@ def alone() -> None:
     part(torch.ones(2, 3)).sum().backward()
 
 
+def alone_no_more() -> None:
+    """What still holds a group of the set-up is refused every collective when the process has joined its world."""
+    WORLD.pretend(RANK, SIZE)
+    dist.init_process_group("gloo")
+    lone, model = dist.group.WORLD, DistributedDataParallel(nn.Linear(3, 3))
+    assert lone is not None
+    for collective in collectives(lone):
+        collective()
+    WORLD.rebuild(plan(1, (RANK,)), RANK)
+    assert total() == RANK
+    for collective in [*collectives(lone), lambda: model(torch.ones(2, 3)).sum().backward()]:
+        with pytest.raises(RuntimeError, match="has joined its world since"):
+            collective()
+    dist.destroy_process_group()
+    os.environ.update(RANK="0", WORLD_SIZE="1")
+    dist.init_process_group("gloo")
+    assert total() == RANK
+    assert not isinstance(dist.group.WORLD, type(lone))
+
+
+def collectives(group: dist.ProcessGroup) -> list[Callable[[], object]]:
+    """Calls from Python by name, by function, and from C++."""
+    one, four = torch.ones(4), torch.ones(4 * SIZE)
+    parts = list(four.chunk(SIZE))
+    return [
+        lambda: group.allreduce([one]),
+        lambda: group.broadcast(one, 0),
+        lambda: group.allgather([parts], [one]),
+        lambda: group.alltoall_base(four, four, [], []),
+        lambda: group._allgather_base(four, one),
+        lambda: group.allgather_into_tensor_coalesced([four], [one]),
+        lambda: group.reduce_scatter_tensor_coalesced([one], [four]),
+        group.barrier,
+        lambda: group.send([one], 0, 0),
+        lambda: group.recv([one], 0, 0),
+        lambda: dist._verify_params_across_processes(group, [one], None),
+        lambda: dist._broadcast_coalesced(group, [one], 1024, 0),
+    ]
+
+
 def dead_store() -> None:
     """No store answers: an error with the address, soon."""
     WORLD.pretend(RANK, SIZE)

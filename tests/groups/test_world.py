@@ -70,6 +70,14 @@ def test_fewer_members(launcher: Launcher, port: int, case: str, size: int) -> N
     Members(launcher, case, size, port).expect_success(range(size))
 
 
+def test_a_lone_group_in_a_real_world(launcher: Launcher, port: int) -> None:
+    """`member.py` has rank 2 of 4 join a world of itself alone."""
+    members = Members.__new__(Members)
+    members.launcher, members.case, members.size, members.port = launcher, "alone_no_more", 4, port
+    members.processes = [members._start(2)]
+    members.expect_success(range(1))
+
+
 def test_plans_that_cannot_be(launcher: Launcher, port: int) -> None:
     Members(launcher, "outside", 1, port).expect_success(range(1))
 

@@ -6,11 +6,14 @@ of a real world. They do not matter: the state that counts comes from a donor be
 
 torch's C++ fake backend does nearly all of it. Its work objects carry no result, which DDP's reducer asks for, so
 `allreduce` is answered here.
+
+When the process has joined the real world, its lone groups refuse every call: who still holds one would compute alone.
 """
 
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -22,14 +25,31 @@ from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.groups.calls import GroupCall
 
+_COMMUNICATES = ("gather", "reduce", "all_to_all", "alltoall", "broadcast", "scatter", "send", "recv", "barrier")
+_FORMER_NAMES = ("alltoall_base", "allgather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced")
+"""torch 2.13 calls the newer one of Python for these too, and would go to and fro between two."""
 _OBJECT_RECEIVERS = ("broadcast_object_list", "scatter_object_list", "recv_object_list")
 
 
-class LoneGroup(dist.ProcessGroup):
-    """A process group of `size` ranks in which only `rank` exists."""
+@dataclass
+class Pretence:
+    """What a newcomer is told of the world until it is in it, and whether it is by now."""
 
-    def __init__(self, rank: int, size: int, devices: Sequence[torch.device]) -> None:
+    rank: int
+    world_size: int
+    over: bool = False
+
+
+class LoneGroup(dist.ProcessGroup):
+    """A process group of `size` ranks in which only `rank` exists, for as long as the pretence lasts.
+
+    Raises:
+        RuntimeError: from every collective, when the pretence is over.
+    """
+
+    def __init__(self, rank: int, size: int, devices: Sequence[torch.device], pretence: Pretence) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the constructor for subclasses is not in the stubs
+        self._pretence = pretence
         fake = native.FakeProcessGroup._create_internal(rank, size)
         self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
         for device in devices:
@@ -37,10 +57,42 @@ class LoneGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:  # type: ignore[override]
         """Return a finished work whose result is `tensors`, unchanged."""
+        self.refuse_if_over("allreduce")
         return finished(tensors)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Return at once."""
+        self.refuse_if_over("monitored_barrier")
+
+    def refuse_if_over(self, call: str) -> None:
+        """Refuse to compute alone in a world that has others."""
+        if self._pretence.over:
+            raise RuntimeError(
+                f"{call} on process group {self.group_name!r} of this process's set-up, which has nobody else in it: "
+                "the process has joined its world since. Something made in the set-up keeps a reference to the group: "
+                "have it ask torch.distributed.group.WORLD, or a group of new_group, when it communicates"
+            )
+
+
+def _refusing(name: str) -> Callable[..., Any]:
+    def method(self: LoneGroup, *args: Any, **options: Any) -> Any:
+        self.refuse_if_over(name)
+        return getattr(super(LoneGroup, self), name)(*args, **options)
+
+    method.__name__ = name
+    method.__code__ = method.__code__.replace(co_name=name)  # by this pybind11 sees that the base class is meant
+    method.__doc__ = f"`ProcessGroup.{name}` of one who is alone."
+    return method
+
+
+def _complete() -> None:
+    """Have `LoneGroup` refuse each method of the installed torch's `ProcessGroup` by which ranks communicate."""
+    for name in dir(dist.ProcessGroup):
+        if name not in LoneGroup.__dict__ and name not in _FORMER_NAMES and any(word in name for word in _COMMUNICATES):
+            setattr(LoneGroup, name, _refusing(name))
+
+
+_complete()
 
 
 def finished(tensors: Any) -> dist.Work:
@@ -52,27 +104,27 @@ def finished(tensors: Any) -> dist.Work:
     return work
 
 
-def make(rank: int, size: int, backend: str, name: str, desc: str | None, device: torch.device | None) -> LoneGroup:
-    """Make a lone group that serves the devices which the true `backend` would serve."""
-    devices = [torch.device(kind) for kind in c10d.BackendConfig(c10d.Backend(backend)).get_device_backend_map()]
-    group = LoneGroup(rank, size, devices)
-    if device is not None:
-        group.bound_device_id = device
-    group._set_group_name(c10d.GroupName(name))
-    group._set_group_desc("undefined" if desc is None else desc)
+def make(call: GroupCall, rank: int, pretence: Pretence) -> LoneGroup:
+    """Make a lone group that serves the devices which the true backend would serve."""
+    devices = [torch.device(kind) for kind in c10d.BackendConfig(c10d.Backend(call.backend)).get_device_backend_map()]
+    group = LoneGroup(rank, call.size, devices, pretence)
+    if call.device is not None:
+        group.bound_device_id = call.device
+    group._set_group_name(c10d.GroupName(call.name))
+    group._set_group_desc("undefined" if call.desc is None else call.desc)
     return group
 
 
-def build(call: GroupCall, rank: int, group_rank: int | None, store: Store) -> tuple[Any, Any]:
+def build(call: GroupCall, pretence: Pretence, group_rank: int | None, store: Store) -> tuple[Any, Any]:
     """Stand in for torch's helper in a newcomer: a `LoneGroup`, entered in the tables as torch would."""
-    if not call.is_default and rank not in call.ranks:
+    if not call.is_default and pretence.rank not in call.ranks:
         return c10d.GroupMember.NON_GROUP_MEMBER, None
     if call.tag not in (None, ""):
         existing = c10d._find_pg_by_ranks_and_tag(call.tag, list(call.ranks))
         if existing is not None:
             return existing, c10d._world.pg_map[existing][1]
     assert group_rank is not None
-    group = make(group_rank, call.size, call.backend, call.name, call.desc, call.device)
+    group = make(call, group_rank, pretence)
     prefix_store = PrefixStore(f"{call.name}/", store)
     backend = c10d.Backend(call.backend)
     c10d._register_pg_in_world(

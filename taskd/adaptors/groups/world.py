@@ -37,6 +37,7 @@ from taskd.adaptors.groups.handle import GroupHandle, register
 from taskd.adaptors.groups.members import Members, refuse_meshes
 from taskd.adaptors.groups.settling import settle
 from taskd.adaptors.groups.store import StoreLink, prefix, sweep
+from taskd.adaptors.groups.wrappers import watch
 from taskd.errors import RebuildError
 from taskd.runtime.hidden import HiddenThread
 from taskd.wire.messages import WorldPlan
@@ -74,7 +75,7 @@ class World:
         self.section = 0
         self._breaker = breaker
         self._calls: list[GroupCall] = []
-        self._pretended: tuple[int, int] | None = None
+        self._pretence: lone.Pretence | None = None
         self._oldest = 0
         self._link = StoreLink()
         self._client: TCPStore | None = None
@@ -100,6 +101,7 @@ class World:
             )
         World._installed = self
         self._first = slots
+        watch()
         self._replace("_new_process_group_helper", self._make)
 
     def pretend(self, rank: int, world_size: int) -> None:
@@ -112,7 +114,7 @@ class World:
             RebuildError: as `observe`.
         """
         self.observe()
-        self._pretended = (rank, world_size)
+        self._pretence = lone.Pretence(rank, world_size)
         self._replace("rendezvous", self._rendezvous)
         self._replace("_store_based_barrier", lambda *args, **options: None)
         self._objects.install()
@@ -240,8 +242,11 @@ class World:
         return group, prefix_store
 
     def _build(self, call: GroupCall, group_rank: int | None, store: Store) -> tuple[Any, Any]:
-        if self._pretended is not None:
-            return lone.build(call, self._pretended[0], group_rank, store)
+        if self._pretence is not None:
+            return lone.build(call, self._pretence, group_rank, store)
+        return self._build_real(call, group_rank, store)
+
+    def _build_real(self, call: GroupCall, group_rank: int | None, store: Store) -> tuple[Any, Any]:
         make = self._originals["_new_process_group_helper"]
         with self._naming(f"{self._forming}/{call.name}"):
             return make(  # type: ignore[no-any-return]
@@ -259,8 +264,8 @@ class World:
             )
 
     def _rendezvous(self, *args: Any, **options: Any) -> Iterator[tuple[Store, int, int]]:
-        assert self._pretended is not None
-        yield (HashStore(), *self._pretended)
+        assert self._pretence is not None
+        yield HashStore(), self._pretence.rank, self._pretence.world_size
 
     def _is_lone(self, group: Any) -> bool:
         found = group if group is not None else c10d._world.default_pg
@@ -275,8 +280,9 @@ class World:
             setattr(c10d, name, self._originals.pop(name))
 
     def _end_pretence(self) -> None:
-        if self._pretended is not None:
-            self._pretended = None
+        if self._pretence is not None:
+            self._pretence.over = True
+            self._pretence = None
             self._restore("rendezvous", "_store_based_barrier")
             self._objects.remove()
 
@@ -319,24 +325,19 @@ class World:
     def _form(self, calls: list[GroupCall], plan: WorldPlan, rank: int, client: TCPStore) -> None:
         root = PrefixStore(prefix(plan.generation), client)
         self._forming = plan.generation
-        pretended, self._pretended = self._pretended, None
         self.members = Members.of(plan)
-        try:
-            default = self._form_one(calls[0], plan, rank, PrefixStore("default_pg", root))
-            c10d._update_default_pg(default)
-            c10d._world.pg_group_ranks[default] = {member: member for member in range(plan.world_size)}
-            store = c10d._world.pg_map[default][1]
-            for call in calls[1:]:
-                ranks = self.members.present(call.ranks)
-                if not ranks:
-                    continue
-                group = self._form_one(call, plan, rank, store)
-                if call.handle is not None:
-                    c10d._world.pg_group_ranks[group] = {member: at for at, member in enumerate(ranks)}
-                    call.handle.swap(group)
-        except BaseException:
-            self._pretended = pretended
-            raise
+        default = self._form_one(calls[0], plan, rank, PrefixStore("default_pg", root))
+        c10d._update_default_pg(default)
+        c10d._world.pg_group_ranks[default] = {member: member for member in range(plan.world_size)}
+        store = c10d._world.pg_map[default][1]
+        for call in calls[1:]:
+            ranks = self.members.present(call.ranks)
+            if not ranks:
+                continue
+            group = self._form_one(call, plan, rank, store)
+            if call.handle is not None:
+                c10d._world.pg_group_ranks[group] = {member: at for at, member in enumerate(ranks)}
+                call.handle.swap(group)
 
     def _form_one(self, call: GroupCall, plan: WorldPlan, rank: int, store: Store) -> Any:
         ranks = self.members.present(call.ranks)
@@ -344,7 +345,7 @@ class World:
         position = ranks.index(rank) if rank in ranks else None
         if call.is_default:
             now.size, position = plan.world_size, rank
-        group, _ = self._build(now, position, store)
+        group, _ = self._build_real(now, position, store)
         if isinstance(group, dist.ProcessGroup):
             c10d._set_pg_timeout(call.timeout, group)
         return group

@@ -1,4 +1,4 @@
-"""Point the model's DDP wrappers at the new groups, with one bucket layout on all ranks.
+"""Point the process's DDP wrappers at the new groups, with one bucket layout on all ranks.
 
 DDP sums gradients in buckets. After the first backward pass it rebuilds them in the order in which gradients arrive, so
 a newcomer starts with other buckets than the survivors have: sizes differ, which kills gloo, or only the order, which
@@ -16,8 +16,12 @@ Rules:
 5. With `find_unused_parameters=True` DDP never rebuilds, and nothing has to be imposed. With `static_graph=True` a
    process's first iteration communicates otherwise than later ones, so a newcomer cannot join survivors: that is
    refused on all ranks.
+6. All living wrappers of the process are pointed, whether or not the training state holds them: a state may be given
+   the bare model. Their number, order and parameters are compared across ranks, and one collective over the group of
+   each proves that all its holders are in the same one.
 """
 
+import gc
 import hashlib
 import weakref
 from dataclasses import dataclass
@@ -30,8 +34,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.groups.lone import finished
 from taskd.adaptors.groups.world import World
+from taskd.adaptors.groups.wrappers import line_of
 from taskd.adaptors.training.state import TrainState
-from taskd.errors import RebuildError
+from taskd.errors import RebuildError, RefusedError
 from taskd.wire.messages import Condition, WorldPlan
 
 Layout = list[list[int]]
@@ -48,16 +53,24 @@ class RepointReport:
 
 
 def repoint(state: TrainState, world: World, plan: WorldPlan) -> RepointReport:
-    """Point every DDP wrapper in `state` at the groups that `world` has formed, and agree on the bucket layouts.
+    """Point every DDP wrapper of the process at the groups that `world` has formed, and agree on the bucket layouts.
 
     Collective over the default group. To be called after `World.rebuild` and before `restore`.
 
     Raises:
-        RebuildError: the ranks' models differ, or a layout could not be imposed or agreed on.
+        RefusedError: the ranks have other wrappers than one another.
+        RebuildError: a layout could not be imposed or agreed on, or a peer died.
     """
-    wrappers = state.parts.wrappers()
-    if not wrappers:
-        return RepointReport(0, 0)
+    try:
+        return _repoint(state, world, plan)
+    except RuntimeError as error:
+        raise RebuildError(
+            f"the ranks did not agree on their DDP wrappers: {error}; a peer died: the next generation decides"
+        ) from error
+
+
+def _repoint(state: TrainState, world: World, plan: WorldPlan) -> RepointReport:
+    wrappers = _compared(state)
     condition = state.condition()
     counts = state.has_committed or (plan.adopt and condition is Condition.STEPPED)
     groups = [world.current(wrapper.process_group) for wrapper in wrappers]
@@ -67,13 +80,57 @@ def repoint(state: TrainState, world: World, plan: WorldPlan) -> RepointReport:
         _point(wrapper, group)
         # A step that was cut off between two shares of the batch has left these as they are within `no_sync()`.
         wrapper.require_backward_grad_sync = wrapper.require_forward_param_sync = True
-    try:
-        adopted = _agree(wrappers, groups, condition is Condition.EMPTY, plan.target_step)
-    except RuntimeError as error:
-        raise RebuildError(
-            f"the ranks did not agree on DDP's buckets: {error}; a peer died: the next generation decides"
-        ) from error
+    adopted = _agree(wrappers, groups, condition is Condition.EMPTY, plan.target_step) if wrappers else 0
+    for index, wrapper in enumerate(wrappers):
+        _prove(index, wrapper)
     return RepointReport(len(wrappers), adopted)
+
+
+def _compared(state: TrainState) -> list[DistributedDataParallel]:
+    """Return the living wrappers, when every rank has the same."""
+    wrappers = state.parts.wrappers()
+    table = _all(_row([len(wrappers)]))
+    if any(int(row[0]) != len(wrappers) for row in table):
+        del wrappers
+        gc.collect()  # what a script has dropped may live on in a cycle, here and not there
+        wrappers = state.parts.wrappers()
+        table = _all(_row([len(wrappers)]))
+    counts = [int(row[0]) for row in table]
+    lines = ", ".join(line_of(wrapper) for wrapper in wrappers) or "none"
+    if len(set(counts)) > 1:
+        raise RefusedError(
+            f"the ranks have {counts} DDP wrappers, expected the same number; those of rank {dist.get_rank()} were "
+            f"made at: {lines}. Make each one before the resilient function, or anew whenever it is entered"
+        )
+    models = [_digest([list(parameter.shape) for parameter in _parameters(wrapper)]) for wrapper in wrappers]
+    different = [rank for rank, row in enumerate(_all(_row([0, *models]))) if row.tolist() != [0, *models]]
+    if different:
+        raise RefusedError(
+            f"ranks {different} have DDP wrappers of other models, or in another order, than rank {dist.get_rank()}, "
+            f"whose were made at: {lines}; expected the same on all ranks"
+        )
+    return wrappers
+
+
+def _prove(index: int, wrapper: DistributedDataParallel) -> None:
+    """Have all holders of a wrapper meet in its own group, before a step relies on that.
+
+    Raises:
+        RebuildError: they do not.
+    """
+    group = wrapper.process_group
+    mine = _row([index, _digest([str(group.group_name)]), len(_parameters(wrapper))])
+    everyone = [torch.zeros_like(mine) for _ in range(group.size())]
+    dist.all_gather(everyone, mine, group=group)
+    if any(not torch.equal(mine, theirs) for theirs in everyone):
+        raise RebuildError(
+            f"DDP wrapper {index}, made at {line_of(wrapper)}, meets {[theirs.tolist() for theirs in everyone]} in its "
+            f"group, expected {mine.tolist()} of all; the scripts of the ranks differ"
+        )
+
+
+def _row(numbers: list[int]) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int64, device=torch.device(c10d._get_object_coll_device()))
 
 
 def layout_of(wrapper: DistributedDataParallel) -> Layout:
@@ -186,14 +243,7 @@ def _refuse_static_graph(wrapper: DistributedDataParallel, rows: list[list[int]]
 def _gather(rows: list[list[Any]]) -> list[list[list[int]]]:
     """Return `rows` of every rank; the number of rows must be the same everywhere."""
     device = torch.device(c10d._get_object_coll_device())
-    mine = torch.tensor([[len(rows), 0, 0], *rows], dtype=torch.int64, device=device)
-    counts = _all(mine[0].contiguous())
-    if any(int(count[0]) != len(rows) for count in counts):
-        raise RebuildError(
-            f"the ranks have {[int(count[0]) for count in counts]} DDP wrappers in their TrainState; "
-            "expected the same everywhere"
-        )
-    return [theirs.tolist() for theirs in _all(mine[1:].contiguous())]
+    return [theirs.tolist() for theirs in _all(torch.tensor(rows, dtype=torch.int64, device=device))]
 
 
 def _all(mine: torch.Tensor) -> list[torch.Tensor]:
@@ -218,5 +268,5 @@ def _send_layout(layout: Layout, source: int, wrapper: DistributedDataParallel) 
     return received[:-1]
 
 
-def _digest(layout: Layout) -> int:
-    return int.from_bytes(hashlib.blake2b(repr(layout).encode(), digest_size=8).digest(), "big") >> 1
+def _digest(thing: Layout | list[str]) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(thing).encode(), digest_size=8).digest(), "big") >> 1

@@ -10,11 +10,13 @@ Rules:
 4. In the full world there is one share, of scale 1, and nothing is done for it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+Wrappers = Callable[[], list[DistributedDataParallel]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +44,16 @@ class MicroBatches:
     """
 
     def __init__(self) -> None:
-        self._wrappers: Sequence[DistributedDataParallel] = ()
+        self._wrappers: Wrappers = list
         self._shares: tuple[MicroBatch, ...] | None = None
         self._full = True
         self.used = False
 
-    def enter(self, rank: int, world_size: int, replicas: int, wrappers: Sequence[DistributedDataParallel]) -> None:
-        """This process has the rank `rank` of `world_size` now, and the global batch is made for `replicas`."""
+    def enter(self, rank: int, world_size: int, replicas: int, wrappers: Wrappers) -> None:
+        """This process has the rank `rank` of `world_size` now, and the global batch is made for `replicas`.
+
+        `wrappers` tells those which there are: they are not kept alive here.
+        """
         self._wrappers = wrappers
         self._shares = shares(rank, world_size, replicas)
         self._full = world_size == replicas
@@ -78,7 +83,7 @@ class MicroBatches:
             self._synchronise(True)
 
     def _synchronise(self, wanted: bool) -> None:
-        for wrapper in self._wrappers:
+        for wrapper in self._wrappers():
             wrapper.require_backward_grad_sync = wanted  # what `no_sync()` sets
 
 

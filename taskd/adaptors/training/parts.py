@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DistributedSampler, Sampler
 
+from taskd.adaptors.groups.wrappers import living, watching
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.loading import Meter
 from taskd.errors import ConfigError, RestoreError
@@ -65,7 +66,9 @@ class Parts:
         return [name for name in self.positions if name not in packed]
 
     def wrappers(self) -> list[DistributedDataParallel]:
-        """Return every DDP wrapper in the modules."""
+        """Return every DDP wrapper of the process, or of the modules where nobody watches them being made."""
+        if watching():
+            return living()
         return [m for root in self.modules for m in root.modules() if isinstance(m, DistributedDataParallel)]
 
     def parameters(self) -> list[torch.nn.Parameter]:

@@ -184,7 +184,7 @@ class TrainState:
     def enter_world(self, slot: int, rank: int, world_size: int, replicas: int) -> None:
         """Say that the job's rank `slot` is `rank` of `world_size` now, and that the full world has `replicas`."""
         self._rank = slot
-        self._batches.enter(rank, world_size, replicas, self.parts.wrappers())
+        self._batches.enter(rank, world_size, replicas, self.parts.wrappers)
 
     @property
     def uses_microbatches(self) -> bool:
