@@ -131,6 +131,7 @@ def _tempo(source: Source) -> Tempo:
         phase_s=source.seconds(settings.HANG_PHASE_S),
         floor_s=source.seconds(settings.HANG_MIN_S),
         factor=source.whole(settings.HANG_FACTOR),
+        patience_s=source.seconds(settings.HANG_PATIENCE_S),
     )
 
 

@@ -167,6 +167,12 @@ HANG_PHASE_S = Setting(
     "The same in the first evaluation and in the first checkpoint; later ones may take 3 times as long as the longest.",
     0.5, 7 * _DAY_S,
 )  # fmt: skip
+HANG_PATIENCE_S = Setting(
+    "TASKD_HANG_PATIENCE_S", "hang_patience_s", Kind.SECONDS, f"{_TEMPO.patience_s:g}", _MANAGER,
+    "A rank that holds the others up and may be at work, as one that computes, reads, writes, sleeps or waits for a "
+    "child, is told of at once and replaced only after so long, and not before 3 times the longest gap that the job "
+    "has shown. That spends no restart. A hang that is proven is not waited for.", 0, 7 * _DAY_S,
+)  # fmt: skip
 NODE_CHECK = Setting(
     "TASKD_NODE_CHECK", None, Kind.SWITCH, "off", _AGENT,
     "Nodes are checked before they may train: each for itself, and in pairs. The same as torchrun's `--node-check`.",

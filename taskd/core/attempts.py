@@ -74,6 +74,10 @@ class Attempts(JobState):
             self._order(Order.PAUSE, reason=self._need_record().reason)
 
     def _charge(self, ranks: list[int]) -> bool:
+        if self._free:
+            self._free = False
+            self._out.append(Note("no restart is spent: the hang is not proven"))
+            return True
         causes, budget = self._need_record().causes, self.budget or Budget()
         charge = budget.charge([self._fault(rank, causes.get(rank, "")) for rank in ranks], now_s=self._now_s)
         if not charge.granted:

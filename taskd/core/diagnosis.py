@@ -12,6 +12,7 @@ Rules:
 """
 
 from collections.abc import Collection, Mapping
+from itertools import takewhile
 from typing import Final
 
 from taskd.core.account import accusation, finding, suffering
@@ -30,9 +31,15 @@ from taskd.core.hangs import (
     unknown,
     waits_on_device,
 )
+from taskd.core.proof import CERTAIN, prove
 from taskd.core.rhythm import Hang
 from taskd.core.scene import Cut, Found, Rule, Scene
 from taskd.core.verdict import Finding, Kind, Verdict, names, ranked
+
+_STACKS_TOLD: Final = 2
+_FRAMES_TOLD: Final = 6
+_OURS: Final = "/taskd/adaptors/"
+"""What lies above the training function is of no use."""
 
 
 def diagnose(
@@ -75,18 +82,34 @@ def lost_with_node(ranks: Collection[int], text: str) -> Verdict:
 def _verdict(scene: Scene, rule: Rule, found: Found) -> Verdict:
     facts = ranked(found.facts)
     kind = found.kind or facts[0].kind
+    proof = CERTAIN
+    if scene.hang is not None:
+        proof, left = prove(scene, found, kind)
+        facts = ranked(left)
+        kind = found.kind or facts[0].kind
     culprits = {fact.rank for fact in facts}
     waiting, failed = _victims(scene, culprits) if rule.suffering else ({}, [])
     sentences = [accusation(facts, scene.evidence) or kind.value, suffering(waiting, failed)]
     reasons = [*dict.fromkeys(found.reasons or (rule.reason,)), *([scene.hang.reason] if scene.hang else ())]
     told = ". ".join(sentence[0].upper() + sentence[1:] for sentence in sentences if sentence)
+    stacks = "" if proof.proven else _stacks(scene, culprits)
+    certain = "" if not proof.why else f" Proven: {proof.why}." if proof.proven else f" Not proven: {proof.why}."
     return Verdict(
         kind=kind,
         culprits=tuple(sorted(culprits)),
         victims=tuple(sorted({*waiting, *failed})),
-        sentence=f"{told}. Why: {'; '.join(reasons)}.",
+        sentence=f"{told}. Why: {'; '.join(reasons)}.{certain}{stacks}",
         facts=ranked([*facts, *_besides(scene, kind)]),
+        proven=proof.proven,
+        proof=proof.why,
     )
+
+
+def _stacks(scene: Scene, culprits: Collection[int]) -> str:
+    """Where those are that may be at work, for people."""
+    stacks = ((rank, scene.evidence[rank].stack) for rank in sorted(culprits)[:_STACKS_TOLD] if rank in scene.evidence)
+    told = ((rank, list(takewhile(lambda frame: _OURS not in frame, stack))[:_FRAMES_TOLD]) for rank, stack in stacks)
+    return "".join(f" Stack of rank {rank}: {', called by '.join(stack)}." for rank, stack in told if stack)
 
 
 def _victims(scene: Scene, culprits: Collection[int]) -> tuple[dict[int, Collective | None], list[int]]:

@@ -49,6 +49,30 @@ class Child:
 
 
 @dataclass(frozen=True, slots=True)
+class Stillness:
+    """What the threads of a process have done between two looks. taskd's own threads do not count.
+
+    Attributes:
+        window_s: between the looks.
+        main: what the main thread waits for.
+        ran: threads that have run, come or gone, the busiest in front: as many as are worth telling.
+        share: of one core, that they have used.
+        waits: threads whose sleep may end from elsewhere: a child, a socket, a file, a timer.
+        io_bytes: that the process has read and written, sockets and pipes included.
+        disks_idle: no disk of the machine has done anything.
+
+    """
+
+    window_s: float
+    main: str = ""
+    ran: tuple[str, ...] = ()
+    share: float = 0.0
+    waits: tuple[str, ...] = ()
+    io_bytes: int | None = None
+    disks_idle: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Process:
     """What /proc says.
 
@@ -70,6 +94,8 @@ class Process:
     state_s: float | None = None
     children: tuple[Child, ...] = ()
     orphans: tuple[Child, ...] = ()
+    still: Stillness | None = None
+    """None if it was not looked at twice."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from taskd.core.account import finding, operation
 from taskd.core.conditions import Row, condition_of_hang, waits_by_stack
 from taskd.core.evidence import Collective, Evidence, Standing
 from taskd.core.mismatch import majority
+from taskd.core.proof import doubt
 from taskd.core.scene import Found, Scene, accuse
 from taskd.core.verdict import Kind, names
 from taskd.core.waits import UNANSWERED_S, find_circles
@@ -134,7 +135,8 @@ def in_circle(scene: Scene) -> Found | None:
         return None
     waiting = scene.waits.waiting
     accused: dict[int, Collective] = {}
-    for circle in find_circles(scene.waits):
+    circles = find_circles(scene.waits)
+    for circle in circles:
         places = {(waiting[rank].comm, waiting[rank].number) for rank in circle}
         inside = {rank: call for rank, call in waiting.items() if (call.comm, call.number) in places}
         usual = majority(Counter((call.comm, call.number) for call in inside.values()))
@@ -144,7 +146,7 @@ def in_circle(scene: Scene) -> Found | None:
         finding(rank, Kind.OP_MISMATCH, scene.evidence[rank], late.get(rank), f": it waits in {operation(call)}")
         for rank, call in accused.items()
     ]
-    return Found(facts) if facts else None
+    return Found(facts, doubt=doubt(scene.evidence[rank] for circle in circles for rank in circle)) if facts else None
 
 
 def presumed(scene: Scene) -> Found | None:

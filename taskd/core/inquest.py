@@ -8,12 +8,14 @@ Rules:
    alive: the step is done again.
 3. An agent that does not answer is waited for as long as it may be silent: whether its node is lost is not judged here.
    One that is heard is asked again. A verdict that names all ranks is only told, until it has come again and again.
-4. A verdict is told once for a fault, and again only if its kind or its culprits change.
-5. Slow ranks and losses that are not finite are told and change nothing.
+4. A verdict on a hang that is not proven is told at once, and acted upon when patience is over (`core/watch.py`). That
+   spends no restart: it may have been a false alarm.
+5. A verdict is told once for a fault, and again only if its kind or its culprits change.
+6. Slow ranks and losses that are not finite are told and change nothing.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from taskd.core.attempts import Attempts
 from taskd.core.diagnosis import lost_with_node
@@ -60,8 +62,16 @@ class Inquest(Notices):
                 self._close_case()
                 self.watch.close()
             self.step = max(self.step, step)
+            self._note_end_of_doubt()
             if status.spans:
                 self.note_spans(status.spans)
+
+    def _note_end_of_doubt(self) -> None:
+        doubt, rhythm = self.watch.doubt, self.watch.rhythm.rhythm
+        if doubt is not None and rhythm.step > doubt.step:
+            self.watch.doubt = None
+            took_s = (rhythm.progress_s or self._now_s) - doubt.since_s
+            self._out.append(Note(f"the job gets on: it was at work for {took_s:.1f} s, which is known from now on"))
 
     def note_testimony(self, agent_id: str, inquiry: int, evidence: Mapping[int, Evidence]) -> None:
         """What an agent knows of its processes."""
@@ -126,6 +136,8 @@ class Inquest(Notices):
                 self._out.append(Note(f"no step for {hang.silent_s:.1f} s: it is the {activity.value}"))
             self._withdraw()
             return
+        if verdict is not None and self._waits_for(verdict):
+            return
         alarms = self.watch.alarm()
         if self.policy.recover_hangs and verdict is not None and self._may_condemn(verdict, alarms):
             self._condemn(verdict)
@@ -134,6 +146,18 @@ class Inquest(Notices):
             self.tell_verdict()
             self._close_case()
             self._withdraw()
+
+    def _waits_for(self, verdict: Verdict) -> bool:
+        """Whoever may be at work is told of at once, and is waited for."""
+        before, hang = self.watch.doubt, self.watch.hang
+        if verdict.proven or not self.watch.wait(self.faults + 1, self._now_s):
+            return False
+        if before is None or hang is None or before.since_s != hang.since_s:
+            self._open_case()
+            self.tell_verdict()
+            self._close_case()
+        self._withdraw()
+        return True
 
     def overdue(self) -> bool:
         """The time for answers is over. True if the answers that are missing are not waited for any longer."""
@@ -164,6 +188,12 @@ class Inquest(Notices):
     def _condemn(self, verdict: Verdict) -> None:
         """Whoever the verdict names is replaced; if it names nobody, every process may go on."""
         causes = {rank: verdict.kind.value for rank in _named(verdict) if rank in self.world.ranks}
+        doubt, hang = self.watch.doubt, self.watch.hang
+        if doubt is not None and hang is not None and (doubt.since_s, doubt.fault) == (hang.since_s, self.faults):
+            self._open_case(again=True)
+        self._free = not verdict.proven
+        if self._free:
+            self.watch.interrupt(self._now_s)
         for rank in causes:
             self.world.replace(rank, self._now_s, joins=True)
         self._begin(causes or {min(verdict.victims or self.world.ranks): verdict.kind.value})
@@ -198,8 +228,8 @@ class Inquest(Notices):
         self._not_finite.clear()
         self.watch.begin(self._now_s)
 
-    def _open_case(self) -> None:
-        self.faults += 1
+    def _open_case(self, *, again: bool = False) -> None:
+        self.faults += not again
         self._open, self._told = True, None
         self._opened_at = max(self.step, self.watch.newest_step())
         self._fault_since_s = self._now_s if self._fault_since_s is None else self._fault_since_s
@@ -212,6 +242,9 @@ class Inquest(Notices):
         verdict = self.watch.verdict(self.world.ranks, self._now_s)
         if verdict is None:
             return
+        if self.record is None and not verdict.proven and self.policy.recover_hangs:
+            text = f"Unless it gets on, it is recovered from in {self.watch.patience_s:.0f} s (TASKD_HANG_PATIENCE_S)."
+            verdict = replace(verdict, sentence=f"{verdict.sentence} {text}")
         if self.record is not None:
             self.record.verdict = verdict
             self.record.step = max(self.record.step, self.watch.newest_step())

@@ -59,6 +59,8 @@ class JobState:
     """All have paused, but too few nodes of the last world are known to know of the next one."""
     _echoes: set[str] = field(default_factory=set)
     """Agents that are known to know."""
+    _free: bool = False
+    """The next fault spends no restart: perhaps it is none."""
     _out: list[Action] = field(default_factory=list)
 
     def _echoed(self, status: NodeStatus) -> bool:

@@ -65,6 +65,10 @@ class Tempo:
     settled_steps: int = 200
     slack: float = 2.0
     """Of the longest gap that was seen."""
+    patience_s: float = 600.0
+    """Who may be at work is waited for so long after it was told..."""
+    patience_gaps: float = 3.0
+    """... and so many times the longest gap that the job has shown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,9 @@ Rules:
    step now and then is a later verdict on true hangs, where that step is not much shorter than the limit without it.
 2. What cannot be known is the first long gap of its sort. Up to 40 usual steps (or 2 s) none raises an alarm in the
    first 200 steps. After those, the first one of more than 3 usual steps and 2 s does, unless it is announced.
-3. A hang is the job's: no rank gets on. A rank that alone stays behind is named by `JobRhythm.lagging`.
-4. Memory is constant for the job, and one number pair for each rank. A step costs one search in 128 numbers.
+3. What was interrupted because it took too long counts as such a gap: done again, it may take as long, and longer.
+4. A hang is the job's: no rank gets on. A rank that alone stays behind is named by `JobRhythm.lagging`.
+5. Memory is constant for the job, and one number pair for each rank. A step costs one search in 128 numbers.
 """
 
 from bisect import bisect_left, insort
@@ -93,6 +94,8 @@ class Rhythm:
     _away_s: float = 0.0
     """How much of the time since then was announced."""
     _phases: dict[Activity, deque[float]] = field(default_factory=dict)
+    longest_s: float = 0.0
+    """The longest time that the job has taken for anything but its first steps."""
 
     @property
     def usual_s(self) -> float | None:
@@ -114,6 +117,7 @@ class Rhythm:
         self._known += steps
         if usual_s is not None and self._known > self.tempo.few_steps:
             gap_s = elapsed_s - (steps - 1) * usual_s
+            self.longest_s = max(self.longest_s, gap_s)
             if gap_s > self.tempo.factor * usual_s:
                 self._gaps.add(self.step, gap_s)
         self._usual.add(elapsed_s / steps)
@@ -125,8 +129,20 @@ class Rhythm:
         if self.activity is not Activity.TRAINING:
             lasted_s = at_s - self.progress_s
             self._phases.setdefault(self.activity, deque(maxlen=_PHASES_KEPT)).append(lasted_s)
+            self.longest_s = max(self.longest_s, lasted_s)
             self._away_s += lasted_s
         self.activity, self.progress_s = activity, at_s
+
+    def interrupt(self, at_s: float) -> None:
+        """What has been going on is ended by us, and may have been work: it is known from now on."""
+        if self.progress_s is None:
+            return
+        lasted_s = at_s - self.progress_s
+        self.longest_s = max(self.longest_s, lasted_s)
+        if self.activity is Activity.TRAINING:
+            self._gaps.add(self.step, lasted_s)
+        else:
+            self._phases.setdefault(self.activity, deque(maxlen=_PHASES_KEPT)).append(lasted_s)
 
     @property
     def limit_s(self) -> float:

@@ -70,6 +70,8 @@ class Found:
     kind: Kind | None = None
     """Of a verdict without a culprit."""
     reasons: Collection[str] = field(default_factory=tuple)
+    doubt: str = ""
+    """Why it is not certain, though its kind would be."""
 
 
 @dataclass(frozen=True, slots=True)

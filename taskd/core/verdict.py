@@ -85,6 +85,10 @@ class Verdict:
     victims: tuple[int, ...]
     sentence: str
     facts: tuple[Finding, ...]
+    proven: bool = True
+    """Nobody who is named can go on by himself. A death proves itself; of a hang, see `core/proof.py`."""
+    proof: str = ""
+    """Of a hang: why that is certain, or why it is not."""
 
 
 def precedence(kind: Kind) -> int:

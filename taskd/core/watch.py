@@ -6,9 +6,12 @@ Rules:
    Only nodes with a rank that trains count: a script without the SDK has no rhythm, and is never said to hang.
 2. A hang is a suspicion until the ranks are asked. It is withdrawn if one of them has got on meanwhile, or if nothing
    but silence speaks against them and one evaluates or writes a checkpoint: then that is the rhythm of such a phase.
-3. Alarms at one and the same step are the script's own way of working, more likely with each: the second needs
+3. A suspicion that is not proven (`core/proof.py`) is told once. Then the ranks are asked again and again, ever more
+   rarely: if it is proven by then, or patience is over, it is acted upon. Patience is a setting, and at least some
+   times the longest gap that the job has shown. What was interrupted so counts as such a gap.
+4. Alarms at one and the same step are the script's own way of working, more likely with each: the second needs
    `AGAIN_S[0]` of silence, each further one `AGAIN_S[1]`. So a gap that nobody could know does not end a job.
-4. Evidence of a process that has ended stays until training goes on; its ages grow.
+5. Evidence of a process that has ended stays until training goes on; its ages grow.
 """
 
 from collections.abc import Collection, Mapping
@@ -25,6 +28,9 @@ from taskd.wire.messages import Progress
 AGAIN_S: Final = (60.0, 1800.0)
 ANSWER_S: Final = 0.5
 """For so long the answers of the agents are waited for."""
+ASK_AGAIN_S: Final = 2.0
+"""After a suspicion that is not proven, the next question comes so much later, and after a quarter of the silence."""
+_RARER: Final = 0.25
 _ACTIVITIES: Final = {Standing.EVALUATION: Activity.EVALUATION, Standing.CHECKPOINT: Activity.CHECKPOINT}
 _SILENCE: Final = (
     *PRESUMED,
@@ -36,6 +42,28 @@ _SILENCE: Final = (
     Kind.SILENT,
 )
 """What a rank that evaluates or writes looks like to those that wait for it, too."""
+
+_ASLEEP: Final = (Kind.DEADLOCK, Kind.BLOCKED, Kind.GIL_HELD)
+"""If it is proven that these sleep for good, no phase explains it."""
+
+
+@dataclass(slots=True)
+class Doubt:
+    """A suspicion that was told and is not proven.
+
+    Attributes:
+        since_s: since when there was no progress.
+        fault: the number that it was told by.
+        until_s: when patience is over.
+        next_s: when the ranks are asked again.
+
+    """
+
+    since_s: float
+    step: int
+    fault: int
+    until_s: float
+    next_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -58,6 +86,8 @@ class Watch:
     """Nodes with a rank that trains."""
     _alarm: tuple[int, int] = (-1, 0)
     """The step of the newest alarm, and how many there were at it."""
+    doubt: Doubt | None = None
+    """The suspicion that is not proven, as long as it lasts."""
 
     def __post_init__(self) -> None:
         """Nothing is known yet."""
@@ -69,6 +99,7 @@ class Watch:
         """Training starts, or starts again."""
         self.rhythm.begin(now_s)
         self._active.clear()
+        self.doubt = None
         self.close()
 
     def progress(self, place: int, progress: Progress | None, now_s: float) -> None:
@@ -96,6 +127,8 @@ class Watch:
         step, times = self._alarm
         if times and step >= rhythm.step:
             deadline_s = max(deadline_s, rhythm.progress_s + AGAIN_S[min(times, len(AGAIN_S)) - 1])
+        if self.doubt is not None and self.doubt.since_s == rhythm.progress_s:
+            deadline_s = max(deadline_s, self.doubt.next_s)
         return deadline_s
 
     def suspicion(self, now_s: float) -> Hang | None:
@@ -144,7 +177,7 @@ class Watch:
 
     def excuse(self, verdict: Verdict | None) -> Activity | None:
         """The phase that explains the silence, from now on known to the rhythm; None if none does."""
-        if self.hang is None or (verdict is not None and verdict.kind not in _SILENCE):
+        if self.hang is None or (verdict is not None and not _may_be_silence(verdict)):
             return None
         for rank, (known, _) in sorted(self._evidence.items()):
             activity = _ACTIVITIES.get(known.standing) if known.standing is not None and not known.gone else None
@@ -153,6 +186,25 @@ class Watch:
                 self.rhythm.announce(place, activity, self.hang.since_s)
                 return activity
         return None
+
+    @property
+    def patience_s(self) -> float:
+        """How long after it was told whoever may be at work is waited for."""
+        return max(self.tempo.patience_s, self.tempo.patience_gaps * self.rhythm.rhythm.longest_s)
+
+    def wait(self, fault: int, now_s: float) -> bool:
+        """The suspicion is not proven. False if patience is over; else it is asked about again."""
+        hang, doubt = self.hang, self.doubt
+        if hang is None:
+            return False
+        if doubt is None or doubt.since_s != hang.since_s:
+            doubt = self.doubt = Doubt(hang.since_s, hang.step, fault, until_s=now_s + self.patience_s)
+        doubt.next_s = min(now_s + max(ASK_AGAIN_S, _RARER * hang.silent_s), max(doubt.until_s, now_s))
+        return now_s < doubt.until_s
+
+    def interrupt(self, now_s: float) -> None:
+        """What may have been work is ended by us."""
+        self.rhythm.rhythm.interrupt(now_s)
 
     def alarm(self) -> int:
         """The suspicion was well founded, as far as can be said: how many alarms that makes at this step."""
@@ -166,6 +218,10 @@ class Watch:
         self.hang, self.asked_s = None, None
         self._answered.clear()
         self._evidence.clear()
+
+
+def _may_be_silence(verdict: Verdict) -> bool:
+    return verdict.kind in _SILENCE and not (verdict.proven and verdict.kind in _ASLEEP)
 
 
 def _aged(known: Evidence, more_s: float) -> Evidence:

@@ -5,7 +5,8 @@ Rules:
 1. `threading` does not know them: a script that joins all threads, or counts them, finds its own alone.
 2. They block every signal. A handler runs only when the main thread, or a thread of the script, lets its signal in.
 3. A thread that logs is entered into `threading`'s list by `logging`; it takes itself out with `forget`.
-4. As daemons they do not keep the process alive. In a forked child they are not.
+4. The kernel knows them by their names, so that nobody takes them for the script's (`threads.py`).
+5. As daemons they do not keep the process alive. In a forked child they are not.
 """
 
 import _thread
@@ -15,6 +16,8 @@ import signal
 import threading
 from collections.abc import Callable
 from typing import Final
+
+from taskd.runtime.processes import call_me
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +43,7 @@ class HiddenThread:
     def _run(self) -> None:
         ident = threading.get_ident()
         _names[ident] = self.name
+        call_me(self.name)
         try:
             self._target()
         except Exception:

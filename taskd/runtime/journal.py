@@ -110,6 +110,8 @@ def _verdict_fields(told: Diagnosed) -> dict[str, object]:
         "culprits": list(verdict.culprits),
         "victims": list(verdict.victims),
         "sentence": verdict.sentence,
+        "proven": verdict.proven,
+        "proof": verdict.proof,
         "facts": [{"rank": fact.rank, "kind": fact.kind.name, "text": fact.text} for fact in verdict.facts],
         "step": told.step,
         "generation": told.generation,

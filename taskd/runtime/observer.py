@@ -25,6 +25,8 @@ from taskd.runtime.pace import Pacer
 from taskd.wire.messages import Account, Ask, LastWords, Progress, RankSpan, Refuses, SawNonFinite, Testimony
 
 ACCOUNT_S = 0.2
+SILENT_S = 0.5
+"""A rank that has committed nothing for so long is looked at more closely, in case that it is asked about."""
 LOOK_S = 1.0
 """So often it is seen how fast the ranks are and where they live: at each heartbeat that cost a step 0.2 %."""
 NATIVE_S = 0.06
@@ -62,6 +64,8 @@ class Observer:
             progress = self._progress(box)
             if progress is None:
                 continue
+            if closely and progress.age_s >= SILENT_S:
+                self._crew.witness.watch(rank, progress.step)
             span = self._pacer(rank, pid).look(box, time.monotonic_ns()) if closely else None
             if span is not None:
                 spans.append(span)
@@ -143,6 +147,8 @@ class Observer:
                 evidence[rank] = replace(evidence[rank], native=native)
                 break
             out.append(self._testimony(node, self._answered, evidence))
+            for rank in live:
+                self._crew.witness.watch(rank)  # the next question is about what comes after this one
         return out
 
     def _take(self, node: Node, rank: int) -> Evidence:

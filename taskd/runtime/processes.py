@@ -178,7 +178,7 @@ def end_with(parent: int) -> bool:
 
 
 def call_me(name: str) -> None:
-    """The name of this process for tools, of which the kernel keeps 15 bytes. Called by its main thread."""
+    """The name of the calling thread for tools, at most 15 bytes. The main thread's is the process's."""
     _prctl()(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 

@@ -20,6 +20,7 @@ from taskd.runtime.box_evidence import tell
 from taskd.runtime.cgroups import Counters, Habitat
 from taskd.runtime.disks import full_disk
 from taskd.runtime.processes import ProcessWatch
+from taskd.runtime.threads import Look, compare, look
 from taskd.wire.messages import Account, SawNonFinite
 
 FRESH_S: Final = 5.0
@@ -37,6 +38,10 @@ class _Known:
     incarnation: int
     observer: ProcessWatch
     habitat: Habitat
+    first: Look | None = None
+    """How its threads stood when the job was first seen to be silent."""
+    first_step: int = -2
+    """The step that it stood at then."""
     former: deque[ProcessWatch] = field(default_factory=lambda: deque(maxlen=_MOST_FORMER))
     """Processes that held the rank before, as long as some child of theirs lives."""
     left: dict[int, Child] = field(default_factory=dict)
@@ -75,6 +80,18 @@ class Witness:
             known.observer.look()
             known.habitat.look()
 
+    def watch(self, rank: int, step: int | None = None) -> None:
+        """The rank is silent after this step: see how its threads stand, unless that was seen before.
+
+        Without a step, see it anew, if it was seen at all: the next evidence compares with now. Costs some milliseconds
+        for a process of many threads, once for each step that is watched.
+        """
+        known = self._ranks.get(rank)
+        if known is None:
+            return
+        if step is None or known.first is None or known.first_step != step:
+            known.first, known.first_step = look(known.pid), known.first_step if step is None else step
+
     def hear(self, rank: int, message: Account | SawNonFinite) -> None:
         """The rank's process has said this."""
         known = self._ranks.get(rank)
@@ -107,6 +124,8 @@ class Witness:
         gone = ending is not None or told.get("life_lost") is True
         process = _with_orphans(known.observer.report(ending=gone), known)
         gone = gone or process.state is None
+        if not gone and known.first is not None:
+            process = replace(process, still=compare(pid, known.first))
         evidence = Evidence(
             node=node,
             process=process,

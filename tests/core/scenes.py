@@ -19,6 +19,7 @@ from taskd.core.evidence import (
     PythonError,
     RunState,
     Sender,
+    Stillness,
 )
 from taskd.core.operation import Operation
 from taskd.core.rhythm import Hang
@@ -52,11 +53,15 @@ def history(until: int, comm: int = WORLD, length: int = 12) -> tuple[Collective
     return tuple(call(number, comm) for number in range(until, max(0, until - length), -1))
 
 
+QUIET = Stillness(window_s=1.5, main="a lock, with a time limit", io_bytes=0, disks_idle=False)
+"""Nothing has run but what always does. So is a rank that waits in a collective."""
+
+
 def base(rank: int, world: int) -> Evidence:
     """A rank that is well, with nothing open."""
     return Evidence(
         node=rank // 2,
-        process=Process(pid=4000 + rank, state=RunState.SLEEPING, wchan="futex_wait_queue", busy=0.01),
+        process=Process(pid=4000 + rank, state=RunState.SLEEPING, wchan="futex_wait_queue", busy=0.01, still=QUIET),
         cgroup=Cgroup(oom_kills=0, frozen=False),
         life_lost=False,
         clocks=Clocks(native_s=0.1, gil_s=0.0, main_s=0.0),
@@ -105,9 +110,10 @@ def crashed(signum: int, sender: Sender | None = None, *frames: str) -> Change:
     return both(ended(signum=signum), facts(fatal=fatal))
 
 
-def native(wchan: str, *stack: str, gil_s: float = 0.0) -> Change:
+def native(wchan: str, *stack: str, gil_s: float = 0.0, waits: str = "") -> Change:
     """Python's main thread does not answer."""
-    return both(process(wchan=wchan), facts(clocks=Clocks(0.1, gil_s, 3.0), stack=stack))
+    still = replace(QUIET, waits=(f"its main thread waits for {waits}",) if waits else ())
+    return both(process(wchan=wchan, still=still), facts(clocks=Clocks(0.1, gil_s, 3.0), stack=stack))
 
 
 @dataclass(frozen=True)
@@ -123,6 +129,7 @@ class Fault:
     relative: bool = False
     """It is seen only by comparison with the majority."""
     victims: bool = True
+    proven: bool = True
 
     def evidence(self, culprits: Collection[int] = (2,), world: int = 4) -> dict[int, Evidence]:
         """Of all ranks."""
@@ -152,7 +159,8 @@ def _skips(known: Evidence) -> Evidence:
 
 
 _PEER_LOST: Change = both(ended(status=1, age_s=0.1), facts(error=CLOSED))
-_SLEEPS = process(wchan="0", state=RunState.RUNNING, busy=0.99)
+_RUNS = replace(QUIET, ran=("its main thread ran (99% of a core)",), share=0.99)
+_SLEEPS = process(wchan="0", state=RunState.RUNNING, busy=0.99, still=_RUNS)
 
 FAULTS = {
     "SIGKILL": Fault(Kind.KILLED, ended(signum=9), hang=False, words=("SIGKILL (exit code 137)",)),
@@ -227,7 +235,9 @@ FAULTS = {
         hang=False,
         words=("no space left on /ckpt",),
     ),
-    "disk full, the writer waits": Fault(Kind.DISK_FULL, both(native("balance_dirty_pages"), facts(full_disk="/ckpt"))),
+    "disk full, the writer waits": Fault(
+        Kind.DISK_FULL, both(native("balance_dirty_pages", waits="a write"), facts(full_disk="/ckpt")), proven=False
+    ),
     "host OOM in the cgroup": Fault(
         Kind.OOM_CGROUP,
         both(ended(signum=9), facts(cgroup=Cgroup(oom_kills=1, limit_bytes=1 << 30))),
@@ -254,34 +264,56 @@ FAULTS = {
         Kind.UNINTERRUPTIBLE,
         both(native("nfs_wait"), process(state=RunState.UNINTERRUPTIBLE, state_s=2.0)),
         words=("nfs_wait",),
+        proven=False,
+    ),
+    "uninterruptible sleep, and no disk does anything": Fault(
+        Kind.UNINTERRUPTIBLE,
+        both(
+            native("io_schedule"),
+            process(state=RunState.UNINTERRUPTIBLE, state_s=2.0, still=replace(QUIET, disks_idle=True)),
+        ),
     ),
     "GIL held by a C loop": Fault(
-        Kind.GIL_HELD, native("0", "train.py:7 in loop", gil_s=3.0), words=("train.py:7 in loop",)
+        Kind.GIL_HELD,
+        both(native("0", "train.py:7 in loop", gil_s=3.0), process(still=_RUNS)),
+        words=("train.py:7 in loop", "Not proven: its main thread ran (99% of a core)"),
+        proven=False,
     ),
     "Python deadlock": Fault(
         Kind.DEADLOCK, native("futex_wait_queue", "/usr/lib/python3.11/threading.py:320 in wait", "train.py:7 in f")
     ),
     "blocked in native code": Fault(
-        Kind.BLOCKED, native("hrtimer_nanosleep", "train.py:8 in g"), words=("hrtimer_nanosleep",)
+        Kind.BLOCKED,
+        native("hrtimer_nanosleep", "train.py:8 in g", "train.py:1 in f", waits="a sleep"),
+        words=("hrtimer_nanosleep", "Stack of rank 2: train.py:8 in g, called by train.py:1 in f."),
+        proven=False,
     ),
     "infinite loop in Python": Fault(
-        Kind.LOOP, both(_SLEEPS, facts(stack=("train.py:5 in spin",))), words=("train.py:5 in spin", "99% of a core")
+        Kind.LOOP,
+        both(_SLEEPS, facts(stack=("train.py:5 in spin",))),
+        words=("train.py:5 in spin", "99% of a core"),
+        proven=False,
     ),
     "data loader blocked": Fault(
         Kind.DATA_BLOCKED,
         both(
-            native("do_poll", "/x/torch/utils/data/dataloader.py:1131 in _try_get_data"), process(children=(Child(9),))
+            native("do_poll", "/x/torch/utils/data/dataloader.py:1131 in _try_get_data", waits="a poll"),
+            process(children=(Child(9),)),
         ),
+        proven=False,
     ),
-    "data loader blocked, as the rank says": Fault(Kind.DATA_BLOCKED, facts(data_wait_s=3.0), words=("for 3.0 s",)),
+    "data loader blocked, as the rank says": Fault(
+        Kind.DATA_BLOCKED, both(native("0", waits="a poll"), facts(data_wait_s=3.0)), words=("for 3.0 s",), proven=False
+    ),
     "device hangs before the kernel in which others wait": Fault(
         Kind.DEVICE_BEHIND,
-        both(native("poll_schedule_timeout", "train.py:9 in step"), facts(kernel_s=0.0)),
-        both(native("poll_schedule_timeout"), facts(kernel_s=3.0)),
+        both(native("poll_schedule_timeout", "train.py:9 in step", waits="a poll"), facts(kernel_s=0.0)),
+        both(native("poll_schedule_timeout", waits="a poll"), facts(kernel_s=3.0)),
+        proven=False,
         words=("for 3.0 s, on which no kernel of NCCL runs, at train.py:9 in step", "Ranks 0, 1 and 3 wait"),
     ),
     "behind, nothing known": Fault(
-        Kind.BEHIND, facts(clocks=None, process=None), words=("has not entered allgather 57",)
+        Kind.BEHIND, facts(clocks=None, process=None), words=("has not entered allgather 57",), proven=False
     ),
     "skips a collective, next is another": Fault(
         Kind.SKIPPED,

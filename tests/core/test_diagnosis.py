@@ -38,6 +38,8 @@ def test_each_fault_is_named_with_its_culprit_and_its_victims(fault: Fault) -> N
     assert verdict.sentence.endswith(".")
     assert "Why: " in verdict.sentence
     assert {fact.rank for fact in verdict.facts if fact.kind is fault.kind} == set(verdict.culprits)
+    assert verdict.proven == fault.proven
+    assert bool(verdict.proof) == fault.hang
 
 
 def test_there_is_a_fault_and_a_word_for_each_kind() -> None:
@@ -169,7 +171,7 @@ def test_without_anything_known_no_rank_is_blamed() -> None:
     assert (verdict.kind, verdict.culprits) == (Kind.STALLED, ())
     assert verdict.sentence == (
         "No progress, cause unknown. Why: nothing that is known singles out a rank; "
-        "no progress for 3.1 s after step 41."
+        "no progress for 3.1 s after step 41. Not proven: their threads could not be looked at twice."
     )
 
 

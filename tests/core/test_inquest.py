@@ -6,7 +6,7 @@ import pytest
 
 from taskd.core.evidence import Clocks, Evidence, NonFinite, Standing
 from taskd.core.phases import Note, Phase
-from taskd.core.policy import Strategy
+from taskd.core.policy import Strategy, Tempo
 from taskd.core.verdict import Kind
 from taskd.core.watch import AGAIN_S
 from taskd.wire.messages import Condition, Order, Stage
@@ -211,16 +211,90 @@ def test_a_hang_may_be_only_told() -> None:
     assert len(job.verdicts) == 1
 
 
-def test_a_gap_that_comes_again_after_each_recovery_does_not_end_the_job() -> None:
+def impatient(patience_s: float = 30.0, max_restarts: int = 3) -> Job:
+    """A job whose patience with those that may be at work is short."""
+    return trained(tempo=Tempo(patience_s=patience_s), max_restarts=max_restarts)
+
+
+def asked_again(job: Job, fault: str, until_s: float) -> int:
+    """The job stays silent for so long, and whenever it asks, this is testified; how often that was."""
+    end_s, asked = job.now_s + until_s, 0
+    while job.now_s < end_s and not job.at(Phase.PAUSING):
+        job.silent_for(0.25)
+        if job.at(Phase.STRAYED):
+            asked += 1
+            job.testify(0, seen(fault, job))
+    return asked
+
+
+def test_who_may_be_at_work_is_told_of_at_once_and_replaced_when_patience_is_over() -> None:
+    job = impatient()
+    assert 3 < asked_again(job, "infinite loop in Python", 30.0) < 20
+    assert job.at(Phase.RUNNING)
+    assert job.incarnations == [0, 0, 0, 0]
+    (told,) = job.verdicts
+    assert (told.verdict.proven, told.reported, told.fault) == (False, True, 1)
+    assert told.verdict.sentence.endswith("it is recovered from in 30 s (TASKD_HANG_PATIENCE_S).")
+    asked_again(job, "infinite loop in Python", 5.0)
+    assert job.at(Phase.PAUSING)
+    assert job.incarnations == [0, 0, 1, 0]
+    assert [told.fault for told in job.verdicts] == [1, 1]
+
+
+def test_what_is_proven_later_is_acted_upon_at_once() -> None:
+    job = trained()
+    asked_again(job, "infinite loop in Python", 60.0)
+    assert job.at(Phase.RUNNING)
+    asked_again(job, "Python deadlock", 30.0)
+    assert job.at(Phase.PAUSING)
+    assert [told.verdict.proven for told in job.verdicts] == [False, True]
+    assert [told.fault for told in job.verdicts] == [1, 1]
+
+
+def test_work_that_takes_its_time_is_no_alarm_the_second_time() -> None:
+    job = trained()
+    for _ in range(5):
+        asked_again(job, "blocked in native code", 8.0)
+        job.train(20, STEP_S)
+    assert job.at(Phase.RUNNING)
+    assert len(job.verdicts) == 1
+    assert any(isinstance(action, Note) and "at work for 8" in action.text for action in job.actions)
+
+
+def test_what_was_interrupted_is_done_again_spends_no_restart_and_is_no_alarm_the_second_time() -> None:
+    job = impatient(max_restarts=0)
+    asked_again(job, "blocked in native code", 40.0)
+    assert job.at(Phase.PAUSING)
+    job.paused((2,)).recovered()
+    (success,) = job.successes
+    assert success.record.strategy is Strategy.RECOVER_IN_PLACE
+    job.train(50, STEP_S)
+    assert asked_again(job, "blocked in native code", 40.0) == 0
+    assert job.at(Phase.RUNNING)
+
+
+def test_alarms_without_proof_never_end_a_job_however_often_they_come() -> None:
+    job = impatient(patience_s=5.0)
+    for _ in range(5):
+        job.silent_until_asked(1e6)
+        for _ in range(100_000):
+            if job.at(Phase.PAUSING):
+                break
+            job.silent_for(2.0, beat_s=2.0)
+            if job.at(Phase.STRAYED):
+                job.testify(0, seen("blocked in native code", job))
+        job.paused((2,)).recovered()
+    assert job.at(Phase.RUNNING)
+    assert len(job.successes) == 5
+
+
+def test_of_several_only_those_are_replaced_that_provably_cannot_go_on() -> None:
     job = trained()
     job.silent_for(2.5)
-    job.testify(0, seen("infinite loop in Python", job))
-    job.paused((2,)).recovered()
-    assert job.silent_until_asked(100.0) == pytest.approx(AGAIN_S[0], abs=0.5)
-    job.testify(0, seen("infinite loop in Python", job))
-    job.paused((2,)).recovered()
-    job.silent_for(600.0, beat_s=5.0)
-    assert job.at(Phase.RUNNING)
+    both = seen("SIGSTOP outside of a collective", job) | {1: seen("infinite loop in Python", job, (1,))[1]}
+    job.testify(0, both)
+    assert job.verdicts[-1].verdict.culprits == (2,)
+    assert job.incarnations == [0, 0, 1, 0]
 
 
 def test_scripts_without_progress_are_never_said_to_hang() -> None:

@@ -43,6 +43,11 @@ class FaultJob(Job):
         super().__init__(launcher, folder, RANKS)
         self.plan = plan
 
+    def environment(self) -> dict[str, str | None]:
+        """With the patience of the plan."""
+        patience = {"TASKD_HANG_PATIENCE_S": f"{self.plan.patience_s:g}"} if self.plan.patience_s else {}
+        return {**super().environment(), **patience}
+
     def begin(self, native: Path) -> None:
         """Start it."""
         shutil.copy(native, self.folder / "native.so")

@@ -32,6 +32,7 @@ class Expected:
         recovers: the job interrupts its training and goes on; else it only tells.
         replaced: ranks that must have other processes then.
         facts: kinds that must be told of besides.
+        proven: the verdict is acted upon at once.
 
     """
 
@@ -41,6 +42,7 @@ class Expected:
     recovers: bool
     replaced: tuple[int, ...] = ()
     facts: tuple[str, ...] = ()
+    proven: bool = True
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,8 @@ def _judge_verdict(expected: Expected, seen: Seen) -> list[str]:
         wrong.append(f"kind {kind}, expected {' or '.join(expected.kinds)}")
     if culprits not in expected.culprits:
         wrong.append(f"culprits {list(culprits)}, expected {' or '.join(str(list(one)) for one in expected.culprits)}")
+    if event["proven"] != expected.proven:
+        wrong.append(f"proven {event['proven']}, expected {expected.proven}: {event['proof']}")
     if took_s > expected.limit_s:
         wrong.append(f"verdict after {took_s:.3f} s, expected {expected.limit_s:.3f} s at most")
     missing = set(expected.facts) - {fact["kind"] for fact in seen.verdicts[-1]["facts"]}

@@ -31,6 +31,7 @@ SLOW_S = 20.0
 NODE_LOST_S = 2.0
 SMALL_BYTES = 256 << 20
 PATIENCE_S = 5.0
+SHORT_PATIENCE_S = 3.0
 
 Play = Callable[[FaultJob], list[str]]
 
@@ -50,6 +51,7 @@ class Scene:
         play: called when the job runs; what it returns is wrong.
         cgroup: makes the cgroup that the victim enters.
         nodes: 2: each with half of the ranks.
+        patience_s: with those that may be at work; 0 leaves the default, which no scene waits for.
 
     """
 
@@ -64,11 +66,12 @@ class Scene:
     cgroup: Callable[[str], AbstractContextManager[Path | None]] = field(default=lambda _: nullcontext(None))
     nodes: int = 1
     tells_loss: bool = False
+    patience_s: float = 0.0
 
     def plan(self, folder: Path, cgroup: Path | None) -> Plan:
         """For the ranks."""
         plan = Plan(str(folder), self.fault, self.victims, self.at, self.at + self.after, SETTLED, QUICK_MS, STEP_MS)
-        return replace(plan, cgroup=str(cgroup or ""), tells_loss=self.tells_loss)
+        return replace(plan, cgroup=str(cgroup or ""), tells_loss=self.tells_loss, patience_s=self.patience_s)
 
     @property
     def step_ms(self) -> float:
@@ -92,6 +95,11 @@ def hang(name: str, fault: str, injection: str, *kinds: str) -> Scene:
 def keeps_process(scene: Scene) -> Scene:
     """The culprit may go on in its process: the step is done again."""
     return replace(scene, expected=replace(scene.expected, replaced=()))
+
+
+def unproven(scene: Scene) -> Scene:
+    """It may be work: it is told of as soon as others, and acted upon when patience is over."""
+    return replace(scene, expected=replace(scene.expected, proven=False), patience_s=SHORT_PATIENCE_S)
 
 
 def strike(job: FaultJob) -> int:
@@ -159,12 +167,14 @@ SCENES: tuple[Scene, ...] = (
     hang("SIGSTOP", "stop", "kill(own pid, SIGSTOP)", "STOPPED"),
     replace(hang("freezer", "freeze", "enters a frozen cgroup (v2)", "FROZEN"), cgroup=cgroups.frozen),
     replace(hang("freezer of v1", "freeze", "enters a frozen cgroup (v1)", "FROZEN"), cgroup=cgroups.frozen_by_first),
-    hang("GIL held by a C loop", "gil", "a C function called by ctypes.PyDLL loops", "GIL_HELD"),
+    unproven(hang("GIL held by a C loop", "gil", "a C function called by ctypes.PyDLL loops", "GIL_HELD")),
     hang("uninterruptible sleep", "uninterruptible", "vfork(), whose child never ends", "UNINTERRUPTIBLE"),
     hang("Python deadlock", "deadlock", "two threads take two locks in another order", "DEADLOCK"),
-    hang("store wait", "store", "waits for a key of the store that nobody sets", "BLOCKED"),
-    hang("infinite loop in Python", "loop", "while True: turns += 1", "LOOP"),
-    hang("data loader blocked", "data", "the loader's process reads a pipe that nobody writes to", "DATA_BLOCKED"),
+    unproven(hang("store wait", "store", "waits for a key of the store that nobody sets", "BLOCKED")),
+    unproven(hang("infinite loop in Python", "loop", "while True: turns += 1", "LOOP")),
+    unproven(
+        hang("data loader blocked", "data", "the loader's process reads a pipe that nobody writes to", "DATA_BLOCKED")
+    ),
     keeps_process(hang("a collective skipped", "skip", "leaves out the second all_reduce of a step", *MISMATCHES)),
     hang("left the training early", "leave", "returns from the training function", "SKIPPED"),
     keeps_process(hang("another size", "size", "all_reduce of 32 numbers, the others have 16", "SIZE_MISMATCH")),

@@ -16,7 +16,7 @@ OUTCOME = {rank: {"step": STEPS, "weights": "same"} for rank in range(RANKS)}
 def verdict(at_s: float, kind: str = "STOPPED", culprits: tuple[int, ...] = (2,), fault: int = 1) -> Event:
     facts = [{"rank": rank, "kind": kind, "text": "was seen"} for rank in culprits]
     told: dict[str, Any] = {"fault": fault, "kind": kind, "culprits": list(culprits), "facts": facts}
-    return {"event": "verdict", "monotonic_s": at_s, "sentence": f"{kind} {culprits}", **told}
+    return {"event": "verdict", "monotonic_s": at_s, "sentence": f"{kind} {culprits}", "proven": True, **told}
 
 
 def recovered(at_s: float, *replaced: int) -> Event:
@@ -56,6 +56,10 @@ def test_of_several_faults_the_last_one_counts() -> None:
         (seen(struck_s=None), "the fault itself did not come"),
         (seen(recovered(103.0, 2)), "no verdict"),
         (seen(verdict(102.0, "LOOP"), recovered(103.0, 2)), "kind LOOP"),
+        (
+            seen({**verdict(102.0), "proven": False, "proof": "it ran"}, recovered(103.0, 2)),
+            "proven False, expected True: it ran",
+        ),
         (seen(verdict(102.0, culprits=(1, 2)), recovered(103.0, 2)), r"culprits \[1, 2\]"),
         (seen(verdict(102.2), recovered(103.0, 2)), "verdict after 2.200 s"),
         (seen(verdict(99.0), verdict(102.0, fault=2), recovered(103.0, 2)), "false alarm"),

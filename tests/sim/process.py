@@ -155,7 +155,8 @@ class Process:
         """What could be seen of it, if it runs a script with the SDK."""
         state = RunState.STOPPED if self.hung else RunState.SLEEPING
         standing = Standing.TRAINING if self.trains else Standing.PAUSED
-        return Evidence(process=seen.Process(self.pid, state), step=self.step, standing=standing)
+        still = seen.Stillness(window_s=1.0, main="a lock, with a time limit")
+        return Evidence(process=seen.Process(self.pid, state, still=still), step=self.step, standing=standing)
 
     # ---- its end
 

@@ -1,0 +1,118 @@
+"""Whether a process could still go on: what its threads have done between two looks, and what they wait for."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from taskd.core.evidence import Stillness
+from taskd.runtime.threads import compare, look
+from tests.launch import Launcher
+from tests.runtime.watched import until
+
+pytestmark = pytest.mark.timeout(60)
+WINDOW_S = 0.3
+SET_UP = """
+import ctypes, os, signal, socket, subprocess, sys, threading, time
+from taskd.runtime.processes import call_me
+
+def begin(work, name=""):
+    def run():
+        if name:
+            call_me(name)
+        work()
+    threading.Thread(target=run, daemon=True).start()
+
+def spin():
+    while True:
+        pass
+
+first, second = threading.Lock(), threading.Lock()
+first.acquire(), second.acquire()
+open(sys.argv[1], "w").close()
+"""
+DEADLOCK = "begin(second.acquire); first.acquire()"
+
+
+@pytest.fixture
+def still(launcher: Launcher, tmp_path: Path) -> Callable[[str], Stillness]:
+    """What two looks at a process that runs this program tell."""
+
+    def play(program: str) -> Stillness:
+        ready = tmp_path / str(len(list(tmp_path.iterdir())))
+        process = launcher.start(["python", "-c", SET_UP + program, ready])
+        until(ready.exists, "the program runs")
+        found: list[Stillness] = []
+
+        def settled() -> bool:
+            """Python has come to where it stays: two answers in a row are the same but for numbers."""
+            before = look(process.pid)
+            time.sleep(WINDOW_S)
+            known = compare(process.pid, before) if before is not None else None
+            found.extend([known] if known is not None else [])
+            return len(found) > 1 and found[-1].main == found[-2].main
+
+        until(settled, "it stays where it is")
+        return found[-1]
+
+    return play
+
+
+def test_who_waits_for_locks_of_his_own_without_end_has_neither_run_nor_can_he_wake(
+    still: Callable[[str], Stillness],
+) -> None:
+    known = still(DEADLOCK)
+    assert (known.ran, known.waits, known.main) == ((), (), "a lock")
+    assert known.io_bytes == 0
+    assert known.window_s >= WINDOW_S
+
+
+@pytest.mark.parametrize(
+    ("program", "what"),
+    [
+        ("time.sleep(1e6)", "a sleep"),
+        ("first.acquire(timeout=1e6)", "a lock, with a time limit"),
+        ("subprocess.run(['sleep', '1000'])", "a child process"),
+        ("a, b = socket.socketpair(); a.recv(1)", "a socket"),
+        ("a, b = os.pipe(); os.read(a, 1)", "a read"),
+        ("signal.pause()", "a signal"),
+    ],
+)
+@pytest.mark.parametrize("main", [True, False], ids=["main thread", "another thread"])
+def test_who_is_woken_from_elsewhere_may_be_at_work(
+    still: Callable[[str], Stillness], program: str, what: str, main: bool
+) -> None:
+    elsewhere = f"def other():\n    {program}\nbegin(other); first.acquire()"
+    known = still(program if main else elsewhere)
+    assert any(text.endswith(f"waits for {what}") for text in known.waits)
+    assert (known.main == what) == main
+
+
+def test_who_has_run_is_at_work_whatever_the_thread(still: Callable[[str], Stillness]) -> None:
+    known = still("begin(spin, 'spinner'); first.acquire()")
+    assert known.ran[0].startswith("spinner ran (")
+    assert known.share > 0.1
+    assert still("spin()").ran[0].startswith("its main thread ran (")
+
+
+def test_threads_of_taskd_do_not_count(still: Callable[[str], Stillness]) -> None:
+    known = still("begin(spin, 'taskd-control'); first.acquire()")
+    assert (known.ran, known.waits) == ((), ())
+
+
+def test_a_thread_that_beats_counts_only_if_it_does_more_than_that(still: Callable[[str], Stillness]) -> None:
+    beats = "def beat():\n    while True: time.sleep(0.05)\n"
+    assert still(beats + "begin(beat, 'gloo_tcp_loop'); first.acquire()").ran == ()
+    assert still(beats + "begin(beat, 'loader'); first.acquire()").ran != ()
+    assert still("begin(spin, 'gloo_tcp_loop'); first.acquire()").ran != ()
+
+
+def test_what_was_written_is_seen(still: Callable[[str], Stillness]) -> None:
+    known = still("while True: os.write(os.open('/dev/null', os.O_WRONLY), b'x' * 10000); time.sleep(0.05)")
+    assert known.io_bytes is not None
+    assert known.io_bytes >= 10000
+
+
+def test_a_process_that_has_gone_tells_nothing() -> None:
+    assert look(2**22 + 1) is None
