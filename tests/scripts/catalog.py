@@ -66,12 +66,14 @@ SCRIPTS = (
     # Steps
     Script("accumulate", (IDENTICAL,), "a death among the micro-batches; buckets are sent in the last alone"),
     Script("commit_per_microbatch", (IDENTICAL, REFUSED), "accumulated gradients are in no state: refused by name"),
-    Script("gan", (IDENTICAL,), "between the steps of two optimizers the state is torn"),
-    Script("critic_steps", (IDENTICAL,), "one optimizer steps thrice a commit"),
+    Script("gan", (IDENTICAL, RESTARTED), "between the steps of two optimizers the state is truly torn"),
+    Script("critic_steps", (IDENTICAL, RESTARTED), "one optimizer steps thrice a commit; torn between"),
     Script("ema", (IDENTICAL,), "deaths between optimizer and average"),
     Script("ema_averaged_model", (IDENTICAL,), "a collective between optimizer and average"),
     Script("amp", (IDENTICAL,), "the scaler leaves a step out"),
-    Script("lbfgs", (IDENTICAL, REFUSED), "parameters change within one step of the optimizer, at each closure"),
+    Script(
+        "lbfgs", (IDENTICAL, REFUSED, RESTARTED), "parameters change within one step of the optimizer, at each closure"
+    ),
     Script("closure", (IDENTICAL,), "forward and backward are inside the optimizer's step, but nothing is changed yet"),
     Script("clip_schedule", (IDENTICAL,), "three ranks", ranks=3),
     Script("plateau", (IDENTICAL,), "the scheduler is told a loss that all have reduced, and not in every step"),

@@ -73,6 +73,8 @@ def judge(script: Script, run: Run, reference: Run) -> Judgement:
     replaced = healthy_replaced(run)
     if run.hung:
         return Judgement(FAILED, "hangs", replaced)
+    if not run.events:
+        return Judgement(FAILED, "taskd took no part")
     if replaced:
         return Judgement(FAILED, f"{replaced} healthy ranks were replaced", replaced)
     if run.status != reference.status:

@@ -8,8 +8,10 @@ Rules:
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Sequence
@@ -72,7 +74,8 @@ def play(script: Script, folder: Path, *, taskd: bool, kills: Sequence[Kill] = (
     folder.mkdir(parents=True)
     mark = uuid.uuid4().hex
     launcher = Launcher(folder, mark)
-    env = _environment(folder, kills, taskd=taskd)
+    run_dir = Path(tempfile.mkdtemp(prefix="taskd-"))  # for sockets its path must be short
+    env = _environment(folder, kills, run_dir if taskd else None)
     command = ["python", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={script.ranks}"]
     command += [
         f"--max-restarts={_MAX_RESTARTS if taskd or kills else 0}",
@@ -91,6 +94,7 @@ def play(script: Script, folder: Path, *, taskd: bool, kills: Sequence[Kill] = (
     finally:
         with (folder / "report.txt").open("w") as report, redirect_stdout(report):
             launcher.end_all()
+        _keep_journal(run_dir, folder / "run")
     run.seconds = time.monotonic() - begun_s
     _read(run, script.ranks)
     for kill in kills:
@@ -108,11 +112,19 @@ def reread(folder: Path, ranks: int) -> Run:
     return run
 
 
-def _environment(folder: Path, kills: Sequence[Kill], *, taskd: bool) -> dict[str, str | None]:
+def _environment(folder: Path, kills: Sequence[Kill], run_dir: Path | None) -> dict[str, str | None]:
     foreign: dict[str, str | None] = {name: None for name in os.environ if name.startswith(FOREIGN)}
-    ours = {"TASKD_PROCESS_ENABLE": "on", "TASKD_RUN_DIR": str(folder / "run")} if taskd else {}
+    ours = {"TASKD_PROCESS_ENABLE": "on", "TASKD_RUN_DIR": str(run_dir)} if run_dir else {}
     usual = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
     return {**foreign, **ours, **usual, "SCRIPT_FOLDER": str(folder), "SCRIPT_KILLS": ",".join(map(str, kills))}
+
+
+def _keep_journal(run_dir: Path, kept: Path) -> None:
+    for path in run_dir.rglob("*.json*"):
+        target = kept / path.relative_to(run_dir)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    shutil.rmtree(run_dir)
 
 
 def _orphans(mark: str) -> list[str]:

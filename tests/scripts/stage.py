@@ -96,7 +96,10 @@ class Stage:
         folder = self._known / f"{script.name}-{digest}"
         if not folder.exists():
             folder.parent.mkdir(parents=True, exist_ok=True)
-            play(script, self._root / f"{script.name}-stock", taskd=False).folder.rename(folder)
+            run = play(script, self._root / f"{script.name}-stock", taskd=False)
+            if run.status != 0:
+                return run
+            run.folder.rename(folder)
         return reread(folder, script.ranks)
 
 
