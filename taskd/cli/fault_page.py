@@ -62,7 +62,7 @@ def outcome(fault: FaultEntry, *, recovering: bool) -> str:
 
 def outcome_style(fault: FaultEntry, *, recovering: bool) -> str:
     """How its outcome is shown."""
-    if fault.total_ms is not None:
+    if any({"total", "started"} & one.phases_ms.keys() for one in fault.recoveries):
         return GOOD
     return ALARM if outcome(fault, recovering=recovering) == "not recovered" else VICTIM
 
@@ -85,7 +85,7 @@ def is_reported(fault: FaultEntry) -> bool:
 
 def phases(recovery: Recovery) -> str:
     """The length of each phase, without the total."""
-    return " · ".join(f"{name} {ms:.0f}" for name, ms in recovery.phases_ms.items() if name != "total")
+    return " · ".join(f"{name} {ms:.0f}" for name, ms in recovery.phases_ms.items() if name not in ("total", "started"))
 
 
 def fault_page(
@@ -132,6 +132,8 @@ def _facts(fault: FaultEntry, *, recovering: bool, everything: bool) -> Iterator
     if not fault.recoveries:
         yield "done", outcome(fault, recovering=recovering)
     for one in fault.recoveries:
+        for setback in one.setbacks:
+            yield "failed", setback
         yield "done", _done(one)
         yield "phases, ms", phases(one)
 
@@ -154,8 +156,10 @@ def _hang(verdict: VerdictEntry) -> str:
 
 
 def _done(one: Recovery) -> str:
-    total = one.phases_ms.get("total")
+    total, started = one.phases_ms.get("total"), one.phases_ms.get("started")
     took = f" in {total:.0f} ms" if total is not None else ""
+    if started is not None:
+        took = f", which ran after {started:.0f} ms"
     new = (
         f", {names(map(int, one.replaced))} replaced" if one.replaced and all(map(str.isdecimal, one.replaced)) else ""
     )

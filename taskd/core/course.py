@@ -4,12 +4,14 @@ Rules:
 
 1. A handler is called by `recovery.py`, for an event that its table allows, and finds the reports already noted.
 2. From RELEASE on, nobody knows who is still inside the resilient function. A loss then waits until all others are
-   inside again or have ended, `replace_s` at most.
+   inside again or have ended, for a moment (`confirm_s`); what fails by itself has done so in the script's own code,
+   where nobody can be kept, and is acted on at once.
 3. Success is recorded only after every rank has committed one more step (or has none left).
 """
 
 from dataclasses import dataclass
 
+from taskd.core.budget import EXIT_CODE
 from taskd.core.comings import Comings
 from taskd.core.endings import BY_ITSELF
 from taskd.core.faults import FaultKind
@@ -84,9 +86,13 @@ class Course(Comings):
         self._stop(f"rank {rank}: {status.cause}; that is a bug of the job, which is not recovered from", 1)
         return True
 
-    def lose_outside(self, _rank: int) -> None:
-        """A process ended after all had finished: recover when the others can take part again."""
-        self._confirm_until_s = self._confirm_until_s or self._now_s + self.policy.deadlines.replace_s
+    def lose_outside(self, rank: int) -> None:
+        """A process ended after all had finished: recover when the others can take part again, or soon."""
+        if self._cause(rank).startswith(EXIT_CODE):
+            self._begin(self._ended())
+            return
+        until_s = self._now_s + self.policy.deadlines.confirm_s
+        self._confirm_until_s = min(self._confirm_until_s or until_s, until_s)
         self._begin_if_settled()
 
     def stray(self, _rank: int) -> None:

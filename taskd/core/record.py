@@ -47,6 +47,7 @@ class FaultRecord:
     def begin_attempt(self, generation: int) -> None:
         """Another world is tried: the milestones of the former one do not count."""
         self.generation = generation
+        self.target_step = -1
         self.paused_s = self.replaced_s = self.planned_s = self.joined_s = self.restored_s = None
 
     def close(self, now_s: float, ranks: Mapping[int, RankView]) -> None:
@@ -61,14 +62,18 @@ class FaultRecord:
                 self.warm[rank] = view.status.warm
 
     def phases_ms(self) -> dict[str, float]:
-        """Length of each phase that was reached, in milliseconds; `total` runs from detection to the committed step."""
+        """Length of each phase that was reached, in milliseconds.
+
+        `total` runs from detection to the committed step. Where all start anew there is `started` in its place: until
+        all new processes run. What a script does then, and where it goes on, it alone knows.
+        """
         spans = {
             "pause": (self.detected_s, self.paused_s),
             "replace": (self.detected_s, self.replaced_s),
             "rebuild": (self.planned_s, self.joined_s),
             "restore": (self.joined_s, self.restored_s),
             "first_step": (self.restored_s, self.resumed_s),
-            "total": (self.detected_s, self.resumed_s),
+            "started" if self.restart else "total": (self.detected_s, self.resumed_s),
         }
         return {
             name: round((end - start) * 1e3, 3)

@@ -256,7 +256,7 @@ class NodeAgent:
         if self._link is None:
             self._reports.store = self._serve_store()
             ranks = self._local_ranks if self._identity is None else len(self._identity.ranks)
-            self._link, self._manager = connect(self._config, ranks)
+            self._link, self._manager = connect(self._config, ranks, self._files)
 
     # ---- what comes in
 

@@ -75,6 +75,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     restart: bool = False
     causes: dict[str, str] = {}
     attempts: int | None = None
+    setbacks: tuple[str, ...] = ()
     step: int | None = None
     target_step: int | None = None
     generation: int | None = None
@@ -132,7 +133,7 @@ class FaultEntry:
 
     @property
     def total_ms(self) -> float | None:
-        """Of all its recoveries together; None if none was completed."""
+        """Of all its recoveries together, each until its next committed step; None if none was completed so."""
         totals = [one.phases_ms["total"] for one in self.recoveries if "total" in one.phases_ms]
         return round(sum(totals), 3) if totals else None
 

@@ -15,7 +15,7 @@ from signal import SIGKILL
 
 from typing_extensions import assert_never
 
-from taskd.config.process import environment, preload_with, without_rank
+from taskd.config.process import environment, without_rank
 from taskd.config.worker import TemplateConfig
 from taskd.core.agent import (
     Action,
@@ -33,9 +33,10 @@ from taskd.core.agent import (
 from taskd.core.endings import cause, ending_of
 from taskd.core.evidence import Evidence
 from taskd.errors import RecoveryError, TaskdError
-from taskd.runtime.blackbox import Box, library_path
+from taskd.runtime.blackbox import Box
 from taskd.runtime.cgroups import thaw
 from taskd.runtime.deaths import DeathWatch, Ending, ending_status
+from taskd.runtime.given import new_environment, preload
 from taskd.runtime.ports import Templates, WorkerHost
 from taskd.runtime.rankfiles import RankFiles
 from taskd.runtime.shape import Shape
@@ -82,7 +83,7 @@ class Crew:
         incarnation = self._incarnations[local_rank] = self._incarnations.get(local_rank, -1) + 1
         self.generation = max(generation, self.generation) if incarnation == 0 else generation + 1
         config = self._files.prepare(local_rank, incarnation, self.generation, Shape(places=places), joins=False)
-        return {**config.environment(), **_preload()}
+        return {**config.environment(), **preload()}
 
     def take(self, host: WorkerHost, node: Node) -> None:
         """Watch the processes that torchrun has just started."""
@@ -181,6 +182,7 @@ class Crew:
             case TellRelease():
                 self.tell(action.rank, Release(generation=action.generation))
             case StopNode():
+                self.rest()
                 if action.exit_code:
                     self.give_up(action.reason)
                 else:
@@ -200,7 +202,7 @@ class Crew:
             self._waiting.append((action, time.monotonic() + STANDBY_WAIT_S))
             self._pool.refill(extra=len(self._waiting))
             return
-        self._launch(node, action, standby)
+        self._try_launch(node, action, standby)
 
     def serve_waiting(self, node: Node) -> None:
         """A standby may have arrived."""
@@ -208,40 +210,29 @@ class Crew:
             standby = self._pool.take()
             if standby is None:
                 return
-            self._launch(node, self._waiting.popleft()[0], standby)
+            self._try_launch(node, self._waiting.popleft()[0], standby)
 
     def expire(self, node: Node, now_s: float) -> None:
         """Start those cold that have waited too long for a standby."""
         while self._waiting and (now_s >= self._waiting[0][1] or not self._pool.pending):
-            self._launch(node, self._waiting.popleft()[0], self._pool.take())
+            self._try_launch(node, self._waiting.popleft()[0], self._pool.take())
 
     def rest(self) -> None:
         """Start nothing any more."""
         self._waiting.clear()
+
+    def _try_launch(self, node: Node, action: Start, standby: Peer | None) -> None:
+        try:
+            self._launch(node, action, standby)
+        except RecoveryError as error:  # mostly torchrun has begun to end its ranks: that is for it alone to tell
+            logger.info("%s", error)
 
     def _launch(self, node: Node, action: Start, standby: Peer | None) -> None:
         host, local = self._need_host(), self._local[action.rank]
         self.generation = max(self.generation, action.generation)
         self._incarnations[local] = action.incarnation
         self._peers.pop(action.rank, None)
-        given, per_node = host.environment(local), len(host.local_ranks)
-        shape = (
-            Shape()
-            if node.directive is None
-            else Shape.of(node.directive, action.rank, per_node, given, joins=action.joins)
-        )
-        config = self._files.prepare(
-            local, action.incarnation, action.generation, shape, action.term, joins=action.joins
-        )
-        logs = host.open_logs(local, action.incarnation)
-        env = {
-            **given,
-            **shape.environment,
-            **config.environment(),
-            **_preload(),
-            **logs.environment,
-            "TORCHELASTIC_RESTART_COUNT": str(action.generation),
-        }
+        env, logs = new_environment(self._files, host, node.directive, action, local)
         if standby is not None:
             command = host.command(local)
             become = Become(
@@ -392,9 +383,3 @@ class Crew:
         if self._host is None:
             raise RecoveryError("torchrun has started no process yet")
         return self._host
-
-
-def _preload() -> dict[str, str]:
-    """`LD_PRELOAD` with the shim's gate before what the user has there; nothing where it is not installed."""
-    gate = library_path("libtaskd.so")
-    return preload_with(gate) if gate.exists() else {}

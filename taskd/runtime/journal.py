@@ -2,7 +2,7 @@
 
 Rules:
 
-1. `RUN_DIR/JOB_ID/journal.jsonl` is only appended to, a whole line at a time.
+1. `RUN_DIR/JOB_ID/journal.jsonl` is only appended to, a whole line at a time, and by one living job (`jobfolder.py`).
 2. A journal that cannot be written costs the record, not the job: one error, and it stays silent.
 """
 
@@ -17,6 +17,7 @@ import msgspec
 from taskd.config.rundir import job_dir
 from taskd.core.phases import Diagnosed, Setback
 from taskd.core.record import FaultRecord, tell
+from taskd.runtime.jobfolder import JobFolder
 
 logger = logging.getLogger(__name__)
 
@@ -26,14 +27,17 @@ class Journal:
 
     def __init__(self, run_dir: Path, job_id: str) -> None:
         self._job_id = job_id
-        self._directory = job_dir(run_dir, job_id)
-        self.path = self._directory / "journal.jsonl"
+        self.folder = job_dir(run_dir, job_id)
+        self.path = self.folder / "journal.jsonl"
+        self._claim: JobFolder | None = None
         self._file: FileIO | None = None
         self._former_faults = 0
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._claim = JobFolder(run_dir, job_id)
+            self.folder = self._claim.path
+            self.path = self.folder / "journal.jsonl"
             self._file = self.path.open("ab", buffering=0)
-            former = (path.stem for path in self._directory.glob("faults/*.json"))
+            former = (path.stem for path in self.folder.glob("faults/*.json"))
             self._former_faults = max((int(stem) for stem in former if stem.isdecimal()), default=0)
         except OSError as error:
             self._fail(error)
@@ -55,7 +59,7 @@ class Journal:
         self.write("verdict", **fields)
         if self._file is None:
             return
-        path = self._directory / str(fields["evidence"])
+        path = self.folder / str(fields["evidence"])
         evidence = {str(rank): msgspec.to_builtins(known) for rank, known in sorted(told.evidence.items())}
         whole = {"job_id": self._job_id, **_now(), "verdict": fields, "evidence": evidence}
         try:
@@ -87,6 +91,9 @@ class Journal:
         if self._file is not None:
             self._file.close()
             self._file = None
+        if self._claim is not None:
+            self._claim.close()
+            self._claim = None
 
     def _fail(self, error: OSError) -> None:
         logger.error("no journal from here on: %s cannot be written (%s); set TASKD_RUN_DIR", self.path, error.strerror)
@@ -142,18 +149,23 @@ def as_fields(record: FaultRecord, fault: int) -> dict[str, object]:
 
 
 def as_text(record: FaultRecord, fault: int) -> str:
-    """A fault and its recovery in one paragraph."""
-    verdict = record.verdict
+    """A fault and its recovery in one paragraph, with what is known of the progress and no more."""
+    verdict, phases = record.verdict, record.phases_ms()
     what = verdict.sentence if verdict is not None else f"{tell(record.causes) or record.reason}."
-    phases = ", ".join(f"{name} {ms:.0f}" for name, ms in record.phases_ms().items() if name != "total")
-    total = record.phases_ms().get("total", 0.0)
+    step = f"step {record.step}" if record.step >= 0 else "before any step was known"
+    tried = "".join(f"{setback}. " for setback in record.setbacks)
     new = ", ".join(
         f"rank {rank} is process {pid} ({'warm' if record.warm.get(rank) else 'cold'})"
         for rank, pid in sorted(record.replaced.items())
     )
-    tried = "".join(f"{setback}. " for setback in record.setbacks)
+    if record.restart:
+        done = f"all processes started anew after {phases.get('started', 0.0):.0f} ms"
+        then = f"the script resumes by itself, in generation {record.generation}"
+    else:
+        done = f"recovered in {phases.get('total', 0.0):.0f} ms"
+        spans = ", ".join(f"{name} {ms:.0f}" for name, ms in phases.items() if name != "total")
+        then = f"training goes on after step {record.target_step} in generation {record.generation}. ms: {spans}"
     return (
-        f"fault {fault}, step {record.step}: {what} {tried}Therefore recovered in {total:.0f} ms by "
-        f"{record.strategy.value}: {record.reason}. {new or 'No new process'}, {len(record.kept)} kept; training "
-        f"goes on after step {record.target_step} in generation {record.generation}. ms: {phases}"
+        f"fault {fault}, {step}: {what} {tried}Therefore {done} by {record.strategy.value}: {record.reason}. "
+        f"{new or 'No new process'}, {len(record.kept)} kept; {then}"
     )

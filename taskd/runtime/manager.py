@@ -14,6 +14,7 @@ import threading
 import time
 from dataclasses import replace
 from math import ceil
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -44,6 +45,7 @@ from taskd.runtime.cluster import Cluster, cluster_of
 from taskd.runtime.journal import Journal, as_fields, as_text
 from taskd.runtime.kernels import Kernels
 from taskd.runtime.links import AgentSocket, ManagerSocket, Peer
+from taskd.runtime.rankfiles import RankFiles
 from taskd.wire.checks import Inspect
 from taskd.wire.messages import Answer, Directive, Drain, Modules, NodeStatus, Refusal, Stage, Testimony
 
@@ -100,6 +102,11 @@ class Manager:
     def address(self) -> Address:
         """Where it listens."""
         return self._socket.address
+
+    @property
+    def folder(self) -> Path:
+        """Where it keeps the job's records."""
+        return self._journal.folder
 
     def run(self) -> int:
         """Serve until the job has ended or `stop` is called. Returns the job's exit code."""
@@ -326,12 +333,13 @@ class Manager:
         self._journal.write("stopped", reason=action.reason, exit_code=action.exit_code, fault=fault)
 
 
-def connect(config: AgentConfig, ranks_per_node: int) -> tuple[AgentSocket, Manager | None]:
+def connect(config: AgentConfig, ranks_per_node: int, files: RankFiles) -> tuple[AgentSocket, Manager | None]:
     """An agent's link to its manager, which is started here if the job of one node has none elsewhere."""
     if config.manager is not None:
         return AgentSocket(config.manager, config.security), None
     embedded = embedded_config(config, ranks_per_node)
     manager = Manager(embedded, embedded=True)
+    files.keep_below(manager.folder)
     manager.start()
     return AgentSocket(manager.address, embedded.security), manager
 

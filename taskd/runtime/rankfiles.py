@@ -60,6 +60,10 @@ class RankFiles:
             places=shape.places,
         )
 
+    def keep_below(self, folder: Path) -> None:
+        """The folder of the job's records, where it is known better."""
+        self._kept = folder / "boxes"
+
     def forget(self, rank: int) -> None:
         """Another rank of the job takes this local rank: what is known of positions is not its own."""
         (self.directory / f"position-{rank}").unlink(missing_ok=True)

@@ -10,6 +10,7 @@ from taskd.core.ranks import Held, plan_restore
 from taskd.core.record import FaultRecord
 from taskd.core.strategy import Situation, choose
 from taskd.core.world import RankView
+from taskd.runtime.journal import as_fields, as_text
 from taskd.wire.messages import Condition, RankStatus, Stage
 
 pytestmark = pytest.mark.timeout(60)
@@ -148,6 +149,20 @@ def test_silence_becomes_suspicion_and_then_death(silent_s: float, expected: Hea
 
 
 # ---- record
+
+
+def test_of_a_start_of_all_it_is_told_how_long_it_took_and_not_where_the_script_goes_on() -> None:
+    record = FaultRecord(10.0, 5)
+    record.begin_attempt(1)
+    record.target_step = 5
+    record.begin_attempt(2)
+    record.restart = True
+    record.close(10.029, {})
+    assert record.phases_ms() == {"started": 29.0}
+    assert as_fields(record, 1)["target_step"] == -1
+    assert "all processes started anew after 29 ms" in as_text(record, 1)
+    assert "the script resumes by itself" in as_text(record, 1)
+    assert "goes on after step" not in as_text(record, 1)
 
 
 def test_phases_are_told_as_far_as_they_were_reached() -> None:

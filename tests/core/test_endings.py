@@ -5,7 +5,7 @@ import pytest
 from taskd.core.policy import Strategy
 from taskd.core.recovery import Phase
 from taskd.wire.messages import Order, Stage
-from tests.core.driver import Job
+from tests.core.driver import DEADLINES, Job
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -83,7 +83,20 @@ def test_a_loss_after_the_end_restarts_when_nobody_comes_back() -> None:
     job = Job().up()
     job.all(Stage.FINISHED, step=6)
     job.kill(1)
-    job.wait(59.0)
+    job.wait(DEADLINES.confirm_s - 0.1)
     assert job.at(Phase.FINISHING)
-    job.wait(2.0)
+    job.wait(0.2)
     assert job.at(Phase.RESTARTING)
+
+
+def test_a_script_that_fails_after_its_last_step_has_all_start_anew_at_once() -> None:
+    """Nobody knows how long the others compute there, and torchrun would not wait for them either."""
+    job = Job(per_node=3).up()
+    job.all(Stage.FINISHED, step=6)
+    job.say(0, Stage.EXITED)
+    job.kill(1, "exit code 3")
+    assert (job.phase, job.incarnations) == (Phase.RESTARTING, [1, 1, 1])
+    job = Job(max_restarts=0).up()
+    job.all(Stage.FINISHED, step=6)
+    job.kill(1, "exit code 3")
+    assert job.stopped.exit_code == 1

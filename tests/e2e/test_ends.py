@@ -56,6 +56,23 @@ def test_a_rank_that_has_finished_does_not_abort(make_job: MakeJob, status: int)
     assert ("exitcode  : 3" in job.output) == bool(status)
 
 
+@pytest.mark.parametrize("switch", ["on", None], ids=["taskd", "stock"])
+def test_a_rank_that_fails_after_the_training_ends_the_job_while_another_goes_on(
+    make_job: MakeJob, switch: str | None
+) -> None:
+    """Nobody waits for the one that computes there, with taskd as without it."""
+    points = [point("zero", 0, "after"), point("one", 1, "after")]
+    options = ("--standalone", "--max_restarts=0")
+    env = {"TASKD_PROCESS_ENABLE": switch, "TASKD_STANDBY": "0"}
+    job = make_job(2).start("after.py", {"points": points, "steps": 3}, options=options, env=env)
+    job.held("zero")
+    job.held("one")
+    job.release("one")
+    assert job.end(limit_s=30) == 1, "rank 0 waits for a word that never comes"
+    assert "exitcode  : 3" in job.output
+    assert "please report" not in job.output
+
+
 def test_the_budget_is_spent(make_job: MakeJob) -> None:
     """The second fault ends the job, and torchrun's report names the rank that failed as the root cause."""
     points = [point("one", 1, "run"), point("again", 1, "run"), point("zero", 0, "run"), point("zero again", 0, "run")]

@@ -86,7 +86,7 @@ def test_a_run_directory_that_cannot_be(make_job: MakeJob) -> None:
     assert job.end() == 0
     assert job.output.count("no journal from here on") == 1
     assert "set TASKD_RUN_DIR" in job.output
-    assert "recovered in" in job.output
+    assert "all processes started anew after" in job.output
 
 
 @pytest.mark.root

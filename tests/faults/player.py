@@ -31,6 +31,8 @@ class Played:
         """For JSON."""
         verdict, took_s = self.seen.decisive or {}, self.seen.verdict_s
         recovery = self.seen.recoveries[0] if self.seen.recoveries else None
+        phases = recovery["phases_ms"] if recovery else {}
+        took_ms = phases.get("total", phases.get("started"))
         return {
             "name": self.scene.name,
             "ok": not self.wrong,
@@ -38,7 +40,7 @@ class Played:
             "culprits": verdict.get("culprits"),
             "verdict_s": None if took_s is None else round(took_s, 3),
             "limit_s": round(self.scene.expected.limit_s, 3),
-            "recovered_ms": round(recovery["phases_ms"].get("total", -1)) if recovery else None,
+            "recovered_ms": round(took_ms) if took_ms is not None else None,
             "strategy": recovery["strategy"] if recovery else None,
             "step_ms": self.scene.step_ms,
             "sentence": self.seen.verdicts[-1]["sentence"] if self.seen.verdicts else None,

@@ -316,7 +316,9 @@ def line(scene: Scene, job: LadderJob, wrong: list[str]) -> dict[str, Any]:
         "scene": scene.name,
         "wrong": wrong,
         "strategies": [record["strategy"] for record in records],
-        "total_ms": [round(record["phases_ms"].get("total", -1)) for record in records],
+        "total_ms": [
+            round(record["phases_ms"].get("total", record["phases_ms"].get("started", -1))) for record in records
+        ],
         "kept": [record["kept"] for record in records],
         "replaced": [record["replaced"] for record in records],
         "steps_lost": steps_lost(scene, job) if scene.exit_code == 0 and (job.folder / "out.json").exists() else None,

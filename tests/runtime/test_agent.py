@@ -1,5 +1,6 @@
 """The agent's loop between a scripted manager and a host of real processes that are no torchrun."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from taskd.config.address import LOOPBACK, Address
 from taskd.config.agent import AgentConfig
 from taskd.core.evidence import Ending, Evidence, RunState
+from taskd.errors import RecoveryError
 from taskd.runtime.agent import NodeAgent
 from taskd.runtime.links import ManagerSocket, Peer
 from taskd.runtime.ports import Command, Logs, NodeIdentity
@@ -35,6 +37,7 @@ class Host:
     def __init__(self) -> None:
         self.processes = [self._start(), self._start()]
         self.old: list[subprocess.Popen[bytes]] = []
+        self.ends = False  # torchrun ends its ranks: none gets another process
         self.calls: list[str] = []
 
     local_ranks = (0, 1)
@@ -58,6 +61,8 @@ class Host:
         return NO_LOGS
 
     def spawn(self, local_rank: int, env: Mapping[str, str], logs: Logs) -> int:
+        if self.ends:
+            raise RecoveryError("torchrun is ending its ranks")
         self.old.append(self.processes[local_rank])
         self.processes[local_rank] = self._start()
         self.calls.append(f"spawn {local_rank} {env['TASKD_INCARNATION']} {env['TASKD_GENERATION']}")
@@ -335,6 +340,18 @@ def test_the_job_is_given_up(agent: NodeAgent, host: Host, manager: ScriptedMana
         assert time.monotonic() < end_s
         manager.listen(0.05)
     assert host.calls == ["give up: the budget is spent"]
+
+
+def test_a_process_that_torchrun_does_not_let_start_is_no_failure_of_ours(
+    agent: NodeAgent, host: Host, manager: ScriptedManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager.until(lambda status: True)
+    host.ends = True
+    host.processes[0].kill()
+    manager.until(lambda status: status.ranks[0].stage is Stage.DEAD)
+    manager.say(Order.RUN, 1, 1, 0)
+    assert all(manager.until(lambda status: status.generation == 1) for _ in range(2))
+    assert [entry.getMessage() for entry in caplog.records if entry.levelno >= logging.WARNING] == []
 
 
 def test_leaving_is_told_and_nothing_started_any_more(agent: NodeAgent, host: Host, manager: ScriptedManager) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from taskd.runtime.chronicle import find_jobs, read_job
 from taskd.runtime.journal import Journal
 from taskd.runtime.rankfiles import RankFiles
 from taskd.runtime.shape import Shape
@@ -105,3 +106,31 @@ def test_a_disk_that_is_full(run_dir: Path, caplog: pytest.LogCaptureFixture) ->
     journal.write("two")
     journal.close()
     assert caplog.text.count("no journal from here on") == 1
+
+
+def test_two_living_jobs_of_one_name_share_no_folder(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A third one, when the first has ended, goes on in the first folder. The pages find all of them."""
+    first, second = Journal(run_dir, "default"), Journal(run_dir, "default")
+    first.write("manager started", job_id="default")
+    second.write("manager started", job_id="default")
+    assert (first.folder.name, second.folder.name) == ("default", "default.2")
+    assert caplog.text.count("another job named default runs on this host") == 1
+    assert len(first.path.read_text().splitlines()) == len(second.path.read_text().splitlines()) == 1
+    assert {read_job(folder).job_id for folder in find_jobs(run_dir)} == {"default"}
+    assert len(find_jobs(run_dir)) == 2
+    first.close()
+    third = Journal(run_dir, "default")
+    assert third.folder == first.folder
+    third.close()
+    second.close()
+
+
+def test_a_job_that_was_killed_has_left_its_folder(run_dir: Path) -> None:
+    script = (
+        "import os; from pathlib import Path; from taskd.runtime.jobfolder import JobFolder; "
+        f"JobFolder(Path({str(run_dir)!r}), 'j'); os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9
+    journal = Journal(run_dir, "j")
+    assert journal.folder.name == "j"
+    journal.close()

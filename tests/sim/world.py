@@ -69,7 +69,10 @@ class Sim:
 
     @property
     def stopped(self) -> Stopped | None:
-        """How the newest manager has ended the job."""
+        """How the newest manager has ended the job; or an earlier one, of which every agent heard before the newest."""
+        ends = [manager.stopped for manager in self.managers if manager.stopped is not None]
+        if self.manager.stopped is None and ends and self.manager.core.phase is Phase.FORMING:
+            return ends[-1] if all(agent.stopped or agent.dead for agent in self.agents) else None
         return self.manager.stopped
 
     def deciding(self) -> list[Manager]:

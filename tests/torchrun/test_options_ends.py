@@ -49,7 +49,7 @@ OTHERS: dict[str, Launch] = {
 @pytest.mark.parametrize("name", FAILURES)
 def test_failures_are_reported_alike(play: Play, name: str) -> None:
     pair = play(FAILURES[name])
-    pair.check(THE_END, "the ranks run a function", r"^stderr: fault \d+, step -1: Rank 1 .* Why: ")
+    pair.check(THE_END, "the ranks run a function", r"^stderr: fault \d+, before any step was known: Rank 1 .* Why: ")
     assert pair.stock.statuses == [1], pair.stock.text
     assert "Root Cause (first observed failure)" in pair.stock.text
 

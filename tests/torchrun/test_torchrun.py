@@ -106,6 +106,7 @@ def test_give_up_ends_the_job_with_torchruns_report(job: Run) -> None:
     report = output[output.index("Root Cause") :]
     assert "rank      : 1 (local_rank: 1)" in report
     assert "Signal 9 (SIGKILL)" in report
+    assert output.index("the job ends here") > output.rindex("====="), "torchrun's own report comes first, and whole"
     assert ("0", "1") not in job.lives, "nothing was restarted"
 
 

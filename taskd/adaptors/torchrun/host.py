@@ -9,6 +9,7 @@ Rules:
 3. Before a rank gets another process, the present one is fenced with SIGKILL. It is collected later.
 """
 
+import atexit
 import contextlib
 import logging
 import os
@@ -259,7 +260,10 @@ class TorchrunHost:
             self._turned.clear()
         else:
             self._turned.set()
-        logger.warning("%s", text) if charge is Charge.GIVEN_UP else logger.info("%s", text)
+        if charge is Charge.GIVEN_UP:
+            atexit.register(logger.warning, "%s", text)  # torchrun's own report comes first, and whole
+        else:
+            logger.info("%s", text)
 
     # Called by torchrun's own thread
 

@@ -1,0 +1,34 @@
+"""What a new process of a rank is given: its environment, and the files of its output."""
+
+from taskd.config.process import preload_with
+from taskd.core.agent import Start
+from taskd.runtime.blackbox import library_path
+from taskd.runtime.ports import Logs, WorkerHost
+from taskd.runtime.rankfiles import RankFiles
+from taskd.runtime.shape import Shape
+from taskd.wire.messages import Directive
+
+
+def new_environment(
+    files: RankFiles, host: WorkerHost, directive: Directive | None, start: Start, local: int
+) -> tuple[dict[str, str], Logs]:
+    """The whole environment of the process that was ordered by `start`, and its logs, which are opened."""
+    given, per_node = host.environment(local), len(host.local_ranks)
+    shape = Shape() if directive is None else Shape.of(directive, start.rank, per_node, given, joins=start.joins)
+    config = files.prepare(local, start.incarnation, start.generation, shape, start.term, joins=start.joins)
+    logs = host.open_logs(local, start.incarnation)
+    env = {
+        **given,
+        **shape.environment,
+        **config.environment(),
+        **preload(),
+        **logs.environment,
+        "TORCHELASTIC_RESTART_COUNT": str(start.generation),
+    }
+    return env, logs
+
+
+def preload() -> dict[str, str]:
+    """`LD_PRELOAD` with the shim's gate before what the user has there; nothing where it is not installed."""
+    gate = library_path("libtaskd.so")
+    return preload_with(gate) if gate.exists() else {}
