@@ -32,15 +32,18 @@ class StepHooks:
         self.counts = memoryview(bytearray(16 * len(parts.optimizers))).cast("q")
         self._parts = parts
         self._handles: list[RemovableHandle | _Call] = []
+        self._after_forward = _where_training(after_forward)
         for module in parts.modules:
             _hook_before(module, before_forward)
-        self._put(
-            [_counting(self.counts, index) for index in range(len(parts.optimizers))], _where_training(after_forward)
-        )
+        self.use(None)
 
-    def use(self, pulse: Pulse) -> None:
-        """From now on count and record in C."""
-        self._put(pulse.optimizers, pulse.after_forward)
+    def use(self, pulse: Pulse | None) -> None:
+        """From now on count and record in C, or without a pulse in Python."""
+        if pulse is not None:
+            self._put(pulse.optimizers, pulse.after_forward)
+            return
+        in_python = [_counting(self.counts, index) for index in range(len(self._parts.optimizers))]
+        self._put(in_python, self._after_forward)
 
     @property
     def torn(self) -> bool:

@@ -5,9 +5,11 @@ Rules:
 1. A replicated part is equal on all ranks, and a donor's copy is good for everybody: model, optimizer, scheduler …
 2. A position part differs from rank to rank and goes into the rank's position file: samplers and data loaders.
 3. A part that cannot be saved and loaded is refused at once, by name.
-4. A data loader draws a seed from torch's global generator whenever it is iterated, and the training function
-   iterates it anew after each recovery. Making an iterator of a loader that is a part leaves the generator as it was.
-5. `meter` counts what those loaders give.
+4. A data loader of torch's, or of a kind made from it, is kept at its exact place (see `places`). One that has a
+   `state_dict` of its own keeps it itself; making an iterator of it leaves the global generator as it was. A pass whose
+   last batch was given is over for torchdata's loaders too, unless the script loops over `state.epochs()`.
+5. The samplers of a loader that is kept are kept with it.
+6. `meter` counts what those loaders give.
 """
 
 from typing import Any
@@ -19,14 +21,18 @@ from torch.utils.data import DistributedSampler, Sampler
 
 from taskd.adaptors.groups.wrappers import living, watching
 from taskd.adaptors.training import tree
+from taskd.adaptors.training.epochs import Epochs
+from taskd.adaptors.training.indices import samplers
 from taskd.adaptors.training.loading import Meter
+from taskd.adaptors.training.places import LoaderPlace
 from taskd.errors import ConfigError, RestoreError
 
 
 class Parts:
-    """The arguments of a `TrainState`, checked and sorted. Arguments that are None are left out."""
+    """The arguments of a `TrainState`, checked and sorted, and its epochs. Arguments that are None are left out."""
 
     def __init__(self, given: dict[str, Any]) -> None:
+        self.epochs = Epochs()
         self.all = {name: part for name, part in given.items() if part is not None}
         for name, part in self.all.items():
             _check(name, part)
@@ -36,34 +42,60 @@ class Parts:
         self.optimizers = [part for part in self.replicated.values() if isinstance(part, torch.optim.Optimizer)]
         self.schedulers = [part for part in self.replicated.values() if isinstance(part, LRScheduler)]
         self.meter = Meter()
-        for part in self.positions.values():
+        self.places: dict[str, LoaderPlace] = {}
+        for name, part in [*self.positions.items()]:
             if isinstance(part, torch.utils.data.DataLoader):
-                _iterate_quietly(part, self.meter)
+                self._keep(name, part)
         if not self.optimizers:
             raise ConfigError(
                 f"TrainState got {', '.join(self.all) or 'nothing'}; expected at least one torch.optim.Optimizer, "
                 "since a step is seen through its hooks: pass optimizer=…"
             )
 
+    def _keep(self, name: str, loader: Any) -> None:
+        if _has_state(loader):
+            _iterate_quietly(loader, self.meter)
+            return
+        self.places[name] = LoaderPlace(loader, name, self.meter, self.epochs)
+        own = samplers(loader)
+        for other, part in [*self.positions.items()]:
+            if any(part is sampler for sampler in own):
+                del self.positions[other]
+
     def pack_positions(self) -> dict[str, bytes]:
-        """Return the encoded state of each position part."""
-        return {
-            name: tree.pack(part.epoch if _has_epoch_only(part) else part.state_dict())
-            for name, part in self.positions.items()
-        }
+        """Return the encoded state of each position part, and of the epochs under the name ""."""
+        packed = {name: self._pack(name, part) for name, part in self.positions.items()}
+        if self.epochs.used:
+            packed[""] = self.epochs.pack()
+        return packed
+
+    def _pack(self, name: str, part: Any) -> bytes:
+        place = self.places.get(name)
+        if place is not None:
+            return place.pack()
+        return tree.pack(part.epoch if _has_epoch_only(part) else part.state_dict())
 
     def unpack_positions(self, packed: dict[str, bytes]) -> list[str]:
         """Put back what `pack_positions` returned; return the names of the parts that it did not have."""
+        self.epochs.unpack(packed.get(""))
         for name, data in packed.items():
             part = self.positions.get(name)
             if part is None:
                 continue
-            value = tree.unpack(data)
             try:
-                part.set_epoch(value) if _has_epoch_only(part) else part.load_state_dict(value)
+                self._unpack(name, part, data, begins_anew="" not in packed)
             except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise RestoreError(f"the data position of {name!r} cannot be put back: {error!r}") from error
         return [name for name in self.positions if name not in packed]
+
+    def _unpack(self, name: str, part: Any, data: bytes, *, begins_anew: bool) -> None:
+        if name in self.places:
+            self.places[name].unpack(data)
+            return
+        value = tree.unpack(data)
+        if begins_anew and isinstance(part, torch.utils.data.DataLoader) and _handed(value) >= _batches(part):
+            value["_iterator_finished"] = True
+        part.set_epoch(value) if _has_epoch_only(part) else part.load_state_dict(value)
 
     def wrappers(self) -> list[DistributedDataParallel]:
         """Return every DDP wrapper of the process, or of the modules where nobody watches them being made."""
@@ -108,15 +140,29 @@ def _has_epoch_only(part: Any) -> bool:
     return isinstance(part, DistributedSampler) and not hasattr(part, "state_dict")
 
 
+def _handed(state: Any) -> float:
+    """How many batches a loader of torchdata's had given in its pass, by its state."""
+    if not isinstance(state, dict) or "_iterator_finished" not in state:
+        return -1
+    snapshot = state.get("_snapshot") or {}
+    return float(state.get("_num_yielded", snapshot.get("_snapshot_step", -1) + state.get("_steps_since_snapshot", 0)))
+
+
+def _batches(loader: Any) -> float:
+    try:
+        return len(loader)
+    except TypeError:
+        return float("inf")
+
+
+def _has_state(part: Any) -> bool:
+    return callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))
+
+
 def _check(name: str, part: Any) -> None:
-    if _has_epoch_only(part):
+    if _has_epoch_only(part) or _has_state(part) or isinstance(part, torch.utils.data.DataLoader):
         return
-    if callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None)):
-        return
-    remedy = "pass an object that has both"
-    if isinstance(part, torch.utils.data.DataLoader):
-        remedy = "use torchdata's StatefulDataLoader, or pass the DistributedSampler as sampler=…"
     raise ConfigError(
         f"TrainState argument {name!r} is a {type(part).__name__}, expected something with state_dict() and "
-        f"load_state_dict(); {remedy}"
+        "load_state_dict(), or a DataLoader; pass an object that has both"
     )

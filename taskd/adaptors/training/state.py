@@ -37,7 +37,7 @@ from taskd.runtime.pulse import Pulse
 from taskd.wire.messages import Condition
 
 _log = logging.getLogger(__name__)
-_OWN_NAMES = ("step", "on_commit", "on_non_finite", "shows_steps", "parts")
+_OWN_NAMES = ("step", "epoch", "on_commit", "on_non_finite", "shows_steps", "parts")
 
 
 def _leaver(state: "TrainState") -> Callable[[], None]:
@@ -63,8 +63,9 @@ class TrainState:
     seed, the rank and the step: what they draw is then exact on whatever node, and among however many ranks, a step is
     done. Without it each rank's own states are put back, as far as they are known (docs/exactness.md).
 
-    The training function makes a new iterator of its data loader after a recovery, and torch draws a seed for each from
-    the global random numbers; a loader that is a part of the state leaves them as they were.
+    A `DataLoader` that is a part of the state keeps its exact place: the training function makes a new iterator of it
+    after a recovery, and that goes on behind the batch of the last committed step. What its order and its workers draw
+    comes from seeds of its own, and the global random numbers are left as they were.
 
     Attributes:
         step: committed steps. Set it once after loading a checkpoint of your own, before training.
@@ -131,6 +132,27 @@ class TrainState:
         if self.on_commit is not None:
             self.on_commit(step)
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of `epochs`. Set it once after loading a checkpoint of your own, before training."""
+        return self.parts.epochs.now
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self.parts.epochs.start_at(epoch)
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """The numbers of the epochs that are left of `total`, for the outer loop of the training function.
+
+        for epoch in state.epochs(10):
+            sampler.set_epoch(epoch)
+            for batch in loader:  # a part of the state: goes on behind the last committed step
+                ...
+                state.commit()
+            ...  # done again after a recovery, if the next epoch has not committed a step
+        """
+        return self.parts.epochs.up_to(total, self._count_in_python)
+
     def microbatches(self) -> Iterable[MicroBatch]:
         """The shares of the global batch that this rank works at in this step.
 
@@ -159,7 +181,7 @@ class TrainState:
         """
         self._positions = file = PositionFile(path)
         os.register_at_fork(after_in_child=_leaver(self))
-        sources = None if self.parts.positions else self._rng.sources()
+        sources = None if self.parts.positions or self.parts.epochs.used else self._rng.sources()
         if sources is not None:
             try:
                 pulse = Pulse(self, file.target, sources, self._hooks.counts, (self._record, self._record_tentative))
@@ -288,6 +310,7 @@ class TrainState:
     def _go_back(self, payload: bytes) -> list[str]:
         """Put a position back; return the names of the parts that it did not have."""
         if not payload:
+            self.parts.epochs.unpack(None)
             return []
         rng, data = unpack(payload)
         missing = self.parts.unpack_positions(data)
@@ -306,6 +329,11 @@ class TrainState:
         if self._rank is None:
             self._rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         return self._rank
+
+    def _count_in_python(self) -> None:
+        if self.shows_steps:
+            self._hooks.use(None)
+            self._count, self.shows_steps = self._count_slowly, False
 
     def _count_slowly(self, _step: int) -> None:
         self._hooks.reset()
@@ -346,7 +374,7 @@ class TrainState:
         self._marks = marks
 
     def _data_position(self) -> bytes:
-        if not self.parts.positions:
+        if not self.parts.positions and not self.parts.epochs.used:
             return b""
         data = msgspec.msgpack.encode(self.parts.pack_positions())
         rng = self._rng.capture()

@@ -1,0 +1,56 @@
+"""The epoch of a script that loops over `state.epochs()`.
+
+Rules:
+
+1. It is recorded with each commit, as the data position is. After a recovery the loop begins in the epoch of the last
+   committed step; if that was its last step, there is nothing left to iterate over, and what follows is done again.
+2. A script that never asks for epochs pays nothing for them.
+"""
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+
+class Epochs:
+    """Which epoch it is.
+
+    Attributes:
+        now: the epoch, from 0.
+        used: whether the script has asked for its epochs.
+    """
+
+    def __init__(self) -> None:
+        self.now = self._first = 0
+        self.used = False
+        self._loops = 0
+
+    @property
+    def loop(self) -> int:
+        """The epoch, -1 outside of the loop."""
+        return self.now if self._loops else -1
+
+    def start_at(self, epoch: int) -> None:
+        """The script has loaded a checkpoint of its own."""
+        self.now = self._first = epoch
+
+    def up_to(self, total: int, begin: Callable[[], None]) -> Iterator[int]:
+        """The epochs that are left of so many; `begin` is called the first time that anybody asks."""
+        if not self.used:
+            self.used = True
+            begin()
+        self._loops += 1
+        try:
+            while self.now < total:
+                yield self.now
+                self.now += 1
+        finally:
+            self._loops -= 1
+
+    def pack(self) -> bytes:
+        """What is recorded."""
+        return msgspec.msgpack.encode(self.now)
+
+    def unpack(self, data: bytes | None) -> None:
+        """Go back to what was recorded; without anything, to where the script began."""
+        self.now = self._first if data is None else msgspec.msgpack.decode(data, type=int)

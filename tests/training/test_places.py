@@ -1,0 +1,315 @@
+"""Any data loader goes on at its exact place: in the process that was interrupted, and in one that takes its place.
+
+A run is what a rank's script sees: the epoch, the samples, numbers drawn by workers and by the training. It is cut off
+at a commit, or between two, and what comes then must be what an undisturbed run sees there.
+"""
+
+import random
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    WeightedRandomSampler,
+)
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
+
+from taskd.adaptors.training.state import TrainState
+
+pytestmark = pytest.mark.timeout(120)
+
+SAMPLES, BATCH, EPOCHS = 20, 4, 3
+PER_EPOCH = SAMPLES // BATCH
+Log = list[Any]
+
+
+KEPT: weakref.WeakKeyDictionary[TrainState, Any] = weakref.WeakKeyDictionary()
+
+
+class Cut(Exception):  # noqa: N818 - it is what a fault does
+    """The fault."""
+
+
+class Samples(torch.utils.data.Dataset[Any]):
+    """Each with a number that is drawn anew whenever it is loaded, as augmentation does."""
+
+    def __init__(self) -> None:
+        self.loaded: list[int] = []
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[float, ...]:
+        self.loaded.append(index)
+        return index, torch.rand(1).item(), random.random(), float(np.random.rand())
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[tuple[float, ...]]:
+        worker = torch.utils.data.get_worker_info()
+        for index in range(SAMPLES) if worker is None else (range(12), range(12, SAMPLES))[worker.id]:
+            yield index, 0.0 if worker is None else torch.rand(1).item(), 0.0, 0.0
+
+
+class Fickle(Sampler[int]):
+    """A sampler of the script's own, that draws from every global generator whenever it is asked."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(SAMPLES):
+            yield (random.randrange(SAMPLES) + int(np.random.randint(SAMPLES)) + int(torch.randint(99, ()))) % SAMPLES
+
+
+def plain(**more: Any) -> DataLoader[Any]:
+    return DataLoader(Samples(), batch_size=BATCH, **more)
+
+
+def stateful(**more: Any) -> Any:
+    dataset: Any = range(SAMPLES)
+    return StatefulDataLoader(dataset, batch_size=BATCH, shuffle=True, collate_fn=torch.tensor, **more)
+
+
+KINDS: dict[str, Callable[[], DataLoader[Any]]] = {
+    "plain": plain,
+    "shuffle": lambda: plain(shuffle=True),
+    "generator": lambda: plain(shuffle=True, generator=torch.Generator().manual_seed(7)),
+    "distributed": lambda: plain(sampler=DistributedSampler(Samples(), 1, 0)),
+    "stateful sampler": lambda: plain(sampler=StatefulDistributedSampler(range(SAMPLES), 1, 0)),
+    "replacement": lambda: plain(sampler=RandomSampler(range(SAMPLES), replacement=True)),
+    "weighted": lambda: plain(sampler=WeightedRandomSampler([1.0] * SAMPLES, SAMPLES)),
+    "own sampler": lambda: plain(sampler=Fickle()),
+    "batch sampler": lambda: DataLoader(
+        Samples(), batch_sampler=BatchSampler(RandomSampler(range(SAMPLES)), BATCH, False)
+    ),
+    "workers": lambda: plain(shuffle=True, num_workers=2),
+    "persistent": lambda: plain(shuffle=True, num_workers=2, persistent_workers=True),
+    "persistent with a generator": lambda: plain(
+        shuffle=True, num_workers=2, persistent_workers=True, generator=torch.Generator().manual_seed(7)
+    ),
+    "iterable": lambda: DataLoader(Stream(), batch_size=BATCH),
+    "torchdata": stateful,
+    "torchdata with workers": lambda: stateful(num_workers=1),
+    "iterable with workers": lambda: DataLoader(Stream(), batch_size=BATCH, num_workers=2),
+}
+
+
+def set_up(kind: str, seed: int | None = None) -> TrainState:
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    loader = KINDS[kind]()
+    model = torch.nn.Linear(1, 1)
+    return TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loader=loader, seed=seed)
+
+
+def work(state: TrainState, log: Log, epoch: int, batch: list[torch.Tensor], cut: tuple[int, str]) -> None:
+    log.append((epoch, *(part.tolist() for part in batch), torch.rand(1).item(), random.random()))
+    if cut == (state.step, "working"):
+        raise Cut
+    state.commit()
+    if cut == (state.step, "committed"):
+        raise Cut
+
+
+def with_epochs(state: TrainState, log: Log, cut: tuple[int, str]) -> None:
+    for epoch in state.epochs(EPOCHS):
+        if isinstance(state.loader.sampler, DistributedSampler):
+            state.loader.sampler.set_epoch(epoch)
+        for batch in state.loader:
+            work(state, log, epoch, batch, cut)
+        log.append(("end", epoch, torch.rand(1).item()))
+        if cut == (state.step, "end"):
+            raise Cut
+
+
+def by_steps(state: TrainState, log: Log, cut: tuple[int, str]) -> None:
+    for epoch in range(state.step // PER_EPOCH, EPOCHS):
+        if isinstance(state.loader.sampler, DistributedSampler):
+            state.loader.sampler.set_epoch(epoch)
+        for batch in state.loader:
+            work(state, log, epoch, batch, cut)
+
+
+def next_of_kept(state: TrainState, log: Log, cut: tuple[int, str]) -> None:
+    """The iterator is made once, and lives longer than the training function."""
+    batches = KEPT[state] if state in KEPT else iter(state.loader)
+    while state.step < EPOCHS * PER_EPOCH:
+        try:
+            KEPT[state] = batches
+            batch = next(batches)
+        except StopIteration:
+            KEPT[state] = batches = iter(state.loader)
+            batch = next(batches)
+        work(state, log, 0, batch, cut)
+
+
+def next_of_iter(state: TrainState, log: Log, cut: tuple[int, str]) -> None:
+    while state.step < EPOCHS * PER_EPOCH:
+        work(state, log, 0, next(iter(state.loader)), cut)
+
+
+def left_early(state: TrainState, log: Log, cut: tuple[int, str]) -> None:
+    """No epoch comes to its end; a look is taken at a batch before each call."""
+    next(iter(state.loader))
+    for epoch in range(state.step // 2, 4):
+        for batch in state.loader:
+            work(state, log, epoch, batch, cut)
+            if state.step % 2 == 0:
+                break
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+Train = Callable[[TrainState, Log, tuple[int, str]], None]
+
+
+def release(state: TrainState) -> None:
+    """Workers that are kept end in good order here; the collector would take 5 s for each."""
+    KEPT.pop(state, None)
+    state.loader._iterator = None
+
+
+def undisturbed(kind: str, train: Train, seed: int | None) -> Log:
+    state, log = set_up(kind, seed), Log()
+    state.begin(0)
+    train(state, log, (-1, ""))
+    release(state)
+    return log
+
+
+def disturbed(kind: str, train: Train, seed: int | None, cut: tuple[int, str], *, newcomer: bool) -> tuple[int, Log]:
+    """The committed step, and what is seen from there on."""
+    state = set_up(kind, seed)
+    state.begin(0)
+    with pytest.raises(Cut):
+        train(state, [], cut)
+    step = state.step
+    payload = state.position(step)
+    if newcomer:
+        release(state)
+        state = set_up(kind, seed)
+        state.begin(0)
+        next(iter(state.loader))  # as a newcomer's set-up may
+        with state.restoring(step):
+            pass
+    else:
+        torch.rand(3), random.random()
+    note = state.return_to(step, payload)
+    assert newcomer or not note
+    log = Log()
+    train(state, log, (-1, ""))
+    release(state)
+    return step, log
+
+
+def after(log: Log, step: int) -> Log:
+    """What is seen after so many steps, the end of an epoch counting to the next step."""
+    seen = 0
+    for place, entry in enumerate(log):
+        if entry[0] == "end":
+            continue
+        if seen == step:
+            begin = place
+            while begin > 0 and log[begin - 1][0] == "end":
+                begin -= 1
+            return log[begin:]
+        seen += 1
+    return log[len(log) - next((n for n, entry in enumerate(reversed(log)) if entry[0] != "end"), len(log)) :]
+
+
+@pytest.mark.parametrize("newcomer", [False, True], ids=["survivor", "newcomer"])
+@pytest.mark.parametrize(
+    ("kind", "seed"), [*((kind, None) for kind in KINDS), ("shuffle", 5), ("own sampler", 5), ("workers", 5)]
+)
+def test_a_loop_over_epochs(kind: str, seed: int | None, newcomer: bool) -> None:
+    """In the middle of an epoch, at its last batch, after its last commit, and in what follows its loop."""
+    whole = undisturbed(kind, with_epochs, seed)
+    cuts = [(7, "working"), (PER_EPOCH, "committed"), (2 * PER_EPOCH, "end"), (0, "working")]
+    if "workers" not in kind and "persistent" not in kind:
+        cuts += [(step, "committed") for step in (1, 4, 9)]
+    for cut in cuts:
+        step, log = disturbed(kind, with_epochs, seed, cut, newcomer=newcomer)
+        assert log == after(whole, step), cut
+
+
+OTHER = ["shuffle", "generator", "distributed", "persistent", "iterable"]
+
+
+@pytest.mark.parametrize("newcomer", [False, True], ids=["survivor", "newcomer"])
+@pytest.mark.parametrize(
+    ("kind", "train"),
+    [
+        *((kind, train) for kind in OTHER for train in (by_steps, next_of_kept, next_of_iter)),
+        ("torchdata", by_steps),
+        ("torchdata with workers", by_steps),
+    ],
+)
+def test_other_loops(kind: str, train: Train, newcomer: bool) -> None:
+    whole = undisturbed(kind, train, None)
+    for cut in [(7, "working"), (PER_EPOCH, "committed"), (PER_EPOCH, "working")]:
+        step, log = disturbed(kind, train, None, cut, newcomer=newcomer)
+        assert log == after(whole, step), cut
+
+
+def test_an_epoch_that_is_left_early() -> None:
+    whole = undisturbed("shuffle", left_early, None)
+    for cut in [(3, "working"), (4, "committed"), (6, "working")]:
+        step, log = disturbed("shuffle", left_early, None, cut, newcomer=True)
+        assert [seen[:2] for seen in log] == [seen[:2] for seen in after(whole, step)], cut
+
+
+def test_what_was_handed_out_is_not_loaded_again() -> None:
+    state = set_up("shuffle")
+    state.begin(0)
+    with pytest.raises(Cut):
+        by_steps(state, [], (3, "committed"))
+    payload = state.position(3)
+    other = set_up("shuffle")
+    other.return_to(3, payload)
+    next(iter(other.loader))
+    assert len(other.loader.dataset.loaded) == BATCH
+
+
+def test_an_iterable_dataset_is_read_again_and_said_so(caplog: pytest.LogCaptureFixture) -> None:
+    disturbed("iterable", by_steps, None, (3, "committed"), newcomer=True)
+    assert "loader is iterable: 3 batches are loaded and dropped" in caplog.text
+
+
+def test_an_epoch_that_begins_again_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    state = set_up("distributed")
+    state.begin(0)
+    with pytest.raises(Cut):
+        by_steps(state, [], (7, "committed"))
+    state.return_to(7)
+    state.loader.sampler.set_epoch(0)
+    iter(state.loader)
+    assert "stands in epoch 1, and the script begins epoch 0 again" in caplog.text
+
+
+def test_iterating_a_loader_leaves_the_global_generators() -> None:
+    for kind in ("shuffle", "own sampler", "workers"):
+        state = set_up(kind)
+        before = torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())
+        if kind == "workers":
+            next(iter(state.loader))
+        else:
+            iter(state.loader)._next_index()
+        assert before == (torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state()))
