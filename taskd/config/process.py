@@ -13,6 +13,7 @@ RANK_VARIABLES: Final = frozenset(
     ("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RESTART_COUNT")
 )
 """torchrun's variables that tell one rank from another."""
+_PATH: Final = "PYTHONPATH"
 _NCCL_PLUGIN: Final = "NCCL_PROFILER_PLUGIN"
 _NCCL_PATH_CHARACTERS: Final = 254
 
@@ -37,6 +38,21 @@ def replace_environment(env: Mapping[str, str]) -> None:
     """Give this process exactly `env`, for Python and for C."""
     os.environ.clear()
     os.environ.update(env)
+
+
+def starting_with(directory: str, env: Mapping[str, str]) -> dict[str, str]:
+    """`PYTHONPATH` that begins with a directory, once, and keeps what `env` has there."""
+    others = [entry for entry in env.get(_PATH, "").split(os.pathsep) if entry not in ("", directory)]
+    return {_PATH: os.pathsep.join([directory, *others])}
+
+
+def forget_start(directory: str) -> None:
+    """Take that directory out of this process's environment again."""
+    rest = os.environ.get(_PATH, "").removeprefix(directory).removeprefix(os.pathsep)
+    if rest:
+        os.environ[_PATH] = rest
+    else:
+        os.environ.pop(_PATH, None)
 
 
 def preload_with(gate: Path) -> dict[str, str]:

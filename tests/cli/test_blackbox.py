@@ -268,7 +268,7 @@ def test_wrong_usage(blackbox) -> None:
 
 
 def test_only_the_command_line_loads_rich(launcher) -> None:
-    parts = "taskd, taskd.python.boot, taskd.runtime.agent, taskd.runtime.worker, taskd.cli"
+    parts = "taskd, taskd.adaptors.torchrun.start, taskd.runtime.agent, taskd.runtime.worker, taskd.cli"
     code = f"import sys, {parts}; print('rich' in sys.modules)"
     assert launcher.run(["python", "-c", code], env=plain()) == (0, "False\n")
     code = "import sys, taskd.cli.blackbox; print({'markdown_it', 'pygments', 'torch'} & sys.modules.keys())"

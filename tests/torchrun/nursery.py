@@ -10,6 +10,7 @@ from types import TracebackType
 
 from taskd.adaptors.torchrun.children import AdoptedProcess
 from taskd.adaptors.torchrun.template_process import TemplateProcess
+from taskd.runtime.ports import Command
 from taskd.wire.codec import encode
 from taskd.wire.messages import Become, Fork, Hello
 from tests.torchrun.scripted import DEADLINE_S, LocalSocket, hear
@@ -26,13 +27,14 @@ class Standby:
 
 
 class Nursery:
-    """A context: at its end all processes are dead and collected, and this process reaps no orphans any more."""
+    """A context: its ranks run `program`. At its end all processes are dead and collected, and this process reaps
+    no orphans any more."""
 
-    def __init__(self, folder: Path, env: dict[str, str]) -> None:
+    def __init__(self, folder: Path, env: dict[str, str], *program: str) -> None:
         self._folder = folder
         self._env = env
         self.local = LocalSocket(folder / "agent.sock")
-        self.process = TemplateProcess()
+        self.process = TemplateProcess(Command(program or ("script.py",), python=True))
         self.pid = 0
         self._links: list[socket.socket] = []
 
@@ -50,16 +52,21 @@ class Nursery:
         self.local.close()
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
-    def launch(self, **variables: str) -> Hello:
+    def launch(self, cwd: Path | None = None, **variables: str) -> Hello:
         """Start a template and return its first Hello: it is still importing."""
-        self.pid = self.process.start({**self._env, **self.local.environment(), **variables})
+        before = os.getcwd()
+        os.chdir(cwd or before)  # that of torchrun is that of its ranks
+        try:
+            self.pid = self.process.start({**self._env, **self.local.environment(), **variables})
+        finally:
+            os.chdir(before)
         self.template, first = self._accept()
         assert (first.role, first.pid, first.threads) == ("template", self.pid, 0)
         return first
 
-    def start_template(self, **variables: str) -> Hello:
+    def start_template(self, cwd: Path | None = None, **variables: str) -> Hello:
         """Start a template and wait until it can serve."""
-        self.launch(**variables)
+        self.launch(cwd, **variables)
         return hear(self.template)
 
     def fork(self, count: int) -> list[Standby]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from taskd.adaptors.torchrun.command import boot_arguments, parse_command
+from taskd.adaptors.torchrun.command import TEMPLATE, parse_command, template_arguments
 from taskd.adaptors.torchrun.script import mark_round, store_prefix
 
 PYTHON = "/venv/bin/python"
@@ -17,11 +17,12 @@ PYTHON = "/venv/bin/python"
         ("/venv/bin/../bin/python", ("train.py", "-m"), ("train.py", "-m")),
     ],
 )
-def test_scripts_and_modules_go_through_boot(entrypoint: str, args: tuple[object, ...], argv: tuple[str, ...]) -> None:
+def test_scripts_and_modules_can_be_warm(entrypoint: str, args: tuple[object, ...], argv: tuple[str, ...]) -> None:
     command = parse_command(entrypoint, args, PYTHON)
     assert command.python
     assert command.argv == argv
-    assert boot_arguments(command) == ("-u", "-m", "taskd.python.boot", *argv)
+    program = argv[:2] if argv[0] == "-m" else argv[:1]
+    assert template_arguments(command) == ("-u", *program, TEMPLATE)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,7 @@ def test_anything_else_starts_cold_and_says_why(entrypoint: object, args: tuple[
     command = parse_command(entrypoint, args, PYTHON)
     assert not command.python
     assert reason in command.reason
+    assert template_arguments(command) == ("-u", "-c", "", TEMPLATE), "for node checks"
 
 
 def test_ranks_of_one_start_share_their_keys_whatever_their_agents_generation() -> None:

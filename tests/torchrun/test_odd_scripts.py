@@ -12,6 +12,8 @@ SCRIPTS: dict[str, Launch] = {
     "joins all threads": launch(str(ODD / "threads.py")),
     "joins all threads of torch too": launch(str(ODD / "threads.py"), "torch", ranks=1),
     "blocks a signal": launch(str(ODD / "masked.py")),
+    "looks at its frames": launch(str(ODD / "frames.py"), ranks=1),
+    "looks at its frames as a module": launch("-m", "tests.torchrun.programs.odd.frames", ranks=1),
     "closes all descriptors": launch(str(ODD / "closes.py")),
 }
 

@@ -1,4 +1,4 @@
-"""A script under boot, and one in a standby, against the same script under plain Python."""
+"""A script as a rank, and one in a standby, against the same script under plain Python."""
 
 import shutil
 import subprocess
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from taskd.config.process import environment
+from taskd.adaptors.torchrun.command import START
+from taskd.config.process import environment, starting_with
 from tests.torchrun.nursery import Nursery
 
 PROGRAMS = Path(__file__).with_name("programs")
@@ -38,6 +39,11 @@ def run(*arguments: str, cwd: Path, env: dict[str, str] = ENVIRONMENT) -> Outcom
     return done.returncode, done.stdout, done.stderr
 
 
+def begun(*arguments: str, cwd: Path, env: dict[str, str] = ENVIRONMENT) -> Outcome:
+    """As a rank begins."""
+    return run(*arguments, cwd=cwd, env={**env, **starting_with(START, env)})
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The programs, and one that does not parse, in a directory of their own."""
@@ -48,38 +54,48 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_boot_ends_as_plain_python_does(folder: Path, how: str) -> None:
+def test_a_rank_ends_as_plain_python_does(folder: Path, how: str) -> None:
     plain = run("probe.py", how, cwd=folder)
-    assert run("-m", "taskd.python.boot", "probe.py", how, cwd=folder) == plain
+    assert begun("probe.py", how, cwd=folder) == plain
 
 
 @pytest.mark.parametrize("form", FORMS, ids=" ".join)
-def test_boot_takes_every_form_of_a_script(folder: Path, form: list[str]) -> None:
+def test_a_rank_takes_every_form_of_a_script(folder: Path, form: list[str]) -> None:
     plain = run(*[word.replace(str(PROGRAMS), str(folder)) for word in form], cwd=folder)
-    booted = run("-m", "taskd.python.boot", *[word.replace(str(PROGRAMS), str(folder)) for word in form], cwd=folder)
+    booted = begun(*[word.replace(str(PROGRAMS), str(folder)) for word in form], cwd=folder)
     assert booted == plain
     assert plain[0] != 0
 
 
-def test_boot_respects_safe_path(folder: Path) -> None:
+def test_a_rank_respects_safe_path(folder: Path) -> None:
     env = {**ENVIRONMENT, "PYTHONSAFEPATH": "1"}
-    assert run("-m", "taskd.python.boot", "probe.py", cwd=folder, env=env) == run("probe.py", cwd=folder, env=env)
+    assert begun("probe.py", cwd=folder, env=env) == run("probe.py", cwd=folder, env=env)
 
 
-def test_boot_does_not_import_torch(folder: Path) -> None:
+def test_a_rank_does_not_import_torch(folder: Path) -> None:
     (folder / "light.py").write_text("import sys\nprint('torch' in sys.modules)\n")
-    assert run("-m", "taskd.python.boot", "light.py", cwd=folder) == (0, "False\n", "")
+    assert begun("light.py", cwd=folder) == (0, "False\n", "")
 
 
 @pytest.mark.timeout(90)
 def test_a_standby_ends_as_plain_python_does(folder: Path, run_dir: Path) -> None:
     ends = ("", "raise", "exit", "interrupt", "hook", "os exit", "spawn")
     plains = [run("probe.py", how, cwd=folder) for how in ends]
-    with Nursery(run_dir, ENVIRONMENT) as nursery:
-        assert nursery.start_template().threads == 1
+    with Nursery(run_dir, ENVIRONMENT, "probe.py") as nursery:
+        assert nursery.start_template(folder).threads == 1
         for how, plain, standby in zip(ends, plains, nursery.fork(len(ends)), strict=True):
             status = nursery.become(standby, ("probe.py", how), cwd=folder, env=ENVIRONMENT)
             assert (status, *nursery.output(standby)) == plain
+
+
+@pytest.mark.timeout(60)
+def test_a_standby_sees_its_own_frames_and_source(folder: Path, run_dir: Path) -> None:
+    plain = run("odd/frames.py", "word", cwd=folder)
+    with Nursery(run_dir, ENVIRONMENT, "odd/frames.py") as nursery:
+        nursery.start_template(folder)
+        (standby,) = nursery.fork(1)
+        status = nursery.become(standby, ("odd/frames.py", "word"), cwd=folder, env=ENVIRONMENT)
+        assert (status, *nursery.output(standby)) == plain
 
 
 @pytest.mark.timeout(60)
@@ -92,8 +108,8 @@ def test_standbys_differ_where_fresh_processes_do(folder: Path, run_dir: Path) -
         "print([name for name in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{name}')])\n"
     )
     env = {"OMP_NUM_THREADS": "5", "PATH": ENVIRONMENT["PATH"]}
-    with Nursery(run_dir, ENVIRONMENT) as nursery:
-        nursery.start_template()
+    with Nursery(run_dir, ENVIRONMENT, "random_numbers.py") as nursery:
+        nursery.start_template(folder)
         standbys = nursery.fork(2)
         for standby in standbys:
             assert nursery.become(standby, ("random_numbers.py",), cwd=folder, env=env) == 0

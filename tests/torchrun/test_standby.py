@@ -83,7 +83,7 @@ def test_a_template_with_threads_does_not_fork_but_becomes_a_rank_itself(
     write_module(
         tmp_path, "script", "import os, sys, threaded\nprint(os.getsid(0) == os.getpid(), sys.argv)\nsys.exit(5)"
     )
-    with Nursery(run_dir, env) as nursery:
+    with Nursery(run_dir, env, "-m", "script") as nursery:
         ready = nursery.start_template(TASKD_PRELOAD="threaded")
         assert ready.threads == 2
         itself = Standby(nursery.template, ready)
@@ -113,7 +113,7 @@ def test_modules_are_imported_as_far_as_they_can_be(run_dir: Path, tmp_path: Pat
         tmp_path, "script", "import sys\nprint([name in sys.modules for name in ('good', 'leaves', 'absent')])"
     )
     with Nursery(run_dir, env) as nursery:
-        nursery.start_template()
+        nursery.start_template(tmp_path)
         nursery.template.send(encode(Modules(names=("leaves", "absent", "good"))))
         assert hear(nursery.template).threads == 1
         (standby,) = nursery.fork(1)

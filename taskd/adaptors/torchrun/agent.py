@@ -22,13 +22,14 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.multiprocessing.api import SignalException, SubprocessContext
 
 from taskd.adaptors.torchrun import entry
-from taskd.adaptors.torchrun.command import NUMA_REASON, boot_arguments, parse_command
+from taskd.adaptors.torchrun.command import NUMA_REASON, START, parse_command
 from taskd.adaptors.torchrun.ends import LeavableStore
 from taskd.adaptors.torchrun.host import TaskdContext, TorchrunHost
 from taskd.adaptors.torchrun.script import mark_round
+from taskd.adaptors.torchrun.shelter import sheltered
 from taskd.adaptors.torchrun.template_process import TemplateProcess
 from taskd.adaptors.torchrun.waiting import set_aside
-from taskd.config.process import environment, profile_nccl
+from taskd.config.process import environment, profile_nccl, starting_with
 from taskd.core.budget import DEFAULT_MAX_RESTARTS
 from taskd.errors import TaskdError
 from taskd.runtime.ports import Command, NodeIdentity, NodeRuntime, Outlook
@@ -41,10 +42,11 @@ _weave_lock: Final = threading.Lock()
 
 
 def _make_node_runtime(given_master_addr: str | None, node_count: int) -> NodeRuntime:
-    from taskd.adaptors.torchrun.store import NodeStore
-    from taskd.config.agent import AgentConfig
-    from taskd.runtime.agent import NodeAgent
-    from taskd.runtime.shim import library_path
+    with sheltered():
+        from taskd.adaptors.torchrun.store import NodeStore
+        from taskd.config.agent import AgentConfig
+        from taskd.runtime.agent import NodeAgent
+        from taskd.runtime.shim import library_path
 
     config = AgentConfig.from_environment(master_addr=given_master_addr, node_count=node_count)
     if config.nccl_times and (reason := profile_nccl(library_path())):
@@ -60,7 +62,7 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
         self._taskd_runtime: NodeRuntime | None = None
         self._taskd_disabled = False
         self._taskd_host: TorchrunHost | None = None
-        self._taskd_template = TemplateProcess()
+        self._taskd_template = TemplateProcess(_command_of(self._worker_group.spec))
         self._taskd_commands: dict[int, Command] = {}
         self._taskd_restarting = False
         self._taskd_candidate = False
@@ -173,7 +175,7 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
             own = variables[local_rank]
             envs[local_rank].update(own | mark_round(this_round, own.get("TASKD_GENERATION", "0")))
             if command.python:
-                args[local_rank] = boot_arguments(command)
+                envs[local_rank].update(starting_with(START, environment() | envs[local_rank]))
         self._taskd_commands = commands
         reasons = [command.reason for command in commands.values() if not command.python]
         if given.get("numa_options") is not None:
@@ -287,6 +289,12 @@ def _identify(worker_group: WorkerGroup) -> NodeIdentity:
         max_restarts=_max_restarts(spec),
         min_nodes=entry.least_nodes(spec),
     )
+
+
+def _command_of(spec: WorkerSpec) -> Command | None:
+    if not isinstance(spec.entrypoint, str):
+        return None
+    return parse_command(spec.entrypoint, spec.args, sys.executable)
 
 
 def _given_master_addr(spec: WorkerSpec) -> str | None:

@@ -1,18 +1,22 @@
-"""The command of a rank: what the user runs, and the same under `taskd.python.boot`.
+"""The command of a rank: what the user runs, and what a template runs in its stead.
 
 Rules:
 
-1. Only what this very interpreter runs as a script or module goes through boot; everything else is left as it is.
+1. Only what this very interpreter runs as a script or module gets taskd into it; everything else is left as it is.
 2. Pure text: nothing is looked up on disk.
 """
 
 import os.path
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from taskd.runtime.ports import Command
 
-BOOT_MODULE: Final = "taskd.python.boot"
+START: Final = str(Path(__file__).resolve().parents[2] / "python" / "start")
+"""The directory whose `sitecustomize` prepares a rank or a template."""
+TEMPLATE: Final = "taskd.python.template"
+"""The only argument of a template: by it, it is known from a rank, in lists of processes too."""
 NUMA_REASON: Final = "torchrun binds ranks to NUMA nodes, which happens at a cold start"
 """Why no warm process can become a rank under `--numa-binding`."""
 
@@ -34,9 +38,10 @@ def parse_command(entrypoint: object, args: Sequence[object], interpreter: str) 
     )
 
 
-def boot_arguments(command: Command) -> tuple[str, ...]:
-    """Arguments after the interpreter that run `command` under boot."""
-    return ("-u", "-m", BOOT_MODULE, *command.argv)
+def template_arguments(command: Command | None) -> tuple[str, ...]:
+    """Arguments after the interpreter of a template for ranks of this command; of one for no ranks, None."""
+    program = ("-c", "") if command is None or not command.python else command.argv
+    return ("-u", *(program[:2] if program[0] in ("-m", "-c") else program[:1]), TEMPLATE)
 
 
 def _same_program(first: str, second: str) -> bool:

@@ -44,6 +44,7 @@ def install() -> None:
 def _replace_agent(module: ModuleType) -> None:
     try:
         from taskd.adaptors.torchrun.seams import verify
+        from taskd.adaptors.torchrun.shelter import sheltered
         from taskd.errors import PatchError
 
         try:
@@ -51,8 +52,9 @@ def _replace_agent(module: ModuleType) -> None:
         except PatchError as error:
             logger.warning("%s", error)
             return
-        from taskd.adaptors.torchrun.agent import TaskdElasticAgent
-        from taskd.adaptors.torchrun.options import add_options
+        with sheltered():
+            from taskd.adaptors.torchrun.agent import TaskdElasticAgent
+            from taskd.adaptors.torchrun.options import add_options
 
         vars(module)[_CLASS] = TaskdElasticAgent
         add_options()

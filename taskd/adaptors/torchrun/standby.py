@@ -8,8 +8,7 @@ Rules:
    after each `Modules`.
 3. A standby is forked twice, so that the agent (the subreaper) is its parent. It waits for `Become` in a plain receive
    call. Whoever reads the end of the agent's socket ends at once, by `os._exit`: nothing here is worth a clean-up.
-4. A standby that becomes a rank returns to the very top before the script runs, so that nothing of this module is left
-   on its stack.
+4. A standby that becomes a rank returns to the interpreter, which then runs the script as any other.
 """
 
 import contextlib
@@ -30,13 +29,11 @@ from typing import Final, NoReturn
 from msgspec.structs import replace
 from typing_extensions import assert_never
 
-from taskd.adaptors.torchrun.command import boot_arguments
+from taskd.adaptors.torchrun.command import START
 from taskd.adaptors.torchrun.prefault import Range, mapped_files, prefault
-from taskd.adaptors.torchrun.script import forget_start_directory, prepare_rank, run_script
-from taskd.config.process import replace_environment
+from taskd.config.process import forget_start, replace_environment
 from taskd.config.worker import TemplateConfig
 from taskd.core.nodecheck.probes import CHECK_NAME
-from taskd.runtime.ports import Command
 from taskd.runtime.processes import call_me
 from taskd.wire.codec import MAX_LOCAL_BYTES, decode_to_local, encode
 from taskd.wire.messages import Abandon, Ask, Become, Fork, Hello, Join, Modules, Pause, Probe, Probed, Release, ToLocal
@@ -59,16 +56,12 @@ _BREATH_MS: Final = 1
 """Between two pieces of the work that a standby does ahead: others train meanwhile."""
 
 
-def template_main() -> NoReturn:
+def serve(config: TemplateConfig) -> Become:
     """The whole life of a template, and of each standby that it forks: it ends as a rank, or at the agent's word."""
-    forget_start_directory()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    config = TemplateConfig.from_environment()
     template = Template(str(config.agent_socket))
     template.load((*DEFAULT_MODULES, *config.preload))
-    become = template.serve()
-    take_rank(become)
-    run_script(become.argv)
+    return template.serve()
 
 
 class Template:
@@ -185,6 +178,7 @@ def take_rank(become: Become) -> None:
         os.setsid()
     os.chdir(become.cwd)
     replace_environment(become.env)
+    forget_start(START)
     _redirect(become.stdout, 1)
     _redirect(become.stderr, 2)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -193,11 +187,8 @@ def take_rank(become: Become) -> None:
     multiprocessing = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None:  # its children find a relative script from here
         vars(multiprocessing)["ORIGINAL_DIR"] = become.cwd
-    sys.orig_argv = [
-        sys.executable,
-        *boot_arguments(Command(become.argv, python=True)),
-    ]  # for scripts that run themselves
-    prepare_rank()
+    sys.orig_argv = [sys.executable, "-u", *become.argv]  # for scripts that run themselves
+    sys.argv[:] = ["-m", *become.argv[2:]] if become.argv[0] == "-m" else become.argv
 
 
 def _fork_twice() -> bool:

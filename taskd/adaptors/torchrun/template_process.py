@@ -15,18 +15,21 @@ import threading
 from collections.abc import Mapping
 
 from taskd.adaptors.torchrun.children import OrphanGroups, become_subreaper, has_ended, reap_group, signal_group
+from taskd.adaptors.torchrun.command import START, template_arguments
+from taskd.config.process import starting_with
 from taskd.errors import RecoveryError
+from taskd.runtime.ports import Command
 
 logger = logging.getLogger(__name__)
 
-TEMPLATE_MODULE = "taskd.python.template"
 _END_TIMEOUT_S = 5.0
 
 
 class TemplateProcess:
-    """At most one template at a time. All methods may be called from any thread."""
+    """At most one template at a time, for ranks of `command`. All methods may be called from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, command: Command | None) -> None:
+        self._arguments = template_arguments(command)
         self._process: subprocess.Popen[bytes] | None = None
         self._groups = OrphanGroups()
         self._lock = threading.Lock()
@@ -44,7 +47,9 @@ class TemplateProcess:
             become_subreaper()
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-u", "-m", TEMPLATE_MODULE], env=dict(env), start_new_session=True
+                    [sys.executable, *self._arguments],
+                    env={**env, **starting_with(START, env)},
+                    start_new_session=True,
                 )
             except OSError as error:
                 raise RecoveryError(

@@ -1,0 +1,126 @@
+"""Imports of ours beside a user's modules that have the names of what we import.
+
+Rules:
+
+1. What taskd imports comes from the standard library, its own package and the installed packages, in this order, never
+   from the script's directory, the working directory or PYTHONPATH while those have something else of that name.
+2. What the script imports is what it would be without us: a module of ours that its directories have too is taken out
+   of `sys.modules`. taskd goes on with it, for its modules hold what they use.
+3. What the interpreter itself had imported before anybody stays: a script could not have hidden that.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Collection, Iterator
+from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
+from types import ModuleType
+
+
+class Shelter:
+    """A context in which taskd imports.
+
+    Args:
+        known: names of the modules that the interpreter had by itself.
+        clean: the path by which taskd imports.
+
+    """
+
+    def __init__(self, known: Collection[str], clean: list[str]) -> None:
+        self._known = self._before = set(known)
+        self._clean = clean
+        self._users: list[str] = []
+        self._own: dict[str, ModuleType] = {}
+        self._theirs: dict[str, ModuleType] = {}
+        self._path: list[str] = []
+
+    def __enter__(self) -> None:
+        self._before = set(sys.modules) | self._own.keys()
+        self._theirs = _take_out(self._users)
+        self._theirs |= {name: sys.modules[name] for name in self._own if name in sys.modules}
+        sys.modules.update(self._own)
+        self._path = list(sys.path)
+        sys.path[:] = [*self._clean, *(entry for entry in self._path if entry not in self._clean)]
+
+    def __exit__(self, *_: object) -> None:
+        sys.path[:] = self._path
+        self._own.update({name: sys.modules[name] for name in self._theirs if name in sys.modules})
+        for name in self._own:
+            sys.modules.pop(name, None)
+        sys.modules.update(self._theirs)
+        self._hide()
+
+    def open(self) -> None:
+        """The script is about to begin: let it find its own modules."""
+        self._before = self._known
+        self._users = [*_script_directories(), *_users_entries()]
+        self._hide()
+
+    def _hide(self) -> None:
+        """Of what has been imported since `_before` was taken."""
+        tops = {name.partition(".")[0] for name in sys.modules if name not in self._before}
+        hidden = {name for name in tops & _names_in(self._users) if self._is_the_users(name)}
+        for name in [name for name in sys.modules if name.partition(".")[0] in hidden]:
+            self._own[name] = sys.modules.pop(name)
+
+    def _is_the_users(self, name: str) -> bool:
+        if BuiltinImporter.find_spec(name) or FrozenImporter.find_spec(name):
+            return False
+        found = PathFinder.find_spec(name, self._users)
+        if found is None or found.origin is None:  # a folder that is no package comes after all packages
+            return False
+        return found.origin != getattr(sys.modules.get(name), "__file__", None)
+
+
+@contextlib.contextmanager
+def sheltered() -> Iterator[None]:
+    """Import by a path on which the user's directories come last. For torchrun's process, which runs no user's code."""
+    path, users = list(sys.path), _users_entries()
+    sys.path[:] = [*(entry for entry in path if entry not in users), *users]
+    theirs = _take_out(users)
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        sys.modules.update(theirs)
+
+
+def _take_out(directories: Collection[str]) -> dict[str, ModuleType]:
+    """Remove the modules from `sys.modules` that the user has under a name of the standard library."""
+    theirs = {
+        name: module
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] in sys.stdlib_module_names and _lies_in(module, directories)
+    }
+    for name in theirs:
+        del sys.modules[name]
+    return theirs
+
+
+def _lies_in(module: ModuleType, directories: Collection[str]) -> bool:
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and file.startswith(tuple(f"{directory}/" for directory in directories))
+
+
+def _users_entries() -> list[str]:
+    """What stands on the path before the standard library: PYTHONPATH, and what `python -m` puts there."""
+    library = os.path.dirname(os.__file__)
+    return sys.path[: sys.path.index(library)] if library in sys.path else []
+
+
+def _script_directories() -> list[str]:
+    """What the interpreter will put in front of the path."""
+    if getattr(sys.flags, "safe_path", False):
+        return []
+    script = sys.argv[0]
+    if script == "-m":
+        return [os.getcwd()]
+    return [script if os.path.isdir(script) else os.path.dirname(os.path.realpath(script))]
+
+
+def _names_in(directories: Collection[str]) -> set[str]:
+    found: set[str] = set()
+    for directory in directories:
+        with contextlib.suppress(OSError):
+            found.update(entry.partition(".")[0] for entry in os.listdir(directory or "."))
+    return found

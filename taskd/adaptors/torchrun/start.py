@@ -1,0 +1,88 @@
+"""How a rank begins: by the user's own command, with taskd's preparation before the interpreter looks at the script.
+
+Rules:
+
+1. Nothing of the interpreter is imitated. PYTHONPATH begins with a directory of ours, whose `sitecustomize` the
+   interpreter imports before it puts the script's directory on the path. Then it runs the script as always.
+2. The directory is taken out of the path and of the environment at once, and the machine's own `sitecustomize`, which
+   it hides, is imported. A process that the script starts knows nothing of it.
+3. The template spends its life there too: it is started by the ranks' command, followed by `TEMPLATE`, and a process
+   that becomes a rank only has to return.
+4. What a script dies of is heard from the interpreter's audit event, whatever hook the script has set.
+5. taskd's own preparation may fail; the script runs in any case, with one traceback in the log.
+"""
+
+import logging
+import os
+import sys
+import threading
+from typing import Any, Final
+
+from taskd.adaptors.torchrun.command import TEMPLATE
+from taskd.adaptors.torchrun.script import prepare_rank, tell_agent
+from taskd.adaptors.torchrun.shelter import Shelter
+from taskd.config.process import forget_start
+from taskd.config.worker import TemplateConfig, WorkerConfig
+from taskd.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+_MODULE: Final = "sitecustomize"
+
+
+def begin(directory: str, shelter: Shelter) -> None:
+    """Called while the interpreter starts. Returns when the script is to run."""
+    forget_start(directory)
+    _import_the_machines_own()
+    try:
+        if sys.argv[-1:] == [TEMPLATE]:
+            _be_template(shelter)
+        elif _is_rank():
+            with shelter:
+                prepare_rank(shelter)
+    except Exception:
+        logger.exception("taskd could not prepare this process; the script runs without recovery")
+    shelter.open()
+    sys.addaudithook(_hear)
+
+
+def _is_rank() -> bool:
+    """Whether torchrun itself has started this process. What a rank starts may have its environment, and is none."""
+    try:
+        config = WorkerConfig.from_environment()
+    except ConfigError:
+        return True  # `prepare_rank` says what is wrong
+    return config is not None and config.agent_pid == os.getppid()
+
+
+def _be_template(shelter: Shelter) -> None:
+    with shelter:
+        from taskd.adaptors.torchrun.standby import serve, take_rank
+
+        config = TemplateConfig.from_environment()
+    become = serve(config)
+    take_rank(become)
+    with shelter:
+        prepare_rank(shelter)
+
+
+def _import_the_machines_own() -> None:
+    """The interpreter expects a module of this name to be there afterwards; without another one it is ours."""
+    ours = sys.modules.pop(_MODULE)
+    try:
+        __import__(_MODULE)
+    except ImportError as error:
+        if error.name != _MODULE:
+            logger.exception("Error in sitecustomize")
+    except Exception:
+        logger.exception("Error in sitecustomize")
+    finally:
+        sys.modules.setdefault(_MODULE, ours)
+
+
+def _hear(event: str, args: tuple[Any, ...]) -> None:
+    """The interpreter shows what has come out of the script. Not of a function that C code calls."""
+    if event != "sys.excepthook" or threading.get_ident() != threading.main_thread().ident:
+        return
+    error, trace = args[2], args[3]
+    if isinstance(error, BaseException) and (trace is None or trace.tb_frame.f_back is None):
+        tell_agent(error)

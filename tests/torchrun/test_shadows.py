@@ -1,0 +1,77 @@
+"""Modules of the user's, beside the script and where it starts, that have the names of what taskd imports."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.launch import Launcher
+from tests.torchrun.test_script import ENVIRONMENT
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
+
+STANDARD = ("platform", "random", "tempfile", "textwrap", "uuid", "ipaddress", "queue", "typing", "logging", "signal")
+SEEN = """
+import importlib, json
+names = {names}
+print({{name: getattr(importlib.import_module(name), "USERS", None) for name in names}})
+"""
+TORCH = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+one = torch.ones(1)
+dist.all_reduce(one)
+print("sum", one.item())
+dist.destroy_process_group()
+"""
+TORCHRUN = ("python", "-c", "import sys; sys.path.pop(0); from torch.distributed.run import main; main()")
+"""As the command `torchrun`: the working directory is not on its path."""
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> Path:
+    """A folder of the user's."""
+    folder = tmp_path / "users"
+    folder.mkdir()
+    return folder
+
+
+def shadow(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / f"{name}.py").write_text("USERS = True\n")
+
+
+def both(launcher: Launcher, folder: Path, run_dir: Path, *command: str) -> list[tuple[int, str]]:
+    """What torchrun gives as it comes, and with taskd, which must have taken part."""
+    ours = {**ENVIRONMENT, "TASKD_STANDBY": "0", "TASKD_RUN_DIR": str(run_dir)}
+    seen = [launcher.run(command, cwd=folder, env={**ours, "TASKD_PROCESS_ENABLE": one}) for one in ("off", "on")]
+    assert '"processes"' in (run_dir / "default" / "journal.jsonl").read_text()
+    return seen
+
+
+def test_the_script_finds_its_own_modules_and_taskd_the_true_ones(
+    launcher: Launcher, users: Path, run_dir: Path
+) -> None:
+    names = (*STANDARD, "taskd", "msgspec")
+    shadow(users, *names)
+    (users / "train.py").write_text(SEEN.format(names=names))
+    stock, taskd = both(launcher, users, run_dir, *TORCHRUN, "train.py")
+    assert stock == (0, f"{dict.fromkeys(names, True)}\n"), stock
+    assert taskd == stock
+
+
+@pytest.mark.parametrize("flags", [(), ("-P",)])
+def test_modules_where_torchrun_starts(launcher: Launcher, users: Path, run_dir: Path, flags: tuple[str, ...]) -> None:
+    shadow(users, "ipaddress")
+    (users / "train.py").write_text(TORCH + SEEN.format(names=("ipaddress", "random")))
+    stock, taskd = both(launcher, users, run_dir, "python", *flags, "-m", "torch.distributed.run", "train.py")
+    assert stock == (0, "sum 1.0\n{'ipaddress': True, 'random': None}\n"), stock
+    assert taskd == stock
+
+
+def test_a_folder_called_taskd(launcher: Launcher, users: Path, run_dir: Path) -> None:
+    (users / "taskd").mkdir()
+    (users / "taskd" / "__init__.py").write_text("USERS = True\n")
+    (users / "train.py").write_text(TORCH + SEEN.format(names=("taskd",)))
+    stock, taskd = both(launcher, users, run_dir, *TORCHRUN, "-m", "train")
+    assert stock == (0, "sum 1.0\n{'taskd': True}\n"), stock
+    assert taskd == stock
