@@ -1,0 +1,54 @@
+"""What rank 0 does alone while the others wait for it is no fault, whatever it is: it is told of, and waited for."""
+
+import pytest
+
+from tests.e2e.conftest import MakeJob
+from tests.e2e.job import Job
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
+WORK = ["upload", "compute", "receive", "rest", "sample"]
+SETTINGS: dict[str, str | None] = {"TASKD_HANG_MIN_S": "1"}
+TOLD_S = 1.6
+"""With the time that it takes to ask the ranks, on a machine that is busy."""
+
+
+def start(job: Job, work: list[str], restarts: int, env: dict[str, str | None]) -> Job:
+    """A job that does this, each for a time that is a hang by its rhythm."""
+    plan = {"steps": 30, "every": 15, "seconds": 3.0, "work": work}
+    return job.start(
+        "foreign.py", plan, options=("--standalone", f"--max_restarts={restarts}"), env={**SETTINGS, **env}
+    )
+
+
+def warnings(job: Job) -> int:
+    """Lines that warn of the hang."""
+    return job.output.count("TASKD_HANG_PATIENCE_S")
+
+
+@pytest.mark.parametrize("work", WORK)
+def test_work_of_one_rank_is_told_of_and_waited_for(make_job: MakeJob, work: str) -> None:
+    job = start(make_job(2), [work], 0, {})
+    assert job.end() == 0
+    (verdict,) = job.named("verdict")
+    assert (verdict["culprits"], verdict["proven"]) == ([0], False)
+    assert verdict["hang"]["silent_s"] < TOLD_S
+    assert f"in {work}" in verdict["sentence"], "where it is"
+    assert warnings(job) == 1
+    assert job.named("recovered") == []
+
+
+def test_such_work_again_and_again_neither_ends_a_job_nor_warns_again(make_job: MakeJob) -> None:
+    job = start(make_job(2), WORK, 3, {})
+    assert job.end() == 0
+    assert warnings(job) == 1
+    assert job.named("recovered") == []
+    assert len(job.named("processes")) == 1
+
+
+def test_what_was_interrupted_is_done_again_and_spends_no_restart(make_job: MakeJob) -> None:
+    job = start(make_job(2), WORK, 0, {"TASKD_HANG_PATIENCE_S": "1"})
+    assert job.end() == 0
+    (recovered,) = job.named("recovered")
+    assert recovered["replaced"].keys() == {"0"}
+    results = [(job.folder / f"result-{rank}").read_text() for rank in range(2)]
+    assert results[0] == results[1]
