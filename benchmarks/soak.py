@@ -14,7 +14,8 @@ second run trains as many steps under plain torchrun, undisturbed, and the weigh
 
 In the last line `fds`, `threads` and `rss_mb` are `[first, last]` of the witness; `agent` and `manager` hold theirs.
 
-`--uneven` disturbs nobody and counts false alarms of a job with uneven steps instead (see `uneven.py`).
+`--uneven` disturbs nobody and counts false alarms of a job with uneven steps instead (see `uneven.py`); `--foreign`, of
+one in which rank 0 now and then does something else for minutes (see `foreign.py`).
 """
 
 import argparse
@@ -32,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.foreign import soak_foreign
 from benchmarks.job import (
     ROOT,
     SCRIPT,
@@ -249,16 +251,22 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--step-ms", type=float, default=20, help="least duration of a step (default 20)")
     parser.add_argument("--seed", type=int, default=0, help="of victims and moments; with --uneven, the first one")
     parser.add_argument("--uneven", action="store_true", help="count false alarms of a job with uneven steps instead")
-    parser.add_argument("--virtual", action="store_true", help="with --uneven: half an hour of each, in virtual time")
-    parser.add_argument("--seeds", type=int, default=10, help="with --virtual: for each length of a step (default 10)")
+    parser.add_argument("--foreign", action="store_true", help="count healthy ranks that are replaced for their work")
+    parser.add_argument("--virtual", action="store_true", help="in virtual time: half an hour of each, or whole days")
+    parser.add_argument("--seeds", type=int, help="with --virtual: of each length of a step 10, of days 1")
+    parser.add_argument("--hours", type=float, default=2, help="with --foreign, of a real job (default 2)")
     parser.add_argument("--minutes", type=float, default=30, help="with --uneven, of a real job (default 30)")
     parser.add_argument("--json", action="store_true", help="print JSON lines")
-    return parser.parse_args(words)
+    args = parser.parse_args(words)
+    args.seeds = args.seeds or (1 if args.foreign else 10)
+    return args
 
 
 def main(words: list[str] | None = None) -> int:
     """Run; 0 only if every fault was recovered and the weights are identical."""
     args = arguments(words)
+    if args.foreign:
+        return soak_foreign(args)
     if args.uneven:
         return soak_uneven(args)
 

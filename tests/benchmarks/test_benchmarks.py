@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.job import StepLogs
+from benchmarks.works import EVALUATION, KINDS
 from tests.launch import Launcher
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -73,6 +74,13 @@ def test_uneven_steps_in_virtual_time(launcher: Launcher) -> None:
     assert last["alarms"] == 0
     assert last["hours"] == 1.5
     assert min(last["evaluations"], last["checkpoints"], last["slow_steps"]) > 100
+
+
+def test_foreign_work_in_virtual_time(launcher: Launcher) -> None:
+    last = last_line(launcher, "benchmarks.soak", "--foreign", "--virtual", "--seed", "1")
+    assert (last["hours"], last["proven"], last["replaced"], last["restarts"]) == (24, 0, 0, 0)
+    assert last["told"] > 0
+    assert min(last[kind] for kind in (*KINDS, EVALUATION)) > 20
 
 
 def test_uneven_steps_of_a_job(launcher: Launcher) -> None:
