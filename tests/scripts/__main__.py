@@ -96,7 +96,7 @@ def show(outcome: Outcome, *, as_json: bool) -> Outcome:
     if as_json:
         print(json.dumps(outcome.line), flush=True)
     else:
-        kills = ", ".join(f"rank {rank} {moment}" for rank, moment in outcome.killed)
+        kills = ", ".join(f"rank {rank} at {moment}" for rank, moment in outcome.killed)
         took = f"{time.strftime('%H:%M:%S')} {outcome.seconds:.0f} s"
         verdict = outcome.judgement.verdict.value
         print(f"{verdict:9} {outcome.script.name}: {outcome.judgement.why} [{kills}; {took}]", flush=True)

@@ -96,7 +96,7 @@ def expected(script: Script, verdict: Verdict, run: Run) -> bool:
 
 def may_restart(run: Run) -> bool:
     """Whether nothing else was left to do."""
-    late = any("after" in moment.split()[-2:] for _, moment in run.killed)
+    late = any(moment.startswith("after") for _, moment in run.killed)
     overlapping = len({rank for rank, _ in run.killed}) > 1 and len(run.named("recovered")) < len(run.killed)
     return late or overlapping
 

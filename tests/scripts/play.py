@@ -99,8 +99,8 @@ def play(script: Script, folder: Path, *, taskd: bool, kills: Sequence[Kill] = (
     _read(run, script.ranks)
     for kill in kills:
         if len(run.moments[kill.rank]) >= kill.number:
-            soon = "soon after" if kill.delay_us else "at"
-            run.killed.append((kill.rank, f"{soon} {run.moments[kill.rank][kill.number - 1]}"))
+            later = f" + {kill.delay_us} us" if kill.delay_us else ""
+            run.killed.append((kill.rank, run.moments[kill.rank][kill.number - 1] + later))
     return run
 
 

@@ -31,7 +31,7 @@ class Outcome:
             "script": self.script.name,
             "verdict": self.judgement.verdict.value,
             "why": self.judgement.why,
-            "kills": [f"rank {rank} {moment}" for rank, moment in self.killed],
+            "kills": [f"rank {rank} at {moment}" for rank, moment in self.killed],
             "seconds": round(self.seconds, 1),
             "folder": str(self.folder) if self.folder.exists() else None,
         }

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.scripts.catalog import FAILED, IDENTICAL, PROGRAMS, RESTARTED, SCRIPTS, SILENT, chosen
-from tests.scripts.judge import judge, judge_calm
+from tests.scripts.judge import judge, judge_calm, may_restart
 from tests.scripts.kills import draw
 from tests.scripts.play import Run
 from tests.scripts.stage import Stage
@@ -36,7 +36,7 @@ def test_kills_are_the_same_for_a_seed_and_after_the_setup() -> None:
 
 
 def ran(**changes: object) -> Run:
-    run = Run(Path("/nonexistent"), status=0, results={0: {"step": 1}}, saw={0: {"0": [1]}}, killed=[(0, "at step")])
+    run = Run(Path("/nonexistent"), status=0, results={0: {"step": 1}}, saw={0: {"0": [1]}}, killed=[(0, "step")])
     run.events = [{"event": "recovered", "restart": False, "replaced": {"0": 7}}]
     for name, value in changes.items():
         setattr(run, name, value)
@@ -53,8 +53,14 @@ def test_verdicts() -> None:
     assert judge(script, ran(status=1), reference).verdict is FAILED
     assert judge(script, ran(status=None), reference).verdict is FAILED
     assert judge(script, ran(orphans=["7"]), reference).verdict is FAILED
-    healthy = judge(script, ran(killed=[(1, "at step")]), reference)
+    healthy = judge(script, ran(killed=[(1, "step")]), reference)
     assert (healthy.verdict, healthy.healthy_replaced) == (FAILED, 1)
+
+
+def test_all_may_start_anew_after_training_and_where_both_died_at_once() -> None:
+    assert may_restart(ran(killed=[(0, "after saving + 7 us")]))
+    assert may_restart(ran(killed=[(0, "step"), (1, "step + 9 us")]))
+    assert not may_restart(ran(killed=[(0, "step + 7 us")]))
 
 
 def test_a_run_without_kills_has_no_recoveries() -> None:
