@@ -97,7 +97,7 @@ class Stage:
         if not folder.exists():
             folder.parent.mkdir(parents=True, exist_ok=True)
             run = play(script, self._root / f"{script.name}-stock", taskd=False)
-            if run.status != 0:
+            if run.status != 0 or folder.exists():
                 return run
             run.folder.rename(folder)
         return reread(folder, script.ranks)
