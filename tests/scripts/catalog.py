@@ -54,7 +54,9 @@ SCRIPTS = (
     # Data
     Script("step_batches", (IDENTICAL,), "the README's loop: batches are a function of the step"),
     Script("no_seed", (IDENTICAL,), "each rank's own random numbers are put back"),
-    Script("epochs_plain_loader", (IDENTICAL,), "a plain DataLoader in the state, shuffled by a DistributedSampler"),
+    Script(
+        "epochs_plain_loader", (IDENTICAL,), "a plain DataLoader in the state, and an evaluation at each epoch's end"
+    ),
     Script("epochs_shuffle", (IDENTICAL,), "a plain DataLoader in the state, shuffled by itself"),
     Script("epochs_skip_batches", (IDENTICAL,), "a plain DataLoader outside of the state; only its sampler is in it"),
     Script("workers_own_generator", (IDENTICAL,), "workers draw noise; the loader's generator is seeded in each epoch"),

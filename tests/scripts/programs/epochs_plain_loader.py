@@ -27,7 +27,7 @@ diary.moment("setup done")
 
 @taskd.resilient(state)
 def train():
-    for epoch in range(state.step // len(loader), EPOCHS):
+    for epoch in state.epochs(EPOCHS):
         sampler.set_epoch(epoch)
         diary.moment("epoch")
         for ids, rows, kinds in loader:
@@ -41,6 +41,13 @@ def train():
             diary.moment("stepped")
             state.commit()
             diary.moment("committed")
+        diary.moment("epoch done")
+        model.eval()
+        with torch.no_grad():
+            total = cross_entropy(model(data.rows), data.kinds)
+        model.train()
+        dist.all_reduce(total)
+        diary.saw(f"end of epoch {epoch}", total)
 
 
 train()
