@@ -44,7 +44,7 @@ class RankFiles:
         """Make the files of a process that is about to start; what its environment has to say of them."""
         position = self.directory / f"position-{rank}"
         if not joins:
-            position.unlink(missing_ok=True)
+            self.forget(rank)
         return WorkerConfig(
             agent_socket=self.socket,
             agent_pid=os.getpid(),
@@ -65,8 +65,10 @@ class RankFiles:
         self._kept = folder / "boxes"
 
     def forget(self, rank: int) -> None:
-        """Another rank of the job takes this local rank: what is known of positions is not its own."""
-        (self.directory / f"position-{rank}").unlink(missing_ok=True)
+        """A rank starts anew, or another takes its place: what is known of positions and set-up is not its own."""
+        for path in self.directory.glob(f"position-{rank}*"):
+            if path.name.partition(".")[0] == f"position-{rank}":
+                path.unlink(missing_ok=True)
 
     def box(self, rank: int, incarnation: int) -> Box | None:
         """The black box of a process that was prepared."""

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.e2e.conftest import MakeJob
+from tests.e2e.job import SCRIPTS
 from tests.e2e.plan import point
 
 pytestmark = pytest.mark.timeout(150)
@@ -22,3 +23,60 @@ def test_a_bare_model_in_the_state(make_job: MakeJob, bucket_mb: float) -> None:
     assert job.end() == 0, job.output
     assert undisturbed.end() == 0, undisturbed.output
     assert job.results() == undisturbed.results()
+
+
+MADE_IN = (SCRIPTS / "features.py").read_text().splitlines()
+LINE = next(number for number, text in enumerate(MADE_IN, 1) if "model = DistributedDataParallel(" in text)
+REFUSED = {
+    "uncovered": f"features.py:{LINE} has 4 tensors that no part of the TrainState has",
+    "powersgd": f"features.py:{LINE} has the communication hook powerSGD_hook with a PowerSGDState",
+    "static_graph": f"features.py:{LINE} has static_graph=True",
+    "zero": "the ZeroRedundancyOptimizer 'optimizer' of the resilient function entered at ",
+    "fsdp2": "the FSDPSequential 'model' of the resilient function entered at ",
+}
+
+
+@pytest.mark.parametrize("feature", REFUSED)
+def test_what_cannot_be_recovered_in_place(make_job: MakeJob, feature: str) -> None:
+    """It is said beforehand, once and with its line; a kill has all start anew at once, and the result is stock's."""
+    expected = undisturbed(make_job, feature)
+    job = make_job(2).start("features.py", {"steps": 6, "feature": feature, "points": [point("one", 1, 3, "begin")]})
+    job.held("one")
+    job.says(REFUSED[feature])
+    job.kill("one")
+    record = job.recovered(1)
+    assert record["restart"]
+    assert REFUSED[feature] in record["reason"]
+    assert job.end() == 0, job.output
+    assert not job.named("attempt_failed")
+    assert [result["weights"] for result in job.results()] == expected
+
+
+def test_a_wrapper_made_anew_at_each_entry(make_job: MakeJob) -> None:
+    expected = undisturbed(make_job, "remade")
+    points = [point("first", 1, 3, "begin"), point("second", 0, 5, "begin")]
+    job = make_job(2).start("features.py", {"steps": 6, "feature": "remade", "points": points})
+    for number, name in enumerate(["first", "second"], start=1):
+        job.kill(name)
+        assert not job.recovered(number)["restart"]
+    assert job.end() == 0, job.output
+    assert [result["weights"] for result in job.results()] == expected
+
+
+def test_a_wrapper_made_inside_and_kept(make_job: MakeJob) -> None:
+    """As trainers do it: one attempt, and all start anew, with the wrapper's line as the reason."""
+    expected = undisturbed(make_job, "kept")
+    job = make_job(2).start("features.py", {"steps": 6, "feature": "kept", "points": [point("one", 1, 3, "begin")]})
+    job.kill("one")
+    record = job.recovered(1)
+    assert record["restart"]
+    assert job.end() == 0, job.output
+    print(record)
+    assert [result["weights"] for result in job.results()] == expected
+
+
+def undisturbed(make_job: MakeJob, feature: str) -> list[object]:
+    """The weights of each rank without taskd and without a fault."""
+    job = make_job(2).start("features.py", {"steps": 6, "feature": feature}, env={"TASKD_PROCESS_ENABLE": None})
+    assert job.end() == 0, job.output
+    return [result["weights"] for result in job.results()]

@@ -3,7 +3,7 @@
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from tests.launch import Launcher
 pytestmark = pytest.mark.timeout(100)
 ROOT = Path(__file__).resolve().parents[2]
 MEMBER = Path(__file__).with_name("member.py")
+NEWCOMER = Path(__file__).with_name("newcomer.py")
 
 
 @pytest.fixture
@@ -25,10 +26,15 @@ def port() -> Iterator[int]:
 
 
 class Members:
+    program = MEMBER
+
     def __init__(self, launcher: Launcher, case: str, size: int, port: int) -> None:
         self.launcher = launcher
         self.case, self.size, self.port = case, size, port
-        self.processes = [self._start(rank) for rank in range(size)]
+        self.processes = [self._start(rank) for rank in self.ranks()]
+
+    def ranks(self) -> Sequence[int]:
+        return range(self.size)
 
     def _start(self, rank: int):
         environment = {
@@ -41,7 +47,7 @@ class Members:
             "MASTER_PORT": str(self.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
-        command = ["python", str(MEMBER), self.case, str(rank), str(self.size), str(self.port)]
+        command = ["python", str(self.program), self.case, str(rank), str(self.size), str(self.port)]
         return self.launcher.start(command, env=environment)
 
     def expect_success(self, ranks: range) -> None:
@@ -49,6 +55,15 @@ class Members:
             process = self.processes[rank]
             status = process.wait(80)
             assert status == 0, f"rank {rank}: {status}\n{self.launcher.output(process)}"
+
+
+class Newcomer(Members):
+    """Rank 2, alone."""
+
+    program = NEWCOMER
+
+    def ranks(self) -> Sequence[int]:
+        return [2]
 
 
 @pytest.mark.slow
@@ -70,14 +85,6 @@ def test_fewer_members(launcher: Launcher, port: int, case: str, size: int) -> N
     Members(launcher, case, size, port).expect_success(range(size))
 
 
-def test_a_lone_group_in_a_real_world(launcher: Launcher, port: int) -> None:
-    """`member.py` has rank 2 of 4 join a world of itself alone."""
-    members = Members.__new__(Members)
-    members.launcher, members.case, members.size, members.port = launcher, "alone_no_more", 4, port
-    members.processes = [members._start(2)]
-    members.expect_success(range(1))
-
-
 def test_plans_that_cannot_be(launcher: Launcher, port: int) -> None:
     Members(launcher, "outside", 1, port).expect_success(range(1))
 
@@ -93,7 +100,8 @@ def test_a_stopped_peer(launcher: Launcher, port: int, case: str) -> None:
 def test_a_newcomer_needs_nobody(launcher: Launcher, case: str) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # bound but not listening: a connection is refused
-        members = Members.__new__(Members)
-        members.launcher, members.case, members.size, members.port = launcher, case, 4, closed.getsockname()[1]
-        members.processes = [members._start(2)]
-        members.expect_success(range(1))
+        Newcomer(launcher, case, 4, closed.getsockname()[1]).expect_success(range(1))
+
+
+def test_a_lone_group_in_a_real_world(launcher: Launcher, port: int) -> None:
+    Newcomer(launcher, "alone_no_more", 4, port).expect_success(range(1))

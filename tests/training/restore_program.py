@@ -184,9 +184,9 @@ def layouts() -> None:
 
 
 def kind(wrapper: DistributedDataParallel, index: int) -> torch.dtype:
-    from taskd.adaptors.training.layout import _parameters
+    from taskd.adaptors.training.sameness import parameters
 
-    return _parameters(wrapper)[index].dtype
+    return parameters(wrapper)[index].dtype
 
 
 def main() -> None:

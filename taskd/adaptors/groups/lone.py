@@ -38,6 +38,8 @@ class Pretence:
     rank: int
     world_size: int
     over: bool = False
+    replays: bool = False
+    """What collectives give is known from the first start: messages between two ranks are not among that."""
 
 
 class LoneGroup(dist.ProcessGroup):
@@ -66,6 +68,8 @@ class LoneGroup(dist.ProcessGroup):
 
     def refuse_if_over(self, call: str) -> None:
         """Refuse to compute alone in a world that has others."""
+        if self._pretence.replays and call in ("send", "recv", "recv_anysource"):
+            raise RuntimeError(f"{call} in the set-up: a new process has nobody at the other end yet")
         if self._pretence.over:
             raise RuntimeError(
                 f"{call} on process group {self.group_name!r} of this process's set-up, which has nobody else in it: "
@@ -85,14 +89,18 @@ def _refusing(name: str) -> Callable[..., Any]:
     return method
 
 
-def _complete() -> None:
-    """Have `LoneGroup` refuse each method of the installed torch's `ProcessGroup` by which ranks communicate."""
-    for name in dir(dist.ProcessGroup):
-        if name not in LoneGroup.__dict__ and name not in _FORMER_NAMES and any(word in name for word in _COMMUNICATES):
-            setattr(LoneGroup, name, _refusing(name))
+def communicating() -> list[str]:
+    """The methods of the installed torch's `ProcessGroup` by which ranks communicate, for a subclass to define."""
+    return [
+        name
+        for name in dir(dist.ProcessGroup)
+        if name not in _FORMER_NAMES and any(word in name for word in _COMMUNICATES)
+    ]
 
 
-_complete()
+for _name in communicating():
+    if _name not in LoneGroup.__dict__:
+        setattr(LoneGroup, _name, _refusing(_name))
 
 
 def finished(tensors: Any) -> dist.Work:

@@ -23,6 +23,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -36,9 +37,10 @@ from taskd.adaptors.groups.calls import GroupCall, fingerprint
 from taskd.adaptors.groups.handle import GroupHandle, register
 from taskd.adaptors.groups.members import Members, refuse_meshes
 from taskd.adaptors.groups.settling import settle
+from taskd.adaptors.groups.setup_results import Replay
 from taskd.adaptors.groups.store import StoreLink, prefix, sweep
 from taskd.adaptors.groups.wrappers import watch
-from taskd.errors import RebuildError
+from taskd.errors import RebuildError, RefusedError
 from taskd.runtime.hidden import HiddenThread
 from taskd.wire.messages import WorldPlan
 
@@ -119,6 +121,12 @@ class World:
         self._replace("_store_based_barrier", lambda *args, **options: None)
         self._objects.install()
 
+    def replay(self, path: Path) -> Replay:
+        """Answer the collectives of a newcomer's set-up with what its predecessor was given, until that is ended."""
+        assert self._pretence is not None
+        self._pretence.replays = True
+        return Replay(path, self.is_own)
+
     # At a fault.
 
     def abandon(self) -> int:
@@ -193,6 +201,18 @@ class World:
             self._burial.join(limit_s)
         return settle(max(0.0, end_s - time.monotonic()))
 
+    def is_own(self, group: Any) -> bool:
+        """Whether this is a group of the job's ranks alone, which `rebuild` makes again."""
+        return group is None or group is c10d._world.default_pg or isinstance(group, GroupHandle)
+
+    def strangers(self) -> str:
+        """Which groups there are that cannot be made again, "" if all can."""
+        known = {call.name for call in self._calls}
+        strange = [str(name) for name in c10d._world.pg_names.values() if name not in known]
+        if not strange:
+            return ""
+        return f"the groups {strange} were made by split_group or shrink_group, or of a store of the script's own"
+
     def current(self, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
         """Return what a wrapper made with `group` is to use now: a handle stays itself, else the default group."""
         if isinstance(group, GroupHandle):
@@ -216,6 +236,13 @@ class World:
         group_desc: str | None = None,
     ) -> tuple[Any, Any]:
         assert timeout is not None  # torch's callers always fill it in
+        if not global_ranks_in_group and dist.is_initialized():
+            make = self._originals["_new_process_group_helper"]
+            beside: tuple[Any, Any] = make(
+                group_size, group_rank, [], backend, store, group_name, backend_options, timeout, pg_tag, device_id,
+                group_desc,
+            )  # fmt: skip
+            return beside  # of a store of the script's own, with whomever it meets there
         if not global_ranks_in_group:
             self._calls.clear()  # the script begins again after destroy_process_group()
             whole = len(self._first) == group_size
@@ -303,13 +330,9 @@ class World:
             )
         if members != Members.first(calls[0].size):
             refuse_meshes(members)
-        names = {call.name for call in calls}
-        strange = [name for name in c10d._world.pg_names.values() if name not in names]
+        strange = self.strangers()
         if strange:
-            raise RebuildError(
-                f"the groups {strange} were made by split_group or shrink_group, which taskd cannot repeat; "
-                "use new_group"
-            )
+            raise RefusedError(f"{strange}; use new_group")
 
     def _leave(self) -> None:
         """Take every group out of torch's tables without waiting for anything; keep the objects for `bury`."""

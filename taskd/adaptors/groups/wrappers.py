@@ -10,15 +10,27 @@ Rules:
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.groups.sites import script_line
 
-_made: "list[tuple[weakref.ref[DistributedDataParallel], str]]" = []
+
+@dataclass(frozen=True)
+class _Known:
+    wrapper: "weakref.ref[DistributedDataParallel]"
+    line: str
+    inside: bool
+    """Made while the resilient function ran."""
+
+
+_made: list[_Known] = []
 _watching = False
+_inside = False
 
 
 def watch() -> None:
@@ -35,23 +47,39 @@ def watching() -> bool:
     return _watching
 
 
+@contextmanager
+def inside() -> Iterator[None]:
+    """What is made meanwhile is made inside the resilient function."""
+    global _inside  # noqa: PLW0603 - one per process
+    _inside = True
+    try:
+        yield
+    finally:
+        _inside = False
+
+
 def living() -> list[DistributedDataParallel]:
     """The wrappers that are still there, in the order of their making."""
-    _made[:] = [entry for entry in _made if entry[0]() is not None]
-    return [wrapper for reference, _ in _made if (wrapper := reference()) is not None]
+    _made[:] = [known for known in _made if known.wrapper() is not None]
+    return [wrapper for known in _made if (wrapper := known.wrapper()) is not None]
 
 
 def line_of(wrapper: DistributedDataParallel) -> str:
     """`file:line` of the script that made this wrapper."""
-    return next((line for reference, line in _made if reference() is wrapper), "an unknown line")
+    return next((known.line for known in _made if known.wrapper() is wrapper), "an unknown line")
+
+
+def made_inside(wrapper: DistributedDataParallel) -> bool:
+    """Whether this wrapper was made while the resilient function ran: a newcomer has none like it when it joins."""
+    return any(known.inside for known in _made if known.wrapper() is wrapper)
 
 
 def _knowing(make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make)
     def made(self: DistributedDataParallel, *args: Any, **options: Any) -> Any:
         result = make(self, *args, **options)
-        if all(reference() is not self for reference, _ in _made):
-            _made.append((weakref.ref(self), script_line()))
+        if all(known.wrapper() is not self for known in _made):
+            _made.append(_Known(weakref.ref(self), script_line(), _inside))
         return result
 
     return made

@@ -84,14 +84,18 @@ def store_prefix(env: Mapping[str, str]) -> str:
 
 
 def prefix_stores(rendezvous: ModuleType) -> None:
-    """Give every world its own keys in the store that `init_process_group` makes. Once per process.
+    """Give every world its own keys in torchrun's store, where `init_process_group` meets. Once per process.
 
-    torch shares one store between all starts of a group, and what dead processes left in it misleads new ones.
+    torch shares one store between all starts of a group, and what dead processes left in it misleads new ones. Stores
+    elsewhere are the script's own, and their other clients may be no ranks of this job.
     """
     create = rendezvous._create_c10d_store
 
-    def _create_c10d_store(*args: object, **kwargs: object) -> object:
-        return sys.modules["torch.distributed"].PrefixStore(store_prefix(environment()), create(*args, **kwargs))
+    def _create_c10d_store(hostname: str, port: int, *args: object, **options: object) -> object:
+        store, env = create(hostname, port, *args, **options), environment()
+        if (hostname, str(port)) != (env.get("MASTER_ADDR"), env.get("MASTER_PORT")):
+            return store
+        return sys.modules["torch.distributed"].PrefixStore(store_prefix(env), store)
 
     vars(rendezvous)["_create_c10d_store"] = _create_c10d_store
 

@@ -29,15 +29,18 @@ import torch.distributed as dist
 
 from taskd.adaptors.faults import in_one_line, kind_of, last_words
 from taskd.adaptors.groups.members import Members
+from taskd.adaptors.groups.setup_results import Recording, Replay
 from taskd.adaptors.groups.world import World
+from taskd.adaptors.groups.wrappers import inside
 from taskd.adaptors.training.checkpoint import dump
 from taskd.adaptors.training.layout import repoint
+from taskd.adaptors.training.refusals import Matter, Refusals, matters
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.standing import see_standing
 from taskd.adaptors.training.state import TrainState
 from taskd.core.evidence import Standing
 from taskd.core.faults import FaultKind
-from taskd.errors import CheckpointError, RecoveryError, RestoreError, ShimError
+from taskd.errors import CheckpointError, RecoveryError, RefusedError, RestoreError, ShimError
 from taskd.runtime import worker
 from taskd.runtime.recorder import NullRecorder, Phase, Recorder, open_recorder
 from taskd.wire.messages import WorldPlan
@@ -75,6 +78,24 @@ class Runtime:
         else:
             self.world.observe(link.config.members)
         link.attach(self)
+        self.refusals = Refusals(link.refuse, tells=self.rank == 0)
+        self._setup: Recording | Replay | None = None
+        if link.config.position is not None:
+            path = link.config.position.with_suffix(".setup")
+            self._setup = self.world.replay(path) if link.joins else Recording(path, self.world.is_own)
+
+    def end_setup(self, state: TrainState) -> None:
+        """The resilient function is entered: nothing is recorded any more, and it is told what stands in the way."""
+        setup, self._setup = self._setup, None
+        unkept = setup.end() if setup is not None else None
+        self.refusals.add(*matters(state.parts, unkept or []))
+        strange = self.world.strangers()
+        if strange:
+            self.refusals.add(Matter(strange, "Groups of new_group can be recovered in place.", no_rebuild=True))
+
+    def refuse_rebuild(self, reason: str) -> None:
+        """No further world is formed with this process: all are to start anew."""
+        self.refusals.add(Matter(reason, "", no_rebuild=True))
 
     def break_collectives(self) -> None:
         """Free the main thread, wherever it is stuck."""
@@ -107,7 +128,7 @@ class Runtime:
         self._building = True
         try:
             self.world.rebuild(plan, self.rank)
-            repoint(state, self.world, plan)
+            repoint(state, self.world, plan, self.refuse_rebuild)
         finally:
             self._building = False
         self.world.bury()
@@ -193,6 +214,7 @@ class Session:
         state.on_non_finite = link.saw_non_finite
         state.parts.meter.recorder = self._runtime.recorder
         self._runtime.world.section += 1
+        self._runtime.end_setup(state)
         link.enter(state.step, state.condition())
 
     def _enter_smaller_world(self) -> None:
@@ -231,7 +253,8 @@ class Session:
                     return [], self._dump(plan)
             self._runtime.recorder.phase(Phase.TRAINING)
             self.watch_commit()
-            result = [function()]
+            with inside():
+                result = [function()]
         except SystemExit as error:
             self._runtime.recorder.last_words(error)  # to end takes a script its time: the others need not wait for it
             self._link.last_words(f"sys.exit({error.code}) in the training function", "")
@@ -244,6 +267,8 @@ class Session:
                 raise
             self._runtime.recorder.phase(Phase.PAUSED)
             self._runtime.world.abandon()
+            if isinstance(error, RefusedError):
+                self._runtime.refuse_rebuild(str(error))
             self._link.raised(state.step, state.condition(), _describe(error))
             return [], error
         self._runtime.recorder.phase(Phase.FINISHED)

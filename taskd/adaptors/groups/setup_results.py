@@ -1,0 +1,198 @@
+"""What the collectives of a script's set-up gave in the first start, kept for the process that takes the rank over.
+
+A newcomer sets itself up alone, so its collectives would answer with its own values: another run id, another seed,
+another number of steps. It is given what its predecessor was given.
+
+Rules:
+
+1. A rank records the results of its outermost collectives, in their order, until it enters its resilient function, and
+   writes them to a file of the agent's private directory. Nothing is wrapped afterwards.
+2. Small results are kept whole, up to `ONE_BYTES` each and `ALL_BYTES` together. What is larger, or asynchronous, or
+   between two ranks alone, is not kept: unless it is part of the training state, which a donor sends anyway, a
+   newcomer is refused, with the line of the call.
+3. A newcomer's calls are compared with the record, one by one: name, types, shapes, ranks, group. Where they differ, or
+   where there is no record (another node), its set-up fails, and all processes start anew.
+4. DDP's own collectives, barriers, and groups that are not of torchrun's world are no part of this.
+"""
+
+import logging
+import os
+import pickle
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from taskd.adaptors.groups.collectives import RESULTS, Call, Wrapped
+from taskd.adaptors.groups.sites import script_line
+
+_log = logging.getLogger(__name__)
+ONE_BYTES: Final = 64 * 1024 + 1024
+"""With what pickle adds to a tensor of 64 KiB."""
+ALL_BYTES: Final = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Result:
+    """One collective of the set-up; `data` is None if its result was not kept."""
+
+    signature: tuple[object, ...]
+    line: str
+    data: bytes | None
+
+
+@dataclass(frozen=True)
+class Unkept:
+    """A result that no newcomer can be given: where the call stands, and which memory it filled."""
+
+    text: str
+    storages: frozenset[int]
+
+
+class Recording:
+    """Records from now on, for the file at `path`. What an earlier start left there is removed."""
+
+    def __init__(self, path: Path, is_ours: Callable[[Any], bool]) -> None:
+        self._path = path
+        self._is_ours = is_ours
+        self._results: list[Result] = []
+        self._unkept: list[Unkept] = []
+        self._size_bytes = 0
+        path.unlink(missing_ok=True)
+        self._wrapped = Wrapped(self._call)
+
+    def end(self) -> list[Unkept]:
+        """Write the file; return what is not in it."""
+        self._wrapped.remove()
+        unfinished = self._path.with_name(f"{self._path.name}.unfinished")
+        try:
+            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                pickle.dump([(r.signature, r.line, r.data) for r in self._results], file)
+            unfinished.rename(self._path)
+        except OSError as error:
+            _log.warning("the results of the set-up's collectives are not kept: %s", error)
+        self._results.clear()
+        return self._unkept
+
+    def _call(self, call: Call, make: Callable[[], Any]) -> Any:
+        returned = make()
+        if not self._is_ours(call.arguments.get("group")):
+            return returned
+        line = script_line()
+        if call.name not in RESULTS:
+            self._unkept.append(Unkept(f"{call.name} in the set-up, at {line}, is between two ranks", frozenset()))
+            return returned
+        data, why = (None, "is asynchronous") if call.later else _packed(call.result, ALL_BYTES - self._size_bytes)
+        if data is None:
+            self._unkept.append(Unkept(f"{call.name} in the set-up, at {line}, {why}", storages(_flat(call.result))))
+        else:
+            self._size_bytes += len(data)
+        self._results.append(Result(call.signature(), line, data))
+        return returned
+
+
+class Replay:
+    """Answers the collectives of a newcomer's set-up from now on, from the file at `path`."""
+
+    def __init__(self, path: Path, is_ours: Callable[[Any], bool]) -> None:
+        self._is_ours = is_ours
+        self._results = _read(path)
+        self._at = 0
+        self._wrapped = Wrapped(self._call)
+
+    def end(self) -> None:
+        """The resilient function is entered.
+
+        Raises:
+            RuntimeError: the first start had made more collectives by then.
+        """
+        self._wrapped.remove()
+        if self._results is not None and self._at < len(self._results):
+            missing = self._results[self._at]
+            raise RuntimeError(
+                f"this new process has made {self._at} collectives in its set-up, and its predecessor "
+                f"{len(self._results)}: {missing.signature[0]} at {missing.line} is missing; all processes start anew"
+            )
+
+    def _call(self, call: Call, make: Callable[[], Any]) -> Any:
+        if not self._is_ours(call.arguments.get("group")):
+            return make()
+        line = script_line()
+        if call.name not in RESULTS:
+            raise RuntimeError(f"{call.name} in the set-up, at {line}: a new process has nobody at the other end yet")
+        if self._results is None:
+            raise RuntimeError(
+                f"{call.name} in the set-up, at {line}: what it gave is not known on this node, where the rank is new; "
+                "all processes start anew"
+            )
+        known = self._results[self._at] if self._at < len(self._results) else None
+        if known is None or known.signature != call.signature():
+            first = "no further one" if known is None else f"{known.signature} at {known.line}"
+            raise RuntimeError(
+                f"collective {self._at + 1} of this new process's set-up is {call.signature()} at {line}; in the first "
+                f"start it was {first}. A set-up that depends on what has changed since (a newer snapshot, the time) "
+                "cannot be repeated alone: all processes start anew"
+            )
+        self._at += 1
+        returned = make()
+        if known.data is not None:
+            _fill(call.result, pickle.loads(known.data))
+        return returned
+
+
+def _read(path: Path) -> list[Result] | None:
+    try:
+        return [Result(*fields) for fields in pickle.loads(path.read_bytes())]
+    except FileNotFoundError:
+        return None
+
+
+def _packed(result: Any, room_bytes: int) -> tuple[bytes | None, str]:
+    """The result as bytes, or why it is not kept."""
+    size_bytes = sum(tensor.nbytes for tensor in _flat(result) if isinstance(tensor, torch.Tensor))
+    data = b""
+    if size_bytes <= ONE_BYTES:
+        try:
+            data = pickle.dumps(_copied(result))
+        except Exception as error:  # noqa: BLE001 - whatever the script's own objects raise
+            return None, f"gives what cannot be pickled ({error!r})"
+    size_bytes = max(size_bytes, len(data))
+    if size_bytes > min(ONE_BYTES, room_bytes):
+        return None, f"gives {size_bytes} bytes, which are too many to keep"
+    return data, ""
+
+
+def _copied(result: Any) -> Any:
+    if isinstance(result, torch.Tensor):
+        return result.detach().cpu().clone()
+    return [_copied(item) for item in result] if isinstance(result, list) else result
+
+
+def _fill(target: Any, value: Any) -> None:
+    """Put a kept result where this process wants it."""
+    if isinstance(target, torch.Tensor):
+        with torch.no_grad():
+            target.detach().copy_(value)
+    elif isinstance(target, list):
+        for index, item in enumerate(value):
+            if isinstance(target[index], torch.Tensor) and isinstance(item, torch.Tensor):
+                _fill(target[index], item)
+            else:
+                target[index] = item
+
+
+def _flat(result: Any) -> list[Any]:
+    return list(result) if isinstance(result, list) else [result]
+
+
+def storages(tensors: Iterable[Any]) -> frozenset[int]:
+    """Where the memory of these tensors begins; what is no tensor, or has no memory of its own, has none."""
+    found = set()
+    for tensor in tensors:
+        with suppress(RuntimeError, AttributeError, NotImplementedError):  # sharded and fake tensors
+            found.add(tensor.untyped_storage().data_ptr())
+    return frozenset(found)

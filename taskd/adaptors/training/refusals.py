@@ -1,0 +1,169 @@
+"""What of a training cannot be recovered in place: found as the resilient function is entered, told, and refused.
+
+Rules:
+
+1. Each matter is one warning of rank 0, with the line of the script that it comes from and how to mend it. The agent
+   is told for every rank, so that at a fault all processes start anew at once, without attempts.
+2. Nothing is imported to recognise it: what a script uses is there already.
+3. A wrapper whose parameters no part of the state has would train on in a new process from that process's set-up.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from taskd.adaptors.groups.setup_results import Unkept, storages
+from taskd.adaptors.groups.sites import script_line
+from taskd.adaptors.groups.wrappers import line_of
+from taskd.adaptors.training.parts import Parts
+
+logger = logging.getLogger(__name__)
+_STATELESS_HOOKS = ("_AllreduceUpcastHookState",)
+"""States of comm hooks that carry nothing from step to step: DDP's own mixed precision."""
+_SEEN = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+"""Parts whose own tensors are known, or are no parameters."""
+
+
+@dataclass(frozen=True)
+class Matter:
+    """One thing that stands in the way, and what it stands in the way of."""
+
+    text: str
+    remedy: str
+    no_rebuild: bool = False
+    """Even if every process lives; else only when one is to be replaced."""
+
+
+class Refusals:
+    """What one process refuses, all matters together: its agent knows the newest list only."""
+
+    def __init__(self, refuse: Callable[..., None], tells: bool) -> None:
+        self._refuse = refuse
+        self._tells = tells
+        self._matters: dict[str, Matter] = {}
+
+    def add(self, *matters: Matter) -> None:
+        """Refuse these too."""
+        new = [matter for matter in matters if matter.text not in self._matters]
+        if not new:
+            return
+        self._matters.update((matter.text, matter) for matter in new)
+        for matter in new:
+            if self._tells:
+                logger.warning("%s: at a fault all processes start anew. %s", matter.text, matter.remedy)
+        rebuild = "; ".join(matter.text for matter in self._matters.values() if matter.no_rebuild)
+        newcomer = "; ".join(matter.text for matter in self._matters.values() if not matter.no_rebuild)
+        self._refuse(no_rebuild=rebuild, no_newcomer=newcomer)
+
+
+def matters(parts: Parts, unkept: Sequence[Unkept] = ()) -> list[Matter]:
+    """All that stands in the way in this process, as the training function is about to be called.
+
+    `unkept` are the collectives of the set-up that a new process cannot be given the results of.
+    """
+    wrappers = parts.wrappers()
+    found = [matter for wrapper in wrappers for matter in _of_wrapper(wrapper, parts)]
+    found.extend(_of_parts(parts))
+    kept = storages(_tensors(parts)) if unkept else frozenset()
+    for result in unkept:
+        if not result.storages or not result.storages <= kept:
+            remedy = "Let each rank compute it, or share less than 64 KiB in one call."
+            found.append(Matter(f"a new process cannot be given what {result.text}", remedy))
+    return found
+
+
+def _tensors(parts: Parts) -> Iterator[torch.Tensor]:
+    """What a donor sends to a new process in any case."""
+    yield from parts.parameters()
+    for module in parts.modules:
+        yield from module.buffers()
+
+
+def _of_wrapper(wrapper: DistributedDataParallel, parts: Parts) -> Iterator[Matter]:
+    name = f"the DistributedDataParallel made at {line_of(wrapper)}"
+    missing = _not_covered(wrapper, parts)
+    if missing:
+        yield Matter(
+            f"{name} has {missing} tensors that no part of the TrainState has",
+            "Pass its module, or the wrapper, to TrainState: a new process gets its weights from there.",
+        )
+    for hook, state in getattr(wrapper, "_comm_hooks", []):
+        if type(state).__name__ not in _STATELESS_HOOKS and state is not None:
+            yield Matter(
+                f"{name} has the communication hook {getattr(hook, '__qualname__', hook)} with a "
+                f"{type(state).__name__}, of which no state is kept at a commit",
+                "A hook whose state is None, such as fp16_compress_hook, can be recovered in place.",
+                no_rebuild=True,
+            )
+    if wrapper.static_graph:
+        yield Matter(
+            f"{name} has static_graph=True, whose first iteration communicates otherwise than later ones",
+            "Leave it off for new processes to come in.",
+        )
+    if getattr(wrapper, "_delay_all_reduce_params", None):
+        yield Matter(
+            f"{name} has delay_all_reduce_named_params, whose hooks keep their first process group",
+            "Leave it off for a recovery in place.",
+            no_rebuild=True,
+        )
+
+
+def _not_covered(wrapper: DistributedDataParallel, parts: Parts) -> int:
+    """How many parameters and buffers of a wrapper would not come with the state."""
+    tensors = [*wrapper.module.parameters(), *wrapper.module.buffers()]
+    known = {id(tensor) for module in parts.modules for tensor in (*module.parameters(), *module.buffers())}
+    missing = [tensor for tensor in tensors if id(tensor) not in known]
+    if missing:
+        others = [part for part in parts.replicated.values() if not isinstance(part, _SEEN)]
+        places = storages(tensor for part in others for tensor in _leaves(part.state_dict()))
+        missing = [tensor for tensor in missing if tensor.numel() and not storages([tensor]) <= places]
+    return len(missing)
+
+
+def _leaves(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _leaves(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _leaves(inner)
+
+
+def _of_parts(parts: Parts) -> Iterator[Matter]:
+    line = script_line()
+    sharded = _known("torch.distributed.fsdp", "FullyShardedDataParallel", "FSDPModule")
+    zero = _known("torch.distributed.optim", "ZeroRedundancyOptimizer")
+    for part, value in parts.replicated.items():
+        name = f"the {type(value).__name__} {part!r} of the resilient function entered at {line}"
+        if zero and isinstance(value, zero):
+            yield Matter(
+                f"{name} keeps on each rank what no other rank has",
+                "A plain optimizer under DDP can be recovered in place.",
+                no_rebuild=True,
+            )
+        if not isinstance(value, torch.nn.Module):
+            continue
+        if sharded and any(isinstance(module, sharded) for module in value.modules()):
+            yield Matter(
+                f"{name} is sharded by FSDP, of which each rank keeps what no other rank has",
+                "Load your own checkpoint at the start; replicated models (DDP) can be recovered in place.",
+                no_rebuild=True,
+            )
+        elif any(hasattr(tensor, "_local_tensor") for tensor in (*value.parameters(), *value.buffers())):
+            yield Matter(
+                f"{name} has DTensors, of which each rank keeps what no other rank has",
+                "Load your own checkpoint at the start; replicated models (DDP) can be recovered in place.",
+            )
+
+
+def _known(module: str, *names: str) -> tuple[type, ...]:
+    """Those classes of a module, if anybody has imported it."""
+    found = sys.modules.get(module)
+    return tuple(kind for name in names if isinstance(kind := getattr(found, name, None), type))

@@ -1,0 +1,139 @@
+"""Which DDP wrappers of this process take part in a new world, and whether all ranks have the same.
+
+Rules:
+
+1. All living wrappers take part, whether or not the training state holds them: a state may be given the bare model.
+2. Where a newcomer comes in, those that were made inside the resilient function do not: it has none yet. A script that
+   makes them anew whenever the function is entered drops them; one that goes on with them is refused at their first
+   collective, and all processes start anew.
+3. Number, order and parameters are compared over the default group, and one collective over the group of each wrapper
+   proves that all its holders are in the same one.
+"""
+
+import gc
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.nn.parallel import DistributedDataParallel
+
+from taskd.adaptors.groups.lone import communicating
+from taskd.adaptors.groups.wrappers import line_of, made_inside
+from taskd.adaptors.training.state import TrainState
+from taskd.errors import RebuildError, RefusedError
+from taskd.wire.messages import Condition
+
+Refuse = Callable[[str], None]
+
+
+def taking_part(state: TrainState, refuse: Refuse) -> list[DistributedDataParallel]:
+    """Return the wrappers that all ranks have. Collective over the default group.
+
+    Raises:
+        RefusedError: the ranks have other wrappers than one another.
+    """
+    empty = state.condition() is Condition.EMPTY
+    table = _counts(state, empty)
+    if len({row[0] for row in table}) > 1 or len({row[1] for row in table}) > 1:
+        gc.collect()  # what a script has dropped may live on in a cycle, here and not there
+        table = _counts(state, empty)
+    wrappers = _current(state)
+    if any(row[2] for row in table) or len({row[1] for row in table}) > 1:
+        for wrapper in filter(made_inside, wrappers):
+            point(wrapper, OutdatedGroup(line_of(wrapper), refuse))
+        wrappers = [wrapper for wrapper in wrappers if not made_inside(wrapper)]
+    lines = ", ".join(map(line_of, wrappers)) or "none"
+    if len({row[0] for row in table}) > 1:
+        raise RefusedError(
+            f"the ranks have {[row[0] for row in table]} DDP wrappers, expected the same number; those of rank "
+            f"{dist.get_rank()} were made at: {lines}. Make each before the resilient function on all ranks"
+        )
+    models = [digest([list(parameter.shape) for parameter in parameters(wrapper)]) for wrapper in wrappers]
+    different = [rank for rank, theirs in enumerate(gather([0, *models])) if theirs != [0, *models]]
+    if different:
+        raise RefusedError(
+            f"ranks {different} have DDP wrappers of other models, or in another order, than rank {dist.get_rank()}, "
+            f"whose were made at: {lines}; expected the same on all ranks"
+        )
+    return wrappers
+
+
+def prove(index: int, wrapper: DistributedDataParallel) -> None:
+    """Have all holders of a wrapper meet in its own group, before a step relies on that.
+
+    Raises:
+        RebuildError: they do not.
+    """
+    group = wrapper.process_group
+    mine = [index, digest([str(group.group_name)]), len(parameters(wrapper))]
+    everyone = gather(mine, group)
+    if any(mine != theirs for theirs in everyone):
+        raise RebuildError(
+            f"DDP wrapper {index}, made at {line_of(wrapper)}, meets {everyone} in its group, expected {mine} of all; "
+            "the scripts of the ranks differ"
+        )
+
+
+class OutdatedGroup(dist.ProcessGroup):
+    """In place of the group of a wrapper that was made inside the resilient function, in a world that is gone."""
+
+    def __init__(self, line: str, refuse: Refuse) -> None:
+        super().__init__(0, 1)  # type: ignore[call-arg]  # the constructor for subclasses is not in the stubs
+        self._line = line
+        self._refuse = refuse
+
+    def fail(self, *_: Any, **__: Any) -> Any:
+        """Every collective of it. The agent is told first: so no further attempt is made."""
+        reason = (
+            f"the DistributedDataParallel made at {self._line}, inside the resilient function, is used again when that "
+            "is entered anew, where a new process makes its own"
+        )
+        self._refuse(reason)
+        raise RuntimeError(f"{reason}: make it before the function, or anew whenever the function is entered")
+
+
+for _name in communicating():
+    setattr(OutdatedGroup, _name, OutdatedGroup.fail)
+
+
+def point(wrapper: DistributedDataParallel, group: dist.ProcessGroup) -> None:
+    """Have a wrapper communicate in this group from now on."""
+    wrapper._update_process_group(group)  # type: ignore[no-untyped-call]
+
+
+def parameters(wrapper: DistributedDataParallel) -> list[torch.nn.Parameter]:
+    """Return the parameters in the order in which DDP gave them to its reducer."""
+    ignored = wrapper.parameters_to_ignore
+    found: dict[int, torch.nn.Parameter] = {}
+    for module_name, module in wrapper.module.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.requires_grad and f"{module_name}.{name}" not in ignored:
+                found.setdefault(id(parameter), parameter)
+    return list(found.values())
+
+
+def gather(mine: list[Any], group: dist.ProcessGroup | None = None) -> list[Any]:
+    """Return the numbers of every rank, a list or a table of the same shape everywhere."""
+    device = torch.device(c10d._get_object_coll_device())
+    row = torch.tensor(mine, dtype=torch.int64, device=device)
+    everyone = [torch.zeros_like(row) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyone, row, group=group)
+    return [theirs.tolist() for theirs in everyone]
+
+
+def digest(thing: list[Any]) -> int:
+    """A positive 63-bit number for a list of numbers or words."""
+    return int.from_bytes(hashlib.blake2b(repr(thing).encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _current(state: TrainState) -> list[DistributedDataParallel]:
+    return [wrapper for wrapper in state.parts.wrappers() if not isinstance(wrapper.process_group, OutdatedGroup)]
+
+
+def _counts(state: TrainState, empty: bool) -> list[list[int]]:
+    """Of each rank: wrappers made outside and inside of the resilient function, and whether it is a newcomer."""
+    inside = [made_inside(wrapper) for wrapper in _current(state)]
+    return gather([inside.count(False), inside.count(True), empty])

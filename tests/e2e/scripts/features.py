@@ -1,0 +1,70 @@
+"""A training with one feature of torch that stands in the way of a recovery in place, or might."""
+
+import json
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import taskd
+from tests.e2e.scripts.points import PLAN, note, rank, reach
+
+FEATURE = PLAN["feature"]
+
+
+class Trainer:
+    """As libraries are: the wrapper is made inside."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.network = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+        self.model: nn.Module = self.network if FEATURE in ("remade", "kept") else self.wrap()
+        parameters = self.model.parameters()
+        if FEATURE == "zero":
+            from torch.distributed.optim import ZeroRedundancyOptimizer
+
+            self.optimizer: torch.optim.Optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=1e-2)
+        else:
+            self.optimizer = torch.optim.SGD(parameters, lr=1e-2)
+        part = nn.Linear(1, 1) if FEATURE == "uncovered" else self.network
+        self.state = taskd.TrainState(seed=1, model=part, optimizer=self.optimizer)
+
+    def wrap(self) -> nn.Module:
+        if FEATURE == "fsdp2":
+            from torch.distributed.fsdp import fully_shard
+
+            fully_shard(self.network)
+            return self.network
+        model = DistributedDataParallel(self.network, static_graph=FEATURE == "static_graph")
+        if FEATURE == "powersgd":
+            from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+            model.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook)
+        return model
+
+    def train(self) -> None:
+        if FEATURE == "remade" or (FEATURE == "kept" and self.model is self.network):
+            self.model = self.wrap()
+        while self.state.step < PLAN["steps"]:
+            reach(self.state.step + 1, "begin")
+            self.optimizer.zero_grad()
+            self.model(torch.randn(4, 8)).square().mean().backward()
+            self.optimizer.step()
+            self.state.commit()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    trainer = Trainer()
+    taskd.resilient(trainer.state)(trainer.train)()
+    tensors = [getattr(tensor, "_local_tensor", tensor) for tensor in trainer.network.parameters()]
+    weights = [tensor.detach().numpy().tobytes().hex() for tensor in tensors]
+    note(f"result-{rank()}", json.dumps({"weights": weights, "step": trainer.state.step}))
+    dist.barrier()
+    os._exit(0)  # torch alone now and then aborts in a process that ends with its groups
+
+
+main()

@@ -1,0 +1,57 @@
+"""Collectives of a script's set-up: a process that takes a rank over is given what its predecessor was given."""
+
+import pytest
+
+from tests.e2e.conftest import MakeJob
+from tests.e2e.job import Job
+from tests.e2e.plan import point
+
+pytestmark = pytest.mark.timeout(150)
+
+
+@pytest.mark.parametrize("extra", [None, "weights"])
+def test_what_the_ranks_have_shared_stays(make_job: MakeJob, extra: str | None) -> None:
+    """Rank 1, rank 0, and rank 1 again are replaced: run id, seed, steps and shards are those of the first start."""
+    points = [point("first", 1, 3, "begin"), point("second", 0, 4, "begin"), point("third", 1, 5, "begin")]
+    job = make_job(2).start("shared_setup.py", {"steps": 6, "extra": extra, "points": points})
+    job.held("first")
+    pids = dict(job.pids)
+    for number, name in enumerate(["first", "second", "third"], start=1):
+        job.kill(name)
+        assert not job.recovered(number)["restart"], job.output
+    assert job.end() == 0, job.output
+    zero, one = job.results()
+    assert (zero.pop("shard"), one.pop("shard")) == ({"shard": 10}, {"shard": 11})
+    assert zero == one
+    assert (zero["steps"], zero["step"], zero["parts"]) == (6, 6, [[0.5, 1.0], [1.5, 1.0]])
+    assert zero["pids"] == [pids[0], pids[1]]
+
+
+def test_what_is_too_large_to_keep(make_job: MakeJob) -> None:
+    """It is said beforehand, with its line; a kill has all start anew."""
+    job = make_job(2).start("shared_setup.py", {"steps": 6, "extra": "large", "points": [point("one", 1, 3, "begin")]})
+    job.held("one")
+    text = "a new process cannot be given what broadcast in the set-up, at "
+    job.says(text)
+    assert "shared_setup.py:41, gives 400000 bytes, which are too many to keep" in job.output
+    job.kill("one")
+    restarts(job, text)
+
+
+def test_a_set_up_that_cannot_be_repeated(make_job: MakeJob) -> None:
+    """It has changed since the first start: the new process says where, and all start anew."""
+    points = [point("one", 1, 3, "begin")]
+    job = make_job(2).start("shared_setup.py", {"steps": 6, "extra": "changed", "points": points})
+    job.kill("one")
+    restarts(job, "")
+    assert "collective 7 of this new process's set-up is ('all_reduce'" in job.output
+
+
+def restarts(job: Job, reason: str) -> None:
+    record = job.recovered(1)
+    assert record["restart"]
+    assert reason in record["reason"]
+    assert job.end() == 0, job.output
+    zero, one = job.results()
+    assert zero["name"] == one["name"]
+    assert zero["weights"] == one["weights"]

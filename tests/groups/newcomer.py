@@ -1,0 +1,124 @@
+"""A newcomer of a test world, which sets itself up alone: `newcomer.py CASE RANK SIZE PORT`. Status 0 if all holds."""
+
+import os
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from taskd.adaptors.groups import World
+from taskd.errors import RebuildError
+from taskd.wire.messages import WorldPlan
+from tests.leave import leave
+
+CASE, RANK, SIZE, PORT = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+WORLD = World()
+
+
+def plan(generation: int, members: tuple[int, ...] = (), timeout_s: float = 30) -> WorldPlan:
+    return WorldPlan(
+        generation=generation,
+        world_size=len(members) or SIZE,
+        members=members,
+        replicas=SIZE,
+        store_host="127.0.0.1",
+        store_port=PORT,
+        target_step=0,
+        adopt=False,
+        transfers=(),
+        timeout_s=timeout_s,
+    )
+
+
+def total(group: dist.ProcessGroup | None = None) -> float:
+    tensor = torch.tensor([float(RANK)])
+    dist.all_reduce(tensor, group=group)
+    return tensor.item()
+
+
+def alone() -> None:
+    """A newcomer sets itself up without any peer or store."""
+    WORLD.pretend(RANK, SIZE)
+    dist.init_process_group("gloo")
+    pair, others = dist.new_group([1, 2]), dist.new_group([0, 3])
+    assert others == dist.GroupMember.NON_GROUP_MEMBER
+    assert (dist.get_rank(), dist.get_world_size(), dist.get_rank(pair), dist.get_world_size(pair)) == (2, 4, 1, 2)
+    assert dist.get_backend() == dist.get_backend(pair) == "gloo"
+    gathered: list[object] = [None] * SIZE
+    dist.all_gather_object(gathered, {"rank": RANK})
+    assert gathered == [{"rank": RANK}] * SIZE
+    for source in (0, RANK):
+        given = [RANK, "mine"]
+        dist.broadcast_object_list(given, src=source)
+        assert given == [RANK, "mine"]
+    scattered: list[object] = [None]
+    dist.scatter_object_list(scattered, None, 0)
+    assert scattered == [None]
+    dist.scatter_object_list(scattered, list(range(SIZE)), RANK)
+    assert scattered == [RANK]
+    dist.barrier()
+    dist.monitored_barrier()
+    dist.barrier(group=pair)
+    assert total() == total(pair) == RANK
+    model = DistributedDataParallel(nn.Linear(3, 3))
+    for _ in range(3):
+        model(torch.ones(2, 3)).sum().backward()
+    part = DistributedDataParallel(nn.Linear(3, 3), process_group=pair)
+    part(torch.ones(2, 3)).sum().backward()
+
+
+def alone_no_more() -> None:
+    """What still holds a group of the set-up is refused every collective when the process has joined its world."""
+    WORLD.pretend(RANK, SIZE)
+    dist.init_process_group("gloo")
+    lone, model = dist.group.WORLD, DistributedDataParallel(nn.Linear(3, 3))
+    assert lone is not None
+    for collective in collectives(lone):
+        collective()
+    WORLD.rebuild(plan(1, (RANK,)), RANK)
+    assert total() == RANK
+    for collective in [*collectives(lone), lambda: model(torch.ones(2, 3)).sum().backward()]:
+        with pytest.raises(RuntimeError, match="has joined its world since"):
+            collective()
+    dist.destroy_process_group()
+    os.environ.update(RANK="0", WORLD_SIZE="1")
+    dist.init_process_group("gloo")
+    assert total() == RANK
+    assert not isinstance(dist.group.WORLD, type(lone))
+
+
+def collectives(group: dist.ProcessGroup) -> list[Callable[[], object]]:
+    """Calls from Python by name, by function, and from C++."""
+    one, four = torch.ones(4), torch.ones(4 * SIZE)
+    parts = list(four.chunk(SIZE))
+    return [
+        lambda: group.allreduce([one]),
+        lambda: group.broadcast(one, 0),
+        lambda: group.allgather([parts], [one]),
+        lambda: group.alltoall_base(four, four, [], []),
+        lambda: group._allgather_base(four, one),
+        lambda: group.allgather_into_tensor_coalesced([four], [one]),
+        lambda: group.reduce_scatter_tensor_coalesced([one], [four]),
+        group.barrier,
+        lambda: group.send([one], 0, 0),
+        lambda: group.recv([one], 0, 0),
+        lambda: dist._verify_params_across_processes(group, [one], None),
+        lambda: dist._broadcast_coalesced(group, [one], 1024, 0),
+    ]
+
+
+def dead_store() -> None:
+    """No store answers: an error with the address, soon."""
+    WORLD.pretend(RANK, SIZE)
+    dist.init_process_group("gloo")
+    with pytest.raises(RebuildError, match=f"no store answers at 127.0.0.1:{PORT}"):
+        WORLD.rebuild(plan(1, timeout_s=1), RANK)
+
+
+torch.set_num_threads(1)
+{case.__name__: case for case in (alone, alone_no_more, dead_store)}[CASE]()
+leave()
