@@ -96,7 +96,7 @@ class Inquest(Notices):
 
     def suspect(self, _subject: int) -> None:
         """The job makes no progress: ask every rank."""
-        hang = self.watch.suspicion(self._now_s)
+        hang = self.watch.question(self._now_s)
         if hang is not None:
             self._enter(Phase.STRAYED)
             self._confirm_until_s = self._now_s + ANSWER_S
@@ -130,8 +130,13 @@ class Inquest(Notices):
             elif verdict is not None and verdict.kind in _OWN_ERRORS:
                 self._begin({rank: self._cause(rank) for rank in verdict.culprits})
             return  # else the news of a loss may still be on its way
+        if hang.early and not self._is_certain(verdict):
+            self.watch.glanced(self._now_s)
+            self._withdraw()
+            return
         activity = self.watch.excuse(verdict)
         if self.watch.got_on() or activity is not None:
+            self.watch.glanced(self._now_s)
             if activity is not None:
                 self._out.append(Note(f"no step for {hang.silent_s:.1f} s: it is the {activity.value}"))
             self._withdraw()
@@ -146,6 +151,10 @@ class Inquest(Notices):
             self.tell_verdict()
             self._close_case()
             self._withdraw()
+
+    def _is_certain(self, verdict: Verdict | None) -> bool:
+        """A rank provably stands, whatever the job's rhythm is."""
+        return verdict is not None and verdict.proven and bool(_named(verdict)) and not self.watch.got_on()
 
     def _waits_for(self, verdict: Verdict) -> bool:
         """Whoever may be at work is told of at once, and is waited for."""

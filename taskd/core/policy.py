@@ -65,6 +65,8 @@ class Tempo:
     settled_steps: int = 200
     slack: float = 2.0
     """Of the longest gap that was seen."""
+    early_first_s: float = 60.0
+    """What is proven is looked for without regard to gaps; so early where there is no rhythm yet."""
     patience_s: float = 600.0
     """Who may be at work is waited for so long after it was told..."""
     patience_gaps: float = 3.0

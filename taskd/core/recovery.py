@@ -141,7 +141,7 @@ class Recovery(Course):
             self._fire(Event.CANDIDATE, -1)  # one may be heard that was not, or the others may be heard again
         if self.phase is Phase.RUNNING:
             self.let_slow_node_leave()
-            if self.watch.suspicion(now_s) is not None:
+            if self.watch.question(now_s) is not None:
                 self._fire(Event.HUNG, -1)
         if self.phase is Phase.STRAYED and now_s - self._since_s >= ASK_STRAYED_S:
             self.inquire_strayed()

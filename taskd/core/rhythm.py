@@ -14,6 +14,9 @@ What is promised, with `usual` for the median of the last 128 steps and the defa
 | in an announced phase, seen before | 3 x its longest, at least 2 s |
 | in an announced phase for the first time | `phase_s` |
 
+That is when a hang is told. The ranks are asked for what is proven (`core/proof.py`) without regard to gaps and phases:
+after the length that steps alone give, and after `early_first_s` where the table says `first_s`.
+
 Rules:
 
 1. A gap of more than 3 x usual is remembered: what has been seen once is no hang the next time. So the price of a slow
@@ -56,6 +59,8 @@ class Hang:
     usual_s: float | None
     step: int
     reason: str
+    early: bool = False
+    """The job's gaps may explain it: it counts only if it is proven."""
 
 
 @dataclass(slots=True)
@@ -164,6 +169,23 @@ class Rhythm:
             f"no progress for {silent_s:.1f} s after step {self.step}, where at most {limit_s:.1f} s are usual: {why}"
         )
         return Hang(self.progress_s, silent_s, limit_s, self.usual_s, self.step, reason)
+
+    @property
+    def early_limit_s(self) -> float:
+        """As `limit_s`, whatever gaps and phases the job has shown: what is proven need not wait for those."""
+        usual_s = self.usual_s
+        if self._stepped_s is None or usual_s is None or self._known < self.tempo.few_steps:
+            return min(self.limit_s, max(self.tempo.floor_s, self.tempo.early_first_s))
+        factor = self.tempo.factor if self._known >= self.tempo.settled_steps else self.tempo.early_factor
+        return max(self.tempo.floor_s, factor * usual_s)
+
+    def glance(self, now_s: float) -> Hang | None:
+        """The silence so far, if it is longer than steps are."""
+        if self.progress_s is None or now_s - self.progress_s <= self.early_limit_s:
+            return None
+        silent_s = now_s - self.progress_s
+        reason = f"no progress for {silent_s:.1f} s after step {self.step}"
+        return Hang(self.progress_s, silent_s, self.early_limit_s, self.usual_s, self.step, reason, early=True)
 
     def _limit(self) -> tuple[float, str]:
         tempo, usual_s = self.tempo, self.usual_s

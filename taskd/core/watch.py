@@ -6,8 +6,9 @@ Rules:
    Only nodes with a rank that trains count: a script without the SDK has no rhythm, and is never said to hang.
 2. A hang is a suspicion until the ranks are asked. It is withdrawn if one of them has got on meanwhile, or if nothing
    but silence speaks against them and one evaluates or writes a checkpoint: then that is the rhythm of such a phase.
-3. A suspicion that is not proven (`core/proof.py`) is told once. Then the ranks are asked again and again, ever more
-   rarely: if it is proven by then, or patience is over, it is acted upon. Patience is a setting, and at least some
+3. The ranks are asked early, without regard to the gaps that the job has shown; that counts only if a rank is proven to
+   stand. A suspicion that is not proven (`core/proof.py`) is told once. Then the ranks are asked again and again, ever
+   more rarely: if it is proven by then, or patience is over, it is acted upon. Patience is a setting, and at least some
    times the longest gap that the job has shown. What was interrupted so counts as such a gap.
 4. Alarms at one and the same step are the script's own way of working, more likely with each: the second needs
    `AGAIN_S[0]` of silence, each further one `AGAIN_S[1]`. So a gap that nobody could know does not end a job.
@@ -88,6 +89,8 @@ class Watch:
     """The step of the newest alarm, and how many there were at it."""
     doubt: Doubt | None = None
     """The suspicion that is not proven, as long as it lasts."""
+    _glanced: tuple[float, float] = (-1.0, 0.0)
+    """Since when the job had been silent when it was last asked early, and when it may be again."""
 
     def __post_init__(self) -> None:
         """Nothing is known yet."""
@@ -130,6 +133,30 @@ class Watch:
         if self.doubt is not None and self.doubt.since_s == rhythm.progress_s:
             deadline_s = max(deadline_s, self.doubt.next_s)
         return deadline_s
+
+    @property
+    def ask_s(self) -> float | None:
+        """When the ranks are asked next, be it early."""
+        due_s, rhythm = self.due_s, self.rhythm.rhythm
+        step, times = self._alarm
+        told = self.doubt is not None and self.doubt.since_s == rhythm.progress_s
+        if due_s is None or rhythm.progress_s is None or told or (times and step >= rhythm.step):
+            return due_s
+        since_s, next_s = self._glanced
+        early_s = rhythm.progress_s + rhythm.early_limit_s
+        return min(due_s, max(early_s, next_s) if since_s == rhythm.progress_s else early_s)
+
+    def question(self, now_s: float) -> Hang | None:
+        """What the ranks are to be asked about now."""
+        ask_s = self.ask_s
+        if ask_s is None or now_s <= ask_s:
+            return None
+        return self.suspicion(now_s) or self.rhythm.rhythm.glance(now_s)
+
+    def glanced(self, now_s: float) -> None:
+        """Nothing is proven, and what the job has shown explains it so far."""
+        if self.hang is not None:
+            self._glanced = (self.hang.since_s, now_s + max(ASK_AGAIN_S, _RARER * self.hang.silent_s))
 
     def suspicion(self, now_s: float) -> Hang | None:
         """The job has been silent for too long."""

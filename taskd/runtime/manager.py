@@ -146,7 +146,7 @@ class Manager:
     def _pause_ms(self) -> int:
         if self._kernels.pending:
             return QUICK_TICK_MS
-        due_s = self._core.watch.due_s  # a hang is to be found at once
+        due_s = self._core.watch.ask_s  # a hang is to be found at once
         return TICK_MS if due_s is None else max(1, min(TICK_MS, ceil((due_s - time.monotonic()) * 1000)))
 
     def _turn(self) -> None:
