@@ -94,6 +94,12 @@ def manager_address(env: Mapping[str, str], master_addr: str | None, node_count:
     return Address(host, _client_port(source))
 
 
+def knows_manager(env: Mapping[str, str], master_addr: str | None) -> bool:
+    """Whether anything says where the manager of several nodes is."""
+    given = Source(env).text(settings.MANAGER)
+    return given not in (None, settings.EMBEDDED) or (given is None and _master_host(env, master_addr) is not None)
+
+
 def _master_host(env: Mapping[str, str], master_addr: str | None) -> str | None:
     host = (env.get("MASTER_ADDR") or master_addr or "").strip().removeprefix("[").removesuffix("]")
     if not host:

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 class AgentConfig:
     """What one node's agent needs to know. `manager` is None if the agent embeds the manager.
 
+    `presumes_manager`: nobody has said where it is, nor that there is one.
+
     The processes inherit `checkpoint_dir` by its variable; read here too, a mistake in it is told at the start.
     """
 
@@ -40,6 +42,7 @@ class AgentConfig:
     heartbeat_s: float
     manager_wait_s: float
     checkpoint_dir: Path | None = None
+    presumes_manager: bool = False
     node_check: bool = False
     exclude_straggler: bool = False
     nccl_times: bool = False
@@ -54,9 +57,11 @@ class AgentConfig:
         """
         source = Source(os.environ if env is None else env)
         warn_of_unknown_variables(source.env)
+        manager = manager_address(source.env, master_addr, node_count)
         return cls(
             job_id=job_id(source),
-            manager=manager_address(source.env, master_addr, node_count),
+            manager=manager,
+            presumes_manager=manager is not None and source.text(settings.MANAGER) is None,
             security=Security.from_source(source),
             run_dir=run_dir(source),
             standbys=source.whole(settings.STANDBY),

@@ -82,14 +82,12 @@ class NodeAgent:
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread: threading.Thread | None = None
-        self._done = False
-        self._closed = False
+        self._done = self._closed = self._leaving = self._warned = False
         self._told: object = None
-        self._leaving = False
-        self._stock = False
+        self._stock = config.presumes_manager  # until one answers
         self._sent_s = 0.0
         self._patience = Patience(config.manager_wait_s)
-        self._prospect = Prospect(config.manager_wait_s)
+        self._prospect = Prospect(config.manager_wait_s, presumed=config.presumes_manager)
         self._warmth = Warmth(self._pool, self._crew, learn=config.learn_modules)
         self._examiner = Examiner(self._pool, self._deaths, config.run_dir)
         self._local_ranks = 1
@@ -237,7 +235,7 @@ class NodeAgent:
         if first:
             self._open_link()
             self._patience.renew()
-        elif self._stock:
+        if self._stock:
             host.stock()
         if identity.candidate:
             self._crew.wait(host)
@@ -325,7 +323,8 @@ class NodeAgent:
             return  # not ready for a place; it is told again
         if self._stock:
             self._stock = False
-            logger.warning("the manager answers: taskd recovers again")
+            if self._warned:
+                logger.warning("the manager answers: taskd recovers again")
             self._crew.manage()
         if directive.order is Order.RUN:
             self._pool.refill()
@@ -354,10 +353,10 @@ class NodeAgent:
         if self._node.place is None and self._identity is not None:
             self._crew.give_up(f"{reason}, and this node holds no place")
         elif not self._stock:
-            self._stock = True
+            self._stock = self._warned = True
             logger.warning("%s: torchrun's own behaviour takes over; taskd keeps trying", reason)
             self._crew.stock()
-            self._prospect.give_up()
+        self._prospect.give_up()
 
     # ---- what goes out
 

@@ -2,16 +2,21 @@
 
 import threading
 import time
+from typing import Final
 
 from taskd.runtime.ports import Outlook
 from taskd.wire.messages import Directive, Order
 
+_PRESUMED_S: Final = 2.0
+"""For a manager of which nobody has said that there is one."""
+
 
 class Prospect:
-    """Written by the agent's thread, awaited by torchrun's."""
+    """Written by the agent's thread, awaited by torchrun's. `presumed`: there may well be no manager."""
 
-    def __init__(self, manager_wait_s: float) -> None:
-        self._until_s = time.monotonic() + manager_wait_s
+    def __init__(self, manager_wait_s: float, *, presumed: bool = False) -> None:
+        wait_s = min(manager_wait_s, _PRESUMED_S) if presumed else manager_wait_s
+        self._until_s = time.monotonic() + wait_s
         self._outlook = Outlook.UNKNOWN
         self._changed = threading.Condition()
         self.places: int | None = None

@@ -1,7 +1,6 @@
 """How jobs end: failures and their reports, restarts, signals, time limits, watchdogs, events; with and without taskd.
 
-What differs on purpose: without `--max-restarts` torchrun restarts nothing, taskd until its own limits; and the logs of
-a restart lie in `attempt_0/RANK/inc_K` instead of `attempt_K/RANK`, for taskd restarts single ranks too.
+What differs on purpose: without `--max-restarts` torchrun restarts nothing, taskd until its own limits.
 """
 
 import json
@@ -90,8 +89,8 @@ def attempts(seen: Seen) -> dict[str, str]:
 
 
 def said(seen: Seen) -> list[str]:
-    """What is in the files of each rank and attempt, whichever way the directories are called."""
-    return sorted(name.split("/")[3] + text for name, text in seen.files.items() if text)
+    """What is in the files of each rank and attempt."""
+    return sorted(f"{name}: {text}" for name, text in seen.files.items() if text)
 
 
 def test_monitor_interval(play: Play) -> None:

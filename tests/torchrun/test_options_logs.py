@@ -4,7 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
+from taskd.adaptors.torchrun.logs import spare_earlier
 from tests.torchrun.conftest import Play
 from tests.torchrun.twins import PROGRAMS, Launch, launch
 
@@ -53,6 +55,23 @@ class LoudLogsSpecs(DefaultLogsSpecs):
         return destination
 """
 LOGS_SPECS = launch(LOGS, "--logs-specs=loud", "--tee=1", "{observer}", program=str(PROGRAMS / "plugged.py"))
+
+
+def test_an_attempt_of_torchruns_own_spares_what_lies_there(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path))
+    environment = {0: {"TORCHELASTIC_RUN_ID": "run", "TORCHELASTIC_RESTART_COUNT": "0"}}
+    specs.reify(environment)
+    (run,) = tmp_path.iterdir()
+    for text in ("first", "second"):
+        replaced = run / "attempt_1" / "3"
+        replaced.mkdir(parents=True)
+        (replaced / "stdout.log").write_text(text)
+        spare_earlier(specs, 1)
+        specs.reify({0: {**environment[0], "TORCHELASTIC_RESTART_COUNT": "1"}})
+        assert sorted(path.name for path in (run / "attempt_1").iterdir()) == ["0"]
+        (run / "attempt_1" / "0").rmdir()
+        (run / "attempt_1").rmdir()
+    assert [(run / f"attempt_1.{number}" / "3" / "stdout.log").read_text() for number in (1, 2)] == ["first", "second"]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.torchrun.conftest import Play
-from tests.torchrun.twins import Launch
+from tests.torchrun.twins import PROGRAMS, Launch
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -27,6 +27,14 @@ FIXED: dict[str, Launch] = {
 }
 NOBODY = Launch((("--nnodes=2", *DYNAMIC, "--rdzv-conf=join_timeout=1", "{observer}"),), MANAGED)
 ALONE = Launch((("--nnodes=1:2", *DYNAMIC, "--rdzv-conf=last_call_timeout=1", "{observer}", "end"),), ranks=1)
+UNMANAGED: dict[str, Launch] = {
+    "two nodes": Launch(
+        tuple(("--nnodes=2", f"--node-rank={rank}", *STATIC, "{observer}", "meet") for rank in range(2)),
+    ),
+    "one node with an address": Launch(
+        (("--nnodes=1", *STATIC, "--nproc-per-node=2", "--max-restarts=1", "{observer}", "fail", "9"),)
+    ),
+}
 LATE = Launch(
     (("--nnodes=1:2", *DYNAMIC, "--rdzv-conf=last_call_timeout=1", "{observer}", "grow"),) * 2,
     {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
@@ -45,11 +53,21 @@ def test_two_nodes(play: Play, name: str) -> None:
 
 
 def test_fewer_than_the_most(play: Play) -> None:
-    """The job starts with the nodes that have come by the last call, and without a manager too, whatever taskd says."""
+    """The job starts with the nodes that have come by the last call. Of a manager no word is said."""
     pair = play(ALONE)
-    pair.check("")
+    pair.check()
     assert pair.stock.statuses == [0]
     assert min(pair.stock.seconds, pair.taskd.seconds) > 1
+
+
+@pytest.mark.parametrize("name", UNMANAGED)
+def test_no_manager_where_one_is_presumed(play: Play, name: str) -> None:
+    """torchrun's own behaviour holds from the start, and no word is said of it."""
+    pair = play(UNMANAGED[name])
+    assert pair.taskd.statuses == pair.stock.statuses, pair.taskd.text
+    assert sorted(pair.taskd.ranks) == sorted(pair.stock.ranks)
+    assert "taskd" not in pair.taskd.text.replace(str(PROGRAMS), "")
+    assert pair.taskd.seconds < pair.stock.seconds + 8
 
 
 def test_nobody_else_comes(play: Play) -> None:

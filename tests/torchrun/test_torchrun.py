@@ -44,8 +44,8 @@ class Run:
         lines = [line.split() for line in (self.folder / "lives").read_text().splitlines()]
         return {(line[0], line[1]): line[2:] for line in lines}
 
-    def log(self, rank: int, *parts: str) -> str:
-        return next((self.folder / "logs").glob("*/attempt_0")).joinpath(str(rank), *parts).read_text()
+    def log(self, rank: int, name: str, attempt: int = 0) -> str:
+        return next((self.folder / "logs").glob(f"*/attempt_{attempt}/{rank}/{name}")).read_text()
 
 
 @pytest.fixture
@@ -67,13 +67,13 @@ def test_a_standby_takes_a_killed_rank(job: Run) -> None:
     # the logs of the dead one stay, and the tee goes on
     assert "incarnation 0" in job.log(1, "stdout.log")
     assert "incarnation 0" in job.log(1, "stderr.log")
-    assert "incarnation 1" in job.log(1, "inc_1", "stdout.log")
-    assert "incarnation 1" in job.log(1, "inc_1", "stderr.log")
+    assert "incarnation 1" in job.log(1, "stdout.log", attempt=1)
+    assert "incarnation 1" in job.log(1, "stderr.log", attempt=1)
     for incarnation in ("0", "1"):
         assert f"[default1]:rank 1 incarnation {incarnation} as __main__" in output
     assert output.count("[default1]:rank 1 incarnation 1 ends") == 1
     errors = {life[-1] for (rank, _), life in job.lives.items() if rank == "1"}
-    assert {Path(error).parent.name for error in errors} == {"1", "inc_1"}, "nobody blames the dead one's error file"
+    assert {"/".join(Path(error).parts[-3:-1]) for error in errors} == {"attempt_0/1", "attempt_1/1"}
 
 
 def test_a_command_that_is_not_python_starts_cold(job: Run) -> None:
@@ -81,7 +81,7 @@ def test_a_command_that_is_not_python_starts_cold(job: Run) -> None:
     status, output = job.run("cold", "--redirects=3", program=program)
     assert status == 0, output
     assert job.lives["1", "1"][3] == "False"
-    assert "ends" in job.log(1, "inc_1", "stdout.log")
+    assert "ends" in job.log(1, "stdout.log", attempt=1)
     assert any(call.startswith("command False") for call in job.calls)
     assert output.count("dead ranks are replaced by cold starts only") == 1
 

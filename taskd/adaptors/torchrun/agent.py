@@ -25,10 +25,12 @@ from taskd.adaptors.torchrun import entry
 from taskd.adaptors.torchrun.command import NUMA_REASON, START, parse_command
 from taskd.adaptors.torchrun.ends import LeavableStore
 from taskd.adaptors.torchrun.host import TaskdContext, TorchrunHost
+from taskd.adaptors.torchrun.logs import spare_earlier
 from taskd.adaptors.torchrun.script import mark_round
 from taskd.adaptors.torchrun.shelter import sheltered
 from taskd.adaptors.torchrun.template_process import TemplateProcess
 from taskd.adaptors.torchrun.waiting import set_aside
+from taskd.config.address import knows_manager
 from taskd.config.process import environment, profile_nccl, starting_with
 from taskd.core.budget import DEFAULT_MAX_RESTARTS
 from taskd.errors import TaskdError
@@ -149,6 +151,10 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
             self._taskd_disabled = True
             logger.warning("the ranks run a function, expected a script: taskd leaves this job to torchrun")
             return
+        if entry.least_nodes(worker_group.spec) and not knows_manager(environment(), given_master_addr):
+            self._taskd_disabled = True
+            logger.info("no manager is known, and the job may grow: taskd leaves it to torchrun")
+            return
         self._taskd_disabled = True  # unless the next line succeeds: one attempt, one traceback
         self._taskd_runtime = _make_node_runtime(given_master_addr, node_count)
         set_aside(worker_group.spec.rdzv_handler, self._taskd_leads)
@@ -168,6 +174,7 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
         if runtime is None:
             return
         entrypoint, args, envs = given["entrypoint"], given["args"], given["envs"]
+        spare_earlier(given["logs_specs"], worker_group.spec.max_restarts - self._remaining_restarts)
         this_round = "" if self._taskd_candidate else self._taskd_round(worker_group)
         variables = {local_rank: runtime.worker_environment(local_rank) for local_rank in envs}
         commands = {local_rank: parse_command(entrypoint, args[local_rank], sys.executable) for local_rank in args}

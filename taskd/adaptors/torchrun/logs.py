@@ -3,18 +3,24 @@
 Rules:
 
 1. torch opens a rank's files for writing from the start, so that a new incarnation would erase what the dead one said:
-   each incarnation gets a directory of its own beside the first one's files, `…/attempt_N/<rank>/inc_K/`.
+   it gets a directory of its own, where torch has that of a restart: after `…/attempt_N/<rank>/` comes `attempt_N+1`.
+   Where the directories are not torch's own, it is `inc_K` beside the first one's files.
 2. The same streams are redirected, tee'd and filtered as torchrun was told for the first incarnation.
 3. The follower of a dead incarnation reads to the end of its file and ends; none outlives two incarnations.
 """
 
 import os
+import re
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+from torch.distributed.elastic.multiprocessing.api import LogsSpecs, SubprocessContext
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
 from taskd.runtime.ports import Logs
+
+_ATTEMPT = re.compile(r"attempt_(\d+)")
 
 
 class RankLogs:
@@ -56,15 +62,13 @@ class RankLogs:
         real = next((file for file in files if file and file != os.devnull), None)
         if real is None:
             return None
-        parent, name, attempt = Path(real).parent, f"inc_{incarnation}", 1
-        while True:
-            directory = parent / (name if attempt == 1 else f"{name}.{attempt}")
+        for directory in _after(Path(real).parent, incarnation):
             try:
-                directory.mkdir()
+                directory.mkdir(parents=True)
             except FileExistsError:
-                attempt += 1
-            else:
-                return directory
+                continue
+            return directory
+        return None
 
     def _end_tails(self, local_rank: int) -> None:
         for tail in self._latest.pop(local_rank, []):
@@ -90,6 +94,24 @@ class RankLogs:
             log_line_filter=first._log_line_filter,
         )
         return tail.start()
+
+
+def _after(first: Path, incarnation: int) -> Iterator[Path]:
+    """Where the files of later incarnations may lie, if the first one's lie in `first`."""
+    attempt = _ATTEMPT.fullmatch(first.parent.name)
+    if attempt is None:
+        return (first / f"inc_{number}" for number in count(incarnation))
+    run, number = first.parent.parent, int(attempt[1]) + 1
+    return (run / f"attempt_{later}" / first.name for later in count(number))
+
+
+def spare_earlier(specs: LogsSpecs, attempt: int) -> None:
+    """torch empties the directory of an attempt before it starts it: what lies there already goes out of its way."""
+    run = getattr(specs, "_run_log_dir", None)
+    taken = Path(run or os.devnull) / f"attempt_{attempt}"
+    if taken.is_dir():
+        free = (taken.with_name(f"{taken.name}.{number}") for number in count(1))
+        taken.rename(next(directory for directory in free if not directory.exists()))
 
 
 def _in(directory: Path | None, file: str) -> str | None:

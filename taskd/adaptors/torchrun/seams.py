@@ -85,7 +85,7 @@ SEAMS: Final = (
         Fit.SETS,
         ("id", "local_rank", "global_rank", "role_rank", "world_size", "role_world_size"),
     ),
-    Seam(AGENT, "start_processes", Fit.ACCEPTS, ("entrypoint", "args", "envs")),
+    Seam(AGENT, "start_processes", Fit.ACCEPTS, ("entrypoint", "args", "envs", "logs_specs")),
     Seam(
         _PROCESSES,
         "PContext",
@@ -98,6 +98,7 @@ SEAMS: Final = (
         Fit.SETS,
         ("_running_local_ranks", "_failures", "subprocess_handlers", "_numa_options"),
     ),
+    Seam(_PROCESSES, "DefaultLogsSpecs", Fit.SETS, ("_run_log_dir",)),
     Seam(_PROCESSES, "SubprocessContext._poll", Fit.EXACT, ("self",)),
     Seam(_PROCESSES, "SubprocessContext._close", Fit.ACCEPTS, ("self",)),
     Seam(_PROCESSES, "ProcessFailure", Fit.ACCEPTS, ("local_rank", "pid", "exitcode", "error_file")),
