@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DistributedSampler, Sampler
 
 from taskd.adaptors.groups.wrappers import living, watching
@@ -40,7 +39,6 @@ class Parts:
         self.replicated = {name: part for name, part in self.all.items() if name not in self.positions}
         self.modules = [part for part in self.replicated.values() if isinstance(part, torch.nn.Module)]
         self.optimizers = [part for part in self.replicated.values() if isinstance(part, torch.optim.Optimizer)]
-        self.schedulers = [part for part in self.replicated.values() if isinstance(part, LRScheduler)]
         self.meter = Meter()
         self.places: dict[str, LoaderPlace] = {}
         for name, part in [*self.positions.items()]:
@@ -109,11 +107,6 @@ class Parts:
         for optimizer in self.optimizers:
             found.extend(parameter for group in optimizer.param_groups for parameter in group["params"])
         return found
-
-
-def advances_by_itself(scheduler: LRScheduler) -> bool:
-    """Tell whether `scheduler.step()` needs no argument."""
-    return not isinstance(scheduler, ReduceLROnPlateau)
 
 
 def _is_position(name: str, part: Any) -> bool:

@@ -24,10 +24,12 @@ import torch
 import torch.distributed as dist
 
 from taskd.adaptors.training.finite import Losses
+from taskd.adaptors.training.followers import Followers
 from taskd.adaptors.training.hooks import StepHooks
 from taskd.adaptors.training.microbatches import MicroBatch, MicroBatches
-from taskd.adaptors.training.parts import Parts, advances_by_itself
+from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.payload import head_of, unpack
+from taskd.adaptors.training.pending import Pending
 from taskd.adaptors.training.position_file import CAPACITY_BYTES, PositionFile, Slot
 from taskd.adaptors.training.positions import PositionMemory, Positions
 from taskd.adaptors.training.rng import RngCapture
@@ -96,12 +98,12 @@ class TrainState:
         self._restoring = False
         self.shows_steps = False
         self._commits = 0
-        self._marks = [scheduler.last_epoch for scheduler in self.parts.schedulers]
-        self._steady = True
+        self._followers = Followers(self.parts.replicated)
         self._buffers: list[torch.Tensor] | None = None
         self._saved_buffers: list[torch.Tensor] = []
         self._buffers_touched = False
         self._hooks = StepHooks(self.parts, self._save_buffers, self._record_tentative)
+        self._pending = Pending(self.parts)
         self._count: Callable[[int], None] = self._count_slowly
 
     def __getattr__(self, name: str) -> Any:
@@ -120,13 +122,15 @@ class TrainState:
         no step waits for it.
         """
         self.step = step = self.step + 1
+        if self._pending.armed or not self._hooks.counts[1]:
+            self._pending.committed(step, stepped=any(self._hooks.stepped))
         self._buffers_touched = False
         if self._seeds is not None:
             self._seeds.sow(self._own_rank(), step)
         self._count(step)
         self._commits += 1
-        if self._marks:
-            self._mark_schedulers()
+        if self._followers.any:
+            self._followers.mark()
         if loss is not None:
             self._losses.look(loss, step)
         if self.on_commit is not None:
@@ -198,7 +202,7 @@ class TrainState:
         `rank` is that in the job; if it is not given, that of `torch.distributed`.
         """
         self._rank = rank
-        self._marks = [scheduler.last_epoch for scheduler in self.parts.schedulers]
+        self._followers.settle()
         if self._seeds is not None:
             self._seeds.sow(self._own_rank(), self.step)
         self._record()
@@ -231,21 +235,15 @@ class TrainState:
             return Condition.TORN
         if not any(stepped):
             return Condition.CLEAN if self._can_roll_back() else Condition.TORN
-        return Condition.STEPPED if all(stepped) else Condition.TORN
+        return Condition.STEPPED if all(stepped) and not self._followers.lag(self.step + 1) else Condition.TORN
 
     def adopt(self) -> str:
         """Count a STEPPED state as committed; return what could not be told about it, or "".
 
-        A scheduler that advanced by one in each commit so far, and has not done so since, is advanced.
+        A scheduler that advanced by one in each commit so far, and has not done so since, is advanced; so is an average
+        of the weights.
         """
-        notes = []
-        for scheduler, mark in zip(self.parts.schedulers, self._marks, strict=True):
-            if scheduler.last_epoch != mark:
-                continue
-            if self._steady and self._commits and advances_by_itself(scheduler):
-                scheduler.step()
-            else:
-                notes.append(f"it is not known whether the step would have advanced the {type(scheduler).__name__}")
+        notes = self._followers.complete(known=self._commits > 0)
         on_commit, self.on_commit = self.on_commit, None
         self.commit()
         self.on_commit = on_commit
@@ -268,13 +266,14 @@ class TrainState:
         self._losses.forget()
         self._buffers_touched = False
         self._commits = 0
-        self._marks = [scheduler.last_epoch for scheduler in self.parts.schedulers]
+        self._followers.settle()
         self._empty = self._restoring = False
 
     def drop_gradients(self) -> None:
         """Set every gradient to None."""
         for parameter in self.parts.parameters():
             parameter.grad = None
+        self._pending.forget()
 
     def position(self, step: int) -> bytes:
         """What is recorded of `step`, to be lent to a rank that has nothing; empty if nothing is."""
@@ -367,11 +366,6 @@ class TrainState:
             return True
         now = self._all_buffers()
         return len(now) == len(self._buffers) and all(a is b for a, b in zip(now, self._buffers, strict=True))
-
-    def _mark_schedulers(self) -> None:
-        marks = [scheduler.last_epoch for scheduler in self.parts.schedulers]
-        self._steady = self._steady and all(new == old + 1 for new, old in zip(marks, self._marks, strict=True))
-        self._marks = marks
 
     def _data_position(self) -> bytes:
         if not self.parts.positions and not self.parts.epochs.used:

@@ -1,0 +1,205 @@
+"""Parts that follow the optimizers within a step: schedulers, averages of the weights (EMA), gradient scalers.
+
+Rules:
+
+1. A fault may strike between an optimizer's step and the call by which a part follows it. The step is adopted only
+   with what follows: a part that has moved in every step before is made to follow, where taskd knows how.
+2. Whether a part has moved is seen from the version of one of its tensors, so a commit costs next to nothing.
+3. Where it is not known how, the state is torn: no step is adopted with an average that is older than its weights.
+4. A part that moves in some steps only may not have been meant to move in this one: the log says so.
+"""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel
+
+from taskd.adaptors.training import tree
+
+_log = logging.getLogger(__name__)
+
+
+class Followers:
+    """Those of one training state.
+
+    Args:
+        replicated: the parts that are equal on all ranks, by name.
+    """
+
+    def __init__(self, replicated: dict[str, Any]) -> None:
+        optimizers = [part for part in replicated.values() if isinstance(part, torch.optim.Optimizer)]
+        trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        self._models = [p for p in replicated.values() if isinstance(p, torch.nn.Module) and _has(p, trained)]
+        self._schedulers = [part for part in replicated.values() if isinstance(part, LRScheduler)]
+        others = {
+            name: part
+            for name, part in replicated.items()
+            if not isinstance(part, torch.optim.Optimizer | LRScheduler | ReduceLROnPlateau)
+            and not (isinstance(part, torch.nn.Module) and _has(part, trained))
+        }
+        self._parts = [_Follower(name, part) for name, part in others.items()]
+        self._marks = [scheduler.last_epoch for scheduler in self._schedulers]
+        self._steady = True
+        self._told = False
+        self.any = bool(self._parts or self._schedulers)
+        """Whether there is anything to mark."""
+
+    def mark(self) -> None:
+        """A step is committed."""
+        if self._schedulers:
+            marks = [scheduler.last_epoch for scheduler in self._schedulers]
+            self._steady = self._steady and all(new == old + 1 for new, old in zip(marks, self._marks, strict=True))
+            self._marks = marks
+        for part in self._parts:
+            part.mark()
+
+    def settle(self) -> None:
+        """What is there now is that of the last committed step, however it came to be."""
+        self._marks = [scheduler.last_epoch for scheduler in self._schedulers]
+        for part in self._parts:
+            part.settle()
+
+    def lag(self, step: int) -> bool:
+        """Whether a part is older than the weights of this step, and cannot be brought on. Said once."""
+        late = [p.name for p in self._parts if p.unknown or (p.lags and not self._can_complete(p.part))]
+        if late and not self._told:
+            self._told = True
+            _log.warning(
+                "step %d cannot be kept: the optimizer has stepped, and %s has not followed, or it is not known "
+                "whether it does; let it follow right after optimizer.step(), before the next collective",
+                step,
+                late[0],
+            )
+        return bool(late)
+
+    def complete(self, *, known: bool) -> list[str]:
+        """Make follow what lags behind; return what is not known. `known` tells whether a step was committed here."""
+        notes = []
+        for scheduler, mark in zip(self._schedulers, self._marks, strict=True):
+            if scheduler.last_epoch != mark:
+                continue
+            if self._steady and known:
+                scheduler.step()
+            else:
+                notes.append(f"it is not known whether the step would have advanced the {type(scheduler).__name__}")
+        for part in self._parts:
+            if part.lags:
+                self._complete(part.part)
+            elif part.may_lag:
+                notes.append(f"it is not known whether the step would have changed {part.name}")
+        return notes
+
+    def _can_complete(self, part: Any) -> bool:
+        return isinstance(part, torch.amp.GradScaler) or (isinstance(part, AveragedModel) and bool(self._source(part)))
+
+    def _complete(self, part: Any) -> None:
+        if isinstance(part, AveragedModel):
+            part.update_parameters(self._source(part)[0])
+        else:
+            part.update()
+
+    def _source(self, average: AveragedModel) -> list[torch.nn.Module]:
+        """The model that is averaged, if there is just one that it can be."""
+        shapes = [p.shape for p in average.module.parameters()]
+        found = [model for model in self._models if [p.shape for p in model.parameters()] == shapes]
+        return found if len(found) == 1 else []
+
+
+class _Follower:
+    """One part that may follow.
+
+    Attributes:
+        lags: whether it has moved in every step that was committed here, if any, and not in this one.
+        may_lag: whether it has moved in some steps, and not in this one.
+        unknown: whether it has not moved, and no step was committed here from which to know whether it should.
+    """
+
+    def __init__(self, name: str, part: Any) -> None:
+        self.name = name
+        self.part = part
+        self._moved = self._stood = 0
+        self._by_content = False
+        self._version = -1
+        self._content = torch.empty(0)
+        self.settle()
+
+    def mark(self) -> None:
+        tensor = self._tensor
+        if tensor is None:
+            if self._stood < _TRIES:
+                self._stood += 1
+                self.settle(begun=1)
+            return
+        version = tensor._version
+        if version != self._version:
+            if self._moved + self._stood < _TRIES:
+                self._content = _some(tensor)
+            self._version = version
+            self._moved += 1
+        elif self._by_content or (self._moved + self._stood < _TRIES and not torch.equal(_some(tensor), self._content)):
+            self._by_content, self._content = True, _some(tensor)  # changed through `.data`, which versions do not show
+            self._moved += 1
+        else:
+            self._stood += 1
+
+    def settle(self, begun: int = 0) -> None:
+        self._tensor = tensor = _shown_by(self.part)
+        if tensor is not None:
+            self._moved, self._stood = begun, 0
+            self._version, self._content = tensor._version, _some(tensor)
+
+    @property
+    def lags(self) -> bool:
+        return self._stands and not self._stood
+
+    @property
+    def may_lag(self) -> bool:
+        return self._stands and self._moved > 0 and self._stood > 0
+
+    @property
+    def unknown(self) -> bool:
+        return self._stands and not self._stood and not self._moved
+
+    @property
+    def _stands(self) -> bool:
+        if self._tensor is None or self._tensor._version != self._version:
+            return False
+        return not self._by_content or torch.equal(_some(self._tensor), self._content)
+
+
+_TRIES = 3
+"""Steps in which it is found out how a part changes."""
+_SOME = 64
+
+
+def _some(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().reshape(-1)[:_SOME].clone()
+
+
+def _has(module: torch.nn.Module, trained: set[int]) -> bool:
+    """Whether an optimizer trains any of it; what has no parameters follows nobody."""
+    parameters = list(module.parameters())
+    return not parameters or any(id(parameter) in trained for parameter in parameters)
+
+
+def _shown_by(part: Any) -> torch.Tensor | None:
+    """A tensor of a part that changes whenever the part does."""
+    if isinstance(part, AveragedModel):
+        return part.n_averaged
+    if isinstance(part, torch.nn.Module):
+        return next(part.parameters())
+    if isinstance(part, torch.amp.GradScaler):
+        return part._scale
+    if not callable(getattr(part, "state_dict", None)):
+        return None
+    found = list(_tensors(part.state_dict()))
+    return next((tensor for tensor in found if tensor.is_floating_point()), found[0] if found else None)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    tree.fold(value, found.append)
+    yield from found

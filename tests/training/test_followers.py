@@ -1,0 +1,181 @@
+"""A step is adopted only with all that follows it: averages of the weights. None is committed half."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from taskd.adaptors.training.state import TrainState
+from taskd.errors import ConfigError
+from taskd.wire.messages import Condition
+
+pytestmark = pytest.mark.timeout(60)
+STEPS = 3
+
+
+class Shadow:
+    """An average of the script's own, as a part with a `state_dict`; it writes through `.data` if `behind` says so."""
+
+    def __init__(self, model: nn.Module, *, behind: bool) -> None:
+        self.model = model
+        self.behind = behind
+        self.weights = [p.detach().clone() for p in model.parameters()]
+
+    def update(self) -> None:
+        with torch.no_grad():
+            for mine, theirs in zip(self.weights, self.model.parameters(), strict=True):
+                (mine.data if self.behind else mine).lerp_(theirs, 0.1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.weights = state["weights"]
+
+
+def make(**parts: Any) -> TrainState:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 3)
+    made = {name: part(model) for name, part in parts.items()}
+    state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **made)
+    state.begin(0)
+    return state
+
+
+def average(model: nn.Module) -> AveragedModel:
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+
+
+def update(state: TrainState) -> None:
+    if isinstance(state.ema, AveragedModel):
+        state.ema.update_parameters(state.model)
+    elif isinstance(state.ema, Shadow):
+        state.ema.update()
+    else:
+        with torch.no_grad():
+            for mine, theirs in zip(state.ema.parameters(), state.model.parameters(), strict=True):
+                mine.lerp_(theirs, 0.1)
+
+
+def step(state: TrainState) -> None:
+    state.optimizer.zero_grad()
+    state.model(torch.full((2, 3), float(state.step + 1))).square().mean().backward()
+    state.optimizer.step()
+
+
+def test_an_average_of_torch_follows_an_adopted_step() -> None:
+    whole, state = make(ema=average), make(ema=average)
+    for run in (whole, state):
+        for _ in range(STEPS):
+            step(run)
+            update(run)
+            run.commit()
+        step(run)
+    update(whole)
+    assert state.condition() is Condition.STEPPED
+    state.adopt()
+    whole.commit()
+    for mine, theirs in zip(state.ema.state_dict().values(), whole.ema.state_dict().values(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_an_average_that_has_followed_is_left() -> None:
+    state = make(ema=average)
+    for _ in range(STEPS):
+        step(state)
+        update(state)
+        state.commit()
+    step(state)
+    update(state)
+    state.adopt()
+    assert state.ema.n_averaged == STEPS + 1
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        copy.deepcopy,
+        lambda model: Shadow(model, behind=False),
+        lambda model: Shadow(model, behind=True),
+    ],
+    ids=["module", "part", "through data"],
+)
+def test_a_step_without_an_average_of_the_scripts_own_is_not_adopted(
+    kind: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = make(ema=kind)
+    for _ in range(STEPS):
+        step(state)
+        update(state)
+        state.commit()
+    step(state)
+    assert state.condition() is Condition.TORN
+    assert f"step {STEPS + 1} cannot be kept: the optimizer has stepped, and ema has not followed" in caplog.text
+    update(state)
+    assert state.condition() is Condition.STEPPED
+
+
+def test_a_teacher_that_stands_still_is_none() -> None:
+    state = make(ema=copy.deepcopy)
+    for _ in range(STEPS):
+        step(state)
+        state.commit()
+    step(state)
+    assert state.condition() is Condition.STEPPED
+    assert state.adopt() == ""
+
+
+def test_an_average_of_every_second_step_is_said() -> None:
+    state = make(ema=average)
+    for number in range(4):
+        step(state)
+        if number % 2:
+            update(state)
+        state.commit()
+    step(state)
+    assert "not known whether the step would have changed ema" in state.adopt()
+
+
+def accumulate(state: TrainState, *, to_none: bool) -> None:
+    for number in range(4):
+        state.model(torch.ones(2, 3)).square().mean().backward()
+        if number % 2:
+            state.optimizer.step()
+            state.optimizer.zero_grad(set_to_none=to_none)
+        state.commit()
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_a_commit_for_each_micro_batch_is_refused(to_none: bool) -> None:
+    with pytest.raises(ConfigError, match=r"commit\(\) was called for step 1 while gradients were still"):
+        accumulate(make(), to_none=to_none)
+
+
+def test_gradients_that_are_thrown_away_are_not() -> None:
+    state = make()
+    for number in range(12):
+        if number % 3 == 0:
+            state.optimizer.zero_grad(set_to_none=number % 2 == 0)
+        else:
+            state.model.zero_grad(set_to_none=number % 2 == 0)
+        state.model(torch.ones(2, 3)).square().mean().backward()
+        if number % 4 == 0:
+            state.optimizer.step()
+        state.commit()
+    assert state.step == 12
+
+
+def test_a_step_that_a_scaler_leaves_out_is_no_accumulation() -> None:
+    state = make()
+    for number in range(6):
+        state.model(torch.ones(2, 3)).square().mean().backward()
+        if number % 2:
+            state.model.weight.grad.fill_(float("inf"))
+        else:
+            state.optimizer.step()
+        state.commit()
+        state.optimizer.zero_grad()
+    assert state.step == 6
