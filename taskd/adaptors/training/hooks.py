@@ -56,6 +56,11 @@ class StepHooks:
         """Whether each optimizer has stepped."""
         return [count > 0 for count in self.counts[1::2]]
 
+    def untouched(self, index_untouched: Callable[[int], bool]) -> bool:
+        """Whether no optimizer has changed anything: none has stepped, and for each that is inside its step ask."""
+        begun, done = self.counts[::2], self.counts[1::2]
+        return not any(done) and all(not count or index_untouched(index) for index, count in enumerate(begun))
+
     def reset(self) -> None:
         """Count from zero."""
         for index in range(len(self.counts)):

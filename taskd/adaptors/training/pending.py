@@ -22,6 +22,9 @@ class Pending:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._trained = [
+            p for optimizer in parts.optimizers for group in optimizer.param_groups for p in group["params"]
+        ]
         self._suspects: list[tuple[torch.nn.Parameter, torch.Tensor, int]] = []
         self._added = self._watches = False
         self.armed = False
@@ -47,7 +50,7 @@ class Pending:
         self.armed, self._suspects = False, []
 
     def _suspect(self) -> None:
-        found = [(p, p.grad) for p in self._parts.parameters() if p.grad is not None and p.grad.is_floating_point()]
+        found = [(p, p.grad) for p in self._trained if p.grad is not None]
         if not found or not all(bool(torch.isfinite(grad).all()) for _, grad in found):
             return
         if not any(bool(grad.any()) for _, grad in found):

@@ -5,7 +5,8 @@ Rules:
 1. `commit` says: this step is done. It counts, and puts down where this rank stands in random numbers and data; it
    copies no weights and costs microseconds.
 2. Between two commits the hooks of the optimizers tell what the state in memory is worth: CLEAN while none has
-   stepped, STEPPED when each has stepped exactly once, TORN in all other cases.
+   changed anything, or what was changed can be undone (see `undo`); STEPPED when each has stepped exactly once; TORN in
+   all other cases.
 3. A forward pass of the next step may change buffers (BatchNorm) although the weights are still clean. They are copied
    before the first forward after a commit and put back by `rollback`.
 4. With a seed, the random numbers of a step come from its number, and none are put down.
@@ -34,6 +35,7 @@ from taskd.adaptors.training.position_file import CAPACITY_BYTES, PositionFile, 
 from taskd.adaptors.training.positions import PositionMemory, Positions
 from taskd.adaptors.training.rng import RngCapture
 from taskd.adaptors.training.seeds import Seeds
+from taskd.adaptors.training.undo import Undo
 from taskd.errors import ConfigError, ShimError
 from taskd.runtime.pulse import Pulse
 from taskd.wire.messages import Condition
@@ -104,6 +106,7 @@ class TrainState:
         self._buffers_touched = False
         self._hooks = StepHooks(self.parts, self._save_buffers, self._record_tentative)
         self._pending = Pending(self.parts)
+        self._undo = Undo(self.parts, lambda: sum(self._hooks.counts[1::2]))
         self._count: Callable[[int], None] = self._count_slowly
 
     def __getattr__(self, name: str) -> Any:
@@ -131,6 +134,8 @@ class TrainState:
         self._commits += 1
         if self._followers.any:
             self._followers.mark()
+        if self._undo.busy:
+            self._undo.forget()
         if loss is not None:
             self._losses.look(loss, step)
         if self.on_commit is not None:
@@ -230,12 +235,13 @@ class TrainState:
         """Return what the state in memory is worth now."""
         if self._empty:
             return Condition.EMPTY
-        stepped = self._hooks.stepped
-        if self._restoring or self._hooks.torn:
+        if self._restoring:
             return Condition.TORN
-        if not any(stepped):
+        if self._undo.ready or self._hooks.untouched(self._undo.untouched):
             return Condition.CLEAN if self._can_roll_back() else Condition.TORN
-        return Condition.STEPPED if all(stepped) and not self._followers.lag(self.step + 1) else Condition.TORN
+        if self._hooks.torn or not all(self._hooks.stepped) or self._followers.lag(self.step + 1):
+            return Condition.TORN
+        return Condition.STEPPED
 
     def adopt(self) -> str:
         """Count a STEPPED state as committed; return what could not be told about it, or "".
@@ -250,11 +256,15 @@ class TrainState:
         return "; ".join(notes)
 
     def rollback(self) -> None:
-        """Undo what a forward pass of the unfinished step did to buffers: a CLEAN state is then the committed one."""
+        """Undo what the unfinished step did, to buffers above all: a CLEAN state is then the committed one."""
+        if self._undo.ready:
+            self._undo.apply()
+            self._followers.settle()
         if self._buffers_touched and self._buffers:
             with torch.no_grad():
                 torch._foreach_copy_(self._buffers, self._saved_buffers)
         self._buffers_touched = False
+        self._hooks.reset()
 
     @contextmanager
     def restoring(self, step: int) -> Iterator[None]:
@@ -263,6 +273,7 @@ class TrainState:
         yield
         self.step = step
         self._hooks.reset()
+        self._undo.forget()
         self._losses.forget()
         self._buffers_touched = False
         self._commits = 0

@@ -1,0 +1,149 @@
+"""What a step has changed is undone, where a fault may strike between its changes: several optimizers, or closures.
+
+Rules:
+
+1. With one optimizer that steps once in a commit, nothing can strike in the middle, and nothing is kept.
+2. A closure runs forward and backward inside the optimizer's step. While no parameter has another version than when
+   the step began, nothing was changed. LBFGS changes the parameters between its closures: rule 3.
+3. Where a model runs between two steps of one commit (GANs, several critics), ranks meet there. From the second such
+   commit on, all that is replicated is copied before the first step, and put back by `apply`.
+4. Whether a script is such a one is found out in its first commits; then the hooks that are not needed are removed.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from taskd.adaptors.training.parts import Parts
+
+_COMMITS = 4
+"""After so many without need the hooks are removed."""
+
+
+class Undo:
+    """For one training state.
+
+    Args:
+        parts: whose replicated ones are copied.
+        done: tells how many steps the optimizers have done since the last commit.
+    """
+
+    def __init__(self, parts: Parts, done: Callable[[], int]) -> None:
+        self._parts = parts
+        self._done = done
+        self._commits = 0
+        self._ran = self._exposed = self._closures = self._settled = False
+        self._versions: dict[int, list[int]] = {}
+        self._live: list[torch.Tensor] = []
+        self._copies: list[torch.Tensor] = []
+        self._plain: list[Any] = []
+        self.ready = False
+        """Whether the present step can be undone."""
+        self.busy = True
+        """Whether it wants to hear of commits."""
+        self._handles: list[RemovableHandle] = []
+        for index, optimizer in enumerate(parts.optimizers):
+            self._handles.append(optimizer.register_step_pre_hook(_calling(self._before, index)))
+        self._runs = [module.register_forward_pre_hook(_calling(self._run, 0)) for module in parts.modules]
+
+    def untouched(self, index: int) -> bool:
+        """Whether the optimizer, which is inside its step, has changed nothing yet."""
+        known = self._versions.get(index)
+        return known is not None and known == _versions(self._parts.optimizers[index])
+
+    def forget(self) -> None:
+        """The step is committed, or another state has come."""
+        self.ready = False
+        if not self._settled and (self._commits >= _COMMITS or self._exposed):
+            self._settle()
+
+    def apply(self) -> None:
+        """Put back what was there before the first step."""
+        with torch.no_grad():
+            for live, copied in zip(self._live, self._copies, strict=True):
+                live.copy_(copied)
+        for optimizer, (groups, state) in zip(self._parts.optimizers, self._plain[0], strict=True):
+            for group, known in zip(optimizer.param_groups, groups, strict=True):
+                group.update(copy.deepcopy(known))
+            optimizer.state.clear()
+            optimizer.state.update({parameter: dict(values) for parameter, values in state})
+        for part, known in self._plain[1]:
+            part.load_state_dict(copy.deepcopy(known))
+        self.ready = False
+
+    # Inside.
+
+    def _run(self, _index: int, *_: Any) -> None:
+        self._ran = True
+
+    def _before(self, index: int, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        first = self._done() == 0
+        if (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None:
+            self._closures = True
+            self._versions[index] = _versions(optimizer)
+            self._exposed = self._exposed or isinstance(optimizer, torch.optim.LBFGS)
+        if not first and self._ran:
+            self._exposed = True
+        if first:
+            self._commits += 1
+            if self._exposed:
+                self._save()
+        self._ran = False
+
+    def _settle(self) -> None:
+        for handle in self._runs:
+            handle.remove()
+        self._runs.clear()
+        self._settled, self.busy = True, self._exposed
+        if not self._exposed and not self._closures:
+            for handle in self._handles:
+                handle.remove()
+
+    def _save(self) -> None:
+        """Copy all that is replicated: tensors of modules and optimizers into memory that is kept, the rest anew."""
+        optimizers = self._parts.optimizers
+        found = [tensor for module in self._parts.modules for tensor in (*module.parameters(), *module.buffers())]
+        found += [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+        for optimizer in optimizers:
+            for values in optimizer.state.values():
+                found += [value for value in values.values() if isinstance(value, torch.Tensor)]
+        live = list({id(tensor): tensor.detach() for tensor in found}.values())
+        if len(live) != len(self._copies) or any(
+            a.shape != b.shape or a.dtype != b.dtype for a, b in zip(live, self._copies, strict=True)
+        ):
+            self._copies = [torch.empty_like(tensor) for tensor in live]
+        self._live = live
+        for copied, tensor in zip(self._copies, live, strict=True):
+            copied.copy_(tensor)
+        tensors = torch.nn.Module | torch.optim.Optimizer
+        others = [part for part in self._parts.replicated.values() if not isinstance(part, tensors)]
+        self._plain = [
+            [(_groups(optimizer), [(p, _kept(v)) for p, v in optimizer.state.items()]) for optimizer in optimizers],
+            [(part, copy.deepcopy(part.state_dict())) for part in others],
+        ]
+        self.ready = True
+
+
+def _calling(call: Callable[..., None], index: int) -> Callable[..., None]:
+    """A plain function, so that what carries it can be copied."""
+
+    def hook(*args: Any) -> None:
+        call(index, *args)
+
+    return hook
+
+
+def _versions(optimizer: torch.optim.Optimizer) -> list[int]:
+    return [parameter._version for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [copy.deepcopy({k: v for k, v in group.items() if k != "params"}) for group in optimizer.param_groups]
+
+
+def _kept(values: dict[str, Any]) -> dict[str, Any]:
+    """The state of one parameter: its tensors are copied elsewhere, lists of them (LBFGS) are new ones each time."""
+    return {k: v if isinstance(v, torch.Tensor) else copy.deepcopy(v) for k, v in values.items()}

@@ -1,0 +1,137 @@
+"""Scripts in which a fault strikes between the changes of a step: GANs, critics, closures. The step is done again."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from taskd.adaptors.training.state import TrainState
+from taskd.wire.messages import Condition
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Fault(Exception):  # noqa: N818 - it is what a peer's death raises
+    """A peer has died."""
+
+
+class Gan:
+    """A generator with BatchNorm and an average, a discriminator that steps `critics` times, a scheduler."""
+
+    def __init__(self, critics: int) -> None:
+        torch.manual_seed(0)
+        self.critics = critics
+        self.faces = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+        self.judge = nn.Linear(3, 1)
+        first = torch.optim.AdamW(self.judge.parameters(), lr=0.05)
+        second = torch.optim.AdamW(self.faces.parameters(), lr=0.05)
+        self.schedule = torch.optim.lr_scheduler.StepLR(second, 2)
+        self.average = torch.optim.swa_utils.AveragedModel(self.faces)
+        self.state = TrainState(
+            faces=self.faces, judge=self.judge, first=first, second=second, schedule=self.schedule, average=self.average
+        )
+        self.state.begin(0)
+
+    def step(self, fault: str = "") -> None:
+        state = self.state
+        for critic in range(self.critics):
+            state.first.zero_grad()
+            (self.judge(self.faces(torch.randn(4, 2))) - self.judge(torch.randn(4, 3))).mean().backward()
+            meet(fault, f"judged {critic}")
+            state.first.step()
+        state.second.zero_grad()
+        self.judge(self.faces(torch.randn(4, 2))).mean().neg().backward()
+        meet(fault, "between")
+        state.second.step()
+        self.schedule.step()
+        self.average.update_parameters(self.faces)
+        meet(fault, "stepped")
+        state.commit()
+
+    def seen(self) -> dict[str, Any]:
+        return {name: copy.deepcopy(part.state_dict()) for name, part in self.state.parts.replicated.items()}
+
+
+def meet(fault: str, place: str) -> None:
+    if fault == place:
+        raise Fault
+
+
+def same(mine: Any, theirs: Any) -> bool:
+    if isinstance(mine, torch.Tensor):
+        return torch.equal(mine, theirs)
+    if isinstance(mine, dict):
+        return mine.keys() == theirs.keys() and all(same(mine[key], theirs[key]) for key in mine)
+    if isinstance(mine, list | tuple):
+        return len(mine) == len(theirs) and all(same(a, b) for a, b in zip(mine, theirs, strict=True))
+    return bool(mine == theirs)
+
+
+@pytest.mark.parametrize("critics", [1, 3])
+@pytest.mark.parametrize("place", ["judged 0", "between", "stepped"])
+def test_a_gan_does_its_step_again(critics: int, place: str) -> None:
+    whole, gan = Gan(critics), Gan(critics)
+    torch.manual_seed(7)
+    for _ in range(5):
+        whole.step()
+    torch.manual_seed(7)
+    for _ in range(3):
+        gan.step()
+    before = gan.seen()
+    with pytest.raises(Fault):
+        gan.step(place)
+    assert gan.state.condition() is Condition.CLEAN
+    gan.state.rollback()
+    assert same(gan.seen(), before)
+    assert gan.state.condition() is Condition.CLEAN
+    gan.state.return_to(3)
+    for _ in range(2):
+        gan.step()
+    assert same(gan.seen(), whole.seen())
+
+
+def test_what_is_not_needed_is_removed() -> None:
+    model = nn.Linear(2, 2)
+    state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(6):
+        state.optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        state.optimizer.step()
+        state.commit()
+    assert len(state.optimizer._optimizer_step_pre_hooks) == 1
+    assert not model._forward_pre_hooks
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.LBFGS])
+def test_a_fault_inside_a_closure(kind: Any) -> None:
+    """Nothing was changed before the first backward is done; LBFGS goes on changing, and is undone."""
+    model = nn.Linear(2, 2)
+    state = TrainState(model=model, optimizer=kind(model.parameters(), lr=0.001))
+    state.begin(0)
+    calls, faulty = [0], [0]
+
+    def closure() -> Any:
+        calls[0] += 1
+        state.optimizer.zero_grad()
+        loss = model(torch.ones(1, 2)).square().sum()
+        loss.backward()
+        if calls[0] == faulty[0]:
+            raise Fault
+        return loss
+
+    for _ in range(6):
+        state.optimizer.step(closure)
+        state.commit()
+    for later in (1, 3) if kind is torch.optim.LBFGS else (1,):
+        before = copy.deepcopy(model.state_dict()), copy.deepcopy(state.optimizer.state_dict())
+        faulty[0] = calls[0] + later
+        with pytest.raises(Fault):
+            state.optimizer.step(closure)
+        assert state.condition() is Condition.CLEAN
+        state.rollback()
+        assert same((model.state_dict(), state.optimizer.state_dict()), before)
+        state.optimizer.step(closure)
+        assert state.condition() is Condition.STEPPED or kind is torch.optim.LBFGS
+        state.commit()
