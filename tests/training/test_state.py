@@ -77,6 +77,41 @@ def test_an_optimizer_is_needed() -> None:
         TrainState(model=nn.Linear(1, 1))
 
 
+class Wrapped(torch.optim.Optimizer):
+    """As accelerate's: an optimizer by type, which never called `Optimizer.__init__`."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+    def step(self, closure: Any = None) -> Any:
+        return self.optimizer.step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.optimizer.state_dict()
+        return found
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state)
+
+
+def test_a_wrapped_optimizer_is_seen_through() -> None:
+    model = nn.Linear(2, 2)
+    wrapped = Wrapped(torch.optim.SGD(model.parameters(), lr=0.1))
+    state = TrainState(model=model, optimizer=wrapped)
+    assert state.optimizer is wrapped
+    wrapped.step()
+    assert state.condition() is Condition.STEPPED
+    with pytest.raises(ConfigError, match=r"'optimizer' is a Wrapped without an optimizer's hooks"):
+        TrainState(model=model, optimizer=Wrapped(None))
+
+
+def test_a_sharded_optimizer_has_no_newcomer() -> None:
+    kind = type("ZeroRedundancyOptimizer", (torch.optim.SGD,), {})
+    state = TrainState(optimizer=kind([nn.Parameter(torch.ones(1))], lr=0.1))
+    assert "optimizer is a ZeroRedundancyOptimizer: each rank holds a share" in state.parts.no_newcomer
+    assert not make().parts.no_newcomer
+
+
 def test_condition_over_a_step() -> None:
     state = make()
     seen: list[Condition] = []

@@ -35,8 +35,9 @@ class Parts:
         self.all = {name: part for name, part in given.items() if part is not None}
         for name, part in self.all.items():
             _check(name, part)
+        bare = {name: _bare(name, part) for name, part in self.all.items()}
         self.positions = {name: part for name, part in self.all.items() if _is_position(name, part)}
-        self.replicated = {name: part for name, part in self.all.items() if name not in self.positions}
+        self.replicated = {name: part for name, part in bare.items() if name not in self.positions}
         self.modules = [part for part in self.replicated.values() if isinstance(part, torch.nn.Module)]
         self.optimizers = [part for part in self.replicated.values() if isinstance(part, torch.optim.Optimizer)]
         self.meter = Meter()
@@ -44,6 +45,8 @@ class Parts:
         for name, part in [*self.positions.items()]:
             if isinstance(part, torch.utils.data.DataLoader):
                 self._keep(name, part)
+        self.no_newcomer = next((_why_sharded(n, part) for n, part in bare.items() if _is_sharded(part)), "")
+        """Why no new process can take the place of a lost one, or ""."""
         if not self.optimizers:
             raise ConfigError(
                 f"TrainState got {', '.join(self.all) or 'nothing'}; expected at least one torch.optim.Optimizer, "
@@ -146,6 +149,29 @@ def _batches(loader: Any) -> float:
         return len(loader)
     except TypeError:
         return float("inf")
+
+
+def _bare(name: str, part: Any) -> Any:
+    """The optimizer or scheduler inside one of accelerate's, which have no hooks of their own."""
+    if type(part).__name__ == "AcceleratedScheduler":
+        return part.scheduler
+    if not isinstance(part, torch.optim.Optimizer) or hasattr(part, "_optimizer_step_pre_hooks"):
+        return part
+    inner = getattr(part, "optimizer", None)
+    if not isinstance(inner, torch.optim.Optimizer):
+        raise ConfigError(
+            f"TrainState argument {name!r} is a {type(part).__name__} without an optimizer's hooks, expected one that "
+            "has them; pass the torch optimizer that it wraps"
+        )
+    return _bare(name, inner)
+
+
+def _is_sharded(part: Any) -> bool:
+    return any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(part).__mro__)
+
+
+def _why_sharded(name: str, part: Any) -> str:
+    return f"{name} is a {type(part).__name__}: each rank holds a share of its state, and that of a lost rank is lost"
 
 
 def _has_state(part: Any) -> bool:
