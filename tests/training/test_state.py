@@ -105,13 +105,6 @@ def test_a_wrapped_optimizer_is_seen_through() -> None:
         TrainState(model=model, optimizer=Wrapped(None))
 
 
-def test_a_sharded_optimizer_has_no_newcomer() -> None:
-    kind = type("ZeroRedundancyOptimizer", (torch.optim.SGD,), {})
-    state = TrainState(optimizer=kind([nn.Parameter(torch.ones(1))], lr=0.1))
-    assert "optimizer is a ZeroRedundancyOptimizer: each rank holds a share" in state.parts.no_newcomer
-    assert not make().parts.no_newcomer
-
-
 def test_condition_over_a_step() -> None:
     state = make()
     seen: list[Condition] = []

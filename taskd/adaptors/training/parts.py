@@ -45,8 +45,6 @@ class Parts:
         for name, part in [*self.positions.items()]:
             if isinstance(part, torch.utils.data.DataLoader):
                 self._keep(name, part)
-        self.no_newcomer = next((_why_sharded(n, part) for n, part in bare.items() if _is_sharded(part)), "")
-        """Why no new process can take the place of a lost one, or ""."""
         if not self.optimizers:
             raise ConfigError(
                 f"TrainState got {', '.join(self.all) or 'nothing'}; expected at least one torch.optim.Optimizer, "
@@ -164,14 +162,6 @@ def _bare(name: str, part: Any) -> Any:
             "has them; pass the torch optimizer that it wraps"
         )
     return _bare(name, inner)
-
-
-def _is_sharded(part: Any) -> bool:
-    return any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(part).__mro__)
-
-
-def _why_sharded(name: str, part: Any) -> str:
-    return f"{name} is a {type(part).__name__}: each rank holds a share of its state, and that of a lost rank is lost"
 
 
 def _has_state(part: Any) -> bool:

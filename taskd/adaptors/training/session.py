@@ -214,13 +214,7 @@ class Session:
         state.on_non_finite = link.saw_non_finite
         state.parts.meter.recorder = self._runtime.recorder
         self._runtime.world.section += 1
-<<<<<<< HEAD
         self._runtime.end_setup(state)
-=======
-        if state.parts.no_newcomer:
-            logger.warning("%s; at a fault all processes start anew", state.parts.no_newcomer)
-            link.refuse(no_newcomer=state.parts.no_newcomer)
->>>>>>> 24dde09 (README: a loop over epochs; accelerate's optimizers are seen through)
         link.enter(state.step, state.condition())
 
     def _enter_smaller_world(self) -> None:
