@@ -118,6 +118,7 @@ def _deadlines(source: Source) -> Deadlines:
     return Deadlines(
         confirm_s=source.seconds(settings.CONFIRM_S),
         pause_s=source.seconds(settings.PAUSE_TIMEOUT_S),
+        pause_limit_s=source.seconds(settings.PAUSE_LIMIT_S),
         replace_s=source.seconds(settings.REPLACE_TIMEOUT_S),
         join_s=source.seconds(settings.JOIN_TIMEOUT_S),
         resume_s=source.seconds(settings.RESUME_TIMEOUT_S),

@@ -122,6 +122,10 @@ PAUSE_TIMEOUT_S = Setting(
     "TASKD_PAUSE_TIMEOUT_S", "pause_timeout_s", Kind.SECONDS, f"{_DEADLINES.pause_s:g}", _MANAGER,
     "Time for the healthy ranks to leave their collectives; one that does not is replaced.", 0.1,
 )  # fmt: skip
+PAUSE_LIMIT_S = Setting(
+    "TASKD_PAUSE_LIMIT_S", "pause_limit_s", Kind.SECONDS, f"{_DEADLINES.pause_limit_s:g}", _MANAGER,
+    "The same for one that is inside a checkpoint, or whose state no other rank has.", 0.1,
+)  # fmt: skip
 REPLACE_TIMEOUT_S = Setting(
     "TASKD_REPLACE_TIMEOUT_S", "replace_timeout_s", Kind.SECONDS, f"{_DEADLINES.replace_s:g}", _MANAGER,
     "Time for a new process to start and to run the script up to its resilient function.", 0.1,

@@ -10,6 +10,7 @@ Rules:
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from taskd.core.budget import EXIT_CODE
 from taskd.core.comings import Comings
@@ -18,9 +19,14 @@ from taskd.core.faults import FaultKind
 from taskd.core.phases import BUILDING, DONE, DUMPED, JOINED, LIVE, RESTORED, RESUMED, UP, Note, Phase
 from taskd.core.places import age
 from taskd.core.record import tell
+from taskd.core.reprieve import reprieve
 from taskd.core.verdict import names
+from taskd.core.watch import ANSWER_S
 from taskd.core.world import newest_generation
 from taskd.wire.messages import Ledger, Order, Stage
+
+LOOK_AGAIN_S: Final = 2.0
+"""What a rank does that is waited for is asked so often."""
 
 
 @dataclass(slots=True)
@@ -142,6 +148,9 @@ class Course(Comings):
         if any(self.world.ranks[rank].node_rank in self.world.dead_nodes for rank in late):
             self._no_node_came()
             return
+        late = self._spare(late)
+        if not late:
+            return
         new = [rank for rank in late if self.world.ranks[rank].joins]
         if new:
             self._fail(f"{names(new)} did not reach the resilient function in time")
@@ -150,6 +159,33 @@ class Course(Comings):
             self.world.replace(rank, self._now_s, joins=True)
         if self._charge(late):
             self._attempt(new_world=False)
+
+    def _spare(self, late: list[int]) -> list[int]:
+        """Ask what the late ones do, and wait for those that have a reason: the others, once it is known."""
+        old = [rank for rank in late if not self.world.ranks[rank].joins]
+        limits, now_s = self.policy.deadlines, self._now_s
+        if not old:
+            return late
+        if self._pause_asked_s is None:
+            self._pause_asked_s = now_s
+            self._ask(None)
+            self._order(Order.PAUSE)
+            return []
+        if now_s - self._pause_asked_s < ANSWER_S and not self.all_testified():
+            return []
+        self._pause_asked_s = None
+        evidence, ranks = self.watch.evidence(now_s), self.world.ranks
+        last = not any(view.at(self.world.generation) is Stage.PAUSED and not view.empty for view in ranks.values())
+        for rank in old:
+            until_s = ranks[rank].since_s + limits.pause_limit_s
+            why = reprieve(evidence.get(rank), last=last)
+            if not why or now_s >= until_s:
+                continue
+            if rank not in self._spared:
+                text = f"rank {rank} has not paused in {now_s - ranks[rank].since_s:.0f} s, and is waited for: {why}"
+                self._out.append(Note(f"{text} (at most {limits.pause_limit_s:g} s, TASKD_PAUSE_LIMIT_S)", warns=True))
+            self._spared[rank] = min(now_s + LOOK_AGAIN_S, until_s)
+        return [rank for rank in late if self._spared.get(rank, 0.0) <= now_s]
 
     def advance(self, _rank: int) -> None:
         """A rank got further in building the world."""

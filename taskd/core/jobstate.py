@@ -59,6 +59,10 @@ class JobState:
     """All have paused, but too few nodes of the last world are known to know of the next one."""
     _echoes: set[str] = field(default_factory=set)
     """Agents that are known to know."""
+    _spared: dict[int, float] = field(default_factory=dict)
+    """Ranks that have not paused in time, and until when they are waited for before it is asked again what they do."""
+    _pause_asked_s: float | None = None
+    """When the late ones were asked."""
     _free: bool = False
     """The next fault spends no restart: perhaps it is none."""
     _out: list[Action] = field(default_factory=list)
@@ -88,7 +92,9 @@ class JobState:
         view, limits = self.world.ranks[rank], self.policy.deadlines
         if view.node_rank in self.world.dead_nodes:
             return self._asked.get(view.node_rank, view.since_s) + self.wait_s()
-        return view.since_s + (limits.replace_s if view.joins else limits.pause_s)
+        if view.joins:
+            return view.since_s + limits.replace_s
+        return max(view.since_s + limits.pause_s, self._spared.get(rank, 0.0))
 
     def _cause(self, rank: int) -> str:
         view = self.world.ranks[rank]
@@ -112,7 +118,8 @@ class JobState:
         self._since_s = self._now_s
         self._confirm_until_s = None
         self._unknown = self._patient = False
-        self._drained = None
+        self._drained = self._pause_asked_s = None
+        self._spared.clear()
         self._first_out_s = None
         self._review_due = phase is Phase.RUNNING
 

@@ -156,9 +156,10 @@ class Diagnosed:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Tell the operator."""
+    """Tell the operator. `warns`: it is something to act upon."""
 
     text: str
+    warns: bool = False
 
 
 Action = Publish | Recovered | Setback | Stopped | Diagnosed | AskKernel | AskCluster | Superseded | Note

@@ -23,6 +23,8 @@ class Deadlines:
     """A rank came out with an error and no process is known to be lost: wait so long for the news of a loss."""
     pause_s: float = 30.0
     """Survivors must have left their collectives; one that has not is fenced and replaced."""
+    pause_limit_s: float = 600.0
+    """One that is inside a checkpoint, or alone holds the state, is waited for so long in all."""
     replace_s: float = 600.0
     """A new process must have reached the resilient function (its imports and the script's own set-up)."""
     join_s: float = 120.0

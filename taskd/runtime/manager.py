@@ -304,7 +304,7 @@ class Manager:
                     self._journal.write("superseded", term=action.term)
                     self.exit_code = 1
                 case Note():
-                    logger.info("%s", action.text)
+                    logger.log(logging.WARNING if action.warns else logging.INFO, "%s", action.text)
                 case _:
                     assert_never(action)
 

@@ -17,6 +17,9 @@ def strike(sim: "Sim", fault: Fault) -> None:
     """Let a fault happen now."""
     holders = [agent for agent in sim.agents if not agent.dead and agent.node.place is not None]
     sim.clock.note("fault", "{}", fault)
+    if fault.kind == "alone":
+        sim.needs_all = True
+        return
     if fault.kind in OF_PROCESSES:
         sim.struck.append(fault.kind)
         for process in _victims(sim, fault):

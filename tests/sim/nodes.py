@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, assert_never
 from msgspec.structs import replace
 
 from taskd.core.agent import Action, Evict, Fence, Node, Start, StopNode, Take, TellJoin, TellPause, TellRelease
+from taskd.core.budget import EXIT_CODE
 from taskd.core.shorthand import Shorthand
 from taskd.core.worker import Report
 from taskd.wire.messages import (
@@ -83,8 +84,9 @@ class Agent:
         self.sim.clock.after(self._lag_s + 0.0005, self._hear, process, report)
 
     def notice_end(self, process: Process, *, clean: bool, cause: str) -> None:
-        """A process has ended: known soon, and the cause a little later."""
-        self.sim.clock.after(self._lag_s + 0.0003, self._ended, process, clean, cause if clean else "")
+        """A process has ended: known soon, with its status if it ended by itself; all else a little later."""
+        own = cause.startswith(EXIT_CODE)
+        self.sim.clock.after(self._lag_s + 0.0003, self._ended, process, clean, cause if own else "")
         if not clean:
             self.sim.clock.after(self._lag_s + 0.010, self._ended, process, clean, cause)
 

@@ -228,6 +228,8 @@ class Process:
     def _main(self) -> Thread:
         script, uniform = self.sim.script, self.rng.uniform
         yield uniform(0.5, 1.5) * script.setup_s
+        if self.joins and self.sim.needs_all:
+            raise StrayError("found 1 rank")
         if not self.joins:
             alone = self.agent.name if self.agent.alone and self.incarnation == 0 else None
             self.group = self.sim.fabric.group(self.worker.generation, alone or self.term)

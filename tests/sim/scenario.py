@@ -139,6 +139,27 @@ def draw(seed: int) -> Scenario:
     return replace(scenario, faults=faults)
 
 
+def sociable(seed: int) -> Scenario:
+    """A job whose set-up works for all ranks together only, and that loses some of them now and then."""
+    rng = Random(seed)
+    scenario = draw(seed)
+    kills = [
+        Fault("kill", None, scenario.setup_s + rng.uniform(0.0, 20.0), "any", rng.randint(1, 2))
+        for _ in range(rng.randint(1, 3))
+    ]
+    return replace(
+        scenario,
+        policy=replace(scenario.policy, node_count=1, allowed=IN_PLACE, max_restarts=len(kills)),
+        script=Script(True, (40,), step_s=0.5, setup_s=0.3, between_s=0.1, checkpoint_every=4),
+        weather=replace(scenario.weather, drop=0.0, deaf=0.0, late=0.0),
+        faults=(Fault("alone", None, 0.0, "any"), *kills),
+        lag_s=(0.0,),
+        spares=0,
+        delivery_s=None,
+        start_max_restarts=32767,
+    )
+
+
 def divided(seed: int, *, cooperative: bool = True) -> Scenario:
     """A long job whose network is cut again and again, each time with a new manager on the side without one."""
     rng = Random(seed)

@@ -11,8 +11,8 @@ import pytest
 
 from taskd.core.phases import Phase
 from tests.sim.recorder import recorders
-from tests.sim.scenario import draw
-from tests.sim.world import simulate
+from tests.sim.scenario import draw, sociable
+from tests.sim.world import play, simulate
 
 SEEDS = 500
 BEYOND = {
@@ -42,6 +42,13 @@ BEYOND = {
     },
 }
 """Rows that these seeds may miss. `tests/core/test_rows.py` reaches every row."""
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_set_up_that_fails_in_newcomers_alone_costs_no_more_than_under_torchrun(seed: int) -> None:
+    """Each kill costs one restart, of all; the job does all of its steps."""
+    outcome = play(sociable(seed))
+    assert (outcome.breach, outcome.ended) == ("", "every rank exited with status 0"), sociable(seed)
 
 
 @pytest.mark.timeout(110)

@@ -48,6 +48,8 @@ class Sim:
         self.checkpoint = 0
         self.successes = 0
         self.struck: list[str] = []
+        self.needs_all = False
+        """The script's set-up fails in a process that comes alone."""
         self._pid = 1000
         self._armed = [fault for fault in scenario.faults if fault.phase is not None]
         self.network = Network(self.clock, self.rng, scenario.weather)

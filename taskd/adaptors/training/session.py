@@ -38,6 +38,7 @@ from taskd.adaptors.training.refusals import Matter, Refusals, matters
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.standing import see_standing
 from taskd.adaptors.training.state import TrainState
+from taskd.adaptors.training.tripwire import Tripwire
 from taskd.core.evidence import Standing
 from taskd.core.faults import FaultKind
 from taskd.errors import CheckpointError, RecoveryError, RefusedError, RestoreError, ShimError
@@ -52,7 +53,10 @@ R = TypeVar("R")
 
 
 class Interrupted(BaseException):
-    """Leaves the resilient function at a commit because a peer has failed. taskd catches it; let it pass."""
+    """Leaves the resilient function, at a commit or a collective, because a peer has failed.
+
+    taskd catches it; let it pass. It is no `Exception`, so that a script which goes on after every error lets it pass.
+    """
 
 
 class Runtime:
@@ -67,6 +71,7 @@ class Runtime:
         )
         self.session: Session | None = None
         """The resilient function that runs."""
+        self._tripwire = Tripwire(self._is_inside, _interrupt)
         self._building = False
         if link.config.blackbox is not None:
             try:
@@ -98,14 +103,20 @@ class Runtime:
         self.refusals.add(Matter(reason, "", no_rebuild=True))
 
     def break_collectives(self) -> None:
-        """Free the main thread, wherever it is stuck."""
+        """Free the main thread, wherever it is stuck; if it goes on all the same, it is stopped at its next call."""
+        self._tripwire.lay()
         self.world.abandon()
         if self._building:
             self.world.interrupt()
 
     def mend(self) -> None:
         """Collectives may work again."""
+        self._tripwire.lift()
         self.recorder.mend()
+
+    def _is_inside(self) -> bool:
+        session = self.session
+        return session is not None and session.inside
 
     def standing(self, stack: Sequence[str], usual: Standing) -> Standing:
         """What this process is about."""
@@ -189,6 +200,8 @@ class Session:
         self._runtime = runtime
         self._link = runtime.link
         self.state = state
+        self.inside = False
+        """The main thread is inside the function, and not in what comes between two calls of it."""
 
     def run(self, function: Callable[[], R]) -> R:
         """Call the function until every rank has returned from it together."""
@@ -253,8 +266,12 @@ class Session:
                     return [], self._dump(plan)
             self._runtime.recorder.phase(Phase.TRAINING)
             self.watch_commit()
-            with inside():
-                result = [function()]
+            self.inside = True
+            try:
+                with inside():
+                    result = [function()]
+            finally:
+                self.inside = False
         except SystemExit as error:
             self._runtime.recorder.last_words(error)  # to end takes a script its time: the others need not wait for it
             self._link.last_words(f"sys.exit({error.code}) in the training function", "")
@@ -336,6 +353,10 @@ class Session:
             self._runtime.recorder.step(step)
         if self._link.committed(step):
             raise Interrupted
+
+
+def _interrupt() -> None:
+    raise Interrupted
 
 
 def _describe(error: BaseException) -> str:

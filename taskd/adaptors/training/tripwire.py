@@ -1,0 +1,64 @@
+"""Stops a training function that goes on after its collectives were broken: at its next collective or DDP forward pass.
+
+Rules:
+
+1. A step pays nothing: what is laid here is laid for the length of a pause. It is looked up by name when torch's
+   functions are called, so those that the script has imported are caught too.
+2. Only the main thread is stopped, and only while `inside` is true.
+3. What it is stopped by is no `Exception`, so a script that swallows those lets it pass. One that swallows everything
+   is slowed down.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch.distributed.distributed_c10d as c10d
+from torch.nn.parallel import DistributedDataParallel
+
+_LONGEST_S: Final = 1.0
+_STEP_S: Final = 0.01
+
+
+class Tripwire:
+    """`stop` raises what the function is left by. Any thread may lay and lift it."""
+
+    def __init__(self, inside: Callable[[], bool], stop: Callable[[], None]) -> None:
+        self._inside = inside
+        self._stop = stop
+        self._lock = threading.Lock()
+        self._former: tuple[Any, Any] | None = None
+        self._times = 0
+
+    def lay(self) -> None:
+        """From now on every collective of torch's Python functions, and every DDP forward pass, raises."""
+        with self._lock:
+            if self._former is None:
+                self._former = member, forward = c10d._rank_not_in_group, DistributedDataParallel._pre_forward
+                self._times = 0
+                self._put(self._guarded(member), self._guarded(forward))
+
+    def lift(self) -> None:
+        """Things are as torch has them."""
+        with self._lock:
+            if self._former is not None:
+                self._put(*self._former)
+                self._former = None
+
+    def _put(self, member: Any, forward: Any) -> None:
+        for owner, name, call in (
+            (c10d, "_rank_not_in_group", member),
+            (DistributedDataParallel, "_pre_forward", forward),
+        ):
+            setattr(owner, name, call)
+
+    def _guarded(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            if threading.current_thread() is threading.main_thread() and self._inside():
+                time.sleep(min(_LONGEST_S, _STEP_S * self._times))
+                self._times += 1
+                self._stop()
+            return call(*args, **kwargs)
+
+        return guarded
