@@ -96,7 +96,7 @@ class Attempts(JobState):
         self._out.append(Setback(record, record.setbacks[-1], why))
         self._failures += 1
         if at_once or self._failures >= self._patience(record):
-            self._tried[record.strategy, record.restart] = f"it has failed for this fault ({why})"
+            self._tried[record.strategy, record.restart] = "it has failed for this fault"
             self._failures = 0
 
     def _fault(self, rank: int, cause: str) -> Fault:
