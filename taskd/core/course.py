@@ -153,11 +153,15 @@ class Course(Comings):
             return
         new = [rank for rank in late if self.world.ranks[rank].joins]
         if new:
-            self._fail(f"{names(new)} did not reach the resilient function in time")
+            limit_s, usual_s = self.newcomer_s(), self._setup_s
+            usual = f", for which the first processes needed {usual_s:.1f} s" if usual_s is not None else ""
+            self._fail(f"{names(new)} did not reach the resilient function within {limit_s:g} s{usual}", at_once=True)
         for rank in late:
-            record.causes[rank] = "it did not pause in time and was fenced"
+            what = "reach the resilient function" if rank in new else "pause"
+            record.causes[rank] = f"it did not {what} in time and was fenced"
             self.world.replace(rank, self._now_s, joins=True)
-        if self._charge(late):
+        old = [rank for rank in late if rank not in new]
+        if not old or self._charge(old):
             self._attempt(new_world=False)
 
     def _spare(self, late: list[int]) -> list[int]:

@@ -7,6 +7,7 @@ Rules:
 """
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from taskd.core.budget import Budget
 from taskd.core.phases import Action, Phase, Publish
@@ -16,6 +17,10 @@ from taskd.core.strategy import is_sized
 from taskd.core.world import World
 from taskd.errors import TransitionError
 from taskd.wire.messages import Directive, Ledger, NodeStatus, Order, Place, WorldPlan
+
+SET_UP_S: Final = 60.0
+SET_UPS: Final = 10
+"""A newcomer that needs longer, and so many times as long as processes that started together, waits for somebody."""
 
 
 @dataclass(slots=True)
@@ -59,6 +64,8 @@ class JobState:
     """All have paused, but too few nodes of the last world are known to know of the next one."""
     _echoes: set[str] = field(default_factory=set)
     """Agents that are known to know."""
+    _setup_s: float | None = None
+    """The longest that a process which was not alone has needed up to the resilient function."""
     _spared: dict[int, float] = field(default_factory=dict)
     """Ranks that have not paused in time, and until when they are waited for before it is asked again what they do."""
     _pause_asked_s: float | None = None
@@ -93,8 +100,13 @@ class JobState:
         if view.node_rank in self.world.dead_nodes:
             return self._asked.get(view.node_rank, view.since_s) + self.wait_s()
         if view.joins:
-            return view.since_s + limits.replace_s
+            return view.since_s + self.newcomer_s()
         return max(view.since_s + limits.pause_s, self._spared.get(rank, 0.0))
+
+    def newcomer_s(self) -> float:
+        """How long a new process is given up to the resilient function: some times what the others have needed."""
+        limit_s = self.policy.deadlines.replace_s
+        return limit_s if self._setup_s is None else min(limit_s, max(SET_UP_S, SET_UPS * self._setup_s))
 
     def _cause(self, rank: int) -> str:
         view = self.world.ranks[rank]

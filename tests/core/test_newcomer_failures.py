@@ -1,8 +1,10 @@
 """A new process that fails by itself before its world has committed a step: all start anew, for the same restart."""
 
+from dataclasses import replace
+
 import pytest
 
-from taskd.core.policy import Strategy
+from taskd.core.policy import Deadlines, Strategy
 from taskd.core.recovery import Phase, Setback
 from taskd.wire.messages import Condition, Stage
 from tests.core.driver import DEADLINES, Job
@@ -101,3 +103,25 @@ def test_a_world_that_cannot_be_formed_tells_who_has_said_what() -> None:
         job.wait(DEADLINES.confirm_s)
     assert (job.phase, spent(job)) == (Phase.RESTARTING, 1)
     assert setbacks(job) == [f"attempt {n} (recover-in-place) failed: rank 1: {error}" for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(("setup_s", "limit_s"), [(1.0, 60.0), (20.0, 200.0), (400.0, 600.0), (None, 600.0)])
+def test_a_newcomer_that_waits_for_others_in_its_set_up_has_all_start_anew(
+    setup_s: float | None, limit_s: float
+) -> None:
+    """As soon as its set-up takes much longer than that of the processes which started together."""
+    job = Job(max_restarts=1)
+    job.core.policy = replace(job.core.policy, deadlines=Deadlines())
+    job.send(0)
+    if setup_s is not None:
+        job.wait(setup_s)
+        job.all(Stage.TRAINING, step=0)
+    job.all(Stage.COMMITTED)
+    job.kill(0)
+    job.say(1, Stage.PAUSED)
+    job.wait(limit_s - 0.5)
+    assert job.at(Phase.PAUSING)
+    job.wait(1.0)
+    assert (job.phase, spent(job)) == (Phase.RESTARTING, 1)
+    (told,) = setbacks(job)
+    assert f"rank 0 did not reach the resilient function within {limit_s:g} s" in told
