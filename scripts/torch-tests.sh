@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Runs torch's own tests of its launcher and agent twice, without taskd and with it, and says which differ. The tests are
+# torch's and not in its wheels: give a checkout of the version that is installed. About 5 minutes on 2 cores.
+#
+#   bash scripts/torch-tests.sh CHECKOUT [TEST ...]
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+checkout=$(realpath -- "${1:-.}")
+cd "$root"
+bash scripts/setup.sh
+exec .venv/bin/python -m tests.torchrun.torch_tests "$checkout" "${@:2}"

@@ -1,0 +1,47 @@
+"""How torch's own tests are compared, by a checkout of our own making."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.launch import Launcher
+from tests.torchrun.torch_tests import FILES
+
+TESTS = """
+import os, unittest
+
+class Ends(unittest.TestCase):
+    def test_alike(self):
+        pass
+    def test_failing_anyway(self):
+        self.fail()
+    def test_differing(self):
+        self.assertEqual(os.environ["TASKD_PROCESS_ENABLE"], "off")
+    @unittest.skip("never")
+    def test_skipped(self):
+        pass
+"""
+COMMAND = ("python", "-m", "tests.torchrun.torch_tests")
+
+
+@pytest.mark.timeout(60)
+def test_differences_are_told(launcher: Launcher, tmp_path: Path) -> None:
+    file = tmp_path / FILES[1]
+    file.parent.mkdir(parents=True)
+    file.write_text(TESTS)
+    status, output = launcher.run([*COMMAND, tmp_path])
+    name = f"{FILES[1]}::Ends::test_differing"
+    assert f"{name}: passed without taskd, failed with it" in output
+    assert json.loads(output.splitlines()[-1]) == {
+        "stock": {"passed": 2, "failed": 1, "skipped": 1},
+        "taskd": {"passed": 1, "failed": 2, "skipped": 1},
+        "differ": [name],
+    }
+    assert status == 1
+
+
+def test_without_a_checkout_it_says_how_to_get_one(launcher: Launcher, tmp_path: Path) -> None:
+    status, output = launcher.run([*COMMAND, tmp_path])
+    assert status == 2
+    assert "git clone" in output
