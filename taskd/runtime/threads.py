@@ -12,6 +12,7 @@ Rules:
 import os
 import platform
 from dataclasses import dataclass
+from signal import SIGALRM, SIGHUP, SIGIO, SIGPROF, SIGUSR1, SIGUSR2, SIGVTALRM
 from time import monotonic
 from typing import Final
 
@@ -48,6 +49,8 @@ _BRIEF_S: Final = 0.05
 _PRIVATE: Final = 128
 _WAITS: Final = (0, 9)
 """FUTEX_WAIT and FUTEX_WAIT_BITSET."""
+_WAKING: Final = sum(1 << signum - 1 for signum in (SIGHUP, SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO))
+"""Signals by which a script may be woken, if it handles them: others end it, or come of what it does itself."""
 _MOST_TOLD: Final = 4
 _PARTITION_FIELDS: Final = 14
 
@@ -99,6 +102,8 @@ def compare(pid: int, before: Look) -> Stillness | None:
             ran.append((share, f"{name} ran ({share:.0%} of a core)" if known is not None else f"{name} is new"))
         elif wait != _LOCK:
             waits.append(f"{name} waits for {wait}")
+    if main == _LOCK and _handles_signals(pid):
+        waits.append("its main thread waits for a lock, or a signal")
     ran.sort(reverse=True)
     gone = len(before.runs.keys() - now.runs.keys())
     told = [text for _, text in ran] + [f"{gone} threads have ended"] * (gone > 0)
@@ -145,6 +150,15 @@ def _lock(arguments: list[int]) -> str:
     if arguments[3]:
         return "a lock, with a time limit"
     return _LOCK if arguments[1] & _PRIVATE else "a lock that other processes share"
+
+
+def _handles_signals(pid: int) -> bool:
+    """Whether a signal may be what it waits for; also if that cannot be read."""
+    fields = dict(line.partition(":")[::2] for line in (read(f"/proc/{pid}/status") or "").splitlines())
+    try:
+        return bool(int(fields["SigCgt"], 16) & _WAKING)
+    except (KeyError, ValueError):
+        return True
 
 
 def _io_bytes(pid: int) -> int | None:

@@ -108,6 +108,11 @@ def test_a_thread_that_beats_counts_only_if_it_does_more_than_that(still: Callab
     assert still("begin(spin, 'gloo_tcp_loop'); first.acquire()").ran != ()
 
 
+def test_who_handles_a_signal_may_be_waiting_for_it(still: Callable[[str], Stillness]) -> None:
+    known = still("signal.signal(signal.SIGALRM, lambda *_: first.release()); signal.alarm(50); first.acquire()")
+    assert known.waits == ("its main thread waits for a lock, or a signal",)
+
+
 def test_what_was_written_is_seen(still: Callable[[str], Stillness]) -> None:
     known = still("while True: os.write(os.open('/dev/null', os.O_WRONLY), b'x' * 10000); time.sleep(0.05)")
     assert known.io_bytes is not None
