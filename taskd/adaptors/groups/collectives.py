@@ -104,6 +104,8 @@ class Wrapped:
 
         @functools.wraps(original)
         def call(*args: Any, **options: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(*args, **options)
             handler = self._handler
             if handler is None or self._inside or threading.get_ident() != self._thread:
                 return original(*args, **options)

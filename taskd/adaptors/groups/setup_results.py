@@ -12,7 +12,9 @@ Rules:
    newcomer is refused, with the line of the call.
 3. A newcomer's calls are compared with the record, one by one: name, types, shapes, ranks, group. Where they differ, or
    where there is no record (another node), its set-up fails, and all processes start anew.
-4. DDP's own collectives, barriers, and groups that are not of torchrun's world are no part of this.
+4. A script may train without a resilient function: after `MOST_CALLS`, or a few after its first optimizer step, nothing
+   is recorded any more, and a newcomer is refused if the function is entered all the same.
+5. DDP's own collectives, barriers, and groups that are not of torchrun's world are no part of this.
 """
 
 import logging
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from taskd.adaptors.groups.collectives import RESULTS, Call, Wrapped
 from taskd.adaptors.groups.sites import script_line
@@ -33,6 +36,8 @@ _log = logging.getLogger(__name__)
 ONE_BYTES: Final = 64 * 1024 + 1024
 """With what pickle adds to a tensor of 64 KiB."""
 ALL_BYTES: Final = 4 * 1024 * 1024
+MOST_CALLS: Final = 4096
+MOST_CALLS_AFTER_A_STEP: Final = 64
 
 
 @dataclass(frozen=True)
@@ -61,12 +66,15 @@ class Recording:
         self._results: list[Result] = []
         self._unkept: list[Unkept] = []
         self._size_bytes = 0
+        self._left = MOST_CALLS
         path.unlink(missing_ok=True)
         self._wrapped = Wrapped(self._call)
+        self._steps = register_optimizer_step_pre_hook(self._stepping)
 
     def end(self) -> list[Unkept]:
         """Write the file; return what is not in it."""
         self._wrapped.remove()
+        self._steps.remove()
         unfinished = self._path.with_name(f"{self._path.name}.unfinished")
         try:
             descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
@@ -78,11 +86,20 @@ class Recording:
         self._results.clear()
         return self._unkept
 
+    def _stepping(self, *_: Any) -> None:
+        self._left = min(self._left, MOST_CALLS_AFTER_A_STEP)
+
     def _call(self, call: Call, make: Callable[[], Any]) -> Any:
         returned = make()
         if not self._is_ours(call.arguments.get("group")):
             return returned
         line = script_line()
+        self._left -= 1
+        if self._left < 0:
+            self._wrapped.remove()
+            self._results.clear()
+            self._unkept = [Unkept(f"{call.name}, at {line}, gives: too many collectives come before it", frozenset())]
+            return returned
         if call.name not in RESULTS:
             self._unkept.append(Unkept(f"{call.name} in the set-up, at {line}, is between two ranks", frozenset()))
             return returned
@@ -155,6 +172,8 @@ def _packed(result: Any, room_bytes: int) -> tuple[bytes | None, str]:
     """The result as bytes, or why it is not kept."""
     size_bytes = sum(tensor.nbytes for tensor in _flat(result) if isinstance(tensor, torch.Tensor))
     data = b""
+    if any(isinstance(tensor, torch.Tensor) and _is_captured(tensor) for tensor in _flat(result)):
+        return None, "is part of a graph that is being captured"
     if size_bytes <= ONE_BYTES:
         try:
             data = pickle.dumps(_copied(result))
@@ -164,6 +183,10 @@ def _packed(result: Any, room_bytes: int) -> tuple[bytes | None, str]:
     if size_bytes > min(ONE_BYTES, room_bytes):
         return None, f"gives {size_bytes} bytes, which are too many to keep"
     return data, ""
+
+
+def _is_captured(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _copied(result: Any) -> Any:

@@ -1,0 +1,77 @@
+"""What is recorded of a set-up, and when that ends."""
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from taskd.adaptors.groups.setup_results import MOST_CALLS_AFTER_A_STEP, Recording, Replay
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def ours(_group: object) -> bool:
+    return True
+
+
+def share(number: float) -> float:
+    tensor = torch.tensor([number])
+    dist.all_reduce(tensor)
+    return tensor.item()
+
+
+@pytest.mark.usefixtures("alone")
+def test_results_are_given_again(tmp_path: Path) -> None:
+    torchs = dist.all_reduce
+    recording = Recording(tmp_path / "file", ours)
+    bound = dist.all_reduce
+    assert [share(5), share(6)] == [5, 6]
+    everyone: list[object] = [None]
+    dist.all_gather_object(everyone, "mine")
+    assert not recording.end()
+    assert dist.all_reduce is dist.distributed_c10d.all_reduce is torchs
+    bound(torch.ones(1))  # what a script has imported meanwhile goes on to work
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
+    replay = Replay(tmp_path / "file", ours)
+    assert [share(1), share(2)] == [5, 6]
+    with pytest.raises(RuntimeError, match=r"collective 3 of .* is \('all_reduce'.* it was \('all_gather_object'"):
+        share(3)
+    with pytest.raises(RuntimeError, match="has made 2 collectives in its set-up, and its predecessor 3"):
+        replay.end()
+    assert dist.all_reduce is torchs
+
+
+@pytest.mark.usefixtures("alone")
+def test_without_a_record(tmp_path: Path) -> None:
+    replay = Replay(tmp_path / "file", ours)
+    dist.barrier()
+    with pytest.raises(RuntimeError, match="not known on this node"):
+        share(1)
+    replay.end()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_training_without_a_resilient_function(tmp_path: Path) -> None:
+    """Nothing is wrapped for long, and nothing grows."""
+    torchs = dist.all_reduce
+    recording = Recording(tmp_path / "file", ours)
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for step in range(MOST_CALLS_AFTER_A_STEP + 1):
+        assert dist.all_reduce is not torchs
+        optimizer.step()
+        share(step)
+    assert dist.all_reduce is torchs
+    (unkept,) = recording.end()
+    assert "too many collectives come before it" in unkept.text
+    assert pickle.loads((tmp_path / "file").read_bytes()) == []
