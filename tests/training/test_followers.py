@@ -179,3 +179,61 @@ def test_a_step_that_a_scaler_leaves_out_is_no_accumulation() -> None:
         state.commit()
         state.optimizer.zero_grad()
     assert state.step == 6
+
+
+class Ends:
+    """Epochs of two steps; at each end a scheduler steps and an average follows."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        loader: Any = torch.utils.data.DataLoader([torch.ones(1), torch.ones(1)])  # type: ignore[arg-type]
+        self.state = TrainState(
+            model=self.model,
+            optimizer=optimizer,
+            scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
+            ema=AveragedModel(self.model),
+            loader=loader,
+        )
+
+    def train(self, *, loop: bool, stop_at: str = "") -> None:
+        state = self.state
+        for epoch in state.epochs(3) if loop else range(state.step // 2, 3):
+            for batch in state.loader:
+                if stop_at == f"begun {epoch}":
+                    raise RuntimeError("a peer has died")
+                state.optimizer.zero_grad()
+                self.model(batch).square().mean().backward()
+                state.optimizer.step()
+                state.commit()
+            state.scheduler.step()
+            state.ema.update_parameters(self.model)
+            if stop_at == f"ended {epoch}":
+                raise RuntimeError("a peer has died")
+
+    def seen(self) -> list[Any]:
+        return [part.state_dict() for part in self.state.parts.replicated.values()]
+
+
+@pytest.mark.parametrize("stop_at", ["ended 0", "begun 1", "ended 1"])
+def test_what_is_done_again_at_the_end_of_an_epoch_is_done_once(stop_at: str) -> None:
+    whole, ends = Ends(), Ends()
+    for run in (whole, ends):
+        run.state.begin(0)
+    whole.train(loop=True)
+    with pytest.raises(RuntimeError):
+        ends.train(loop=True, stop_at=stop_at)
+    assert ends.state.condition() is Condition.CLEAN
+    assert ends.state.rollback() == ""
+    ends.state.return_to(ends.state.step)
+    ends.train(loop=True)
+    assert str(ends.seen()) == str(whole.seen())
+
+
+def test_a_scheduler_that_is_ahead_is_said_where_nothing_is_done_again() -> None:
+    ends = Ends()
+    ends.state.begin(0)
+    with pytest.raises(RuntimeError):
+        ends.train(loop=False, stop_at="ended 0")
+    assert "StepLR was advanced after the commit, and is left so" in ends.state.rollback()

@@ -18,12 +18,14 @@ class Epochs:
     Attributes:
         now: the epoch, from 0.
         used: whether the script has asked for its epochs.
+        ended: called when a loop over a loader has ended within the loop over epochs.
     """
 
     def __init__(self) -> None:
         self.now = self._first = 0
         self.used = False
         self._loops = 0
+        self.ended: Callable[[], None] = _nothing
 
     @property
     def loop(self) -> int:
@@ -54,3 +56,7 @@ class Epochs:
     def unpack(self, data: bytes | None) -> None:
         """Go back to what was recorded; without anything, to where the script began."""
         self.now = self._first if data is None else msgspec.msgpack.decode(data, type=int)
+
+
+def _nothing() -> None:
+    pass

@@ -7,8 +7,11 @@ Rules:
 2. Whether a part has moved is seen from the version of one of its tensors, so a commit costs next to nothing.
 3. Where it is not known how, the state is torn: no step is adopted with an average that is older than its weights.
 4. A part that moves in some steps only may not have been meant to move in this one: the log says so.
+5. What moves between a commit and the next step's work (at an epoch's end) is put back by `rollback`, where that work
+   is done again: schedulers from copies made whenever they have moved, other parts from copies made as a loader ends.
 """
 
+import copy
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -41,9 +44,10 @@ class Followers:
             and not (isinstance(part, torch.nn.Module) and _has(part, trained))
         }
         self._parts = [_Follower(name, part) for name, part in others.items()]
-        self._marks = [scheduler.last_epoch for scheduler in self._schedulers]
         self._steady = True
         self._told = False
+        self._held: list[Any] = []
+        self._mark_schedulers()
         self.any = bool(self._parts or self._schedulers)
         """Whether there is anything to mark."""
 
@@ -51,16 +55,47 @@ class Followers:
         """A step is committed."""
         if self._schedulers:
             marks = [scheduler.last_epoch for scheduler in self._schedulers]
-            self._steady = self._steady and all(new == old + 1 for new, old in zip(marks, self._marks, strict=True))
-            self._marks = marks
+            if marks != self._marks:
+                self._steady = self._steady and all(new == old + 1 for new, old in zip(marks, self._marks, strict=True))
+                self._mark_schedulers()
+            else:
+                self._steady = False
+        self._held = []
         for part in self._parts:
             part.mark()
 
     def settle(self) -> None:
         """What is there now is that of the last committed step, however it came to be."""
-        self._marks = [scheduler.last_epoch for scheduler in self._schedulers]
+        self._held = []
+        self._mark_schedulers()
         for part in self._parts:
             part.settle()
+
+    def hold(self) -> None:
+        """A loop over a loader has ended: what follows it may change parts, and may have to be done again."""
+        if not self._held:
+            self._held = [copy.deepcopy(part.part.state_dict()) for part in self._parts]
+
+    def rollback(self, *, done_again: bool) -> str:
+        """Bring back what has moved since the commit, if that is done again; else return what was left as it is."""
+        moved = [s for s, mark in zip(self._schedulers, self._marks, strict=True) if s.last_epoch != mark]
+        if not done_again:
+            names = ", ".join(type(scheduler).__name__ for scheduler in moved)
+            return f"{names} was advanced after the commit, and is left so; loop over state.epochs()" if moved else ""
+        for scheduler, (known, groups) in zip(self._schedulers, self._saved, strict=True):
+            scheduler.load_state_dict(known)
+            for group, values in zip(scheduler.optimizer.param_groups, groups, strict=True):
+                _put(group, values)
+        for part, held in zip(self._parts, self._held, strict=False):
+            if part.has_moved:
+                part.part.load_state_dict(held)
+                part.settle()
+        self._held = []
+        return ""
+
+    def _mark_schedulers(self) -> None:
+        self._marks = [scheduler.last_epoch for scheduler in self._schedulers]
+        self._saved = [(scheduler.state_dict(), _values(scheduler.optimizer)) for scheduler in self._schedulers]
 
     def lag(self, step: int) -> bool:
         """Whether a part is older than the weights of this step, and cannot be brought on. Said once."""
@@ -164,6 +199,10 @@ class _Follower:
         return self._stands and not self._stood and not self._moved
 
     @property
+    def has_moved(self) -> bool:
+        return not self._stands
+
+    @property
     def _stands(self) -> bool:
         if self._tensor is None or self._tensor._version != self._version:
             return False
@@ -197,6 +236,30 @@ def _shown_by(part: Any) -> torch.Tensor | None:
         return None
     found = list(_tensors(part.state_dict()))
     return next((tensor for tensor in found if tensor.is_floating_point()), found[0] if found else None)
+
+
+def _values(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """What a scheduler may change of an optimizer's groups."""
+    return [
+        {
+            key: value.clone() if isinstance(value, torch.Tensor) else value
+            for key, value in group.items()
+            if key != "params"
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _put(group: dict[str, Any], values: dict[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, torch.Tensor) and isinstance(group.get(key), torch.Tensor):
+            group[key].copy_(value)
+        else:
+            group[key] = value
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

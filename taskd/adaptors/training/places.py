@@ -142,6 +142,10 @@ class LoaderPlace:
             if not batches.drop(begun.handed) and not kept and begun.loop < 0:
                 self._begin(batches, self._next_of(begun))  # nothing was left of it
 
+    def ended(self) -> None:
+        """A pass within the loop over epochs is exhausted."""
+        self._epochs.ended()
+
     def order(self) -> Order:
         """That of the pass which an iterator is about to begin."""
         now = self._pass
@@ -261,6 +265,8 @@ class Batches:
             batch = place.meter.fetch(self._fetch)
         except StopIteration:
             self._pass.over = True
+            if self._pass.loop >= 0:
+                place.ended()
             raise
         self._pass.handed += 1
         return batch

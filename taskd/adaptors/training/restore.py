@@ -104,8 +104,7 @@ def _keep(state: TrainState, plan: WorldPlan, rank: int) -> str:
             f"rank {rank} is {condition.value} at step {state.step} and receives nothing; "
             f"expected clean at step {plan.target_step}"
         )
-    state.rollback()
-    return ""
+    return state.rollback()
 
 
 class _Lane:

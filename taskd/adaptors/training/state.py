@@ -101,6 +101,7 @@ class TrainState:
         self.shows_steps = False
         self._commits = 0
         self._followers = Followers(self.parts.replicated)
+        self.parts.epochs.ended = self._followers.hold
         self._buffers: list[torch.Tensor] | None = None
         self._saved_buffers: list[torch.Tensor] = []
         self._buffers_touched = False
@@ -178,7 +179,8 @@ class TrainState:
         DDP averages the gradients once, in the last share. With a seed, a share's random numbers are the same on
         whichever rank it is worked at.
         """
-        return self._batches.of_step(None if self._seeds is None else self._sow_share)
+        seeds = self._seeds
+        return self._batches.of_step(None if seeds is None else lambda index: seeds.sow(index, self.step))
 
     # What the recovery calls.
 
@@ -255,16 +257,20 @@ class TrainState:
         self.on_commit = on_commit
         return "; ".join(notes)
 
-    def rollback(self) -> None:
-        """Undo what the unfinished step did, to buffers above all: a CLEAN state is then the committed one."""
+    def rollback(self) -> str:
+        """Undo what was done since the commit: a CLEAN state is then the committed one. Return what was left, or ""."""
+        note = ""
         if self._undo.ready:
             self._undo.apply()
             self._followers.settle()
+        else:
+            note = self._followers.rollback(done_again=self.parts.epochs.used)
         if self._buffers_touched and self._buffers:
             with torch.no_grad():
                 torch._foreach_copy_(self._buffers, self._saved_buffers)
         self._buffers_touched = False
         self._hooks.reset()
+        return note
 
     @contextmanager
     def restoring(self, step: int) -> Iterator[None]:
@@ -330,10 +336,6 @@ class TrainState:
     def _tell_non_finite(self, step: int, value: str) -> None:
         if self.on_non_finite is not None:
             self.on_non_finite(step, value)
-
-    def _sow_share(self, index: int) -> None:
-        if self._seeds is not None:
-            self._seeds.sow(index, self.step)
 
     def _own_rank(self) -> int:
         if self._rank is None:
