@@ -47,6 +47,7 @@ class Followers:
         self._steady = True
         self._told = False
         self._held: list[Any] = []
+        self._saves = False
         self._mark_schedulers()
         self.any = bool(self._parts or self._schedulers)
         """Whether there is anything to mark."""
@@ -71,15 +72,20 @@ class Followers:
         for part in self._parts:
             part.settle()
 
+    def save(self) -> None:
+        """From now on what has moved since a commit is done again."""
+        self._saves = True
+        self._mark_schedulers()
+
     def hold(self) -> None:
         """A loop over a loader has ended: what follows it may change parts, and may have to be done again."""
         if not self._held:
             self._held = [copy.deepcopy(part.part.state_dict()) for part in self._parts]
 
-    def rollback(self, *, done_again: bool) -> str:
+    def rollback(self) -> str:
         """Bring back what has moved since the commit, if that is done again; else return what was left as it is."""
         moved = [s for s, mark in zip(self._schedulers, self._marks, strict=True) if s.last_epoch != mark]
-        if not done_again:
+        if not self._saves:
             names = ", ".join(type(scheduler).__name__ for scheduler in moved)
             return f"{names} was advanced after the commit, and is left so; loop over state.epochs()" if moved else ""
         for scheduler, (known, groups) in zip(self._schedulers, self._saved, strict=True):
@@ -95,7 +101,8 @@ class Followers:
 
     def _mark_schedulers(self) -> None:
         self._marks = [scheduler.last_epoch for scheduler in self._schedulers]
-        self._saved = [(scheduler.state_dict(), _values(scheduler.optimizer)) for scheduler in self._schedulers]
+        if self._saves:
+            self._saved = [(scheduler.state_dict(), _values(scheduler.optimizer)) for scheduler in self._schedulers]
 
     def lag(self, step: int) -> bool:
         """Whether a part is older than the weights of this step, and cannot be brought on. Said once."""
@@ -239,15 +246,9 @@ def _shown_by(part: Any) -> torch.Tensor | None:
 
 
 def _values(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """What a scheduler may change of an optimizer's groups."""
-    return [
-        {
-            key: value.clone() if isinstance(value, torch.Tensor) else value
-            for key, value in group.items()
-            if key != "params"
-        }
-        for group in optimizer.param_groups
-    ]
+    """What schedulers change of an optimizer's groups."""
+    names = ("lr", "momentum", "betas")
+    return [{name: _copied(group[name]) for name in names if name in group} for group in optimizer.param_groups]
 
 
 def _copied(value: Any) -> Any:

@@ -161,7 +161,7 @@ class TrainState:
                 state.commit()
             ...  # done again after a recovery, if the next epoch has not committed a step
         """
-        return self.parts.epochs.up_to(total, self._count_in_python)
+        return self.parts.epochs.up_to(total, self._begin_epochs)
 
     def microbatches(self) -> Iterable[MicroBatch]:
         """The shares of the global batch that this rank works at in this step.
@@ -259,12 +259,10 @@ class TrainState:
 
     def rollback(self) -> str:
         """Undo what was done since the commit: a CLEAN state is then the committed one. Return what was left, or ""."""
-        note = ""
         if self._undo.ready:
             self._undo.apply()
             self._followers.settle()
-        else:
-            note = self._followers.rollback(done_again=self.parts.epochs.used)
+        note = self._followers.rollback()
         if self._buffers_touched and self._buffers:
             with torch.no_grad():
                 torch._foreach_copy_(self._buffers, self._saved_buffers)
@@ -342,7 +340,8 @@ class TrainState:
             self._rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         return self._rank
 
-    def _count_in_python(self) -> None:
+    def _begin_epochs(self) -> None:
+        self._followers.save()
         if self.shows_steps:
             self._hooks.use(None)
             self._count, self.shows_steps = self._count_slowly, False
