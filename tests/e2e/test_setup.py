@@ -55,3 +55,13 @@ def restarts(job: Job, reason: str) -> None:
     zero, one = job.results()
     assert zero["name"] == one["name"]
     assert zero["weights"] == one["weights"]
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_groups_made_anew_after_the_training(make_job: MakeJob, killed: int) -> None:
+    """A replaced rank meets its peers in a new default group, as in stock."""
+    job = make_job(2).start("again.py", {"steps": 4, "points": [point("one", killed, 3, "begin")]})
+    job.kill("one")
+    assert not job.recovered(1)["restart"]
+    assert job.end() == 0, job.output
+    assert [result["total"] for result in job.results()] == [3, 3]

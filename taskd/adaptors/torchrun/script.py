@@ -25,6 +25,8 @@ _GENERATION: Final = settings.GENERATION.name
 _TERM: Final = settings.TERM.name
 
 _recorder: "Recorder | NullRecorder | None" = None
+_rebuilt = ""
+"""Prefix of the keys of a world that was rebuilt, equal for those who lived through it and for those who came then."""
 _current: "Callable[[], WorkerLink | None] | None" = None
 
 
@@ -83,6 +85,12 @@ def store_prefix(env: Mapping[str, str]) -> str:
     return f"taskd/{round_name}/{generation}.{env.get(_TERM, '0')}"  # two managers may both order this generation
 
 
+def prefix_rebuilt(generation: int) -> None:
+    """This process is in a world that was rebuilt: if its script meets anew, it does so where its new peers do."""
+    global _rebuilt  # noqa: PLW0603 - one per process
+    _rebuilt = f"taskd/rebuilt/{generation}"
+
+
 def prefix_stores(rendezvous: ModuleType) -> None:
     """Give every world its own keys in torchrun's store, where `init_process_group` meets. Once per process.
 
@@ -95,7 +103,7 @@ def prefix_stores(rendezvous: ModuleType) -> None:
         store, env = create(hostname, port, *args, **options), environment()
         if (hostname, str(port)) != (env.get("MASTER_ADDR"), env.get("MASTER_PORT")):
             return store
-        return sys.modules["torch.distributed"].PrefixStore(store_prefix(env), store)
+        return sys.modules["torch.distributed"].PrefixStore(_rebuilt or store_prefix(env), store)
 
     vars(rendezvous)["_create_c10d_store"] = _create_c10d_store
 

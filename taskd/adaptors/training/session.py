@@ -32,6 +32,7 @@ from taskd.adaptors.groups.members import Members
 from taskd.adaptors.groups.setup_results import Recording, Replay
 from taskd.adaptors.groups.world import World
 from taskd.adaptors.groups.wrappers import inside
+from taskd.adaptors.torchrun.script import prefix_rebuilt
 from taskd.adaptors.training.checkpoint import dump
 from taskd.adaptors.training.layout import repoint
 from taskd.adaptors.training.refusals import Matter, Refusals, matters
@@ -139,6 +140,7 @@ class Runtime:
         self._building = True
         try:
             self.world.rebuild(plan, self.rank)
+            prefix_rebuilt(plan.generation)
             repoint(state, self.world, plan, self.refuse_rebuild)
         finally:
             self._building = False
