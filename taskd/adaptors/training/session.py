@@ -39,6 +39,7 @@ from taskd.adaptors.training.refusals import Matter, Refusals, matters
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.standing import see_standing
 from taskd.adaptors.training.state import TrainState
+from taskd.adaptors.training.strays import Strays
 from taskd.adaptors.training.tripwire import Tripwire
 from taskd.core.evidence import Standing
 from taskd.core.faults import FaultKind
@@ -202,6 +203,7 @@ class Session:
         self._runtime = runtime
         self._link = runtime.link
         self.state = state
+        self._strays = Strays()
         self.inside = False
         """The main thread is inside the function, and not in what comes between two calls of it."""
 
@@ -209,9 +211,12 @@ class Session:
         """Call the function until every rank has returned from it together."""
         self._open()
         self._runtime.session = self
+        if self._runtime.rank == 0:
+            self._strays.watch()
         try:
             return self._go_on(function)
         finally:
+            self._strays.stop()
             self._runtime.session = self.state.on_commit = self.state.on_non_finite = None
 
     def _open(self) -> None:
@@ -349,6 +354,7 @@ class Session:
         self.state.on_commit = self._committed
 
     def _committed(self, step: int) -> None:
+        self._strays.report()
         if self.state.shows_steps:
             self.state.on_commit = None  # before the link is asked: an order that comes now puts it back
         else:

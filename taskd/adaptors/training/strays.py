@@ -1,0 +1,82 @@
+"""Data loaders that a script trains from without having given them to its state: they are told of, with their line.
+
+Rules:
+
+1. From the entry into the resilient function to the first commit, torch's loaders tell of the iterators they make. One
+   that is in the middle of its pass at that commit is what the script trains from.
+2. After that torch is as it was, and nothing is paid.
+"""
+
+import logging
+import sys
+import weakref
+from types import FrameType
+from typing import Any
+
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+_log = logging.getLogger(__name__)
+_NOT_THE_SCRIPTS = ("torch", "torchdata", "taskd", "accelerate", "lightning", "pytorch_lightning", "tqdm")
+
+
+class Strays:
+    """Watches for them until `report` or `stop` is called."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[weakref.ref[Any], str]] = []
+        self._own: Any = None
+
+    def watch(self) -> None:
+        """Begin."""
+        if self._own is not None:
+            return
+        own = self._own = vars(_BaseDataLoaderIter)["__init__"]
+        seen = self._seen
+
+        def __init__(self: Any, loader: Any) -> None:  # noqa: N807 - it takes its place
+            own(self, loader)
+            if not hasattr(loader, "_taskd_place") and not _keeps_itself(loader):
+                seen.append((weakref.ref(self), _line()))
+
+        _BaseDataLoaderIter.__init__ = __init__  # type: ignore[method-assign]
+
+    def stop(self) -> None:
+        """Put torch back."""
+        if self._own is not None:
+            _BaseDataLoaderIter.__init__ = self._own  # type: ignore[method-assign]
+            self._own = None
+        self._seen.clear()
+
+    def report(self) -> None:
+        """A step is committed: say from which loaders it came, and stop."""
+        lines = {line for known, line in self._seen if _in_the_middle(known())}
+        self.stop()
+        for line in sorted(lines):
+            _log.warning(
+                "the DataLoader iterated at %s is not a part of the TrainState: after a recovery it begins again, and "
+                "the random numbers that its iterator draws come twice; pass it, TrainState(…, loader=loader), and "
+                "skip nothing by hand",
+                line,
+            )
+
+
+def _keeps_itself(loader: Any) -> bool:
+    """Loaders with a state of their own are given to the state under their name, or kept by the script."""
+    return callable(getattr(loader, "load_state_dict", None))
+
+
+def _in_the_middle(iterator: Any) -> bool:
+    if iterator is None or not iterator._num_yielded:
+        return False
+    try:
+        return bool(iterator._num_yielded < len(iterator))
+    except TypeError:
+        return True
+
+
+def _line() -> str:
+    """Where the script is."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_SCRIPTS:
+        frame = frame.f_back
+    return "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
