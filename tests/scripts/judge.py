@@ -50,6 +50,13 @@ def warned(script: Script, run: Run) -> str:
     return ""
 
 
+def refused_at_once(script: Script, stock: Run) -> str:
+    """The error of taskd's that ends the script at its own line, wherever it runs, or ""."""
+    at_line = re.search(rf"{re.escape(script.path.name)}\", line (\d+)", stock.output)
+    error = re.search(r"taskd\.errors\.\w+: .*", stock.output)
+    return f"{script.path.name}:{at_line.group(1)}: {error.group()}" if at_line and error else ""
+
+
 def judge_calm(calm: Run, reference: Run) -> Judgement | None:
     """What is wrong with the undisturbed run under taskd, if anything is."""
     recoveries = calm.named("recovered")
@@ -89,9 +96,9 @@ def judge(script: Script, run: Run, reference: Run) -> Judgement:
     return Judgement(IDENTICAL, "")
 
 
-def expected(script: Script, verdict: Verdict, run: Run) -> bool:
+def expected(script: Script, verdict: Verdict, run: Run | None) -> bool:
     """Whether the script's own list allows this."""
-    return verdict in script.allowed or (verdict is RESTARTED and may_restart(run))
+    return verdict in script.allowed or (verdict is RESTARTED and run is not None and may_restart(run))
 
 
 def may_restart(run: Run) -> bool:

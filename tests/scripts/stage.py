@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.scripts.catalog import FAILED, PROGRAMS, RESTARTED, SILENT, Script
-from tests.scripts.judge import Judgement, difference, expected, judge, judge_calm, restarted
+from tests.scripts.catalog import FAILED, PROGRAMS, REFUSED, RESTARTED, SILENT, Script
+from tests.scripts.judge import Judgement, difference, expected, judge, judge_calm, refused_at_once, restarted
 from tests.scripts.kills import draw
 from tests.scripts.play import Run, play, reread
 
@@ -59,7 +59,7 @@ class Stage:
             return Outcome(script, Judgement(FAILED, str(error)), [], time.monotonic() - begun_s, False, self._root)
         if wrong is not None:
             calm = self._root / f"{script.name}-calm"
-            return Outcome(script, wrong, [], time.monotonic() - begun_s, "hangs" in wrong.why, calm)
+            return Outcome(script, self._allowed(script, wrong, None), [], time.monotonic() - begun_s, False, calm)
         planned = draw(reference.moments, kills, f"{script.name}-{seed}")
         run = play(script, folder, taskd=True, kills=planned)
         judgement = judge(script, run, reference)
@@ -67,18 +67,27 @@ class Stage:
             stock = play(script, folder.with_name(f"{folder.name}-stock"), taskd=False, kills=planned)
             if not difference(run, stock):
                 judgement = Judgement(RESTARTED, f"as under stock torchrun with these kills: {judgement.why}")
-        if judgement.verdict not in (SILENT, FAILED) and not expected(script, judgement.verdict, run):
-            allowed = " or ".join(verdict.value for verdict in script.allowed)
-            judgement = Judgement(FAILED, f"{judgement.verdict.value}, expected {allowed}: {judgement.why}")
+        judgement = self._allowed(script, judgement, run)
         if judgement.verdict not in (SILENT, FAILED) and not self._keep:
             shutil.rmtree(folder)
         return Outcome(script, judgement, run.killed, time.monotonic() - begun_s, run.hung, folder)
+
+    @staticmethod
+    def _allowed(script: Script, judgement: Judgement, run: Run | None) -> Judgement:
+        if judgement.verdict in (SILENT, FAILED) or expected(script, judgement.verdict, run):
+            return judgement
+        allowed = " or ".join(verdict.value for verdict in script.allowed)
+        why = f"{judgement.verdict.value}, expected {allowed}: {judgement.why}"
+        return Judgement(FAILED, why, judgement.healthy_replaced)
 
     def _of(self, script: Script) -> tuple[Run, Judgement | None]:
         """The undisturbed run under stock torchrun, and what is wrong with that under taskd."""
         if script.name not in self._undisturbed:
             reference = self._stock(script)
             if reference.status != 0 or len(reference.results) != script.ranks:
+                refusal = refused_at_once(script, reference)
+                if refusal:
+                    return reference, Judgement(REFUSED, refusal)
                 raise StockError(f"under stock torchrun it ends with {reference.status}: see {reference.folder}")
             wrong = None
             if not self._brief:
