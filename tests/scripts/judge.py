@@ -103,7 +103,8 @@ def expected(script: Script, verdict: Verdict, run: Run | None) -> bool:
 
 def may_restart(run: Run) -> bool:
     """Whether nothing else was left to do."""
-    late = any(moment.startswith("after") for _, moment in run.killed)
+    orders = [event.get("order", "restart" if event.get("restart") else "") for event in run.events]
+    late = "release" in orders and "restart" in orders[orders.index("release") :]
     overlapping = len({rank for rank, _ in run.killed}) > 1 and len(run.named("recovered")) < len(run.killed)
     return late or overlapping
 

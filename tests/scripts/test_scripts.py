@@ -58,7 +58,9 @@ def test_verdicts() -> None:
 
 
 def test_all_may_start_anew_after_training_and_where_both_died_at_once() -> None:
-    assert may_restart(ran(killed=[(0, "after saving + 7 us")]))
+    orders = [{"event": "directive", "order": "release"}, {"event": "recovered", "restart": True}]
+    assert may_restart(ran(events=orders))
+    assert not may_restart(ran(events=orders[::-1]))
     assert may_restart(ran(killed=[(0, "step"), (1, "step + 9 us")]))
     assert not may_restart(ran(killed=[(0, "step + 7 us")]))
 
