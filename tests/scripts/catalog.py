@@ -70,8 +70,8 @@ SCRIPTS = (
     Script("commit_per_microbatch", (IDENTICAL, REFUSED), "accumulated gradients are in no state: refused by name"),
     Script("gan", (IDENTICAL, RESTARTED), "between the steps of two optimizers the state is truly torn"),
     Script("critic_steps", (IDENTICAL, RESTARTED), "one optimizer steps thrice a commit; torn between"),
-    Script("ema", (IDENTICAL,), "deaths between optimizer and average"),
-    Script("ema_averaged_model", (IDENTICAL,), "a collective between optimizer and average"),
+    Script("ema", (IDENTICAL, RESTARTED), "deaths between optimizer and average"),
+    Script("ema_averaged_model", (IDENTICAL, RESTARTED), "a collective between optimizer and average"),
     Script("amp", (IDENTICAL,), "the scaler leaves a step out"),
     Script(
         "lbfgs", (IDENTICAL, REFUSED, RESTARTED), "parameters change within one step of the optimizer, at each closure"

@@ -27,15 +27,13 @@ def train():
     for step in range(state.step, STEPS):
         diary.moment("step")
         ids, rows, kinds = batch_of(step, dist.get_rank(), dist.get_world_size())
+        if dist.get_rank() in (0, 1):
+            dist.all_reduce(rows, group=pair)
         optimizer.zero_grad()
         loss = cross_entropy(model(rows), kinds)
         diary.saw(step, loss, ids)
         loss.backward()
         diary.moment("backward")
-        if dist.get_rank() in (0, 1):
-            part = loss.detach().clone()
-            dist.all_reduce(part, group=pair)
-            diary.saw((step, "pair"), part)
         optimizer.step()
         diary.moment("stepped")
         state.commit()
