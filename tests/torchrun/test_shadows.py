@@ -1,9 +1,11 @@
 """Modules of the user's, beside the script and where it starts, that have the names of what taskd imports."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from taskd.adaptors.torchrun.shelter import Shelter
 from tests.launch import Launcher
 from tests.torchrun.test_script import ENVIRONMENT
 
@@ -75,3 +77,14 @@ def test_a_folder_called_taskd(launcher: Launcher, users: Path, run_dir: Path) -
     stock, taskd = both(launcher, users, run_dir, *TORCHRUN, "-m", "train")
     assert stock == (0, "sum 1.0\n{'taskd': True}\n"), stock
     assert taskd == stock
+
+
+def test_a_shelter_inside_another_leaves_the_users_path() -> None:
+    """A warm process has torch already, so that what needs torch is imported within the first."""
+    before = list(sys.path)
+    shelter = Shelter(set(sys.modules), ["/ours"])
+    with shelter:
+        with shelter:
+            assert sys.path == ["/ours", *before]
+        assert sys.path == ["/ours", *before]
+    assert sys.path == before

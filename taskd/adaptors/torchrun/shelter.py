@@ -18,7 +18,7 @@ from types import ModuleType
 
 
 class Shelter:
-    """A context in which taskd imports.
+    """A context in which taskd imports; one inside another changes nothing.
 
     Args:
         known: names of the modules that the interpreter had by itself.
@@ -33,9 +33,14 @@ class Shelter:
         self._own: dict[str, ModuleType] = {}
         self._theirs: dict[str, ModuleType] = {}
         self._path: list[str] = []
+        self._depth = 0
 
     def __enter__(self) -> None:
-        self._before = set(sys.modules) | self._own.keys()
+        self._depth += 1
+        if self._depth > 1:
+            return
+        if self._users:
+            self._before = set(sys.modules) | self._own.keys()
         self._theirs = _take_out(self._users)
         self._theirs |= {name: sys.modules[name] for name in self._own if name in sys.modules}
         sys.modules.update(self._own)
@@ -43,6 +48,9 @@ class Shelter:
         sys.path[:] = [*self._clean, *(entry for entry in self._path if entry not in self._clean)]
 
     def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth:
+            return
         sys.path[:] = self._path
         self._own.update({name: sys.modules[name] for name in self._theirs if name in sys.modules})
         for name in self._own:
@@ -58,10 +66,11 @@ class Shelter:
 
     def _hide(self) -> None:
         """Of what has been imported since `_before` was taken."""
-        tops = {name.partition(".")[0] for name in sys.modules if name not in self._before}
-        hidden = {name for name in tops & _names_in(self._users) if self._is_the_users(name)}
-        for name in [name for name in sys.modules if name.partition(".")[0] in hidden]:
-            self._own[name] = sys.modules.pop(name)
+        new = (_names_in(self._users) & sys.modules.keys()) - self._before
+        hidden = {name for name in new if self._is_the_users(name)}
+        if hidden:
+            for name in [name for name in sys.modules if name.partition(".")[0] in hidden]:
+                self._own[name] = sys.modules.pop(name)
 
     def _is_the_users(self, name: str) -> bool:
         if BuiltinImporter.find_spec(name) or FrozenImporter.find_spec(name):
@@ -87,6 +96,8 @@ def sheltered() -> Iterator[None]:
 
 def _take_out(directories: Collection[str]) -> dict[str, ModuleType]:
     """Remove the modules from `sys.modules` that the user has under a name of the standard library."""
+    if not directories:
+        return {}
     theirs = {
         name: module
         for name, module in list(sys.modules.items())
