@@ -276,6 +276,8 @@ class Session:
             self.inside = True
             try:
                 with inside():
+                    if plan is not None:
+                        state.do_again()
                     result = [function()]
             finally:
                 self.inside = False

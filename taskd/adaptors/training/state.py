@@ -24,6 +24,8 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from taskd.adaptors.training.afterwards import Afterwards
+from taskd.adaptors.training.buffers import Buffers
 from taskd.adaptors.training.finite import Losses
 from taskd.adaptors.training.followers import Followers
 from taskd.adaptors.training.hooks import StepHooks
@@ -97,15 +99,14 @@ class TrainState:
         self._batches = MicroBatches()
         self._told_too_large = False
         self._empty = False
-        self._restoring = False
+        self._restoring = self._adopting = False
         self.shows_steps = False
         self._commits = 0
         self._followers = Followers(self.parts.replicated)
         self.parts.epochs.ended = self._followers.hold
-        self._buffers: list[torch.Tensor] | None = None
-        self._saved_buffers: list[torch.Tensor] = []
-        self._buffers_touched = False
-        self._hooks = StepHooks(self.parts, self._save_buffers, self._record_tentative)
+        self._buffers = Buffers(self.parts.modules)
+        self._afterwards = Afterwards(self.parts.modules)
+        self._hooks = StepHooks(self.parts, self._buffers.save, self._record_tentative)
         self._pending = Pending(self.parts)
         self._undo = Undo(self.parts, lambda: sum(self._hooks.counts[1::2]))
         self._count: Callable[[int], None] = self._count_slowly
@@ -128,7 +129,7 @@ class TrainState:
         self.step = step = self.step + 1
         if self._pending.armed or not self._hooks.counts[1]:
             self._pending.committed(step, stepped=any(self._hooks.stepped))
-        self._buffers_touched = False
+        self._buffers.touched = False
         if self._seeds is not None:
             self._seeds.sow(self._own_rank(), step)
         self._count(step)
@@ -141,6 +142,23 @@ class TrainState:
             self._losses.look(loss, step)
         if self.on_commit is not None:
             self.on_commit(step)
+        if self._afterwards.any and not self._adopting:
+            self._afterwards.run(step)
+
+    def after_commit(self, work: Callable[[int], object], *, every: int = 1) -> None:
+        """Have `work(step)` done after every so many commits, on all ranks: an evaluation, a checkpoint.
+
+        It is done inside `commit`. If a rank dies in it, or before the next commit, all ranks do it again after the
+        recovery, so it is to be such that doing it twice does no harm. To be called before training.
+
+        Raises:
+            ConfigError: `work` is no function, or `every` no number from 1 on.
+        """
+        self._afterwards.add(work, every)
+
+    def do_again(self) -> None:
+        """Do what follows the present step's commit. Called after a recovery, before the training goes on."""
+        self._afterwards.run(self.step)
 
     @property
     def epoch(self) -> int:
@@ -240,7 +258,7 @@ class TrainState:
         if self._restoring:
             return Condition.TORN
         if self._undo.ready or self._hooks.untouched(self._undo.untouched):
-            return Condition.CLEAN if self._can_roll_back() else Condition.TORN
+            return Condition.CLEAN if self._buffers.can_be_put_back() else Condition.TORN
         if self._hooks.torn or not all(self._hooks.stepped) or self._followers.lag(self.step + 1):
             return Condition.TORN
         return Condition.STEPPED
@@ -252,9 +270,9 @@ class TrainState:
         of the weights.
         """
         notes = self._followers.complete(known=self._commits > 0)
-        on_commit, self.on_commit = self.on_commit, None
+        on_commit, self.on_commit, self._adopting = self.on_commit, None, True
         self.commit()
-        self.on_commit = on_commit
+        self.on_commit, self._adopting = on_commit, False
         return "; ".join(notes)
 
     def rollback(self) -> str:
@@ -263,10 +281,7 @@ class TrainState:
             self._undo.apply()
             self._followers.settle()
         note = self._followers.rollback()
-        if self._buffers_touched and self._buffers:
-            with torch.no_grad():
-                torch._foreach_copy_(self._buffers, self._saved_buffers)
-        self._buffers_touched = False
+        self._buffers.put_back()
         self._hooks.reset()
         return note
 
@@ -279,7 +294,7 @@ class TrainState:
         self._hooks.reset()
         self._undo.forget()
         self._losses.forget()
-        self._buffers_touched = False
+        self._buffers.touched = False
         self._commits = 0
         self._followers.settle()
         self._empty = self._restoring = False
@@ -355,29 +370,6 @@ class TrainState:
 
     def _record_tentative(self) -> None:
         self._positions.write(Slot.TENTATIVE, self.step + 1, self._rng.capture(), self._data_position())
-
-    def _save_buffers(self, module: torch.nn.Module) -> bool:
-        """Before a forward pass; tells whether there are buffers at all."""
-        if self._buffers_touched or not module.training:
-            return True
-        if self._buffers is None:
-            self._buffers = self._all_buffers()
-            self._saved_buffers = [torch.empty_like(buffer) for buffer in self._buffers]
-        if self._buffers:
-            with torch.no_grad():
-                torch._foreach_copy_(self._saved_buffers, self._buffers)
-            self._buffers_touched = True
-        return bool(self._buffers)
-
-    def _all_buffers(self) -> list[torch.Tensor]:
-        return [buffer for module in self.parts.modules for buffer in module.buffers()]
-
-    def _can_roll_back(self) -> bool:
-        """Tell whether the buffers are still the tensors that were saved; a module may have put others there."""
-        if self._buffers is None or (self._buffers and not self._buffers_touched):
-            return True
-        now = self._all_buffers()
-        return len(now) == len(self._buffers) and all(a is b for a, b in zip(now, self._buffers, strict=True))
 
     def _data_position(self) -> bytes:
         if not self.parts.positions and not self.parts.epochs.used:
