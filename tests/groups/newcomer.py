@@ -11,6 +11,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.groups import World
+from taskd.adaptors.groups.wrappers import line_of, living
+from taskd.adaptors.training.refusals import matters
+from taskd.adaptors.training.state import TrainState
 from taskd.errors import RebuildError
 from taskd.wire.messages import WorldPlan
 from tests.leave import leave
@@ -119,6 +122,26 @@ def dead_store() -> None:
         WORLD.rebuild(plan(1, timeout_s=1), RANK)
 
 
+def dropped() -> None:
+    """A wrapper that the script has dropped stands in nobody's way, one that the state does not cover does."""
+    WORLD.pretend(RANK, SIZE)
+    dist.init_process_group("gloo")
+    first = DistributedDataParallel(nn.Linear(3, 3))
+    vars(first)["itself"] = first
+    del first
+    network = nn.Linear(3, 3)
+    kept = DistributedDataParallel(network)
+    assert len(living()) == 2
+    state = TrainState(model=network, optimizer=torch.optim.SGD(kept.parameters(), lr=0.1))
+    assert not matters(state.parts)
+    assert living() == [kept]
+    other = DistributedDataParallel(nn.Linear(2, 2))
+    (matter,) = matters(state.parts)
+    assert line_of(other) in matter.text
+    assert "newcomer.py:" in matter.text
+    assert not matter.no_rebuild
+
+
 torch.set_num_threads(1)
-{case.__name__: case for case in (alone, alone_no_more, dead_store)}[CASE]()
+{case.__name__: case for case in (alone, alone_no_more, dead_store, dropped)}[CASE]()
 leave()

@@ -8,6 +8,7 @@ Rules:
 3. A wrapper whose parameters no part of the state has would train on in a new process from that process's set-up.
 """
 
+import gc
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -66,8 +67,10 @@ def matters(parts: Parts, unkept: Sequence[Unkept] = ()) -> list[Matter]:
 
     `unkept` are the collectives of the set-up that a new process cannot be given the results of.
     """
-    wrappers = parts.wrappers()
-    found = [matter for wrapper in wrappers for matter in _of_wrapper(wrapper, parts)]
+    found = _of_wrappers(parts)
+    if found:
+        gc.collect()  # it may be of a wrapper that the script has dropped
+        found = _of_wrappers(parts)
     found.extend(_of_parts(parts))
     kept = storages(_tensors(parts)) if unkept else frozenset()
     for result in unkept:
@@ -82,6 +85,10 @@ def _tensors(parts: Parts) -> Iterator[torch.Tensor]:
     yield from parts.parameters()
     for module in parts.modules:
         yield from module.buffers()
+
+
+def _of_wrappers(parts: Parts) -> list[Matter]:
+    return [matter for wrapper in parts.wrappers() for matter in _of_wrapper(wrapper, parts)]
 
 
 def _of_wrapper(wrapper: DistributedDataParallel, parts: Parts) -> Iterator[Matter]:
