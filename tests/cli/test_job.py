@@ -74,6 +74,20 @@ def test_all_tells_every_fault_and_thread(records, blackbox) -> None:
     assert "more with --all" not in output
 
 
+def test_a_start_of_all_tells_what_had_failed_before_it(records, blackbox, document, run_dir) -> None:
+    """How long the processes took to start, and not how long it took until the next step: nobody knows."""
+    setback = "attempt 1 (recover-in-place) failed: rank 2's new process: exit code 1 at a.py:3 (TypeError: alone)"
+    job = records()
+    job.verdict(1, "SIGKILL")
+    job.recovered(1, restart=True, target_step=-1, setbacks=[setback], phases_ms={"started": 29.4})
+    output = " ".join(blackbox(run_dir)[1].split())
+    assert setback in output
+    assert "recover-in-place (all processes anew), which ran after 29 ms" in output
+    (told,) = document(run_dir)["faults"]
+    assert (told["outcome"], told["total_ms"]) == ("recover-in-place", None)
+    assert told["recoveries"][0]["setbacks"] == [setback]
+
+
 def test_the_document(records, document, run_dir) -> None:
     job = records()
     job.processes({0: 4000, 2: 4002})
