@@ -128,7 +128,8 @@ class Inquest(Notices):
             if verdict is not None and verdict.kind in _TOLD_OF_THE_LIVING:
                 self._condemn(verdict)
             elif verdict is not None and verdict.kind in _OWN_ERRORS:
-                self._begin({rank: self._cause(rank) for rank in verdict.culprits})
+                said = {fact.rank: fact.text for fact in verdict.facts}  # it is dying, and its status not known yet
+                self._begin({rank: self._cause(rank) or said.get(rank, "") for rank in verdict.culprits})
             return  # else the news of a loss may still be on its way
         if hang.early and not self._is_certain(verdict):
             self.watch.glanced(self._now_s)

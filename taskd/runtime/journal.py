@@ -148,11 +148,15 @@ def as_fields(record: FaultRecord, fault: int) -> dict[str, object]:
     }
 
 
+def at_step(step: int) -> str:
+    """When a fault struck."""
+    return f"step {step}" if step >= 0 else "before any step was known"
+
+
 def as_text(record: FaultRecord, fault: int) -> str:
     """A fault and its recovery in one paragraph, with what is known of the progress and no more."""
     verdict, phases = record.verdict, record.phases_ms()
     what = verdict.sentence if verdict is not None else f"{tell(record.causes) or record.reason}."
-    step = f"step {record.step}" if record.step >= 0 else "before any step was known"
     tried = "".join(f"{setback}. " for setback in record.setbacks)
     new = ", ".join(
         f"rank {rank} is process {pid} ({'warm' if record.warm.get(rank) else 'cold'})"
@@ -166,6 +170,6 @@ def as_text(record: FaultRecord, fault: int) -> str:
         spans = ", ".join(f"{name} {ms:.0f}" for name, ms in phases.items() if name != "total")
         then = f"training goes on after step {record.target_step} in generation {record.generation}. ms: {spans}"
     return (
-        f"fault {fault}, {step}: {what} {tried}Therefore {done} by {record.strategy.value}: {record.reason}. "
-        f"{new or 'No new process'}, {len(record.kept)} kept; {then}"
+        f"fault {fault}, {at_step(record.step)}: {what} {tried}Therefore {done} by {record.strategy.value}: "
+        f"{record.reason}. {new or 'No new process'}, {len(record.kept)} kept; {then}"
     )

@@ -42,7 +42,7 @@ from taskd.core.shorthand import answer, is_short
 from taskd.errors import TransitionError
 from taskd.runtime.checks import CheckDesk
 from taskd.runtime.cluster import Cluster, cluster_of
-from taskd.runtime.journal import Journal, as_fields, as_text
+from taskd.runtime.journal import Journal, as_fields, as_text, at_step
 from taskd.runtime.kernels import Kernels
 from taskd.runtime.links import AgentSocket, ManagerSocket, Peer
 from taskd.runtime.rankfiles import RankFiles
@@ -289,9 +289,9 @@ class Manager:
                     self._journal.verdict(action)
                     if action.reported:
                         logger.warning(
-                            "fault %d, step %d: %s",
+                            "fault %d, %s: %s",
                             self._journal.fault(action.fault),
-                            action.step,
+                            at_step(action.step),
                             action.verdict.sentence,
                         )
                 case AskKernel():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from taskd.core.evidence import Clocks, Evidence, NonFinite, Standing
+from taskd.core.evidence import Clocks, Evidence, NonFinite, PythonError, Standing
 from taskd.core.phases import Note, Phase
 from taskd.core.policy import Strategy, Tempo
 from taskd.core.verdict import Kind
@@ -351,3 +351,14 @@ def test_a_loss_that_is_not_finite_is_told_once_with_the_first_rank_that_saw_it(
     assert job.at(Phase.RUNNING)
     job.testify(0, {1: replace(base(1, 4), non_finite=NonFinite(4000))}, asked=False)
     assert [told.fault for told in job.verdicts] == [1, 2]
+
+
+def test_a_rank_that_says_what_it_dies_of_before_it_is_dead_is_lost_for_that_reason() -> None:
+    """Faults whose causes were not known would all be the same one to the budget."""
+    job = Job().up()
+    job.say(0, Stage.PAUSED, cause="RuntimeError: Connection closed by peer")
+    job.wait(0.15)
+    dying = Evidence(error=PythonError("ValueError", "bad batch", "train.py:3 in step", main=True), node=0)
+    job.testify(0, {1: dying})
+    assert job.core.record is not None
+    assert "ValueError: bad batch" in job.core.record.causes[1]

@@ -1,5 +1,6 @@
 """Faults other than a kill, in a resilient script: what is retried, what is replaced, and what ends the job."""
 
+import re
 import signal
 from collections.abc import Callable
 
@@ -40,9 +41,10 @@ def test_an_error_that_repeats_ends_the_job(make_job: MakeJob) -> None:
     job = make_job(2).start("train.py", {"steps": STEPS, "points": points})
     assert job.end() == 1
     times = job.output.count("[rank1]: ValueError: the plan says so: bug")
-    assert 5 <= times <= 5 + job.output.count("terminate called"), "an end of another kind is another fault"
+    assert times >= 5, "in place once, and after starts of all"
     assert [record["restart"] for record in job.named("recovered")][:3] == [True] * 3, "in place nothing is mended"
-    assert "times at step 3 with the same cause (exit code 1 at " in job.output
+    said = r"rank 1 failed \d times at step 3 with the same cause \(.*ValueError: the plan says so: bug"
+    assert re.search(said, job.output)
     stopped = job.named("stopped")[-1]
     assert stopped["exit_code"] == 1
     assert "bug in the job" in stopped["reason"]
