@@ -41,18 +41,23 @@ def replace_environment(env: Mapping[str, str]) -> None:
 
 
 def starting_with(directory: str, env: Mapping[str, str]) -> dict[str, str]:
-    """`PYTHONPATH` that begins with a directory, once, and keeps what `env` has there."""
-    others = [entry for entry in env.get(_PATH, "").split(os.pathsep) if entry not in ("", directory)]
-    return {_PATH: os.pathsep.join([directory, *others])}
+    """`PYTHONPATH` that begins with a directory, once, and keeps what `env` has there, empty entries too."""
+    others = _without(directory, env.get(_PATH, ""))
+    return {_PATH: f"{directory}{os.pathsep}{others}" if others else directory}
 
 
 def forget_start(directory: str) -> None:
     """Take that directory out of this process's environment again."""
-    rest = os.environ.get(_PATH, "").removeprefix(directory).removeprefix(os.pathsep)
+    rest = _without(directory, os.environ.get(_PATH, ""))
     if rest:
         os.environ[_PATH] = rest
     else:
         os.environ.pop(_PATH, None)
+
+
+def _without(directory: str, path: str) -> str:
+    first, _, rest = path.partition(os.pathsep)
+    return rest if first == directory else path
 
 
 def preload_with(gate: Path) -> dict[str, str]:

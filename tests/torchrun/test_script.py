@@ -72,6 +72,14 @@ def test_a_rank_respects_safe_path(folder: Path) -> None:
     assert begun("probe.py", cwd=folder, env=env) == run("probe.py", cwd=folder, env=env)
 
 
+@pytest.mark.parametrize("path", [f":{ROOT}", f"{ROOT}:", f"{ROOT}:/absent"])
+def test_a_rank_keeps_every_entry_of_the_path(folder: Path, path: str) -> None:
+    """An empty one is the working directory."""
+    (folder / "entries.py").write_text("import os, sys\nprint(os.environ['PYTHONPATH'], sys.path)\n")
+    env = {**ENVIRONMENT, "PYTHONPATH": path}
+    assert begun("entries.py", cwd=folder, env=env) == run("entries.py", cwd=folder, env=env)
+
+
 def test_a_rank_does_not_import_torch(folder: Path) -> None:
     (folder / "light.py").write_text("import sys\nprint('torch' in sys.modules)\n")
     assert begun("light.py", cwd=folder) == (0, "False\n", "")
