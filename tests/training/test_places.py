@@ -7,6 +7,7 @@ at a commit, or between two, and what comes then must be what an undisturbed run
 import random
 import weakref
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -313,3 +314,15 @@ def test_iterating_a_loader_leaves_the_global_generators() -> None:
         else:
             iter(state.loader)._next_index()
         assert before == (torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state()))
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_a_script_that_skips_by_hand_is_told_so(caplog: pytest.LogCaptureFixture, by_hand: bool) -> None:
+    state = set_up("plain")
+    state.begin(0)
+    with pytest.raises(Cut):
+        by_steps(state, [], (2, "committed"))
+    state.return_to(2)
+    for _ in islice(state.loader, 2 if by_hand else 0, None):
+        state.commit()
+    assert ("has passed over 2 more" in caplog.text) is by_hand

@@ -85,6 +85,7 @@ class LoaderPlace:
         self._holder: weakref.ref[Batches] | None = None
         self._resume: Pass | None = None
         self._lent: Pass | None = None  # the resume that the newest iterator took, until the next commit
+        self._skipped = 0  # batches that the present pass went on behind, until the script works at one
         self._worked = False  # whether the script has worked at a batch of this pass
         loader.__class__ = _kept(_kind(loader))
         for inner in (loader, getattr(loader, "base_dataloader", None)):  # accelerate's are made around one of torch's
@@ -103,6 +104,8 @@ class LoaderPlace:
         now = self._resume or self._settled()
         if not now.over:
             self._worked = True
+            if self._skipped and now.handed > self._skipped:
+                self._see_skipping(now.handed)
         elif now is self._pass:
             now.starts = self._states()
         return msgspec.msgpack.encode(now)
@@ -132,6 +135,7 @@ class LoaderPlace:
             begun = msgspec.structs.replace(resume)
             self._put_samplers(begun)
         self._begin(batches, begun)
+        self._skipped = begun.handed
         if self._iterable and begun.handed:
             _log.warning(
                 "%s is iterable: %d batches are loaded and dropped to come to the place of the recovery; those of a "
@@ -165,6 +169,18 @@ class LoaderPlace:
     def _begin(self, batches: "Batches", begun: Pass) -> None:
         self._pass, self._holder, self._worked = begun, weakref.ref(batches), False
         batches.enter(begun)
+
+    def _see_skipping(self, handed: int) -> None:
+        """A script that skips what was done takes more batches before its first work than it had been handed."""
+        if handed - self._skipped > self._skipped:
+            _log.warning(
+                "%s went on behind the %d batches that were handed out, and the script has passed over %d more: if it "
+                "skips what was done by itself, they are left out of the training; skip nothing by hand",
+                self.name,
+                self._skipped,
+                handed - self._skipped - 1,
+            )
+        self._skipped = 0
 
     def _settled(self) -> Pass:
         now = self._pass
