@@ -46,6 +46,8 @@ from taskd.runtime.witness import Witness
 from taskd.wire.messages import Become, Hello, Join, Pause, RankStatus, Release, Stage, ToLocal
 
 logger = logging.getLogger(__name__)
+LAST_WORDS_S = 2.0
+_LOOK_S = 0.01
 STANDBY_WAIT_S = 5.0
 """A standby that was asked for is awaited so long; then the rank is started cold."""
 
@@ -184,11 +186,20 @@ class Crew:
             case StopNode():
                 self.rest()
                 if action.exit_code:
+                    self._await_the_dying(node)
                     self.give_up(action.reason)
                 else:
                     self.dismiss()
             case _:
                 assert_never(action)
+
+    def _await_the_dying(self, node: Node) -> None:
+        """Who has said what it dies of is to be dead before the others end: torchrun reports the first as the cause."""
+        until_s = time.monotonic() + LAST_WORDS_S
+        dying = [rank for rank, slot in node.slots.items() if slot.words[0] and slot.state is State.RUNNING]
+        while dying and time.monotonic() < until_s:
+            time.sleep(_LOOK_S)
+            dying = [rank for rank in dying if self._need_host().exit_status(self._local[rank]) is None]
 
     # ---- one process
 
