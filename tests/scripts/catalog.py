@@ -58,8 +58,16 @@ SCRIPTS = (
         "epochs_plain_loader", (IDENTICAL,), "a plain DataLoader in the state, and an evaluation at each epoch's end"
     ),
     Script("epochs_shuffle", (IDENTICAL,), "a plain DataLoader in the state, shuffled by itself"),
-    Script("epochs_skip_batches", (IDENTICAL,), "a plain DataLoader outside of the state; only its sampler is in it"),
-    Script("workers_own_generator", (IDENTICAL,), "workers draw noise; the loader's generator is seeded in each epoch"),
+    Script(
+        "epochs_skip_batches",
+        (IDENTICAL, REFUSED),
+        "a plain DataLoader outside of the state; only its sampler is in it",
+    ),
+    Script(
+        "workers_own_generator",
+        (IDENTICAL, REFUSED),
+        "workers draw noise; the loader's generator is seeded in each epoch",
+    ),
     Script("workers_persistent", (IDENTICAL,), "workers stay from epoch to epoch"),
     Script("stateful_epochs", (IDENTICAL,), "deaths at the end of an epoch are the hard ones"),
     Script("stateful_workers", (IDENTICAL,), "the same with workers, which have read ahead"),
