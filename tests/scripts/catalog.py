@@ -95,7 +95,7 @@ SCRIPTS = (
     Script("unused", (IDENTICAL,), "parameters take part in some steps only"),
     Script("compile", (IDENTICAL,), "the compiled module is around the wrapper"),
     Script("powersgd", (REFUSED,), "the hook's error feedback is each rank's own, and in no state"),
-    Script("bf16_hook", (IDENTICAL,), "a hook without a state"),
+    Script("fp16_hook", (IDENTICAL,), "a hook without a state"),
     Script("zero_redundancy", (REFUSED,), "each rank has a part of the optimizer's state alone"),
     Script("fsdp2", (REFUSED,), "each rank has a part of the weights alone"),
     # Beside the steps

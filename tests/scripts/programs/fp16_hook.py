@@ -1,4 +1,4 @@
-"""The bfloat16 compression hook."""
+"""The half-precision compression hook."""
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ dist.init_process_group("gloo")
 diary.moment("setup")
 torch.manual_seed(0)
 model = DistributedDataParallel(network())
-model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+model.register_comm_hook(None, default_hooks.fp16_compress_hook)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
 state = taskd.TrainState(model=model, optimizer=optimizer, seed=1)
 diary.moment("setup done")
