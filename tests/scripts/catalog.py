@@ -100,7 +100,7 @@ SCRIPTS = (
     Script("fsdp2", (REFUSED,), "each rank has a part of the weights alone"),
     # Beside the steps
     Script("evaluate_rank0", (IDENTICAL,), "peers wait in a barrier for seconds"),
-    Script("evaluation_all", (IDENTICAL,), "collectives after the commit"),
+    Script("evaluation_all", (IDENTICAL, REFUSED), "collectives after the commit: what was interrupted is told"),
     Script("upload", (IDENTICAL,), "rank 0 waits for a child, and its peers for rank 0"),
     Script("slow_checkpoint", (IDENTICAL,), "a rank writes while its peer dies"),
     Script("dcp", (IDENTICAL, REFUSED), "a collective checkpoint after the commit"),

@@ -3,7 +3,8 @@
 Rules:
 
 1. The reference is the undisturbed run under stock torchrun. The undisturbed run under taskd must equal it, with nobody
-   replaced. What is said beforehand stands in the output before the first kill.
+   replaced. What is said beforehand stands in the output before the first kill; which work behind a commit a kill has
+   interrupted can be told only then.
 2. Equal means: every rank's results, and what each step of each rank saw when it was done last.
 3. All may start anew where nothing else is left: when the ranks of a world die before the newcomer has its state, or
    after the training function.
@@ -44,8 +45,17 @@ def difference(run: Run, reference: Run) -> str:
 
 def warned(script: Script, run: Run) -> str:
     """The line of the output before the first kill that names a line of the script, or ""."""
-    for line in run.said_before.splitlines():
-        if re.search(rf"{re.escape(script.path.name)}:\d+", line) and "File " not in line:
+    return _naming(script, run.said_before)
+
+
+def told(script: Script, run: Run) -> str:
+    """The warning that names the line behind a commit at which a kill has struck, or ""."""
+    return _naming(script, run.output, " was interrupted between the commit")
+
+
+def _naming(script: Script, text: str, more: str = "") -> str:
+    for line in text.splitlines():
+        if re.search(rf"{re.escape(script.path.name)}:\d+{more}", line) and "File " not in line:
             return line.strip()
     return ""
 
@@ -88,11 +98,12 @@ def judge(script: Script, run: Run, reference: Run) -> Judgement:
         return Judgement(FAILED, f"ends with {run.status}, undisturbed with {reference.status}")
     if run.orphans:
         return Judgement(FAILED, f"leaves {run.orphans}")
-    told, different = warned(script, run), difference(run, reference)
+    said, different = warned(script, run), difference(run, reference)
     if different:
-        return Judgement(REFUSED, f"{told}; {different}") if told else Judgement(SILENT, different)
+        said = said or told(script, run)
+        return Judgement(REFUSED, f"{said}; {different}") if said else Judgement(SILENT, different)
     if restarted(run):
-        return Judgement(REFUSED, told) if told else Judgement(RESTARTED, _reason(run))
+        return Judgement(REFUSED, said) if said else Judgement(RESTARTED, _reason(run))
     return Judgement(IDENTICAL, "")
 
 

@@ -2,7 +2,10 @@
 
 import sys
 import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
+from traceback import walk_stack
+from types import FrameType
 from typing import Final
 
 import torch
@@ -14,14 +17,17 @@ _LIBRARIES: Final = tuple({sysconfig.get_path(name) + "/" for name in ("stdlib",
 
 def script_line() -> str:
     """`file:line` of the innermost frame that is the user's; of a library if none is."""
-    frame = sys._getframe(1)
+    return innermost(walk_stack(sys._getframe(1)))
+
+
+def innermost(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """`file:line` of the first of these frames, innermost first, that is the user's; of a library if none is."""
     of_library = ""
-    while frame is not None:
+    for frame, line in frames:
         name = frame.f_code.co_filename
         if not name.startswith(_BETWEEN):
-            place = f"{name}:{frame.f_lineno}"
+            place = f"{name}:{line}"
             if not name.startswith(_LIBRARIES):
                 return place
             of_library = of_library or place
-        frame = frame.f_back  # type: ignore[assignment]  # None at the top
     return of_library or "an unknown line"

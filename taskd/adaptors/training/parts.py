@@ -12,8 +12,11 @@ Rules:
 6. `meter` counts what those loaders give.
 """
 
+import logging
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler, Sampler
@@ -23,8 +26,13 @@ from taskd.adaptors.training import tree
 from taskd.adaptors.training.epochs import Epochs
 from taskd.adaptors.training.indices import samplers
 from taskd.adaptors.training.loading import Meter
+from taskd.adaptors.training.payload import head_of
 from taskd.adaptors.training.places import LoaderPlace
+from taskd.adaptors.training.position_file import CAPACITY_BYTES
 from taskd.errors import ConfigError, RestoreError
+from taskd.runtime.pulse import Buffer
+
+_log = logging.getLogger(__name__)
 
 
 class Parts:
@@ -32,6 +40,7 @@ class Parts:
 
     def __init__(self, given: dict[str, Any]) -> None:
         self.epochs = Epochs()
+        self._told_too_large = False
         self.all = {name: part for name, part in given.items() if part is not None}
         for name, part in self.all.items():
             _check(name, part)
@@ -101,6 +110,25 @@ class Parts:
         if watching():
             return living()
         return [m for root in self.modules for m in root.modules() if isinstance(m, DistributedDataParallel)]
+
+    def data_position(self, rng: Sequence[Buffer]) -> bytes:
+        """Encode the positions, if there are any and they have room beside these random numbers."""
+        if not self.positions and not self.epochs.used:
+            return b""
+        data = msgspec.msgpack.encode(self.pack_positions())
+        room = CAPACITY_BYTES - len(head_of(rng)) - sum(map(len, rng))
+        if len(data) <= room:
+            return data
+        if not self._told_too_large:
+            self._told_too_large = True
+            _log.warning(
+                "the data position (%s) takes %d bytes, and %d have room: it is not recorded, and after a recovery the "
+                "data of a replaced rank is not exactly that of an undisturbed run",
+                ", ".join(self.positions),
+                len(data),
+                room,
+            )
+        return b""
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """Return every parameter of the modules and optimizers (some may come twice)."""

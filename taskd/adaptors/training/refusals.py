@@ -26,6 +26,7 @@ from taskd.adaptors.training.parts import Parts
 logger = logging.getLogger(__name__)
 _STATELESS_HOOKS = ("_AllreduceUpcastHookState",)
 """States of comm hooks that carry nothing from step to step: DDP's own mixed precision."""
+_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
 _SEEN = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 """Parts whose own tensors are known, or are no parameters."""
 
@@ -78,6 +79,20 @@ def matters(parts: Parts, unkept: Sequence[Unkept] = ()) -> list[Matter]:
             remedy = "Let each rank compute it, or share less than 64 KiB in one call."
             found.append(Matter(f"a new process cannot be given what {result.text}", remedy))
     return found
+
+
+def tell_inexact(parts: Parts) -> None:
+    """Warn of what is recovered in place, and not to the last bit."""
+    for wrapper in parts.wrappers():
+        layers = sum(type(module) in _NORMS and module.running_mean is not None for module in wrapper.modules())
+        if layers:
+            logger.warning(
+                "the DistributedDataParallel made at %s has %d BatchNorm layers, whose running statistics are rank 0's "
+                "own: if that is replaced, another rank's take their place; the weights are exact. "
+                "torch.nn.SyncBatchNorm.convert_sync_batchnorm keeps them equal on all ranks",
+                line_of(wrapper),
+                layers,
+            )
 
 
 def _tensors(parts: Parts) -> Iterator[torch.Tensor]:

@@ -33,9 +33,11 @@ from taskd.adaptors.groups.setup_results import Recording, Replay
 from taskd.adaptors.groups.world import World
 from taskd.adaptors.groups.wrappers import inside
 from taskd.adaptors.torchrun.script import prefix_rebuilt
+from taskd.adaptors.training import failures
+from taskd.adaptors.training.afterwards import BehindCommit
 from taskd.adaptors.training.checkpoint import dump
 from taskd.adaptors.training.layout import repoint
-from taskd.adaptors.training.refusals import Matter, Refusals, matters
+from taskd.adaptors.training.refusals import Matter, Refusals, matters, tell_inexact
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.standing import see_standing
 from taskd.adaptors.training.state import TrainState
@@ -46,7 +48,7 @@ from taskd.core.faults import FaultKind
 from taskd.errors import CheckpointError, RecoveryError, RefusedError, RestoreError, ShimError
 from taskd.runtime import worker
 from taskd.runtime.recorder import NullRecorder, Phase, Recorder, open_recorder
-from taskd.wire.messages import WorldPlan
+from taskd.wire.messages import Condition, WorldPlan
 
 logger = logging.getLogger(__name__)
 SETTLE_S = 2.0
@@ -74,6 +76,7 @@ class Runtime:
         self.session: Session | None = None
         """The resilient function that runs."""
         self._tripwire = Tripwire(self._is_inside, _interrupt)
+        failures.watch(lambda: link.interrupted, self._note_failure)
         self._building = False
         if link.config.blackbox is not None:
             try:
@@ -96,6 +99,8 @@ class Runtime:
         setup, self._setup = self._setup, None
         unkept = setup.end() if setup is not None else None
         self.refusals.add(*matters(state.parts, unkept or []))
+        if self.rank == 0:
+            tell_inexact(state.parts)
         strange = self.world.strangers()
         if strange:
             self.refusals.add(Matter(strange, "Groups of new_group can be recovered in place.", no_rebuild=True))
@@ -115,6 +120,10 @@ class Runtime:
         """Collectives may work again."""
         self._tripwire.lift()
         self.recorder.mend()
+
+    def _note_failure(self) -> None:
+        if self.session is not None:
+            self.session.state.failures.note()
 
     def _is_inside(self) -> bool:
         session = self.session
@@ -204,6 +213,7 @@ class Session:
         self._link = runtime.link
         self.state = state
         self._strays = Strays()
+        self._behind = BehindCommit()
         self.inside = False
         """The main thread is inside the function, and not in what comes between two calls of it."""
 
@@ -295,7 +305,9 @@ class Session:
             self._runtime.world.abandon()
             if isinstance(error, RefusedError):
                 self._runtime.refuse_rebuild(str(error))
-            self._link.raised(state.step, state.condition(), _describe(error))
+            condition = state.condition()
+            self._behind.note(error, state.step, between=condition is Condition.CLEAN and state.between_steps)
+            self._link.raised(state.step, condition, _describe(error))
             return [], error
         self._runtime.recorder.phase(Phase.FINISHED)
         self._link.returned(state.step, state.condition())
@@ -319,6 +331,7 @@ class Session:
                 plan.world_size,
                 replicas,
             )
+        self._behind.tell(plan, rank)
         runtime.recorder.step(state.step)
         self._link.restored(state.step)
 

@@ -20,20 +20,20 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
 import torch
 import torch.distributed as dist
 
 from taskd.adaptors.training.afterwards import Afterwards
 from taskd.adaptors.training.buffers import Buffers
+from taskd.adaptors.training.failures import Failures
 from taskd.adaptors.training.finite import Losses
 from taskd.adaptors.training.followers import Followers
 from taskd.adaptors.training.hooks import StepHooks
 from taskd.adaptors.training.microbatches import MicroBatch, MicroBatches
 from taskd.adaptors.training.parts import Parts
-from taskd.adaptors.training.payload import head_of, unpack
+from taskd.adaptors.training.payload import unpack
 from taskd.adaptors.training.pending import Pending
-from taskd.adaptors.training.position_file import CAPACITY_BYTES, PositionFile, Slot
+from taskd.adaptors.training.position_file import PositionFile, Slot
 from taskd.adaptors.training.positions import PositionMemory, Positions
 from taskd.adaptors.training.rng import RngCapture
 from taskd.adaptors.training.seeds import Seeds
@@ -97,7 +97,6 @@ class TrainState:
         self._rank: int | None = None
         self._losses = Losses(self._tell_non_finite)
         self._batches = MicroBatches()
-        self._told_too_large = False
         self._empty = False
         self._restoring = self._adopting = False
         self.shows_steps = False
@@ -109,6 +108,7 @@ class TrainState:
         self._hooks = StepHooks(self.parts, self._buffers.save, self._record_tentative)
         self._pending = Pending(self.parts)
         self._undo = Undo(self.parts, lambda: sum(self._hooks.counts[1::2]))
+        self.failures = Failures(lambda: sum(self._hooks.counts))
         self._count: Callable[[int], None] = self._count_slowly
 
     def __getattr__(self, name: str) -> Any:
@@ -130,6 +130,8 @@ class TrainState:
         if self._pending.armed or not self._hooks.counts[1]:
             self._pending.committed(step, stepped=any(self._hooks.stepped))
         self._buffers.touched = False
+        if self.failures.any:
+            self.failures.commit()
         if self._seeds is not None:
             self._seeds.sow(self._own_rank(), step)
         self._count(step)
@@ -247,6 +249,11 @@ class TrainState:
         self._empty = True
 
     @property
+    def between_steps(self) -> bool:
+        """Whether a step is committed, and no training forward pass has ended since."""
+        return self.step > 0 and self.step + 1 not in self._positions.read()
+
+    @property
     def has_committed(self) -> bool:
         """Whether this process has committed a step since it began or was last restored from a donor."""
         return self._commits > 0
@@ -255,11 +262,16 @@ class TrainState:
         """Return what the state in memory is worth now."""
         if self._empty:
             return Condition.EMPTY
-        if self._restoring:
+        if self._restoring or self.failures.committed:
             return Condition.TORN
         if self._undo.ready or self._hooks.untouched(self._undo.untouched):
             return Condition.CLEAN if self._buffers.can_be_put_back() else Condition.TORN
-        if self._hooks.torn or not all(self._hooks.stepped) or self._followers.lag(self.step + 1):
+        if (
+            self.failures.stepped
+            or self._hooks.torn
+            or not all(self._hooks.stepped)
+            or self._followers.lag(self.step + 1)
+        ):
             return Condition.TORN
         return Condition.STEPPED
 
@@ -269,6 +281,7 @@ class TrainState:
         A scheduler that advanced by one in each commit so far, and has not done so since, is advanced; so is an average
         of the weights.
         """
+        self.failures.forget()
         notes = self._followers.complete(known=self._commits > 0)
         on_commit, self.on_commit, self._adopting = self.on_commit, None, True
         self.commit()
@@ -280,6 +293,7 @@ class TrainState:
         if self._undo.ready:
             self._undo.apply()
             self._followers.settle()
+        self.failures.forget()
         note = self._followers.rollback()
         self._buffers.put_back()
         self._hooks.reset()
@@ -293,6 +307,7 @@ class TrainState:
         self.step = step
         self._hooks.reset()
         self._undo.forget()
+        self.failures.forget()
         self._losses.forget()
         self._buffers.touched = False
         self._commits = 0
@@ -366,26 +381,11 @@ class TrainState:
         self._record()
 
     def _record(self) -> None:
-        self._positions.write(Slot.COMMITTED, self.step, self._rng.capture(), self._data_position())
+        self._positions.write(
+            Slot.COMMITTED, self.step, self._rng.capture(), self.parts.data_position(self._rng.capture())
+        )
 
     def _record_tentative(self) -> None:
-        self._positions.write(Slot.TENTATIVE, self.step + 1, self._rng.capture(), self._data_position())
-
-    def _data_position(self) -> bytes:
-        if not self.parts.positions and not self.parts.epochs.used:
-            return b""
-        data = msgspec.msgpack.encode(self.parts.pack_positions())
-        rng = self._rng.capture()
-        room = CAPACITY_BYTES - len(head_of(rng)) - sum(map(len, rng))
-        if len(data) <= room:
-            return data
-        if not self._told_too_large:
-            self._told_too_large = True
-            _log.warning(
-                "the data position (%s) takes %d bytes, and %d have room: it is not recorded, and after a recovery the "
-                "data of a replaced rank is not exactly that of an undisturbed run",
-                ", ".join(self.parts.positions),
-                len(data),
-                room,
-            )
-        return b""
+        self._positions.write(
+            Slot.TENTATIVE, self.step + 1, self._rng.capture(), self.parts.data_position(self._rng.capture())
+        )

@@ -1,0 +1,81 @@
+"""Collectives that failed in this process, whether or not the script lets their errors out.
+
+Rules:
+
+1. What an optimizer steps by after a failed collective was never reduced: that state is no rank's to give away, and
+   what was committed of it neither.
+2. Errors are seen where they leave torch: its backward pass, in which DDP reduces, and the functions of
+   `torch.distributed`, which log them. A step pays one call of a function.
+3. Only an error that tells of a connection counts, or one that comes while the collectives are broken: what torch
+   refuses to do is the script's own affair.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed import c10d_logger
+
+from taskd.adaptors.faults import kind_of
+from taskd.core.faults import FaultKind
+
+
+class Failures:
+    """Since this rank's state was last known to be good. `steps` counts what the optimizers did since the commit."""
+
+    def __init__(self, steps: Callable[[], int]) -> None:
+        self._steps = steps
+        self._steps_before: int | None = None
+        self.any = False
+        """Whether a collective has failed."""
+        self.committed = False
+        """Whether a step that was made after it counts as committed."""
+
+    def note(self) -> None:
+        """One has failed."""
+        if self._steps_before is None:
+            self._steps_before = self._steps()
+            self.any = True
+
+    @property
+    def stepped(self) -> bool:
+        """Whether an optimizer has stepped after it, since the commit."""
+        return self._steps_before is not None and self._steps() > self._steps_before
+
+    def commit(self) -> None:
+        """The step under way is about to be committed."""
+        self.committed = self.committed or self.stepped
+        self._steps_before = 0
+
+    def forget(self) -> None:
+        """The state is good."""
+        self._steps_before, self.any, self.committed = None, False, False
+
+
+def watch(broken: Callable[[], bool], note: Callable[[], None]) -> None:
+    """Have `note` called for each collective that fails. `broken` tells whether none can work. Once per process."""
+
+    def look(error: BaseException | None) -> None:
+        if error is not None and (kind_of(error) is FaultKind.RETRY or broken()):
+            note()
+
+    run, describe = torch.autograd.backward, vars(c10d_logger)["_get_msg_dict"]
+
+    def backward(*args: Any, **options: Any) -> None:
+        try:
+            run(*args, **options)
+        except RuntimeError as error:
+            look(error)
+            raise
+
+    def describe_failure(*args: Any, **options: Any) -> Any:
+        look(sys.exc_info()[1])
+        return describe(*args, **options)
+
+    for owner, name, call, former in (
+        (torch.autograd, "backward", backward, run),
+        (c10d_logger, "_get_msg_dict", describe_failure, describe),
+    ):
+        call.__name__, call.__qualname__, call.__doc__ = former.__name__, former.__qualname__, former.__doc__
+        setattr(owner, name, call)
