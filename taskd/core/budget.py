@@ -9,7 +9,8 @@ Rules:
 3. So is a start that fails: `repeats` processes that ended by themselves, within `EARLY_S` of their start, before any
    step was committed. Of one start they all count if they say the same: a typo strikes every rank, and ends a job of
    three ranks at once, while one flaky rank is started again. A script without the SDK commits nothing: for it, only
-   the early failures count.
+   the early failures count. Where `--max_restarts` names a number, starts may fail as often as that allows, as under
+   torchrun: what all ranks miss (a mount, a server) may come.
 4. Causes are the same if they differ only in addresses and long numbers (ports, process ids, sizes).
 5. With a window, a restart counts until it is `window_s` old. Without one nothing is ever refilled.
 6. A new manager goes on with the count of the former one. The times are not known to it: what it takes over counts
@@ -114,7 +115,7 @@ class Budget:
             tally = _Tally(known.times + (len(faults) if common else 1), known.anew + (kind in self._met))
             self._seen[kind] = tally
             times = f"{tally.times} times at step {fault.step} with the same cause ({fault.cause})"
-            if fault.early and tally.times >= self.repeats:
+            if fault.early and tally.times >= self.repeats and self.max_restarts >= DEFAULT_MAX_RESTARTS:
                 return (
                     f"{tally.times} processes failed before any step was committed, within {EARLY_S:g} s of their "
                     f"start and with the same cause ({fault.cause}); that is a bug in the job, not in a machine"

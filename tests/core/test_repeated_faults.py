@@ -4,6 +4,7 @@ from itertools import count
 
 import pytest
 
+from taskd.core.budget import DEFAULT_MAX_RESTARTS
 from taskd.core.policy import Policy
 from taskd.core.recovery import Action, Phase, Recovery
 from taskd.wire.messages import Condition, NodeStatus, Order, RankStatus, Stage
@@ -47,7 +48,7 @@ def test_a_script_that_fails_before_its_first_step_ends_the_job_at_the_third_tim
         )
         status = NodeStatus(
             job_id="j", node_rank=0, agent_id="a", sequence=next(sequence), node_count=1, ranks=ranks, store_host="h",
-            store_port=1, standbys=0, max_restarts=100, generation=recovery.world.generation,
+            store_port=1, standbys=0, max_restarts=DEFAULT_MAX_RESTARTS, generation=recovery.world.generation,
         )  # fmt: skip
         return recovery.hear(status, now_s)
 
@@ -67,8 +68,8 @@ def test_a_script_that_fails_before_its_first_step_ends_the_job_at_the_third_tim
     assert "3 processes failed before any step was committed" in recovery.directive.reason
 
 
-def starting_job(ranks: int) -> Job:
-    job = Job(per_node=ranks)
+def starting_job(ranks: int, max_restarts: int = DEFAULT_MAX_RESTARTS) -> Job:
+    job = Job(per_node=ranks, max_restarts=max_restarts)
     job.send(0)
     return job
 
@@ -111,3 +112,17 @@ def test_the_third_flaky_start_ends_the_job() -> None:
         job.kill(attempt % 2, cause="exit code 1: OSError: no such host", step=-1)
         job.wait(DEADLINES.merge_s)
     assert job.at(Phase.STOPPED)
+
+
+def test_starts_may_fail_as_often_as_a_number_of_restarts_that_was_given_allows() -> None:
+    """As under torchrun: what every rank misses, a mount or a server, may come."""
+    job = starting_job(3, max_restarts=5)
+    for start in range(6):
+        assert not job.at(Phase.STOPPED), start
+        for rank in range(3):
+            job.say(rank, Stage.STARTING, step=-1)
+        for rank in range(3):
+            job.kill(rank, cause="exit code 1: FileNotFoundError: /data", step=-1)
+        job.wait(DEADLINES.merge_s)
+    assert job.at(Phase.STOPPED)
+    assert "all 5 restarts of the job are spent" in job.stopped.reason
