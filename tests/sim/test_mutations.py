@@ -66,10 +66,11 @@ def same_generation(patch: Patch) -> None:
 def old_pause_counts(patch: Patch) -> None:
     """PAUSED of an older generation counts for this one."""
 
-    def not_paused(self: World) -> list[int]:
-        return [r for r, v in self.ranks.items() if v.known is None or v.known.stage is not Stage.PAUSED]
+    def all_paused(self: World, *, newcomers: bool) -> bool:
+        asked = (view for view in self.ranks.values() if view.joins is newcomers)
+        return all(view.known is not None and view.known.stage is Stage.PAUSED for view in asked)
 
-    patch.setattr(World, "not_paused", not_paused)
+    patch.setattr(World, "all_paused", all_paused)
 
 
 def early_release(patch: Patch) -> None:

@@ -68,7 +68,7 @@ def managers_share_a_meeting_place(patch: Patch) -> None:
     [
         (everybody_has_a_voice, True, range(SEEDS)),
         (last_world_forgotten, False, range(300, 400)),
-        (older_term_obeyed, False, range(250, 600)),
+        (older_term_obeyed, False, range(800, 1200)),
         (managers_share_a_meeting_place, False, range(400, 500)),
     ],
 )
