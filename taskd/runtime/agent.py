@@ -311,8 +311,7 @@ class NodeAgent:
             case Dismissed():
                 self._leave(message.reason)
             case Directive() | Heard():
-                directive = self._reports.shorthand.hear(message)
-                if directive is not None:
+                if (directive := self._reports.shorthand.hear(message)) is not None:
                     self._follow(directive)
             case _:
                 assert_never(message)
@@ -326,6 +325,7 @@ class NodeAgent:
             if self._warned:
                 logger.warning("the manager answers: taskd recovers again")
             self._crew.manage()
+        self._files.records = directive.records
         if directive.order is Order.RUN:
             self._pool.refill()
         self._perform_all(self._node.obey(directive))

@@ -2,23 +2,27 @@
 
 Rules:
 
-1. `RUN_DIR/JOB_ID` belongs to the job whose manager holds the lock in it. Another living one of that name on this
-   host gets `JOB_ID.2`, and so on; one that comes later, when the first has ended, goes on in the first folder.
-2. The kernel gives the lock back with the manager's process, however that ends.
-3. Where a file system knows no locks, folders are shared, as they are between hosts.
+1. `RUN_DIR/JOB_ID` belongs to the manager that holds the lock in it. Another living job of that name on this host gets
+   `JOB_ID.2`, and so on; one that comes later, when the first has ended, goes on in the first folder.
+2. The manager's mark stands in the lock. Its agents know the folder by that, wherever their file system shows it; an
+   agent that sees no such folder, on another host, takes one of its own.
+3. The kernel gives the lock back with the process, however that ends.
+4. Where a file system knows no locks, folders are shared, as they are between hosts.
 """
 
 import fcntl
 import logging
 import os
+from itertools import count
 from pathlib import Path
+from secrets import token_hex
 from typing import Final
 
 from taskd.config.rundir import job_dir
 
 logger = logging.getLogger(__name__)
 LOCK: Final = "lock"
-_MOST: Final = 999
+_MARK_BYTES: Final = 64
 
 
 class JobFolder:
@@ -26,17 +30,24 @@ class JobFolder:
 
     def __init__(self, run_dir: Path, job_id: str) -> None:
         first = job_dir(run_dir, job_id)
-        for number in range(1, _MOST):
-            self.path = first if number == 1 else first.with_name(f"{first.name}.{number}")
+        for number in count(1):
+            self.path = _numbered(first, number)
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            if _locked(self._lock):
+            if locked(self._lock):
                 break
             os.close(self._lock)
+        self.mark = token_hex(8)
+        try:
+            os.truncate(self._lock, 0)
+            os.write(self._lock, self.mark.encode())
+        except OSError:
+            self.close()
+            raise
         if self.path != first:
             logger.warning(
-                "another job named %s runs on this host, and %s is its folder: the records of this one are in %s; set "
-                "TASKD_JOB_ID to tell them apart",
+                "another job named %s, or another node of it, runs on this host, and %s is its folder: the records of "
+                "this one are in %s; set TASKD_JOB_ID to tell jobs apart",
                 job_id,
                 first,
                 self.path,
@@ -47,7 +58,27 @@ class JobFolder:
         os.close(self._lock)
 
 
-def _locked(descriptor: int) -> bool:
+def marked(run_dir: Path, job_id: str, mark: str) -> Path | None:
+    """The folder of the manager with this mark, if this file system shows it."""
+    first = job_dir(run_dir, job_id)
+    for number in count(1):
+        folder = _numbered(first, number)
+        try:
+            with (folder / LOCK).open("rb") as lock:
+                found = lock.read(_MARK_BYTES)
+        except OSError:
+            return None
+        if mark and found == mark.encode():
+            return folder
+    return None
+
+
+def _numbered(first: Path, number: int) -> Path:
+    return first if number == 1 else first.with_name(f"{first.name}.{number}")
+
+
+def locked(descriptor: int) -> bool:
+    """Whether this process has the lock of an open file now; also where locks are not known."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -29,12 +29,14 @@ class Journal:
         self._job_id = job_id
         self.folder = job_dir(run_dir, job_id)
         self.path = self.folder / "journal.jsonl"
+        self.mark = ""
+        """By which agents know the folder; empty if there is none."""
         self._claim: JobFolder | None = None
         self._file: FileIO | None = None
         self._former_faults = 0
         try:
             self._claim = JobFolder(run_dir, job_id)
-            self.folder = self._claim.path
+            self.folder, self.mark = self._claim.path, self._claim.mark
             self.path = self.folder / "journal.jsonl"
             self._file = self.path.open("ab", buffering=0)
             former = (path.stem for path in self.folder.glob("faults/*.json"))

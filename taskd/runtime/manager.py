@@ -14,7 +14,6 @@ import threading
 import time
 from dataclasses import replace
 from math import ceil
-from pathlib import Path
 
 import msgspec
 import zmq
@@ -104,9 +103,9 @@ class Manager:
         return self._socket.address
 
     @property
-    def folder(self) -> Path:
-        """Where it keeps the job's records."""
-        return self._journal.folder
+    def mark(self) -> str:
+        """By which the folder of the job's records is known."""
+        return self._journal.mark
 
     def run(self) -> int:
         """Serve until the job has ended or `stop` is called. Returns the job's exit code."""
@@ -314,7 +313,7 @@ class Manager:
         self._journal.setback(action, fault)
 
     def _publish(self, directive: Directive) -> None:
-        self._directive = directive
+        self._directive = msgspec.structs.replace(directive, records=self._journal.mark)
         self._journal.write(
             "directive",
             generation=directive.generation,
@@ -339,7 +338,7 @@ def connect(config: AgentConfig, ranks_per_node: int, files: RankFiles) -> tuple
         return AgentSocket(config.manager, config.security), None
     embedded = embedded_config(config, ranks_per_node)
     manager = Manager(embedded, embedded=True)
-    files.keep_below(manager.folder)
+    files.records = manager.mark
     manager.start()
     return AgentSocket(manager.address, embedded.security), manager
 

@@ -2,11 +2,13 @@
 
 Rules:
 
-1. One directory of mode 0700 in shared memory, named after this process. What dead agents of the same user have left
-   behind is removed at the start.
+1. One directory of mode 0700 in shared memory, named after this process and locked by it. What dead agents of the same
+   user have left behind is removed at the start; an agent that lives in another container is not dead.
 2. Every process gets a black box of its own. The position file belongs to the rank and outlives its processes; a
    fresh world (nobody's state is kept) begins with an empty one.
-3. A file that cannot be made costs a feature, not the job: one warning, and the process starts without it.
+3. Boxes of the dead are kept where the manager has its records, or, where that is not seen, in a folder of this agent's
+   own: never in one of another job (`jobfolder.py`).
+4. A file that cannot be made costs a feature, not the job: one warning, and the process starts without it.
 """
 
 import logging
@@ -15,10 +17,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from taskd.config.rundir import job_dir
 from taskd.config.worker import WorkerConfig
 from taskd.errors import ShimError
 from taskd.runtime.blackbox import Box
+from taskd.runtime.jobfolder import JobFolder, locked, marked
 from taskd.runtime.shape import Shape
 
 logger = logging.getLogger(__name__)
@@ -32,10 +34,14 @@ class RankFiles:
     def __init__(self, run_dir: Path, job_id: str) -> None:
         parent = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
         _sweep(parent)
-        self.directory = Path(tempfile.mkdtemp(prefix=f"taskd-{os.getpid()}-", dir=parent))
+        self.directory, lock = _made(parent)
+        self._lock: int | None = lock
         self.socket = self.directory / "agent.sock"
         self._run_dir = run_dir
-        self._kept = job_dir(run_dir, job_id) / "boxes"
+        self._job_id = job_id
+        self.records = ""
+        """The mark of the folder of the job's records, as far as it is known."""
+        self._own: JobFolder | None = None
         self._boxes: dict[tuple[int, int], Box] = {}
 
     def prepare(
@@ -60,10 +66,6 @@ class RankFiles:
             places=shape.places,
         )
 
-    def keep_below(self, folder: Path) -> None:
-        """The folder of the job's records, where it is known better."""
-        self._kept = folder / "boxes"
-
     def forget(self, rank: int) -> None:
         """A rank starts anew, or another takes its place: what is known of positions and set-up is not its own."""
         for path in self.directory.glob(f"position-{rank}*"):
@@ -80,6 +82,12 @@ class RankFiles:
             box.close()
         self._boxes.clear()
         shutil.rmtree(self.directory, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+        if self._own is not None:
+            self._own.close()
+            self._own = None
 
     def discard(self, rank: int, incarnation: int, keep_as: str = "") -> None:
         """Remove the box of a process that is gone. Whoever waits on it is let go.
@@ -95,13 +103,22 @@ class RankFiles:
 
     def _keep(self, box: Path, name: str) -> None:
         try:
-            self._kept.mkdir(mode=0o700, parents=True, exist_ok=True)
-            shutil.copyfile(box, self._kept / name)
-            kept = sorted(self._kept.glob("*.box"), key=lambda path: path.stat().st_mtime)
+            boxes = self._folder() / "boxes"
+            boxes.mkdir(mode=0o700, exist_ok=True)
+            shutil.copyfile(box, boxes / name)
+            kept = sorted(boxes.glob("*.box"), key=lambda path: path.stat().st_mtime)
             for path in kept[:-KEPT_BOXES]:
                 path.unlink(missing_ok=True)
         except OSError as error:
-            logger.warning("a black box cannot be kept: %s cannot be written (%s)", self._kept / name, error.strerror)
+            where = error.filename2 or error.filename or self._run_dir
+            logger.warning("the black box %s cannot be kept: %s cannot be written (%s)", name, where, error.strerror)
+
+    def _folder(self) -> Path:
+        folder = marked(self._run_dir, self._job_id, self.records)
+        if folder is not None:
+            return folder
+        self._own = self._own or JobFolder(self._run_dir, self._job_id)
+        return self._own.path
 
     def _make_box(self, rank: int, incarnation: int) -> Path | None:
         path = self.directory / f"box-{rank}-{incarnation}"
@@ -117,7 +134,26 @@ def _sweep(parent: Path) -> None:
     for directory in parent.glob("taskd-*-*"):
         pid = directory.name.split("-")[1]
         try:
-            if pid.isdecimal() and directory.stat().st_uid == os.getuid() and not Path(f"/proc/{pid}").exists():
-                shutil.rmtree(directory, ignore_errors=True)
+            if not pid.isdecimal() or directory.stat().st_uid != os.getuid() or Path(f"/proc/{pid}").exists():
+                continue
+            lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                if locked(lock):
+                    shutil.rmtree(directory, ignore_errors=True)
+            finally:
+                os.close(lock)
         except OSError:
             continue  # another agent sweeps too
+
+
+def _made(parent: Path) -> tuple[Path, int]:
+    """A new directory, and the lock on it."""
+    while True:
+        directory = Path(tempfile.mkdtemp(prefix=f"taskd-{os.getpid()}-", dir=parent))
+        try:
+            lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue  # swept, by an agent that does not see this process
+        if locked(lock) and directory.exists():
+            return directory, lock
+        os.close(lock)

@@ -204,6 +204,7 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     store_host: str = ""  # where the processes of a world that starts anew meet; none: where torchrun says
     store_port: int = 0
     inquiry: int = 0  # each new number is answered once, by a `Testimony`
+    records: str = ""  # the mark of the folder with the job's records; agents that see it keep theirs there
 
 
 class Heard(msgspec.Struct, frozen=True, kw_only=True, tag=True):

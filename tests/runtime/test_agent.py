@@ -3,11 +3,10 @@
 import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -16,93 +15,19 @@ import pytest
 from taskd.config.address import LOOPBACK, Address
 from taskd.config.agent import AgentConfig
 from taskd.core.evidence import Ending, Evidence, RunState
-from taskd.errors import RecoveryError
 from taskd.runtime.agent import NodeAgent
+from taskd.runtime.journal import Journal
 from taskd.runtime.links import ManagerSocket, Peer
-from taskd.runtime.ports import Command, Logs, NodeIdentity
+from taskd.runtime.ports import NodeIdentity
 from taskd.wire import messages
 from taskd.wire.messages import Directive, NodeStatus, Order, RankOrder, Refusal, Stage
+from tests.runtime.host import Host
 from tests.wire.peers import NONE
 
 pytestmark = pytest.mark.timeout(60)
 
 LIMIT_S = 20.0
-NO_LOGS = Logs(None, None, None)
 IDENTITY = NodeIdentity(0, 1, (0, 1), None, 5)
-
-
-class Host:
-    """Implements `WorkerHost` with processes that wait for their end."""
-
-    def __init__(self) -> None:
-        self.processes = [self._start(), self._start()]
-        self.old: list[subprocess.Popen[bytes]] = []
-        self.ends = False  # torchrun ends its ranks: none gets another process
-        self.calls: list[str] = []
-
-    local_ranks = (0, 1)
-
-    def _start(self) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
-
-    def rank_of(self, local_rank: int) -> int:
-        return local_rank
-
-    def pid(self, local_rank: int) -> int:
-        return self.processes[local_rank].pid
-
-    def environment(self, local_rank: int) -> dict[str, str]:
-        return dict(os.environ)
-
-    def command(self, local_rank: int) -> Command:
-        return Command(("script.py",), False, "it waits, whatever it is")
-
-    def open_logs(self, local_rank: int, incarnation: int) -> Logs:
-        return NO_LOGS
-
-    def spawn(self, local_rank: int, env: Mapping[str, str], logs: Logs) -> int:
-        if self.ends:
-            raise RecoveryError("torchrun is ending its ranks")
-        self.old.append(self.processes[local_rank])
-        self.processes[local_rank] = self._start()
-        self.calls.append(f"spawn {local_rank} {env['TASKD_INCARNATION']} {env['TASKD_GENERATION']}")
-        return self.pid(local_rank)
-
-    def adopt(self, local_rank: int, pid: int, env: Mapping[str, str], logs: Logs) -> None:
-        raise AssertionError("there is no standby")
-
-    def kill(self, local_rank: int, number: signal.Signals) -> None:
-        if self.processes[local_rank].poll() is None:
-            self.processes[local_rank].send_signal(number)
-
-    def exit_status(self, local_rank: int) -> int | None:
-        return self.processes[local_rank].poll()
-
-    def start_template(self, env: Mapping[str, str]) -> int:
-        raise AssertionError("no template is wanted")
-
-    def reap_standbys(self) -> tuple[int, ...]:
-        return ()
-
-    def manage(self) -> None:
-        self.calls.append("manage")
-
-    def stock(self) -> None:
-        self.calls.append("stock")
-
-    def assign(self, place: int) -> None:
-        self.calls.append(f"assign {place}")
-
-    def dismiss(self) -> None:
-        self.calls.append("dismiss")
-
-    def give_up(self, reason: str) -> None:
-        self.calls.append(f"give up: {reason}")
-
-    def close(self) -> None:
-        for process in [*self.processes, *self.old]:
-            process.kill()
-            process.wait()
 
 
 class ScriptedManager:
@@ -113,6 +38,7 @@ class ScriptedManager:
         self.heard: list[NodeStatus] = []
         self.testimonies: list[messages.Testimony] = []
         self.sequence = 0
+        self.records = ""
         self._peer: Peer | None = None
 
     def until(self, wanted: Callable[[NodeStatus], bool]) -> NodeStatus:
@@ -166,6 +92,7 @@ class ScriptedManager:
             reason=reason,
             exit_code=exit_code,
             inquiry=inquiry,
+            records=self.records,
         )
         assert self.socket.send(self._peer, directive)
 
@@ -246,6 +173,22 @@ def test_a_death_is_told_and_a_successor_started(agent: NodeAgent, host: Host, m
     new = manager.until(lambda status: status.ranks[1].incarnation == 1)
     assert (new.ranks[1].pid, new.ranks[1].stage, new.generation) == (host.pid(1), Stage.STARTING, 1)
     assert host.calls == ["spawn 1 1 1"]
+
+
+def test_the_box_of_the_dead_is_kept_where_the_manager_says(
+    agent: NodeAgent, host: Host, manager: ScriptedManager, run_dir: Path
+) -> None:
+    """Another job of this name runs here too, and has the first folder."""
+    with closing(Journal(run_dir, "default")), closing(Journal(run_dir, "default")) as journal:
+        manager.records = journal.mark
+        manager.until(lambda status: True)
+        manager.say(Order.RUN, 0, 0, 0)
+        manager.until(lambda status: status.heard == 1)
+        host.processes[1].kill()
+        manager.until(lambda status: stages(status) == [Stage.STARTING, Stage.DEAD])
+        assert [str(box.relative_to(run_dir)) for box in run_dir.glob("*/boxes/*")] == [
+            "default.2/boxes/rank-1-incarnation-0.box"
+        ]
 
 
 def test_a_living_process_is_fenced_before_it_is_replaced(

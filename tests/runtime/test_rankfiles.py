@@ -1,5 +1,6 @@
 """The agent's directory in shared memory, and the journal."""
 
+import fcntl
 import json
 import os
 import stat
@@ -67,6 +68,61 @@ def test_what_dead_agents_left_is_swept(run_dir: Path) -> None:
             directory.rmdir()
 
 
+def test_the_directory_of_an_agent_that_lives_in_another_container_stays() -> None:
+    """What is no process here may be one there, where shared memory is the same."""
+    unseen = subprocess.Popen([sys.executable, "-c", ""])
+    unseen.wait()
+    directory = Path("/dev/shm") / f"taskd-{unseen.pid}-elsewhere"
+    directory.mkdir()
+    lock = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        RankFiles(directory / "run", "job").close()
+        assert directory.exists()
+    finally:
+        os.close(lock)
+        directory.rmdir()
+
+
+def die(files: RankFiles) -> None:
+    """Rank 0's process has died, and its box is kept."""
+    files.prepare(0, 0, 0, Shape(), joins=False)
+    files.discard(0, 0, keep_as="rank-0-incarnation-0.box")
+
+
+def kept(run_dir: Path) -> list[str]:
+    return sorted(str(path.relative_to(run_dir).parent.parent) for path in run_dir.glob("*/boxes/*.box"))
+
+
+def test_boxes_are_kept_where_the_manager_has_its_records(run_dir: Path) -> None:
+    """Of two jobs of one name, each with a manager by itself, the agents of the second one die first."""
+    journals = [Journal(run_dir, "job"), Journal(run_dir, "job")]
+    agents = [RankFiles(run_dir, "job"), RankFiles(run_dir, "job")]
+    for journal, files in reversed(list(zip(journals, agents, strict=True))):
+        files.records = journal.mark
+        die(files)
+        assert (journal.folder / "boxes" / "rank-0-incarnation-0.box").exists()
+    assert kept(run_dir) == ["job", "job.2"]
+    for journal, files in zip(journals, agents, strict=True):
+        journal.close()
+        files.close()
+
+
+def test_agents_that_do_not_see_their_managers_folder_share_none(run_dir: Path) -> None:
+    """Their managers are on other hosts, or were never heard; a manager of that name is here, too."""
+    journal = Journal(run_dir, "job")
+    agents = [RankFiles(run_dir, "job"), RankFiles(run_dir, "job")]
+    agents[1].records = "0123456789abcdef"
+    for files in agents:
+        die(files)
+        die(files)
+    assert kept(run_dir) == ["job.2", "job.3"]
+    assert not (journal.folder / "boxes").exists()
+    for files in agents:
+        files.close()
+    journal.close()
+
+
 def test_a_box_that_cannot_be_made_costs_the_box_alone(files: RankFiles, caplog: pytest.LogCaptureFixture) -> None:
     (files.directory / "box-0-0").touch()
     config = files.prepare(0, 0, 0, Shape(), joins=False)
@@ -114,7 +170,7 @@ def test_two_living_jobs_of_one_name_share_no_folder(run_dir: Path, caplog: pyte
     first.write("manager started", job_id="default")
     second.write("manager started", job_id="default")
     assert (first.folder.name, second.folder.name) == ("default", "default.2")
-    assert caplog.text.count("another job named default runs on this host") == 1
+    assert caplog.text.count("another job named default, ") == 1
     assert len(first.path.read_text().splitlines()) == len(second.path.read_text().splitlines()) == 1
     assert {read_job(folder).job_id for folder in find_jobs(run_dir)} == {"default"}
     assert len(find_jobs(run_dir)) == 2
