@@ -5,7 +5,8 @@ Rules:
 1. It takes two looks: `Look` is the first, `compare` the second. A thread that has run, come or gone between them is at
    work; one that sleeps without a time limit on a lock that no other process can reach cannot wake by itself.
 2. All other sleep ends from elsewhere: a child, a socket, a file, a timer. What cannot be read counts as such.
-3. taskd's own threads do not count, nor do those of torch that beat whatever the job does, as long as they only beat.
+3. taskd's own threads do not count, nor that they come and go; nor do those of torch that beat whatever the job does, as
+   long as they only beat.
 4. A look costs some 30 us for each thread. It is made of a process that stands, not of one that trains.
 """
 
@@ -61,7 +62,7 @@ class Look:
 
     at_s: float
     runs: dict[int, tuple[int, int]]
-    """Of each thread: nanoseconds on a processor, and turns."""
+    """Of each thread that is not taskd's: nanoseconds on a processor, and turns."""
     io_bytes: int | None
     disks: str | None
 
@@ -74,6 +75,8 @@ def look(pid: int) -> Look | None:
     except OSError:
         return None
     for thread in threads:
+        if int(thread) != pid and _name(pid, thread).startswith(_OWN):
+            continue
         ran = _ran(pid, thread)
         if ran is not None:
             runs[int(thread)] = ran
@@ -90,13 +93,13 @@ def compare(pid: int, before: Look) -> Stillness | None:
         return None
     ran, waits, main = [], [], ""
     for thread, (run_ns, turns) in sorted(now.runs.items()):
-        name = "its main thread" if thread == pid else (read(f"/proc/{pid}/task/{thread}/comm") or "").strip()
+        name = "its main thread" if thread == pid else _name(pid, thread)
         state, wait = _wait(pid, thread)
         if thread == pid:
             main = wait
         known = before.runs.get(thread)
         share = (run_ns - known[0]) / 1e9 / window_s if known is not None else 1.0
-        if name.startswith(_OWN) or (name.startswith(_BEATING) and share <= _BEAT_SHARE):
+        if name.startswith(_BEATING) and share <= _BEAT_SHARE:
             continue
         if state == "R" or known is None or known[1] != turns or known[0] != run_ns:
             ran.append((share, f"{name} ran ({share:.0%} of a core)" if known is not None else f"{name} is new"))
@@ -116,6 +119,10 @@ def compare(pid: int, before: Look) -> Stillness | None:
         io_bytes=None if None in (now.io_bytes, before.io_bytes) else (now.io_bytes or 0) - (before.io_bytes or 0),
         disks_idle=None if None in (now.disks, before.disks) else now.disks == before.disks,
     )
+
+
+def _name(pid: int, thread: int | str) -> str:
+    return (read(f"/proc/{pid}/task/{thread}/comm") or "").strip()
 
 
 def _ran(pid: int, thread: str) -> tuple[int, int] | None:

@@ -101,6 +101,18 @@ def test_threads_of_taskd_do_not_count(still: Callable[[str], Stillness]) -> Non
     assert (known.ran, known.waits) == ((), ())
 
 
+def test_threads_of_taskd_that_come_and_go_do_not_count(still: Callable[[str], Stillness]) -> None:
+    """They are as a rank has them; each begins the next one and ends."""
+    known = still("""
+from taskd.runtime.hidden import HiddenThread
+def come():
+    time.sleep(0.02)
+    HiddenThread(come, 'taskd-bury')
+come(); first.acquire()
+""")
+    assert (known.ran, known.waits, known.main) == ((), (), "a lock")
+
+
 def test_a_thread_that_beats_counts_only_if_it_does_more_than_that(still: Callable[[str], Stillness]) -> None:
     beats = "def beat():\n    while True: time.sleep(0.05)\n"
     assert still(beats + "begin(beat, 'gloo_tcp_loop'); first.acquire()").ran == ()
