@@ -5,8 +5,8 @@ Rules:
 1. It takes two looks: `Look` is the first, `compare` the second. A thread that has run, come or gone between them is at
    work; one that sleeps without a time limit on a lock that no other process can reach cannot wake by itself.
 2. All other sleep ends from elsewhere: a child, a socket, a file, a timer. What cannot be read counts as such.
-3. taskd's own threads do not count, nor that they come and go; nor do those of torch that beat whatever the job does, as
-   long as they only beat.
+3. taskd's own threads do not count, nor that they come and go; nor do those of torch that beat whatever the job does,
+   as long as they only beat.
 4. A look costs some 30 us for each thread. It is made of a process that stands, not of one that trains.
 """
 
