@@ -154,7 +154,7 @@ def test_an_exception(start: Start) -> None:
     known = rank.end(1)
     assert known.error is not None
     assert (known.error.kind, known.error.message, known.error.main) == ("KeyError", "'key'", True)
-    assert cause(known, 1) == f"exit code 1 at {known.error.where}"
+    assert cause(known, 1) == f"exit code 1 at {known.error.where} (KeyError: 'key')"
     assert known.error.where.endswith("in f")
 
 
