@@ -1,7 +1,5 @@
 """What fails in a new process alone: all start anew, as torchrun has them do, and the reason is told."""
 
-from typing import Any
-
 import pytest
 
 from tests.e2e.conftest import MakeJob
@@ -12,21 +10,29 @@ pytestmark = pytest.mark.timeout(200)
 STEPS = 7
 
 
-def play(job: Job, *, taskd: bool) -> list[Any]:
-    """Rank 1 is killed once, before step 5; one restart is allowed, and more where gloo alone needs some."""
-    plan = {"steps": STEPS, "points": [point("dies", 1, 5, "begin")], "sdk": taskd}
-    env: dict[str, str | None] = {"TASKD_STANDBY": "0"} if taskd else {"TASKD_PROCESS_ENABLE": None}
-    job.start("together.py", plan, options=("--standalone", f"--max_restarts={1 if taskd else 9}"), env=env)
-    job.kill("dies")
+def play(job: Job, *, kill: bool) -> list[str]:
+    """With one restart allowed under taskd, rank 1 is killed before step 5; or stock torchrun trains undisturbed."""
+    points = [point("dies", 1, 5, "begin")] if kill else []
+    env: dict[str, str | None] = {"TASKD_STANDBY": "0"} if kill else {"TASKD_PROCESS_ENABLE": None}
+    job.start(
+        "together.py",
+        {"steps": STEPS, "points": points, "sdk": kill},
+        options=("--standalone", f"--max_restarts={int(kill)}"),
+        env=env,
+    )
+    if kill:
+        job.kill("dies")
     assert job.end() == 0, job.output
-    return job.results()
+    return [str(result) for result in job.results()]
 
 
-def test_a_set_up_for_which_all_ranks_are_needed_goes_on_as_under_torchrun(make_job: MakeJob) -> None:
+def test_a_set_up_for_which_all_ranks_are_needed_has_all_start_anew(make_job: MakeJob) -> None:
     """From the script's own checkpoint, to the same weights; and what failed in the newcomer stands everywhere."""
-    stock = play(make_job(2), taskd=False)
+    undisturbed = [result.split() for result in play(make_job(2), kill=False)]
     job = make_job(2)
-    assert play(job, taskd=True) == stock
+    resumed = [result.split() for result in play(job, kill=True)]
+    assert [weights for weights, _ in resumed] == [weights for weights, _ in undisturbed]
+    assert [step for _, step in resumed] == ["4", "4"]
     error = "TypeError: found 1 of 2 ranks"
     (failed,) = job.named("attempt failed")
     assert failed["reason"].startswith("rank 1's new process: exit code 1 at ")
