@@ -13,7 +13,7 @@ from tests.sim.process import Process
 from tests.sim.scenario import divided
 from tests.sim.world import play
 
-SEEDS = 250
+SEEDS = 120
 pytestmark = pytest.mark.timeout(110)
 Patch = pytest.MonkeyPatch
 
@@ -69,7 +69,7 @@ def managers_share_a_meeting_place(patch: Patch) -> None:
         (everybody_has_a_voice, True, range(SEEDS)),
         (last_world_forgotten, False, range(300, 400)),
         (older_term_obeyed, False, range(800, 1200)),
-        (managers_share_a_meeting_place, False, range(400, 500)),
+        (managers_share_a_meeting_place, False, range(470, 600)),
     ],
 )
 def test_a_broken_fence_is_found(
