@@ -130,8 +130,12 @@ def test_killed_as_the_futex_tells_it(start: Start) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
-        ("free.abort()", -6, "signal 6 (SIGABRT): abort() was called in thread python"),
-        ("ctypes.string_at(0)", -11, "signal 11 (SIGSEGV): an invalid memory access at address 0x0 in thread python"),
+        ("await_beats(); free.abort()", -6, "signal 6 (SIGABRT): abort() was called in thread python"),
+        (
+            "await_beats(); ctypes.string_at(0)",
+            -11,
+            "signal 11 (SIGSEGV): an invalid memory access at address 0x0 in thread python",
+        ),
         ("os.kill(os.getpid(), 15)", -15, "signal 15 (SIGTERM), sent by itself"),
         ("os.kill(os.getpid(), 11)", -11, "signal 11 (SIGSEGV), sent by itself"),
         ("os._exit(3)", 3, "exit code 3"),

@@ -20,6 +20,16 @@ r = Recorder()
 r.attach(Path({box!r}), 0, 0)
 r.phase(Phase.TRAINING)
 held, free = ctypes.PyDLL(None), ctypes.CDLL(None)
+
+
+def await_beats():
+    # the core notes at each beat of its own thread which library is where
+    from taskd.runtime.blackbox import Box
+    box = Box.open(Path({box!r}))
+    while box.read().native_count < 2:
+        time.sleep(0.01)
+
+
 {before}
 r.step(41)
 {body}

@@ -24,15 +24,19 @@ CAUSES = {
     "ill": signal.SIGILL,
     "abort": signal.SIGABRT,
 }
-# The native thread puts down which library is where at each of its beats; two of them later it knows this one.
+# The native thread puts down which library is where at each of its beats; at the second from now on it knows this one.
 PROGRAM = """
 import ctypes, faulthandler, os, signal, sys, threading, time
 from pathlib import Path
+from taskd.runtime.blackbox import Box
 from taskd.runtime.recorder import Recorder
 crash = ctypes.CDLL({library!r})
 r = Recorder()
 r.attach(Path({box!r}), 0, 0)
-time.sleep(0.5)
+box = Box.open(Path({box!r}))
+beats = box.read().native_count
+while box.read().native_count < beats + 2:
+    time.sleep(0.01)
 r.step(1)
 {body}
 """
@@ -252,7 +256,7 @@ def test_the_newest_exception_is_kept(box, library, launcher):
     said = box.postmortem()
     words = said.last_words
     assert words is not None
-    assert (words.kind, words.where, words.message) == ("KeyError", "<string>:12 in inner", "'no\\nsuch key'")
+    assert (words.kind, words.where, words.message) == ("KeyError", "<string>:16 in inner", "'no\\nsuch key'")
     assert said.exit_status == 1
     assert words.at_ns < said.exit_ns
 
