@@ -48,7 +48,7 @@ def test_what_cannot_be_recovered_in_place(make_job: MakeJob, feature: str) -> N
     assert record["restart"]
     assert REFUSED[feature] in record["reason"]
     assert job.end() == 0, job.output
-    assert not job.named("attempt_failed")
+    assert not job.named("attempt failed")
     assert [result["weights"] for result in job.results()] == expected
 
 
@@ -63,16 +63,20 @@ def test_a_wrapper_made_anew_at_each_entry(make_job: MakeJob) -> None:
     assert [result["weights"] for result in job.results()] == expected
 
 
-def test_a_wrapper_made_inside_and_kept(make_job: MakeJob) -> None:
-    """As trainers do it: one attempt, and all start anew, with the wrapper's line as the reason."""
+def test_a_wrapper_that_a_new_process_has_otherwise(make_job: MakeJob) -> None:
+    """Made inside, as trainers do it, or in another group: one attempt, and all start anew, by the wrapper's line."""
+    plan = {"steps": 6, "points": [point("one", 1, 3, "begin")]}
+    jobs = [make_job(2).start("features.py", {**plan, "feature": feature}) for feature in ("kept", "elsewhere")]
+    for job in jobs:
+        job.kill("one")
+        record = job.recovered(1)
+        assert record["restart"]
+        assert "the DistributedDataParallel made at " in record["reason"]
     expected = undisturbed(make_job, "kept")
-    job = make_job(2).start("features.py", {"steps": 6, "feature": "kept", "points": [point("one", 1, 3, "begin")]})
-    job.kill("one")
-    record = job.recovered(1)
-    assert record["restart"]
-    assert job.end() == 0, job.output
-    print(record)
-    assert [result["weights"] for result in job.results()] == expected
+    for job in jobs:
+        assert job.end() == 0, job.output
+        assert len(job.named("attempt failed")) == 1
+        assert [result["weights"] for result in job.results()] == expected
 
 
 def undisturbed(make_job: MakeJob, feature: str) -> list[object]:

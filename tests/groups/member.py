@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from taskd.adaptors.groups import World
 from taskd.adaptors.groups.members import Members, refuse_meshes
 from taskd.adaptors.groups.unstick import break_without_shim
-from taskd.errors import RebuildError
+from taskd.errors import RebuildError, RefusedError
 from taskd.wire.messages import WorldPlan
 from tests.leave import leave
 
@@ -216,7 +216,7 @@ def different() -> None:
     begin()
     if RANK == 1:
         dist.distributed_c10d._new_group_with_tag([1], pg_tag="only here", use_local_synchronization=True)
-    with pytest.raises(RebuildError, match="made other process groups"):
+    with pytest.raises(RefusedError, match="made other process groups"):
         WORLD.rebuild(plan(1), RANK)
     assert not dist.is_initialized()
     finish()

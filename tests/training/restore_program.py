@@ -12,15 +12,16 @@ from torch._C._distributed_c10d import TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.groups import World
-from taskd.adaptors.training.layout import impose, layout_of
+from taskd.adaptors.training.layout import impose, layout_of, repoint
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.state import TrainState
-from taskd.errors import RestoreError
+from taskd.errors import RefusedError, RestoreError
 from taskd.wire.messages import Condition, Transfer, WorldPlan
 from tests.leave import leave
 
 CASE, RANK, PORT = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 DONOR = 1
+WORLD = World()
 
 
 class Net(nn.Module):
@@ -183,6 +184,20 @@ def layouts() -> None:
             wrapper(torch.arange(4)).backward()
 
 
+def elsewhere() -> None:
+    """A wrapper that one process has made in another group: nobody waits in it, and all are told at once."""
+    group = dist.new_group(timeout=timedelta(seconds=600))
+    state = make(1)
+    wrapper = DistributedDataParallel(nn.Linear(2, 2), process_group=group)
+    if RANK == 3:
+        wrapper._update_process_group(dist.group.WORLD)
+    WORLD.rebuild(plan((), 1), RANK)
+    with pytest.raises(
+        RefusedError, match=r"restore_program\.py:\d+ communicates in group \S+ with ranks \[0, 1, 2, 3\]"
+    ):
+        repoint(state, WORLD, plan((), 1))
+
+
 def kind(wrapper: DistributedDataParallel, index: int) -> torch.dtype:
     from taskd.adaptors.training.sameness import parameters
 
@@ -192,10 +207,9 @@ def kind(wrapper: DistributedDataParallel, index: int) -> torch.dtype:
 def main() -> None:
     torch.set_num_threads(1)
     cases: dict[str, Callable[[], None]] = {
-        f.__name__: f for f in (everybody, some, survivors, misfit, behind, layouts)
+        f.__name__: f for f in (everybody, some, survivors, misfit, behind, layouts, elsewhere)
     }
-    world = World()
-    world.observe()
+    WORLD.observe()
     store = TCPStore("127.0.0.1", PORT, is_master=False, wait_for_workers=False)
     dist.init_process_group("gloo", store=store, rank=RANK, world_size=4, timeout=timedelta(seconds=30))
     cases[CASE]()

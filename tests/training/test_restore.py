@@ -20,7 +20,7 @@ def port() -> Iterator[int]:
     del store
 
 
-@pytest.mark.parametrize("case", ["everybody", "some", "survivors", "misfit", "behind", "layouts"])
+@pytest.mark.parametrize("case", ["everybody", "some", "survivors", "misfit", "behind", "layouts", "elsewhere"])
 def test_restore(launcher: Launcher, port: int, case: str) -> None:
     ranks = [launcher.start(["python", PROGRAM, case, str(rank), str(port)], env=ENVIRONMENT) for rank in range(4)]
     for rank, process in enumerate(ranks):

@@ -153,7 +153,8 @@ class World:
         `plan.timeout_s` per group; then the script's own timeouts hold. Old groups are kept until `bury`.
 
         Raises:
-            RebuildError: the world could not be formed. No group exists then; a later plan may be tried.
+            RebuildError: the world could not be formed. No group exists then; a later plan may be tried, unless it is a
+                RefusedError.
         """
         calls = self._alive_calls()
         members = Members.of(plan)
@@ -168,9 +169,11 @@ class World:
         try:
             self._form(calls, plan, position, self._client)
             self._compare(calls)
-        except (RuntimeError, ValueError) as error:  # all that c10d and gloo raise, DistError among them
+        except (RuntimeError, ValueError, RefusedError) as error:  # all that c10d and gloo raise, DistError among them
             self._link.drop()
             self._leave()
+            if isinstance(error, RefusedError):
+                raise
             raise RebuildError(
                 f"generation {plan.generation} was not formed by rank {position} of {plan.world_size} within "
                 f"{plan.timeout_s:g} s: {error}; a peer died or does not reach this node: the next generation decides"
@@ -381,7 +384,7 @@ class World:
         dist.all_gather(everyone, mine)
         different = [rank for rank, theirs in enumerate(everyone) if not torch.equal(theirs, everyone[0])]
         if different:
-            raise RuntimeError(
+            raise RefusedError(
                 f"ranks {different} made other process groups than rank 0, or are in another resilient function; "
                 "expected the same calls of new_group on all ranks, before the only resilient function"
             )

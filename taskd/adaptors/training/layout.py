@@ -57,7 +57,7 @@ def repoint(state: TrainState, world: World, plan: WorldPlan, refuse: Refuse = _
     the reason when a wrapper that cannot take part is used all the same.
 
     Raises:
-        RefusedError: the ranks have other wrappers than one another.
+        RefusedError: the ranks have other wrappers than one another, or other groups for them.
         RebuildError: a layout could not be imposed or agreed on, or a peer died.
     """
     try:
@@ -80,8 +80,8 @@ def _repoint(state: TrainState, world: World, plan: WorldPlan, refuse: Refuse) -
         # A step that was cut off between two shares of the batch has left these as they are within `no_sync()`.
         wrapper.require_backward_grad_sync = wrapper.require_forward_param_sync = True
     adopted = _agree(wrappers, groups, condition is Condition.EMPTY, plan.target_step) if wrappers else 0
-    for index, wrapper in enumerate(wrappers):
-        prove(index, wrapper)
+    if wrappers:
+        prove(wrappers)
     return RepointReport(len(wrappers), adopted)
 
 

@@ -6,13 +6,14 @@ Rules:
 2. Where a newcomer comes in, those that were made inside the resilient function do not: it has none yet. A script that
    makes them anew whenever the function is entered drops them; one that goes on with them is refused at their first
    collective, and all processes start anew.
-3. Number, order and parameters are compared over the default group, and one collective over the group of each wrapper
-   proves that all its holders are in the same one.
+3. Number, order, parameters and groups are compared over the default group: ranks that would meet in different groups
+   wait for one another without end. Then one collective over the group of each wrapper proves what was compared.
+4. What differs is of the script, and differs in every new world: it is refused, and all processes start anew.
 """
 
 import gc
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from taskd.adaptors.groups.lone import communicating
 from taskd.adaptors.groups.wrappers import line_of, made_inside
 from taskd.adaptors.training.state import TrainState
-from taskd.errors import RebuildError, RefusedError
+from taskd.errors import RefusedError
 from taskd.wire.messages import Condition
 
 Refuse = Callable[[str], None]
@@ -61,19 +62,30 @@ def taking_part(state: TrainState, refuse: Refuse) -> list[DistributedDataParall
     return wrappers
 
 
-def prove(index: int, wrapper: DistributedDataParallel) -> None:
-    """Have all holders of a wrapper meet in its own group, before a step relies on that.
+def prove(wrappers: Sequence[DistributedDataParallel]) -> None:
+    """Have all holders of each wrapper meet in its own group, before a step relies on that.
 
     Raises:
-        RebuildError: they do not.
+        RefusedError: they do not.
     """
-    group = wrapper.process_group
-    mine = [index, digest([str(group.group_name)]), len(parameters(wrapper))]
-    everyone = gather(mine, group)
-    if any(mine != theirs for theirs in everyone):
-        raise RebuildError(
-            f"DDP wrapper {index}, made at {line_of(wrapper)}, meets {everyone} in its group, expected {mine} of all; "
-            "the scripts of the ranks differ"
+    names = [digest([str(wrapper.process_group.group_name)]) for wrapper in wrappers]
+    table = gather([0, *names])
+    for index, wrapper in enumerate(wrappers):
+        members = dist.get_process_group_ranks(wrapper.process_group)
+        _expect_same(wrapper, members, [table[rank][index + 1] for rank in members], names[index])
+    for index, wrapper in enumerate(wrappers):
+        mine = [index, names[index], len(parameters(wrapper))]
+        members = dist.get_process_group_ranks(wrapper.process_group)
+        _expect_same(wrapper, members, gather(mine, wrapper.process_group), mine)
+
+
+def _expect_same(wrapper: DistributedDataParallel, members: list[int], theirs: list[Any], mine: Any) -> None:
+    different = [rank for rank, found in zip(members, theirs, strict=True) if found != mine]
+    if different:
+        raise RefusedError(
+            f"the DistributedDataParallel made at {line_of(wrapper)} communicates in group "
+            f"{wrapper.process_group.group_name} with ranks {members}, of which {different} have theirs in another "
+            "group; make it with the same process_group in every process"
         )
 
 

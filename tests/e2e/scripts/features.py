@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import taskd
-from tests.e2e.scripts.points import PLAN, note, rank, reach
+from tests.e2e.scripts.points import FOLDER, PLAN, note, rank, reach
 
 FEATURE = PLAN["feature"]
 
@@ -37,6 +37,12 @@ class Trainer:
 
             fully_shard(self.network)
             return self.network
+        if FEATURE == "elsewhere":  # a script that goes another way when it finds what a former process has left
+            group, started = dist.new_group(), FOLDER / "started"
+            elsewhere = DistributedDataParallel(self.network, process_group=None if started.exists() else group)
+            dist.barrier()
+            started.touch()
+            return elsewhere
         model = DistributedDataParallel(self.network, static_graph=FEATURE == "static_graph")
         if FEATURE == "powersgd":
             from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
