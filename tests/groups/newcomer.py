@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from taskd.adaptors.groups import World
 from taskd.adaptors.groups.wrappers import line_of, living
 from taskd.adaptors.training.refusals import matters
 from taskd.adaptors.training.state import TrainState
-from taskd.errors import RebuildError
+from taskd.errors import RebuildError, RefusedError
 from taskd.wire.messages import WorldPlan
 from tests.leave import leave
 
@@ -142,6 +143,34 @@ def dropped() -> None:
     assert not matter.no_rebuild
 
 
+def refused() -> None:
+    """What is refused beforehand, beside what the jobs of `tests/e2e/test_wrappers.py` have."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_module
+
+    WORLD.observe()
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    net = nn.Linear(2, 2)
+    named = [("weight", net.weight)]
+    delayed = DistributedDataParallel(net, delay_all_reduce_named_params=named, param_to_hook_all_reduce=net.bias)
+    (matter,) = matters(TrainState(model=delayed, optimizer=torch.optim.SGD(net.parameters(), lr=0.1)).parts)
+    assert f"{line_of(delayed)} has delay_all_reduce_named_params" in matter.text
+    assert "newcomer.py:" in matter.text
+    assert matter.no_rebuild
+    model = distribute_module(nn.Linear(2, 2), init_device_mesh("cpu", (1,)))
+    *_, matter = matters(TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)).parts)
+    assert "newcomer.py:" in matter.text
+    assert "has DTensors" in matter.text
+    assert not WORLD.strangers()
+    own = dist.PrefixStore("own", store)
+    c10d, timeout = dist.distributed_c10d, timedelta(seconds=9)
+    name = c10d.GroupName("mine")
+    c10d._new_process_group_helper(1, 0, [], c10d.Backend("gloo"), own, group_name=name, timeout=timeout)
+    with pytest.raises(RefusedError, match=r"\['mine'\] were made by split_group .* or of a store of the script's own"):
+        WORLD.rebuild(plan(1, (0,)), 0)
+
+
 torch.set_num_threads(1)
-{case.__name__: case for case in (alone, alone_no_more, dead_store, dropped)}[CASE]()
+{case.__name__: case for case in (alone, alone_no_more, dead_store, dropped, refused)}[CASE]()
 leave()

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from taskd.adaptors.groups.setup_results import MOST_CALLS_AFTER_A_STEP, Recording, Replay
+from taskd.adaptors.groups.setup_results import ALL_BYTES, MOST_CALLS_AFTER_A_STEP, Recording, Replay
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -58,6 +58,26 @@ def test_without_a_record(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="not known on this node"):
         share(1)
     replay.end()
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_is_not_kept(tmp_path: Path) -> None:
+    """What is asynchronous, and what comes after 4 MiB of results; a new process has nobody to send to."""
+    recording = Recording(tmp_path / "file", ours)
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    assert work is not None
+    work.wait()
+    for _ in range(ALL_BYTES // 65_536):
+        dist.all_reduce(torch.ones(16_384))
+    asynchronous, late = recording.end()
+    assert "is asynchronous" in asynchronous.text
+    assert "which are too many to keep" in late.text
+    assert f"{__file__}:" in late.text
+    replay = Replay(tmp_path / "file", ours)
+    with pytest.raises(RuntimeError, match=r"send in the set-up, .* has nobody at the other end yet"):
+        dist.send(torch.ones(1), 1)
+    with pytest.raises(RuntimeError, match="has made 0 collectives"):
+        replay.end()
 
 
 @pytest.mark.usefixtures("alone")

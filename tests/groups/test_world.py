@@ -96,7 +96,7 @@ def test_a_stopped_peer(launcher: Launcher, port: int, case: str) -> None:
     os.kill(members.processes[2].pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("case", ["alone", "dead_store", "dropped"])
+@pytest.mark.parametrize("case", ["alone", "dead_store", "dropped", "refused"])
 def test_a_newcomer_needs_nobody(launcher: Launcher, case: str) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # bound but not listening: a connection is refused

@@ -111,6 +111,8 @@ SCRIPTS = (
     Script("after_training", (IDENTICAL,), "collectives and a file after the training function"),
     Script("sigterm_saver", (IDENTICAL,), "no survivor gets SIGTERM"),
     Script("groups", (IDENTICAL,), "three ranks, DDP over a group of its own, metrics over another", ranks=3),
+    Script("kept_world", (IDENTICAL, RESTARTED), "the default group in a variable is dead after a recovery"),
+    Script("second_function", (IDENTICAL, RESTARTED), "a newcomer would have to pass the first one without training"),
     Script("destroy_init", (IDENTICAL,), "groups are made anew after training, in replaced ranks too"),
     Script("join_threads", (IDENTICAL,), "no thread of taskd's is seen"),
     # Without the SDK

@@ -1,6 +1,8 @@
-"""What is recovered in place and not to the last bit is told beforehand, with its line."""
+"""What is recovered in place and not to the last bit: told beforehand, with its line, or known from the page alone."""
 
+import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from taskd.adaptors.groups import wrappers
 from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.refusals import tell_inexact
+from taskd.adaptors.training.state import TrainState
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -37,3 +40,36 @@ def test_statistics_that_one_rank_alone_has(norm: nn.Module, caplog: pytest.LogC
     tell_inexact(Parts({"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}))
     assert ("has 1 BatchNorm layers" in caplog.text) is told
     assert (wrappers.line_of(model) in caplog.text) is told
+
+
+def make(seed: int | None, path: Path) -> TrainState:
+    model = nn.Linear(2, 2)
+    state = TrainState(seed=seed, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    state.attach(str(path))
+    return state
+
+
+def numbers() -> tuple[float, float]:
+    return random.random(), torch.rand(1).item()
+
+
+def test_numbers_after_the_last_forward_are_not_those_of_who_died(tmp_path: Path) -> None:
+    """Its peers have made the step: the replacement goes on as it was behind the forward pass."""
+    state = make(None, tmp_path / "position")
+    state.begin(0)
+    state.model(torch.ones(1, 2)).sum().backward()
+    drawn = numbers()
+    state.optimizer.step()
+    other = make(None, tmp_path / "position")
+    assert other.return_to(1) == ""
+    assert numbers() == drawn
+
+
+def test_numbers_between_two_steps_are_taken_from_the_next_one(tmp_path: Path) -> None:
+    """With a seed; a step that is done again then begins with them."""
+    state = make(1, tmp_path / "position")
+    state.begin(0)
+    state.commit()
+    between, inside = numbers(), numbers()
+    state.return_to(1)
+    assert between == numbers() != inside

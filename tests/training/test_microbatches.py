@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch._C._distributed_c10d import TCPStore
+from torch.utils.data import DistributedSampler
 
 from taskd.adaptors.training.microbatches import shares
 from taskd.adaptors.training.state import TrainState
@@ -60,6 +61,20 @@ def test_a_share_has_the_numbers_of_the_rank_that_has_it_in_the_full_world() -> 
     substitute.enter_world(0, 0, 3, 4)
     drawn = [torch.rand(2) for _ in substitute.microbatches()]
     assert torch.equal(torch.stack(drawn), torch.stack([own, expected]))
+
+
+def test_what_two_shares_on_one_rank_change() -> None:
+    """BatchNorm moves its running statistics for each share; a sampler deals out as it was made to."""
+    norm = nn.BatchNorm1d(2)
+    dataset: Any = range(8)
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, num_replicas=2, rank=0, shuffle=False)
+    state = TrainState(model=norm, optimizer=torch.optim.SGD(norm.parameters(), lr=0.1), sampler=sampler)
+    state.begin(0)
+    state.enter_world(0, 0, 1, 2)
+    for _share in state.microbatches():
+        norm(torch.randn(4, 2))
+    assert norm.num_batches_tracked == 2
+    assert list(sampler) == [0, 2, 4, 6]
 
 
 @pytest.fixture

@@ -277,6 +277,24 @@ def test_an_epoch_that_is_left_early() -> None:
         assert [seen[:2] for seen in log] == [seen[:2] for seen in after(whole, step)], cut
 
 
+def order_of(manual_seed: int | None, generator: int | None) -> list[int]:
+    """The first pass of a rank's loader."""
+    made = None if generator is None else torch.Generator().manual_seed(generator)
+    torch.default_generator.manual_seed(
+        67280421310721 if manual_seed is None else manual_seed
+    )  # torch's own at its start
+    model = torch.nn.Linear(1, 1)
+    loader = plain(shuffle=True, generator=made)
+    TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loader=loader, seed=5)
+    return [int(index) for batch in loader for index in batch[0]]
+
+
+def test_where_the_order_of_a_pass_comes_from() -> None:
+    assert order_of(1, None) == order_of(1, None) != order_of(2, None)
+    assert order_of(1, 3) == order_of(2, 3) != order_of(1, 4)
+    assert order_of(None, None) == order_of(None, None), "the same on all ranks"
+
+
 def test_what_was_handed_out_is_not_loaded_again() -> None:
     state = set_up("shuffle")
     state.begin(0)

@@ -1,0 +1,45 @@
+"""The default group is kept in a variable, and a metric is reduced over that in each step."""
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+import taskd
+from tests.scripts import diary
+from tests.scripts.models import batch_of, network
+
+STEPS = 25
+
+dist.init_process_group("gloo")
+everyone = dist.group.WORLD
+diary.moment("setup")
+torch.manual_seed(0)
+model = DistributedDataParallel(network(), process_group=everyone)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+state = taskd.TrainState(model=model, optimizer=optimizer, seed=1)
+diary.moment("setup done")
+
+
+@taskd.resilient(state)
+def train():
+    for step in range(state.step, STEPS):
+        diary.moment("step")
+        ids, rows, kinds = batch_of(step, dist.get_rank(), dist.get_world_size())
+        optimizer.zero_grad()
+        loss = cross_entropy(model(rows), kinds)
+        mean = loss.detach().clone()
+        dist.all_reduce(mean, group=everyone)
+        diary.saw(step, loss, mean, ids)
+        loss.backward()
+        diary.moment("backward")
+        optimizer.step()
+        diary.moment("stepped")
+        state.commit()
+        diary.moment("committed")
+
+
+train()
+diary.moment("after")
+diary.finish(model, optimizer, step=state.step)
+diary.leave()
