@@ -36,6 +36,7 @@ _CONNECTION: Final = re.compile(
 )
 _ANY_CONNECTION: Final = re.compile(r"^(?:Connection\w*|BrokenPipe)Error\b")
 """Python's own: as likely to be about a peer as about somebody who has nothing to do with the job."""
+_TRANSPORT: Final = re.compile(r"gloo/transport/|\bDist\w*Error\b")
 _SIZES: Final = re.compile(r"op\.preamble\.nbytes")
 _LOADER: Final = re.compile(r"torch/utils/data/(?:dataloader|_utils/|datapipes/)|torchdata/")
 _LOCK: Final = re.compile(r"(?:/threading\.py:\d+ in (?:acquire|wait|join|_wait_for_tstate_lock)|/queue\.py:\d+ in )")
@@ -72,6 +73,12 @@ def _out_of_cgroup(known: Evidence) -> bool:
 def _blames_peer(known: Evidence) -> bool:
     text = _text(known)
     return bool(_CONNECTION.search(text)) and not _ANY_CONNECTION.search(text)
+
+
+def of_a_connection(text: str) -> bool:
+    """This error may be a consequence of what happened to a peer. Sizes that differ are none: both have called so."""
+    patterns = (_CONNECTION, _ANY_CONNECTION, _TRANSPORT)
+    return not _SIZES.search(text) and any(pattern.search(text) for pattern in patterns)
 
 
 def may_blame_peer(known: Evidence) -> bool:

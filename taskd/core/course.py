@@ -14,6 +14,7 @@ from typing import Final
 
 from taskd.core.budget import EXIT_CODE
 from taskd.core.comings import Comings
+from taskd.core.conditions import of_a_connection
 from taskd.core.endings import BY_ITSELF
 from taskd.core.faults import FaultKind
 from taskd.core.phases import BUILDING, DONE, DUMPED, JOINED, LIVE, RESTORED, RESUMED, UP, Note, Phase
@@ -206,8 +207,10 @@ class Course(Comings):
         """The world could not be built, and nobody is known to be lost: try another."""
         errors = {rank: self._cause(rank) for rank in self.world.at_stage(Stage.PAUSED)}
         known = {rank: cause for rank, cause in errors.items() if cause}
+        own = {rank: cause for rank, cause in known.items() if not of_a_connection(cause)}
+        others = {rank: cause for rank, cause in known.items() if rank not in own}
         limit = "the world was not built, or committed no step, in time"
-        self._fail(tell(known) or limit)
+        self._fail("; ".join(filter(None, map(tell, (own, others)))) or limit)
         self._attempt(new_world=True)
 
     def restarted(self, _rank: int) -> None:

@@ -115,6 +115,11 @@ class WorkerLink:
         return self._machine.state is State.INTERRUPTED
 
     @property
+    def first_step(self) -> bool:
+        """Whether no step of the present world has been committed yet."""
+        return self._machine.first_commit
+
+    @property
     def outside(self) -> bool:
         """Whether no resilient function has been entered yet, or the last one was left by all ranks together."""
         return self._machine.state in (State.SETUP, State.RELEASED)

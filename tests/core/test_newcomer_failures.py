@@ -6,7 +6,7 @@ import pytest
 
 from taskd.core.policy import Deadlines, Strategy
 from taskd.core.recovery import Phase, Setback
-from taskd.wire.messages import Condition, Stage
+from taskd.wire.messages import Condition, Refuses, Stage
 from tests.core.driver import DEADLINES, Job
 
 ERROR = "exit code 1 at train.py:12 (RuntimeError: found 1 of 2 ranks)"
@@ -103,6 +103,24 @@ def test_a_world_that_cannot_be_formed_tells_who_has_said_what() -> None:
         job.wait(DEADLINES.confirm_s)
     assert (job.phase, spent(job)) == (Phase.RESTARTING, 1)
     assert setbacks(job) == [f"attempt {n} (recover-in-place) failed: rank 1: {error}" for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("at", [Phase.JOINING, Phase.RESUMING])
+def test_a_first_step_that_fails_of_the_script_itself_is_not_tried_again(at: Phase) -> None:
+    """Beside a new process. It is told before what it has done to the others, whatever their ranks."""
+    job = Job(max_restarts=1).up()
+    job.kill(0)
+    job.paused()
+    if at is Phase.RESUMING:
+        job.all(Stage.JOINED)
+        job.all(Stage.RESTORED)
+    error = "RuntimeError: DDP expects same model across all ranks, but Rank 1 has 28 params"
+    closed = "RuntimeError: [gloo/transport/tcp/pair.cc:538] Connection closed by peer"
+    job.say(0, Stage.PAUSED, cause=closed, condition=Condition.EMPTY)
+    job.say(1, Stage.PAUSED, cause=error, refuses=Refuses(no_newcomer=f"the first step has failed: {error}"))
+    job.wait(DEADLINES.confirm_s)
+    assert (job.phase, job.incarnations, spent(job)) == (Phase.RESTARTING, [2, 1], 1)
+    assert setbacks(job) == [f"attempt 1 (recover-in-place) failed: rank 1: {error}; rank 0: {closed}"]
 
 
 @pytest.mark.parametrize(("setup_s", "limit_s"), [(1.0, 60.0), (20.0, 200.0), (400.0, 600.0), (None, 600.0)])

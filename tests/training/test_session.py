@@ -17,6 +17,7 @@ from taskd.wire.messages import (
     Hello,
     Join,
     Pause,
+    Refuses,
     Release,
     SawNonFinite,
     Stage,
@@ -74,6 +75,12 @@ class Agent:
             reports.append(report)
         return reports[-1]
 
+    def refused(self) -> Refuses:
+        """The next message, by which the process refuses something, or nothing any more."""
+        _, refuses = self._ear.until(lambda peer, _message: peer is self._peer)
+        assert isinstance(refuses, Refuses), refuses
+        return refuses
+
     def tell(self, message: Pause | Join | Release | Abandon) -> None:
         assert self._peer is not None
         assert self._peer.send(message)
@@ -115,6 +122,29 @@ def test_a_fault_of_the_job_is_redone(agent: Agent, case: str, cause: str) -> No
     agent.join()
     agent.expect(Stage.JOINED, Stage.RESTORED, Stage.FINISHED)
     agent.tell(Release(generation=1))
+    agent.expect(Stage.RELEASED)
+    assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize("case", ["shapes", "closed"])
+def test_what_ends_the_first_step_of_a_new_world(agent: Agent, case: str) -> None:
+    """What the script raises by itself is not tried again beside a new process; what a connection explains is."""
+    process = agent.start(case)
+    agent.expect(Stage.PAUSED)
+    agent.join()
+    agent.expect(Stage.JOINED, Stage.RESTORED)
+    if case == "shapes":
+        refuses = agent.refused()
+        assert not refuses.no_rebuild
+        assert refuses.no_newcomer.endswith(
+            "RuntimeError: DDP expects same model across all ranks, but Rank 0 has 2 params"
+        )
+    agent.expect(Stage.PAUSED)
+    agent.join()
+    if case == "shapes":
+        assert agent.refused() == Refuses()
+    agent.expect(Stage.JOINED, Stage.RESTORED, Stage.FINISHED)
+    agent.tell(Release(generation=2))
     agent.expect(Stage.RELEASED)
     assert process.wait(20) == 0
 

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch.distributed import c10d_logger
 
-from taskd.adaptors.faults import kind_of
+from taskd.adaptors.faults import in_one_line, kind_of
+from taskd.core.conditions import of_a_connection
 from taskd.core.faults import FaultKind
 
 
@@ -51,6 +52,11 @@ class Failures:
     def forget(self) -> None:
         """The state is good."""
         self._steps_before, self.any, self.committed = None, False, False
+
+
+def is_own(error: BaseException) -> bool:
+    """Whether neither a connection nor a machine explains it, as far as is known: the script raises it by itself."""
+    return isinstance(error, RuntimeError) and kind_of(error) is None and not of_a_connection(in_one_line(error))
 
 
 def watch(broken: Callable[[], bool], note: Callable[[], None]) -> None:

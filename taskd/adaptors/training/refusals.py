@@ -48,6 +48,7 @@ class Refusals:
         self._refuse = refuse
         self._tells = tells
         self._matters: dict[str, Matter] = {}
+        self._first_step = ""
 
     def add(self, *matters: Matter) -> None:
         """Refuse these too."""
@@ -58,8 +59,21 @@ class Refusals:
         for matter in new:
             if self._tells:
                 logger.warning("%s: at a fault all processes start anew. %s", matter.text, matter.remedy)
+        self._say()
+
+    def first_step(self, error: str) -> None:
+        """The first step of a new world has failed of this, which the script has raised by itself; "": try the next.
+
+        Beside a new process that is as likely to come again, and not tried. With every process alive it is.
+        """
+        if error != self._first_step:
+            self._first_step = error
+            self._say()
+
+    def _say(self) -> None:
         rebuild = "; ".join(matter.text for matter in self._matters.values() if matter.no_rebuild)
-        newcomer = "; ".join(matter.text for matter in self._matters.values() if not matter.no_rebuild)
+        texts = [matter.text for matter in self._matters.values() if not matter.no_rebuild]
+        newcomer = "; ".join(filter(None, [*texts, self._first_step]))
         self._refuse(no_rebuild=rebuild, no_newcomer=newcomer)
 
 

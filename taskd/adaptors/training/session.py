@@ -305,6 +305,8 @@ class Session:
             self._runtime.world.abandon()
             if isinstance(error, RefusedError):
                 self._runtime.refuse_rebuild(str(error))
+            elif plan is not None and self._link.first_step and not self._link.interrupted and failures.is_own(error):
+                self._runtime.refusals.first_step(f"the first step of the new world has failed: {_describe(error)}")
             condition = state.condition()
             self._behind.note(error, state.step, between=condition is Condition.CLEAN and state.between_steps)
             self._link.raised(state.step, condition, _describe(error))
@@ -317,6 +319,7 @@ class Session:
         state, runtime = self.state, self._runtime
         rank = Members.of(plan).rank_of(runtime.rank)
         replicas = plan.replicas or plan.world_size
+        runtime.refusals.first_step("")
         runtime.recorder.phase(Phase.REBUILDING)
         runtime.form(plan, state)
         self._link.joined(state.step, state.condition())
