@@ -17,6 +17,18 @@ def environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     return {name: value for name, value in changed.items() if value is not None}
 
 
+def end_as_by_an_error() -> None:
+    """For programs that start jobs outside of a test: SIGTERM and SIGHUP end this one like an exception, once."""
+
+    def end(number: int, _frame: object) -> None:
+        for again in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(again, signal.SIG_IGN)  # what was started is being ended
+        sys.exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
+
+
 class Launcher:
     """Starts processes and ends them all. Their output goes to files, and to the report of a test that fails.
 

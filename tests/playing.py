@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tests.faults.cgroups import CgroupUnavailableError
+from tests.launch import end_as_by_an_error
 from tests.nodes_space import NodesUnavailableError
 
 
@@ -38,6 +39,7 @@ def main(tool: str, about: str, scenes: Sequence[S], prepare: "Callable[[Path], 
     chosen = [scene for scene in scenes if args.only in scene.name]
     if not chosen:
         parser.error(f"no scene has {args.only!r} in its name; there are: {', '.join(s.name for s in scenes)}")
+    end_as_by_an_error()
     root = Path(tempfile.mkdtemp(prefix=f"taskd-{tool}-"))
     play = prepare(root)
     try:

@@ -12,6 +12,7 @@ from tests.faults.cgroups import CgroupUnavailableError
 from tests.faults.job import build_native
 from tests.faults.player import play
 from tests.faults.scenes import SCENES, Scene
+from tests.launch import end_as_by_an_error
 from tests.nodes_space import NodesUnavailableError
 
 
@@ -29,6 +30,7 @@ def main() -> int:
     if args.list:
         describe(chosen, as_json=args.json)
         return 0
+    end_as_by_an_error()
     root = Path(tempfile.mkdtemp(prefix="taskd-faults-"))
     native = build_native(root)
     results = [show(scene, root, native, as_json=args.json, keep=args.keep) for scene in chosen]

@@ -12,10 +12,26 @@ import pytest
 
 from tests import leaks
 from tests.launch import Launcher
+from tests.runtime.watched import until
 
 ORPHAN_MAKER = (
     "import os, sys\nif os.fork():\n    os._exit(0)\nos.setsid()\nprint(os.getpid(), flush=True)\nsys.stdin.read()\n"
 )
+
+
+PLAYER = """
+import subprocess, sys
+from pathlib import Path
+from tests.launch import Launcher, end_as_by_an_error
+from contextlib import ExitStack
+end_as_by_an_error()
+with ExitStack() as stack:
+    launcher = Launcher(Path(sys.argv[1]), sys.argv[2])
+    stack.callback(launcher.end_all)
+    job = launcher.start(["sleep", "1000"])
+    Path(sys.argv[1], "job").write_text(str(job.pid))
+    job.wait()
+"""
 
 
 @pytest.fixture
@@ -146,3 +162,14 @@ def test_the_launcher_ends_a_process_that_left_its_session(leak_mark: str, tmp_p
         assert process.wait(10) == 0
         launcher.end_all()
         assert pipe.read() == ""  # end of file: its only writer is dead
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_program_that_plays_jobs_and_is_told_to_end_leaves_none(
+    launcher: Launcher, tmp_path: Path, leak_mark: str, number: signal.Signals
+) -> None:
+    process = launcher.start(["python", "-c", PLAYER, tmp_path, leak_mark])
+    until((tmp_path / "job").exists, "its job runs")
+    process.send_signal(number)
+    assert process.wait(20) == 128 + number
+    assert not leaks.marked(leak_mark)

@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tests.launch import end_as_by_an_error
 from tests.scripts.catalog import FAILED, SCRIPTS, SILENT, Script, chosen
 from tests.scripts.stage import Outcome, Stage
 
@@ -41,6 +42,7 @@ def main() -> int:
             print(f"{script.name}: {' or '.join(verdict.value for verdict in script.allowed)}: {script.why}")
         return 0
     os.nice(5)
+    end_as_by_an_error()
     root = Path(tempfile.mkdtemp(prefix="taskd-scripts-"))
     stage = Stage(root, known=args.known, brief=args.brief, keep=args.keep)
     if args.random_kills:
