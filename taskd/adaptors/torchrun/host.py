@@ -301,11 +301,15 @@ class TorchrunHost:
         return all(status == 0 for status in statuses)
 
     def _await_the_dying(self) -> None:
-        """taskd hears of a death before the process can be reaped; torch is to see it first, as the root cause."""
+        """taskd hears of a death before the process can be reaped; torch is to see it first, as the root cause.
+
+        Each is reaped here, under the lock: torch's own look says "alive" while another thread is about to reap.
+        """
         for handler in self._context.subprocess_handlers.values():
             if handler.proc.returncode is None and ending_status(handler.proc.pid) is not None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     handler.proc.wait(_TEARDOWN_TIMEOUT_S)
+            self._collect(handler)
 
     def _end_all(self, stock_poll: StockPoll) -> RunProcsResult | None:
         """No rank of this node has failed, but the job ends: all that still run are ended."""
