@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Prepares .venv and runs every test. Arguments go to pytest: scripts/test.sh tests/wire -k garbage
-# All of them take about 30 minutes on 2 cores: those that measure no time run beside the rest, on what that leaves of the cores.
+# All of them take about 30 minutes on 2 cores: those that measure no time run beside the rest, on what it leaves of the cores.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
@@ -16,14 +16,22 @@ for argument; do
     fi
 done
 echo "test: all tests, about 30 minutes on 2 cores" >&2
-patient=(tests/clusters tests/config tests/core tests/examples tests/sim tests/training)
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-nice -n 19 "${pytest[@]}" "$@" --timeout=600 "${patient[@]}" >"$log" 2>&1 &
-beside=$!
+# Two lanes beside the rest, one less patient than the other.
+simulated=(tests/clusters tests/config tests/core tests/examples tests/sim tests/training)
+compared=(tests/e2e/test_foreign.py tests/scripts tests/torchrun)
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+nice -n 19 "${pytest[@]}" "$@" --timeout=600 "${simulated[@]}" >"$logs/simulated" 2>&1 &
+beside=($!)
+nice -n 10 "${pytest[@]}" "$@" "${compared[@]}" >"$logs/compared" 2>&1 &
+beside+=($!)
 status=0
-"${pytest[@]}" "$@" "${patient[@]/#/--ignore=}" || status=$?
-wait "$beside" || status=$?
-echo "test: beside these, ${patient[*]}:"
-cat "$log"
+"${pytest[@]}" "$@" "${simulated[@]/#/--ignore=}" "${compared[@]/#/--ignore=}" || status=$?
+for lane in "${beside[@]}"; do
+    wait "$lane" || status=$?
+done
+echo "test: beside these, ${simulated[*]}:"
+cat "$logs/simulated"
+echo "test: and ${compared[*]}:"
+cat "$logs/compared"
 exit "$status"
