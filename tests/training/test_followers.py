@@ -139,6 +139,107 @@ def test_an_average_of_every_second_step_is_said() -> None:
     assert "not known whether the step would have changed ema" in state.adopt()
 
 
+@pytest.mark.parametrize("commits", [0, STEPS])
+def test_a_teacher_that_moves_before_the_optimizer_is_not_moved_twice(
+    commits: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The step cannot be done again with it as it is now, nor can it be put back; it is told before a fault."""
+    state = make(ema=copy.deepcopy)
+    for _ in range(commits):
+        update(state)
+        step(state)
+        state.commit()
+    told = caplog.text
+    assert state.condition() is Condition.CLEAN
+    update(state)
+    assert state.condition() is Condition.TORN
+    assert caplog.text == told
+    assert ("ema changes before optimizer.step()" in caplog.text) is (commits > 0)
+
+
+def test_an_average_that_moves_behind_the_commit_is_right_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    state = make(ema=copy.deepcopy)
+    for _ in range(STEPS):
+        step(state)
+        state.commit()
+        update(state)
+    state.model(torch.ones(2, 3)).sum().backward()
+    assert state.condition() is Condition.CLEAN
+    assert caplog.text == ""
+
+
+class Contrast(nn.Module):
+    """As MoCo: an encoder that no optimizer trains follows the other one within the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.frozen = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)
+        for parameter in (*self.key.parameters(), *self.frozen.parameters()):
+            parameter.requires_grad = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            for mine, theirs in zip(self.key.parameters(), self.query.parameters(), strict=True):
+                mine.mul_(0.9).add_(theirs, alpha=0.1)
+        return self.query(x) - self.key(self.frozen(x))
+
+
+@pytest.mark.parametrize("commits", [0, 1, 6])
+def test_what_a_forward_pass_changes_of_a_model_is_put_back(commits: int) -> None:
+    """From the second step on; before that nobody knows what changes."""
+    torch.manual_seed(0)
+    model = Contrast()
+    state = TrainState(model=model, optimizer=torch.optim.SGD(model.query.parameters(), lr=0.1))
+    state.begin(0)
+    for _ in range(commits):
+        step(state)
+        state.commit()
+    before = copy.deepcopy(model.state_dict())
+    for _ in range(2):
+        model(torch.ones(2, 3)).sum().backward()
+        if not commits:
+            assert state.condition() is Condition.TORN
+            return
+        assert state.condition() is Condition.CLEAN
+        state.rollback()
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_what_a_closure_changes_of_a_model_is_not_put_back() -> None:
+    torch.manual_seed(0)
+    model = Contrast()
+    state = TrainState(model=model, optimizer=torch.optim.SGD(model.query.parameters(), lr=0.1))
+    state.begin(0)
+
+    def closure() -> torch.Tensor:
+        loss: torch.Tensor = model(torch.ones(2, 3)).sum()
+        if state.step == 6:
+            raise RuntimeError("a peer has died")
+        return loss
+
+    for _ in range(6):
+        state.optimizer.step(closure)
+        state.commit()
+    with pytest.raises(RuntimeError):
+        state.optimizer.step(closure)
+    assert state.condition() is Condition.TORN
+
+
+def test_an_average_is_followed_in_a_step_that_is_done_again() -> None:
+    """What is put back counts as not moved."""
+    state = make(ema=average)
+    for _ in range(STEPS):
+        step(state)
+        update(state)
+        state.commit()
+    state.model(torch.ones(2, 3)).sum().backward()
+    state.rollback()
+    step(state)
+    assert state.condition() is Condition.STEPPED
+    state.adopt()
+    assert state.ema.n_averaged == STEPS + 1
+
+
 def accumulate(state: TrainState, *, to_none: bool) -> None:
     for number in range(4):
         state.model(torch.ones(2, 3)).square().mean().backward()

@@ -7,13 +7,16 @@ Rules:
 2. Whether a part has moved is seen from the version of one of its tensors, so a commit costs next to nothing.
 3. Where it is not known how, the state is torn: no step is adopted with an average that is older than its weights.
 4. A part that moves in some steps only may not have been meant to move in this one: the log says so.
-5. What moves between a commit and the next step's work (at an epoch's end) is put back by `rollback`, where that work
+5. A part that leads, and has moved before the optimizers, can neither be put back nor be moved again: the state is
+   torn, unless it is saved with the buffers. Whether it leads is seen in the first step; one that moves behind the
+   commit does not, and is right as it is when the next step is done again.
+6. What moves between a commit and the next step's work (at an epoch's end) is put back by `rollback`, where that work
    is done again: schedulers from copies made whenever they have moved, other parts from copies made as a loader ends.
 """
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -117,6 +120,31 @@ class Followers:
             )
         return bool(late)
 
+    def ahead(self, put_back: Callable[[torch.Tensor], bool]) -> bool:
+        """Whether a part has moved before the step's optimizers, and would move twice if that is done again."""
+        if self._saves and self._held:
+            return False
+        early = [part for part in self._parts if part.early and not put_back(part.tensor)]
+        always = [part.name for part in early if part.moves_often]
+        if always and not self._told:
+            self._told = True
+            _log.warning(
+                "%s changes before optimizer.step(): a step that a rank's death interrupts after that cannot be done "
+                "again, and all processes start anew; let it follow right after optimizer.step()",
+                always[0],
+            )
+        return bool(early)
+
+    def stepping(self) -> None:
+        """The first optimizer of a step is about to step."""
+        for part in self._parts:
+            part.stepping()
+
+    def refresh(self) -> None:
+        """What is there now has not moved: it was put back."""
+        for part in self._parts:
+            part.refresh()
+
     def complete(self, *, known: bool) -> list[str]:
         """Make follow what lags behind; return what is not known. `known` tells whether a step was committed here."""
         notes = []
@@ -157,6 +185,8 @@ class _Follower:
         lags: whether it has moved in every step that was committed here, if any, and not in this one.
         may_lag: whether it has moved in some steps, and not in this one.
         unknown: whether it has not moved, and no step was committed here from which to know whether it should.
+        early: whether it has moved, and does so before the optimizers, as far as is known.
+        moves_often: whether it has moved in two steps at least.
     """
 
     def __init__(self, name: str, part: Any) -> None:
@@ -164,6 +194,7 @@ class _Follower:
         self.part = part
         self._moved = self._stood = 0
         self._by_content = False
+        self._leads: bool | None = None
         self._version = -1
         self._content = torch.empty(0)
         self.settle()
@@ -191,7 +222,29 @@ class _Follower:
         self._tensor = tensor = _shown_by(self.part)
         if tensor is not None:
             self._moved, self._stood = begun, 0
-            self._version, self._content = tensor._version, _some(tensor)
+            self.refresh()
+
+    def refresh(self) -> None:
+        if self._tensor is not None:
+            self._version, self._content = self._tensor._version, _some(self._tensor)
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """That by which it is known; only where there is one."""
+        assert self._tensor is not None
+        return self._tensor
+
+    def stepping(self) -> None:
+        if self._leads is None:
+            self._leads = self._tensor is not None and not self._stands
+
+    @property
+    def moves_often(self) -> bool:
+        return self._moved > 1
+
+    @property
+    def early(self) -> bool:
+        return self._tensor is not None and self._leads is not False and not self._stands
 
     @property
     def lags(self) -> bool:

@@ -2,13 +2,11 @@
 
 Rules:
 
-1. `commit` says: this step is done. It counts, and puts down where this rank stands in random numbers and data; it
-   copies no weights and costs microseconds.
+1. `commit` counts the step, and puts down where this rank stands in random numbers and data. It copies no weights.
 2. Between two commits the hooks of the optimizers tell what the state in memory is worth: CLEAN while none has
    changed anything, or what was changed can be undone (see `undo`); STEPPED when each has stepped exactly once; TORN in
    all other cases.
-3. A forward pass of the next step may change buffers (BatchNorm) although the weights are still clean. They are copied
-   before the first forward after a commit and put back by `rollback`.
+3. A forward pass may change buffers (BatchNorm) although the weights are still clean: `rollback` puts them back.
 4. With a seed, the random numbers of a step come from its number, and none are put down.
 5. Whoever reads these methods at a fault does so on the thread that trains, outside of the training function.
 """
@@ -103,11 +101,11 @@ class TrainState:
         self._commits = 0
         self._followers = Followers(self.parts.replicated)
         self.parts.epochs.ended = self._followers.hold
-        self._buffers = Buffers(self.parts.modules)
+        self._buffers = Buffers(self.parts.modules, self.parts.optimizers)
         self._afterwards = Afterwards(self.parts.modules)
         self._hooks = StepHooks(self.parts, self._buffers.save, self._record_tentative)
         self._pending = Pending(self.parts)
-        self._undo = Undo(self.parts, lambda: sum(self._hooks.counts[1::2]))
+        self._undo = Undo(self.parts, lambda: sum(self._hooks.counts[1::2]), self._can_copy)
         self.failures = Failures(lambda: sum(self._hooks.counts))
         self._count: Callable[[int], None] = self._count_slowly
 
@@ -265,7 +263,7 @@ class TrainState:
         if self._restoring or self.failures.committed:
             return Condition.TORN
         if self._undo.ready or self._hooks.untouched(self._undo.untouched):
-            return Condition.CLEAN if self._buffers.can_be_put_back() else Condition.TORN
+            return Condition.CLEAN if self._can_be_done_again() else Condition.TORN
         if (
             self.failures.stepped
             or self._hooks.torn
@@ -296,6 +294,7 @@ class TrainState:
         self.failures.forget()
         note = self._followers.rollback()
         self._buffers.put_back()
+        self._followers.refresh()
         self._hooks.reset()
         return note
 
@@ -350,6 +349,16 @@ class TrainState:
         )
 
     # Inside.
+
+    def _can_be_done_again(self) -> bool:
+        ahead = not self._undo.ready and self._followers.ahead(self._buffers.covers)
+        return not ahead and self._buffers.can_be_put_back()
+
+    def _can_copy(self) -> bool:
+        self._followers.stepping()
+        can = self._can_be_done_again()
+        self._buffers.stepping()
+        return can
 
     def _go_back(self, payload: bytes) -> list[str]:
         """Put a position back; return the names of the parts that it did not have."""

@@ -7,7 +7,8 @@ Rules:
    the step began, nothing was changed. LBFGS changes the parameters between its closures: rule 3.
 3. Where a model runs between two steps of one commit (GANs, several critics), ranks meet there. From the second such
    commit on, all that is replicated is copied before the first step, and put back by `apply`.
-4. Whether a script is such a one is found out in its first commits; then the hooks that are not needed are removed.
+4. What has changed before the first step, and cannot be put back, makes such a copy worthless: then there is none.
+5. Whether a script is such a one is found out in its first commits; then the hooks that are not needed are removed.
 """
 
 import copy
@@ -29,11 +30,13 @@ class Undo:
     Args:
         parts: whose replicated ones are copied.
         done: tells how many steps the optimizers have done since the last commit.
+        stepping: called before the first of them, in the first commits at least; tells whether a copy is any good.
     """
 
-    def __init__(self, parts: Parts, done: Callable[[], int]) -> None:
+    def __init__(self, parts: Parts, done: Callable[[], int], stepping: Callable[[], bool]) -> None:
         self._parts = parts
         self._done = done
+        self._stepping = stepping
         self._commits = 0
         self._ran = self._exposed = self._closures = self._settled = False
         self._versions: dict[int, list[int]] = {}
@@ -89,7 +92,7 @@ class Undo:
             self._exposed = True
         if first:
             self._commits += 1
-            if self._exposed:
+            if self._stepping() and self._exposed:
                 self._save()
         self._ran = False
 
