@@ -26,6 +26,7 @@ FIXED: dict[str, Launch] = {
     ),
 }
 NOBODY = Launch((("--nnodes=2", *DYNAMIC, "--rdzv-conf=join_timeout=1", "{observer}"),), MANAGED)
+NO_ADDRESS = Launch((("--nnodes=2", *DYNAMIC, "--rdzv-conf=join_timeout=1", "{observer}"),))
 ALONE = Launch((("--nnodes=1:2", *DYNAMIC, "--rdzv-conf=last_call_timeout=1", "{observer}", "end"),), ranks=1)
 UNMANAGED: dict[str, Launch] = {
     "two nodes": Launch(
@@ -77,6 +78,14 @@ def test_nobody_else_comes(play: Play) -> None:
         assert seen.statuses == [1]
         assert "RendezvousTimeoutError" in seen.text
         assert not seen.ranks
+
+
+def test_a_fixed_number_of_nodes_and_no_address(play: Play) -> None:
+    """Nothing but the user can say where such a job has its manager: one line asks for it, and torchrun goes on."""
+    pair = play(NO_ADDRESS)
+    assert pair.taskd.statuses == pair.stock.statuses == [1]
+    assert pair.taskd.text.count("taskd cannot take part: TASKD_MANAGER: found nothing") == 1, pair.taskd.text
+    assert "RendezvousTimeoutError" in pair.taskd.text
 
 
 def test_a_node_that_comes_late(play: Play) -> None:

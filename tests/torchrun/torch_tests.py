@@ -5,6 +5,7 @@ Rules:
 1. The tests run as they are, each file in a process of its own; only TASKD_PROCESS_ENABLE differs.
 2. A test that fails without taskd too says nothing about taskd: it is counted, and no difference.
 3. The last line is JSON; the exit status is 0 if nothing differs.
+4. Most tests of the agent need an etcd (TORCHELASTIC_ETCD_BINARY_PATH) and python-etcd; without them they fail in both.
 """
 
 import json
@@ -20,6 +21,7 @@ from xml.etree import ElementTree
 FILES = (
     "test/distributed/launcher/test_run.py",
     "test/distributed/launcher/api_test.py",
+    "test/distributed/launcher/test_api.py",
     "test/distributed/elastic/agent/server/test/api_test.py",
     "test/distributed/elastic/agent/server/test/local_elastic_agent_test.py",
 )
