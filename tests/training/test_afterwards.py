@@ -111,16 +111,22 @@ def fails() -> None:
 
 
 @pytest.mark.parametrize(
-    ("between", "target_step", "rank", "told"),
-    [(True, 7, 1, True), (False, 7, 1, False), (True, 8, 1, False), (True, 7, 0, False)],
-    ids=["told", "inside a step", "another has committed more", "one rank tells"],
+    ("between", "target_step", "others", "told"),
+    [
+        (True, 7, [False, None, True], True),
+        (True, 7, [True, None, True], False),
+        (False, 7, [False, None, True], False),
+        (True, 8, [False, None, False], False),
+    ],
+    ids=["told, though rank 0 was in its next step", "one rank tells", "inside a step", "another has committed more"],
 )
 def test_what_stood_behind_the_commit_is_told_with_its_line(
-    caplog: pytest.LogCaptureFixture, *, between: bool, target_step: int, rank: int, told: bool
+    caplog: pytest.LogCaptureFixture, *, between: bool, target_step: int, others: list[bool | None], told: bool
 ) -> None:
     behind = BehindCommit()
     behind.note(error_of(fails), 7, between=between)
-    behind.tell(plan(target_step), rank)
+    mine = behind.left_out(plan(target_step))
+    behind.tell([mine if other is None else other for other in others], 1)
     line = f"{__file__}:{fails.__code__.co_firstlineno + 1} was interrupted between the commit of step 7"
     assert (line in caplog.text) is told
 
@@ -129,5 +135,6 @@ def test_a_steps_own_error_is_nothing_behind_the_commit(caplog: pytest.LogCaptur
     behind, loss = BehindCommit(), torch.ones(1, requires_grad=True).sum()
     loss.register_hook(lambda _gradient: fails())
     behind.note(error_of(loss.backward), 7, between=True)
-    behind.tell(plan(7), 1)
+    assert not behind.left_out(plan(7))
+    behind.tell([False, False], 1)
     assert caplog.text == ""

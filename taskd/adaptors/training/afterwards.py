@@ -5,7 +5,8 @@ Rules:
 1. It runs inside `commit`, when the step is committed. A rank may die in it: the step stays, and the work is lost.
 2. So after each recovery to such a step it is done again, by all ranks, before the training function is called. The
    random numbers that it draws are then those of an undisturbed run, too.
-3. What stands in the loop behind the commit is not: when that is interrupted, its line is told.
+3. What stands in the loop behind the commit is not: when that is interrupted, its line is told, by the lowest rank that
+   was in it and lives. What only the dead one was in, while all others were in their next step, nobody can tell.
 4. Models are in the mode (training or not) afterwards in which they were before, however it ends.
 """
 
@@ -82,10 +83,13 @@ class BehindCommit:
         of_step = any(frame.f_code in _STEPS for frame, _ in frames)
         self._line, self._step = "" if of_step or not between else innermost(reversed(frames)), step
 
-    def tell(self, plan: WorldPlan, rank: int) -> None:
-        """One rank of the new world says so, if training goes on behind that commit."""
-        speaker = min((transfer.donor for transfer in plan.transfers), default=0)
-        if self._line and self._step == plan.target_step and rank == speaker:
+    def left_out(self, plan: WorldPlan) -> bool:
+        """Whether training goes on behind that commit, without this."""
+        return bool(self._line) and self._step == plan.target_step
+
+    def tell(self, left_out: Sequence[bool], rank: int) -> None:
+        """The first rank of the new world that has left something out says so."""
+        if any(left_out) and list(left_out).index(True) == rank:
             logger.warning(
                 "%s was interrupted between the commit of step %d and the next step's forward pass. What stands behind "
                 "the commit is not done again, unless it is given to state.after_commit(…)",

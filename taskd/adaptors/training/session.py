@@ -39,6 +39,7 @@ from taskd.adaptors.training.checkpoint import dump
 from taskd.adaptors.training.layout import repoint
 from taskd.adaptors.training.refusals import Matter, Refusals, matters, tell_inexact
 from taskd.adaptors.training.restore import restore
+from taskd.adaptors.training.sameness import gather
 from taskd.adaptors.training.standing import see_standing
 from taskd.adaptors.training.state import TrainState
 from taskd.adaptors.training.strays import Strays
@@ -334,7 +335,7 @@ class Session:
                 plan.world_size,
                 replicas,
             )
-        self._behind.tell(plan, rank)
+        self._behind.tell([bool(theirs[0]) for theirs in gather([self._behind.left_out(plan)])], rank)
         runtime.recorder.step(state.step)
         self._link.restored(state.step)
 
