@@ -76,10 +76,14 @@ SCRIPTS = (
     # Steps
     Script("accumulate", (IDENTICAL,), "a death among the micro-batches; buckets are sent in the last alone"),
     Script("commit_per_microbatch", (IDENTICAL, REFUSED), "accumulated gradients are in no state: refused by name"),
-    Script("gan", (IDENTICAL, RESTARTED), "between the steps of two optimizers the state is truly torn"),
-    Script("critic_steps", (IDENTICAL, RESTARTED), "one optimizer steps thrice a commit; torn between"),
+    Script("gan", (IDENTICAL, RESTARTED), "torn between the steps of two optimizers, in the first step; then undone"),
+    Script("critic_steps", (IDENTICAL, RESTARTED), "one optimizer steps thrice a commit; as the GAN"),
     Script("ema", (IDENTICAL, RESTARTED), "deaths between optimizer and average"),
-    Script("ema_averaged_model", (IDENTICAL, RESTARTED), "a collective between optimizer and average"),
+    Script(
+        "ema_averaged_model",
+        (IDENTICAL, RESTARTED),
+        "a collective between optimizer and average; torn there in the first step",
+    ),
     Script("amp", (IDENTICAL,), "the scaler leaves a step out"),
     Script(
         "lbfgs", (IDENTICAL, REFUSED, RESTARTED), "parameters change within one step of the optimizer, at each closure"

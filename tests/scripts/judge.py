@@ -6,8 +6,8 @@ Rules:
    replaced. What is said beforehand stands in the output before the first kill; which work behind a commit a kill has
    interrupted can be told only then.
 2. Equal means: every rank's results, and what each step of each rank saw when it was done last.
-3. All may start anew where nothing else is left: when the ranks of a world die before the newcomer has its state, or
-   after the training function.
+3. All may start anew where nothing else is left: when the ranks of a world die before the newcomer has its state,
+   after the training function, or before the first step, when others are still in their set-up.
 """
 
 import re
@@ -117,7 +117,9 @@ def may_restart(run: Run) -> bool:
     orders = [event.get("order", "restart" if event.get("restart") else "") for event in run.events]
     late = "release" in orders and "restart" in orders[orders.index("release") :]
     overlapping = len({rank for rank, _ in run.killed}) > 1 and len(run.named("recovered")) < len(run.killed)
-    return late or overlapping
+    names = ["restart" if event.get("restart") else event.get("event") for event in run.events]
+    early = "first step" in names and "restart" not in names[names.index("first step") :]
+    return late or overlapping or early
 
 
 def restarted(run: Run) -> bool:

@@ -62,6 +62,9 @@ def test_all_may_start_anew_after_training_and_where_both_died_at_once() -> None
     assert may_restart(ran(events=orders))
     assert not may_restart(ran(events=orders[::-1]))
     assert may_restart(ran(killed=[(0, "step"), (1, "step + 9 us")]))
+    early = [{"event": "recovered", "restart": True}, {"event": "first step"}]
+    assert may_restart(ran(events=early))
+    assert not may_restart(ran(events=early[::-1]))
     assert not may_restart(ran(killed=[(0, "step + 7 us")]))
 
 
