@@ -18,7 +18,7 @@ done
 echo "test: all tests, about 30 minutes on 2 cores" >&2
 # Two lanes beside the rest, one less patient than the other.
 simulated=(tests/clusters tests/config tests/core tests/examples tests/sim tests/training)
-compared=(tests/e2e/test_foreign.py tests/scripts tests/torchrun)
+compared=(tests/e2e/test_{foreign,loops,outsiders,scripts,setup,wrappers}.py tests/scripts tests/torchrun)
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 nice -n 19 "${pytest[@]}" "$@" --timeout=600 "${simulated[@]}" >"$logs/simulated" 2>&1 &
