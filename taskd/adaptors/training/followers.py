@@ -9,7 +9,8 @@ Rules:
 4. A part that moves in some steps only may not have been meant to move in this one: the log says so.
 5. A part that leads, and has moved before the optimizers, can neither be put back nor be moved again: the state is
    torn, unless it is saved with the buffers. Whether it leads is seen in the first step; one that moves behind the
-   commit does not, and is right as it is when the next step is done again.
+   commit does not, and is right as it is when the next step is done again. A gradient scaler moves also in a step that
+   it leaves out: the optimizers have not stepped then, and yet the step must not be done again with another scale.
 6. What moves between a commit and the next step's work (at an epoch's end) is put back by `rollback`, where that work
    is done again: schedulers from copies made whenever they have moved, other parts from copies made as a loader ends.
 """
@@ -124,8 +125,8 @@ class Followers:
         """Whether a part has moved before the step's optimizers, and would move twice if that is done again."""
         if self._saves and self._held:
             return False
-        early = [part for part in self._parts if part.early and not put_back(part.tensor)]
-        always = [part.name for part in early if part.moves_often]
+        early = [part for part in self._parts if part.early and not (part.tensor is not None and put_back(part.tensor))]
+        always = [part.name for part in early if part.leads and part.moves_often]
         if always and not self._told:
             self._told = True
             _log.warning(
@@ -185,7 +186,8 @@ class _Follower:
         lags: whether it has moved in every step that was committed here, if any, and not in this one.
         may_lag: whether it has moved in some steps, and not in this one.
         unknown: whether it has not moved, and no step was committed here from which to know whether it should.
-        early: whether it has moved, and does so before the optimizers, as far as is known.
+        leads: whether it moves before the optimizers, as far as is known.
+        early: whether it has moved, and not because it trails behind the commit before.
         moves_often: whether it has moved in two steps at least.
     """
 
@@ -195,6 +197,7 @@ class _Follower:
         self._moved = self._stood = 0
         self._by_content = False
         self._leads: bool | None = None
+        self._trails = False
         self._version = -1
         self._content = torch.empty(0)
         self.settle()
@@ -229,14 +232,20 @@ class _Follower:
             self._version, self._content = self._tensor._version, _some(self._tensor)
 
     @property
-    def tensor(self) -> torch.Tensor:
-        """That by which it is known; only where there is one."""
-        assert self._tensor is not None
+    def tensor(self) -> torch.Tensor | None:
+        """That by which it is known."""
         return self._tensor
 
     def stepping(self) -> None:
+        moved = self._tensor is not None and not self._stands
         if self._leads is None:
-            self._leads = self._tensor is not None and not self._stands
+            self._leads = moved
+        else:
+            self._trails = self._trails or moved
+
+    @property
+    def leads(self) -> bool:
+        return self._leads is not False
 
     @property
     def moves_often(self) -> bool:
@@ -244,7 +253,11 @@ class _Follower:
 
     @property
     def early(self) -> bool:
-        return self._tensor is not None and self._leads is not False and not self._stands
+        scaler = isinstance(self.part, torch.amp.GradScaler)
+        if self._tensor is None:
+            made = _shown_by(self.part) if scaler else None
+            return made is not None and made._version > 0  # at its first step, and updated since
+        return not self._stands and (self._leads is not False or (scaler and not self._trails))
 
     @property
     def lags(self) -> bool:
