@@ -103,7 +103,7 @@ SCRIPTS = (
     Script("zero_redundancy", (REFUSED,), "each rank has a part of the optimizer's state alone"),
     Script("fsdp2", (REFUSED,), "each rank has a part of the weights alone"),
     # Beside the steps
-    Script("evaluate_rank0", (IDENTICAL,), "peers wait in a barrier for seconds"),
+    Script("evaluate_rank0", (IDENTICAL, REFUSED), "peers wait in a barrier for seconds; what is left out is told"),
     Script("evaluation_all", (IDENTICAL, REFUSED), "collectives after the commit: what was interrupted is told"),
     Script("upload", (IDENTICAL,), "rank 0 waits for a child, and its peers for rank 0"),
     Script("slow_checkpoint", (IDENTICAL,), "a rank writes while its peer dies"),
