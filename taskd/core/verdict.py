@@ -32,7 +32,7 @@ class Kind(Enum):
     DATA_BLOCKED = "data loader blocked"
     DEADLOCK = "Python deadlock"
     BLOCKED = "blocked in native code"
-    LOOP = "infinite loop in Python"
+    LOOP = "no progress in Python code"
     DEVICE_BEHIND = "device behind"
     BEHIND = "behind"
     CONNECTION_CUT = "connection cut"
