@@ -1,6 +1,10 @@
 #!/usr/bin/env bash
-# Prepares .venv and runs every test. Arguments go to pytest: scripts/test.sh tests/wire -k garbage
-# All of them take about 30 minutes on 2 cores: those that measure no time run beside the rest, on what it leaves of the cores.
+# Prepares .venv and runs the tests: about 25 minutes on 2 cores. Those that measure no time run beside the rest, on what it
+# leaves of the cores.
+#
+#   --thorough   runs what is left out otherwise, and nothing else: further cases of what other tests hold (about 15 minutes)
+#   --quiet      as pytest's
+#   other arguments go to pytest, which then leaves nothing out: scripts/test.sh tests/wire -k garbage
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
@@ -10,23 +14,23 @@ for name in $(compgen -e | grep -E '^(TASKD_|TORCHELASTIC_|RANK$|LOCAL_RANK$|WOR
     unset "$name"
 done
 pytest=(.venv/bin/python -m pytest)
-for argument; do
-    if [[ $argument != --quiet ]]; then
-        exec "${pytest[@]}" "$@"
-    fi
-done
-echo "test: all tests, about 30 minutes on 2 cores" >&2
+case "$*" in
+--thorough) exec "${pytest[@]}" -m thorough ;;
+"" | --quiet) pytest+=(-m "not thorough" "$@") ;;
+*) exec "${pytest[@]}" "$@" ;;
+esac
+echo "test: about 25 minutes on 2 cores; --thorough runs what is left out here" >&2
 # Two lanes beside the rest, one less patient than the other.
 simulated=(tests/clusters tests/config tests/core tests/examples tests/sim tests/training)
 compared=(tests/e2e/test_{foreign,loops,outsiders,scripts,setup,wrappers}.py tests/scripts tests/torchrun)
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
-nice -n 19 "${pytest[@]}" "$@" --timeout=600 "${simulated[@]}" >"$logs/simulated" 2>&1 &
+nice -n 19 "${pytest[@]}" --timeout=600 "${simulated[@]}" >"$logs/simulated" 2>&1 &
 beside=($!)
-nice -n 10 "${pytest[@]}" "$@" "${compared[@]}" >"$logs/compared" 2>&1 &
+nice -n 10 "${pytest[@]}" --timeout=600 "${compared[@]}" >"$logs/compared" 2>&1 &
 beside+=($!)
 status=0
-"${pytest[@]}" "$@" "${simulated[@]/#/--ignore=}" "${compared[@]/#/--ignore=}" || status=$?
+"${pytest[@]}" "${simulated[@]/#/--ignore=}" "${compared[@]/#/--ignore=}" || status=$?
 for lane in "${beside[@]}"; do
     wait "$lane" || status=$?
 done

@@ -33,6 +33,7 @@ def test_recovery(launcher: Launcher) -> None:
     assert names <= set(last["phases_ms"])
 
 
+@pytest.mark.thorough
 def test_stock_defaults(launcher: Launcher) -> None:
     last = last_line(
         launcher, "benchmarks.recovery", "--stock-defaults", "--runs", "1", "--ranks", "2", "--limit-s", "20"
@@ -52,6 +53,7 @@ def test_overhead(launcher: Launcher) -> None:
     assert abs(last["step_overhead"]) < 10
 
 
+@pytest.mark.thorough
 def test_soak(launcher: Launcher) -> None:
     last = last_line(launcher, "benchmarks.soak", "--faults", "2", "--ranks", "2")
     assert last["faults"] == last["recovered"] == 2
@@ -60,6 +62,7 @@ def test_soak(launcher: Launcher) -> None:
         assert len(last[name]) == len(last["agent"][name]) == len(last["manager"][name]) == 2
 
 
+@pytest.mark.thorough
 def test_large_ranks(launcher: Launcher) -> None:
     last = last_line(launcher, "benchmarks.recovery", "--rss-gib", "0.1", "--pairs", "1", "--ranks", "2")
     assert last["pairs"] == 1
@@ -76,6 +79,7 @@ def test_uneven_steps_in_virtual_time(launcher: Launcher) -> None:
     assert min(last["evaluations"], last["checkpoints"], last["slow_steps"]) > 100
 
 
+@pytest.mark.thorough
 def test_foreign_work_in_virtual_time(launcher: Launcher) -> None:
     last = last_line(launcher, "benchmarks.soak", "--foreign", "--virtual", "--seed", "1")
     assert (last["hours"], last["proven"], last["replaced"], last["restarts"]) == (24, 0, 0, 0)
@@ -83,6 +87,7 @@ def test_foreign_work_in_virtual_time(launcher: Launcher) -> None:
     assert min(last[kind] for kind in (*KINDS, EVALUATION)) > 20
 
 
+@pytest.mark.thorough
 def test_uneven_steps_of_a_job(launcher: Launcher) -> None:
     last = last_line(launcher, "benchmarks.soak", "--uneven", "--minutes", "0.2", "--ranks", "2")
     assert last["alarms"] == 0

@@ -13,6 +13,7 @@ from tests.e2e.job import SCRIPTS, Job, await_none
 from tests.e2e.plan import point
 from tests.launch import Launcher
 from tests.leaks import MARK
+from tests.thorough import everyday
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -29,7 +30,11 @@ def stranger(make_job: MakeJob, launcher: Launcher) -> Job:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    everyday([signal.SIGTERM, signal.SIGINT, signal.SIGKILL], signal.SIGTERM, signal.SIGKILL),
+    ids=lambda number: number.name,
+)
 def test_torchrun_is_told_to_end(make_job: MakeJob, stranger: Job, leak_mark: str, number: int) -> None:
     """Ranks, template and standbys end with it; its exit status is torchrun's own."""
     points = [point("zero", 0, "run"), point("one", 1, "run")]
@@ -47,7 +52,7 @@ def test_torchrun_is_told_to_end(make_job: MakeJob, stranger: Job, leak_mark: st
     assert stranger.end() == 0
 
 
-@pytest.mark.parametrize("status", [0, 3])
+@pytest.mark.parametrize("status", everyday([0, 3], 0))
 def test_a_rank_that_has_finished_does_not_abort(make_job: MakeJob, status: int) -> None:
     """torch alone aborts here nearly always: its thread needs the interpreter, which ends. The status stays."""
     job = make_job(2).start("abrupt.py", {"steps": 3, "status": status}, env={"TASKD_MAX_RESTARTS": "0"})
@@ -91,7 +96,9 @@ def test_the_budget_is_spent(make_job: MakeJob) -> None:
     assert "rank      : 1 (local_rank: 1)" in report
 
 
-@pytest.mark.parametrize("spelling", ["--max_restarts=0", "--max-restarts=0", "PET_MAX_RESTARTS"])
+@pytest.mark.parametrize(
+    "spelling", everyday(["--max_restarts=0", "--max-restarts=0", "PET_MAX_RESTARTS"], "PET_MAX_RESTARTS")
+)
 def test_no_restart_is_allowed(make_job: MakeJob, spelling: str) -> None:
     """0 counts if it was asked for: on the command line, or as torchrun's variable. The script's own words do not."""
     points = [point("one", 1, "run")]

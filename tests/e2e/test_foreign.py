@@ -4,6 +4,7 @@ import pytest
 
 from tests.e2e.conftest import MakeJob
 from tests.e2e.job import Job
+from tests.thorough import everyday
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 WORK = ["upload", "compute", "receive", "rest", "sample"]
@@ -25,7 +26,7 @@ def warnings(job: Job) -> int:
     return job.output.count("TASKD_HANG_PATIENCE_S")
 
 
-@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize("work", everyday(WORK, "upload", "compute"))
 def test_work_of_one_rank_is_told_of_and_waited_for(make_job: MakeJob, work: str) -> None:
     job = start(make_job(2), [work], 0, {})
     assert job.end() == 0

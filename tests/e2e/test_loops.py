@@ -4,15 +4,16 @@ import pytest
 
 from tests.e2e.conftest import MakeJob
 from tests.e2e.plan import Points, point
+from tests.thorough import everyday
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
+LOOPS = ["workers epochs", "shuffle steps", "stateful steps", "stateful epochs"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "loop"), [("workers", "epochs"), ("shuffle", "steps"), ("stateful", "steps"), ("stateful", "epochs")]
-)
-def test_a_loop_over_a_loader(make_job: MakeJob, kind: str, loop: str) -> None:
+@pytest.mark.parametrize("case", everyday(LOOPS, "workers epochs", "stateful epochs"))
+def test_a_loop_over_a_loader(make_job: MakeJob, case: str) -> None:
     """Inside an epoch, and between its last step and the first of the next."""
+    kind, loop = case.split()
 
     def run(points: Points, taskd: str | None) -> list[dict[str, object]]:
         job = make_job(2).start(

@@ -29,6 +29,7 @@ def end(job: Job) -> None:
     assert len(job.named("verdict")) == 1
 
 
+@pytest.mark.thorough
 def test_a_slow_rank(make_job: MakeJob) -> None:
     job = play(make_job, "slow")
     verdict = job.wait(lambda: job.named("verdict"), "a verdict")[0]

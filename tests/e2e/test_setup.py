@@ -5,11 +5,12 @@ import pytest
 from tests.e2e.conftest import MakeJob
 from tests.e2e.job import Job
 from tests.e2e.plan import point
+from tests.thorough import everyday
 
 pytestmark = pytest.mark.timeout(150)
 
 
-@pytest.mark.parametrize("extra", [None, "weights"])
+@pytest.mark.parametrize("extra", everyday([None, "weights"], None))
 def test_what_the_ranks_have_shared_stays(make_job: MakeJob, extra: str | None) -> None:
     """Rank 1, rank 0, and rank 1 again are replaced: run id, seed, steps and shards are those of the first start."""
     points = [point("first", 1, 3, "begin"), point("second", 0, 4, "begin"), point("third", 1, 5, "begin")]
@@ -57,7 +58,7 @@ def restarts(job: Job, reason: str) -> None:
     assert zero["weights"] == one["weights"]
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", everyday([0, 1], 0))
 def test_groups_made_anew_after_the_training(make_job: MakeJob, killed: int) -> None:
     """A replaced rank meets its peers in a new default group, as in stock."""
     job = make_job(2).start("again.py", {"steps": 4, "points": [point("one", killed, 3, "begin")]})

@@ -5,12 +5,13 @@ import pytest
 from tests.e2e.conftest import MakeJob
 from tests.e2e.job import SCRIPTS
 from tests.e2e.plan import point
+from tests.thorough import everyday
 
 pytestmark = pytest.mark.timeout(150)
 STEPS = 10
 
 
-@pytest.mark.parametrize("bucket_mb", [25, 0.0005])
+@pytest.mark.parametrize("bucket_mb", everyday([25, 0.0005], 25))
 def test_a_bare_model_in_the_state(make_job: MakeJob, bucket_mb: float) -> None:
     """Two kills, of rank 1 and of rank 0; then every rank has the weights of an undisturbed run."""
     plan = {"steps": STEPS, "bucket_mb": bucket_mb}
@@ -36,7 +37,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("feature", REFUSED)
+@pytest.mark.parametrize("feature", everyday(REFUSED, "uncovered", "powersgd"))
 def test_what_cannot_be_recovered_in_place(make_job: MakeJob, feature: str) -> None:
     """It is said beforehand, once and with its line; a kill has all start anew at once, and the result is stock's."""
     expected = undisturbed(make_job, feature)

@@ -37,6 +37,7 @@ def test_digits_reach_95_percent_on_4_ranks(launcher: Launcher, tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_digits_end_with_the_same_weights_each_time_and_others_after_more_steps(
     launcher: Launcher, tmp_path: Path
 ) -> None:
@@ -68,6 +69,7 @@ def test_digits_shuffle_anew_each_epoch_and_alike_each_time() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_chargpt_learns_and_writes(launcher: Launcher, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     output = torchrun(launcher, 2, "chargpt_ddp.py", "--steps", "80", "--sample", "40", "--out", out)

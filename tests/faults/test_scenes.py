@@ -10,6 +10,7 @@ from tests.faults.job import build_native
 from tests.faults.player import evidence, play
 from tests.faults.scenes import SCENES
 from tests.nodes_space import NodesUnavailableError
+from tests.thorough import everyday
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 PLAYED = ("SIGSEGV in native code", "SIGSTOP", "another operation", "NaN loss")
@@ -21,7 +22,7 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_native(tmp_path_factory.mktemp("native"))
 
 
-@pytest.mark.parametrize("name", PLAYED)
+@pytest.mark.parametrize("name", everyday(PLAYED, "SIGSEGV in native code", "SIGSTOP"))
 def test_scene(name: str, run_dir: Path, native: Path) -> None:
     scene = next(scene for scene in SCENES if scene.name == name)
     try:

@@ -8,6 +8,7 @@ import pytest
 from tests.ladder.job import undisturbed
 from tests.ladder.scenarios import SCENES, perform
 from tests.nodes_space import NodesUnavailableError
+from tests.thorough import everyday
 
 pytestmark = [pytest.mark.timeout(200), pytest.mark.slow, pytest.mark.root]
 PLAYED = ("recover, a spare waits", "elastic-training, shrink and grow", "dump", "node 0 lost, manager included")
@@ -19,7 +20,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
     return undisturbed(tmp_path_factory.mktemp("plain") / "run")
 
 
-@pytest.mark.parametrize("name", PLAYED)
+@pytest.mark.parametrize("name", everyday(PLAYED, "recover, a spare waits", "node 0 lost, manager included"))
 def test_scene(name: str, weights: str, run_dir: Path) -> None:
     scene = next(scene for scene in SCENES if scene.name == name)
     begun_s = time.monotonic()

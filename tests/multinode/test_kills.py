@@ -60,6 +60,7 @@ def test_one_after_another_and_then_the_manager(make_job: MakeJob, same: Same) -
     same(job)
 
 
+@pytest.mark.thorough
 def test_cold_starts(make_job: MakeJob, same: Same) -> None:
     """Two ranks on each node and no standby: a rank, then two of two nodes at once."""
     points = [point("three", 3, 3, "forward"), point("one", 1, 6, "begin"), point("four", 4, 6, "forward")]

@@ -12,13 +12,14 @@ from tests.sim.nodes import Agent
 from tests.sim.process import Process
 from tests.sim.scenario import divided
 from tests.sim.world import play
+from tests.thorough import everyday
 
 SEEDS = 120
 pytestmark = pytest.mark.timeout(110)
 Patch = pytest.MonkeyPatch
 
 
-@pytest.mark.parametrize("cooperative", [True, False])
+@pytest.mark.parametrize("cooperative", everyday([True, False], True))
 def test_two_managers_never_both_decide(cooperative: bool) -> None:
     outcomes = [play(divided(seed, cooperative=cooperative)) for seed in range(SEEDS)]
     broken = next((outcome for outcome in outcomes if outcome.breach), None)

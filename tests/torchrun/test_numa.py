@@ -12,6 +12,7 @@ import pytest
 from tests.e2e.job import SCRIPTS, Job
 from tests.e2e.plan import point
 from tests.launch import Launcher
+from tests.thorough import everyday
 from tests.torchrun.conftest import Play
 from tests.torchrun.twins import PROGRAMS, Launch, Seen, launch
 
@@ -28,7 +29,7 @@ APPLIED: dict[str, Launch] = {
 needs_two = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: nothing to bind apart")
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", everyday(MODES, "node"))
 def test_refused(play: Play, mode: str) -> None:
     """There is no GPU."""
     pair = play(REFUSED[mode])

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from tests.thorough import everyday
 from tests.torchrun.conftest import Play
 from tests.torchrun.twins import Launch, launch
 
@@ -81,7 +82,7 @@ def test_other_programs_run_as_they_are(play: Play, name: str) -> None:
     play(COLD_CASES[name]).check(COLD)
 
 
-@pytest.mark.parametrize("name", FUNCTION_CASES)
+@pytest.mark.parametrize("name", everyday(FUNCTION_CASES, "spawn"))
 def test_functions_are_left_to_torchrun(play: Play, name: str) -> None:
     pair = play(FUNCTION_CASES[name])
     pair.check("the ranks run a function, expected a script: taskd leaves this job to torchrun")

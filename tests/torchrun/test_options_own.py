@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch import Launcher
+from tests.thorough import everyday
 
 SCRIPT = """
 import json, os, sys
@@ -36,7 +37,7 @@ def seen(launcher: Launcher, tmp_path: Path, *options: str, enabled: str = "on")
     return json.loads(line[5:]) if line is not None and status == 0 else output
 
 
-@pytest.mark.parametrize("option", ["--exclude-straggler", "--exclude_straggler"])
+@pytest.mark.parametrize("option", everyday(["--exclude-straggler", "--exclude_straggler"], "--exclude_straggler"))
 def test_an_option_is_its_variable(launcher: Launcher, tmp_path: Path, option: str) -> None:
     assert seen(launcher, tmp_path, option) == [[None, "on"], ["--node-check"]]
 

@@ -8,6 +8,7 @@ import pytest
 
 from taskd.adaptors.torchrun.launcher import SED_LINE, torchrun_file
 from taskd.config.process import environment
+from tests.thorough import everyday
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "patch-torch.sh"
@@ -55,7 +56,7 @@ def run_copy(path: Path, *, enabled: bool) -> str:
     ).stdout.strip()
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", everyday([1, 2], 2))
 def test_the_seeds_line_works_however_often_it_is_run(copy: Path, times: int) -> None:
     for _ in range(times):
         sed(copy)

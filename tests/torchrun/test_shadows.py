@@ -7,6 +7,7 @@ import pytest
 
 from taskd.adaptors.torchrun.shelter import Shelter
 from tests.launch import Launcher
+from tests.thorough import everyday
 from tests.torchrun.test_script import ENVIRONMENT
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
@@ -61,7 +62,7 @@ def test_the_script_finds_its_own_modules_and_taskd_the_true_ones(
     assert taskd == stock
 
 
-@pytest.mark.parametrize("flags", [(), ("-P",)])
+@pytest.mark.parametrize("flags", everyday([(), ("-P",)], ()))
 def test_modules_where_torchrun_starts(launcher: Launcher, users: Path, run_dir: Path, flags: tuple[str, ...]) -> None:
     shadow(users, "ipaddress")
     (users / "train.py").write_text(TORCH + SEEN.format(names=("ipaddress", "random")))

@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import TCPStore
 from taskd.adaptors.training.checkpoint import dump, load_latest
 from taskd.adaptors.training.state import TrainState
 from tests.launch import Launcher
+from tests.thorough import everyday
 from tests.training.checkpoint_state import contents, make, train
 from tests.training.job import ENVIRONMENT
 
@@ -94,7 +95,7 @@ def test_a_rank_dies_meanwhile(ranks: Ranks, tmp_path: Path, case: str, dead: in
     assert names(tmp_path) == left
 
 
-@pytest.mark.parametrize("case", ["full", "behind"])
+@pytest.mark.parametrize("case", everyday(["full", "behind"], "full"))
 def test_one_rank_cannot(ranks: Ranks, tmp_path: Path, case: str) -> None:
     ranks(case, 2)
     assert not list(tmp_path.rglob("*.partial"))
@@ -108,6 +109,7 @@ def test_nodes_that_do_not_share_a_disk(ranks: Ranks, tmp_path: Path) -> None:
     assert not names(tmp_path)
 
 
+@pytest.mark.thorough
 def test_ranks_that_see_different_directories(ranks: Ranks, tmp_path: Path) -> None:
     save(tmp_path)
     ranks("differing", 2)

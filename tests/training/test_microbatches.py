@@ -13,6 +13,7 @@ from torch.utils.data import DistributedSampler
 from taskd.adaptors.training.microbatches import shares
 from taskd.adaptors.training.state import TrainState
 from tests.launch import Launcher
+from tests.thorough import everyday
 from tests.training.job import ENVIRONMENT
 
 pytestmark = pytest.mark.timeout(90)
@@ -84,7 +85,7 @@ def port() -> Iterator[int]:
     del store
 
 
-@pytest.mark.parametrize("case", ["smaller", "elastic", "broken_off", "full", "samplers"])
+@pytest.mark.parametrize("case", everyday(["smaller", "elastic", "broken_off", "full", "samplers"], "elastic", "full"))
 def test_four_ranks(launcher: Launcher, port: int, case: str) -> None:
     ranks = [launcher.start(["python", PROGRAM, case, str(rank), str(port)], env=ENVIRONMENT) for rank in range(4)]
     for rank, process in enumerate(ranks):

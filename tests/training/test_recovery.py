@@ -69,6 +69,7 @@ def test_several_buckets(run: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_one_bucket(run: Any) -> None:
     """Random points of step 10; and peers between optimizer step and commit: their step is adopted, scheduler too."""
     faults = [fault(2, 10, random_point(2)), fault(3, 13, "before logging"), fault(0, 16, random_point(3))]
@@ -79,6 +80,7 @@ def test_one_bucket(run: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_find_unused_parameters(run: Any) -> None:
     options = {**SEVERAL_BUCKETS, "ddp": {"find_unused_parameters": True}, "steps": 8, "ranks": 2}
     results, _ = run(**options, faults=[fault(1, 5, "after forward")])

@@ -7,10 +7,14 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from tests.launch import Launcher
+from tests.thorough import everyday
 from tests.training.job import ENVIRONMENT
 
 pytestmark = pytest.mark.timeout(90)
 PROGRAM = Path(__file__).with_name("restore_program.py")
+
+
+CASES = ["everybody", "some", "survivors", "misfit", "behind", "layouts", "elsewhere"]
 
 
 @pytest.fixture
@@ -20,7 +24,7 @@ def port() -> Iterator[int]:
     del store
 
 
-@pytest.mark.parametrize("case", ["everybody", "some", "survivors", "misfit", "behind", "layouts", "elsewhere"])
+@pytest.mark.parametrize("case", everyday(CASES, "everybody", "survivors", "layouts"))
 def test_restore(launcher: Launcher, port: int, case: str) -> None:
     ranks = [launcher.start(["python", PROGRAM, case, str(rank), str(port)], env=ENVIRONMENT) for rank in range(4)]
     for rank, process in enumerate(ranks):
