@@ -1,15 +1,11 @@
 """Work after a commit is done again after a recovery, and leaves the models as they were."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import nn
 
-from taskd.adaptors.training.afterwards import BehindCommit
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import ConfigError
-from taskd.wire.messages import Transfer, WorldPlan
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -85,56 +81,3 @@ def test_wrong_arguments() -> None:
     for wrong in (0, 1.5):
         with pytest.raises(ConfigError, match=r"after_commit got .* every="):
             make().after_commit(print, every=wrong)  # type: ignore[arg-type]
-
-
-def plan(target_step: int) -> WorldPlan:
-    return WorldPlan(
-        generation=1,
-        world_size=2,
-        store_host="h",
-        store_port=1,
-        target_step=target_step,
-        adopt=False,
-        transfers=(Transfer(donor=1, receivers=(0,)),),
-        timeout_s=9.0,
-    )
-
-
-def error_of(call: Callable[[], object]) -> RuntimeError:
-    with pytest.raises(RuntimeError) as caught:
-        call()
-    return caught.value
-
-
-def fails() -> None:
-    raise RuntimeError("a peer has died")
-
-
-@pytest.mark.parametrize(
-    ("between", "target_step", "others", "told"),
-    [
-        (True, 7, [False, None, True], True),
-        (True, 7, [True, None, True], False),
-        (False, 7, [False, None, True], False),
-        (True, 8, [False, None, False], False),
-    ],
-    ids=["told, though rank 0 was in its next step", "one rank tells", "inside a step", "another has committed more"],
-)
-def test_what_stood_behind_the_commit_is_told_with_its_line(
-    caplog: pytest.LogCaptureFixture, *, between: bool, target_step: int, others: list[bool | None], told: bool
-) -> None:
-    behind = BehindCommit()
-    behind.note(error_of(fails), 7, between=between)
-    mine = behind.left_out(plan(target_step))
-    behind.tell([mine if other is None else other for other in others], 1)
-    line = f"{__file__}:{fails.__code__.co_firstlineno + 1} was interrupted between the commit of step 7"
-    assert (line in caplog.text) is told
-
-
-def test_a_steps_own_error_is_nothing_behind_the_commit(caplog: pytest.LogCaptureFixture) -> None:
-    behind, loss = BehindCommit(), torch.ones(1, requires_grad=True).sum()
-    loss.register_hook(lambda _gradient: fails())
-    behind.note(error_of(loss.backward), 7, between=True)
-    assert not behind.left_out(plan(7))
-    behind.tell([False, False], 1)
-    assert caplog.text == ""

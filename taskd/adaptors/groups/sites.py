@@ -20,6 +20,11 @@ def script_line() -> str:
     return innermost(walk_stack(sys._getframe(1)))
 
 
+def is_users(file: str) -> bool:
+    """It is a file of the user's, and of no library."""
+    return not file.startswith(_BETWEEN) and not file.startswith(_LIBRARIES)
+
+
 def innermost(frames: Iterable[tuple[FrameType, int]]) -> str:
     """`file:line` of the first of these frames, innermost first, that is the user's; of a library if none is."""
     of_library = ""

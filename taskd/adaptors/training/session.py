@@ -34,7 +34,7 @@ from taskd.adaptors.groups.world import World
 from taskd.adaptors.groups.wrappers import inside
 from taskd.adaptors.torchrun.script import prefix_rebuilt
 from taskd.adaptors.training import failures
-from taskd.adaptors.training.afterwards import BehindCommit
+from taskd.adaptors.training.behind import BehindCommit
 from taskd.adaptors.training.checkpoint import dump
 from taskd.adaptors.training.layout import repoint
 from taskd.adaptors.training.refusals import Matter, Refusals, matters, tell_inexact
@@ -335,7 +335,7 @@ class Session:
                 plan.world_size,
                 replicas,
             )
-        self._behind.tell([bool(theirs[0]) for theirs in gather([self._behind.left_out(plan)])], rank)
+        self._behind.tell(gather(self._behind.known(plan)), plan, rank)
         runtime.recorder.step(state.step)
         self._link.restored(state.step)
 
@@ -374,6 +374,7 @@ class Session:
 
     def _committed(self, step: int) -> None:
         self._strays.report()
+        self._behind.committed()
         if self.state.shows_steps:
             self.state.on_commit = None  # before the link is asked: an order that comes now puts it back
         else:

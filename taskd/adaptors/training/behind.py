@@ -1,0 +1,196 @@
+"""What stands in the script's loop behind the commit: a fault may leave it out, and then that is told.
+
+Rules:
+
+1. A survivor that was in it when it was interrupted knows: the lowest of those tells its line.
+2. What only the lost rank was in, while all others were in their next step, nobody has seen. So where something stands
+   behind the commit, its first line is told as what may be left out. It is looked for in the script's text, at a fault,
+   from the place of the first commit of each world: a step pays nothing.
+3. A step that is counted as the survivors had it, without their commit, has not come to what stands behind it.
+4. What only prints, counts or looks at the time is not spoken of, nor what `state.epochs` does again.
+"""
+
+import ast
+import builtins
+import linecache
+import logging
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from traceback import walk_tb
+from types import CodeType
+from typing import Final, NamedTuple
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from taskd.adaptors.groups.sites import innermost, is_users
+from taskd.adaptors.training.afterwards import Afterwards
+from taskd.wire.messages import WorldPlan
+
+logger = logging.getLogger(__name__)
+
+_STEPS: Final[tuple[CodeType, ...]] = (
+    DistributedDataParallel.forward.__code__,
+    torch.Tensor.backward.__code__,
+    Afterwards.run.__code__,
+)
+"""What is done again: a step's own work, and what was given to the state."""
+_HARMLESS: Final = frozenset(dir(builtins)) - {"open", "exec", "eval", "compile", "__import__"} | {
+    *("debug", "info", "warning", "error", "write", "flush", "format", "set_postfix", "set_description"),
+    *("append", "update", "item", "tolist", "detach", "cpu", "mean", "time", "perf_counter", "monotonic"),
+    *("step", "zero_grad", "get_rank", "get_world_size", "get_last_lr"),
+}
+"""Calls by these names print, look, count or move on what the state has as a part."""
+_LOOPS: Final = (ast.For, ast.While, ast.AsyncFor)
+_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+class Place(NamedTuple):
+    """A line of the script that is being run: the file, the line, and the first line of its function."""
+
+    file: str
+    line: int
+    function: int
+
+
+class BehindCommit:
+    """That of one training loop."""
+
+    def __init__(self) -> None:
+        self._line = ""
+        self._step = 0
+        self._places: tuple[Place, ...] = ()
+
+    def committed(self) -> None:
+        """The script has committed a step: whoever calls this is called by `commit`."""
+        frame = sys._getframe(1)
+        places = []
+        while frame.f_back is not None and not is_users(frame.f_code.co_filename):
+            frame = frame.f_back
+        while frame is not None and is_users(file := frame.f_code.co_filename):
+            linecache.getlines(file)  # as it is now: somebody may write it anew
+            places.append(Place(file, frame.f_lineno, frame.f_code.co_firstlineno))
+            frame = frame.f_back  # type: ignore[assignment]  # None at the bottom
+        self._places = tuple(places)
+
+    def note(self, error: BaseException, step: int, *, between: bool) -> None:
+        """The training function was left by this error; `between` says that no work of the next step has ended."""
+        frames = list(walk_tb(error.__traceback__))
+        of_step = any(frame.f_code in _STEPS for frame, _ in frames)
+        self._line, self._step = "" if of_step or not between else innermost(reversed(frames)), step
+
+    def known(self, plan: WorldPlan) -> list[int]:
+        """Whether training goes on behind that commit, without what this rank was in; whether it has committed."""
+        return [bool(self._line) and self._step == plan.target_step, bool(self._places)]
+
+    def tell(self, known: Sequence[Sequence[int]], plan: WorldPlan, rank: int) -> None:
+        """`known` by every rank of the new world. The first that knows most says it."""
+        left_out = [bool(theirs[0]) for theirs in known]
+        have_committed = [bool(theirs[1]) for theirs in known]
+        if any(left_out):
+            if left_out.index(True) == rank:
+                logger.warning(
+                    "%s was interrupted between the commit of step %d and the next step's forward pass. What stands "
+                    "behind the commit is not done again, unless it is given to state.after_commit(…)",
+                    self._line,
+                    self._step,
+                )
+        elif any(have_committed) and have_committed.index(True) == rank and (plan.adopt or not all(have_committed)):
+            self._tell_what_may_be(plan, [at for at, has in enumerate(have_committed) if not has])
+
+    def _tell_what_may_be(self, plan: WorldPlan, lost: list[int]) -> None:
+        line = first_behind(self._places)
+        if not line:
+            return
+        if plan.adopt:
+            why = "that step is counted as the ranks had it that had not committed yet"
+        else:
+            ranks = f"rank{'s' * (len(lost) != 1)} {', '.join(map(str, lost))}"
+            why = f"{ranks} may have been in it, and not in the next step yet"
+        logger.warning(
+            "%s stands behind the commit, and may be left out after step %d: %s. It is not done again, unless it is "
+            "given to state.after_commit(…)",
+            line,
+            plan.target_step,
+            why,
+        )
+
+
+def first_behind(places: Sequence[Place]) -> str:
+    """`file:line` of the first work that the script does between a commit there and its next step; "" for none.
+
+    `places` are the frames of the script, from the one that commits outwards to the one that trains.
+    """
+    for number, place in enumerate(places):
+        function = _function(place)
+        if function is None:
+            return ""
+        outermost = number == len(places) - 1
+        for statement in _behind(function, place.line, outermost=outermost):
+            if _works(statement):
+                return f"{place.file}:{statement.lineno}"
+    return ""
+
+
+def _function(place: Place) -> ast.AST | None:
+    """The function's tree; None if there is no text, or it cannot be read."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(place.file)))
+    except (SyntaxError, ValueError):
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, _FUNCTIONS):
+            begins = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", []))])
+            if begins == place.function:
+                return node
+    return None
+
+
+def _behind(function: ast.AST, line: int, *, outermost: bool) -> Iterator[ast.stmt]:
+    """The statements after `line` until the next round of the outermost loop; to the function's end if it is called
+    in a loop of another.
+    """
+    path = list(_path(function, line))
+    loops = [number for number, (_, parent) in enumerate(path) if isinstance(parent, _LOOPS)]
+    done_again = [number for number in loops if _is_epochs(path[number][1])]
+    last = max(loops, default=-1) if outermost else len(path) - 1
+    for number, (rest, _) in enumerate(path[: last + 1]):
+        if number in done_again:
+            return
+        yield from rest
+
+
+def _path(function: ast.AST, line: int) -> Iterator[tuple[list[ast.stmt], ast.AST]]:
+    """From the innermost block that holds the line outwards: what follows in it, and whose block it is."""
+    blocks: list[tuple[list[ast.stmt], ast.AST]] = []
+    node: ast.AST | None = function
+    while node is not None:
+        within: ast.AST | None = None
+        for field in ("body", "orelse", "finalbody", "handlers"):
+            found = getattr(node, field, None)
+            block: list[ast.stmt] = found if isinstance(found, list) else []  # a lambda's body is an expression
+            for at, child in enumerate(block):
+                if child.lineno <= line <= (child.end_lineno or child.lineno):
+                    blocks.append(([] if field == "handlers" else block[at + 1 :], node))
+                    within = child
+        node = None if isinstance(within, _FUNCTIONS) else within
+    return reversed(blocks)
+
+
+def _is_epochs(loop: ast.AST) -> bool:
+    call = getattr(loop, "iter", None)
+    return isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "epochs"
+
+
+def _works(statement: ast.stmt) -> bool:
+    """It calls something that may be missed."""
+    return any(name not in _HARMLESS for name in _called(statement))
+
+
+def _called(node: ast.AST) -> Iterable[str]:
+    if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+        return
+    if isinstance(node, ast.Call):
+        yield node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    for child in ast.iter_child_nodes(node):
+        yield from _called(child)

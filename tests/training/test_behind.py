@@ -1,0 +1,186 @@
+"""What a fault leaves out of the work between a commit and the next step is told, with the script's line."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from taskd.adaptors.training.behind import BehindCommit
+from taskd.wire.messages import Transfer, WorldPlan
+
+pytestmark = pytest.mark.timeout(30)
+
+
+def plan(target_step: int, *, adopt: bool = False) -> WorldPlan:
+    return WorldPlan(
+        generation=1,
+        world_size=2,
+        store_host="h",
+        store_port=1,
+        target_step=target_step,
+        adopt=adopt,
+        transfers=(Transfer(donor=1, receivers=(0,)),),
+        timeout_s=9.0,
+    )
+
+
+def error_of(call: Callable[[], object]) -> RuntimeError:
+    with pytest.raises(RuntimeError) as caught:
+        call()
+    return caught.value
+
+
+def train(script: Path, behind: BehindCommit) -> None:
+    """Called by a library, as the resilient function is: no frame of this file is the script's."""
+    names: dict[str, Any] = {}
+    exec(compile(script.read_text(), str(script), "exec"), names)
+    thread = threading.Thread(target=names["train"], args=(behind.committed, lambda _: None))
+    thread.start()
+    thread.join()
+
+
+def fails() -> None:
+    raise RuntimeError("a peer has died")
+
+
+@pytest.mark.parametrize(
+    ("between", "target_step", "others", "told"),
+    [
+        (True, 7, [0, None, 1], True),
+        (True, 7, [1, None, 1], False),
+        (False, 7, [0, None, 1], False),
+        (True, 8, [0, None, 0], False),
+    ],
+    ids=["told, though rank 0 was in its next step", "one rank tells", "inside a step", "another has committed more"],
+)
+def test_what_stood_behind_the_commit_is_told_with_its_line(
+    caplog: pytest.LogCaptureFixture, *, between: bool, target_step: int, others: list[int | None], told: bool
+) -> None:
+    behind = BehindCommit()
+    behind.note(error_of(fails), 7, between=between)
+    mine = behind.known(plan(target_step))
+    behind.tell([mine if other is None else [other, 1] for other in others], plan(target_step), 1)
+    line = f"{__file__}:{fails.__code__.co_firstlineno + 1} was interrupted between the commit of step 7"
+    assert (line in caplog.text) is told
+
+
+def test_a_steps_own_error_is_nothing_behind_the_commit(caplog: pytest.LogCaptureFixture) -> None:
+    behind, loss = BehindCommit(), torch.ones(1, requires_grad=True).sum()
+    loss.register_hook(lambda _gradient: fails())
+    behind.note(error_of(loss.backward), 7, between=True)
+    assert behind.known(plan(7)) == [False, False]
+    behind.tell([[0, 0], [0, 0]], plan(7), 1)
+    assert caplog.text == ""
+
+
+LOOPS = {
+    "in a condition of the loop": """
+        def train(commit, work):
+            for step in range(2):
+                commit()
+                if step % 2 == 0:  # here
+                    work(step)
+    """,
+    "after the inner loop, whose rest only prints": """
+        def train(commit, work):
+            for epoch in range(2):
+                for step in range(2):
+                    with memoryview(b""):
+                        commit()
+                        print("step", len(str(step)))
+                work(epoch)  # here
+    """,
+    "after the helper that commits": """
+        def train_step(commit):
+            commit()
+
+        def train_epoch(commit, work):
+            for _ in range(2):
+                train_step(commit)
+            work("epoch")  # here
+
+        def train(commit, work):
+            while True:
+                train_epoch(commit, work)
+                break
+            work("end")
+    """,
+    "after the training": """
+        def train(commit, work):
+            work("begin")
+            for step in range(2):
+                work(step)
+                commit()
+            work("end")
+    """,
+    "what state.epochs does again": """
+        class state:
+            def epochs(n):
+                return range(n)
+
+        def train(commit, work):
+            for epoch in state.epochs(2):
+                for step in range(2):
+                    commit()
+                work(epoch)
+    """,
+    "a function that is only defined there": """
+        def train(commit, work):
+            for step in range(2):
+                try:
+                    commit()
+                finally:
+                    def later():
+                        work(step)
+    """,
+    "in another branch": """
+        def train(commit, work):
+            for step in range(2):
+                if step:
+                    work(step)
+                else:
+                    commit()
+    """,
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("adopt", [False, True], ids=["a rank is new", "the step is adopted"])
+def test_what_may_be_left_out_is_told(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], *, adopt: bool
+) -> None:
+    script, behind = tmp_path / "train.py", BehindCommit()
+    lines = [line.removeprefix("        ") for line in LOOPS[name].strip("\n").splitlines()]
+    script.write_text("\n".join(lines))
+    train(script, behind)
+    capsys.readouterr()
+    known = [[0, 1], [0, int(adopt)]]
+    behind.tell(known, plan(7, adopt=adopt), 1)
+    assert caplog.text == "", "another rank tells"
+    behind.tell(known, plan(7, adopt=adopt), 0)
+    here = next((number for number, line in enumerate(lines, 1) if line.endswith("# here")), None)
+    assert bool(caplog.text) is bool(here)
+    if here:
+        assert f"{script}:{here} stands behind the commit, and may be left out after step 7" in caplog.text
+        assert ("rank 1 may have been in it" in caplog.text) is not adopt
+
+
+def test_nothing_is_told_where_all_ranks_live_and_are_clean(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    behind, script = BehindCommit(), tmp_path / "train.py"
+    script.write_text("def train(commit, work):\n    for step in range(2):\n        commit()\n        work(step)\n")
+    train(script, behind)
+    behind.tell([[0, 1], [0, 1]], plan(7), 0)
+    assert caplog.text == ""
+
+
+def test_a_script_without_text_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    behind = BehindCommit()
+    names: dict[str, Any] = {"commit": behind.committed}
+    exec(compile("def train():\n  for i in range(1):\n    commit()\n    work()", "gone.py", "exec"), names)
+    with pytest.raises(NameError):
+        names["train"]()
+    behind.tell([[0, 1], [0, 0]], plan(7), 0)
+    assert caplog.text == ""
