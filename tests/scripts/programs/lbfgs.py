@@ -30,11 +30,12 @@ def train():
             optimizer.zero_grad()
             loss = cross_entropy(model(rows), kinds)
             loss.backward()
-            return dist_mean(loss.detach())
+            mean = dist_mean(loss.detach())
+            diary.saw(step, mean, ids)
+            return mean
 
-        loss = optimizer.step(closure)
+        optimizer.step(closure)
         diary.moment("stepped")
-        diary.saw(step, loss, ids)
         state.commit()
         diary.moment("committed")
 
