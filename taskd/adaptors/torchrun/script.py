@@ -52,7 +52,7 @@ def _install_runtime(link: "WorkerLink", sheltered: AbstractContextManager[None]
         with sheltered:
             from taskd.adaptors.training.session import install
 
-            install(link, int(environment()["WORLD_SIZE"]))
+            install(link, int(environment()["WORLD_SIZE"]), prefix_rebuilt)
     except Exception:
         logger.exception("taskd could not prepare this rank's process groups; the script runs without recovery")
 

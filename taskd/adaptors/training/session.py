@@ -32,7 +32,6 @@ from taskd.adaptors.groups.members import Members
 from taskd.adaptors.groups.setup_results import Recording, Replay
 from taskd.adaptors.groups.world import World
 from taskd.adaptors.groups.wrappers import inside
-from taskd.adaptors.torchrun.script import prefix_rebuilt
 from taskd.adaptors.training import failures
 from taskd.adaptors.training.behind import BehindCommit
 from taskd.adaptors.training.checkpoint import dump
@@ -67,8 +66,9 @@ class Interrupted(BaseException):
 class Runtime:
     """What one process has for its recoveries: the link to the agent, the shim, and the process groups."""
 
-    def __init__(self, link: worker.WorkerLink, world_size: int) -> None:
+    def __init__(self, link: worker.WorkerLink, world_size: int, rebuilt: Callable[[int], None]) -> None:
         self.link = link
+        self._rebuilt = rebuilt
         self.rank = link.config.rank
         self.recorder: Recorder | NullRecorder = open_recorder()
         self.world = World(
@@ -151,7 +151,7 @@ class Runtime:
         self._building = True
         try:
             self.world.rebuild(plan, self.rank)
-            prefix_rebuilt(plan.generation)
+            self._rebuilt(plan.generation)
             repoint(state, self.world, plan, self.refuse_rebuild)
         finally:
             self._building = False
@@ -161,10 +161,15 @@ class Runtime:
 _runtime: Runtime | None = None
 
 
-def install(link: worker.WorkerLink, world_size: int) -> None:
-    """Make this process's runtime. Called once, when torch has been imported and before the script makes a group."""
+def install(
+    link: worker.WorkerLink, world_size: int, rebuilt: Callable[[int], None] = lambda _generation: None
+) -> None:
+    """Make this process's runtime. Called once, when torch has been imported and before the script makes a group.
+
+    `rebuilt` hears the generation of each world that this process is taken into.
+    """
     global _runtime  # noqa: PLW0603 - one per process
-    _runtime = Runtime(link, world_size)
+    _runtime = Runtime(link, world_size, rebuilt)
     atexit.register(_settle)  # before the script's own registrations, so it is called after those
 
 

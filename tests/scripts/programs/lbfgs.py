@@ -25,7 +25,7 @@ def train():
     for step in range(state.step, STEPS):
         ids, rows, kinds = batch_of(step, dist.get_rank(), dist.get_world_size())
 
-        def closure(rows=rows, kinds=kinds):
+        def closure(step=step, ids=ids, rows=rows, kinds=kinds):
             diary.moment("closure")
             optimizer.zero_grad()
             loss = cross_entropy(model(rows), kinds)
