@@ -17,7 +17,7 @@ from tests.scripts.catalog import FAILED, SCRIPTS, SILENT, Script, chosen
 from tests.scripts.stage import Outcome, Stage
 
 _KILLS = 2
-_KILLS_AT_RANDOM = 3
+_KILLS_AT_RANDOM = 5
 
 
 def main() -> int:
