@@ -3,7 +3,7 @@
 import pytest
 
 from taskd.adaptors.torchrun.command import TEMPLATE, parse_command, template_arguments
-from taskd.adaptors.torchrun.script import mark_round, store_prefix
+from taskd.adaptors.torchrun.script import Meetings, mark_round, store_prefix
 
 PYTHON = "/venv/bin/python"
 
@@ -54,3 +54,20 @@ def test_worlds_have_keys_of_their_own() -> None:
     prefixes = [store_prefix(first | {"TASKD_GENERATION": str(number)}) for number in range(3)]
     restarted = store_prefix(mark_round("def", "3") | {"TASKD_GENERATION": "3"})
     assert len({*prefixes, restarted}) == 4
+
+
+def test_each_meeting_has_keys_of_its_own() -> None:
+    """Also where a rank has been in a default group with others meanwhile, or where a meeting has failed."""
+    env, meetings, other = mark_round("abc", "0"), Meetings(), Meetings()
+    assert [meetings.prefix(env, made) for made in (0, 0, 1, 2)] == ["taskd/abc"] * 2 + ["taskd/abc/1", "taskd/abc/2"]
+    assert [other.prefix(env, made) for made in (1, 3)] == ["taskd/abc", "taskd/abc/1"]
+
+
+def test_who_lived_through_a_recovery_meets_who_came_then() -> None:
+    env, survivor, newcomer = mark_round("abc", "0"), Meetings(), Meetings()
+    for made in range(3):
+        survivor.prefix(env, made)
+    for meetings in (survivor, newcomer):
+        meetings.rebuilt(7)
+    assert survivor.prefix(env, 3) == newcomer.prefix(env, 1) == "taskd/rebuilt/7"
+    assert survivor.prefix(env, 4) == newcomer.prefix(env, 2) == "taskd/rebuilt/7/1"

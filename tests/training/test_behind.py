@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from taskd.adaptors.training.behind import BehindCommit
+from taskd.adaptors.training.state import TrainState
 from taskd.wire.messages import Transfer, WorldPlan
 
 pytestmark = pytest.mark.timeout(30)
@@ -166,6 +167,27 @@ def test_what_may_be_left_out_is_told(
     if here:
         assert f"{script}:{here} stands behind the commit, and may be left out after step 7" in caplog.text
         assert ("rank 1 may have been in it" in caplog.text) is not adopt
+
+
+@pytest.mark.parametrize("pulse", [True, False], ids=["in the core", "in Python"])
+def test_an_evaluation_behind_the_commit_is_no_next_step(tmp_path: Path, *, pulse: bool) -> None:
+    model = torch.nn.Linear(1, 1)
+    state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    if not pulse:
+        state.parts.positions["sampler"] = torch.nn.Identity()
+    state.attach(str(tmp_path / "position"))
+    assert state.shows_steps is pulse
+    state.begin(0)
+    model(torch.ones(1, 1)).sum().backward()
+    state.optimizer.step()
+    state.commit()
+    model.eval()
+    with torch.no_grad():
+        model(torch.ones(1, 1))
+    model.train()
+    assert state.between_steps
+    model(torch.ones(1, 1))
+    assert not state.between_steps
 
 
 def test_nothing_is_told_where_all_ranks_live_and_are_clean(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -63,13 +63,14 @@ class World:
     Attributes:
         generation: that of the present groups.
         members: the ranks of the job that the present world is made of.
+        made: how often the script has made the default group.
         section: which resilient function of the script this rank is in, counted from 1; 0 before the first.
     """
 
     _installed: ClassVar["World | None"] = None
 
     def __init__(self, breaker: Callable[[], object] | None = None, naming: Naming = _nameless) -> None:
-        self.generation = 0
+        self.generation = self.made = 0
         self._naming = naming
         self._forming = 0
         self.members = Members(())
@@ -262,6 +263,7 @@ class World:
             desc=group_desc,
         )
         group, prefix_store = self._build(replace(call, ranks=tuple(global_ranks_in_group)), group_rank, store)
+        self.made += call.is_default
         if not call.is_default and isinstance(group, dist.ProcessGroup):
             if isinstance(group, GroupHandle) or any(group is known.handle for known in self._calls):
                 return group, prefix_store  # torch found an existing group of that tag and those ranks

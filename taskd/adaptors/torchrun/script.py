@@ -15,6 +15,7 @@ from taskd.config.process import environment
 from taskd.config.worker import WorkerConfig
 
 if TYPE_CHECKING:
+    from taskd.adaptors.groups.world import World
     from taskd.runtime.recorder import NullRecorder, Recorder
     from taskd.runtime.worker import WorkerLink
 
@@ -25,8 +26,7 @@ _GENERATION: Final = settings.GENERATION.name
 _TERM: Final = settings.TERM.name
 
 _recorder: "Recorder | NullRecorder | None" = None
-_rebuilt = ""
-"""Prefix of the keys of a world that was rebuilt, equal for those who lived through it and for those who came then."""
+_world: "World | None" = None
 _current: "Callable[[], WorkerLink | None] | None" = None
 
 
@@ -48,11 +48,12 @@ def prepare_rank(sheltered: AbstractContextManager[None]) -> None:
 
 def _install_runtime(link: "WorkerLink", sheltered: AbstractContextManager[None]) -> None:
     """What needs torch. Runs inside the script's own `import torch`, and must not be why that fails."""
+    global _world  # noqa: PLW0603 - one per process
     try:
         with sheltered:
             from taskd.adaptors.training.session import install
 
-            install(link, int(environment()["WORLD_SIZE"]), prefix_rebuilt)
+            _world = install(link, int(environment()["WORLD_SIZE"]), _meetings.rebuilt)
     except Exception:
         logger.exception("taskd could not prepare this rank's process groups; the script runs without recovery")
 
@@ -85,10 +86,30 @@ def store_prefix(env: Mapping[str, str]) -> str:
     return f"taskd/{round_name}/{generation}.{env.get(_TERM, '0')}"  # two managers may both order this generation
 
 
-def prefix_rebuilt(generation: int) -> None:
-    """This process is in a world that was rebuilt: if its script meets anew, it does so where its new peers do."""
-    global _rebuilt  # noqa: PLW0603 - one per process
-    _rebuilt = f"taskd/rebuilt/{generation}"
+class Meetings:
+    """Which keys of torchrun's store the ranks of a world use when they meet, equal for all of them.
+
+    A script may destroy its groups and meet the others anew. What the first meeting has left in the store misleads the
+    second one then: so each has keys of its own.
+    """
+
+    def __init__(self) -> None:
+        self._rebuilt = ""
+        self._number = 0
+        self._made: int | None = None
+
+    def rebuilt(self, generation: int) -> None:
+        """This process is in a world that was rebuilt: if its script meets anew, it does so where its new peers do."""
+        self._rebuilt, self._number, self._made = f"taskd/rebuilt/{generation}", 0, None
+
+    def prefix(self, env: Mapping[str, str], made: int) -> str:
+        """That of the meeting that begins. `made` is the number of default groups that the script has made."""
+        self._number += self._made is not None and made > self._made
+        self._made = made
+        return (self._rebuilt or store_prefix(env)) + (f"/{self._number}" if self._number else "")
+
+
+_meetings: Final = Meetings()
 
 
 def prefix_stores(rendezvous: ModuleType) -> None:
@@ -103,7 +124,8 @@ def prefix_stores(rendezvous: ModuleType) -> None:
         store, env = create(hostname, port, *args, **options), environment()
         if (hostname, str(port)) != (env.get("MASTER_ADDR"), env.get("MASTER_PORT")):
             return store
-        return sys.modules["torch.distributed"].PrefixStore(_rebuilt or store_prefix(env), store)
+        prefix = _meetings.prefix(env, _world.made if _world is not None else 0)
+        return sys.modules["torch.distributed"].PrefixStore(prefix, store)
 
     vars(rendezvous)["_create_c10d_store"] = _create_c10d_store
 

@@ -32,7 +32,7 @@ class StepHooks:
         self.counts = memoryview(bytearray(16 * len(parts.optimizers))).cast("q")
         self._parts = parts
         self._handles: list[RemovableHandle | _Call] = []
-        self._after_forward = _where_training(after_forward)
+        self._after_forward = _with_gradients(after_forward)
         for module in parts.modules:
             _hook_before(module, before_forward)
         self.use(None)
@@ -85,16 +85,16 @@ def _counting(counts: memoryview, index: int) -> tuple[Hook, Hook]:
     return before, after
 
 
-def _where_training(call: Callable[[], None]) -> Hook:
-    def after(module: torch.nn.Module) -> None:
-        if module.training and torch.is_grad_enabled():
+def _with_gradients(call: Callable[[], None]) -> Hook:
+    def after(_module: torch.nn.Module) -> None:
+        if torch.is_grad_enabled():
             call()
 
     return after
 
 
 class _Call:
-    """Calls `after` with the module when the module's `__call__` has returned, until it is removed."""
+    """Calls `after` with the module when its `__call__` has returned in training mode, until it is removed."""
 
     def __init__(self, module: torch.nn.Module, after: Hook) -> None:
         self._module = module
@@ -103,7 +103,8 @@ class _Call:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             result = inner(*args, **kwargs)
-            after(module)
+            if module.training:
+                after(module)
             return result
 
         self._call = call

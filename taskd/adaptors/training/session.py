@@ -163,14 +163,15 @@ _runtime: Runtime | None = None
 
 def install(
     link: worker.WorkerLink, world_size: int, rebuilt: Callable[[int], None] = lambda _generation: None
-) -> None:
+) -> World:
     """Make this process's runtime. Called once, when torch has been imported and before the script makes a group.
 
-    `rebuilt` hears the generation of each world that this process is taken into.
+    `rebuilt` hears the generation of each world that this process is taken into. Returns its process groups.
     """
     global _runtime  # noqa: PLW0603 - one per process
     _runtime = Runtime(link, world_size, rebuilt)
     atexit.register(_settle)  # before the script's own registrations, so it is called after those
+    return _runtime.world
 
 
 def _settle() -> None:
