@@ -89,7 +89,8 @@ class Stage:
             if reference.status != 0 or len(reference.results) != script.ranks:
                 refusal = refused_at_once(script, reference)
                 if refusal:
-                    return reference, Judgement(REFUSED, refusal)
+                    self._undisturbed[script.name] = reference, Judgement(REFUSED, refusal)
+                    return self._undisturbed[script.name]
                 raise StockError(f"under stock torchrun it ends with {reference.status}: see {reference.folder}")
             wrong = None
             if not self._brief:
@@ -115,10 +116,9 @@ class Stage:
 
     def _play_stock(self, script: Script) -> Run:
         """Stock torch hangs now and then where groups are made anew: gloo finds old addresses in the store."""
-        runs = (
-            play(script, self._root / f"{script.name}-stock-{number}", taskd=False) for number in range(_STOCK_RUNS)
-        )
-        return next((run for run in runs if not run.hung), Run(self._root / f"{script.name}-stock-0"))
+        folder = self._root / f"{script.name}-stock"
+        runs = (play(script, folder / str(number), taskd=False) for number in range(_STOCK_RUNS))
+        return next((run for run in runs if not run.hung), Run(folder / "0"))
 
 
 class StockError(Exception):

@@ -21,6 +21,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler, Sampler
 
+from taskd.adaptors.groups.sites import script_line
 from taskd.adaptors.groups.wrappers import living, watching
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.epochs import Epochs
@@ -40,6 +41,7 @@ class Parts:
 
     def __init__(self, given: dict[str, Any]) -> None:
         self.epochs = Epochs()
+        self.made_at = script_line()
         self._told_too_large = False
         self.all = {name: part for name, part in given.items() if part is not None}
         for name, part in self.all.items():

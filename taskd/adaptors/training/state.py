@@ -343,10 +343,9 @@ class TrainState:
         if not unknown:
             return ""
         instead = "those of its donor, which it repeats" if lent else "its own"
-        remedy = "" if self._seeds is not None else "; with TrainState(seed=...) random numbers are exact on any node"
-        return (
-            f"{' and '.join(unknown)} of step {step} not known on this node: this rank goes on with {instead}{remedy}"
-        )
+        seed = f"; with TrainState(seed=...) at {self.parts.made_at} random numbers are exact on any node"
+        what, remedy = " and ".join(unknown), "" if self._seeds is not None else seed
+        return f"{what} of step {step} not known on this node: this rank goes on with {instead}{remedy}"
 
     # Inside.
 
