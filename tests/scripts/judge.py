@@ -49,7 +49,7 @@ def warned(script: Script, run: Run) -> str:
 
 
 def told(script: Script, run: Run) -> str:
-    """What can only be told at a fault: the line behind a commit at which it struck, or whose seed is missing; or ""."""
+    """What only a fault can tell: the line behind a commit at which it struck, or where a seed is missing; or ""."""
     return _naming(script, run.output, "(?: was interrupted between the commit| random numbers are exact on any node)")
 
 
