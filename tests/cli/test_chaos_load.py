@@ -125,7 +125,7 @@ def test_in_the_jobs_cgroup_its_own_process_is_the_victim(make_node, leak_mark) 
         assert f"process {victim[1]} was killed for its memory (OOM)" in told
         assert "has all of its" not in told
         for pid in (node.agent.pid, node.pids["rank 0"]):
-            assert state(pid) in ("R", "S", "D"), "it lives; D where it waits for memory"
+            assert state(pid) in ("R", "S")
         playing = node.play("cpu")
         where = read(f"/proc/{node.agent.pid}/cgroup")
         for pid in busy(node, playing):

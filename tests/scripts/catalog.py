@@ -53,7 +53,7 @@ class Script:
 SCRIPTS = (
     # Data
     Script("step_batches", (IDENTICAL,), "the README's loop: batches are a function of the step"),
-    Script("no_seed", (IDENTICAL, REFUSED), "each rank's own random numbers are put back, if it has put them down"),
+    Script("no_seed", (IDENTICAL,), "each rank's own random numbers are put back"),
     Script(
         "epochs_plain_loader", (IDENTICAL,), "a plain DataLoader in the state, and an evaluation at each epoch's end"
     ),

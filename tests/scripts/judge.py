@@ -4,7 +4,7 @@ Rules:
 
 1. The reference is the undisturbed run under stock torchrun. The undisturbed run under taskd must equal it, with nobody
    replaced. What is said beforehand stands in the output before the first kill; which work behind a commit a kill has
-   interrupted, and that a rank has died before its random numbers were put down, can be told only then.
+   interrupted can be told only then.
 2. Equal means: every rank's results, and what each step of each rank saw when it was done last.
 3. All may start anew where nothing else is left: when the ranks of a world die before the newcomer has its state,
    after the training function, or before the first step, when others are still in their set-up.
@@ -49,8 +49,8 @@ def warned(script: Script, run: Run) -> str:
 
 
 def told(script: Script, run: Run) -> str:
-    """What only a fault can tell: the line behind a commit at which it struck, or where a seed is missing; or ""."""
-    return _naming(script, run.output, "(?: was interrupted between the commit| random numbers are exact on any node)")
+    """The warning that names the line behind a commit at which a kill has struck, or ""."""
+    return _naming(script, run.output, " was interrupted between the commit")
 
 
 def _naming(script: Script, text: str, more: str = "") -> str:
