@@ -198,6 +198,19 @@ def test_nothing_is_told_where_all_ranks_live_and_are_clean(tmp_path: Path, capl
     assert caplog.text == ""
 
 
+def test_the_place_is_sought_once_in_each_world(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A step pays nothing for it, and a script may go on to another loop."""
+    behind, first, second = BehindCommit(), tmp_path / "first.py", tmp_path / "second.py"
+    for script in (first, second):
+        script.write_text("def train(commit, work):\n    for step in range(2):\n        commit()\n        work(step)\n")
+        train(script, behind)
+    for script in (first, second):
+        caplog.clear()
+        behind.tell([[0, 1], [0, 0]], plan(7), 0)
+        assert f"{script}:4 stands behind the commit" in caplog.text
+        train(second, behind)
+
+
 def test_a_script_without_text_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     behind = BehindCommit()
     names: dict[str, Any] = {"commit": behind.committed}

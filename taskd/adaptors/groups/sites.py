@@ -30,9 +30,8 @@ def innermost(frames: Iterable[tuple[FrameType, int]]) -> str:
     of_library = ""
     for frame, line in frames:
         name = frame.f_code.co_filename
-        if not name.startswith(_BETWEEN):
-            place = f"{name}:{line}"
-            if not name.startswith(_LIBRARIES):
-                return place
-            of_library = of_library or place
+        if is_users(name):
+            return f"{name}:{line}"
+        if not of_library and not name.startswith(_BETWEEN):
+            of_library = f"{name}:{line}"
     return of_library or "an unknown line"

@@ -60,9 +60,13 @@ class BehindCommit:
         self._line = ""
         self._step = 0
         self._places: tuple[Place, ...] = ()
+        self._seeks = True
 
     def committed(self) -> None:
-        """The script has committed a step: whoever calls this is called by `commit`."""
+        """The script has committed a step: whoever calls this is called by `commit`, in some jobs at each."""
+        if not self._seeks:
+            return
+        self._seeks = False
         frame = sys._getframe(1)
         places = []
         while frame.f_back is not None and not is_users(frame.f_code.co_filename):
@@ -85,6 +89,7 @@ class BehindCommit:
 
     def tell(self, known: Sequence[Sequence[int]], plan: WorldPlan, rank: int) -> None:
         """`known` by every rank of the new world. The first that knows most says it."""
+        self._seeks = True
         left_out = [bool(theirs[0]) for theirs in known]
         have_committed = [bool(theirs[1]) for theirs in known]
         if any(left_out):
@@ -152,10 +157,9 @@ def _behind(function: ast.AST, line: int, *, outermost: bool) -> Iterator[ast.st
     """
     path = list(_path(function, line))
     loops = [number for number, (_, parent) in enumerate(path) if isinstance(parent, _LOOPS)]
-    done_again = [number for number in loops if _is_epochs(path[number][1])]
     last = max(loops, default=-1) if outermost else len(path) - 1
-    for number, (rest, _) in enumerate(path[: last + 1]):
-        if number in done_again:
+    for rest, parent in path[: last + 1]:
+        if _is_epochs(parent):
             return
         yield from rest
 
