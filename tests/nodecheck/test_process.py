@@ -186,27 +186,33 @@ def test_a_cpu_quota_shows_in_the_rate_and_is_told(run_dir: Path, launcher) -> N
     except OSError as error:
         pytest.skip(f"no CPU cgroups of version 1 on this machine: {error}")
     fields = order(own=True, run_dir=str(run_dir), local_world_size=os.cpu_count() or 1).decode()
-    # The imports are done outside: they would take ten times as long inside.
+    # The imports are done outside: they would take ten times as long inside. What a core gives is counted by this
+    # process's own time on it, after the check: neither the quota nor a neighbour has a part in that.
     program = (
-        "import os, sys\n"
+        "import os, sys, time\n"
         "from taskd.adaptors.nodecheck import local\n"
         "local.quiet_imports()\n"
-        "import msgspec\n"
+        "import msgspec, torch\n"
         "from taskd.wire.probes import ProbeOrder\n"
         "order = msgspec.json.decode(sys.argv[1], type=ProbeOrder)\n"
-        "free = local.check_node([order])\n"
         "open(sys.argv[2], 'w').write(str(os.getpid()))\n"
         "held = local.check_node([order])\n"
-        "os.write(1, msgspec.json.encode(free + held))\n"
+        "torch.set_num_threads(1)\n"
+        "matrix = torch.ones(384, 384)\n"
+        "matrix @ matrix\n"
+        "begun_s = time.thread_time()\n"
+        "for _ in range(50): matrix @ matrix\n"
+        "core_tflops = 50 * 2 * 384**3 / (time.thread_time() - begun_s) / 1e12\n"
+        "os.write(1, msgspec.json.encode((held[0], core_tflops)))\n"
     )
     try:
         status, output = launcher.run(["python", "-c", program, fields, group / "cgroup.procs"])
     finally:
         group.rmdir()
     assert status == 0, output
-    free, held = (result.own for result in msgspec.json.decode(output, type=list[ProbeResult]))
-    assert free is not None
+    result, core_tflops = msgspec.json.decode(output, type=tuple[ProbeResult, float])
+    held = result.own
     assert held is not None
     assert held.ok, held.cause
     assert held.cause.startswith(f"the CPU quota of {group} stopped it while it computed")
-    assert held.compute_tflops < 0.7 * free.compute_tflops
+    assert held.compute_tflops < 0.7 * core_tflops
