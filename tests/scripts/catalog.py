@@ -90,7 +90,12 @@ SCRIPTS = (
     ),
     Script("closure", (IDENTICAL,), "forward and backward are inside the optimizer's step, but nothing is changed yet"),
     Script("clip_schedule", (IDENTICAL,), "three ranks", ranks=3),
-    Script("plateau", (IDENTICAL,), "the scheduler is told a loss that all have reduced, and not in every step"),
+    Script(
+        "plateau",
+        (IDENTICAL, RESTARTED),
+        "the scheduler is told a loss that all have reduced, and not in every step; deaths before that",
+    ),
+    Script("mean_loss", (IDENTICAL,), "a collective between optimizer and commit, and a scheduler of each epoch"),
     Script("swallow", (IDENTICAL, REFUSED), "what tells a rank that a peer is gone is swallowed by the script"),
     # Models
     Script("raw_model", (IDENTICAL, REFUSED), "the wrapper is not in the state"),
@@ -104,6 +109,7 @@ SCRIPTS = (
     Script("fsdp2", (REFUSED,), "each rank has a part of the weights alone"),
     # Beside the steps
     Script("evaluate_rank0", (IDENTICAL, REFUSED), "peers wait in a barrier for seconds; what is left out is told"),
+    Script("evaluation_before", (IDENTICAL, REFUSED), "the same before the commit: survivors count the step"),
     Script("evaluation_all", (IDENTICAL, REFUSED), "collectives after the commit: what was interrupted is told"),
     Script("upload", (IDENTICAL,), "rank 0 waits for a child, and its peers for rank 0"),
     Script("slow_checkpoint", (IDENTICAL,), "a rank writes while its peer dies"),

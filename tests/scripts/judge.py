@@ -3,8 +3,8 @@
 Rules:
 
 1. The reference is the undisturbed run under stock torchrun. The undisturbed run under taskd must equal it, with nobody
-   replaced. What is said beforehand stands in the output before the first kill; which work behind a commit a kill has
-   interrupted can be told only then.
+   replaced. What is said beforehand stands in the output before the first kill; which work between two steps a kill has
+   interrupted can be told only then, and explains nothing but that this work is missing.
 2. Equal means: every rank's results, and what each step of each rank saw when it was done last.
 3. All may start anew where nothing else is left: when the ranks of a world die before the newcomer has its state,
    after the training function, or before the first step, when others are still in their set-up.
@@ -28,8 +28,8 @@ class Judgement:
     healthy_replaced: int = 0
 
 
-def difference(run: Run, reference: Run) -> str:
-    """The first thing that is not as in the reference, or ""."""
+def difference(run: Run, reference: Run, *, missing: bool = True) -> str:
+    """The first thing that is not as in the reference, or ""; without `missing` only of what is there in both."""
     for rank in reference.results:
         if rank not in run.results:
             return f"rank {rank} has no result"
@@ -38,7 +38,7 @@ def difference(run: Run, reference: Run) -> str:
             ("saw", run.saw[rank], reference.saw[rank]),
         ):
             for key in [*theirs, *(key for key in mine if key not in theirs)]:
-                if mine.get(key) != theirs.get(key):
+                if mine.get(key) != theirs.get(key) and (missing or (key in mine and key in theirs)):
                     return f"rank {rank} {what} {key}: {_short(mine.get(key))}, undisturbed {_short(theirs.get(key))}"
     return ""
 
@@ -49,8 +49,12 @@ def warned(script: Script, run: Run) -> str:
 
 
 def told(script: Script, run: Run) -> str:
-    """The warning that names the line behind a commit at which a kill has struck, or ""."""
-    return _naming(script, run.output, " was interrupted between the commit")
+    """The warning that names the line of what a kill has left out, or ""."""
+    return _naming(
+        script,
+        run.output,
+        r" (was interrupted between the commit|stands between optimizer\.step\(\)|stands behind the commit)",
+    )
 
 
 def _naming(script: Script, text: str, more: str = "") -> str:
@@ -100,7 +104,7 @@ def judge(script: Script, run: Run, reference: Run) -> Judgement:
         return Judgement(FAILED, f"leaves {run.orphans}")
     said, different = warned(script, run), difference(run, reference)
     if different:
-        said = said or told(script, run)
+        said = said or (told(script, run) if not difference(run, reference, missing=False) else "")
         return Judgement(REFUSED, f"{said}; {different}") if said else Judgement(SILENT, different)
     if restarted(run):
         return Judgement(REFUSED, said) if said else Judgement(RESTARTED, _reason(run))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts.catalog import FAILED, IDENTICAL, PROGRAMS, RESTARTED, SCRIPTS, SILENT, chosen
+from tests.scripts.catalog import FAILED, IDENTICAL, PROGRAMS, REFUSED, RESTARTED, SCRIPTS, SILENT, chosen
 from tests.scripts.judge import judge, judge_calm, may_restart
 from tests.scripts.kills import draw
 from tests.scripts.play import Run
@@ -55,6 +55,15 @@ def test_verdicts() -> None:
     assert judge(script, ran(orphans=["7"]), reference).verdict is FAILED
     healthy = judge(script, ran(killed=[(1, "step")]), reference)
     assert (healthy.verdict, healthy.healthy_replaced) == (FAILED, 1)
+
+
+def test_what_is_told_as_left_out_explains_only_what_is_missing(tmp_path: Path) -> None:
+    script, reference = SCRIPTS[0], ran(events=[], killed=[], saw={0: {"0": [1], "accuracy 9": [7]}})
+    assert judge(script, ran(folder=tmp_path), reference).verdict is SILENT
+    said = f"{script.path}:30 stands between optimizer.step() and the commit, and is left out of step 9"
+    (tmp_path / "output-0.txt").write_text(said)
+    assert judge(script, ran(folder=tmp_path), reference).verdict is REFUSED
+    assert judge(script, ran(folder=tmp_path, saw={0: {"0": [2]}}), reference).verdict is SILENT
 
 
 def test_all_may_start_anew_after_training_and_where_both_died_at_once() -> None:

@@ -63,7 +63,7 @@ def test_what_stood_behind_the_commit_is_told_with_its_line(
     behind = BehindCommit()
     behind.note(error_of(fails), 7, between=between)
     mine = behind.known(plan(target_step))
-    behind.tell([mine if other is None else [other, 1] for other in others], plan(target_step), 1)
+    behind.tell([mine if other is None else [other, 1, 0] for other in others], plan(target_step), 1)
     line = f"{__file__}:{fails.__code__.co_firstlineno + 1} was interrupted between the commit of step 7"
     assert (line in caplog.text) is told
 
@@ -72,8 +72,8 @@ def test_a_steps_own_error_is_nothing_behind_the_commit(caplog: pytest.LogCaptur
     behind, loss = BehindCommit(), torch.ones(1, requires_grad=True).sum()
     loss.register_hook(lambda _gradient: fails())
     behind.note(error_of(loss.backward), 7, between=True)
-    assert behind.known(plan(7)) == [False, False]
-    behind.tell([[0, 0], [0, 0]], plan(7), 1)
+    assert behind.known(plan(7)) == [False, False, False]
+    behind.tell([[0, 0, 0], [0, 0, 0]], plan(7), 1)
     assert caplog.text == ""
 
 
@@ -158,7 +158,7 @@ def test_what_may_be_left_out_is_told(
     script.write_text("\n".join(lines))
     train(script, behind)
     capsys.readouterr()
-    known = [[0, 1], [0, int(adopt)]]
+    known = [[0, 1, 0], [0, int(adopt), 0]]
     behind.tell(known, plan(7, adopt=adopt), 1)
     assert caplog.text == "", "another rank tells"
     behind.tell(known, plan(7, adopt=adopt), 0)
@@ -167,6 +167,20 @@ def test_what_may_be_left_out_is_told(
     if here:
         assert f"{script}:{here} stands behind the commit, and may be left out after step 7" in caplog.text
         assert ("rank 1 may have been in it" in caplog.text) is not adopt
+
+
+@pytest.mark.parametrize(("adopt", "target_step", "told"), [(True, 8, True), (False, 8, False), (True, 9, False)])
+def test_what_was_left_of_an_adopted_step_is_told(
+    caplog: pytest.LogCaptureFixture, *, adopt: bool, target_step: int, told: bool
+) -> None:
+    behind, order = BehindCommit(), plan(target_step, adopt=adopt)
+    behind.note(error_of(fails), 7, between=False, rest="train.py:12")
+    known = [[0, 0, 0], behind.known(order)]
+    behind.tell(known, order, 0)
+    assert caplog.text == "", "the rank that was before it tells"
+    behind.tell(known, order, 1)
+    line = f"train.py:12 stands between optimizer.step() and the commit, and is left out of step {target_step}"
+    assert (line in caplog.text) is told
 
 
 @pytest.mark.parametrize("pulse", [True, False], ids=["in the core", "in Python"])
@@ -194,7 +208,7 @@ def test_nothing_is_told_where_all_ranks_live_and_are_clean(tmp_path: Path, capl
     behind, script = BehindCommit(), tmp_path / "train.py"
     script.write_text("def train(commit, work):\n    for step in range(2):\n        commit()\n        work(step)\n")
     train(script, behind)
-    behind.tell([[0, 1], [0, 1]], plan(7), 0)
+    behind.tell([[0, 1, 0], [0, 1, 0]], plan(7), 0)
     assert caplog.text == ""
 
 
@@ -206,7 +220,7 @@ def test_the_place_is_sought_once_in_each_world(tmp_path: Path, caplog: pytest.L
         train(script, behind)
     for script in (first, second):
         caplog.clear()
-        behind.tell([[0, 1], [0, 0]], plan(7), 0)
+        behind.tell([[0, 1, 0], [0, 0, 0]], plan(7), 0)
         assert f"{script}:4 stands behind the commit" in caplog.text
         train(second, behind)
 
@@ -217,5 +231,5 @@ def test_a_script_without_text_is_left_alone(caplog: pytest.LogCaptureFixture) -
     exec(compile("def train():\n  for i in range(1):\n    commit()\n    work()", "gone.py", "exec"), names)
     with pytest.raises(NameError):
         names["train"]()
-    behind.tell([[0, 1], [0, 0]], plan(7), 0)
+    behind.tell([[0, 1, 0], [0, 0, 0]], plan(7), 0)
     assert caplog.text == ""

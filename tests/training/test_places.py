@@ -26,6 +26,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from taskd.adaptors.training.state import TrainState
+from taskd.wire.messages import Condition
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -119,6 +120,10 @@ def work(state: TrainState, log: Log, epoch: int, batch: list[torch.Tensor], cut
     log.append((epoch, *(part.tolist() for part in batch), torch.rand(1).item(), random.random()))
     if cut == (state.step, "working"):
         raise Cut
+    if cut == (state.step, "stepped"):
+        state.model(torch.ones(1, 1)).sum().backward()
+        state.optimizer.step()
+        raise Cut
     state.commit()
     if cut == (state.step, "committed"):
         raise Cut
@@ -200,8 +205,11 @@ def disturbed(kind: str, train: Train, seed: int | None, cut: tuple[int, str], *
     """The committed step, and what is seen from there on."""
     state = set_up(kind, seed)
     state.begin(0)
-    with pytest.raises(Cut):
+    with pytest.raises(Cut) as caught:
         train(state, [], cut)
+    if cut[1] == "stepped":
+        assert state.condition(caught.value) is Condition.STEPPED
+        state.adopt()
     step = state.step
     payload = state.position(step)
     if newcomer:
@@ -241,9 +249,11 @@ def after(log: Log, step: int) -> Log:
     ("kind", "seed"), [*((kind, None) for kind in KINDS), ("shuffle", 5), ("own sampler", 5), ("workers", 5)]
 )
 def test_a_loop_over_epochs(kind: str, seed: int | None, newcomer: bool) -> None:
-    """In the middle of an epoch, at its last batch, after its last commit, and in what follows its loop."""
+    """In the middle of an epoch, at its last batch, after its last commit, in what follows its loop; and where a step
+    is counted that was not committed.
+    """
     whole = undisturbed(kind, with_epochs, seed)
-    cuts = [(7, "working"), (PER_EPOCH, "committed"), (2 * PER_EPOCH, "end"), (0, "working")]
+    cuts = [(7, "working"), (PER_EPOCH, "committed"), (2 * PER_EPOCH, "end"), (0, "working"), (4, "stepped")]
     if "workers" not in kind and "persistent" not in kind:
         cuts += [(step, "committed") for step in (1, 4, 9)]
     for cut in cuts:
@@ -265,7 +275,7 @@ OTHER = ["shuffle", "generator", "distributed", "persistent", "iterable"]
 )
 def test_other_loops(kind: str, train: Train, newcomer: bool) -> None:
     whole = undisturbed(kind, train, None)
-    for cut in [(7, "working"), (PER_EPOCH, "committed"), (PER_EPOCH, "working")]:
+    for cut in [(7, "working"), (PER_EPOCH, "committed"), (PER_EPOCH, "working"), (4, "stepped")]:
         step, log = disturbed(kind, train, None, cut, newcomer=newcomer)
         assert log == after(whole, step), cut
 

@@ -199,20 +199,20 @@ def test_adopt_brings_the_scheduler_forward_once(stepped_already: bool) -> None:
     state.optimizer.step()
     if stepped_already:
         scheduler.step()
-    assert state.adopt() == ""
+    assert state.condition() is Condition.STEPPED
+    state.adopt()
     assert (state.step, scheduler.last_epoch, state.condition()) == (3, 3, Condition.CLEAN)
 
 
-def test_adopt_leaves_an_epoch_scheduler_alone() -> None:
+def test_of_its_set_up_a_newcomer_knows_the_random_numbers(tmp_path: Path) -> None:
+    """Whom it replaces may have died before it put down any; what the file has comes first."""
     state = make()
-    scheduler = torch.optim.lr_scheduler.StepLR(state.optimizer, 1, 0.5)
-    state = TrainState(model=state.model, optimizer=state.optimizer, scheduler=scheduler)
-    state.begin()
-    step(state)
-    backward(state)
-    state.optimizer.step()
-    assert "StepLR" in state.adopt()
-    assert scheduler.last_epoch == 0
+    state.attach(str(tmp_path / "position"))
+    state.declare_empty()
+    first = draw()
+    assert state.return_to(0, lent=b"of a donor") == ""
+    assert draw() == first
+    assert "random numbers of step 1 not known" in state.return_to(1)
 
 
 def draw() -> tuple[object, ...]:

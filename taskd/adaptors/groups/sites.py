@@ -20,9 +20,14 @@ def script_line() -> str:
     return innermost(walk_stack(sys._getframe(1)))
 
 
+def is_between(file: str) -> bool:
+    """It is a file of torch, or of taskd, or none."""
+    return file.startswith(_BETWEEN)
+
+
 def is_users(file: str) -> bool:
     """It is a file of the user's, and of no library."""
-    return not file.startswith(_BETWEEN) and not file.startswith(_LIBRARIES)
+    return not is_between(file) and not file.startswith(_LIBRARIES)
 
 
 def innermost(frames: Iterable[tuple[FrameType, int]]) -> str:
@@ -32,6 +37,6 @@ def innermost(frames: Iterable[tuple[FrameType, int]]) -> str:
         name = frame.f_code.co_filename
         if is_users(name):
             return f"{name}:{line}"
-        if not of_library and not name.startswith(_BETWEEN):
+        if not of_library and not is_between(name):
             of_library = f"{name}:{line}"
     return of_library or "an unknown line"

@@ -6,25 +6,26 @@ Rules:
 2. What only the lost rank was in, while all others were in their next step, nobody has seen. So where something stands
    behind the commit, its first line is told as what may be left out. It is looked for in the script's text, at a fault,
    from the place of the first commit of each world: a step pays nothing.
-3. A step that is counted as the survivors had it, without their commit, has not come to what stands behind it.
+3. A step that is counted as the survivors had it, without their commit, has not come to what stands behind it, nor to
+   what stood before it and was still to be done (see `rest`).
 4. What only prints, counts or looks at the time is not spoken of, nor what `state.epochs` does again.
 """
 
 import ast
-import builtins
 import linecache
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from traceback import walk_tb
 from types import CodeType
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.groups.sites import innermost, is_users
 from taskd.adaptors.training.afterwards import Afterwards
+from taskd.adaptors.training.script_text import LOOPS, Place, function_of, path_to, works
 from taskd.wire.messages import WorldPlan
 
 logger = logging.getLogger(__name__)
@@ -35,22 +36,6 @@ _STEPS: Final[tuple[CodeType, ...]] = (
     Afterwards.run.__code__,
 )
 """What is done again: a step's own work, and what was given to the state."""
-_HARMLESS: Final = frozenset(dir(builtins)) - {"open", "exec", "eval", "compile", "__import__"} | {
-    *("debug", "info", "warning", "error", "write", "flush", "format", "set_postfix", "set_description"),
-    *("append", "update", "item", "tolist", "detach", "cpu", "mean", "time", "perf_counter", "monotonic"),
-    *("step", "zero_grad", "get_rank", "get_world_size", "get_last_lr"),
-}
-"""Calls by these names print, look, count or move on what the state has as a part."""
-_LOOPS: Final = (ast.For, ast.While, ast.AsyncFor)
-_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-
-
-class Place(NamedTuple):
-    """A line of the script that is being run: the file, the line, and the first line of its function."""
-
-    file: str
-    line: int
-    function: int
 
 
 class BehindCommit:
@@ -61,6 +46,7 @@ class BehindCommit:
         self._step = 0
         self._places: tuple[Place, ...] = ()
         self._seeks = True
+        self._rest = ""
 
     def committed(self) -> None:
         """The script has committed a step: whoever calls this is called by `commit`, in some jobs at each."""
@@ -77,22 +63,38 @@ class BehindCommit:
             frame = frame.f_back  # type: ignore[assignment]  # None at the bottom
         self._places = tuple(places)
 
-    def note(self, error: BaseException, step: int, *, between: bool) -> None:
-        """The training function was left by this error; `between` says that no work of the next step has ended."""
+    def note(self, error: BaseException, step: int, *, between: bool, rest: str = "") -> None:
+        """The training function was left by this error; `between` says that no work of the next step has ended.
+
+        `rest` is the line of what was still to be done before the commit, in a step whose optimizers had stepped.
+        """
+        self._rest = rest
         frames = list(walk_tb(error.__traceback__))
         of_step = any(frame.f_code in _STEPS for frame, _ in frames)
         self._line, self._step = "" if of_step or not between else innermost(reversed(frames)), step
 
     def known(self, plan: WorldPlan) -> list[int]:
-        """Whether training goes on behind that commit, without what this rank was in; whether it has committed."""
-        return [bool(self._line) and self._step == plan.target_step, bool(self._places)]
+        """Whether training goes on behind that commit, without what this rank was in; whether it has committed;
+        whether the plan's step is counted without what this rank had still to do of it.
+        """
+        left_out = bool(self._line) and self._step == plan.target_step
+        return [left_out, bool(self._places), plan.adopt and bool(self._rest) and self._step + 1 == plan.target_step]
 
     def tell(self, known: Sequence[Sequence[int]], plan: WorldPlan, rank: int) -> None:
         """`known` by every rank of the new world. The first that knows most says it."""
         self._seeks = True
         left_out = [bool(theirs[0]) for theirs in known]
         have_committed = [bool(theirs[1]) for theirs in known]
-        if any(left_out):
+        had_to_do = [bool(theirs[2]) for theirs in known]
+        if any(had_to_do):
+            if had_to_do.index(True) == rank:
+                logger.warning(
+                    "%s stands between optimizer.step() and the commit, and is left out of step %d: a rank was lost "
+                    "before it. Let it stand before optimizer.step(), or give it to state.after_commit(…)",
+                    self._rest,
+                    plan.target_step,
+                )
+        elif any(left_out):
             if left_out.index(True) == rank:
                 logger.warning(
                     "%s was interrupted between the commit of step %d and the next step's forward pass. What stands "
@@ -127,36 +129,22 @@ def first_behind(places: Sequence[Place]) -> str:
     `places` are the frames of the script, from the one that commits outwards to the one that trains.
     """
     for number, place in enumerate(places):
-        function = _function(place)
+        function = function_of(place)
         if function is None:
             return ""
         outermost = number == len(places) - 1
         for statement in _behind(function, place.line, outermost=outermost):
-            if _works(statement):
+            if works(statement):
                 return f"{place.file}:{statement.lineno}"
     return ""
-
-
-def _function(place: Place) -> ast.AST | None:
-    """The function's tree; None if there is no text, or it cannot be read."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(place.file)))
-    except (SyntaxError, ValueError):
-        return None
-    for node in ast.walk(tree):
-        if isinstance(node, _FUNCTIONS):
-            begins = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", []))])
-            if begins == place.function:
-                return node
-    return None
 
 
 def _behind(function: ast.AST, line: int, *, outermost: bool) -> Iterator[ast.stmt]:
     """The statements after `line` until the next round of the outermost loop; to the function's end if it is called
     in a loop of another.
     """
-    path = list(_path(function, line))
-    loops = [number for number, (_, parent) in enumerate(path) if isinstance(parent, _LOOPS)]
+    path = list(path_to(function, line))
+    loops = [number for number, (_, parent) in enumerate(path) if isinstance(parent, LOOPS)]
     last = max(loops, default=-1) if outermost else len(path) - 1
     for rest, parent in path[: last + 1]:
         if _is_epochs(parent):
@@ -164,37 +152,6 @@ def _behind(function: ast.AST, line: int, *, outermost: bool) -> Iterator[ast.st
         yield from rest
 
 
-def _path(function: ast.AST, line: int) -> Iterator[tuple[list[ast.stmt], ast.AST]]:
-    """From the innermost block that holds the line outwards: what follows in it, and whose block it is."""
-    blocks: list[tuple[list[ast.stmt], ast.AST]] = []
-    node: ast.AST | None = function
-    while node is not None:
-        within: ast.AST | None = None
-        for field in ("body", "orelse", "finalbody", "handlers"):
-            found = getattr(node, field, None)
-            block: list[ast.stmt] = found if isinstance(found, list) else []  # a lambda's body is an expression
-            for at, child in enumerate(block):
-                if child.lineno <= line <= (child.end_lineno or child.lineno):
-                    blocks.append(([] if field == "handlers" else block[at + 1 :], node))
-                    within = child
-        node = None if isinstance(within, _FUNCTIONS) else within
-    return reversed(blocks)
-
-
 def _is_epochs(loop: ast.AST) -> bool:
     call = getattr(loop, "iter", None)
     return isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "epochs"
-
-
-def _works(statement: ast.stmt) -> bool:
-    """It calls something that may be missed."""
-    return any(name not in _HARMLESS for name in _called(statement))
-
-
-def _called(node: ast.AST) -> Iterable[str]:
-    if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
-        return
-    if isinstance(node, ast.Call):
-        yield node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    for child in ast.iter_child_nodes(node):
-        yield from _called(child)

@@ -6,7 +6,8 @@ Rules:
    with what follows: a part that has moved in every step before is made to follow, where taskd knows how.
 2. Whether a part has moved is seen from the version of one of its tensors, so a commit costs next to nothing.
 3. Where it is not known how, the state is torn: no step is adopted with an average that is older than its weights.
-4. A part that moves in some steps only may not have been meant to move in this one: the log says so.
+4. A part that moves in some steps only may have been meant to move in this one. What was left of the step tells (see
+   `rest`): if it might have been moved there, the state is torn, and else it is right as it is.
 5. A part that leads, and has moved before the optimizers, can neither be put back nor be moved again: the state is
    torn, unless it is saved with the buffers. Whether it leads is seen in the first step; one that moves behind the
    commit does not, and is right as it is when the next step is done again. A gradient scaler moves also in a step that
@@ -16,15 +17,17 @@ Rules:
 """
 
 import copy
+import inspect
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from taskd.adaptors.training import tree
+from taskd.adaptors.training.rest import Rest
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +47,7 @@ class Followers:
         others = {
             name: part
             for name, part in replicated.items()
-            if not isinstance(part, torch.optim.Optimizer | LRScheduler | ReduceLROnPlateau)
+            if not isinstance(part, torch.optim.Optimizer | LRScheduler)
             and not (isinstance(part, torch.nn.Module) and _has(part, trained))
         }
         self._parts = [_Follower(name, part) for name, part in others.items()]
@@ -52,6 +55,8 @@ class Followers:
         self._told = False
         self._held: list[Any] = []
         self._saves = False
+        self.rest = Rest()
+        """What the script had still to do of a step that was interrupted."""
         self._mark_schedulers()
         self.any = bool(self._parts or self._schedulers)
         """Whether there is anything to mark."""
@@ -71,7 +76,7 @@ class Followers:
 
     def settle(self) -> None:
         """What is there now is that of the last committed step, however it came to be."""
-        self._held = []
+        self._held, self.rest = [], Rest()
         self._mark_schedulers()
         for part in self._parts:
             part.settle()
@@ -108,18 +113,30 @@ class Followers:
         if self._saves:
             self._saved = [(scheduler.state_dict(), _values(scheduler.optimizer)) for scheduler in self._schedulers]
 
-    def lag(self, step: int) -> bool:
-        """Whether a part is older than the weights of this step, and cannot be brought on. Said once."""
-        late = [p.name for p in self._parts if p.unknown or (p.lags and not self._can_complete(p.part))]
+    def lag(self, step: int, *, known: bool) -> bool:
+        """Whether a part is older than the weights of this step, and cannot be brought on. Said once.
+
+        `known` tells whether a step was committed here before.
+        """
+        rest = self.rest
+        steady = known and self._steady
+        late = [type(s).__name__ for s in self._standing() if rest.may_move(s) and not (steady and _steps_alone(s))]
+        late += [part.name for part in self._parts if rest.may_move(part.part) and self._is_late(part)]
         if late and not self._told:
             self._told = True
             _log.warning(
                 "step %d cannot be kept: the optimizer has stepped, and %s has not followed, or it is not known "
-                "whether it does; let it follow right after optimizer.step(), before the next collective",
+                "whether it does; let it follow right after optimizer.step(), before the next collective: what it "
+                "needs of other ranks can be asked for before optimizer.step()",
                 step,
                 late[0],
             )
         return bool(late)
+
+    def _is_late(self, part: "_Follower") -> bool:
+        if part.never:
+            return self.rest.is_given(part.part)
+        return part.may_lag or part.unknown or (part.lags and not self._can_complete(part.part))
 
     def ahead(self, put_back: Callable[[torch.Tensor], bool]) -> bool:
         """Whether a part has moved before the step's optimizers, and would move twice if that is done again."""
@@ -143,25 +160,22 @@ class Followers:
 
     def refresh(self) -> None:
         """What is there now has not moved: it was put back."""
+        self.rest = Rest()
         for part in self._parts:
             part.refresh()
 
-    def complete(self, *, known: bool) -> list[str]:
-        """Make follow what lags behind; return what is not known. `known` tells whether a step was committed here."""
-        notes = []
-        for scheduler, mark in zip(self._schedulers, self._marks, strict=True):
-            if scheduler.last_epoch != mark:
-                continue
-            if self._steady and known:
+    def complete(self) -> None:
+        """Make follow what lags behind, and would have followed in what was left of the step."""
+        for scheduler in self._standing():
+            if self.rest.may_move(scheduler):
                 scheduler.step()
-            else:
-                notes.append(f"it is not known whether the step would have advanced the {type(scheduler).__name__}")
         for part in self._parts:
-            if part.lags:
+            if part.lags and self.rest.may_move(part.part):
                 self._complete(part.part)
-            elif part.may_lag:
-                notes.append(f"it is not known whether the step would have changed {part.name}")
-        return notes
+        self.rest = Rest()
+
+    def _standing(self) -> list[LRScheduler]:
+        return [s for s, mark in zip(self._schedulers, self._marks, strict=True) if s.last_epoch == mark]
 
     def _can_complete(self, part: Any) -> bool:
         return isinstance(part, torch.amp.GradScaler) or (isinstance(part, AveragedModel) and bool(self._source(part)))
@@ -186,6 +200,7 @@ class _Follower:
         lags: whether it has moved in every step that was committed here, if any, and not in this one.
         may_lag: whether it has moved in some steps, and not in this one.
         unknown: whether it has not moved, and no step was committed here from which to know whether it should.
+        never: whether it has not moved, as in every step that was committed here, and there were some.
         leads: whether it moves before the optimizers, as far as is known.
         early: whether it has moved, and not because it trails behind the commit before.
         moves_often: whether it has moved in two steps at least.
@@ -272,6 +287,10 @@ class _Follower:
         return self._stands and not self._stood and not self._moved
 
     @property
+    def never(self) -> bool:
+        return self._stands and self._stood > 0 and not self._moved
+
+    @property
     def has_moved(self) -> bool:
         return not self._stands
 
@@ -280,6 +299,12 @@ class _Follower:
         if self._tensor is None or self._tensor._version != self._version:
             return False
         return not self._by_content or torch.equal(_some(self._tensor), self._content)
+
+
+def _steps_alone(scheduler: LRScheduler) -> bool:
+    """Its step needs no argument."""
+    parameters = inspect.signature(scheduler.step).parameters.values()
+    return all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
 
 
 _TRIES = 3

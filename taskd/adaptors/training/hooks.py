@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from taskd.adaptors.training.modes import Mode
 from taskd.adaptors.training.parts import Parts
 from taskd.runtime.pulse import Hook, Pulse
 
@@ -31,8 +32,9 @@ class StepHooks:
     ) -> None:
         self.counts = memoryview(bytearray(16 * len(parts.optimizers))).cast("q")
         self._parts = parts
+        self._modes = [Mode(module) for module in parts.modules]
         self._handles: list[RemovableHandle | _Call] = []
-        self._after_forward = _with_gradients(after_forward)
+        self._after_forward = lambda _module: after_forward()
         for module in parts.modules:
             _hook_before(module, before_forward)
         self.use(None)
@@ -66,10 +68,16 @@ class StepHooks:
         for index in range(len(self.counts)):
             self.counts[index] = 0
 
+    def train_on(self) -> None:
+        """Leave an evaluation that was interrupted."""
+        for mode in self._modes:
+            mode.put_back()
+
     def _put(self, optimizers: list[tuple[Hook, Hook]], after_forward: Hook) -> None:
         for handle in self._handles:
             handle.remove()
-        self._handles = [_Call(module, after_forward) for module in self._parts.modules]
+        calls = zip(self._parts.modules, self._modes, strict=True)
+        self._handles = [_Call(module, mode, after_forward) for module, mode in calls]
         for optimizer, (before, after) in zip(self._parts.optimizers, optimizers, strict=True):
             self._handles.append(optimizer.register_step_pre_hook(before))
             self._handles.append(optimizer.register_step_post_hook(after))
@@ -85,26 +93,22 @@ def _counting(counts: memoryview, index: int) -> tuple[Hook, Hook]:
     return before, after
 
 
-def _with_gradients(call: Callable[[], None]) -> Hook:
-    def after(_module: torch.nn.Module) -> None:
-        if torch.is_grad_enabled():
-            call()
-
-    return after
-
-
 class _Call:
-    """Calls `after` with the module when its `__call__` has returned in training mode, until it is removed."""
+    """Calls `after` with the module when its `__call__` has returned from a pass that trains, until it is removed."""
 
-    def __init__(self, module: torch.nn.Module, after: Hook) -> None:
+    def __init__(self, module: torch.nn.Module, mode: Mode, after: Hook) -> None:
         self._module = module
         self._former = former = module._compiled_call_impl
         inner: Callable[..., Any] = module._call_impl if former is None else former
 
         def call(*args: Any, **kwargs: Any) -> Any:
             result = inner(*args, **kwargs)
-            if module.training:
+            if module.training and torch.is_grad_enabled():
+                if not mode.known:
+                    mode.trains()
                 after(module)
+            else:
+                mode.evaluates()
             return result
 
         self._call = call

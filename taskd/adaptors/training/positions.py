@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.payload import pack
 from taskd.adaptors.training.position_file import Slot
 from taskd.runtime.pulse import Buffer
@@ -33,3 +34,16 @@ class PositionMemory:
     def read(self) -> dict[int, bytes]:
         """As `Positions.read`."""
         return dict(self._slots.values())
+
+
+def not_known(step: int, parts: Parts, *, seeded: bool, lent: bool) -> str:
+    """What a rank has to do without that has no position of this step; "" for nothing."""
+    unknown = [] if seeded else ["random numbers"]
+    if parts.positions:
+        unknown.append(f"data position ({', '.join(parts.positions)})")
+    if not unknown:
+        return ""
+    instead = "those of its donor, which it repeats" if lent else "its own"
+    seed = f"; with TrainState(seed=...) at {parts.made_at} random numbers are exact on any node"
+    what, remedy = " and ".join(unknown), "" if seeded else seed
+    return f"{what} of step {step} not known on this node: this rank goes on with {instead}{remedy}"

@@ -89,7 +89,7 @@ def restore(state: TrainState, plan: WorldPlan, rank: int) -> RestoreReport:
         raise RestoreError(
             f"rank {rank} was not brought to step {plan.target_step}: {error!r}; a peer died, or the scripts differ"
         ) from error
-    state.drop_gradients()
+    state.drop_step()
     notes.append(state.return_to(plan.target_step, lent))
     return RestoreReport(size_bytes, (time.monotonic() - begun) * 1e3, "; ".join(note for note in notes if note))
 
@@ -98,7 +98,8 @@ def _keep(state: TrainState, plan: WorldPlan, rank: int) -> str:
     """Make this rank's own state the one of the target step; return what is not known about it."""
     condition = state.condition()
     if plan.adopt and condition is Condition.STEPPED and state.step + 1 == plan.target_step:
-        return state.adopt()
+        state.adopt()
+        return ""
     if condition is not Condition.CLEAN or state.step != plan.target_step:
         raise RestoreError(
             f"rank {rank} is {condition.value} at step {state.step} and receives nothing; "

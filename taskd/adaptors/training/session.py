@@ -146,7 +146,6 @@ class Runtime:
 
         Raises:
             RebuildError: the world could not be formed.
-
         """
         self._building = True
         try:
@@ -195,7 +194,6 @@ def resilient(state: TrainState) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
     Raises:
         Whatever the function raises that is no fault of the job, or that nobody recovers.
-
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -314,8 +312,9 @@ class Session:
                 self._runtime.refuse_rebuild(str(error))
             elif plan is not None and self._link.first_step and not self._link.interrupted and failures.is_own(error):
                 self._runtime.refusals.first_step(f"the first step of the new world has failed: {_describe(error)}")
-            condition = state.condition()
-            self._behind.note(error, state.step, between=condition is Condition.CLEAN and state.between_steps)
+            condition = state.condition(error)
+            between = condition is Condition.CLEAN and state.between_steps
+            self._behind.note(error, state.step, between=between, rest=state.left_out)
             self._link.raised(state.step, condition, _describe(error))
             return [], error
         self._runtime.recorder.phase(Phase.FINISHED)

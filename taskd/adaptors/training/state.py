@@ -29,10 +29,11 @@ from taskd.adaptors.training.followers import Followers
 from taskd.adaptors.training.hooks import StepHooks
 from taskd.adaptors.training.microbatches import MicroBatch, MicroBatches
 from taskd.adaptors.training.parts import Parts
-from taskd.adaptors.training.payload import unpack
+from taskd.adaptors.training.payload import pack, unpack
 from taskd.adaptors.training.pending import Pending
 from taskd.adaptors.training.position_file import PositionFile, Slot
-from taskd.adaptors.training.positions import PositionMemory, Positions
+from taskd.adaptors.training.positions import PositionMemory, Positions, not_known
+from taskd.adaptors.training.rest import Rest
 from taskd.adaptors.training.rng import RngCapture
 from taskd.adaptors.training.seeds import Seeds
 from taskd.adaptors.training.undo import Undo
@@ -96,6 +97,7 @@ class TrainState:
         self._losses = Losses(self._tell_non_finite)
         self._batches = MicroBatches()
         self._empty = False
+        self._start: dict[int, bytes] = {}
         self._restoring = self._adopting = False
         self.shows_steps = False
         self._commits = 0
@@ -245,6 +247,8 @@ class TrainState:
     def declare_empty(self) -> None:
         """Say that this is a newcomer, whose weights are those of its set-up and count for nothing."""
         self._empty = True
+        rng = self._rng.capture()
+        self._start = {self.step: pack(rng, self.parts.data_position(rng))}
 
     @property
     def between_steps(self) -> bool:
@@ -256,35 +260,35 @@ class TrainState:
         """Whether this process has committed a step since it began or was last restored from a donor."""
         return self._commits > 0
 
-    def condition(self) -> Condition:
-        """Return what the state in memory is worth now."""
+    def condition(self, error: BaseException | None = None) -> Condition:
+        """Return what the state in memory is worth now; `error` is that by which the training was just left."""
         if self._empty:
             return Condition.EMPTY
         if self._restoring or self.failures.committed:
             return Condition.TORN
         if self._undo.ready or self._hooks.untouched(self._undo.untouched):
             return Condition.CLEAN if self._can_be_done_again() else Condition.TORN
-        if (
-            self.failures.stepped
-            or self._hooks.torn
-            or not all(self._hooks.stepped)
-            or self._followers.lag(self.step + 1)
-        ):
+        if self.failures.stepped or self._hooks.torn or not all(self._hooks.stepped):
             return Condition.TORN
-        return Condition.STEPPED
+        if error is not None:
+            self._followers.rest = Rest(error, self.commit)
+        return Condition.TORN if self._followers.lag(self.step + 1, known=self._commits > 0) else Condition.STEPPED
 
-    def adopt(self) -> str:
-        """Count a STEPPED state as committed; return what could not be told about it, or "".
+    @property
+    def left_out(self) -> str:
+        """`file:line` of the first work that a STEPPED state's own step had still to do; "" for none."""
+        return self._followers.rest.line
 
-        A scheduler that advanced by one in each commit so far, and has not done so since, is advanced; so is an average
-        of the weights.
-        """
+    def adopt(self) -> None:
+        """Count a STEPPED state as committed, with the schedulers and averages that have followed in each step."""
         self.failures.forget()
-        notes = self._followers.complete(known=self._commits > 0)
+        worked_at = self._positions.read().get(self.step + 1)
+        if worked_at and (data := unpack(worked_at)[1]):  # the loop's iterator has gone with the loop
+            self.parts.unpack_positions(data)
+        self._followers.complete()
         on_commit, self.on_commit, self._adopting = self.on_commit, None, True
         self.commit()
         self.on_commit, self._adopting = on_commit, False
-        return "; ".join(notes)
 
     def rollback(self) -> str:
         """Undo what was done since the commit: a CLEAN state is then the committed one. Return what was left, or ""."""
@@ -313,15 +317,20 @@ class TrainState:
         self._followers.settle()
         self._empty = self._restoring = False
 
-    def drop_gradients(self) -> None:
-        """Set every gradient to None."""
+    def drop_step(self) -> None:
+        """Let go of a step that was interrupted: no gradient is left, and no evaluation goes on."""
         for parameter in self.parts.parameters():
             parameter.grad = None
         self._pending.forget()
+        self._hooks.train_on()
 
     def position(self, step: int) -> bytes:
-        """What is recorded of `step`, to be lent to a rank that has nothing; empty if nothing is."""
-        return self._positions.read().get(step, b"")
+        """What is recorded of `step`, to be lent to a rank that has nothing; empty if nothing is.
+
+        Of the step with which its set-up ended a newcomer knows it in any case: whom it replaces may have died before
+        it put down anything, and has come to the same place.
+        """
+        return self._positions.read().get(step) or self._start.get(step, b"")
 
     def return_to(self, step: int, lent: bytes = b"") -> str:
         """Put random numbers and data position of `step` back; return what is not exact, or "".
@@ -335,17 +344,9 @@ class TrainState:
         missing = self._go_back(payload or lent)
         if self._seeds is not None:
             self._seeds.sow(self._own_rank(), step)
-        if payload:
-            return f"the data position of {', '.join(missing)} was not recorded" if missing else ""
-        unknown = [] if self._seeds is not None else ["random numbers"]
-        if self.parts.positions:
-            unknown.append(f"data position ({', '.join(self.parts.positions)})")
-        if not unknown:
-            return ""
-        instead = "those of its donor, which it repeats" if lent else "its own"
-        seed = f"; with TrainState(seed=...) at {self.parts.made_at} random numbers are exact on any node"
-        what, remedy = " and ".join(unknown), "" if self._seeds is not None else seed
-        return f"{what} of step {step} not known on this node: this rank goes on with {instead}{remedy}"
+        if not payload:
+            return not_known(step, self.parts, seeded=self._seeds is not None, lent=bool(lent))
+        return f"the data position of {', '.join(missing)} was not recorded" if missing else ""
 
     # Inside.
 
@@ -389,11 +390,9 @@ class TrainState:
         self._record()
 
     def _record(self) -> None:
-        self._positions.write(
-            Slot.COMMITTED, self.step, self._rng.capture(), self.parts.data_position(self._rng.capture())
-        )
+        rng = self._rng.capture()
+        self._positions.write(Slot.COMMITTED, self.step, rng, self.parts.data_position(rng))
 
     def _record_tentative(self) -> None:
-        self._positions.write(
-            Slot.TENTATIVE, self.step + 1, self._rng.capture(), self.parts.data_position(self._rng.capture())
-        )
+        rng = self._rng.capture()
+        self._positions.write(Slot.TENTATIVE, self.step + 1, rng, self.parts.data_position(rng))

@@ -1,0 +1,38 @@
+"""Whether a model trains or is evaluated: put back where a fault leaves it in an evaluation that is not done again.
+
+Rules:
+
+1. An evaluation that a fault interrupts has called `model.eval()`, and does not come to its `model.train()`.
+2. The flags of all inner modules are put down at the first training pass, and at the first one after an evaluation, so
+   that what the script has frozen stays so. A step pays for one look at a flag.
+3. A model that trains in evaluation mode, with gradients, is left as it is.
+"""
+
+import torch
+
+
+class Mode:
+    """Of one module with all that it holds."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._flags: list[tuple[torch.nn.Module, bool]] = []
+        self.known = False
+        """Whether the module has trained since it was put down last, and nothing else."""
+
+    def trains(self) -> None:
+        """A training pass was run, and it is not `known`."""
+        self._flags = [(module, module.training) for module in self._module.modules()]
+        self.known = True
+
+    def evaluates(self) -> None:
+        """A pass was run that does not train."""
+        self.known = False
+        if not self._module.training and torch.is_grad_enabled():
+            self._flags = []
+
+    def put_back(self) -> None:
+        """Let it train as it did before an evaluation, if it is in one."""
+        if self._flags and not self._module.training:
+            for module, flag in self._flags:
+                module.training = flag
