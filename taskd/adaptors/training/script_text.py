@@ -4,6 +4,7 @@ import ast
 import builtins
 import linecache
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 HARMLESS: Final = frozenset(dir(builtins)) - {"open", "exec", "eval", "compile", "__import__"} | {
@@ -26,16 +27,21 @@ class Place(NamedTuple):
 
 def function_of(place: Place) -> ast.AST | None:
     """The function's tree; None if there is no text, or it cannot be read."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(place.file)))
-    except (SyntaxError, ValueError):
-        return None
-    for node in ast.walk(tree):
+    tree = _tree("".join(linecache.getlines(place.file)))
+    for node in () if tree is None else ast.walk(tree):
         if isinstance(node, FUNCTIONS):
             begins = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", []))])
             if begins == place.function:
                 return node
     return None
+
+
+@lru_cache(maxsize=4)
+def _tree(text: str) -> ast.AST | None:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError):
+        return None
 
 
 def path_to(function: ast.AST, line: int) -> Iterator[tuple[list[ast.stmt], ast.AST]]:
