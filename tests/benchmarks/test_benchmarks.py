@@ -23,6 +23,7 @@ def last_line(launcher: Launcher, *words: str) -> dict[str, Any]:
     return lines[-1]
 
 
+@pytest.mark.thorough
 def test_recovery(launcher: Launcher) -> None:
     last = last_line(launcher, "benchmarks.recovery", "--pairs", "1", "--ranks", "2")
     assert last["pairs"] == 1
@@ -43,6 +44,7 @@ def test_stock_defaults(launcher: Launcher) -> None:
     assert last["stock_recovered"] in (0, 1)
 
 
+@pytest.mark.thorough
 def test_overhead(launcher: Launcher) -> None:
     last = last_line(
         launcher, "benchmarks.overhead", "--repeats", "1", "--pairs", "4", "--steps", "2", "--samples", "3"

@@ -46,6 +46,7 @@ def test_a_killed_and_a_stopped_rank_are_replaced(make_job: MakeJob, same: Same)
     same(job)
 
 
+@pytest.mark.thorough
 def test_a_pause_that_is_undone_costs_no_process(make_job: MakeJob, same: Same) -> None:
     """Warm processes, which have no rank, are none that a scene takes for one."""
     points = [point("pause", 1, 4, "begin"), point("last", 0, 6, "begin")]

@@ -52,6 +52,7 @@ def test_torchrun_is_told_to_end(make_job: MakeJob, stranger: Job, leak_mark: st
     assert stranger.end() == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("status", everyday([0, 3], 0))
 def test_a_rank_that_has_finished_does_not_abort(make_job: MakeJob, status: int) -> None:
     """torch alone aborts here nearly always: its thread needs the interpreter, which ends. The status stays."""

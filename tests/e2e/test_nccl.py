@@ -38,6 +38,7 @@ def test_a_slow_rank(make_job: MakeJob) -> None:
     end(job)
 
 
+@pytest.mark.thorough
 def test_a_device_that_does_not_come_to_the_kernel_of_the_others(make_job: MakeJob) -> None:
     job = play(make_job, "device", TASKD_HANG_RECOVERY="off")
     verdict = job.wait(lambda: job.named("verdict"), "a verdict")[0]

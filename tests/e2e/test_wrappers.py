@@ -37,7 +37,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("feature", everyday(REFUSED, "uncovered", "powersgd"))
+@pytest.mark.parametrize("feature", everyday(REFUSED, "uncovered"))
 def test_what_cannot_be_recovered_in_place(make_job: MakeJob, feature: str) -> None:
     """It is said beforehand, once and with its line; a kill has all start anew at once, and the result is stock's."""
     expected = undisturbed(make_job, feature)
@@ -53,6 +53,7 @@ def test_what_cannot_be_recovered_in_place(make_job: MakeJob, feature: str) -> N
     assert [result["weights"] for result in job.results()] == expected
 
 
+@pytest.mark.thorough
 def test_a_wrapper_made_anew_at_each_entry(make_job: MakeJob) -> None:
     expected = undisturbed(make_job, "remade")
     points = [point("first", 1, 3, "begin"), point("second", 0, 5, "begin")]

@@ -20,7 +20,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
     return undisturbed(tmp_path_factory.mktemp("plain") / "run")
 
 
-@pytest.mark.parametrize("name", everyday(PLAYED, "recover, a spare waits", "node 0 lost, manager included"))
+@pytest.mark.parametrize("name", everyday(PLAYED, "node 0 lost, manager included"))
 def test_scene(name: str, weights: str, run_dir: Path) -> None:
     scene = next(scene for scene in SCENES if scene.name == name)
     begun_s = time.monotonic()

@@ -24,6 +24,7 @@ WAIT_S = 5.0
 """For a manager that does not answer."""
 
 
+@pytest.mark.thorough
 def test_a_script_with_its_own_checkpoints(make_job: MakeJob) -> None:
     """A rank is killed: all start anew and warm, twice. A dynamic rendezvous ranks nodes by their names."""
     points = [point("first", 1, 4, "begin"), point("second", 0, 6, "begin")]

@@ -7,7 +7,8 @@ Rules:
    interrupted can be told only then, and explains nothing but that this work is missing.
 2. Equal means: every rank's results, and what each step of each rank saw when it was done last.
 3. All may start anew where nothing else is left: when the ranks of a world die before the newcomer has its state,
-   after the training function, or before the first step, when others are still in their set-up.
+   after the training function, or before the first step, when others are still in their set-up; and when a rank was
+   killed thrice in one step.
 """
 
 import re
@@ -17,6 +18,9 @@ from typing import Any
 
 from tests.scripts.catalog import FAILED, IDENTICAL, REFUSED, RESTARTED, SILENT, Script, Verdict
 from tests.scripts.play import Run
+
+_REPEATS = 3
+"""A rank that fails so often at one step, with the same cause, is not replaced alone once more."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,10 @@ def may_restart(run: Run) -> bool:
     overlapping = len({rank for rank, _ in run.killed}) > 1 and len(run.named("recovered")) < len(run.killed)
     names = ["restart" if event.get("restart") else event.get("event") for event in run.events]
     early = "first step" in names and "restart" not in names[names.index("first step") :]
-    return late or overlapping or early
+    often = max(Counter(rank for rank, _ in run.killed).values(), default=0) >= _REPEATS and any(
+        "without progress" in str(event.get("reason")) for event in run.named("recovered")
+    )
+    return late or overlapping or early or often
 
 
 def restarted(run: Run) -> bool:

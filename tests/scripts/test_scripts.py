@@ -9,13 +9,14 @@ from tests.scripts.judge import judge, judge_calm, may_restart
 from tests.scripts.kills import draw
 from tests.scripts.play import Run
 from tests.scripts.stage import Stage
+from tests.thorough import everyday
 
 MOMENTS = {rank: ["setup", "setup done", *["step", "committed"] * 20, "after"] for rank in range(2)}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", ["step_batches", "no_sdk_snapshot"])
+@pytest.mark.parametrize("name", everyday(["step_batches", "no_sdk_snapshot"], "step_batches"))
 def test_a_script_with_two_kills(name: str, run_dir: Path) -> None:
     (script,) = chosen(name)[:1]
     outcome = Stage(run_dir, brief=True).play(script, "0", 2)
@@ -75,6 +76,9 @@ def test_all_may_start_anew_after_training_and_where_both_died_at_once() -> None
     assert may_restart(ran(events=early))
     assert not may_restart(ran(events=early[::-1]))
     assert not may_restart(ran(killed=[(0, "step + 7 us")]))
+    stuck = [{"event": "recovered", "restart": True, "reason": "rank 0 has failed 3 times at step 9, without progress"}]
+    assert may_restart(ran(events=stuck, killed=[(0, "step"), (0, "setup"), (0, "setup done")]))
+    assert not may_restart(ran(events=stuck, killed=[(0, "step"), (0, "setup")]))
 
 
 def test_a_run_without_kills_has_no_recoveries() -> None:

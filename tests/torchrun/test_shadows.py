@@ -62,6 +62,7 @@ def test_the_script_finds_its_own_modules_and_taskd_the_true_ones(
     assert taskd == stock
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("flags", everyday([(), ("-P",)], ()))
 def test_modules_where_torchrun_starts(launcher: Launcher, users: Path, run_dir: Path, flags: tuple[str, ...]) -> None:
     shadow(users, "ipaddress")

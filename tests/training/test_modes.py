@@ -44,6 +44,18 @@ def test_an_interrupted_evaluation_is_left(tmp_path: Path, passes: int, *, pulse
     assert modes(state) == [True, True, True, True]
 
 
+def test_gradients_are_enabled_again() -> None:
+    state = make()
+    step(state)
+    torch.set_grad_enabled(False)
+    try:
+        state.model.eval()(torch.randn(4, 2))
+        state.drop_step()
+        assert torch.is_grad_enabled()
+    finally:
+        torch.set_grad_enabled(True)
+
+
 def test_what_is_frozen_stays_so() -> None:
     state = make()
     state.model[2].eval()

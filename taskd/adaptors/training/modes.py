@@ -6,6 +6,7 @@ Rules:
 2. The flags of all inner modules are put down at the first training pass, and at the first one after an evaluation, so
    that what the script has frozen stays so. A step pays for one look at a flag.
 3. A model that trains in evaluation mode, with gradients, is left as it is.
+4. Gradients that it has disabled otherwise than by `with` are enabled again, too.
 """
 
 import torch
@@ -33,6 +34,8 @@ class Mode:
 
     def put_back(self) -> None:
         """Let it train as it did before an evaluation, if it is in one."""
+        if self._flags:
+            torch.set_grad_enabled(True)
         if self._flags and not self._module.training:
             for module, flag in self._flags:
                 module.training = flag
