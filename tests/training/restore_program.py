@@ -38,9 +38,14 @@ class Net(nn.Module):
         self.register_buffer("flags", torch.rand(9) > 0.5)
         self.register_buffer("nothing", torch.empty(0, 3))
         self.register_buffer("count", torch.tensor(RANK))
+        self.register_buffer("mask", torch.ones(4), persistent=False)
+        self.register_buffer("mean", torch.zeros(()), persistent=False)
+        self.embed.register_buffer("seen", torch.zeros(0, dtype=torch.long), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.embed(x)
+        self.embed.seen = torch.cat([self.embed.get_buffer("seen"), x])
+        self.get_buffer("mean").lerp_(y.detach().mean(), 0.1)
         picture = self.picture(torch.ones(1, 3, 5, 5)).square().mean()
         return (
             self.head(y).square().mean() + self.large(y).square().mean() + picture + self.short.float().square().mean()
@@ -64,7 +69,7 @@ def make(steps: int) -> TrainState:
 
 
 def tensors(state: TrainState) -> dict[str, torch.Tensor]:
-    found = dict(state.model.state_dict())
+    found = dict(state.model.state_dict()) | dict(state.model.named_buffers())
     for name, parameter in state.model.named_parameters():
         found |= {f"{name}.{key}": value for key, value in state.optimizer.state[parameter].items()}
     return found

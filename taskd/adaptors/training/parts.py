@@ -27,6 +27,7 @@ from taskd.adaptors.training import tree
 from taskd.adaptors.training.epochs import Epochs
 from taskd.adaptors.training.indices import samplers
 from taskd.adaptors.training.loading import Meter
+from taskd.adaptors.training.loose import Loose
 from taskd.adaptors.training.payload import head_of
 from taskd.adaptors.training.places import LoaderPlace
 from taskd.adaptors.training.position_file import CAPACITY_BYTES
@@ -51,6 +52,7 @@ class Parts:
         self.replicated = {name: part for name, part in bare.items() if name not in self.positions}
         self.modules = [part for part in self.replicated.values() if isinstance(part, torch.nn.Module)]
         self.optimizers = [part for part in self.replicated.values() if isinstance(part, torch.optim.Optimizer)]
+        self.loose = Loose(self.replicated)
         self.meter = Meter()
         self.places: dict[str, LoaderPlace] = {}
         for name, part in [*self.positions.items()]:

@@ -45,12 +45,16 @@ class _Slot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Manifest(msgspec.Struct, frozen=True):
-    """What a donor is about to send: the folded parts by name, the tensors in their order, and its own position."""
+    """What a donor is about to send: the folded parts by name, the tensors in their order, and its own position.
+
+    `loose` are the buffers that are in no `state_dict`, folded too.
+    """
 
     step: int
     parts: dict[str, Any]
     slots: list[_Slot]
     position: bytes = b""
+    loose: Any = None
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,8 @@ def _donate(state: TrainState, lane: _Lane) -> int:
         return len(tensors) - 1
 
     parts = {name: tree.fold(part.state_dict(), take) for name, part in state.parts.replicated.items()}
-    manifest = msgspec.msgpack.encode(_Manifest(state.step, parts, slots, state.position(state.step)))
+    loose = tree.fold(state.parts.loose.changed(), take)
+    manifest = msgspec.msgpack.encode(_Manifest(state.step, parts, slots, state.position(state.step), loose))
     lane.send(torch.tensor([len(manifest)], dtype=torch.int64, device=lane.device))
     lane.send(torch.frombuffer(bytearray(manifest), dtype=torch.uint8).to(lane.device))
     for parcel in _parcels(slots):
@@ -186,10 +191,12 @@ def _receive(state: TrainState, lane: _Lane, target_step: int) -> bytes:
             name: tree.unfold(manifest.parts[name], give, part.state_dict())
             for name, part in state.parts.replicated.items()
         }
+        loose = tree.unfold(manifest.loose, give, state.parts.loose.own())
         for parcel in _parcels(manifest.slots):
             _fill([targets[index] for index in parcel], lane)
         for name, part in state.parts.replicated.items():
             part.load_state_dict(filled[name])
+        state.parts.loose.put(loose or {})
     return manifest.position
 
 

@@ -1,0 +1,56 @@
+"""Buffers that are in no `state_dict` (`persistent=False`): those that the training changes are given to a new process.
+
+Rules:
+
+1. Most are constants (masks, tables), which every set-up makes: only what has changed since is sent. DDP writes all
+   buffers of ranks other than 0 in each forward pass; those count as changed.
+2. A buffer that a module has put in another's place, of another shape too, takes its place in the new process.
+"""
+
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+
+class Loose:
+    """Those of the modules among the parts, as they are now.
+
+    Args:
+        parts: by name.
+    """
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        self._modules = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
+        self._known = {path: (weakref.ref(buffer), buffer._version) for path, buffer in self._all()}
+
+    def changed(self) -> dict[str, torch.Tensor]:
+        """Those that are not what they were, by the part's name and the place in it."""
+        return {path: buffer for path, buffer in self._all() if self._has_changed(path, buffer)}
+
+    def own(self) -> dict[str, torch.Tensor]:
+        """All of them."""
+        return dict(self._all())
+
+    def put(self, given: Mapping[str, torch.Tensor]) -> None:
+        """Take these, where they are not in the memory of the own ones already."""
+        for path, buffer in given.items():
+            name, _, place = path.partition(".")
+            inner, _, leaf = place.rpartition(".")
+            module = self._modules[name].get_submodule(inner)
+            mine = module._buffers.get(leaf)
+            if mine is None or mine.data_ptr() != buffer.data_ptr() or mine.shape != buffer.shape:
+                module._buffers[leaf] = buffer
+
+    def _has_changed(self, path: str, buffer: torch.Tensor) -> bool:
+        made, version = self._known.get(path, (None, 0))
+        return made is None or made() is not buffer or version != buffer._version
+
+    def _all(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, part in self._modules.items():
+            for inner, module in part.named_modules():
+                for leaf in sorted(module._non_persistent_buffers_set):
+                    buffer = module._buffers.get(leaf)
+                    if buffer is not None:
+                        yield ".".join(filter(None, (name, inner, leaf))), buffer
