@@ -277,6 +277,37 @@ def test_what_changes_in_place_may_be_an_average(change: str, tmp_path: Path) ->
     assert not Rest(script.run(), script.state.commit).may_move(script.ema)
 
 
+def test_names_that_stand_for_something_strange(tmp_path: Path) -> None:
+    """Nobody's error but the script's own: the step is torn, and the recovery goes on."""
+    text = """
+        class Strange:
+            __wrapped__ = property(lambda self: 1 / 0)
+            def __getattribute__(self, name):
+                raise ZeroDivisionError(name)
+            def __eq__(self, other):
+                raise ZeroDivisionError
+            __hash__ = None
+
+        strange = Strange()
+
+        def loop(value):
+            return value
+
+        loop.__wrapped__ = loop
+
+        def train():
+            for step in range(9):
+                loss = reduce(work())
+                if step > 5:
+                    strange(loss)
+                    strange.log(loss)
+                    loop(loss)
+                state.commit()
+        """
+    script = Script(tmp_path / "train.py", text)
+    assert Rest(script.run(), script.state.commit).may_move(script.scheduler)
+
+
 def test_a_script_that_cannot_be_read(tmp_path: Path) -> None:
     script = Script(tmp_path / "train.py", LEFT_ALONE["by a scheduler of each epoch"])
     exec(compile(script.path.read_text(), str(tmp_path / "gone.py"), "exec"), script.names)

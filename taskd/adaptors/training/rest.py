@@ -12,6 +12,7 @@ Rules:
 
 import ast
 import inspect
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from traceback import walk_tb
@@ -33,6 +34,7 @@ from taskd.adaptors.training.script_text import (
     works,
 )
 
+_log = logging.getLogger(__name__)
 _READS: Final = HARMLESS - {"step", "update"} | {"clone", "float", "numpy", "barrier"}
 """Methods by these names move nothing, whatever they belong to."""
 _MOVES: Final = (torch.optim.Optimizer, LRScheduler, torch.nn.Module)
@@ -57,8 +59,11 @@ class Rest:
         self._commit = commit
         self._anything = self._stores = False
         self._given: set[int] = set()
-        frames = _frames(error)
-        if not frames or not self._read(frames):
+        try:
+            if not self._read(_frames(error)):
+                self._anything = True
+        except Exception:  # noqa: BLE001 - the script's names may stand for what raises whatever is asked of it
+            _log.debug("what was left of the interrupted step cannot be read", exc_info=True)
             self._anything = True
 
     def may_move(self, part: Any) -> bool:
