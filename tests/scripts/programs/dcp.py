@@ -43,6 +43,6 @@ def train():
 
 train()
 diary.moment("after")
-whole = [(diary.FOLDER / f"dcp-{step}" / ".metadata").exists() for step in range(10, STEPS + 1, 10)]
-diary.finish(model, optimizer, step=state.step, whole=whole)
+written = [step for step in range(10, STEPS + 1, 10) if (diary.FOLDER / f"dcp-{step}" / ".metadata").exists()]
+diary.finish(model, optimizer, step=state.step, **{f"whole {step}": True for step in written})
 diary.leave()
