@@ -23,7 +23,7 @@ class Loose:
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
         self._modules = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
-        self._known = {path: (weakref.ref(buffer), buffer._version) for path, buffer in self._all()}
+        self._known = {path: (weakref.ref(buffer), _version(buffer)) for path, buffer in self._all()}
 
     def changed(self) -> dict[str, torch.Tensor]:
         """Those that are not what they were, by the part's name and the place in it."""
@@ -45,7 +45,7 @@ class Loose:
 
     def _has_changed(self, path: str, buffer: torch.Tensor) -> bool:
         made, version = self._known.get(path, (None, 0))
-        return made is None or made() is not buffer or version != buffer._version
+        return made is None or made() is not buffer or version != _version(buffer)
 
     def _all(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, part in self._modules.items():
@@ -54,3 +54,7 @@ class Loose:
                     buffer = module._buffers.get(leaf)
                     if buffer is not None:
                         yield ".".join(filter(None, (name, inner, leaf))), buffer
+
+
+def _version(buffer: torch.Tensor) -> int:
+    return 0 if buffer.is_inference() else buffer._version
