@@ -1,14 +1,17 @@
 """One member of a test world: `member.py CASE RANK SIZE PORT`. Ends with status 0 if all that it checks holds."""
 
+import mmap
 import os
 import platform
 import signal
 import sys
+import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -309,14 +312,22 @@ def own_timeout() -> None:
 
 
 def settles() -> None:
-    """A collective that is not done keeps the groups busy, and so does one whose thread waits for the interpreter."""
+    """A collective that is not done keeps the groups busy, and so does one whose thread waits for the interpreter.
+
+    Rank 0 says that it has the interpreter to itself through shared memory: any call would give it away.
+    """
+    path = Path(tempfile.gettempdir(), f"taskd-settles-{PORT}")
+    if RANK == 0:
+        path.write_bytes(bytes(2))
     begin()
-    clock = TCPStore("127.0.0.1", PORT, is_master=False)
+    with path.open("r+b") as file:
+        shared = mmap.mmap(file.fileno(), 2)
     assert WORLD.settle(20)
     if RANK == 1:
-        clock.wait(["rank 0 has seen it"])
-        time.sleep(0.2)  # rank 0 has its interpreter to itself by then
+        while not shared[0]:
+            time.sleep(0.01)
         total()
+        shared[1] = 1
         assert WORLD.settle(20)
         return
     tensor = torch.ones(1)
@@ -325,13 +336,14 @@ def settles() -> None:
     del tensor
     assert not WORLD.settle(0.1)
     sys.setswitchinterval(1000)  # the interpreter is this thread's until it gives it away itself
-    clock.set("rank 0 has seen it", "")
-    end_s = time.monotonic() + 1
-    while time.monotonic() < end_s:
-        pass  # the collective is done meanwhile
+    shared[0] = 1
+    end_s = time.monotonic() + 2
+    while not shared[1] and time.monotonic() < end_s:
+        pass  # the collective is done meanwhile, unless its thread waits for the interpreter before that
     assert freed() is not None
     assert WORLD.settle(20)
     assert freed() is None
+    path.unlink()
 
 
 def main() -> None:
