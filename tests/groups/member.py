@@ -335,12 +335,14 @@ def settles() -> None:
     dist.all_reduce(tensor, async_op=True)
     del tensor
     assert not WORLD.settle(0.1)
+    usual_s = sys.getswitchinterval()
     sys.setswitchinterval(1000)  # the interpreter is this thread's until it gives it away itself
     shared[0] = 1
     end_s = time.monotonic() + 2
     while not shared[1] and time.monotonic() < end_s:
         pass  # the collective is done meanwhile, unless its thread waits for the interpreter before that
     assert freed() is not None
+    sys.setswitchinterval(usual_s)
     assert WORLD.settle(20)
     assert freed() is None
     path.unlink()
