@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.groups.sites import innermost, is_users
 from taskd.adaptors.training.afterwards import Afterwards
-from taskd.adaptors.training.script_text import LOOPS, Place, function_of, path_to, works
+from taskd.adaptors.training.script_text import LOOPS, Place, blocks_to, function_of, works
 from taskd.wire.messages import WorldPlan
 
 logger = logging.getLogger(__name__)
@@ -83,9 +83,7 @@ class BehindCommit:
     def tell(self, known: Sequence[Sequence[int]], plan: WorldPlan, rank: int) -> None:
         """`known` by every rank of the new world. The first that knows most says it."""
         self._seeks = True
-        left_out = [bool(theirs[0]) for theirs in known]
-        have_committed = [bool(theirs[1]) for theirs in known]
-        had_to_do = [bool(theirs[2]) for theirs in known]
+        left_out, have_committed, had_to_do = (list(map(bool, one)) for one in zip(*known, strict=True))
         if any(had_to_do):
             if had_to_do.index(True) == rank:
                 logger.warning(
@@ -143,13 +141,13 @@ def _behind(function: ast.AST, line: int, *, outermost: bool) -> Iterator[ast.st
     """The statements after `line` until the next round of the outermost loop; to the function's end if it is called
     in a loop of another.
     """
-    path = list(path_to(function, line))
-    loops = [number for number, (_, parent) in enumerate(path) if isinstance(parent, LOOPS)]
+    path = list(blocks_to(function, line))
+    loops = [number for number, (_, _, parent) in enumerate(path) if isinstance(parent, LOOPS)]
     last = max(loops, default=-1) if outermost else len(path) - 1
-    for rest, parent in path[: last + 1]:
+    for block, at, parent in path[: last + 1]:
         if _is_epochs(parent):
             return
-        yield from rest
+        yield from block[at + 1 :]
 
 
 def _is_epochs(loop: ast.AST) -> bool:

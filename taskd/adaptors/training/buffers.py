@@ -5,13 +5,16 @@ Rules:
 1. Buffers (BatchNorm's statistics) are copied before the first forward pass after a commit, and put back.
 2. A parameter that no optimizer trains may change in the forward pass too: a key encoder that follows the other one
    (MoCo). Which do is seen from their versions in the first steps; from then on those are copied with the buffers.
-3. In a step in which one has changed for the first time nothing can be put back. Nor, ever, where the forward pass runs
+3. So may other attributes (see `plain`): they are put down and put back at the same moments.
+4. In a step in which one has changed for the first time nothing can be put back. Nor, ever, where the forward pass runs
    inside the optimizer's step (closures): what follows the optimizer is not told from what precedes it there.
 """
 
 from collections.abc import Sequence
 
 import torch
+
+from taskd.adaptors.training.plain import Plain
 
 _STEPS = 3
 """In so many it is found out which parameters change."""
@@ -23,10 +26,14 @@ class Buffers:
     Args:
         modules: whose buffers they are.
         optimizers: what they do not train may change in a forward pass.
+        plain: the modules' other attributes.
     """
 
-    def __init__(self, modules: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(
+        self, modules: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer], plain: Plain
+    ) -> None:
         self._modules = modules
+        self._plain = plain
         self._live: list[torch.Tensor] | None = None
         self._saved: list[torch.Tensor] = []
         trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
@@ -39,6 +46,11 @@ class Buffers:
         self.touched = False
         """Whether a forward pass may have changed them since the commit."""
 
+    def begin(self) -> None:
+        """The training function is entered: passes of the set-up are no step's."""
+        self.touched = False
+        self._plain.begin()
+
     def save(self, module: torch.nn.Module) -> bool:
         """Before a forward pass; tells whether there is anything to save."""
         if self.touched or not module.training:
@@ -50,8 +62,16 @@ class Buffers:
         if self._live:
             with torch.no_grad():
                 torch._foreach_copy_(self._saved, self._live)
-        self.touched = bool(self._live or self._watched)
+        if self._plain.watching:
+            self._plain.save()
+        self.touched = bool(self._live or self._watched or self._plain.watching)
         return self.touched
+
+    def committed(self) -> None:
+        """A step is done."""
+        if self.touched and self._plain.watching:
+            self._plain.committed()
+        self.touched = False
 
     def stepping(self) -> None:
         """The first optimizer of a step is about to change what it trains: what has changed by now follows it."""
@@ -81,6 +101,9 @@ class Buffers:
         if self.touched and self._live:
             with torch.no_grad():
                 torch._foreach_copy_(self._live, self._saved)
+        if self.touched:
+            self._plain.put_back()
+        self._plain.tell_late()
         self.touched = False
 
     def _watch(self) -> None:

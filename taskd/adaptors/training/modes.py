@@ -34,8 +34,9 @@ class Mode:
 
     def put_back(self) -> None:
         """Let it train as it did before an evaluation, if it is in one."""
-        if self._flags:
-            torch.set_grad_enabled(True)
-        if self._flags and not self._module.training:
+        if not self._flags:
+            return
+        torch.set_grad_enabled(True)
+        if not self._module.training:
             for module, flag in self._flags:
                 module.training = flag

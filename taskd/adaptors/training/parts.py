@@ -30,6 +30,7 @@ from taskd.adaptors.training.loading import Meter
 from taskd.adaptors.training.loose import Loose
 from taskd.adaptors.training.payload import head_of
 from taskd.adaptors.training.places import LoaderPlace
+from taskd.adaptors.training.plain import Plain
 from taskd.adaptors.training.position_file import CAPACITY_BYTES
 from taskd.errors import ConfigError, RestoreError
 from taskd.runtime.pulse import Buffer
@@ -53,6 +54,7 @@ class Parts:
         self.modules = [part for part in self.replicated.values() if isinstance(part, torch.nn.Module)]
         self.optimizers = [part for part in self.replicated.values() if isinstance(part, torch.optim.Optimizer)]
         self.loose = Loose(self.replicated)
+        self.plain = Plain(self.replicated)
         self.meter = Meter()
         self.places: dict[str, LoaderPlace] = {}
         for name, part in [*self.positions.items()]:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.training import tree
+from taskd.adaptors.training.plain import Sent
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import RestoreError
 from taskd.wire.messages import Condition, Transfer, WorldPlan
@@ -47,7 +48,7 @@ class _Slot(msgspec.Struct, frozen=True, array_like=True):
 class _Manifest(msgspec.Struct, frozen=True):
     """What a donor is about to send: the folded parts by name, the tensors in their order, and its own position.
 
-    `loose` are the buffers that are in no `state_dict`, folded too.
+    `loose` are the buffers that are in no `state_dict`, folded too; `plain` the modules' other attributes that changed.
     """
 
     step: int
@@ -55,6 +56,7 @@ class _Manifest(msgspec.Struct, frozen=True):
     slots: list[_Slot]
     position: bytes = b""
     loose: Any = None
+    plain: list[Sent] = []
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,8 @@ def _donate(state: TrainState, lane: _Lane) -> int:
 
     parts = {name: tree.fold(part.state_dict(), take) for name, part in state.parts.replicated.items()}
     loose = tree.fold(state.parts.loose.changed(), take)
-    manifest = msgspec.msgpack.encode(_Manifest(state.step, parts, slots, state.position(state.step), loose))
+    position, changed = state.position(state.step), state.parts.plain.changed()
+    manifest = msgspec.msgpack.encode(_Manifest(state.step, parts, slots, position, loose, changed))
     lane.send(torch.tensor([len(manifest)], dtype=torch.int64, device=lane.device))
     lane.send(torch.frombuffer(bytearray(manifest), dtype=torch.uint8).to(lane.device))
     for parcel in _parcels(slots):
@@ -197,6 +200,7 @@ def _receive(state: TrainState, lane: _Lane, target_step: int) -> bytes:
         for name, part in state.parts.replicated.items():
             part.load_state_dict(filled[name])
         state.parts.loose.put(loose or {})
+        state.parts.plain.put(manifest.plain)
     return manifest.position
 
 

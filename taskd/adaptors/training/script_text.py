@@ -36,17 +36,24 @@ def function_of(place: Place) -> ast.AST | None:
     return None
 
 
+def attribute_read_at(files: Iterable[str], name: str) -> str:
+    """`file:line` where the first of these files reads an attribute of that name; "" where none does."""
+    for file in files:
+        tree = _tree("".join(linecache.getlines(file)))
+        for node in () if tree is None else ast.walk(tree):
+            target = node.target if isinstance(node, ast.AugAssign) else node
+            reads = target is not node or isinstance(getattr(node, "ctx", None), ast.Load)
+            if isinstance(target, ast.Attribute) and target.attr == name and reads:
+                return f"{file}:{target.lineno}"
+    return ""
+
+
 @lru_cache(maxsize=4)
 def _tree(text: str) -> ast.AST | None:
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError):
         return None
-
-
-def path_to(function: ast.AST, line: int) -> Iterator[tuple[list[ast.stmt], ast.AST]]:
-    """From the innermost block that holds the line outwards: what follows in it, and whose block it is."""
-    return ((block[at + 1 :], parent) for block, at, parent in blocks_to(function, line))
 
 
 def blocks_to(function: ast.AST, line: int) -> Iterator[tuple[list[ast.stmt], int, ast.AST]]:

@@ -103,7 +103,7 @@ class TrainState:
         self._commits = 0
         self._followers = Followers(self.parts.replicated)
         self.parts.epochs.ended = self._followers.hold
-        self._buffers = Buffers(self.parts.modules, self.parts.optimizers)
+        self._buffers = Buffers(self.parts.modules, self.parts.optimizers, self.parts.plain)
         self._afterwards = Afterwards(self.parts.modules)
         self._hooks = StepHooks(self.parts, self._buffers.save, self._record_tentative)
         self._pending = Pending(self.parts)
@@ -129,7 +129,7 @@ class TrainState:
         self.step = step = self.step + 1
         if self._pending.armed or not self._hooks.counts[1]:
             self._pending.committed(step, stepped=any(self._hooks.stepped))
-        self._buffers.touched = False
+        self._buffers.committed()
         if self.failures.any:
             self.failures.commit()
         if self._seeds is not None:
@@ -229,6 +229,7 @@ class TrainState:
         `rank` is that in the job; if it is not given, that of `torch.distributed`.
         """
         self._rank = rank
+        self._buffers.begin()
         self._followers.settle()
         if self._seeds is not None:
             self._seeds.sow(self._own_rank(), self.step)
@@ -247,6 +248,7 @@ class TrainState:
     def declare_empty(self) -> None:
         """Say that this is a newcomer, whose weights are those of its set-up and count for nothing."""
         self._empty = True
+        self._buffers.begin()
         rng = self._rng.capture()
         self._start = {self.step: pack(rng, self.parts.data_position(rng))}
 
@@ -282,7 +284,7 @@ class TrainState:
     def adopt(self) -> None:
         """Count a STEPPED state as committed, with the schedulers and averages that have followed in each step."""
         self.failures.forget()
-        worked_at = self._positions.read().get(self.step + 1)
+        worked_at = self.position(self.step + 1)
         if worked_at and (data := unpack(worked_at)[1]):  # the loop's iterator has gone with the loop
             self.parts.unpack_positions(data)
         self._followers.complete()
