@@ -101,6 +101,7 @@ SCRIPTS = (
     Script("raw_model", (IDENTICAL, REFUSED), "the wrapper is not in the state"),
     Script("wrapper_inside", (IDENTICAL, REFUSED), "a survivor wraps again, as its newcomer does for the first time"),
     Script("batchnorm", (IDENTICAL, REFUSED), "buffers differ between ranks between two steps"),
+    Script("module_counter", (IDENTICAL,), "numbers that a module changes in each forward pass are no buffers"),
     Script("unused", (IDENTICAL,), "parameters take part in some steps only"),
     Script("compile", (IDENTICAL,), "the compiled module is around the wrapper"),
     Script("powersgd", (REFUSED,), "the hook's error feedback is each rank's own, and in no state"),

@@ -40,9 +40,11 @@ class Net(nn.Module):
         self.register_buffer("count", torch.tensor(RANK))
         self.register_buffer("mask", torch.ones(4), persistent=False)
         self.register_buffer("mean", torch.zeros(()), persistent=False)
+        self.passes = 0
         self.embed.register_buffer("seen", torch.zeros(0, dtype=torch.long), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
         y = self.embed(x)
         self.embed.seen = torch.cat([self.embed.get_buffer("seen"), x])
         self.get_buffer("mean").lerp_(y.detach().mean(), 0.1)
@@ -84,7 +86,7 @@ def agree(state: TrainState, ranks: list[int]) -> None:
         {key: value for key, value in group.items() if key != "params"} for group in state.optimizer.param_groups
     ]
     everyone: list[object] = [None] * 4
-    dist.all_gather_object(everyone, (mine, settings, state.scheduler.state_dict(), state.step))
+    dist.all_gather_object(everyone, (mine, settings, state.scheduler.state_dict(), state.step, state.model.passes))
     donor, here = everyone[DONOR], everyone[RANK]
     if RANK not in ranks:
         return
