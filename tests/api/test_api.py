@@ -14,8 +14,6 @@ from taskd.config.address import LOOPBACK, Address
 from taskd.config.security import Security
 from taskd.runtime.links import AgentSocket
 
-pytestmark = pytest.mark.timeout(60)
-
 ROOT = Path(__file__).resolve().parents[2]
 MANAGER = """
     from taskd.api import init_taskd_manager, start_taskd_manager

@@ -11,7 +11,7 @@ from benchmarks.job import StepLogs
 from benchmarks.works import EVALUATION, KINDS
 from tests.launch import Launcher
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 
 

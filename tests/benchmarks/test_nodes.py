@@ -7,8 +7,6 @@ import pytest
 from benchmarks.nodes import NodeLogs
 from benchmarks.recovery import arguments
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def test_nodes_have_defaults_of_their_own() -> None:
     args = arguments(["--nodes", "3"])

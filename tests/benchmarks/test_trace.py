@@ -15,7 +15,6 @@ from benchmarks.trace_restart import play
 from benchmarks.trace_times import read_times
 from taskd.core.policy import Policy, Strategy
 
-pytestmark = pytest.mark.timeout(60)
 ROOT = Path(__file__).resolve().parents[2]
 HOUR_S = 3600.0
 INTERVAL_S = 160.0

@@ -7,7 +7,7 @@ import pytest
 from tests.checks.scenes import SCENES, perform
 from tests.nodes_space import NodesUnavailableError
 
-pytestmark = [pytest.mark.timeout(200), pytest.mark.slow, pytest.mark.root]
+pytestmark = [pytest.mark.slow, pytest.mark.root]
 PLAYED = ("one faulty node of 3",)
 
 

@@ -20,7 +20,6 @@ from taskd.runtime.portrait import portray
 from tests.cli.conftest import WAITS
 from tests.shim.armed import REPOSITORY, plain, until
 
-pytestmark = pytest.mark.timeout(60)
 SEGFAULT = "ctypes.string_at(0x40)"
 
 

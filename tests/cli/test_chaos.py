@@ -16,8 +16,6 @@ from taskd.runtime.processes import children, read
 from tests.cli.chaos import state
 from tests.shim.armed import end_of, plain, until
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def test_a_rank_is_killed_and_no_other(make_node) -> None:
     node = make_node()

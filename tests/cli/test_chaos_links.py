@@ -22,7 +22,7 @@ from tests.nodes import Node, Nodes
 from tests.nodes_or_skip import nodes_or_skip
 from tests.shim.armed import plain, until
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.root]
+pytestmark = [pytest.mark.root]
 PATIENCE_S = 20.0
 AT_ONCE_S = 0.3
 INGRESS = "tc filter show dev eth0 ingress"

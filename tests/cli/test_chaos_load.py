@@ -16,7 +16,6 @@ from tests.cli.chaos import ChaosNode, Process, state
 from tests.faults.cgroups import CgroupUnavailableError, small
 from tests.shim.armed import end_of, until
 
-pytestmark = pytest.mark.timeout(60)
 MIB = 1 << 20
 
 

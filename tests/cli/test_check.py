@@ -8,7 +8,6 @@ import pytest
 
 from tests.launch import Launcher
 
-pytestmark = pytest.mark.timeout(90)
 Told = tuple[int, str]
 
 

@@ -14,8 +14,6 @@ import pytest
 from tests.cli.jobs import PHASES_MS, STACK
 from tests.shim.armed import REPOSITORY
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def test_the_newest_fault_is_told_in_full(records, blackbox, run_dir) -> None:
     job = records()

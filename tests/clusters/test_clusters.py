@@ -6,8 +6,6 @@ from tests.clusters.__main__ import Totals
 from tests.clusters.cluster import draw
 from tests.clusters.judge import play
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.mark.parametrize(("first", "clusters", "largest"), [(0, 400, 40), (1000, 40, 600), (2488, 1, 4096)])
 def test_all_faulty_nodes_are_found_and_nobody_else(first: int, clusters: int, largest: int) -> None:

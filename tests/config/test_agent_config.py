@@ -12,8 +12,6 @@ from taskd.config.switch import is_enabled
 from taskd.config.worker import TemplateConfig, WorkerConfig
 from taskd.errors import ConfigError
 
-pytestmark = pytest.mark.timeout(30)
-
 
 def test_nothing_configured_embeds_the_manager():
     config = AgentConfig.from_environment({})

@@ -7,8 +7,6 @@ from taskd.config.manager import ManagerConfig
 from taskd.core.policy import Deadlines, Membership, Policy, Strategy
 from taskd.errors import ConfigError
 
-pytestmark = pytest.mark.timeout(30)
-
 SEED = {"job_id": "job-1", "node_nums": 2, "proc_per_node": 8}
 SECRET = "0123456789abcdef"
 

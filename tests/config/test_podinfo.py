@@ -12,8 +12,6 @@ from taskd.config.reading import Annotation, Source
 from taskd.core.policy import Policy, Strategy
 from taskd.errors import ConfigError
 
-pytestmark = pytest.mark.timeout(30)
-
 SIX = "retry, recover-in-place, recover, elastic-training, dump, exit"
 DEFAULT = Policy(job_id="", node_count=1, ranks_per_node=1)
 POD = (

@@ -8,8 +8,6 @@ from taskd.config.reading import Source
 from taskd.config.secret import read_secret
 from taskd.errors import ConfigError
 
-pytestmark = pytest.mark.timeout(30)
-
 SECRET = "0123456789abcdef-ü"
 
 

@@ -17,7 +17,6 @@ from taskd.wire.messages import (
     WorldPlan,
 )
 
-pytestmark = pytest.mark.timeout(20)
 PLAN = WorldPlan(
     generation=1,
     world_size=2,

@@ -6,8 +6,6 @@ from hypothesis import strategies as st
 
 from taskd.core.budget import Budget, Charge, Fault
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def faults():
     """Faults that are all of different steps."""

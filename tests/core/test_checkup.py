@@ -13,7 +13,6 @@ from taskd.core.policy import NodeCheck, Policy
 from taskd.wire.checks import CheckState, Cleared, Dismissed, Examine, Examined, Own, TrialResult
 from taskd.wire.messages import NodeStatus
 
-pytestmark = pytest.mark.timeout(20)
 WELL = Own(ok=True, compute_tflops=1.0, memory_gbps=10.0, loopback_gbps=5.0, disk_mbps=500.0, elapsed_s=0.5)
 
 

@@ -13,8 +13,6 @@ from taskd.core.world import RankView
 from taskd.runtime.journal import as_fields, as_text
 from taskd.wire.messages import Condition, RankStatus, Stage
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def policy(*allowed: Strategy, min_nodes: int = 1, checkpoints: bool = False) -> Policy:
     """A job of four nodes that allows these strategies."""

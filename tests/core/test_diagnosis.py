@@ -19,7 +19,6 @@ from tests.core.scenes import FAULTS, HANG, Fault, base, entered
 from tests.core.test_faults import RETRY
 from tests.core.test_waits import crossed
 
-pytestmark = pytest.mark.timeout(120)
 SETTINGS = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 faults = st.sampled_from(list(FAULTS.values()))
 

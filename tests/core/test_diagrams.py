@@ -6,8 +6,6 @@ import pytest
 
 from taskd.core.diagrams import MACHINES, Machine, mermaid
 
-pytestmark = pytest.mark.timeout(20)
-
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
 def test_every_transition_of_the_table_is_drawn_once(machine: Machine) -> None:

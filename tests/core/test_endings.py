@@ -1,13 +1,9 @@
 """How a job ends: nodes that go, ranks that finish, and a second resilient function."""
 
-import pytest
-
 from taskd.core.policy import Strategy
 from taskd.core.recovery import Phase
 from taskd.wire.messages import Order, Stage
 from tests.core.driver import DEADLINES, Job
-
-pytestmark = pytest.mark.timeout(20)
 
 
 def test_a_lost_node_ends_the_job_with_its_reason() -> None:

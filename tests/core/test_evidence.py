@@ -24,8 +24,6 @@ from taskd.core.operation import Operation
 from taskd.core.verdict import Kind
 from tests.core.scenes import FAULTS, Fault, base
 
-pytestmark = pytest.mark.timeout(20)
-
 
 @pytest.mark.parametrize(
     ("known", "words"),

@@ -4,8 +4,6 @@ import pytest
 
 from taskd.core.faults import BUILT_IN, FaultKind, Rule, classify
 
-pytestmark = pytest.mark.timeout(60)
-
 RETRY = (
     "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:544] Connection closed by peer [::1]:40996",
     "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Read error [127.0.0.1]:3: Connection reset by peer",

@@ -13,7 +13,6 @@ from taskd.wire.messages import Condition, Order, Stage
 from tests.core.driver import Job
 from tests.core.scenes import FAULTS, base
 
-pytestmark = pytest.mark.timeout(60)
 STEP_S = 0.1
 
 

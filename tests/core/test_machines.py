@@ -256,7 +256,6 @@ class WorkerMachine(RuleBasedStateMachine):
         assert worker.state is not WorkerState.PAUSED or worker.pause_generation >= worker.generation
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("machine", [RecoveryMachine, NodeMachine, WorkerMachine])
 def test_no_order_of_events_corrupts(machine: type[RuleBasedStateMachine]) -> None:
     run_state_machine_as_test(machine, settings=SETTINGS)

@@ -13,7 +13,6 @@ from taskd.wire.checks import Own, TrialResult
 from tests.clusters.cluster import Cluster, Fault, Line
 from tests.clusters.judge import conduct
 
-pytestmark = pytest.mark.timeout(20)
 POLICY = CheckPolicy()
 
 

@@ -1,11 +1,7 @@
 """Who leaves because of a verdict, and with which words."""
 
-import pytest
-
 from taskd.core.nodecheck.evidence import Edge
 from taskd.core.nodecheck.verdict import CheckVerdict, LinkVerdict, NodeVerdict, Standing, choose_out
-
-pytestmark = pytest.mark.timeout(20)
 
 
 def verdict(down: str = "", slow: str = "", cut: tuple[Edge, ...] = (), late: tuple[Edge, ...] = ()) -> CheckVerdict:

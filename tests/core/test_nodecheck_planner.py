@@ -3,7 +3,6 @@
 from collections import Counter
 from itertools import combinations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +14,6 @@ from taskd.wire.checks import Own
 from tests.clusters.cluster import Cluster, Fault
 from tests.clusters.judge import conduct
 
-pytestmark = pytest.mark.timeout(120)
 SETTINGS = settings(max_examples=300, deadline=None, derandomize=True)
 FAST = settings(max_examples=120, deadline=None, derandomize=True)
 

@@ -9,8 +9,6 @@ from taskd.core.recovery import AskCluster, AskKernel, Note, Phase
 from taskd.wire.messages import Condition, Order, Place, Stage
 from tests.core.driver import Job
 
-pytestmark = pytest.mark.timeout(20)
-
 
 def three(**more: Any) -> Job:
     """Three nodes of two ranks that train."""

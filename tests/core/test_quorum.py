@@ -11,8 +11,6 @@ from taskd.core.recovery import AskCluster, Phase, Publish, Superseded
 from taskd.wire.messages import Ledger, NodeStatus, Order, RankStatus, Stage
 from tests.core.driver import Job
 
-pytestmark = pytest.mark.timeout(20)
-
 
 @pytest.mark.parametrize(
     ("members", "heard", "replaced", "first_heard", "enough"),

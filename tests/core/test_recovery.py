@@ -10,8 +10,6 @@ from taskd.errors import TransitionError
 from taskd.wire.messages import Condition, Order, Refuses, Stage
 from tests.core.driver import Job
 
-pytestmark = pytest.mark.timeout(20)
-
 
 def test_a_killed_rank_is_replaced_and_restored() -> None:
     job = Job(per_node=3).up()

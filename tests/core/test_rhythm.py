@@ -12,7 +12,6 @@ from taskd.core.gaps import GAPS_OF_A_KIND, KINDS, Gaps
 from taskd.core.policy import Tempo
 from taskd.core.rhythm import WINDOW, Activity, JobRhythm, Rhythm
 
-pytestmark = pytest.mark.timeout(60)
 LENGTHS_S = (0.01, 0.05, 0.2, 1.0, 5.0)
 HALF_AN_HOUR_S = 1800.0
 

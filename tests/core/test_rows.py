@@ -12,8 +12,6 @@ from taskd.wire.messages import Condition, Directive, Order, RankOrder, RankStat
 from tests.core.driver import Job
 from tests.sim.recorder import name, recorders
 
-pytestmark = pytest.mark.timeout(20)
-
 
 def used(machine: str, act: Callable[[], object]) -> set[str]:
     """The rows that were used meanwhile; none of them led where it must not."""

@@ -1,13 +1,10 @@
 """A manager that comes late, or was overtaken: what the agents carry is the truth."""
 
-import pytest
 from msgspec.structs import replace
 
 from taskd.core.recovery import Phase, Publish
 from taskd.wire.messages import Condition, Ledger, Order, RankStatus, Stage
 from tests.core.driver import Job
-
-pytestmark = pytest.mark.timeout(20)
 
 
 def test_a_new_manager_takes_over_in_the_middle_of_a_join() -> None:

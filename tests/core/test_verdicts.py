@@ -12,8 +12,6 @@ from tests.core.driver import Job
 from tests.core.scenes import FAULTS, base
 from tests.core.test_inquest import STEP_S, standing, trained
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def test_a_death_is_recovered_from_at_once_and_explained_when_the_evidence_comes() -> None:
     job = Job(per_node=4).up()

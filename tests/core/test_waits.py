@@ -10,7 +10,6 @@ from taskd.core.operation import Operation
 from taskd.core.verdict import Kind
 from tests.core.scenes import HANG
 
-pytestmark = pytest.mark.timeout(20)
 ANSWERS = Clocks(0.1, 0.0, 0.0)
 SILENT = Clocks(0.1, 0.0, 3.0)
 

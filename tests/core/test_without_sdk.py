@@ -10,8 +10,6 @@ from taskd.core.recovery import Phase
 from taskd.wire.messages import Order, Stage
 from tests.core.driver import Job
 
-pytestmark = pytest.mark.timeout(20)
-
 
 def without_sdk(**more: Any) -> Job:
     """No rank is inside a resilient function."""

@@ -6,7 +6,6 @@ from taskd.core.worker import Break, Event, GiveUp, Input, Report, State, Wake, 
 from taskd.errors import TransitionError
 from taskd.wire.messages import Condition, Stage, WorldPlan
 
-pytestmark = pytest.mark.timeout(20)
 CLEAN, EMPTY, TORN = Condition.CLEAN, Condition.EMPTY, Condition.TORN
 
 

@@ -11,7 +11,7 @@ from tests.e2e.conftest import STEPS, MakeJob
 from tests.e2e.job import Job, lives
 from tests.e2e.plan import point
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 Same = Callable[[Job], None]
 
 

@@ -15,8 +15,6 @@ from tests.launch import Launcher
 from tests.leaks import MARK
 from tests.thorough import everyday
 
-pytestmark = pytest.mark.timeout(150)
-
 
 @pytest.fixture
 def stranger(make_job: MakeJob, launcher: Launcher) -> Job:

@@ -10,7 +10,7 @@ from tests.e2e.conftest import STEPS, MakeJob
 from tests.e2e.job import Job
 from tests.e2e.plan import point
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 Same = Callable[[Job], None]
 ABORTED = "signal 6 (SIGABRT)"
 """How torch 2.13 now and then ends a process whose groups are alive, instead of letting it exit with its status."""

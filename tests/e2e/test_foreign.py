@@ -6,7 +6,7 @@ from tests.e2e.conftest import MakeJob
 from tests.e2e.job import Job
 from tests.thorough import everyday
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 WORK = ["upload", "compute", "receive", "rest", "sample"]
 SETTINGS: dict[str, str | None] = {"TASKD_HANG_MIN_S": "1"}
 TOLD_S = 1.6

@@ -6,7 +6,7 @@ from tests.e2e.conftest import MakeJob
 from tests.e2e.plan import Points, point
 from tests.thorough import everyday
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 LOOPS = ["workers epochs", "shuffle steps", "stateful steps", "stateful epochs"]
 
 

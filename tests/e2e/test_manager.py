@@ -2,13 +2,9 @@
 
 import socket
 
-import pytest
-
 from tests.e2e.conftest import MakeJob
 from tests.e2e.job import Job, Process
 from tests.e2e.plan import point
-
-pytestmark = pytest.mark.timeout(120)
 
 STOCK = "torchrun's own behaviour takes over; taskd keeps trying"
 

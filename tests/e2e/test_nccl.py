@@ -7,7 +7,7 @@ import pytest
 from tests.e2e.conftest import MakeJob
 from tests.e2e.job import Job
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
+pytestmark = [pytest.mark.slow]
 
 RANKS = 3
 VICTIM = 1

@@ -1,12 +1,9 @@
 """What fails in a new process alone: all start anew, as torchrun has them do, and the reason is told."""
 
-import pytest
-
 from tests.e2e.conftest import MakeJob
 from tests.e2e.job import Job
 from tests.e2e.plan import point
 
-pytestmark = pytest.mark.timeout(200)
 STEPS = 7
 
 

@@ -7,8 +7,6 @@ import pytest
 from tests.e2e.conftest import MakeJob
 from tests.e2e.job import SCRIPTS
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.mark.parametrize(("kind", "own"), [("default", 2), ("beside", 1)])
 def test_a_group_with_an_outsider(make_job: MakeJob, kind: str, own: int) -> None:

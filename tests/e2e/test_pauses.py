@@ -2,13 +2,10 @@
 
 from collections.abc import Callable
 
-import pytest
-
 from tests.e2e.conftest import STEPS, MakeJob
 from tests.e2e.job import Job
 from tests.e2e.plan import point
 
-pytestmark = pytest.mark.timeout(200)
 Same = Callable[[Job], None]
 
 

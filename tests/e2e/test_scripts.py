@@ -13,8 +13,6 @@ from tests.e2e.job import SCRIPTS, Job, command_of, lives
 from tests.e2e.plan import point
 from tests.leaks import marked
 
-pytestmark = pytest.mark.timeout(150)
-
 COLD: dict[str, str | None] = {"TASKD_STANDBY": "0"}
 NAMES_OF_ONE_RUN = (
     "MASTER_PORT",

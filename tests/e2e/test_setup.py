@@ -7,8 +7,6 @@ from tests.e2e.job import Job
 from tests.e2e.plan import point
 from tests.thorough import everyday
 
-pytestmark = pytest.mark.timeout(150)
-
 
 @pytest.mark.parametrize("extra", everyday([None, "weights"], None))
 def test_what_the_ranks_have_shared_stays(make_job: MakeJob, extra: str | None) -> None:

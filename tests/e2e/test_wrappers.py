@@ -7,7 +7,6 @@ from tests.e2e.job import SCRIPTS
 from tests.e2e.plan import point
 from tests.thorough import everyday
 
-pytestmark = pytest.mark.timeout(150)
 STEPS = 10
 
 

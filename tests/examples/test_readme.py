@@ -8,7 +8,7 @@ from tests.e2e.conftest import make_job  # noqa: F401 - a fixture
 from tests.e2e.job import ROOT, Job
 from tests.e2e.plan import point
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 BEFORE = """
 import hashlib, json, os

@@ -12,7 +12,7 @@ from tests.faults.scenes import SCENES
 from tests.nodes_space import NodesUnavailableError
 from tests.thorough import everyday
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
+pytestmark = [pytest.mark.slow]
 PLAYED = ("SIGSEGV in native code", "SIGSTOP", "another operation", "NaN loss")
 
 

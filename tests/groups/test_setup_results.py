@@ -10,8 +10,6 @@ import torch.distributed as dist
 
 from taskd.adaptors.groups.setup_results import ALL_BYTES, MOST_CALLS_AFTER_A_STEP, Recording, Replay
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 def alone() -> Iterator[None]:

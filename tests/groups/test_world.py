@@ -11,7 +11,6 @@ from torch._C._distributed_c10d import TCPStore
 
 from tests.launch import Launcher
 
-pytestmark = pytest.mark.timeout(100)
 ROOT = Path(__file__).resolve().parents[2]
 MEMBER = Path(__file__).with_name("member.py")
 NEWCOMER = Path(__file__).with_name("newcomer.py")

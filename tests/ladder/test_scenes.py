@@ -10,7 +10,7 @@ from tests.ladder.scenarios import SCENES, perform
 from tests.nodes_space import NodesUnavailableError
 from tests.thorough import everyday
 
-pytestmark = [pytest.mark.timeout(200), pytest.mark.slow, pytest.mark.root]
+pytestmark = [pytest.mark.slow, pytest.mark.root]
 PLAYED = ("recover, a spare waits", "elastic-training, shrink and grow", "dump", "node 0 lost, manager included")
 
 

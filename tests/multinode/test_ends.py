@@ -17,7 +17,7 @@ from tests.multinode.conftest import MakeJob
 from tests.multinode.job import MASTER_PORT, SECRET, NodesJob
 from tests.nodes import Node
 
-pytestmark = [pytest.mark.timeout(150), pytest.mark.slow, pytest.mark.root]
+pytestmark = [pytest.mark.slow, pytest.mark.root]
 EXAMPLES = ROOT / "examples"
 STEPS = 40
 WAIT_S = 5.0

@@ -13,7 +13,7 @@ from tests.launch import Launcher
 from tests.leaks import marked
 from tests.nodes import Node, Nodes
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.root]
+pytestmark = [pytest.mark.root]
 PORT = 5000
 LIMIT_S = 10.0
 SILENCE_S = 0.4

@@ -9,7 +9,7 @@ from tests.multinode.conftest import MakeJob
 from tests.multinode.job import MASTER_PORT, NodesJob
 from tests.nodes import Node
 
-pytestmark = [pytest.mark.timeout(150), pytest.mark.slow, pytest.mark.root]
+pytestmark = [pytest.mark.slow, pytest.mark.root]
 
 Lose = Callable[[Node], None]
 RENDEZVOUS = (

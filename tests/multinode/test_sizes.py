@@ -8,7 +8,7 @@ from tests.e2e.plan import point
 from tests.multinode.conftest import MakeJob
 from tests.multinode.job import MASTER_PORT
 
-pytestmark = [pytest.mark.timeout(150), pytest.mark.slow, pytest.mark.root]
+pytestmark = [pytest.mark.slow, pytest.mark.root]
 
 RENDEZVOUS = (
     "--nnodes=2:3",

@@ -16,7 +16,6 @@ from taskd.adaptors.nodecheck.loopback import loopback, own_address
 from taskd.adaptors.nodecheck.memory import memory
 from taskd.errors import ProbeError
 
-pytestmark = pytest.mark.timeout(60)
 CPU = Device("cpu", 0)
 SIZE_BYTES = 4 << 20
 

@@ -15,7 +15,6 @@ from taskd.wire.checks import Trial
 from taskd.wire.probes import ProbeOrder, ProbeResult
 from tests.shim.armed import until
 
-pytestmark = pytest.mark.timeout(90)
 CPU_ROOT = Path("/sys/fs/cgroup/cpu")
 QUOTA_US, PERIOD_US = 20_000, 100_000
 

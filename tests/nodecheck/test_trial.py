@@ -7,7 +7,7 @@ import pytest
 from tests.nodecheck.conftest import children
 from tests.shim.armed import until
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.root]
+pytestmark = [pytest.mark.root]
 SLOW_GBPS = 0.0125
 """100 Mbit."""
 

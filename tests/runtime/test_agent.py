@@ -24,8 +24,6 @@ from taskd.wire.messages import Directive, NodeStatus, Order, RankOrder, Refusal
 from tests.runtime.host import Host
 from tests.wire.peers import NONE
 
-pytestmark = pytest.mark.timeout(60)
-
 LIMIT_S = 20.0
 IDENTITY = NodeIdentity(0, 1, (0, 1), None, 5)
 

@@ -17,7 +17,7 @@ from taskd.core.verdict import Kind
 from taskd.runtime import cgroups
 from taskd.runtime.witness import Witness
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.root]
+pytestmark = [pytest.mark.root]
 ROOT = Path("/sys/fs/cgroup")
 LIMIT_BYTES = 64 << 20
 LIMIT_S = 20.0

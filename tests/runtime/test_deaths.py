@@ -15,7 +15,6 @@ from taskd.runtime.deaths import DeathWatch, Ending, ending_status
 from tests.launch import Launcher
 from tests.runtime.local import LIMIT_S, PROGRAMS, ROOT, readable
 
-pytestmark = pytest.mark.timeout(60)
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
@@ -63,7 +62,7 @@ def test_the_futex_tells_first_and_the_pidfd_after_it(watch: DeathWatch, run_dir
     told = []
     for number in range(5):
         box = Box.create(run_dir / f"box-{number}")
-        process = begin(box)
+        process = begin(box, "large")
         watch.watch(process.pid, box)
         process.kill()
         told.append([ending.gone for ending in until_gone(watch)])

@@ -14,7 +14,6 @@ from taskd.core.verdict import Kind
 from taskd.runtime.disks import full_disk
 from tests.runtime.watched import Start
 
-pytestmark = pytest.mark.timeout(60)
 SIZE_BYTES = 64 << 10
 
 

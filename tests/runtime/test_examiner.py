@@ -16,8 +16,6 @@ from taskd.wire.messages import Hello, Probed
 from tests.launch import Launcher
 from tests.runtime.local import LIMIT_S, Ear, start
 
-pytestmark = pytest.mark.timeout(60)
-
 
 class Bench:
     """An examiner whose standbys behave as a test says, in the order in which they come."""

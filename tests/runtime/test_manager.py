@@ -14,8 +14,6 @@ from taskd.runtime.manager import Manager
 from taskd.wire.messages import Condition, Directive, FromManager, NodeStatus, Order, RankStatus, Refusal, Stage
 from tests.wire.peers import NONE, until
 
-pytestmark = pytest.mark.timeout(60)
-
 CLEAN = Condition.CLEAN
 HEARTBEAT_S = 0.5
 Make = Callable[..., Manager]

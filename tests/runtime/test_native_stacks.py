@@ -9,8 +9,6 @@ import pytest
 from taskd.runtime.native_stacks import py_spy, take_native
 from tests.runtime.watched import Start
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def test_native_stacks(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     if py_spy() is None:

@@ -243,7 +243,6 @@ def box(run_dir: Path) -> Iterator[Box]:
     made.close()
 
 
-@pytest.mark.timeout(60)
 def test_a_real_process(box: Box, launcher: Launcher, run_dir: Path) -> None:
     """5 ms of its own, then 5 ms in two collectives that overlap; a look costs little beside a heartbeat."""
     launcher.start(["python", PROGRAM, box.path, "5", "5"])

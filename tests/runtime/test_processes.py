@@ -10,8 +10,6 @@ import pytest
 from taskd.runtime import processes
 from tests.runtime.watched import LIMIT_S
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.mark.parametrize("pid", [0, 4_194_303])
 def test_the_children_of_a_container_whose_session_began_outside_are_nobodys(pid: int) -> None:

@@ -16,8 +16,6 @@ from taskd.runtime.journal import Journal
 from taskd.runtime.rankfiles import RankFiles
 from taskd.runtime.shape import Shape
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 def files(run_dir: Path) -> Iterator[RankFiles]:

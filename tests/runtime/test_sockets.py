@@ -13,8 +13,6 @@ from taskd.wire.messages import Hello, Modules, Release
 from tests.launch import Launcher
 from tests.runtime.local import Ear, start
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def connect(server: LocalServer) -> socket.socket:
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -11,8 +11,6 @@ from taskd.wire.messages import Hello
 from tests.launch import Launcher
 from tests.runtime.local import LIMIT_S, Ear, start
 
-pytestmark = pytest.mark.timeout(60)
-
 
 class Nursery:
     """A pool whose templates have `threads` threads, and what the test needs to feed it."""

@@ -10,7 +10,6 @@ import pytest
 
 from taskd.runtime.teardown import NICENESS, make_way
 
-pytestmark = pytest.mark.timeout(30)
 PARTED = """
 import ctypes, os, threading, time
 def stay():

@@ -11,7 +11,6 @@ from taskd.runtime.threads import compare, look
 from tests.launch import Launcher
 from tests.runtime.watched import until
 
-pytestmark = pytest.mark.timeout(60)
 WINDOW_S = 0.3
 SET_UP = """
 import ctypes, os, signal, socket, subprocess, sys, threading, time

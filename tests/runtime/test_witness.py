@@ -20,7 +20,6 @@ from taskd.wire.messages import Account, SawNonFinite, ThreadStack
 from tests.launch import Launcher
 from tests.runtime.watched import LIMIT_S, Start, until
 
-pytestmark = pytest.mark.timeout(60)
 UNANSWERED_S = 1.2
 TORCH_ALLREDUCE = 1 | 1 << 8
 

@@ -32,7 +32,6 @@ from taskd.wire.messages import (
 from tests.launch import Launcher
 from tests.runtime.local import LIMIT_S, PROGRAMS, ROOT, Ear
 
-pytestmark = pytest.mark.timeout(60)
 CLEAN = Condition.CLEAN
 
 

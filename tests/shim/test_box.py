@@ -16,8 +16,6 @@ from taskd.errors import ShimError
 from taskd.runtime.blackbox import Box, Command, Life
 from tests.shim.armed import CORE, PROGRAMS, REPOSITORY, plain, until
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def test_a_new_box_is_private_reserved_and_says_that_nothing_happened(box):
     file = box.path.stat()

@@ -6,8 +6,6 @@ import pytest
 
 from tests.shim.armed import armed, plain, until
 
-pytestmark = pytest.mark.timeout(60)
-
 SECOND_NS = 1_000_000_000
 
 PROGRAM = """

@@ -51,7 +51,6 @@ def operations(box, comm=None):
     return [event for event in found if comm is None or event.comm == comm]
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("how", "named"), [("gate", "named"), ("core", "unnamed")])
 def test_both_ranks_tell_the_same_of_gloo(how, named, ranks):
     boxes = ranks(how, named)
@@ -128,7 +127,6 @@ def nccl(launcher, tmp_path):
     return build_nccl(launcher, tmp_path)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("preload", [True, False])
 def test_nccl_is_noted_and_gets_what_it_was_given(preload, nccl, make_box, launcher):
     boxes = [make_box() for _ in range(3)]
@@ -160,7 +158,6 @@ def test_nccl_is_noted_and_gets_what_it_was_given(preload, nccl, make_box, launc
     assert not set(ids[0]) & set(ids[2])
 
 
-@pytest.mark.timeout(60)
 def test_two_nccls_keep_to_their_own_code(launcher, tmp_path, box):
     """One linked into its user, as some builds of torch have it."""
     callers = []
@@ -174,7 +171,6 @@ def test_two_nccls_keep_to_their_own_code(launcher, tmp_path, box):
     assert len(operations(box)) == 44
 
 
-@pytest.mark.timeout(60)
 def test_hccl_asked_for_by_name_is_loaded(launcher, tmp_path, box):
     build(launcher, tmp_path / "libasker.so", "-DASKER")
     build(launcher, tmp_path / "libhccl.so", "-DHCCL", "-Wl,-soname,libhccl.so")
@@ -192,14 +188,12 @@ def test_hccl_asked_for_by_name_is_loaded(launcher, tmp_path, box):
     ]
 
 
-@pytest.mark.timeout(60)
 def test_a_library_that_is_nowhere_is_an_error_code(launcher, tmp_path, box):
     build(launcher, tmp_path / "libasker.so", "-DASKER")
     assert run("print(libraries[0].ask(2))", [tmp_path / "libasker.so"], box, launcher) == "4\n"
     assert box.communicators() == []
 
 
-@pytest.mark.timeout(60)
 def test_more_communicators_than_there_is_room_for(nccl, box, launcher):
     body = "print({libraries[0].train(seed % 250, 0) for seed in range(300)})"
     assert run(body, [nccl], box, launcher) == "{0}\n"

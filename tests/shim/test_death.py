@@ -12,8 +12,6 @@ import pytest
 from taskd.runtime.blackbox import Life, Sender
 from tests.shim.armed import CORE, PROGRAMS, armed, plain, until
 
-pytestmark = pytest.mark.timeout(60)
-
 CAUSES = {
     "segv": signal.SIGSEGV,
     "jump": signal.SIGSEGV,

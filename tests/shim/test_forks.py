@@ -8,8 +8,6 @@ import pytest
 from taskd.runtime.blackbox import Life
 from tests.shim.armed import GATE, armed, plain, until
 
-pytestmark = pytest.mark.timeout(60)
-
 PARENT = """
 import os, signal, subprocess, sys
 from pathlib import Path

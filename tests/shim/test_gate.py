@@ -10,8 +10,6 @@ import pytest
 from taskd.runtime.blackbox import Life
 from tests.shim.armed import GATE, armed, plain, until
 
-pytestmark = pytest.mark.timeout(60)
-
 PYTHON = [
     "python",
     "-c",

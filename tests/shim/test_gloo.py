@@ -75,7 +75,6 @@ def stop(boxes, store, number):
     assert [box.read().exit_status for box in boxes] == [0] * len(boxes)
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("how", ["gate", "core", "fork"])
 def test_survivors_of_a_stopped_peer_come_out_at_once_and_go_on(how, store, make_box, launcher):
     boxes = start_ranks(how, store, make_box, launcher)
@@ -148,7 +147,6 @@ def without_waking(tmp_path):
     return tmp_path
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.slow
 def test_without_waking_the_waiters_somebody_hangs(without_waking, store, make_box, launcher):
     """So the test above is known to bite: shut sockets are not enough in the middle of a transfer."""
@@ -165,7 +163,6 @@ def test_without_waking_the_waiters_somebody_hangs(without_waking, store, make_b
     pytest.fail(f"nobody hung in {MOST_CYCLES_WITHOUT_WAKING} cycles, expected one within about 25")
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("role", "outcome"), [("receive", "raised\n"), ("idle", "sockets: 0\n")])
 def test_a_break_of_one_rank_ends_waits_and_connections_on_both_sides(role, outcome, store, make_box, launcher):
     boxes = [make_box(), make_box()]

@@ -12,8 +12,6 @@ from taskd.errors import ShimError
 from taskd.runtime.blackbox import Command, Life, Phase
 from tests.shim.armed import armed, plain, until
 
-pytestmark = pytest.mark.timeout(60)
-
 WAIT = "import signal\nsignal.pause()\n"
 
 

@@ -9,8 +9,6 @@ from taskd.runtime.blackbox import Backend, Operation
 from tests.shim.armed import CORE, PROGRAMS, plain
 from tests.shim.test_collectives import build_nccl, run
 
-pytestmark = pytest.mark.timeout(60)
-
 ENQUEUED = 1000
 """More than the ring keeps, with the kernels' own."""
 

@@ -6,8 +6,6 @@ import pytest
 
 from tests.shim.armed import CORE, GATE
 
-pytestmark = pytest.mark.timeout(20)
-
 API = {
     "version", "attach", "attached", "progress", "phase", "pulse_method", "pulse_own", "gil_beat", "enter", "leave",
     "name_comm", "last_words", "probe", "gil_wait", "watch_parent", "break", "mend", "broken", "census", "box_create",

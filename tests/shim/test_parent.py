@@ -5,11 +5,7 @@ import signal
 import subprocess
 import sys
 
-import pytest
-
 from tests.shim.armed import armed, end_of, plain, until
-
-pytestmark = pytest.mark.timeout(60)
 
 WORKER = """
 import os, signal, subprocess, sys

@@ -9,8 +9,6 @@ import pytest
 from tests.shim.armed import PROGRAMS, plain
 from tests.shim.sources import build_libs
 
-pytestmark = pytest.mark.timeout(120)
-
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g", "-O1"]
 # The core's own handlers are what is tried; the sanitizer's would stand in their place.
 OPTIONS = {

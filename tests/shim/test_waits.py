@@ -1,10 +1,6 @@
 """An aborted wait is never taken for a transfer that ended: each order of completion and break, against a fake gloo."""
 
-import pytest
-
 from tests.shim.armed import CORE, PROGRAMS, REPOSITORY, plain
-
-pytestmark = pytest.mark.timeout(90)
 
 EXPECTED = """\
 completed: true peer=7 left=1 marked=0 listed=0

@@ -19,7 +19,6 @@ from taskd.core.world import World
 from taskd.wire.messages import Condition, Directive, Order, RankStatus, Stage, Transfer, WorldPlan
 from tests.sim.world import simulate
 
-pytestmark = pytest.mark.timeout(120)
 Patch = pytest.MonkeyPatch
 SEEDS = 2000
 

@@ -51,7 +51,6 @@ def test_a_set_up_that_fails_in_newcomers_alone_costs_no_more_than_under_torchru
     assert (outcome.breach, outcome.ended) == ("", "every rank exited with status 0"), sociable(seed)
 
 
-@pytest.mark.timeout(110)
 def test_no_seed_breaks_an_invariant() -> None:
     watched = recorders()
     with ExitStack() as stack:
@@ -69,7 +68,6 @@ def test_no_seed_breaks_an_invariant() -> None:
     assert sum(outcome.lives > 1 for outcome in outcomes) < SEEDS / 2
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("seed", [7, 77, 777])
 def test_a_seed_replays_exactly(seed: int) -> None:
     first, second, untraced = simulate(seed, tracing=True), simulate(seed, tracing=True), simulate(seed)
@@ -78,7 +76,6 @@ def test_a_seed_replays_exactly(seed: int) -> None:
     assert (untraced.virtual_s, untraced.ended) == (first.virtual_s, first.ended)
 
 
-@pytest.mark.timeout(60)
 def test_the_command_line_counts_and_traces(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
 

@@ -15,7 +15,6 @@ from tests.sim.world import play
 from tests.thorough import everyday
 
 SEEDS = 120
-pytestmark = pytest.mark.timeout(110)
 Patch = pytest.MonkeyPatch
 
 

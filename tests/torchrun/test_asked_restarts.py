@@ -14,8 +14,6 @@ from taskd.core.budget import DEFAULT_MAX_RESTARTS
 PARAMETERS = RendezvousParameters("static", "127.0.0.1:1", "job", 1, 1, rank=0)
 """Nobody meets: a static rendezvous opens nothing before its first round."""
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def asked(monkeypatch: pytest.MonkeyPatch, words: str, variable: str | None) -> int:
     """The budget of a job that is started with these words, as the agent reads it."""

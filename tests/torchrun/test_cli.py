@@ -10,8 +10,6 @@ from tests.launch import Launcher
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT: dict[str, str | None] = {"PYTHONPATH": str(ROOT), "TASKD_PROCESS_ENABLE": None, "MASTER_ADDR": None}
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def test_wrong_usage_says_what_is_right(launcher: Launcher) -> None:
     for words, text in (([], "found no command"), (["fly"], "found 'fly'"), (["run"], "found no script")):

@@ -14,8 +14,6 @@ from tests.e2e.test_manager import free_port
 from tests.launch import Launcher
 from tests.torchrun.test_cli import ENVIRONMENT
 
-pytestmark = pytest.mark.timeout(60)
-
 SECRET = "sixteen or more characters"
 BARE: dict[str, str | None] = {
     **ENVIRONMENT,

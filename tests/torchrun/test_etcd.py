@@ -25,8 +25,6 @@ from tests.torchrun.conftest import Play
 from tests.torchrun.test_options_nodes import MANAGED
 from tests.torchrun.twins import PROGRAMS, Launch
 
-pytestmark = pytest.mark.timeout(90)
-
 PACKAGE = importlib.util.find_spec("etcd")
 LIMIT_S = 20.0
 

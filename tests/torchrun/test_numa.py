@@ -16,8 +16,6 @@ from tests.thorough import everyday
 from tests.torchrun.conftest import Play
 from tests.torchrun.twins import PROGRAMS, Launch, Seen, launch
 
-pytestmark = pytest.mark.timeout(90)
-
 MODES = ("node", "socket", "exclusive", "core-complex")
 PROGRAM = str(PROGRAMS / "numa.py")
 PATH = f"{PROGRAMS / 'bin'}:{os.environ['PATH']}"

@@ -5,7 +5,6 @@ import pytest
 from tests.torchrun.conftest import Play
 from tests.torchrun.twins import PROGRAMS, Launch, launch
 
-pytestmark = pytest.mark.timeout(90)
 ODD = PROGRAMS / "odd"
 
 SCRIPTS: dict[str, Launch] = {

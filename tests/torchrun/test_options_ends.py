@@ -11,8 +11,6 @@ import pytest
 from tests.torchrun.conftest import Play
 from tests.torchrun.twins import PROGRAMS, Launch, Seen, launch
 
-pytestmark = pytest.mark.timeout(90)
-
 THE_END = r"the job ends here: (all \d restarts of the job are spent|torchrun has ended on node 0)"
 LOGS = "--log-dir={folder}/logs"
 

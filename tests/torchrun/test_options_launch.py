@@ -8,8 +8,6 @@ from tests.thorough import everyday
 from tests.torchrun.conftest import Play
 from tests.torchrun.twins import Launch, launch
 
-pytestmark = pytest.mark.timeout(60)
-
 THE_END = "the job ends here: all 0 restarts of the job are spent"
 COLD = "dead ranks are replaced by cold starts only"
 

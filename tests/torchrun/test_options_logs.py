@@ -10,8 +10,6 @@ from taskd.adaptors.torchrun.logs import spare_earlier
 from tests.torchrun.conftest import Play
 from tests.torchrun.twins import PROGRAMS, Launch, launch
 
-pytestmark = pytest.mark.timeout(60)
-
 LOGS = "--log-dir={folder}/logs"
 
 CASES: dict[str, Launch] = {

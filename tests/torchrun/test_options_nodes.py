@@ -5,8 +5,6 @@ import pytest
 from tests.torchrun.conftest import Play
 from tests.torchrun.twins import PROGRAMS, Launch
 
-pytestmark = pytest.mark.timeout(90)
-
 DYNAMIC = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=nodes", "--local-addr=127.0.0.1")
 FILE = ("--rdzv-backend=c10d", "--rdzv-endpoint={folder}-store", "--local-addr=127.0.0.1")
 STATIC = ("--master-addr=localhost", "--master-port={port}")

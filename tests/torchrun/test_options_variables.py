@@ -13,8 +13,6 @@ from tests.torchrun.test_options_launch import COLD, PROCESSES
 from tests.torchrun.test_options_nodes import MANAGED
 from tests.torchrun.twins import USUAL, Launch
 
-pytestmark = pytest.mark.timeout(90)
-
 CASES: dict[str, Launch] = {
     "where and how": Launch(
         (("{observer}",),),

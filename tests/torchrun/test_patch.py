@@ -13,8 +13,6 @@ WATCHED = "[name for name in sys.modules if name.split('.')[0] in ('torch', 'zmq
 ENTRY_POINT = "from importlib.metadata import EntryPoint; EntryPoint('taskd', 'taskd.python.adaptor.patch:handlers', 'torchrun.handlers').load()()"  # noqa: E501
 LAUNCHER = "torch.distributed.launcher.api"
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def python(code: str, *, enabled: bool = True) -> tuple[str, str]:
     """Output and errors of a fresh interpreter, which must end well."""

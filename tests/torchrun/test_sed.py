@@ -13,8 +13,6 @@ from tests.thorough import everyday
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "patch-torch.sh"
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 def original(tmp_path: Path) -> bytes:

@@ -10,7 +10,7 @@ from tests.launch import Launcher
 from tests.thorough import everyday
 from tests.torchrun.test_script import ENVIRONMENT
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
+pytestmark = [pytest.mark.slow]
 
 STANDARD = ("platform", "random", "tempfile", "textwrap", "uuid", "ipaddress", "queue", "typing", "logging", "signal")
 SEEN = """

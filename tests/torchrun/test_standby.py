@@ -17,8 +17,6 @@ from tests.torchrun.scripted import DEADLINE_S, hear
 
 ROOT = Path(__file__).resolve().parents[2]
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:

@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.launch import Launcher
 from tests.torchrun.torch_tests import FILES
 
@@ -25,7 +23,6 @@ class Ends(unittest.TestCase):
 COMMAND = ("python", "-m", "tests.torchrun.torch_tests")
 
 
-@pytest.mark.timeout(60)
 def test_differences_are_told(launcher: Launcher, tmp_path: Path) -> None:
     file = tmp_path / FILES[1]
     file.parent.mkdir(parents=True)

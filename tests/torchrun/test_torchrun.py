@@ -14,8 +14,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).with_name("programs")
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "TASKD_PROCESS_ENABLE": "on", "OMP_NUM_THREADS": "1"}
 
-pytestmark = pytest.mark.timeout(60)
-
 
 class Run:
     """The pieces of one job in a directory of its own."""

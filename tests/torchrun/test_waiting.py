@@ -21,8 +21,6 @@ from tests.e2e.job import SCRIPTS, Job, Process
 from tests.e2e.test_manager import free_port, start_manager
 from tests.launch import Launcher
 
-pytestmark = pytest.mark.timeout(90)
-
 HEED_S = 2.5
 """torch looks for waiting nodes with each look at the ranks, and asks the store for them once a second."""
 LIMIT_S = 20.0

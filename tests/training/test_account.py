@@ -23,7 +23,6 @@ from tests.launch import Launcher
 from tests.runtime.local import Ear
 from tests.training.job import ENVIRONMENT
 
-pytestmark = pytest.mark.timeout(60)
 PROGRAM = Path(__file__).with_name("account_program.py")
 LIMIT_S = 30.0
 Begin = Callable[[str], "Agent"]

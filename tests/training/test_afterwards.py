@@ -7,8 +7,6 @@ from torch import nn
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import ConfigError
 
-pytestmark = pytest.mark.timeout(30)
-
 
 def make() -> TrainState:
     model = nn.Sequential(nn.Linear(1, 1), nn.Dropout())

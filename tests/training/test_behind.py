@@ -12,8 +12,6 @@ from taskd.adaptors.training.behind import BehindCommit
 from taskd.adaptors.training.state import TrainState
 from taskd.wire.messages import Transfer, WorldPlan
 
-pytestmark = pytest.mark.timeout(30)
-
 
 def plan(target_step: int, *, adopt: bool = False) -> WorldPlan:
     return WorldPlan(

@@ -17,7 +17,6 @@ from taskd.errors import CheckpointError
 from taskd.wire.messages import Condition
 from tests.training.checkpoint_state import contents, draws, make, train
 
-pytestmark = pytest.mark.timeout(90)
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 
 

@@ -19,7 +19,6 @@ from tests.thorough import everyday
 from tests.training.checkpoint_state import contents, make, train
 from tests.training.job import ENVIRONMENT
 
-pytestmark = pytest.mark.timeout(110)
 PROGRAM = Path(__file__).with_name("checkpoint_program.py")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 

@@ -9,8 +9,6 @@ from taskd.adaptors.faults import kind_of
 from taskd.core.faults import FaultKind
 from taskd.errors import ConfigError
 
-pytestmark = pytest.mark.timeout(60)
-
 
 class StoreError(Exception):
     """The job's own exception."""

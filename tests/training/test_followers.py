@@ -12,7 +12,6 @@ from taskd.adaptors.training.state import TrainState
 from taskd.errors import ConfigError
 from taskd.wire.messages import Condition
 
-pytestmark = pytest.mark.timeout(60)
 STEPS = 3
 
 

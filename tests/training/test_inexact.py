@@ -15,8 +15,6 @@ from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.refusals import tell_inexact
 from taskd.adaptors.training.state import TrainState
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 def alone() -> Iterator[None]:

@@ -1,12 +1,9 @@
 """Which buffers that are in no `state_dict` are sent: those that training changes. How they are, see `test_restore`."""
 
-import pytest
 import torch
 
 from taskd.adaptors.training.loose import Loose
 from taskd.adaptors.training.state import TrainState
-
-pytestmark = pytest.mark.timeout(30)
 
 
 def make() -> torch.nn.Module:

@@ -8,8 +8,6 @@ import torch
 
 from taskd.adaptors.training.state import TrainState
 
-pytestmark = pytest.mark.timeout(30)
-
 
 def make() -> TrainState:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(2))

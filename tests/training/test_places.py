@@ -28,8 +28,6 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 from taskd.adaptors.training.state import TrainState
 from taskd.wire.messages import Condition
 
-pytestmark = pytest.mark.timeout(120)
-
 SAMPLES, BATCH, EPOCHS = 20, 4, 3
 PER_EPOCH = SAMPLES // BATCH
 Log = list[Any]

@@ -14,8 +14,6 @@ from taskd.errors import RestoreError
 from tests.launch import Launcher
 from tests.training.job import ENVIRONMENT
 
-pytestmark = pytest.mark.timeout(60)
-
 RNG = [b"numbers", b"", b"more"]
 HEAD = len(pack([b""]))
 

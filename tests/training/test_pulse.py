@@ -22,8 +22,6 @@ from taskd.wire.messages import Condition
 from tests.launch import Launcher
 from tests.training.job import ENVIRONMENT
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def make(path: Path) -> TrainState:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 1))

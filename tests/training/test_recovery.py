@@ -9,8 +9,6 @@ import pytest
 from tests.launch import Launcher
 from tests.training.job import Job
 
-pytestmark = pytest.mark.timeout(110)
-
 Results = list[dict[str, Any]]
 ONE_BUCKET = {"logs": True}
 SEVERAL_BUCKETS = {"bucket_mb": 0.02, "norm": True, "groups": True}

@@ -13,7 +13,6 @@ from taskd.adaptors.training.rest import Rest
 from taskd.adaptors.training.state import TrainState
 from taskd.wire.messages import Condition
 
-pytestmark = pytest.mark.timeout(60)
 INTERRUPTED = 3
 
 

@@ -10,7 +10,6 @@ from tests.launch import Launcher
 from tests.thorough import everyday
 from tests.training.job import ENVIRONMENT
 
-pytestmark = pytest.mark.timeout(90)
 PROGRAM = Path(__file__).with_name("restore_program.py")
 
 

@@ -14,8 +14,6 @@ from taskd.adaptors.training.seeds import Seeds, mix
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import ConfigError
 
-pytestmark = pytest.mark.timeout(60)
-
 
 class Counter:
     at = 0

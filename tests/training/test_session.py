@@ -28,7 +28,6 @@ from tests.launch import Launcher
 from tests.runtime.local import Ear
 from tests.training.job import ENVIRONMENT
 
-pytestmark = pytest.mark.timeout(60)
 PROGRAM = Path(__file__).with_name("session_program.py")
 
 

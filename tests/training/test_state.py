@@ -20,8 +20,6 @@ from taskd.adaptors.training.state import TrainState
 from taskd.errors import ConfigError
 from taskd.wire.messages import Condition
 
-pytestmark = pytest.mark.timeout(30)
-
 
 def make(**more: Any) -> TrainState:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))

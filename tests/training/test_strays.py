@@ -11,7 +11,6 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from taskd.adaptors.training.state import TrainState
 from taskd.adaptors.training.strays import Strays
 
-pytestmark = pytest.mark.timeout(30)
 NUMBERS: Any = range(6)
 
 

@@ -10,8 +10,6 @@ from torch import nn
 from taskd.adaptors.training.state import TrainState
 from taskd.wire.messages import Condition
 
-pytestmark = pytest.mark.timeout(60)
-
 
 class Fault(Exception):  # noqa: N818 - it is what a peer's death raises
     """A peer has died."""

@@ -9,8 +9,6 @@ from taskd.errors import FrameError
 from taskd.wire import codec, messages
 from taskd.wire.codec import BadFrameError, Fault
 
-pytestmark = pytest.mark.timeout(60)
-
 RANK = messages.RankStatus(rank=3, incarnation=1, generation=2, stage=messages.Stage.PAUSED, step=41, cause="signal 9")
 STATUS = messages.NodeStatus(
     job_id="job",

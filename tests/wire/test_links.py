@@ -24,8 +24,6 @@ from tests.wire.peers import (
     web_server,
 )
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.mark.parametrize("security", [SECRET, NONE], ids=["secret", "no secret"])
 def test_a_message_goes_there_and_back(security):

@@ -29,8 +29,6 @@ from tests.wire.peers import (
     until,
 )
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.mark.parametrize(
     ("manager_side", "agent_side", "words"),

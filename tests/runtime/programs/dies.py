@@ -1,5 +1,9 @@
-"""Claims a black box and waits to be killed, or ends as told: `dies.py BOX|- STATUS|wait`."""
+"""Claims a black box and waits to be killed, or ends as told: `dies.py BOX|- STATUS|wait|large`.
 
+`large` is to have as much memory as a worker has: the kernel takes it back between the futex's word and the pidfd's.
+"""
+
+import mmap
 import os
 import signal
 import sys
@@ -10,8 +14,13 @@ from taskd.runtime.recorder import open_recorder
 box, status = sys.argv[1:3]
 if box != "-":
     open_recorder().attach(Path(box), 0, 0)
+if status == "large":
+    memory = mmap.mmap(-1, 512 << 20)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    for page in range(0, len(memory), mmap.PAGESIZE):
+        memory[page] = 1
 print("ready", flush=True)
-if status == "wait":
+if status in ("wait", "large"):
     while True:
         signal.pause()
 sys.stdin.close()
