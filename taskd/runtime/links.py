@@ -82,7 +82,11 @@ class _Link:
         return bool(poller.poll(max(0, round(timeout_s * 1000))))
 
     def close(self, flush_s: float = 0.0) -> None:
-        """Close for good; what was sent but has not left may take `flush_s` seconds more."""
+        """Close for good; what was sent but has not left may take `flush_s` seconds more.
+
+        What the peer has not read by then can be lost if it sends something meanwhile: nobody reads that, and the
+        kernel resets the connection.
+        """
         self._socket.disable_monitor()
         for socket in set(self.sockets) - {self._socket}:
             socket.close(0)

@@ -41,12 +41,19 @@ def directive(sequence: int) -> messages.Directive:
 
 
 class ServingManager:
-    """A manager's loop in a thread: answers every status with a directive of the same sequence number."""
+    """A manager's loop in a thread: unless silent it answers every status with a directive of its sequence number."""
 
-    def __init__(self, listen: Address = Address(LOOPBACK, 0), security: Security = SECRET) -> None:  # noqa: B008
+    def __init__(
+        self,
+        listen: Address = Address(LOOPBACK, 0),  # noqa: B008
+        security: Security = SECRET,
+        *,
+        silent: bool = False,
+    ) -> None:
         self.socket = ManagerSocket(listen, security)
         self.address = self.socket.address
         self.served = 0
+        self._silent = silent
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._serve)
 
@@ -56,7 +63,8 @@ class ServingManager:
             for peer, message in self.socket.receive():
                 assert isinstance(message, messages.NodeStatus)
                 self.served += 1
-                self.socket.send(peer, directive(message.sequence))
+                if not self._silent:
+                    self.socket.send(peer, directive(message.sequence))
 
     def __enter__(self) -> "ServingManager":
         self._thread.start()
