@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from taskd.adaptors.groups.setup_results import Unkept, storages
 from taskd.adaptors.groups.sites import script_line
 from taskd.adaptors.groups.wrappers import line_of
+from taskd.adaptors.training.forgotten import forgotten
 from taskd.adaptors.training.parts import Parts
 
 logger = logging.getLogger(__name__)
@@ -77,8 +78,10 @@ class Refusals:
         self._refuse(no_rebuild=rebuild, no_newcomer=newcomer)
 
 
-def matters(parts: Parts, unkept: Sequence[Unkept] = ()) -> list[Matter]:
+def matters(parts: Parts, unkept: Sequence[Unkept] = (), *, joins: bool = False) -> list[Matter]:
     """All that stands in the way in this process, as the training function is about to be called.
+
+    A process that `joins` does not look for what was forgotten: where something was, none is taken in.
 
     `unkept` are the collectives of the set-up that a new process cannot be given the results of.
     """
@@ -87,6 +90,7 @@ def matters(parts: Parts, unkept: Sequence[Unkept] = ()) -> list[Matter]:
         gc.collect()  # it may be of a wrapper that the script has dropped
         found = _of_wrappers(parts)
     found.extend(_of_parts(parts))
+    found.extend(() if joins else _of_forgotten(parts))
     kept = storages(_tensors(parts)) if unkept else frozenset()
     for result in unkept:
         if not result.storages or not result.storages <= kept:
@@ -196,6 +200,18 @@ def _of_parts(parts: Parts) -> Iterator[Matter]:
             yield Matter(
                 f"{name} has DTensors, of which each rank keeps what no other rank has",
                 "Load your own checkpoint at the start; replicated models (DDP) can be recovered in place.",
+            )
+
+
+def _of_forgotten(parts: Parts) -> Iterator[Matter]:
+    if forgotten(parts):
+        gc.collect()  # the script may have dropped it
+        for kind in sorted({type(one).__name__ for one in forgotten(parts)}):
+            yield Matter(
+                f"the TrainState made at {parts.made_at} was not given the {kind} of its training",
+                "Pass it to TrainState by keyword, as all others, or drop it if nothing uses it: a "
+                "new process would train on with that of its set-up.",
+                no_rebuild=True,
             )
 
 

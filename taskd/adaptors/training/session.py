@@ -36,6 +36,7 @@ from taskd.adaptors.training import failures
 from taskd.adaptors.training.behind import BehindCommit
 from taskd.adaptors.training.checkpoint import dump
 from taskd.adaptors.training.layout import repoint
+from taskd.adaptors.training.outside import tell_outside
 from taskd.adaptors.training.refusals import Matter, Refusals, matters, tell_inexact
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.sameness import gather
@@ -99,7 +100,7 @@ class Runtime:
         """The resilient function is entered: nothing is recorded any more, and it is told what stands in the way."""
         setup, self._setup = self._setup, None
         unkept = setup.end() if setup is not None else None
-        self.refusals.add(*matters(state.parts, unkept or []))
+        self.refusals.add(*matters(state.parts, unkept or [], joins=self.link.joins))
         if self.rank == 0:
             tell_inexact(state.parts)
         strange = self.world.strangers()
@@ -203,6 +204,7 @@ def resilient(state: TrainState) -> Callable[[Callable[P, R]], Callable[P, R]]:
             if runtime is None:
                 state.begin()
                 return function(*args, **kwargs)
+            tell_outside(function, tells=runtime.rank == 0)
             return Session(runtime, state).run(lambda: function(*args, **kwargs))
 
         return run

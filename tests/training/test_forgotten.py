@@ -1,0 +1,73 @@
+"""Parts of a training that its state was not given are found before the first step."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import ConstantLR, LinearLR, SequentialLR, StepLR
+from torch.optim.swa_utils import AveragedModel
+
+from taskd.adaptors.training.forgotten import forgotten
+from taskd.adaptors.training.parts import Parts
+from taskd.adaptors.training.refusals import matters
+
+Given = dict[str, Any]
+
+
+@pytest.fixture
+def given() -> Given:
+    model = torch.nn.Linear(2, 2)
+    return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+
+
+OTHERS: dict[str, Callable[[Given], Any]] = {
+    "scheduler": lambda given: StepLR(given["optimizer"], 1),
+    "optimizer": lambda given: torch.optim.Adam(given["model"].parameters()),
+    "average": lambda given: AveragedModel(given["model"]),
+    "scaler": lambda _: torch.amp.GradScaler("cpu"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_was_not_given_is_refused_by_name(given: Given, kind: str) -> None:
+    other = OTHERS[kind](given)
+    parts = Parts(given)
+    assert forgotten(parts) == [other]
+    (matter,) = matters(parts)
+    assert matter.no_rebuild
+    assert f"test_forgotten.py:{test_what_was_not_given_is_refused_by_name.__code__.co_firstlineno + 3} " in matter.text
+    assert matter.text.endswith(f"was not given the {type(other).__name__} of its training")
+    assert matters(parts, joins=True) == []
+    assert matters(Parts(given | {"other": other})) == []
+
+
+def test_what_is_within_a_part_was_given(given: Given) -> None:
+    optimizer = given["optimizer"]
+    both = SequentialLR(optimizer, [ConstantLR(optimizer), LinearLR(optimizer)], [2])
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.averages = [AveragedModel(given["model"])]
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        load_state_dict = state_dict
+
+    parts = Parts(given | {"scheduler": both, "trainer": Trainer()})
+    assert matters(parts) == []
+
+
+def test_what_has_to_do_with_others_or_does_nothing_is_left_alone(given: Given) -> None:
+    elsewhere = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+    kept = [StepLR(elsewhere, 1), torch.amp.GradScaler("cpu", enabled=False)]
+    assert matters(Parts(given)) == []
+    del kept
+
+
+def test_what_the_script_has_dropped_is_left_alone(given: Given) -> None:
+    scheduler = StepLR(given["optimizer"], 1)
+    scheduler.itself = scheduler  # type: ignore[attr-defined]
+    del scheduler
+    assert matters(Parts(given)) == []
