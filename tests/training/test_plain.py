@@ -91,6 +91,20 @@ def test_a_new_process_takes_those_that_have_changed() -> None:
     assert newcomer.parts.plain.changed() == changed
 
 
+def test_a_torn_process_takes_those_of_the_step_that_is_done_again() -> None:
+    """Whether its peers have changed them by then or not."""
+    for steps in (0, 5):
+        donor, torn = make(), make()
+        for one in (donor, torn):
+            one.begin(0)
+            for number in range(steps):
+                step(one, number)
+        before = [repr(value) for value in values(donor)[:4]]
+        forward(torn, steps)
+        torn.parts.plain.put(donor.parts.plain.changed())
+        assert [repr(value) for value in values(torn)[:4]] == before
+
+
 def test_what_differed_before_stays_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
     donor, newcomer = make(), make()
     donor.model.tau = 0.5

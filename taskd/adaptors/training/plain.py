@@ -86,13 +86,14 @@ class Plain:
 
     def committed(self) -> None:
         """A step with a forward pass is done."""
+        saved, self._saved = self._saved, {}
         if not self._steps_left:
             return
         self._steps_left -= 1
         if self._made is None:
             return
         self._committed = self._all()
-        self._count(self._within, self._saved, self._committed)
+        self._count(self._within, saved, self._committed)
         if not self._steps_left:
             self._tell()
             self._known = {*self._between, *self._within}
@@ -103,6 +104,7 @@ class Plain:
         for key, was in self._saved.items():
             if not isinstance(was, _Print) and self._now(key) != was:
                 self._put(key, was)
+        self._saved = {}
 
     def tell_late(self) -> None:
         """A step is done again: say what may have changed in it, and is not put back."""
@@ -130,7 +132,8 @@ class Plain:
         ]
 
     def put(self, given: Sequence[Sent]) -> None:
-        """Take these, where the own ones were the same as the function was entered."""
+        """Take these, where the own ones were the same as the function was entered, on top of the last commit's."""
+        self.put_back()
         others = []
         for path, name, was, now in given:
             mine = (self._made or {}).get((path, name), _ABSENT)
