@@ -1,15 +1,22 @@
 """What a training function changes of its script is told as it is entered."""
 
 import functools
-from collections.abc import Callable
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch.utils.data import DataLoader, RandomSampler
 
 from taskd.adaptors.training.outside import tell_outside
 
 best = 1.0
 patience = 0
 TABLE = {"steps": 0}
+NUMBERS: Any = range(6)
 
 
 def changes_a_global() -> None:
@@ -50,12 +57,12 @@ def line_of(function: Callable[[], None], further: int) -> str:
     ],
     ids=["itself", "calls", "inside", "method", "partial"],
 )
-def test_it_is_told_once_with_its_line(
+def test_what_it_sets_is_told_once_with_its_line(
     function: Callable[[], None], line: str, more: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tell_outside(function)
+    tell_outside(function, {})
     (record,) = caplog.records
-    assert record.getMessage().startswith(f"the training function changes 'best' ({line}){more}, a variable of")
+    assert record.getMessage().startswith(f"the training function sets 'best' ({line}){more} outside of itself")
 
 
 def test_a_variable_of_a_function_around_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -73,19 +80,83 @@ def test_a_variable_of_a_function_around_it(caplog: pytest.LogCaptureFixture) ->
         inner()
 
     train()
-    tell_outside(train)
+    tell_outside(train, {})
     (record,) = caplog.records
-    assert f"'count' ({line_of(train, 8)}), a variable" in record.getMessage()
+    assert f"sets 'count' ({line_of(train, 8)}) outside" in record.getMessage()
+
+
+def endless(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+LOADER: Any = DataLoader(NUMBERS, sampler=RandomSampler(NUMBERS, generator=torch.Generator()))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        iter([1, 2]),
+        itertools.cycle([1]),
+        endless([1]),
+        endless(LOADER),
+        torch.Generator(),
+        random.Random(1),
+        np.random.default_rng(1),
+        np.random.RandomState(1),
+    ],
+    ids=lambda made: type(made).__name__,
+)
+def test_what_it_goes_on_with_is_told(made: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def train() -> None:
+        print(made)
+
+    tell_outside(train, {})
+    (record,) = caplog.records
+    assert f"goes on with 'made' ({line_of(train, 1)}), an iterator" in record.getMessage()
+
+
+def test_what_a_loader_of_the_state_has_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    batches, iterator, generator = endless(LOADER), iter(LOADER), LOADER.sampler.generator
+
+    def train() -> None:
+        print(batches, iterator, generator)
+
+    tell_outside(train, {"loader": LOADER})
+    assert not caplog.records
+
+
+def test_a_generator_that_it_seeds_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    own = torch.Generator()
+
+    def train() -> None:
+        own.manual_seed(3)
+        print(torch.rand(1, generator=own))
+
+    tell_outside(train, {})
+    assert not caplog.records
 
 
 def test_what_is_its_own_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
-    def train() -> None:
-        total = 0.0
-        for number in range(3):
-            total += number
-        print(total, TABLE, functools.reduce)
+    with open(__file__) as file:
 
-    tell_outside(train)
-    tell_outside(len)
-    tell_outside(changes_a_global, tells=False)
+        def train() -> None:
+            total = 0.0
+            for number in iter([1, 2]):
+                total += number
+            print(total, TABLE, functools.reduce, file, random.SystemRandom())
+
+        tell_outside(train, {})
+    tell_outside(len, {})
+    tell_outside(changes_a_global, {}, tells=False)
+    assert not caplog.records
+
+
+def test_one_that_has_not_been_made_yet(caplog: pytest.LogCaptureFixture) -> None:
+    def train() -> None:
+        print(later)
+
+    tell_outside(train, {})
+    later = iter([1])
+    assert next(later)
     assert not caplog.records

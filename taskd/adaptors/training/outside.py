@@ -1,55 +1,102 @@
-"""Variables of the script that its training function changes: a new process has those of its set-up, which is told.
+"""What the training function changes outside of itself: a new process has it as its set-up has made it, which is told.
 
-Read from the function's code, as it is entered, and from that of the script's functions which it names.
+Rules:
+
+1. It is read from the function's code, as the function is entered, and from that of the script's functions which it
+   names: variables that are set by `global` or `nonlocal`, and iterators and random generators that are gone on with.
+2. What a loader of the state draws from, or is iterated by, is kept, and not told. Nor is a generator that the function
+   seeds itself.
 """
 
 import dis
 import functools
 import inspect
 import logging
-from collections.abc import Iterator
-from types import CodeType, FunctionType
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from types import CodeType, FunctionType, GeneratorType
 from typing import Any, Final
+
+import torch
+from torch.utils.data import DataLoader
 
 from taskd.adaptors.groups.sites import is_users
 
 _log = logging.getLogger(__name__)
 _MOST: Final = 200
 """Functions that are read."""
+_SET: Final = object()
+_SETS: Final = ("STORE_GLOBAL", "STORE_DEREF")
+_GETS: Final = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF")
+_SEEDS: Final = ("manual_seed", "seed", "set_state")
 
 
-def tell_outside(function: Any, *, tells: bool = True) -> None:
-    """Warn once of all that a training function changes outside of itself, if this process `tells`."""
-    found = list(dict(_changed(function)).items()) if tells else []
-    if found:
-        name, line = found[0]
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+def tell_outside(function: Any, parts: Mapping[str, Any], *, tells: bool = True) -> None:
+    """Warn once of each of the two kinds, if this process `tells`; `parts` are those of the state."""
+    sets: dict[str, str] = {}
+    goes_on: dict[str, str] = {}
+    kept = _kept(parts)
+    found = list(_outside(function)) if tells else []
+    kept.update(id(value) for _, _, then, value in found if then in _SEEDS)
+    for name, line, then, value in found:
+        is_set = then is _SET
+        if is_set and id(value) not in kept:
+            sets.setdefault(name, line)
+        elif _advances(value, kept):
+            goes_on.setdefault(name, line)
+    if sets:
         _log.warning(
-            "the training function changes %r (%s)%s, a variable of the script outside of it: a process that takes a "
-            "rank over has that of its set-up. Keep it in an object with state_dict() and load_state_dict() that is "
-            "given to TrainState, or make it from state.step",
-            name,
-            line,
-            more,
+            "the training function sets %s outside of itself: a process that takes a rank over has that of its set-up. "
+            "Keep it in an object with state_dict() and load_state_dict() that is given to TrainState, or make it from "
+            "state.step",
+            _named(sets),
+        )
+    if goes_on:
+        _log.warning(
+            "the training function goes on with %s, an iterator or a random generator of the script's: a process that "
+            "takes a rank over begins it anew, and a step that is done again goes on in it. Give the DataLoader to "
+            "TrainState, or make it in each step from state.step",
+            _named(goes_on),
         )
 
 
-def _changed(function: Any) -> Iterator[tuple[str, str]]:
-    """Name and `file:line` of each."""
+def _named(found: dict[str, str]) -> str:
+    name, line = next(iter(found.items()))
+    return f"{name!r} ({line})" + (f" and {len(found) - 1} more" if len(found) > 1 else "")
+
+
+def _outside(function: Any) -> Iterator[tuple[str, str, object, Any]]:
+    """Each use of a variable that was there before: its name, `file:line`, what follows, and what it is.
+
+    What follows is the name that is looked up in it, if one is, or `_SET`.
+    """
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function)
     left: list[Any] = [getattr(function, "__func__", function)]
     seen: set[FunctionType] = set()
     while left and len(seen) < _MOST:
-        one = left.pop()
+        one = left.pop(0)
         if not isinstance(one, FunctionType) or one in seen or not is_users(one.__code__.co_filename):
             continue
         seen.add(one)
-        outer = one.__code__.co_freevars if len(seen) == 1 else ()
+        around = dict(zip(one.__code__.co_freevars, map(_content, one.__closure__ or ()), strict=True))
         for code in _codes(one.__code__):
-            yield from _stores(code, outer)
-            left.extend(one.__globals__.get(name) for name in code.co_names)
+            for instruction, line, then in _instructions(code):
+                name, of_function = instruction.argval, "DEREF" in instruction.opname
+                if instruction.opname in (*_SETS, *_GETS) and (not of_function or name in around):
+                    value = (around if of_function else one.__globals__).get(name)
+                    yield name, f"{code.co_filename}:{line}", _SET if instruction.opname in _SETS else then, value
+                    left.append(value)
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it has none yet
+        return None
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -60,10 +107,33 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
-def _stores(code: CodeType, outer: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def _instructions(code: CodeType) -> Iterator[tuple[dis.Instruction, int, object]]:
+    """Each with its line and what the next one is about."""
     lines = [(end, line) for _, end, line in code.co_lines() if line is not None]
-    for instruction in dis.get_instructions(code):
-        name = instruction.argval
-        if instruction.opname == "STORE_GLOBAL" or (instruction.opname == "STORE_DEREF" and name in outer):
-            line = next((line for end, line in lines if instruction.offset < end), code.co_firstlineno)
-            yield name, f"{code.co_filename}:{line}"
+    for instruction, then in pairwise(dis.get_instructions(code)):
+        line = next((line for end, line in lines if instruction.offset < end), code.co_firstlineno)
+        yield instruction, line, then.argval
+
+
+def _kept(parts: Mapping[str, Any]) -> set[int]:
+    """The parts, and what loaders among them draw from."""
+    loaders = [part for part in parts.values() if isinstance(part, DataLoader)]
+    samplers = [
+        of for one in loaders for of in (one.sampler, one.batch_sampler, getattr(one.batch_sampler, "sampler", 0))
+    ]
+    drawn = [getattr(one, "generator", None) for one in [*loaders, *samplers, *parts.values()]]
+    return {id(one) for one in [*parts.values(), *samplers, *drawn] if one is not None}
+
+
+def _advances(value: Any, kept: set[int]) -> bool:
+    """It is an iterator or a generator of random numbers, that nobody puts back."""
+    if id(value) in kept or isinstance(value, random.SystemRandom):
+        return False
+    if isinstance(value, GeneratorType):
+        frame = value.gi_frame
+        return frame is not None and not any(id(one) in kept for one in frame.f_locals.values())
+    numpy = getattr(sys.modules.get("numpy"), "random", None)
+    draws = (torch.Generator, random.Random, getattr(numpy, "Generator", ()), getattr(numpy, "RandomState", ()))
+    if isinstance(value, tuple(kind for kind in draws if kind)):
+        return True
+    return isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools")

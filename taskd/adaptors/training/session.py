@@ -204,7 +204,7 @@ def resilient(state: TrainState) -> Callable[[Callable[P, R]], Callable[P, R]]:
             if runtime is None:
                 state.begin()
                 return function(*args, **kwargs)
-            tell_outside(function, tells=runtime.rank == 0)
+            tell_outside(function, state.parts.all, tells=runtime.rank == 0)
             return Session(runtime, state).run(lambda: function(*args, **kwargs))
 
         return run
