@@ -21,7 +21,7 @@ case "$*" in
 esac
 echo "test: about 35 minutes on 2 cores; --thorough runs what is left out here" >&2
 # Two lanes beside the rest, one less patient than the other.
-simulated=(tests/{cli,clusters,config,core,examples,groups,sim,training})
+simulated=(tests/{cli,clusters,config,core,examples,sim,training})
 compared=(tests/e2e/test_{foreign,loops,nccl,newcomers,outsiders,scripts,setup,wrappers}.py tests/scripts tests/torchrun)
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT

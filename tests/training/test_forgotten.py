@@ -1,5 +1,6 @@
 """Parts of a training that its state was not given are found before the first step."""
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,8 @@ Given = dict[str, Any]
 
 @pytest.fixture
 def given() -> Given:
-    model = torch.nn.Linear(2, 2)
+    gc.collect()  # what other tests of this process have left
+    model = torch.nn.Linear(2, 3)
     return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
 
 
@@ -61,7 +63,11 @@ def test_what_is_within_a_part_was_given(given: Given) -> None:
 
 def test_what_has_to_do_with_others_or_does_nothing_is_left_alone(given: Given) -> None:
     elsewhere = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
-    kept = [StepLR(elsewhere, 1), torch.amp.GradScaler("cpu", enabled=False)]
+    kept = [
+        StepLR(elsewhere, 1),
+        torch.amp.GradScaler("cpu", enabled=False),
+        AveragedModel(torch.nn.Linear(4, 4)),
+    ]
     assert matters(Parts(given)) == []
     del kept
 

@@ -27,7 +27,17 @@ def forgotten(parts: Parts) -> list[Any]:
     covered = set(map(id, _within([*parts.all.values(), *parts.replicated.values()], _DEPTH)))
     groups = {id(optimizer.param_groups) for optimizer in parts.optimizers}
     trained = {id(parameter) for parameter in parts.parameters()}
-    return [one for one in found if id(one) not in covered and _belongs(one, groups, trained)]
+    shapes = [_shapes(module) for module in parts.modules]
+    return [
+        one
+        for one in found
+        if id(one) not in covered
+        and (_shapes(one.module) in shapes if isinstance(one, AveragedModel) else _belongs(one, groups, trained))
+    ]
+
+
+def _shapes(module: torch.nn.Module) -> list[torch.Size]:
+    return [parameter.shape for parameter in module.parameters()]
 
 
 def _belongs(one: Any, groups: set[int], trained: set[int]) -> bool:
@@ -37,7 +47,7 @@ def _belongs(one: Any, groups: set[int], trained: set[int]) -> bool:
     if isinstance(one, torch.optim.Optimizer):
         own = getattr(one, "param_groups", [])
         return id(own) not in groups and any(id(p) in trained for group in own for p in group["params"])
-    return not isinstance(one, torch.amp.GradScaler) or one.is_enabled()
+    return bool(one.is_enabled())
 
 
 def _within(values: list[Any], depth: int) -> Iterator[Any]:
