@@ -11,7 +11,9 @@ Rules:
 1. A thread that waits for work is in a futex call without a limit, as for a condition variable. One that waits for the
    interpreter's lock or for a peer has a limit, and one that waits for a mutex has another operation. `/proc` tells.
 2. Nothing is closed, woken or ended: peers may still be receiving what this process has sent.
-3. Where the kernel does not tell, a thread counts as waiting for work, after one look's time.
+3. A thread has the name of the process until it has been on a core for the first time: on a loaded machine that can be
+   long after its group was made, and a collective may wait for it. One that has hardly run is taken for such a thread.
+4. Where the kernel does not tell, a thread counts as waiting for work, after one look's time.
 """
 
 import os
@@ -25,6 +27,8 @@ _OPERATION: Final = 0x7F
 _WAIT_BITSET: Final = 9
 _LOOK_S: Final = 0.002
 _BUSY: Final = "busy"
+_BEGUN_NS: Final = 1_000_000
+"""After so long on a core a thread has its name."""
 
 
 def settle(limit_s: float) -> bool:
@@ -44,22 +48,34 @@ def settle(limit_s: float) -> bool:
 def _workers() -> dict[str, str]:
     """Each worker thread, and where it waits for work; busy if it does anything else."""
     found = {}
+    unnamed = _read(str(os.getpid()), "comm")
     for task in os.listdir("/proc/self/task"):
-        try:
-            with open(f"/proc/self/task/{task}/comm") as comm:
-                if comm.read().strip() != _WORKER:
-                    continue
-        except OSError:  # it ended while we looked
-            continue
-        found[task] = _waiting_at(task)
+        name = _read(task, "comm")
+        if name == _WORKER:
+            found[task] = _waiting_at(task)
+        elif name == unnamed and _begins(task):
+            found[task] = _BUSY
     return found
 
 
-def _waiting_at(task: str) -> str:
+def _read(task: str, what: str) -> str:
+    """A file of a thread; "" if it has ended meanwhile, or this kernel does not tell."""
     try:
-        with open(f"/proc/self/task/{task}/syscall") as file:
-            words = file.read().split()
-    except OSError:  # it ended while we looked, or this kernel does not tell
+        with open(f"/proc/self/task/{task}/{what}") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _begins(task: str) -> bool:
+    """It is to run, and hardly has."""
+    on_core_ns = _read(task, "schedstat").partition(" ")[0]
+    return on_core_ns.isdigit() and int(on_core_ns) < _BEGUN_NS and _read(task, "syscall") == "running"
+
+
+def _waiting_at(task: str) -> str:
+    words = _read(task, "syscall").split()
+    if not words:
         return ""
     if _FUTEX is None:
         return ""
