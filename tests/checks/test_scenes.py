@@ -1,4 +1,4 @@
-"""One scene of the node check, played whole; `scripts/nodecheck.sh` plays them all."""
+"""One scene of the node check, played whole where time allows; `scripts/nodecheck.sh` plays them all."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from tests.checks.scenes import SCENES, perform
 from tests.nodes_space import NodesUnavailableError
 
-pytestmark = [pytest.mark.slow, pytest.mark.root]
+pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.thorough]
 PLAYED = ("one faulty node of 3",)
 
 

@@ -18,6 +18,7 @@ from taskd.core.verdict import PACES, VICTIMS, Kind, names
 from tests.core.scenes import FAULTS, HANG, Fault, base, entered
 from tests.core.test_faults import RETRY
 from tests.core.test_waits import crossed
+from tests.thorough import everyday
 
 SETTINGS = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 faults = st.sampled_from(list(FAULTS.values()))
@@ -200,7 +201,9 @@ def test_the_sentence_says_what_happened_to_whom_and_why() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["SIGKILL", "infinite loop in Python", "sends another size", "connection cut"])
+@pytest.mark.parametrize(
+    "name", everyday(["SIGKILL", "infinite loop in Python", "sends another size", "connection cut"], "SIGKILL")
+)
 def test_sixteen_thousand_ranks_take_no_longer_each(name: str) -> None:
     fault = FAULTS[name]
     spent = []

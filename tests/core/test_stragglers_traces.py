@@ -8,6 +8,7 @@ from taskd.core.stragglers.detector import Cause, Layout, judge
 from tests.data.judge import AFTER_STEPS, KNOWN, played
 from tests.data.recorded import RECORDED, Trace, read
 from tests.data.synthetic import Case, Family, Fault
+from tests.thorough import everyday
 
 
 def cases(family: Family, excess: float, *, noises: tuple[float, ...], many: int) -> list[Case]:
@@ -17,7 +18,7 @@ def cases(family: Family, excess: float, *, noises: tuple[float, ...], many: int
     ]
 
 
-@pytest.mark.parametrize("family", KNOWN)
+@pytest.mark.parametrize("family", everyday(KNOWN, Family.MIXED))
 def test_ranks_slow_by_10_percent_are_found_within_20_steps(family: Family) -> None:
     found = [played(case) for case in cases(family, 0.1, noises=(0.01, 0.02, 0.03), many=25)]
     assert sum(one.in_time for one in found) >= 0.99 * len(found)
@@ -58,7 +59,7 @@ def test_who_has_more_to_do_is_not_accused(fault: Fault) -> None:
     assert not [text for one in found for text in one.false]
 
 
-@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize("family", everyday(Family, Family.PADDED))
 def test_a_healthy_job_has_at_most_one_false_alarm_in_10_000_steps(family: Family) -> None:
     found = [played(Case(family, ranks, 2500, 600 + ranks)) for ranks in (2, 4, 8, 16)]
     assert sum(len(one.false) for one in found) <= 1, [one.false for one in found]

@@ -10,7 +10,6 @@ from tests.faults.job import build_native
 from tests.faults.player import evidence, play
 from tests.faults.scenes import SCENES
 from tests.nodes_space import NodesUnavailableError
-from tests.thorough import everyday
 
 pytestmark = [pytest.mark.slow]
 PLAYED = ("SIGSEGV in native code", "SIGSTOP", "another operation", "NaN loss")
@@ -22,7 +21,8 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_native(tmp_path_factory.mktemp("native"))
 
 
-@pytest.mark.parametrize("name", everyday(PLAYED, "SIGSTOP"))
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", PLAYED)
 def test_scene(name: str, run_dir: Path, native: Path) -> None:
     scene = next(scene for scene in SCENES if scene.name == name)
     try:

@@ -8,9 +8,8 @@ import pytest
 from tests.ladder.job import undisturbed
 from tests.ladder.scenarios import SCENES, perform
 from tests.nodes_space import NodesUnavailableError
-from tests.thorough import everyday
 
-pytestmark = [pytest.mark.slow, pytest.mark.root]
+pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.thorough]
 PLAYED = ("recover, a spare waits", "elastic-training, shrink and grow", "dump", "node 0 lost, manager included")
 
 
@@ -20,7 +19,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
     return undisturbed(tmp_path_factory.mktemp("plain") / "run")
 
 
-@pytest.mark.parametrize("name", everyday(PLAYED, "node 0 lost, manager included"))
+@pytest.mark.parametrize("name", PLAYED)
 def test_scene(name: str, weights: str, run_dir: Path) -> None:
     scene = next(scene for scene in SCENES if scene.name == name)
     begun_s = time.monotonic()
