@@ -115,6 +115,11 @@ class WorkerLink:
         return self._machine.state is State.INTERRUPTED
 
     @property
+    def pause_generation(self) -> int:
+        """The oldest world that may still be formed, as far as this process was told."""
+        return self._machine.pause_generation
+
+    @property
     def first_step(self) -> bool:
         """Whether no step of the present world has been committed yet."""
         return self._machine.first_commit

@@ -279,7 +279,8 @@ def interrupted() -> None:
 
     def helper() -> None:
         await_call(SOCKET_WAIT)
-        result.append(WORLD.interrupt(5))
+        WORLD.outdate(5)
+        result.append(WORLD.interrupt())
 
     if RANK == 0:
         thread = threading.Thread(target=helper)

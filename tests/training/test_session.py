@@ -84,7 +84,9 @@ class Agent:
         assert self._peer is not None
         assert self._peer.send(message)
 
-    def join(self, dump: str = "", dump_to: str = "", replicas: int = 0) -> None:
+    def join(
+        self, dump: str = "", dump_to: str = "", replicas: int = 0, world_size: int = 1, timeout_s: float = 20
+    ) -> None:
         """Order a pause, and a new world of the next generation."""
         self._generation += 1
         self.tell(Pause(generation=self._generation, reason="a test"))
@@ -92,13 +94,13 @@ class Agent:
         assert (report.step, report.condition) == (1, Condition.CLEAN)
         plan = WorldPlan(
             generation=self._generation,
-            world_size=1,
+            world_size=world_size,
             store_host="127.0.0.1",
             store_port=self._store.port,
             target_step=1,
             adopt=False,
             transfers=(),
-            timeout_s=20,
+            timeout_s=timeout_s,
             dump=dump,
             dump_to=dump_to,
             replicas=replicas,
@@ -121,6 +123,22 @@ def test_a_fault_of_the_job_is_redone(agent: Agent, case: str, cause: str) -> No
     agent.join()
     agent.expect(Stage.JOINED, Stage.RESTORED, Stage.FINISHED)
     agent.tell(Release(generation=1))
+    agent.expect(Stage.RELEASED)
+    assert process.wait(20) == 0
+
+
+def test_a_pause_that_comes_right_behind_the_plan(agent: Agent) -> None:
+    """The newcomer has died: nobody forms that world any more, whether this process has begun to or not."""
+    process = agent.start("runtime")
+    agent.expect(Stage.PAUSED)
+    for generation in range(1, 20, 2):
+        agent.join(world_size=2, timeout_s=600)
+        agent.tell(Pause(generation=generation + 1, reason="the newcomer has died"))
+        assert agent.expect(Stage.PAUSED).generation == generation + 1
+        agent._generation += 1
+    agent.join()
+    agent.expect(Stage.JOINED, Stage.RESTORED, Stage.FINISHED)
+    agent.tell(Release(generation=21))
     agent.expect(Stage.RELEASED)
     assert process.wait(20) == 0
 

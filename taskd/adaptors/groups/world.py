@@ -139,12 +139,12 @@ class World:
             return int(bool(self._breaker()))
         return unstick.break_without_shim()
 
-    def interrupt(self, generation: int = 0) -> int:
-        """Make a `rebuild` that another thread waits in raise `RebuildError`; return how many connections were shut.
-
-        No world older than `generation` is formed any more, so that a `rebuild` about to begin fails too.
-        """
+    def outdate(self, generation: int) -> None:
+        """Form no world older than this any more: a `rebuild` of one that is about to begin raises `RebuildError`."""
         self._oldest = max(self._oldest, generation)
+
+    def interrupt(self) -> int:
+        """Make a `rebuild` that another thread waits in raise `RebuildError`; return how many connections were shut."""
         return self._link.interrupt() + self.abandon()
 
     def rebuild(self, plan: WorldPlan, rank: int) -> None:

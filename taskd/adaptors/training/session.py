@@ -114,9 +114,8 @@ class Runtime:
     def break_collectives(self) -> None:
         """Free the main thread, wherever it is stuck; if it goes on all the same, it is stopped at its next call."""
         self._tripwire.lay()
-        self.world.abandon()
-        if self._building:
-            self.world.interrupt()
+        self.world.outdate(self.link.pause_generation)  # before a look at whether one is built: it may begin just now
+        (self.world.interrupt if self._building else self.world.abandon)()
 
     def mend(self) -> None:
         """Collectives may work again."""
