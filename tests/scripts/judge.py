@@ -3,8 +3,9 @@
 Rules:
 
 1. The reference is the undisturbed run under stock torchrun. The undisturbed run under taskd must equal it, with nobody
-   replaced. What is said beforehand stands in the output before the first kill; which work between two steps a kill has
-   interrupted can be told only then, and explains nothing but that this work is missing.
+   replaced. What is said beforehand stands in the output before the first kill that finds a step under way: until then
+   no line of the training has run. Which work between two steps a kill has interrupted can be told only then, and
+   explains nothing but that this work is missing.
 2. Equal means: every rank's results, and what each step of each rank saw when it was done last.
 3. All may start anew where nothing else is left: when the ranks of a world die before the newcomer has its state,
    after the training function, or before the first step, when others are still in their set-up; and when a rank was
@@ -48,7 +49,7 @@ def difference(run: Run, reference: Run, *, missing: bool = True) -> str:
 
 
 def warned(script: Script, run: Run) -> str:
-    """The line of the output before the first kill that names a line of the script, or ""."""
+    """The line of the output before that kill that names a line of the script, or ""."""
     return _naming(script, run.said_before)
 
 
