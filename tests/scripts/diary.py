@@ -38,11 +38,13 @@ def moment(name: str) -> None:
     line = f"{os.getpid()} {name}".ljust(LINE - 1)[: LINE - 1] + "\n"
     file = os.open(FOLDER / f"moments-{RANK}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(file, line.encode())
-    delay_us = _DEADLY.get(os.fstat(file).st_size // LINE)
+    number = os.fstat(file).st_size // LINE
+    delay_us = _DEADLY.get(number)
     os.close(file)
     if delay_us is not None and any(path.stat().st_size for path in FOLDER.glob("saw-*")):
-        said = (FOLDER / "output-0.txt").stat().st_size
-        (FOLDER / f"said-{RANK}-{os.getpid()}").write_text(str(said))
+        unfinished = FOLDER / f"unfinished-{RANK}-{number}"  # the kill of another moment may come just now
+        unfinished.write_text(str((FOLDER / "output-0.txt").stat().st_size))
+        unfinished.rename(FOLDER / f"said-{RANK}-{number}")
     if delay_us == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     elif delay_us is not None:

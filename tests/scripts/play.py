@@ -60,8 +60,7 @@ class Run:
     @property
     def said_before(self) -> str:
         """What was written before the first kill that found a step under way; nothing if there was none."""
-        texts = [path.read_text() for path in self.folder.glob("said-*")]
-        sizes = [int(text) for text in texts if text]  # none where the kill of another moment came while it was written
+        sizes = [int(path.read_text()) for path in self.folder.glob("said-*")]
         whole = b"".join(path.read_bytes() for path in sorted(self.folder.glob("output-*")))
         return whole[: min(sizes, default=0)].decode(errors="replace")
 

@@ -4,6 +4,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,7 @@ from torch import nn
 
 import taskd
 from taskd.adaptors.training import session
-from taskd.runtime.worker import start_from_environment
+from taskd.runtime.worker import current, start_from_environment
 
 CASE = sys.argv[1]
 
@@ -29,9 +30,34 @@ FAULTS = {
     "retry": lambda: Flaky("link down for a moment"),
     "fatal": lambda: RuntimeError("the data set is broken"),
     "drained": lambda: ValueError("a commit after the order went on"),
+    "asking": lambda: ValueError("a commit after the order went on"),
+    "raising": lambda: ValueError("a commit that raises went on"),
+    "each": lambda: ValueError("a step after the order went on"),
 }
 TIMES = {"shapes": 2, "closed": 2}
 """How often it comes, if not once."""
+
+
+class Asking:
+    """A sampler of the user's. In one commit it waits until the ranks are to pause, and asks who is there."""
+
+    def __init__(self) -> None:
+        self.waits = False
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(())
+
+    def state_dict(self) -> dict[str, int]:
+        link = current()
+        assert link is not None
+        while self.waits and not link.interrupted:
+            time.sleep(0.001)
+        if CASE == "raising" and self.waits:
+            raise RuntimeError("a collective of the sampler's own")
+        return {"ranks": dist.get_world_size() if self.waits else 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        pass
 
 
 def main() -> None:
@@ -43,19 +69,32 @@ def main() -> None:
     session.install(link, 1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{os.environ['PORT']}", rank=0, world_size=1)
     model = nn.Linear(2, 2)
-    state = taskd.TrainState(seed=4, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    parts = {"sampler": Asking()} if CASE in ("asking", "raising") else {}
+    state = taskd.TrainState(seed=4, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **parts)
     calls: list[int] = []
+
+    def step_in_a_pause() -> None:
+        model(torch.ones(1, 2)).sum().backward()
+        state.optimizer.step()
+        while not link.interrupted:
+            time.sleep(0.001)
+        state.commit()
 
     @taskd.resilient(state)
     def train() -> None:
         calls.append(state.step)
+        if CASE == "each" and len(calls) > 1:
+            step_in_a_pause()
         if len(calls) == 1:
             model(torch.ones(1, 2)).sum().backward()
             state.optimizer.step()
             state.commit(loss=torch.tensor(float("nan")) if CASE == "nan" else None)
-            if CASE == "drained":
-                while not link.interrupted:
-                    time.sleep(0.001)
+            if CASE in ("drained", "each"):
+                step_in_a_pause()
+            if CASE in ("asking", "raising"):
+                model(torch.ones(1, 2)).sum().backward()
+                state.optimizer.step()
+                state.sampler.waits = True
                 state.commit()
         if len(calls) <= TIMES.get(CASE, 1):
             raise FAULTS[CASE]()

@@ -92,12 +92,29 @@ class Agent:
         self.tell(Pause(generation=self._generation, reason="a test"))
         report = self.expect(Stage.PAUSED)
         assert (report.step, report.condition) == (1, Condition.CLEAN)
-        plan = WorldPlan(
-            generation=self._generation,
+        plan = self.plan(
+            self._generation, world_size=world_size, timeout_s=timeout_s, dump=dump, dump_to=dump_to, replicas=replicas
+        )
+        self.tell(Join(plan=plan))
+
+    def plan(
+        self,
+        generation: int,
+        *,
+        target_step: int = 1,
+        world_size: int = 1,
+        timeout_s: float = 20,
+        dump: str = "",
+        dump_to: str = "",
+        replicas: int = 0,
+    ) -> WorldPlan:
+        """A world in which this process keeps its own state."""
+        return WorldPlan(
+            generation=generation,
             world_size=world_size,
             store_host="127.0.0.1",
             store_port=self._store.port,
-            target_step=1,
+            target_step=target_step,
             adopt=False,
             transfers=(),
             timeout_s=timeout_s,
@@ -105,7 +122,6 @@ class Agent:
             dump_to=dump_to,
             replicas=replicas,
         )
-        self.tell(Join(plan=plan))
 
 
 @pytest.fixture
@@ -188,6 +204,32 @@ def test_an_order_to_leave_at_the_next_commit_is_seen_there(agent: Agent) -> Non
     agent.tell(Pause(generation=1, reason="the node is drained", at_commit=True))
     report = agent.expect(Stage.PAUSED)
     assert (report.step, report.condition, report.cause) == (2, Condition.CLEAN, "")
+    agent.tell(Abandon(reason="the job ends"))
+    assert process.wait(20) == 1
+
+
+def test_a_pause_before_a_commit(agent: Agent) -> None:
+    """Whatever of a process's first commits it is: the step counts once."""
+    process = agent.start("each")
+    for step in range(2, 8):
+        agent.tell(Pause(generation=step, reason="a test"))
+        report = agent.expect(Stage.PAUSED)
+        assert (report.step, report.condition) == (step, Condition.CLEAN)
+        agent.tell(Join(plan=agent.plan(step, target_step=step)))
+        agent.expect(Stage.JOINED, Stage.RESTORED)
+    agent.tell(Pause(generation=9, reason="a test"))
+    agent.expect(Stage.PAUSED)
+    agent.tell(Abandon(reason="the job ends"))
+    assert process.wait(20) == 1
+
+
+@pytest.mark.parametrize(("case", "condition"), [("asking", Condition.CLEAN), ("raising", Condition.TORN)])
+def test_a_pause_in_the_middle_of_a_commit(agent: Agent, case: str, condition: Condition) -> None:
+    """A part of the user's asks in `state_dict()` who is there: the step counts once, or not at all."""
+    process = agent.start(case)
+    agent.tell(Pause(generation=1, reason="a test"))
+    report = agent.expect(Stage.PAUSED)
+    assert (report.step, report.condition) == (2, condition)
     agent.tell(Abandon(reason="the job ends"))
     assert process.wait(20) == 1
 

@@ -128,7 +128,7 @@ class Runtime:
 
     def _is_inside(self) -> bool:
         session = self.session
-        return session is not None and session.inside
+        return session is not None and session.inside and not session.state.committing
 
     def standing(self, stack: Sequence[str], usual: Standing) -> Standing:
         """What this process is about."""

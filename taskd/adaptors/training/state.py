@@ -5,7 +5,7 @@ Rules:
 1. `commit` counts the step, and puts down where this rank stands in random numbers and data. It copies no weights.
 2. Between two commits the hooks of the optimizers tell what the state in memory is worth: CLEAN while none has
    changed anything, or what was changed can be undone (see `undo`); STEPPED when each has stepped exactly once; TORN in
-   all other cases.
+   all other cases, a commit that was left half way among them.
 3. A forward pass may change buffers (BatchNorm) although the weights are still clean: `rollback` puts them back.
 4. With a seed, the random numbers of a step come from its number, and none are put down.
 5. Whoever reads these methods at a fault does so on the thread that trains, outside of the training function.
@@ -42,7 +42,7 @@ from taskd.runtime.pulse import Pulse
 from taskd.wire.messages import Condition
 
 _log = logging.getLogger(__name__)
-_OWN_NAMES = ("step", "epoch", "on_commit", "on_non_finite", "shows_steps", "parts")
+_OWN_NAMES = ("step", "epoch", "on_commit", "on_non_finite", "shows_steps", "parts", "committing")
 
 
 def _leaver(state: "TrainState") -> Callable[[], None]:
@@ -74,9 +74,9 @@ class TrainState:
 
     Attributes:
         step: committed steps. Set it once after loading a checkpoint of your own, before training.
-        on_commit: called with the step at the end of `commit`; the resilient function sets it where a commit is news.
+        on_commit: called with the step at the end of `commit`; the resilient function sets it.
         on_non_finite: called with step and value when the loss given to `commit` is the first that is not finite.
-        shows_steps: whether `commit` shows the step in the black box too.
+        shows_steps, committing: whether `commit` shows the step in the black box too; whether it is counting one now.
 
     Raises:
         ConfigError: an argument has the wrong type, or a name that the state itself uses.
@@ -98,7 +98,7 @@ class TrainState:
         self._batches = MicroBatches()
         self._empty = False
         self._start: dict[int, bytes] = {}
-        self._restoring = self._adopting = False
+        self.committing = self._restoring = self._adopting = False
         self.shows_steps = False
         self._commits = 0
         self._followers = Followers(self.parts.replicated)
@@ -126,6 +126,7 @@ class TrainState:
         training goes on. A tensor on an accelerator is looked at one commit later, or when the device has come so far:
         no step waits for it.
         """
+        self.committing = True
         self.step = step = self.step + 1
         if self._pending.armed or not self._hooks.counts[1]:
             self._pending.committed(step, stepped=any(self._hooks.stepped))
@@ -140,6 +141,7 @@ class TrainState:
             self._followers.mark()
         if self._undo.busy:
             self._undo.forget()
+        self.committing = False
         if loss is not None:
             self._losses.look(loss, step)
         if self.on_commit is not None:
@@ -186,8 +188,7 @@ class TrainState:
     def microbatches(self) -> Iterable[MicroBatch]:
         """The shares of the global batch that this rank works at in this step.
 
-        One, of scale 1, as long as all ranks are there; more when some are gone for longer and the others do their work
-        too. The batch is a function of `step` and of the share's `index` and `count`:
+        One, of scale 1, while all ranks are there; else more. The batch is a function of `step`, `index` and `count`:
 
             optimizer.zero_grad()
             for share in state.microbatches():
@@ -246,7 +247,7 @@ class TrainState:
         return self._batches.used
 
     def declare_empty(self) -> None:
-        """Say that this is a newcomer, whose weights are those of its set-up and count for nothing."""
+        """Say that this is a newcomer, whose weights count for nothing."""
         self._empty = True
         self._buffers.begin()
         rng = self._rng.capture()
@@ -266,7 +267,7 @@ class TrainState:
         """Return what the state in memory is worth now; `error` is that by which the training was just left."""
         if self._empty:
             return Condition.EMPTY
-        if self._restoring or self.failures.committed:
+        if self._restoring or self.committing or self.failures.committed:
             return Condition.TORN
         if self._undo.ready or self._hooks.untouched(self._undo.untouched):
             return Condition.CLEAN if self._can_be_done_again() else Condition.TORN
@@ -311,13 +312,12 @@ class TrainState:
         yield
         self.step = step
         self._hooks.reset()
-        self._undo.forget()
-        self.failures.forget()
-        self._losses.forget()
+        for held in (self._undo, self.failures, self._losses):
+            held.forget()
         self._buffers.touched = False
         self._commits = 0
         self._followers.settle()
-        self._empty = self._restoring = False
+        self._empty = self._restoring = self.committing = False
 
     def drop_step(self) -> None:
         """Let go of a step that was interrupted: no gradient is left, and no evaluation goes on."""
