@@ -22,6 +22,8 @@ from taskd.config.switch import is_enabled
 from taskd.errors import TaskdError
 
 _TRIAL = "/bin/true"
+_FITS = "fits torch"
+_REMEDY = "install a taskd for this torch, or one of the torches in docs/torch-versions.md"
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def examine() -> Iterator[Finding]:
     """All findings."""
     yield Finding("python", f"{sys.version.split()[0]} at {sys.executable}")
     yield _guarded("injection", _injection)
-    yield _guarded("fits torch", _fit)
+    yield from _fit()
     yield _guarded("libtaskd.so", _gate)
     yield _guarded("core", _core)
     yield Finding("switched", "on" if is_enabled() else "off: set TASKD_PROCESS_ENABLE=on (taskd run does it)")
@@ -85,11 +87,15 @@ def _injection() -> Finding:
     )
 
 
-def _fit() -> Finding:
-    from taskd.adaptors.torchrun.seams import SEAMS, torch_version, verify
+def _fit() -> Iterator[Finding]:
+    from taskd.adaptors.seams.parts import PARTS, misfits, newer
+    from taskd.adaptors.seams.seam import torch_version
 
-    verify()
-    return Finding("fits torch", f"torch {torch_version()}: all {len(SEAMS)} seams as expected")
+    found = [Finding(_FITS, f"torch {torch_version()}, {part.name}: {misfit}", _REMEDY) for part, misfit in misfits()]
+    count = sum(len(part.table) for part in PARTS)
+    yield from found or [Finding(_FITS, f"torch {torch_version()}: all {count} seams as expected")]
+    if note := newer():
+        yield Finding(_FITS, note)
 
 
 def _gate() -> Finding:

@@ -1,6 +1,7 @@
 """What is remembered of each group that the script made, and how two ranks see that they remember the same."""
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -21,6 +22,8 @@ class GroupCall:
     tag: str | None
     device: Any
     desc: str | None
+    more: dict[str, Any] = field(default_factory=dict)
+    """What newer versions of torch take beside these; handed on as it is."""
     handle: GroupHandle | None = field(default=None, repr=False)  # None for the default group and for non-members
 
     @property
@@ -33,3 +36,16 @@ def fingerprint(calls: list[GroupCall], section: int) -> int:
     """Return a positive 63-bit number, equal on ranks with the same groups in the same resilient function."""
     text = f"{section}\n" + "\n".join(f"{call.name} {call.ranks} {call.backend} {call.tag}" for call in calls)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def strangers(calls: list[GroupCall], names: Iterable[str]) -> str:
+    """Which groups, of those with `names`, cannot be made again, "" if all can."""
+    for call in calls:
+        asked = {name: value for name, value in call.more.items() if value}
+        if asked:  # enable_reconfigure, say: such a group has no peers until the script forms it
+            return f"the group {call.name} was made with {asked}, which only the script can do again"
+    known = {call.name for call in calls}
+    strange = [name for name in names if name not in known]
+    if not strange:
+        return ""
+    return f"the groups {strange} were made by split_group or shrink_group, or of a store of the script's own"

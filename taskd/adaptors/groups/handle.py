@@ -13,8 +13,9 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import _unregister_process_group
 from torch.distributed import distributed_c10d as c10d
+
+from taskd.adaptors.groups.tables import enter_beside, strike
 
 _OWN = frozenset({"_pybind11_conduit_v1_", "_set_group_name", "_set_group_desc", "abort", "shutdown"})
 
@@ -40,9 +41,9 @@ class GroupHandle(dist.ProcessGroup):
         """Put `inner` in place of the present group and return that one, for the caller to dispose of."""
         old, self._inner = self._inner, inner
         if old is not None:
-            _forget(self)
+            strike(self, by_name=False)
         if inner is not None:
-            register(self, inner)
+            enter_beside(self, inner)
         return old
 
     def shutdown(self) -> None:
@@ -50,19 +51,19 @@ class GroupHandle(dist.ProcessGroup):
         inner, self._inner = self._inner, None
         if inner is not None and inner in c10d._world.pg_map:
             inner.shutdown()
-            _strike(inner)
+            strike(inner)
 
     def abort(self) -> None:
         """Abort the inner group and strike it from torch's tables."""
         inner, self._inner = self._inner, None
         if inner is not None and inner in c10d._world.pg_map:
             inner.abort()
-            _strike(inner)
+            strike(inner)
 
     # torch reads the name of a C++ group from its backends, and a handle has none: hence these two.
 
     @property
-    def group_name(self) -> c10d.GroupName:
+    def group_name(self) -> Any:  # a NewType of str in some versions
         """Return the name that the group has in every generation."""
         return self._name
 
@@ -115,34 +116,3 @@ def _complete() -> None:
 
 
 _complete()
-
-
-def register(handle: GroupHandle, inner: dist.ProcessGroup) -> None:
-    """Enter `handle` in torch's tables beside `inner`, which torch entered itself."""
-    world = c10d._world
-    world.pg_map[handle] = world.pg_map[inner]
-    world.pg_names[handle] = world.pg_names[inner]
-    world.pg_backend_config[handle] = world.pg_backend_config[inner]
-    world.pg_to_tag[handle] = world.pg_to_tag[inner]
-    world.tags_to_pg.setdefault(world.pg_to_tag[inner], []).append(handle)
-    ranks = world.pg_group_ranks.get(inner)
-    if ranks is not None:
-        world.pg_group_ranks[handle] = ranks
-
-
-def _forget(handle: GroupHandle) -> None:
-    _strike(handle, by_name=False)
-
-
-def _strike(group: dist.ProcessGroup, by_name: bool = True) -> None:
-    """Remove one group from torch's tables, and from the C++ registry if asked to."""
-    world = c10d._world
-    name = world.pg_names.pop(group, None)
-    for table in (world.pg_map, world.pg_group_ranks, world.pg_backend_config, world.pg_coalesce_state):
-        table.pop(group, None)
-    tag = world.pg_to_tag.pop(group, None)
-    for key in (tag, ""):
-        if key is not None and group in world.tags_to_pg.get(key, []):
-            world.tags_to_pg[key].remove(group)
-    if name is not None and by_name:
-        _unregister_process_group(name)

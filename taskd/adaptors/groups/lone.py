@@ -24,9 +24,15 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.groups.calls import GroupCall
+from taskd.adaptors.groups.tables import enter
 
 _COMMUNICATES = ("gather", "reduce", "all_to_all", "alltoall", "broadcast", "scatter", "send", "recv", "barrier")
-_FORMER_NAMES = ("alltoall_base", "allgather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced")
+_LATER_NAMES = {
+    "alltoall_base": "all_to_all_single",
+    "allgather_into_tensor_coalesced": "all_gather_single_coalesced",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_single_coalesced",
+}
+"""What C++ calls has the later name where torch has that, and the former one is only handed on to it."""
 """torch 2.13 calls the newer one of Python for these too, and would go to and fro between two."""
 _OBJECT_RECEIVERS = ("broadcast_object_list", "scatter_object_list", "recv_object_list")
 
@@ -94,7 +100,7 @@ def communicating() -> list[str]:
     return [
         name
         for name in dir(dist.ProcessGroup)
-        if name not in _FORMER_NAMES and any(word in name for word in _COMMUNICATES)
+        if any(word in name for word in _COMMUNICATES) and not hasattr(dist.ProcessGroup, _LATER_NAMES.get(name, "-"))
     ]
 
 
@@ -118,7 +124,7 @@ def make(call: GroupCall, rank: int, pretence: Pretence) -> LoneGroup:
     group = LoneGroup(rank, call.size, devices, pretence)
     if call.device is not None:
         group.bound_device_id = call.device
-    group._set_group_name(c10d.GroupName(call.name))
+    group._set_group_name(call.name)  # type: ignore[arg-type]
     group._set_group_desc("undefined" if call.desc is None else call.desc)
     return group
 
@@ -134,16 +140,7 @@ def build(call: GroupCall, pretence: Pretence, group_rank: int | None, store: St
     assert group_rank is not None
     group = make(call, group_rank, pretence)
     prefix_store = PrefixStore(f"{call.name}/", store)
-    backend = c10d.Backend(call.backend)
-    c10d._register_pg_in_world(
-        group,
-        backend_name=backend,
-        store=prefix_store,
-        group_name=c10d.GroupName(call.name),
-        backend_config=str(c10d.BackendConfig(backend)),
-        pg_tag=f"user:{call.tag}" if call.tag else None,
-        add_to_default_tag=not call.tag,
-    )
+    enter(group, call.name, call.backend, call.tag, prefix_store)
     return group, prefix_store
 
 

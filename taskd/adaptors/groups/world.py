@@ -33,12 +33,13 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.groups import lone, unstick
-from taskd.adaptors.groups.calls import GroupCall, fingerprint
-from taskd.adaptors.groups.handle import GroupHandle, register
+from taskd.adaptors.groups.calls import GroupCall, fingerprint, strangers
+from taskd.adaptors.groups.handle import GroupHandle
 from taskd.adaptors.groups.members import Members, refuse_meshes
 from taskd.adaptors.groups.settling import settle
 from taskd.adaptors.groups.setup_results import Replay
 from taskd.adaptors.groups.store import StoreLink, prefix, sweep
+from taskd.adaptors.groups.tables import enter_beside
 from taskd.adaptors.groups.wrappers import watch
 from taskd.errors import RebuildError, RefusedError
 from taskd.runtime.hidden import HiddenThread
@@ -211,11 +212,7 @@ class World:
 
     def strangers(self) -> str:
         """Which groups there are that cannot be made again, "" if all can."""
-        known = {call.name for call in self._calls}
-        strange = [str(name) for name in c10d._world.pg_names.values() if name not in known]
-        if not strange:
-            return ""
-        return f"the groups {strange} were made by split_group or shrink_group, or of a store of the script's own"
+        return strangers(self._calls, map(str, c10d._world.pg_names.values()))
 
     def current(self, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
         """Return what a wrapper made with `group` is to use now: a handle stays itself, else the default group."""
@@ -238,13 +235,14 @@ class World:
         pg_tag: str | None = None,
         device_id: torch.device | None = None,
         group_desc: str | None = None,
+        **options: Any,
     ) -> tuple[Any, Any]:
         assert timeout is not None  # torch's callers always fill it in
         if not global_ranks_in_group and dist.is_initialized():
             make = self._originals["_new_process_group_helper"]
             beside: tuple[Any, Any] = make(
                 group_size, group_rank, [], backend, store, group_name, backend_options, timeout, pg_tag, device_id,
-                group_desc,
+                group_desc, **options,
             )  # fmt: skip
             return beside  # of a store of the script's own, with whomever it meets there
         if not global_ranks_in_group:
@@ -261,6 +259,7 @@ class World:
             tag=pg_tag,
             device=device_id,
             desc=group_desc,
+            more=options,
         )
         group, prefix_store = self._build(replace(call, ranks=tuple(global_ranks_in_group)), group_rank, store)
         self.made += call.is_default
@@ -268,7 +267,7 @@ class World:
             if isinstance(group, GroupHandle) or any(group is known.handle for known in self._calls):
                 return group, prefix_store  # torch found an existing group of that tag and those ranks
             call.handle = GroupHandle(group)
-            register(call.handle, group)
+            enter_beside(call.handle, group)
             group = call.handle
         self._calls.append(call)
         return group, prefix_store
@@ -293,6 +292,7 @@ class World:
                 pg_tag=call.tag,
                 device_id=call.device,
                 group_desc=call.desc,
+                **call.more,
             )
 
     def _rendezvous(self, *args: Any, **options: Any) -> Iterator[tuple[Store, int, int]]:

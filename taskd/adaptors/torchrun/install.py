@@ -43,15 +43,15 @@ def install() -> None:
 
 def _replace_agent(module: ModuleType) -> None:
     try:
-        from taskd.adaptors.torchrun.seams import verify
+        from taskd.adaptors.seams.parts import IN_LAUNCHER, newer
         from taskd.adaptors.torchrun.shelter import sheltered
-        from taskd.errors import PatchError
 
-        try:
-            verify()
-        except PatchError as error:
-            logger.warning("%s", error)
+        misfit = IN_LAUNCHER.misfit()
+        if misfit:
+            logger.warning("%s", misfit)
             return
+        if note := newer():
+            logger.info("%s", note)
         with sheltered():
             from taskd.adaptors.torchrun.agent import TaskdElasticAgent
             from taskd.adaptors.torchrun.options import add_options

@@ -51,6 +51,15 @@ def _install_runtime(link: "WorkerLink", sheltered: AbstractContextManager[None]
     global _world  # noqa: PLW0603 - one per process
     try:
         with sheltered:
+            from taskd.adaptors.seams.parts import IN_RANK, IN_WORKER
+
+            for part in IN_RANK:
+                if part.misfit() and link.config.rank == 0:
+                    logger.warning("%s", part.misfit())
+            misfit = IN_WORKER.misfit()
+            if misfit:
+                link.refuse(no_rebuild=misfit, no_newcomer=misfit)
+                return
             from taskd.adaptors.training.session import install
 
             _world = install(link, int(environment()["WORLD_SIZE"]), _meetings.rebuilt)
@@ -118,6 +127,11 @@ def prefix_stores(rendezvous: ModuleType) -> None:
     torch shares one store between all starts of a group, and what dead processes left in it misleads new ones. Stores
     elsewhere are the script's own, and their other clients may be no ranks of this job.
     """
+    from taskd.adaptors.seams.seam import installed
+    from taskd.adaptors.seams.worker import STORE
+
+    if STORE.difference(installed):
+        return  # which `_install_runtime` says
     create = rendezvous._create_c10d_store
 
     def _create_c10d_store(hostname: str, port: int, *args: object, **options: object) -> object:

@@ -29,6 +29,7 @@ from typing import Final, NoReturn
 from msgspec.structs import replace
 from typing_extensions import assert_never
 
+from taskd.adaptors.seams.parts import IN_RANK
 from taskd.adaptors.torchrun.command import START
 from taskd.adaptors.torchrun.prefault import Range, mapped_files, prefault
 from taskd.config.process import forget_start, replace_environment
@@ -77,6 +78,8 @@ class Template:
         with _ending_with(self._link):
             _load_core()
             import_quietly(names)
+            for part in IN_RANK:
+                part.misfit()  # which is kept: a newcomer has no time to compare
         self._threads = _count_threads() if _children_can_use_devices() else max(2, _count_threads())
         self._say_hello()
 

@@ -20,6 +20,7 @@ import msgspec
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from taskd.adaptors.seams.parts import IN_CHECKPOINT
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.parts import Parts
 from taskd.errors import CheckpointError
@@ -237,6 +238,8 @@ def _model_state(module: torch.nn.Module) -> dict[str, Any]:
 
 def _names(module: torch.nn.Module) -> dict[torch.nn.Parameter, str]:
     """Return the name of each parameter as torch's checkpoints give it."""
+    if misfit := IN_CHECKPOINT.misfit():
+        raise CheckpointError(misfit)
     from torch.distributed.checkpoint.state_dict import _get_fqns
 
     bare = _bare(module)

@@ -10,6 +10,7 @@ Rules:
    last batch was given is over for torchdata's loaders too, unless the script loops over `state.epochs()`.
 5. The samplers of a loader that is kept are kept with it.
 6. `meter` counts what those loaders give.
+7. In a torch that does not fit nothing is kept, and nothing is done to model and loaders: the script trains as it is.
 """
 
 import logging
@@ -23,6 +24,7 @@ from torch.utils.data import DistributedSampler, Sampler
 
 from taskd.adaptors.groups.sites import script_line
 from taskd.adaptors.groups.wrappers import living, watching
+from taskd.adaptors.seams.parts import IN_WORKER
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.epochs import Epochs
 from taskd.adaptors.training.indices import samplers
@@ -48,8 +50,10 @@ class Parts:
         self.all = {name: part for name, part in given.items() if part is not None}
         for name, part in self.all.items():
             _check(name, part)
-        bare = {name: _bare(name, part) for name, part in self.all.items()}
-        self.positions = {name: part for name, part in self.all.items() if _is_position(name, part)}
+        fits = not IN_WORKER.misfit()  # else the optimizers alone are watched, by torch's public hooks
+        kept = {name: part for name, part in self.all.items() if fits or isinstance(part, torch.optim.Optimizer)}
+        bare = {name: _bare(name, part) for name, part in kept.items()}
+        self.positions = {name: part for name, part in kept.items() if _is_position(name, part)}
         self.replicated = {name: part for name, part in bare.items() if name not in self.positions}
         self.modules = [part for part in self.replicated.values() if isinstance(part, torch.nn.Module)]
         self.optimizers = [part for part in self.replicated.values() if isinstance(part, torch.optim.Optimizer)]

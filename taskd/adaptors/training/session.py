@@ -32,6 +32,7 @@ from taskd.adaptors.groups.members import Members
 from taskd.adaptors.groups.setup_results import Recording, Replay
 from taskd.adaptors.groups.world import World
 from taskd.adaptors.groups.wrappers import inside
+from taskd.adaptors.seams.parts import FOR_FREEING
 from taskd.adaptors.training import failures
 from taskd.adaptors.training.behind import BehindCommit
 from taskd.adaptors.training.checkpoint import dump
@@ -72,9 +73,8 @@ class Runtime:
         self._rebuilt = rebuilt
         self.rank = link.config.rank
         self.recorder: Recorder | NullRecorder = open_recorder()
-        self.world = World(
-            self.recorder.break_collectives if isinstance(self.recorder, Recorder) else None, self.recorder.naming
-        )
+        frees = isinstance(self.recorder, Recorder) and not FOR_FREEING.misfit()
+        self.world = World(self.recorder.break_collectives if frees else None, self.recorder.naming)
         self.session: Session | None = None
         """The resilient function that runs."""
         self._tripwire = Tripwire(self._is_inside, _interrupt)

@@ -13,7 +13,7 @@ import weakref
 from types import FrameType
 from typing import Any
 
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data import dataloader
 
 _log = logging.getLogger(__name__)
 _NOT_THE_SCRIPTS = ("torch", "torchdata", "taskd", "accelerate", "lightning", "pytorch_lightning", "tqdm")
@@ -30,7 +30,7 @@ class Strays:
         """Begin."""
         if self._own is not None:
             return
-        own = self._own = vars(_BaseDataLoaderIter)["__init__"]
+        own = self._own = vars(dataloader._BaseDataLoaderIter)["__init__"]
         seen = self._seen
 
         def __init__(self: Any, loader: Any) -> None:  # noqa: N807 - it takes its place
@@ -38,12 +38,12 @@ class Strays:
             if not hasattr(loader, "_taskd_place") and not _keeps_itself(loader):
                 seen.append((weakref.ref(self), _line()))
 
-        _BaseDataLoaderIter.__init__ = __init__  # type: ignore[method-assign]
+        dataloader._BaseDataLoaderIter.__init__ = __init__  # type: ignore[method-assign]
 
     def stop(self) -> None:
         """Put torch back."""
         if self._own is not None:
-            _BaseDataLoaderIter.__init__ = self._own  # type: ignore[method-assign]
+            dataloader._BaseDataLoaderIter.__init__ = self._own  # type: ignore[method-assign]
             self._own = None
         self._seen.clear()
 

@@ -1,0 +1,108 @@
+"""Records what taskd's seams meet in versions of torch, without installing them: tests/seams/recorded.json.
+
+Reads the few files that it needs out of each wheel on the package index, by parts of the file: some 200 MB and half a
+minute for a version, most of it for the two compiled libraries. Without a version: those that are recorded already, to
+be used after a change of the table.
+
+Run it with the project's own Python, which needs remotezip for it:
+
+    .venv/bin/pip install remotezip
+    .venv/bin/python scripts/record-seams.py [VERSION …]
+"""
+
+import argparse
+import json
+import sys
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from taskd.adaptors.seams.seam import Found  # noqa: E402
+from tests.seams import recording  # noqa: E402
+from tests.seams.sources import Sources  # noqa: E402
+
+INDEX = "https://pypi.org/simple/torch/"
+WHEEL = "-cp311-cp311-"
+PYTHON_LIBRARY = "libtorch_python.so"
+CHUNK_BYTES = 1 << 22
+
+
+def main() -> int:
+    """Record, and say what does not fit. Returns 0 if every version could be read, else 1."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("versions", nargs="*", metavar="VERSION")
+    records = recording.read() if recording.FILE.is_file() else {}
+    wanted = parser.parse_args().versions or list(records)
+    try:
+        remote: Any = import_module("remotezip")
+    except ImportError:
+        print(f"remotezip is missing: {sys.executable} -m pip install remotezip", file=sys.stderr)
+        return 1
+    files = _files()
+    for version in wanted:
+        url = next((url for name, url in files.items() if name.startswith(f"torch-{version}{WHEEL}")), None)
+        if url is None:
+            print(f"torch {version}: found no wheel torch-{version}{WHEEL}…x86_64.whl in {INDEX}", file=sys.stderr)
+            return 1
+        with remote.RemoteZip(url) as wheel:
+            records[version] = recording.record(_look(wheel))
+        recording.write(records)
+        missing = [name for name, there in records[version].items() if isinstance(there, str)]
+        print(f"torch {version}: {len(records[version])} names looked up, not there: {', '.join(missing) or 'none'}")
+    return 0
+
+
+def _files() -> dict[str, str]:
+    request = urllib.request.Request(INDEX, headers={"Accept": "application/vnd.pypi.simple.v1+json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        listed = json.load(answer)["files"]
+    return {one["filename"]: one["url"] for one in listed if one["filename"].endswith("x86_64.whl")}
+
+
+def _look(wheel: zipfile.ZipFile) -> Callable[[str, str], "Found | str"]:
+    names = frozenset(wheel.namelist())
+    sources = Sources(lambda path: wheel.read(path).decode() if path in names else None)
+    asked = {seam.attribute for seam in recording.all_seams() if seam.module.endswith(".so")}
+    native = {name for seam in recording.all_seams() if seam.module.startswith("torch._C") for name in seam.names}
+    known: dict[str, frozenset[str]] = {}
+
+    def exported(library: str, candidates: set[str]) -> frozenset[str]:
+        if library not in known:
+            known[library] = frozenset(_spelt(wheel, f"torch/lib/{library}", candidates))
+        return known[library]
+
+    def look(module: str, attribute: str) -> Found | str:
+        if module.endswith(".so"):
+            return Found() if attribute in exported(module, asked) else "no such symbol"
+        there = sources.look(module, attribute)
+        if isinstance(there, str) or not module.startswith("torch._C") or attribute:
+            return there
+        # torch's stubs do not list all functions: those of the module itself are looked for in the library.
+        return Found(there.takes, there.sets, (*there.has, *exported(PYTHON_LIBRARY, native)))
+
+    return look
+
+
+def _spelt(wheel: zipfile.ZipFile, path: str, names: set[str]) -> Iterator[str]:
+    """Those of the names that stand in a library as a whole word of its tables."""
+    left = {name: b"\0" + name.encode() + b"\0" for name in names}
+    longest = max(map(len, left.values()))
+    tail = b""
+    with wheel.open(path) as library:
+        while left and (chunk := library.read(CHUNK_BYTES)):
+            text = tail + chunk
+            found = [name for name, word in left.items() if word in text]
+            for name in found:
+                del left[name]
+            yield from found
+            tail = text[-longest:]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

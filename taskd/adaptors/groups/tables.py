@@ -1,0 +1,54 @@
+"""torch's tables of process groups: what stands in them for each group, and how one is entered and struck out.
+
+They are the same in torch 2.6 to 2.15, whatever torch's own functions for it are called.
+"""
+
+from typing import Any
+
+import torch.distributed as dist
+from torch._C import _distributed_c10d as native
+from torch.distributed import distributed_c10d as c10d
+
+
+def enter(group: dist.ProcessGroup, name: str, backend: str, tag: str | None, store: Any) -> None:
+    """Enter a group that torch has not made itself, under its name in the C++ registry too.
+
+    `tag` is that of a user, None or "" for none.
+    """
+    world = c10d._world
+    world.pg_map[group] = (c10d.Backend(backend), store)
+    world.pg_names[group] = name  # type: ignore[assignment]
+    world.pg_backend_config[group] = str(c10d.BackendConfig(c10d.Backend(backend)))
+    native._register_process_group(name, group)  # type: ignore[arg-type]
+    if not tag:
+        world.tags_to_pg.setdefault("", []).append(group)
+    full = f"user:{tag}" if tag else f"ptd:{name}"
+    world.tags_to_pg.setdefault(full, []).append(group)
+    world.pg_to_tag[group] = full
+
+
+def enter_beside(handle: dist.ProcessGroup, inner: dist.ProcessGroup) -> None:
+    """Enter `handle` with all that is known of `inner`, which torch has entered; not in the C++ registry."""
+    world = c10d._world
+    world.pg_map[handle] = world.pg_map[inner]
+    world.pg_names[handle] = world.pg_names[inner]
+    world.pg_backend_config[handle] = world.pg_backend_config[inner]
+    world.pg_to_tag[handle] = world.pg_to_tag[inner]
+    world.tags_to_pg.setdefault(world.pg_to_tag[inner], []).append(handle)
+    ranks = world.pg_group_ranks.get(inner)
+    if ranks is not None:
+        world.pg_group_ranks[handle] = ranks
+
+
+def strike(group: dist.ProcessGroup, *, by_name: bool = True) -> None:
+    """Strike one group out, from the C++ registry too unless another has its name there."""
+    world = c10d._world
+    name = world.pg_names.pop(group, None)
+    for table in (world.pg_map, world.pg_group_ranks, world.pg_backend_config, world.pg_coalesce_state):
+        table.pop(group, None)
+    tag = world.pg_to_tag.pop(group, None)
+    for key in (tag, ""):
+        if key is not None and group in world.tags_to_pg.get(key, []):
+            world.tags_to_pg[key].remove(group)
+    if name is not None and by_name:
+        native._unregister_process_group(name)

@@ -1,0 +1,83 @@
+"""The table of seams, part by part: who compares it, and what goes on without it.
+
+Rules:
+
+1. A part that does not fit is not used at all: what it would replace stays as torch made it.
+2. Nothing asks for a version. A torch that is newer than all that were tried is tried by its seams.
+3. `taskd doctor` and a job say the same of a torch, for both say it from here.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+from taskd.adaptors.seams.launcher import LAUNCHER
+from taskd.adaptors.seams.native import FREEING, SEEING
+from taskd.adaptors.seams.seam import Look, Seam, torch_version, verify
+from taskd.adaptors.seams.worker import CHECKPOINT, WORKER
+from taskd.errors import PatchError
+
+OLDEST: Final = (2, 10)
+NEWEST: Final = (2, 15)
+"""The minor versions of torch that were tried, with all between."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One part of the table; `otherwise` is what a job does if a seam of it does not fit."""
+
+    name: str
+    table: Sequence[Seam]
+    otherwise: str
+
+    def misfit(self, look: Look | None = None) -> str:
+        """What does not fit and what follows, in a sentence each; "" if all fits. By default of the installed torch."""
+        return _of_installed(self) if look is None else _misfit(self, look)
+
+
+def _misfit(part: Part, look: Look | None) -> str:
+    try:
+        verify(part.table, look)
+    except PatchError as error:
+        return f"{error}. {part.otherwise}"
+    return ""
+
+
+@cache
+def _of_installed(part: Part) -> str:
+    return _misfit(part, None)
+
+
+IN_LAUNCHER: Final = Part("launcher", LAUNCHER, "torchrun is left as it was")
+IN_WORKER: Final = Part(
+    "worker", WORKER, "Process groups are left as torch makes them: at a fault all processes start anew"
+)
+IN_CHECKPOINT: Final = Part("checkpoints", CHECKPOINT, "No checkpoint of taskd's own is written or read")
+FOR_FREEING: Final = Part(
+    "freeing from gloo", FREEING, "A rank is freed from a gloo collective by the kernel's list of its sockets instead"
+)
+FOR_SEEING: Final = Part(
+    "seeing gloo", SEEING, "The black box does not know gloo's collectives: a hang in one is found by patience alone"
+)
+IN_RANK: Final = (IN_WORKER, FOR_FREEING, FOR_SEEING)
+"""What a rank compares at its start; a standby has done so ahead."""
+PARTS: Final = (IN_LAUNCHER, IN_WORKER, FOR_FREEING, FOR_SEEING, IN_CHECKPOINT)
+
+
+def misfits(look: Look | None = None) -> Iterator[tuple[Part, str]]:
+    """Each part that does not fit, and its sentences."""
+    for part in PARTS:
+        misfit = part.misfit(look)
+        if misfit:
+            yield part, misfit
+
+
+def newer(version: str | None = None) -> str:
+    """A note if this torch, by default the installed one, is newer than all that were tried; else ""."""
+    version = version or torch_version()
+    major, minor = (int(number) for number in version.split(".")[:2])
+    if (major, minor) <= NEWEST:
+        return ""
+    tried = " to ".join(".".join(map(str, one)) for one in (OLDEST, NEWEST))
+    return f"torch {version} is newer than those that were tried ({tried}): it is compared seam by seam"

@@ -1,0 +1,146 @@
+"""One thing in torch that taskd relies on, and how the installed torch is compared with it.
+
+Rules:
+
+1. Data: whatever our code overrides, calls or reads in torch stands in a table of `Seam`s.
+2. Nothing asks for torch's version.
+3. A process compares its whole part before it replaces anything; the first that does not fit raises `PatchError`.
+4. `EXACT` is for methods that torch calls on our subclass: one more parameter would already be a call that we cannot
+   take. `ACCEPTS` is for what we call ourselves, and for what we replace and hand on.
+"""
+
+import ctypes
+import importlib
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TypeVar
+
+from taskd.errors import PatchError
+
+T = TypeVar("T")
+
+
+class Fit(Enum):
+    """How a seam is compared."""
+
+    EXACT = "takes exactly"
+    ACCEPTS = "accepts"
+    SETS = "sets"
+    HAS = "has"
+    EXPORTS = "exports"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a torch has under one name."""
+
+    takes: tuple[str, ...] = ()
+    """Parameters if it can be called; "**" for any others."""
+    sets: tuple[str, ...] = ()
+    """What the constructor stores or reads."""
+    has: tuple[str, ...] = ()
+
+
+Look = Callable[[str, str], "Found | str"]
+"""What stands in a module under a dotted name ("" for the module itself), or why nothing does."""
+
+
+@dataclass(frozen=True)
+class Seam:
+    """One thing in torch that taskd relies on: `names` are parameters, or attributes for `SETS` and `HAS`."""
+
+    module: str
+    attribute: str
+    fit: Fit
+    names: tuple[str, ...] = ()
+
+    def difference(self, look: Look) -> str:
+        """What is otherwise in a torch, "" if it fits."""
+        found = look(self.module, self.attribute)
+        if isinstance(found, str):
+            return f"found no {self.attribute or self.module} in {self.module} ({found}), expected it there"
+        if self.fit is Fit.EXPORTS:
+            return ""
+        present = self._present(found)
+        if self._fits(present):
+            return ""
+        missing = ", ".join(name for name in self.names if name not in present)
+        if self.fit in (Fit.SETS, Fit.HAS):
+            where = ", whose constructor is where it is looked for" if self.fit is Fit.SETS else ""
+            return f"found no {missing} in {self.attribute or self.module}{where}"
+        return (
+            f"{self.attribute} takes ({', '.join(present)}), expected that it {self.fit.value} "
+            f"({', '.join(self.names)}), differing in: {missing or ', '.join(self.names)}"
+        )
+
+    def _fits(self, present: tuple[str, ...]) -> bool:
+        if self.fit is Fit.EXACT:
+            return present == self.names
+        return set(self.names) <= set(present) or "**" in present
+
+    def _present(self, found: Found) -> tuple[str, ...]:
+        return {Fit.SETS: found.sets, Fit.HAS: found.has}.get(self.fit, found.takes)
+
+
+def verify(table: Iterable[Seam], look: Look | None = None) -> None:
+    """Compare a torch, by default the installed one, with a table. Raises `PatchError` for the first difference."""
+    for seam in table:
+        if difference := seam.difference(look or installed):
+            version = torch_version()
+            raise PatchError(
+                f"{difference}; torch {version} is not one that this taskd knows: install a taskd for this torch"
+            )
+
+
+def torch_version() -> str:
+    """Version of the installed torch, as its own package says."""
+    version: str = importlib.import_module("torch").__version__
+    return version
+
+
+def installed(module: str, attribute: str) -> Found | str:
+    """Look into the installed torch. Imports the module, or asks a library ("libtorch_cpu.so") for a symbol."""
+    if module.endswith(".so"):
+        return _exported(module, attribute)
+    try:
+        found: object = importlib.import_module(module)
+        for part in attribute.split(".") if attribute else ():
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        return str(error)
+    return Found(_parameters(found), _attributes_set(found), tuple(dir(found)))
+
+
+def _exported(library: str, symbol: str) -> Found | str:
+    import torch
+
+    path = Path(torch.__file__).parent / "lib" / library
+    try:
+        getattr(ctypes.CDLL(str(path)), symbol)  # it is loaded already: this only asks
+    except (OSError, AttributeError) as error:
+        return str(error)
+    return Found()
+
+
+def _parameters(found: object) -> tuple[str, ...]:
+    if not callable(found):
+        return ()
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except ValueError:  # compiled, and does not tell
+        return ("**",)
+    return tuple("**" if one.kind is one.VAR_KEYWORD else one.name for one in parameters)
+
+
+def _attributes_set(found: object) -> tuple[str, ...]:
+    """Names that the constructor stores or reads: enough to see that a private attribute still exists."""
+    constructor = inspect.unwrap(vars(found).get("__init__", found)) if isinstance(found, type) else None
+    code = getattr(constructor, "__code__", None)
+    fields = tuple(getattr(found, "__dataclass_fields__", ()))
+    if code is None:
+        return fields
+    spelt = tuple(constant for constant in code.co_consts if isinstance(constant, str))  # for `__setattr__`
+    return (*code.co_names, *spelt, *fields)

@@ -1,0 +1,115 @@
+"""What taskd expects of torch inside a rank, for groups, model wrappers, loaders and optimizers: the worker's part."""
+
+from typing import Final
+
+from taskd.adaptors.seams.seam import Fit, Seam
+
+_NATIVE: Final = "torch._C._distributed_c10d"
+_C10D: Final = "torch.distributed.distributed_c10d"
+_DDP: Final = "torch.nn.parallel.distributed"
+_LOADER: Final = "torch.utils.data.dataloader"
+_FETCH: Final = "torch.utils.data._utils.fetch"
+_MODULE: Final = "torch.nn.modules.module"
+
+STORE: Final = Seam("torch.distributed.rendezvous", "_create_c10d_store", Fit.ACCEPTS, ("hostname", "port"))
+
+_GROUPS: Final = (
+    Seam(_NATIVE, "FakeProcessGroup", Fit.HAS, ("_create_internal",)),
+    Seam(_NATIVE, "TCPStore", Fit.HAS, ("list_keys",)),
+    Seam(
+        _C10D,
+        "_new_process_group_helper",
+        Fit.ACCEPTS,
+        (
+            "group_size",
+            "group_rank",
+            "global_ranks_in_group",
+            "backend",
+            "store",
+            "group_name",
+            "backend_options",
+            "timeout",
+            "pg_tag",
+            "device_id",
+            "group_desc",
+        ),
+    ),
+    Seam(_C10D, "_store_based_barrier", Fit.ACCEPTS, ()),
+    Seam(_C10D, "rendezvous", Fit.ACCEPTS, ()),
+    Seam(_C10D, "_abort_process_group", Fit.ACCEPTS, ("group",)),
+    Seam(_C10D, "_update_default_pg", Fit.ACCEPTS, ("pg",)),
+    Seam(_C10D, "_get_default_group", Fit.ACCEPTS, ()),
+    Seam(_C10D, "_get_object_coll_device", Fit.ACCEPTS, ("group",)),
+    Seam(_C10D, "_set_pg_timeout", Fit.ACCEPTS, ("timeout", "group")),
+    Seam(_C10D, "_find_pg_by_ranks_and_tag", Fit.ACCEPTS, ("tag", "ranks")),
+    Seam(_C10D, "_rank_not_in_group", Fit.ACCEPTS, ("group",)),
+    Seam(_C10D, "broadcast_object_list", Fit.ACCEPTS, ("object_list", "src", "group")),
+    Seam(_C10D, "recv_object_list", Fit.ACCEPTS, ("object_list", "src", "group")),
+    Seam(
+        _C10D,
+        "scatter_object_list",
+        Fit.ACCEPTS,
+        ("scatter_object_output_list", "scatter_object_input_list", "src", "group"),
+    ),
+    Seam(_C10D, "", Fit.HAS, ("_world",)),
+    Seam(_C10D, "BackendConfig", Fit.HAS, ("get_device_backend_map",)),
+    Seam(
+        _C10D,
+        "_World",
+        Fit.HAS,
+        (
+            "default_pg",
+            "group_count",
+            "pg_map",
+            "pg_names",
+            "pg_group_ranks",
+            "pg_backend_config",
+            "pg_to_tag",
+            "tags_to_pg",
+            "pg_coalesce_state",
+        ),
+    ),
+    Seam("torch.distributed.c10d_logger", "_get_msg_dict", Fit.ACCEPTS, ()),
+    Seam(_NATIVE, "", Fit.HAS, ("_register_process_group", "_unregister_process_group", "_create_work_from_future")),
+    Seam(
+        _NATIVE,
+        "ProcessGroup",
+        Fit.HAS,
+        ("_register_backend", "_set_default_backend", "_set_group_name", "_set_group_desc", "abort", "shutdown"),
+    ),
+)
+
+_TRAINING: Final = (
+    Seam(
+        _NATIVE,
+        "Reducer",
+        Fit.HAS,
+        ("_rebuild_buckets", "_push_all_rebuilt_params", "_update_process_group", "_get_zeros_like_grad_buckets"),
+    ),
+    Seam(_DDP, "DistributedDataParallel", Fit.ACCEPTS, ("module", "process_group")),
+    Seam(
+        _DDP,
+        "DistributedDataParallel",
+        Fit.SETS,
+        ("parameters_to_ignore", "require_backward_grad_sync", "require_forward_param_sync", "_has_rebuilt_buckets"),
+    ),
+    Seam(_DDP, "DistributedDataParallel._update_process_group", Fit.ACCEPTS, ("new_process_group",)),
+    Seam(_DDP, "DistributedDataParallel._pre_forward", Fit.ACCEPTS, ()),
+    Seam(_MODULE, "Module", Fit.HAS, ("_call_impl", "_compiled_call_impl")),
+    Seam(_MODULE, "Module", Fit.SETS, ("_non_persistent_buffers_set",)),
+    Seam("torch.amp.grad_scaler", "GradScaler", Fit.SETS, ("_scale",)),
+    Seam(_LOADER, "_BaseDataLoaderIter.__init__", Fit.EXACT, ("self", "loader")),
+    Seam(_LOADER, "_BaseDataLoaderIter", Fit.SETS, ("_num_yielded",)),
+    Seam(_LOADER, "_BaseDataLoaderIter._next_data", Fit.EXACT, ("self",)),
+    Seam(_LOADER, "DataLoader._get_iterator", Fit.EXACT, ("self",)),
+    Seam(_LOADER, "DataLoader", Fit.HAS, ("_index_sampler",)),
+    Seam(_LOADER, "DataLoader", Fit.SETS, ("_iterator",)),
+    Seam(_FETCH, "_MapDatasetFetcher.fetch", Fit.EXACT, ("self", "possibly_batched_index")),
+    Seam(_FETCH, "_IterableDatasetFetcher.fetch", Fit.EXACT, ("self", "possibly_batched_index")),
+)
+
+WORKER: Final = (STORE, *_GROUPS, *_TRAINING)
+"""Compared in each rank, before anything is replaced."""
+
+CHECKPOINT: Final = (Seam("torch.distributed.checkpoint.state_dict", "_get_fqns", Fit.ACCEPTS, ("model", "name")),)
+"""Compared when a checkpoint is written: only to import that takes seconds."""

@@ -1,0 +1,64 @@
+"""What the table of seams meets in each version of torch, as `scripts/record-seams.py` has found it in their wheels."""
+
+import json
+from pathlib import Path
+
+from taskd.adaptors.seams.parts import PARTS
+from taskd.adaptors.seams.seam import Fit, Found, Look, Seam
+
+FILE = Path(__file__).with_name("recorded.json")
+Record = dict[str, dict[str, list[str]] | str]
+"""`module:attribute` and what stands there, or why nothing does."""
+
+
+def all_seams() -> list[Seam]:
+    """Every seam of the table."""
+    return [seam for part in PARTS for seam in part.table]
+
+
+def record(look: Look) -> Record:
+    """What the seams meet in one torch: all parameters, and of other names those that a seam asks for."""
+    asked: dict[tuple[str, str], dict[Fit, set[str]]] = {}
+    for seam in all_seams():
+        asked.setdefault((seam.module, seam.attribute), {}).setdefault(seam.fit, set()).update(seam.names)
+    found: Record = {}
+    for (module, attribute), fits in sorted(asked.items()):
+        there = look(module, attribute)
+        found[f"{module}:{attribute}"] = (
+            there
+            if isinstance(there, str)
+            else {
+                **({"takes": list(there.takes)} if fits.keys() & {Fit.EXACT, Fit.ACCEPTS} else {}),
+                **({"sets": sorted(fits[Fit.SETS] & set(there.sets))} if Fit.SETS in fits else {}),
+                **({"has": sorted(fits[Fit.HAS] & set(there.has))} if Fit.HAS in fits else {}),
+            }
+        )
+    return found
+
+
+def read() -> dict[str, Record]:
+    """The records of all versions."""
+    records: dict[str, Record] = json.loads(FILE.read_text())
+    return records
+
+
+def write(records: dict[str, Record]) -> None:
+    """Keep these, oldest version first."""
+    ordered = dict(sorted(records.items(), key=lambda one: [int(number) for number in one[0].split(".")]))
+    FILE.write_text("{\n" + ",\n".join(f"{json.dumps(name)}: {_lines(one)}" for name, one in ordered.items()) + "\n}\n")
+
+
+def _lines(recorded: Record) -> str:
+    return "{\n" + ",\n".join(f" {json.dumps(name)}: {json.dumps(there)}" for name, there in recorded.items()) + "\n}"
+
+
+def look_into(recorded: Record) -> Look:
+    """Compare with a record as with an installed torch. Raises `KeyError` for a seam that was never recorded."""
+
+    def look(module: str, attribute: str) -> Found | str:
+        there = recorded[f"{module}:{attribute}"]
+        if isinstance(there, str):
+            return there
+        return Found(**{kind: tuple(names) for kind, names in there.items()})
+
+    return look

@@ -1,0 +1,81 @@
+"""Jobs in torches that differ in one place: they train as under plain torchrun, and the doctor says what they do.
+
+`scripts/seams.sh` plays all places of the table; these are one of each kind.
+"""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from taskd.adaptors.seams.parts import IN_LAUNCHER, IN_WORKER
+from tests.seams.breaking import Break, Way, breaks
+from tests.seams.farm import Farm
+from tests.seams.play import Outcome, play
+
+LAUNCHER = "launcher: torch.distributed.elastic.multiprocessing.api:SubprocessContext._poll other parameters"
+PYTHON = "worker: torch.distributed.distributed_c10d:_rank_not_in_group renamed _rank_not_in_group"
+COMPILED = "worker: torch._C._distributed_c10d:ProcessGroup renamed _set_group_desc"
+
+
+@pytest.fixture(scope="module")
+def farm(tmp_path_factory: pytest.TempPathFactory) -> Farm:
+    """An environment with another torch."""
+    return Farm(tmp_path_factory.mktemp("farm") / "torch")
+
+
+@pytest.fixture(scope="module")
+def plain(farm: Farm) -> Outcome:
+    """The job under plain torchrun."""
+    farm.change({})
+    outcome = play(farm, on=False)
+    assert (outcome.status, outcome.lines) == (0, [])
+    return outcome
+
+
+def doctor(farm: Farm) -> list[str]:
+    """What it finds wrong with this torch."""
+    done = subprocess.run(
+        [farm.python, "-m", "taskd", "doctor", "--json"], capture_output=True, text=True, check=False, timeout=60
+    )
+    report = json.loads(done.stdout)
+    wrong = [one for one in report["findings"] if one["subject"] == "fits torch" and one["remedy"]]
+    assert report["healthy"] == (not wrong)
+    return [one["found"].partition(": ")[2] for one in wrong]
+
+
+def find(description: str) -> Break:
+    """The break of that description."""
+    return next(broken for broken in breaks() if str(broken) == description)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("description", [LAUNCHER, PYTHON, COMPILED])
+def test_a_torch_that_differs_in_one_place(farm: Farm, plain: Outcome, description: str) -> None:
+    broken = find(description)
+    farm.change(broken.changes())
+    outcome = play(farm)
+    assert (outcome.status, outcome.digest) == (0, plain.digest), outcome.lines
+    (warning,) = outcome.lines
+    assert warning.endswith(broken.part.otherwise)
+    assert (broken.name or broken.seam.attribute) in warning
+    assert doctor(farm) == [warning.partition("] ")[2] or warning]
+
+
+@pytest.mark.timeout(180)
+def test_a_rank_without_seams_is_restarted_with_all_others(farm: Farm, plain: Outcome, tmp_path: Path) -> None:
+    farm.change(find(PYTHON).changes())
+    outcome = play(farm, f"1:7:{tmp_path}", restarts=1)
+    assert (outcome.status, outcome.digest) == (0, plain.digest), outcome.lines
+    assert (tmp_path / "died-0").exists()
+    assert any(IN_WORKER.otherwise in line for line in outcome.lines)
+
+
+def test_the_breaks_cover_the_table() -> None:
+    """Each line of the table that can be changed in the installed torch is."""
+    broken = {(one.seam.module, one.seam.attribute, one.way) for one in breaks()}
+    assert {one.part for one in breaks()} >= {IN_LAUNCHER, IN_WORKER}
+    assert ("torch.distributed.rendezvous", "_create_c10d_store", Way.RENAMED) in broken
+    assert ("torch.distributed.rendezvous", "_create_c10d_store", Way.PARAMETERS) in broken
+    assert ("torch._C._distributed_c10d", "Reducer", Way.RENAMED) in broken
