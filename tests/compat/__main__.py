@@ -1,0 +1,188 @@
+"""What the README promises, tried with the torch of this environment: `python -m tests.compat --json`.
+
+`scripts/compat.sh` makes an environment for each version of torch, and calls this in it.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.e2e.job import FOREIGN
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 600
+TORCHRUN = ("test_options_ends.py", "test_options_logs.py", "test_options_launch.py")
+INJECTION = ("test_sed.py", "test_patch.py")
+WITHOUT_SDK = "tests/e2e/test_scripts.py::test_a_script_with_its_own_checkpoints"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One promise, and what became of it. `says` is for people."""
+
+    torch: str
+    name: str
+    ok: bool
+    says: str
+    seconds: float
+
+
+class NotKeptError(Exception):
+    """A promise was not kept; the text says how."""
+
+
+def doctor() -> str:
+    """It finds all in place."""
+    report = json.loads(_run("taskd", "doctor", "--json", statuses=(0, 1)))
+    if not report["healthy"]:
+        raise NotKeptError("; ".join(one["found"] for one in report["findings"] if one["remedy"]))
+    return next(str(one["found"]) for one in report["findings"] if one["subject"] == "fits torch")
+
+
+def demo() -> str:
+    """Five kills, and the weights of the undisturbed run; rank 0 is among the killed."""
+    lines = [json.loads(line) for line in _run("bash", "scripts/demo.sh", "--json", "--seed", "13").splitlines()]
+    result = lines[-1]["result"]
+    totals = sorted(fault["total_ms"] for line in lines if (fault := line.get("fault")))
+    if result["wrong"] or not result["weights_identical"] or len(totals) != 5:
+        raise NotKeptError(f"{result}, {len(totals)} faults")
+    return f"5 kills, weights identical; {totals[0]:.0f} to {totals[-1]:.0f} ms"
+
+
+def restart() -> str:
+    """A script without the SDK is restarted as a whole, and goes on at its own checkpoint."""
+    return _tests(WITHOUT_SDK)
+
+
+def hang() -> str:
+    """A collective that one rank leaves out is told with rank and operation, and recovered."""
+    scene = json.loads(_run(sys.executable, "-m", "tests.faults", "--json", "--only", "a collective skipped"))
+    if not scene["ok"]:
+        raise NotKeptError("; ".join(scene["wrong"]))
+    return f"{scene['kind']} {scene['culprits']} after {scene['verdict_s']} s"
+
+
+def ladder() -> str:
+    """A node is lost, the job goes on smaller, and is whole again when the node is back."""
+    last = json.loads(
+        _run(sys.executable, "-m", "tests.ladder", "--json", "--only", "shrink and grow").splitlines()[-1]
+    )
+    if not last["ok"]:
+        raise NotKeptError(str(last))
+    return "shrunk and grown, weights identical"
+
+
+def node_check() -> str:
+    """`--node-check` finds this node fit, and the job trains."""
+    command = (
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--node-check",
+        "tests/seams/job.py",
+    )
+    with tempfile.TemporaryDirectory(prefix="taskd-compat-") as folder:
+        output = _run(sys.executable, *command, env={"TASKD_PROCESS_ENABLE": "on", "TASKD_RUN_DIR": folder})
+        journal = next(Path(folder).rglob("journal.jsonl")).read_text().splitlines()
+    checks = [entry for line in journal if (entry := json.loads(line))["event"] == "node check"]
+    standings = [node["standing"] for check in checks for node in check["nodes"].values()]
+    if standings != ["healthy"] or "digest " not in output:
+        raise NotKeptError(f"{standings}: {output[-1000:]}")
+    return "the node is healthy, the job trains"
+
+
+def torchrun() -> str:
+    """Exit codes, signals, reports and log files are those of stock torchrun."""
+    return _tests(*(f"tests/torchrun/{name}" for name in TORCHRUN))
+
+
+def injection() -> str:
+    """The seed's sed line, its revertible form and torch's entry point put taskd in."""
+    return _tests(*(f"tests/torchrun/{name}" for name in INJECTION))
+
+
+PROMISES: dict[str, Callable[[], str]] = {
+    "doctor": doctor,
+    "demo": demo,
+    "restart without the SDK": restart,
+    "hang verdict": hang,
+    "ladder": ladder,
+    "node check": node_check,
+    "torchrun's behaviour": torchrun,
+    "sed line and entry point": injection,
+}
+
+
+def _tests(*names: str) -> str:
+    """Run these tests; what pytest sums up."""
+    output = _run(sys.executable, "-m", "pytest", "-q", *names, statuses=(0, 1))
+    summary = output.strip().splitlines()[-1].strip("= ")
+    if "failed" in summary or "error" in summary or "passed" not in summary:
+        failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+        raise NotKeptError(f"{summary}: {', '.join(failed)}")
+    return summary.partition(" in ")[0]
+
+
+def _run(*command: str, statuses: tuple[int, ...] = (0,), env: dict[str, str] | None = None) -> str:
+    own = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**own, "PATH": path, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+    if done.returncode not in statuses:
+        said = f"{done.stdout}\n{done.stderr or ''}".strip()
+        raise NotKeptError(f"{' '.join(command)}: status {done.returncode}: {said[-1500:]}")
+    return done.stdout
+
+
+def keep(only: str) -> Iterator[Line]:
+    """Try each promise with `only` in its name."""
+    for name, promise in PROMISES.items():
+        if only not in name:
+            continue
+        began_s = time.monotonic()
+        try:
+            ok, says = True, promise()
+        except (NotKeptError, subprocess.TimeoutExpired, ValueError, LookupError) as error:
+            ok, says = False, f"{type(error).__name__}: {error}"
+        yield Line(str(torch.__version__), name, ok, says, round(time.monotonic() - began_s, 1))
+
+
+def main() -> int:
+    """0 if all promises are kept."""
+    parser = argparse.ArgumentParser(prog="scripts/compat.sh", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="a line of JSON for each promise")
+    parser.add_argument("--only", metavar="TEXT", default="", help="only promises with this in their name")
+    args = parser.parse_args()
+    lines = [_show(line, as_json=args.json) for line in keep(args.only)]
+    return int(not all(line.ok for line in lines))
+
+
+def _show(line: Line, *, as_json: bool) -> Line:
+    shown: dict[str, Any] = asdict(line)
+    text = f"{'ok  ' if line.ok else 'FAIL'} torch {line.torch:<14} {line.name:<26} {line.seconds:6.1f} s  {line.says}"
+    print(json.dumps(shown) if as_json else text, flush=True)
+    return line
+
+
+if __name__ == "__main__":
+    sys.exit(main())
