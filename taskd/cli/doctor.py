@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 
 from taskd.adaptors.torchrun.launcher import PATCH_MODULE, has_plugin, sed_lines, torchrun_file
 from taskd.config.agent import AgentConfig
@@ -91,6 +92,9 @@ def _fit() -> Iterator[Finding]:
     from taskd.adaptors.seams.parts import PARTS, misfits, newer
     from taskd.adaptors.seams.seam import torch_version
 
+    if find_spec("torch") is None:
+        yield Finding(_FITS, f"no torch for {sys.executable}", "install torch there, or call the python that has it")
+        return
     found = [Finding(_FITS, f"torch {torch_version()}, {part.name}: {misfit}", _REMEDY) for part, misfit in misfits()]
     count = sum(len(part.table) for part in PARTS)
     yield from found or [Finding(_FITS, f"torch {torch_version()}: all {count} seams as expected")]

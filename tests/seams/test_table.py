@@ -169,6 +169,7 @@ def test_each_part_says_what_goes_on_without_it() -> None:
         ("2.15.3a0+git12", False),
         ("2.16.0.dev20270101", True),
         ("3.0.0", True),
+        ("main", False),
     ],
 )
 def test_a_newer_torch_is_noted(version: str, is_newer: bool) -> None:

@@ -32,8 +32,7 @@ _LATER_NAMES = {
     "allgather_into_tensor_coalesced": "all_gather_single_coalesced",
     "reduce_scatter_tensor_coalesced": "reduce_scatter_single_coalesced",
 }
-"""What C++ calls has the later name where torch has that, and the former one is only handed on to it."""
-"""torch 2.13 calls the newer one of Python for these too, and would go to and fro between two."""
+"""Where torch has the later name, from 2.13 on, it calls that one for the former too, and would go to and fro."""
 _OBJECT_RECEIVERS = ("broadcast_object_list", "scatter_object_list", "recv_object_list")
 
 

@@ -7,6 +7,7 @@ Rules:
 3. `taskd doctor` and a job say the same of a torch, for both say it from here.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -76,8 +77,8 @@ def misfits(look: Look | None = None) -> Iterator[tuple[Part, str]]:
 def newer(version: str | None = None) -> str:
     """A note if this torch, by default the installed one, is newer than all that were tried; else ""."""
     version = version or torch_version()
-    major, minor = (int(number) for number in version.split(".")[:2])
-    if (major, minor) <= NEWEST:
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None or (int(numbers[1]), int(numbers[2])) <= NEWEST:
         return ""
     tried = " to ".join(".".join(map(str, one)) for one in (OLDEST, NEWEST))
     return f"torch {version} is newer than those that were tried ({tried}): it is compared seam by seam"

@@ -16,11 +16,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TypeVar
 
 from taskd.errors import PatchError
-
-T = TypeVar("T")
 
 
 class Fit(Enum):
