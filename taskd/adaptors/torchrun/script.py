@@ -8,6 +8,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 from taskd.adaptors.faults import last_words
+from taskd.adaptors.seams.seam import installed
+from taskd.adaptors.seams.worker import STORE
 from taskd.adaptors.torchrun.imports import after_import
 from taskd.adaptors.torchrun.modules import installed_modules
 from taskd.config import settings
@@ -127,9 +129,6 @@ def prefix_stores(rendezvous: ModuleType) -> None:
     torch shares one store between all starts of a group, and what dead processes left in it misleads new ones. Stores
     elsewhere are the script's own, and their other clients may be no ranks of this job.
     """
-    from taskd.adaptors.seams.seam import installed
-    from taskd.adaptors.seams.worker import STORE
-
     if STORE.difference(installed):
         return  # which `_install_runtime` says
     create = rendezvous._create_c10d_store
