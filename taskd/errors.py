@@ -10,7 +10,7 @@ class ConfigError(TaskdError):
 
 
 class PatchError(TaskdError):
-    """The installed torch does not have the seams that taskd knows. torchrun is left as it was."""
+    """The installed torch does not have the seams that taskd knows. What needs them is left as torch made it."""
 
 
 class ShimError(TaskdError):

@@ -126,11 +126,13 @@ def _is_imported_from(module: str, name: str) -> bool:
 
 
 def _renamed_in_library(seam: Seam, name: str) -> dict[str, str]:
-    owner = f"_native.{seam.attribute}" if seam.attribute else "_native"
+    kind = f"_native.{seam.attribute}"
+    owner = f"next(one for one in {kind}.__mro__ if {name!r} in vars(one))" if seam.attribute else "_native"
     code = (
         "import torch._C._distributed_c10d as _native",
-        f"setattr({owner}, {name + LATER!r}, vars({owner})[{name!r}])",
-        f"delattr({owner}, {name!r})",
+        f"_owner = {owner}",
+        f"setattr(_owner, {name + LATER!r}, vars(_owner)[{name!r}])",
+        f"delattr(_owner, {name!r})",
     )
     files = _files(name, ("torch",)) if name.startswith("_") else [_USER]
     changed = {file: _replace(file, name, lambda tree: [*_names(tree, name), *_members(tree, name)]) for file in files}
