@@ -21,7 +21,7 @@ from taskd.errors import PatchError
 
 OLDEST: Final = (2, 10)
 NEWEST: Final = (2, 15)
-"""The minor versions of torch that were tried, with all between."""
+"""The oldest and the newest minor version of torch that fit; see docs/torch-versions.md for what was tried."""
 
 
 @dataclass(frozen=True, eq=False)
