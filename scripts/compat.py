@@ -21,14 +21,16 @@ PAGE = ROOT / "docs" / "torch-versions.md"
 RECORDED = ROOT / "tests" / "seams" / "recorded.json"
 BEGIN, END = "<!-- table: written by scripts/compat.sh -->\n", "<!-- end of table -->\n"
 Line = dict[str, Any]
+SET_UP, ALL = NOT_TRIED = ("set-up", "all")
+"""What stands in the place of a promise in a line that says why no promise, or not every one, was tried."""
 sys.path.insert(0, str(ROOT))
 
-from taskd.adaptors.seams.parts import OLDEST  # noqa: E402
+from taskd.adaptors.seams.parts import OLDEST, minor  # noqa: E402
 
 
 def main() -> int:
     """0 if every promise was kept with every version."""
-    known = [version for version in json.loads(RECORDED.read_text()) if _minor(version) >= OLDEST]
+    known = [version for version in json.loads(RECORDED.read_text()) if minor(version) >= OLDEST]
     parser = argparse.ArgumentParser(prog="scripts/compat.sh", description=__doc__)
     parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"of torch (default: {' '.join(known)})")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each promise")
@@ -43,7 +45,7 @@ def main() -> int:
     for version in args.versions or known:
         found = list(try_version(version, args.only, as_json=args.json))
         lines += found
-        if not args.only:
+        if not args.only and not any(line["name"] in NOT_TRIED for line in found):
             write_table(version, found)
     failed = [f"{line['torch']} {line['name']}" for line in lines if not line["ok"]]
     print(json.dumps({"versions": len(args.versions or known), "promises": len(lines), "failed": failed}))
@@ -59,16 +61,16 @@ def try_version(version: str, only: str, *, as_json: bool) -> Iterator[Line]:
         env = {**os.environ, "TASKD_TORCH": f"torch=={version}"}
         setup = subprocess.run(["bash", "scripts/setup.sh"], cwd=copy, env=env, stdin=subprocess.DEVNULL, check=False)
         if setup.returncode:
-            yield _show({"torch": version, "name": "set-up", "ok": False, "says": "see above", "seconds": 0.0}, as_json)
+            yield _show({"torch": version, "name": SET_UP, "ok": False, "says": "see above", "seconds": 0.0}, as_json)
             return
-        command = [".venv/bin/python", "-m", "tests.compat", "--json", *(["--only", only] if only else [])]
+        command = [".venv/bin/python", "-m", "tests.compat", *(["--only", only] if only else [])]
         with subprocess.Popen(command, cwd=copy, env=env, stdout=subprocess.PIPE, text=True) as tries:
             assert tries.stdout is not None
             for text in tries.stdout:
                 yield _show(json.loads(text), as_json)
         if tries.returncode not in (0, 1):
             says = f"tests.compat ended with status {tries.returncode}"
-            yield _show({"torch": version, "name": "all", "ok": False, "says": says, "seconds": 0.0}, as_json)
+            yield _show({"torch": version, "name": ALL, "ok": False, "says": says, "seconds": 0.0}, as_json)
     finally:
         shutil.rmtree(folder)
 
@@ -99,11 +101,6 @@ def write_table(version: str, lines: list[Line]) -> None:
     ordered = sorted(kept.items(), key=lambda row: [int(number) for number in row[0].split(".")])
     head = f"| torch | {' | '.join(names)} |\n|{' --- |' * (len(names) + 1)}\n"
     PAGE.write_text(before + BEGIN + head + "".join(f"{row}\n" for _, row in ordered) + END + after)
-
-
-def _minor(version: str) -> tuple[int, int]:
-    major, minor = version.split(".")[:2]
-    return int(major), int(minor)
 
 
 def _show(line: Line, as_json: bool) -> Line:

@@ -16,6 +16,7 @@ import sys
 import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -70,21 +71,19 @@ def _look(wheel: zipfile.ZipFile) -> Callable[[str, str], "Found | str"]:
     sources = Sources(lambda path: wheel.read(path).decode() if path in names else None)
     asked = {seam.attribute for seam in recording.all_seams() if seam.module.endswith(".so")}
     native = {name for seam in recording.all_seams() if seam.module.startswith("torch._C") for name in seam.names}
-    known: dict[str, frozenset[str]] = {}
 
-    def exported(library: str, candidates: set[str]) -> frozenset[str]:
-        if library not in known:
-            known[library] = frozenset(_spelt(wheel, f"torch/lib/{library}", candidates))
-        return known[library]
+    @cache
+    def exported(library: str) -> frozenset[str]:
+        return frozenset(_spelt(wheel, f"torch/lib/{library}", native if library == PYTHON_LIBRARY else asked))
 
     def look(module: str, attribute: str) -> Found | str:
         if module.endswith(".so"):
-            return Found() if attribute in exported(module, asked) else "no such symbol"
+            return Found() if attribute in exported(module) else "no such symbol"
         there = sources.look(module, attribute)
         if isinstance(there, str) or not module.startswith("torch._C") or attribute:
             return there
         # torch's stubs do not list all functions: those of the module itself are looked for in the library.
-        return Found(there.takes, there.sets, (*there.has, *exported(PYTHON_LIBRARY, native)))
+        return Found(there.takes, there.sets, (*there.has, *exported(PYTHON_LIBRARY)))
 
     return look
 

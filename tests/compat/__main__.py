@@ -1,6 +1,6 @@
-"""What the README promises, tried with the torch of this environment: `python -m tests.compat --json`.
+"""What the README promises, tried with the torch of this environment: a line of JSON for each promise.
 
-`scripts/compat.sh` makes an environment for each version of torch, and calls this in it.
+`scripts/compat.sh` makes an environment for each version of torch and calls `python -m tests.compat` in it.
 """
 
 import argparse
@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from tests.e2e.job import FOREIGN
+from tests.e2e.job import no_outer_job
+from tests.launch import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 600
@@ -136,12 +136,11 @@ def _tests(*names: str) -> str:
 
 
 def _run(*command: str, statuses: tuple[int, ...] = (0,), env: dict[str, str] | None = None) -> str:
-    own = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         command,
         cwd=ROOT,
-        env={**own, "PATH": path, **(env or {})},
+        env=environment({**no_outer_job(), "PATH": path, **(env or {})}),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -169,19 +168,13 @@ def keep(only: str) -> Iterator[Line]:
 
 def main() -> int:
     """0 if all promises are kept."""
-    parser = argparse.ArgumentParser(prog="scripts/compat.sh", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="a line of JSON for each promise")
+    parser = argparse.ArgumentParser(prog="python -m tests.compat", description=__doc__)
     parser.add_argument("--only", metavar="TEXT", default="", help="only promises with this in their name")
-    args = parser.parse_args()
-    lines = [_show(line, as_json=args.json) for line in keep(args.only)]
-    return int(not all(line.ok for line in lines))
-
-
-def _show(line: Line, *, as_json: bool) -> Line:
-    shown: dict[str, Any] = asdict(line)
-    text = f"{'ok  ' if line.ok else 'FAIL'} torch {line.torch:<14} {line.name:<26} {line.seconds:6.1f} s  {line.says}"
-    print(json.dumps(shown) if as_json else text, flush=True)
-    return line
+    kept = True
+    for line in keep(parser.parse_args().only):
+        print(json.dumps(asdict(line)), flush=True)
+        kept = kept and line.ok
+    return int(not kept)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,11 @@ T = TypeVar("T")
 Process = subprocess.Popen[bytes]
 
 
+def no_outer_job() -> dict[str, str | None]:
+    """The changes of an environment that take the variables of a job around this process away."""
+    return {name: None for name in os.environ if name.startswith(FOREIGN)}
+
+
 class Job:
     """One torchrun, its manager embedded unless `env` says otherwise."""
 
@@ -66,9 +71,8 @@ class Job:
 
     def environment(self) -> dict[str, str | None]:
         """taskd on, and nothing of an outer job."""
-        foreign: dict[str, str | None] = {name: None for name in os.environ if name.startswith(FOREIGN)}
         ours = {"TASKD_PROCESS_ENABLE": "on", "TASKD_RUN_DIR": str(self.run_dir)}
-        return {**foreign, **ours, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
+        return {**no_outer_job(), **ours, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
 
     @property
     def process(self) -> Process:

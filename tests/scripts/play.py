@@ -7,7 +7,6 @@ Rules:
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.job import FOREIGN, ROOT, command_of
+from tests.e2e.job import ROOT, command_of, no_outer_job
 from tests.launch import Launcher
 from tests.leaks import MARK, marked
 from tests.scripts.catalog import Script
@@ -113,10 +112,9 @@ def reread(folder: Path, ranks: int) -> Run:
 
 
 def _environment(folder: Path, kills: Sequence[Kill], run_dir: Path | None) -> dict[str, str | None]:
-    foreign: dict[str, str | None] = {name: None for name in os.environ if name.startswith(FOREIGN)}
     ours = {"TASKD_PROCESS_ENABLE": "on", "TASKD_RUN_DIR": str(run_dir)} if run_dir else {}
     usual = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
-    return {**foreign, **ours, **usual, "SCRIPT_FOLDER": str(folder), "SCRIPT_KILLS": ",".join(map(str, kills))}
+    return {**no_outer_job(), **ours, **usual, "SCRIPT_FOLDER": str(folder), "SCRIPT_KILLS": ",".join(map(str, kills))}
 
 
 def _keep_journal(run_dir: Path, kept: Path) -> None:

@@ -107,12 +107,15 @@ def _renamed(seam: Seam, name: str) -> dict[str, str]:
         return _renamed_in_library(seam, name)
     own = _path(seam.module)
     if seam.fit in (Fit.SETS, Fit.HAS) and seam.attribute:
-        files = [own] if name.startswith("__") else _files(name, _scope(seam.module, name))
+        files = _files(name, _scope(seam.module, name))
         kinds = {kind for file in files for kind in _declaring(ast.parse(_text(file)), name)}
         return {file: _replace(file, name, lambda tree: _members(tree, name, kinds)) for file in files}
     if "." not in seam.attribute and not _is_defined(own, name) and not _is_imported_from(seam.module, name):
-        return {own: _replace(own, name, lambda tree: _names(tree, name), alias=True)}
-    files = [own] if "." in seam.attribute and name in _NEAR else _files(name, _scope(seam.module, name))
+        return {own: _renamed_alias(own, name)}
+    return _renamed_everywhere(name, (own,) if name in _NEAR else _files(name, _scope(seam.module, name)))
+
+
+def _renamed_everywhere(name: str, files: Collection[str]) -> dict[str, str]:
     return {file: _replace(file, name, lambda tree: [*_names(tree, name), *_members(tree, name)]) for file in files}
 
 
@@ -134,8 +137,7 @@ def _renamed_in_library(seam: Seam, name: str) -> dict[str, str]:
         f"setattr(_owner, {name + LATER!r}, vars(_owner)[{name!r}])",
         f"delattr(_owner, {name!r})",
     )
-    files = _files(name, ("torch",)) if name.startswith("_") else [_USER]
-    changed = {file: _replace(file, name, lambda tree: [*_names(tree, name), *_members(tree, name)]) for file in files}
+    changed = _renamed_everywhere(name, _files(name, ("torch",)) if name.startswith("_") else (_USER,))
     before, import_, after = changed.get(_FIRST, _text(_FIRST)).partition("    from torch._C._distributed_c10d import")
     assert import_, f"{_FIRST} does not import the compiled names any more"
     return {**changed, _FIRST: before + "".join(f"    {line}\n" for line in code) + import_ + after}
@@ -306,17 +308,16 @@ def _is_defined(file: str, name: str) -> bool:
     return bool(re.search(rf"(?m)^\s*(?:def|class) {name}\b|^{name}\b[^\n=]*=", _text(file)))
 
 
-def _replace(file: str, name: str, find: Callable[[ast.AST], Places], *, alias: bool = False) -> str:
+def _replace(file: str, name: str, find: Callable[[ast.AST], Places]) -> str:
+    return _put(file, name, find(ast.parse(_text(file))))
+
+
+def _renamed_alias(file: str, name: str) -> str:
+    """With another name for what this file alone imports."""
     tree = ast.parse(_text(file))
-    places = set(find(tree))
-    imports = {
-        (one.lineno, one.col_offset)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        for one in node.names
-    }
-    if not alias:
-        return _put(file, name, sorted(places))
+    imported = [one for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for one in node.names]
+    imports = {(one.lineno, one.col_offset) for one in imported}
+    places = set(_names(tree, name))
     edits = [(line, column, len(name), f"{name} as {name}{LATER}") for line, column in places & imports]
     edits += [(line, column, len(name), f"{name}{LATER}") for line, column in places - imports]
     return _spliced(_text(file).splitlines(keepends=True), edits)

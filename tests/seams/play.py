@@ -1,20 +1,23 @@
 """Trains in a broken torch, with taskd on, and says whether that went as it has to."""
 
-import os
 import re
-import signal
 import subprocess
+import tempfile
 import time
+import uuid
 from collections.abc import Iterable, Iterator
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
 from taskd.adaptors.seams.parts import IN_CHECKPOINT
-from tests.e2e.job import FOREIGN
+from tests.e2e.job import no_outer_job
+from tests.launch import Launcher
+from tests.leaks import MARK
 from tests.seams.breaking import Break
 from tests.seams.farm import Farm
 
-ROOT = Path(__file__).resolve().parents[2]
 JOB = Path(__file__).with_name("job.py")
 LIMIT_S = 120.0
 
@@ -29,28 +32,25 @@ class Outcome:
     """What was printed beside the digest."""
 
 
-def play(farm: Farm, *arguments: str, on: bool = True, ranks: int = 2, restarts: int = 0) -> Outcome:
-    """One job in the farm's torch, to its end."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-    env |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TASKD_STANDBY": "0", "PYTHONPATH": ""}
-    env |= {"TASKD_PROCESS_ENABLE": "on"} if on else {}
-    command = [farm.python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    process = subprocess.Popen(
-        [*map(str, command), f"--max-restarts={restarts}", str(JOB), *arguments],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
+def play(farm: Farm, *arguments: str, on: bool = True, restarts: int = 0) -> Outcome:
+    """One job of two ranks in the farm's torch, to its end or to the limit."""
+    mark = uuid.uuid4().hex
+    usual = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TASKD_STANDBY": "0", "PYTHONPATH": "", MARK: mark}
+    ours = {"TASKD_PROCESS_ENABLE": "on"} if on else {}
+    command = [str(farm.python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    with tempfile.TemporaryDirectory(prefix="taskd-seams-") as folder:
+        launcher = Launcher(Path(folder), mark)
+        process = launcher.start(
+            [*command, f"--max-restarts={restarts}", JOB, *arguments], env={**no_outer_job(), **usual, **ours}
+        )
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(LIMIT_S)
+        with redirect_stdout(StringIO()):  # what it prints is what is returned
+            launcher.end_all()
+        output = launcher.output(process)
     digests = re.findall(r"^digest (\w+)$", output, re.MULTILINE)
     lines = [line for line in output.splitlines() if line.strip() and not line.startswith("digest ")]
-    return Outcome(process.returncode, digests[0] if len(digests) == 1 else "", lines)
+    return Outcome(process.wait(), digests[0] if len(digests) == 1 else "", lines)
 
 
 @dataclass(frozen=True)

@@ -9,20 +9,13 @@ import pytest
 
 from taskd.adaptors.seams.launcher import AGENT, LAUNCHER
 from taskd.adaptors.seams.native import FREEING, SEEING
-from taskd.adaptors.seams.parts import IN_LAUNCHER, IN_WORKER, NEWEST, OLDEST, PARTS, misfits, newer
+from taskd.adaptors.seams.parts import IN_LAUNCHER, IN_WORKER, NEWEST, OLDEST, PARTS, minor, misfits, newer
 from taskd.adaptors.seams.seam import Fit, Seam, installed, torch_version, verify
 from taskd.errors import PatchError
 from tests.seams import recording
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = recording.read()
-
-
-def _minor(version: str) -> tuple[int, int]:
-    major, minor = version.split(".")[:2]
-    return int(major), int(minor)
-
-
 NOT_IN_THE_TABLE = {
     "torch._foreach_copy_": "its absence is an error of the step that calls it, and every version has it",
     "torch._C._distributed_c10d": "its classes are torch.distributed's, under their public names",
@@ -40,14 +33,14 @@ def test_what_is_recorded_of_the_installed_torch_is_what_it_has() -> None:
     assert recording.record(installed) == RECORDED[version]
 
 
-@pytest.mark.parametrize("version", [version for version in RECORDED if _minor(version) >= OLDEST])
+@pytest.mark.parametrize("version", [version for version in RECORDED if minor(version) >= OLDEST])
 def test_every_recorded_torch_in_the_range_fits(version: str) -> None:
     assert not list(misfits(recording.look_into(RECORDED[version]))), (
         "a seam was changed: after that, .venv/bin/python scripts/record-seams.py"
     )
 
 
-@pytest.mark.parametrize("version", [version for version in RECORDED if _minor(version) < OLDEST])
+@pytest.mark.parametrize("version", [version for version in RECORDED if minor(version) < OLDEST])
 def test_an_older_torch_is_left_as_it_was(version: str) -> None:
     found = dict(misfits(recording.look_into(RECORDED[version])))
     assert "found no _tail_logs in PContext" in found[IN_LAUNCHER]
@@ -55,7 +48,7 @@ def test_an_older_torch_is_left_as_it_was(version: str) -> None:
 
 
 def test_the_range_is_what_is_recorded() -> None:
-    assert [_minor(version) for version in RECORDED] == [(2, minor) for minor in range(6, NEWEST[1] + 1)]
+    assert [minor(version) for version in RECORDED] == [(2, number) for number in range(6, NEWEST[1] + 1)]
 
 
 def test_every_override_stands_in_the_table() -> None:

@@ -74,11 +74,16 @@ def misfits(look: Look | None = None) -> Iterator[tuple[Part, str]]:
             yield part, misfit
 
 
+def minor(version: str) -> tuple[int, int]:
+    """Major and minor number of a version of torch; (0, 0) for one without numbers."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+
+
 def newer(version: str | None = None) -> str:
     """A note if this torch, by default the installed one, is newer than all that were tried; else ""."""
     version = version or torch_version()
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    if numbers is None or (int(numbers[1]), int(numbers[2])) <= NEWEST:
+    if minor(version) <= NEWEST:
         return ""
     tried = " to ".join(".".join(map(str, one)) for one in (OLDEST, NEWEST))
     return f"torch {version} is newer than those that were tried ({tried}): it is compared seam by seam"
