@@ -88,7 +88,7 @@ def test_plans_that_cannot_be(launcher: Launcher, port: int) -> None:
     Members(launcher, "outside", 1, port).expect_success(range(1))
 
 
-@pytest.mark.parametrize("case", ["unstick", "abandon", "own_timeout"])
+@pytest.mark.parametrize("case", ["unstick", "abandon", "never_formed", "own_timeout"])
 def test_a_stopped_peer(launcher: Launcher, port: int, case: str) -> None:
     members = Members(launcher, case, 3, port)
     members.expect_success(range(2))

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from taskd.adaptors.seams.parts import PARTS, Part
-from taskd.adaptors.seams.seam import Fit, Seam
+from taskd.adaptors.seams.seam import Choice, Fit, Line, Seam, installed
 
 LATER: Final = "_of_later"
 PUBLIC: Final = frozenset(
@@ -64,6 +64,8 @@ class Break:
     seam: Seam
     way: Way
     name: str
+    has_other_way: bool = False
+    """Torch has another way of the same thing, which taskd knows too."""
 
     def __str__(self) -> str:
         what = f" {self.name}" if self.name else ""
@@ -79,24 +81,35 @@ class Break:
 def breaks() -> Iterator[Break]:
     """Every place of the table that the installed torch can be changed in; symbols of libraries are not among them."""
     for part in PARTS:
-        for seam in part.table:
-            yield from _of_seam(part, seam)
+        for line in part.table:
+            yield from (found for seam in _used(line) for found in _of_seam(part, seam, _has_other(line, seam)))
 
 
-def _of_seam(part: Part, seam: Seam) -> Iterator[Break]:
-    if seam.fit is Fit.EXPORTS:
+def _used(line: Line) -> tuple[Seam, ...]:
+    return line.find().seams if isinstance(line, Choice) else (line,)
+
+
+def _has_other(line: Line, broken: Seam) -> bool:
+    return isinstance(line, Choice) and any(
+        broken not in variant.seams and not any(seam.difference(installed) for seam in variant.seams)
+        for variant in line.variants
+    )
+
+
+def _of_seam(part: Part, seam: Seam, has_other_way: bool) -> Iterator[Break]:
+    if seam.fit in (Fit.EXPORTS, Fit.LACKS):
         return
     if seam.fit in (Fit.SETS, Fit.HAS):
         for name in seam.names:
-            yield Break(part, seam, Way.RENAMED, name)
+            yield Break(part, seam, Way.RENAMED, name, has_other_way)
         return
     last = seam.attribute.rpartition(".")[2]
     if last not in PUBLIC | _COMMON and not last.startswith("__"):
-        yield Break(part, seam, Way.RENAMED, last)
+        yield Break(part, seam, Way.RENAMED, last, has_other_way)
     if seam.fit is Fit.EXACT:
-        yield Break(part, seam, Way.PARAMETERS, "")
+        yield Break(part, seam, Way.PARAMETERS, "", has_other_way)
     elif given := [name for name in seam.names if name != "self"]:
-        yield Break(part, seam, Way.PARAMETERS, given[-1])
+        yield Break(part, seam, Way.PARAMETERS, given[-1], has_other_way)
 
 
 # Where an identifier stands.

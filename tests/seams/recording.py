@@ -4,16 +4,17 @@ import json
 from pathlib import Path
 
 from taskd.adaptors.seams.parts import PARTS
-from taskd.adaptors.seams.seam import Fit, Found, Look, Seam
+from taskd.adaptors.seams.seam import Fit, Found, Look, Seam, seams_of
 
 FILE = Path(__file__).with_name("recorded.json")
+_ABSENT = "it is not there"
 Record = dict[str, dict[str, list[str]] | str]
 """`module:attribute` and what stands there, or why nothing does."""
 
 
 def all_seams() -> list[Seam]:
-    """Every seam of the table."""
-    return [seam for part in PARTS for seam in part.table]
+    """Every seam of the table, those of every variant too."""
+    return [seam for part in PARTS for seam in seams_of(part.table)]
 
 
 def record(look: Look) -> Record:
@@ -25,10 +26,10 @@ def record(look: Look) -> Record:
     for (module, attribute), fits in sorted(asked.items()):
         there = look(module, attribute)
         found[f"{module}:{attribute}"] = (
-            there
+            _ABSENT
             if isinstance(there, str)
             else {
-                **({"takes": list(there.takes)} if fits.keys() & {Fit.EXACT, Fit.ACCEPTS} else {}),
+                **({"takes": list(there.takes)} if fits.keys() & {Fit.EXACT, Fit.ACCEPTS, Fit.LACKS} else {}),
                 **({"sets": sorted(fits[Fit.SETS] & set(there.sets))} if Fit.SETS in fits else {}),
                 **({"has": sorted(fits[Fit.HAS] & set(there.has))} if Fit.HAS in fits else {}),
             }

@@ -53,7 +53,9 @@ class Sources:
             sets |= {str(part.value) for part in ast.walk(made[1]) if isinstance(part, ast.Constant)}
         if compiled:
             takes = ("**",)
-        return Found(takes, tuple(sorted(sets)), tuple(sorted(self._members(module, found, 0))))
+        own = {name for statement in _statements(found.body) for name in _defined(statement)}
+        has = {name for name in self._members(module, found, 0) if name != "__init__" or name in own}
+        return Found(takes, tuple(sorted(sets)), tuple(sorted(has)))
 
     def _tree(self, module: str) -> tuple[ast.Module | None, bool]:
         if module not in self._trees:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from taskd.adaptors.seams.launcher import AGENT, LAUNCHER
+from taskd.adaptors.seams.launcher import AGENT, BINDING, LAUNCHER, TAILS
 from taskd.adaptors.seams.native import FREEING, SEEING
-from taskd.adaptors.seams.parts import IN_LAUNCHER, IN_WORKER, NEWEST, OLDEST, PARTS, minor, misfits, newer
-from taskd.adaptors.seams.seam import Fit, Seam, installed, torch_version, verify
+from taskd.adaptors.seams.parts import IN_LAUNCHER, NEWEST, OLDEST, PARTS, minor, misfits, newer
+from taskd.adaptors.seams.seam import Fit, Found, Seam, installed, torch_version, verify
+from taskd.adaptors.seams.worker import ABORT, FAKE, STORED, TIMEOUT
 from taskd.errors import PatchError
 from tests.seams import recording
 
@@ -33,22 +34,31 @@ def test_what_is_recorded_of_the_installed_torch_is_what_it_has() -> None:
     assert recording.record(installed) == RECORDED[version]
 
 
-@pytest.mark.parametrize("version", [version for version in RECORDED if minor(version) >= OLDEST])
-def test_every_recorded_torch_in_the_range_fits(version: str) -> None:
+@pytest.mark.parametrize("version", RECORDED)
+def test_every_recorded_torch_fits(version: str) -> None:
     assert not list(misfits(recording.look_into(RECORDED[version]))), (
         "a seam was changed: after that, .venv/bin/python scripts/record-seams.py"
     )
 
 
-@pytest.mark.parametrize("version", [version for version in RECORDED if minor(version) < OLDEST])
-def test_an_older_torch_is_left_as_it_was(version: str) -> None:
-    found = dict(misfits(recording.look_into(RECORDED[version])))
-    assert "found no _tail_logs in PContext" in found[IN_LAUNCHER]
-    assert "found no _create_internal in FakeProcessGroup" in found[IN_WORKER]
-
-
 def test_the_range_is_what_is_recorded() -> None:
-    assert [minor(version) for version in RECORDED] == [(2, number) for number in range(6, NEWEST[1] + 1)]
+    assert [minor(version) for version in RECORDED] == [(2, number) for number in range(OLDEST[1], NEWEST[1] + 1)]
+
+
+@pytest.mark.parametrize(
+    ("version", "ways"),
+    [
+        ("2.6.0", [1, 1, 1, 1, 1, 1]),
+        ("2.8.0", [1, 1, 1, 0, 1, 1]),
+        ("2.9.1", [1, 0, 1, 0, 1, 0]),
+        ("2.10.0", [0, 0, 0, 0, 0, 0]),
+        ("2.15.0", [0, 0, 0, 0, 0, 0]),
+    ],
+)
+def test_what_versions_do_in_other_ways(version: str, ways: list[int]) -> None:
+    look = recording.look_into(RECORDED[version])
+    choices = (TAILS, BINDING, FAKE, ABORT, STORED, TIMEOUT)
+    assert [choice.variants.index(choice.find(look)) for choice in choices] == ways
 
 
 def test_every_override_stands_in_the_table() -> None:
@@ -130,6 +140,7 @@ def _spelt(found: re.Match[str], milliseconds: str) -> str:
             r"takes \(self, worker_group\), expected",
         ),
         (Seam(AGENT, "LocalElasticAgent", Fit.ACCEPTS, ("spec", "colour")), "differing in: colour"),
+        (Seam(AGENT, "LocalElasticAgent", Fit.LACKS, ("spec",)), "expected that it does not accept"),
         (
             Seam(AGENT, "LocalElasticAgent", Fit.SETS, ("_colour",)),
             "found no _colour in LocalElasticAgent, whose constructor",
@@ -145,6 +156,12 @@ def test_a_misfit_is_told_with_what_was_found_and_the_remedy(seam: Seam, text: s
     with pytest.raises(PatchError, match=text) as caught:
         verify((*LAUNCHER[:2], seam))
     assert "is not one that this taskd knows: install a taskd for this torch" in str(caught.value)
+
+
+def test_a_choice_without_a_way_names_what_each_lacks() -> None:
+    with pytest.raises(PatchError, match=r"no known way of following.*for 'one list.*for 'one follower each") as caught:
+        TAILS.find(lambda _module, _attribute: Found())
+    assert "_stdout_tail" in str(caught.value)
 
 
 def test_each_part_says_what_goes_on_without_it() -> None:
@@ -168,4 +185,4 @@ def test_each_part_says_what_goes_on_without_it() -> None:
 def test_a_newer_torch_is_noted(version: str, is_newer: bool) -> None:
     note = newer(version)
     assert bool(note) == is_newer
-    assert not note or note.startswith(f"torch {version} is newer than those that were tried (2.10 to 2.15)")
+    assert not note or note.startswith(f"torch {version} is newer than those that were tried (2.6 to 2.15)")

@@ -60,6 +60,15 @@ class GroupHandle(dist.ProcessGroup):
             inner.abort()
             strike(inner)
 
+    def lives(self) -> bool:
+        """Whether the script has not destroyed it. If it has, the inner group goes too: torch 2.6 does not say so."""
+        if self in c10d._world.pg_map:
+            return True
+        inner, self._inner = self._inner, None
+        if inner is not None and inner in c10d._world.pg_map:
+            strike(inner)
+        return False
+
     # torch reads the name of a C++ group from its backends, and a handle has none: hence these two.
 
     @property

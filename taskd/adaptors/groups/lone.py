@@ -25,6 +25,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.groups.calls import GroupCall
 from taskd.adaptors.groups.tables import enter
+from taskd.adaptors.seams.worker import FAKE
 
 _COMMUNICATES = ("gather", "reduce", "all_to_all", "alltoall", "broadcast", "scatter", "send", "recv", "barrier")
 _LATER_NAMES = {
@@ -57,7 +58,7 @@ class LoneGroup(dist.ProcessGroup):
     def __init__(self, rank: int, size: int, devices: Sequence[torch.device], pretence: Pretence) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the constructor for subclasses is not in the stubs
         self._pretence = pretence
-        fake = native.FakeProcessGroup._create_internal(rank, size)
+        fake = FAKE.find().use(rank, size)
         self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
         for device in devices:
             self._register_backend(device, dist.ProcessGroup.BackendType.CUSTOM, fake)

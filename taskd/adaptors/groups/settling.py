@@ -1,10 +1,10 @@
 """At the end of a process: wait until no thread of its groups needs the interpreter any more.
 
-torch's gloo runs collectives on threads of its own, `pt_gloo_runloop`. Such a thread lets go of a collective's tensors
-after it has told the main thread that the collective is done, and to free a tensor that Python has seen it takes the
-interpreter's lock. If the interpreter is ending by then, Python (up to 3.13) ends the thread inside a C++ destructor,
-and the process aborts: "terminate called without an active exception". So the main thread sleeps, without the lock,
-until the kernel says that each of these threads waits for work.
+torch's gloo runs collectives on threads of its own, `pt_gloo_runloop` (`thread_names`). Such a thread lets go of a
+collective's tensors after it has told the main thread that the collective is done, and to free a tensor that Python has
+seen it takes the interpreter's lock. If the interpreter is ending by then, Python (up to 3.13) ends the thread inside a
+C++ destructor, and the process aborts: "terminate called without an active exception". So the main thread sleeps,
+without the lock, until the kernel says that each of these threads waits for work.
 
 Rules:
 
@@ -17,12 +17,11 @@ Rules:
 """
 
 import os
-import platform
 import time
 from typing import Final
 
-_WORKER: Final = "pt_gloo_runloop"
-_FUTEX: Final = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
+from taskd.adaptors.groups.thread_names import FUTEX, WORKER, read_task
+
 _OPERATION: Final = 0x7F
 _WAIT_BITSET: Final = 9
 _LOOK_S: Final = 0.002
@@ -48,38 +47,29 @@ def settle(limit_s: float) -> bool:
 def _workers() -> dict[str, str]:
     """Each worker thread, and where it waits for work; busy if it does anything else."""
     found = {}
-    unnamed = _read(str(os.getpid()), "comm")
+    unnamed = read_task(str(os.getpid()), "comm")
     for task in os.listdir("/proc/self/task"):
-        name = _read(task, "comm")
-        if name == _WORKER:
+        name = read_task(task, "comm")
+        if name == WORKER:
             found[task] = _waiting_at(task)
         elif name == unnamed and _begins(task):
             found[task] = _BUSY
     return found
 
 
-def _read(task: str, what: str) -> str:
-    """A file of a thread; "" if it has ended meanwhile, or this kernel does not tell."""
-    try:
-        with open(f"/proc/self/task/{task}/{what}") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
 def _begins(task: str) -> bool:
     """It is to run, and hardly has."""
-    on_core_ns = _read(task, "schedstat").partition(" ")[0]
-    return on_core_ns.isdigit() and int(on_core_ns) < _BEGUN_NS and _read(task, "syscall") == "running"
+    on_core_ns = read_task(task, "schedstat").partition(" ")[0]
+    return on_core_ns.isdigit() and int(on_core_ns) < _BEGUN_NS and read_task(task, "syscall") == "running"
 
 
 def _waiting_at(task: str) -> str:
-    words = _read(task, "syscall").split()
+    words = read_task(task, "syscall").split()
     if not words:
         return ""
-    if _FUTEX is None:
+    if FUTEX is None:
         return ""
-    if len(words) < 5 or int(words[0]) != _FUTEX:
+    if len(words) < 5 or int(words[0]) != FUTEX:
         return _BUSY
     operation, limit = int(words[2], 16) & _OPERATION, int(words[4], 16)
     return words[1] if operation == _WAIT_BITSET and limit == 0 else _BUSY

@@ -9,13 +9,17 @@ import os
 import re
 import socket
 import stat
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 from torch._C._distributed_c10d import TCPStore
 
+from taskd.adaptors.groups.calls import GroupCall
+from taskd.adaptors.seams.worker import STORED
 from taskd.errors import RebuildError
 
 _log = logging.getLogger(__name__)
+_SWEPT = "taskd-swept"
 _GENERATION = re.compile(r"^/*taskd/(\d+)/")
 
 
@@ -89,17 +93,28 @@ def _sockets_to(port: int) -> frozenset[tuple[int, int]]:
     return frozenset(found)
 
 
-def sweep(client: TCPStore, generation: int) -> int:
+def sweep(client: TCPStore, generation: int, calls: Sequence[GroupCall]) -> int:
     """Delete the keys of all generations before `generation`; return how many were deleted.
 
-    For one rank of the world, after all have formed `generation`. A store that is gone is no error here.
+    For one rank of the world, after all have formed `generation` by `calls`. A store that is gone is no error here.
     """
     deleted = 0
     try:
-        for key in client.list_keys():
+        for key in STORED.find().use(client, lambda: _keys(client, generation, calls)):
             found = _GENERATION.match(key)
             if found is not None and int(found[1]) < generation:
                 deleted += client.delete_key(key)
     except RuntimeError as error:
         _log.debug("keys of generations before %d stay in the store: %s", generation, error)
     return deleted
+
+
+def _keys(client: TCPStore, generation: int, calls: Sequence[GroupCall]) -> Iterator[str]:
+    """gloo's keys of generations that were not gone through yet, of which the store keeps count. NCCL's are few."""
+    first = client.add(_SWEPT, 0)
+    for old in range(first, generation):
+        for call in calls:
+            names = [calls[0].name] if call.is_default else [calls[0].name, call.name]
+            group = "//".join([f"{prefix(old)}/default_pg/{names[0]}", *names[1:], "cpu", "0"])
+            yield from (f"{group}/{rank}" for rank in range(call.size))
+    client.add(_SWEPT, generation - first)

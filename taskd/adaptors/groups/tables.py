@@ -40,6 +40,13 @@ def enter_beside(handle: dist.ProcessGroup, inner: dist.ProcessGroup) -> None:
         world.pg_group_ranks[handle] = ranks
 
 
+def clear() -> None:
+    """Strike all groups out. Nothing is done to them."""
+    for group in list(c10d._world.pg_map):
+        strike(group)
+    c10d._update_default_pg(None)
+
+
 def strike(group: dist.ProcessGroup, *, by_name: bool = True) -> None:
     """Strike one group out, from the C++ registry too unless another has its name there."""
     world = c10d._world

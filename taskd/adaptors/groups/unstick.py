@@ -1,19 +1,18 @@
 """Free this rank and its peers from a stuck gloo collective without the shim.
 
-gloo's transport thread, `gloo_tcp_loop`, waits in epoll for its sockets. The kernel tells which: `/proc` has the
-thread's name, the call it waits in with the epoll descriptor, and the descriptors of that epoll set. A shutdown of
-those sockets fails the pairs on both sides. It does not wake a send that gloo has queued but not begun; only the shim
-does.
+gloo's transport thread, `gloo_tcp_loop` (`thread_names`), waits in epoll for its sockets. The kernel tells which:
+`/proc` has the thread's name, the call it waits in with the epoll descriptor, and the descriptors of that epoll set. A
+shutdown of those sockets fails the pairs on both sides. It does not wake a send that gloo has queued but not begun;
+only the shim does.
 """
 
 import os
-import platform
 import re
 import socket
 import stat
 
-_LOOP = "gloo_tcp_loop"
-_EPOLL_CALLS = {"x86_64": {232, 281, 441}, "aarch64": {22, 441}}.get(platform.machine(), {441})
+from taskd.adaptors.groups.thread_names import EPOLL_CALLS, LOOP
+
 _LOOKS = 2000  # a loop that is just serving a socket is not in epoll; it is again within microseconds
 
 
@@ -27,7 +26,7 @@ def _epolls() -> set[int]:
     for task in os.listdir("/proc/self/task"):
         try:
             with open(f"/proc/self/task/{task}/comm") as comm:
-                if comm.read().strip() != _LOOP:
+                if comm.read().strip() != LOOP:
                     continue
             epoll = _epoll_of(task)
         except OSError:  # the thread ended while we looked
@@ -41,7 +40,7 @@ def _epoll_of(task: str) -> int | None:
     for _ in range(_LOOKS):
         with open(f"/proc/self/task/{task}/syscall") as file:
             words = file.read().split()
-        if len(words) > 1 and int(words[0]) in _EPOLL_CALLS:
+        if len(words) > 1 and int(words[0]) in EPOLL_CALLS:
             return int(words[1], 16)
         os.sched_yield()
     return None

@@ -18,7 +18,7 @@ Rules:
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -33,14 +33,17 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.groups import lone, unstick
-from taskd.adaptors.groups.calls import GroupCall, fingerprint, strangers
+from taskd.adaptors.groups.calls import GroupCall, strangers
+from taskd.adaptors.groups.forming import compare, limited, timeout_of
 from taskd.adaptors.groups.handle import GroupHandle
 from taskd.adaptors.groups.members import Members, refuse_meshes
 from taskd.adaptors.groups.settling import settle
 from taskd.adaptors.groups.setup_results import Replay
 from taskd.adaptors.groups.store import StoreLink, prefix, sweep
-from taskd.adaptors.groups.tables import enter_beside
+from taskd.adaptors.groups.tables import clear, enter_beside
+from taskd.adaptors.groups.thread_names import ThreadNames
 from taskd.adaptors.groups.wrappers import watch
+from taskd.adaptors.seams.worker import ABORT
 from taskd.errors import RebuildError, RefusedError
 from taskd.runtime.hidden import HiddenThread
 from taskd.wire.messages import WorldPlan
@@ -86,6 +89,7 @@ class World:
         self._retired: list[Any] = []
         self._burial: HiddenThread | None = None
         self._originals: dict[str, Any] = {}
+        self._threads = ThreadNames()
         self._objects = lone.ObjectCollectives(self._is_lone)
 
     # Before the script runs.
@@ -169,8 +173,9 @@ class World:
         if plan.generation < self._oldest:
             raise RebuildError(f"generation {plan.generation} is outdated, {self._oldest} is the oldest to be formed")
         try:
-            self._form(calls, plan, position, self._client)
-            self._compare(calls)
+            with limited(plan.timeout_s * (1 + len(calls)), self.interrupt):
+                self._form(calls, plan, position, self._client)
+                compare(calls, self.section)
         except (RuntimeError, ValueError, RefusedError) as error:  # all that c10d and gloo raise, DistError among them
             self._link.drop()
             self._leave()
@@ -193,7 +198,7 @@ class World:
         client = self._client if dist.get_rank() == 0 else None
         if not retired and client is None:
             return None
-        self._burial = HiddenThread(partial(_destroy, retired, client, self.generation), "taskd-bury")
+        self._burial = HiddenThread(partial(_destroy, retired, client, self.generation, self._calls), "taskd-bury")
         return self._burial
 
     def settle(self, limit_s: float) -> bool:
@@ -204,6 +209,7 @@ class World:
         end_s = time.monotonic() + limit_s
         if self._burial is not None:
             self._burial.join(limit_s)
+        self._threads.complete()
         return settle(max(0.0, end_s - time.monotonic()))
 
     def is_own(self, group: Any) -> bool:
@@ -279,7 +285,7 @@ class World:
 
     def _build_real(self, call: GroupCall, group_rank: int | None, store: Store) -> tuple[Any, Any]:
         make = self._originals["_new_process_group_helper"]
-        with self._naming(f"{self._forming}/{call.name}"):
+        with self._naming(f"{self._forming}/{call.name}"), self._threads.of_new_threads():
             return make(  # type: ignore[no-any-return]
                 call.size,
                 group_rank,
@@ -324,8 +330,7 @@ class World:
         """Return the calls whose groups the script has not destroyed since."""
         if not dist.is_initialized():  # an earlier rebuild failed half way: it had sorted them out
             return self._calls
-        known = c10d._world.pg_map
-        return [call for call in self._calls if call.handle is None or call.handle in known]
+        return [call for call in self._calls if call.handle is None or call.handle.lives()]
 
     def _check(self, calls: list[GroupCall], members: Members) -> None:
         if not calls or not calls[0].is_default:
@@ -346,9 +351,8 @@ class World:
                 self._retired.append(call.handle.swap(None))
         self._retired.extend(c10d._world.pg_map)
         if dist.is_initialized():
-            # For gloo this only clears the tables. For NCCL it aborts all communicators inside one group call
-            # (never run on a device by this project's tests).
-            c10d._abort_process_group()
+            ABORT.find().use()  # NCCL's was never run on a device by this project's tests
+            clear()
 
     def _form(self, calls: list[GroupCall], plan: WorldPlan, rank: int, client: TCPStore) -> None:
         root = PrefixStore(prefix(plan.generation), client)
@@ -369,7 +373,7 @@ class World:
 
     def _form_one(self, call: GroupCall, plan: WorldPlan, rank: int, store: Store) -> Any:
         ranks = self.members.present(call.ranks)
-        now = replace(call, size=len(ranks), ranks=ranks, timeout=timedelta(seconds=plan.timeout_s))
+        now = replace(call, size=len(ranks), ranks=ranks, timeout=timeout_of(call, plan.timeout_s))
         position = ranks.index(rank) if rank in ranks else None
         if call.is_default:
             now.size, position = plan.world_size, rank
@@ -378,21 +382,8 @@ class World:
             c10d._set_pg_timeout(call.timeout, group)
         return group
 
-    def _compare(self, calls: list[GroupCall]) -> None:
-        """Check over the new default group that all ranks made the same groups; it is its first collective."""
-        device = c10d._get_object_coll_device()
-        mine = torch.tensor([fingerprint(calls, self.section)], dtype=torch.int64, device=device)
-        everyone = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(everyone, mine)
-        different = [rank for rank, theirs in enumerate(everyone) if not torch.equal(theirs, everyone[0])]
-        if different:
-            raise RefusedError(
-                f"ranks {different} made other process groups than rank 0, or are in another resilient function; "
-                "expected the same calls of new_group on all ranks, before the only resilient function"
-            )
 
-
-def _destroy(retired: list[Any], client: TCPStore | None, generation: int) -> None:
+def _destroy(retired: list[Any], client: TCPStore | None, generation: int, calls: Sequence[GroupCall]) -> None:
     if client is not None:
-        sweep(client, generation)
+        sweep(client, generation, calls)
     retired.clear()

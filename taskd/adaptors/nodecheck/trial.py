@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions, PrefixStore, TCPStore
 
 from taskd.adaptors.nodecheck.devices import Device, one_line
+from taskd.adaptors.seams.worker import STORED
 from taskd.errors import ProbeError
 from taskd.wire.checks import TrialResult
 from taskd.wire.probes import ProbeOrder
@@ -144,7 +145,8 @@ def _leave(client: TCPStore, store: PrefixStore, name: str, rank: int, size: int
     if store.add("left", 1) == size:
         store.set("all", "left")
         with contextlib.suppress(RuntimeError):  # keys that stay do no harm
-            for key in client.list_keys():
+            known = [f"{_PREFIX}/{name}/{key}" for key in ("left", *(f"0/{rank}" for rank in range(size)))]
+            for key in STORED.find().use(client, lambda: known):
                 if f"{_PREFIX}/{name}/" in key and not key.endswith("/all"):
                     client.delete_key(key)
     else:

@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from taskd.adaptors.seams.seam import Fit, Seam
+from taskd.adaptors.seams.launcher_ways import Binding, ListOfTails, NoBinding, NumaBinding, Tails, TwoTails
+from taskd.adaptors.seams.seam import Choice, Fit, Seam, Variant
 
 _ELASTIC: Final = "torch.distributed.elastic"
 AGENT: Final = f"{_ELASTIC}.agent.server.local_elastic_agent"
@@ -16,7 +17,43 @@ _HANDLER: Final = f"{_ELASTIC}.multiprocessing.subprocess_handler.subprocess_han
 
 _WORKER_GROUP: Final = ("self", "worker_group")
 
+TAILS: Final[Choice[Tails]] = Choice(
+    "following a rank's log files",
+    (
+        Variant(
+            "one list of filtered followers",
+            (
+                Seam(_PROCESSES, "PContext", Fit.SETS, ("_tail_logs",)),
+                Seam(_TAIL, "TailLog", Fit.ACCEPTS, ("log_line_filter",)),
+                Seam(_TAIL, "TailLog", Fit.SETS, ("_log_line_filter",)),
+            ),
+            ListOfTails(),
+        ),
+        Variant(
+            "one follower each for stdout and stderr",
+            (Seam(_PROCESSES, "PContext", Fit.SETS, ("_stdout_tail", "_stderr_tail")),),
+            TwoTails(),
+        ),
+    ),
+)
+BINDING: Final[Choice[Binding]] = Choice(
+    "binding a rank to cores",
+    (
+        Variant(
+            "--numa-binding",
+            (
+                Seam(_PROCESSES, "SubprocessContext", Fit.SETS, ("_numa_options",)),
+                Seam(_PROCESSES, "get_subprocess_handler", Fit.ACCEPTS, ("numa_options",)),
+            ),
+            NumaBinding(),
+        ),
+        Variant("none", (Seam(AGENT, "start_processes", Fit.LACKS, ("numa_options",)),), NoBinding()),
+    ),
+)
+
 LAUNCHER: Final = (
+    TAILS,
+    BINDING,
     Seam(AGENT, "LocalElasticAgent", Fit.ACCEPTS, ("spec", "logs_specs")),
     Seam(AGENT, "LocalElasticAgent._rendezvous", Fit.EXACT, _WORKER_GROUP),
     Seam(AGENT, "LocalElasticAgent._start_workers", Fit.EXACT, _WORKER_GROUP),
@@ -59,13 +96,13 @@ LAUNCHER: Final = (
         _PROCESSES,
         "PContext",
         Fit.SETS,
-        ("args", "envs", "entrypoint", "stdouts", "stderrs", "error_files", "_tail_logs"),
+        ("args", "envs", "entrypoint", "stdouts", "stderrs", "error_files"),
     ),
     Seam(
         _PROCESSES,
         "SubprocessContext",
         Fit.SETS,
-        ("_running_local_ranks", "_failures", "subprocess_handlers", "_numa_options"),
+        ("_running_local_ranks", "_failures", "subprocess_handlers"),
     ),
     Seam(_PROCESSES, "DefaultLogsSpecs", Fit.SETS, ("_run_log_dir",)),
     Seam(_PROCESSES, "SubprocessContext._poll", Fit.EXACT, ("self",)),
@@ -75,15 +112,15 @@ LAUNCHER: Final = (
         _PROCESSES,
         "get_subprocess_handler",
         Fit.ACCEPTS,
-        ("entrypoint", "args", "env", "stdout", "stderr", "local_rank_id", "numa_options"),
+        ("entrypoint", "args", "env", "stdout", "stderr", "local_rank_id"),
     ),
     Seam(_HANDLER, "SubprocessHandler", Fit.SETS, ("proc", "_stdout", "_stderr", "local_rank_id")),
     Seam(_HANDLER, "SubprocessHandler.close", Fit.EXACT, ("self", "death_sig")),
-    Seam(_TAIL, "TailLog", Fit.ACCEPTS, ("name", "log_files", "dst", "log_line_prefixes", "log_line_filter")),
+    Seam(_TAIL, "TailLog", Fit.ACCEPTS, ("name", "log_files", "dst", "log_line_prefixes")),
     Seam(
         _TAIL,
         "TailLog",
         Fit.SETS,
-        ("_name", "_log_files", "_dst", "_log_line_prefixes", "_log_line_filter", "_finished_events", "_futs"),
+        ("_name", "_log_files", "_dst", "_log_line_prefixes", "_finished_events", "_futs"),
     ),
 )

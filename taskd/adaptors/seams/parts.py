@@ -15,11 +15,11 @@ from typing import Final
 
 from taskd.adaptors.seams.launcher import LAUNCHER
 from taskd.adaptors.seams.native import FREEING, SEEING
-from taskd.adaptors.seams.seam import Look, Seam, torch_version, verify
+from taskd.adaptors.seams.seam import Line, Look, torch_version, verify
 from taskd.adaptors.seams.worker import CHECKPOINT, WORKER
 from taskd.errors import PatchError
 
-OLDEST: Final = (2, 10)
+OLDEST: Final = (2, 6)
 NEWEST: Final = (2, 15)
 """The oldest and the newest minor version of torch that fit; see docs/torch-versions.md for what was tried."""
 
@@ -29,7 +29,7 @@ class Part:
     """One part of the table; `otherwise` is what a job does if a seam of it does not fit."""
 
     name: str
-    table: Sequence[Seam]
+    table: Sequence[Line]
     otherwise: str
 
     def misfit(self, look: Look | None = None) -> str:

@@ -3,7 +3,8 @@
 Rules:
 
 1. Data: whatever our code overrides, calls or reads in torch stands in a table of `Seam`s.
-2. Nothing asks for torch's version.
+2. Where torch has changed a thing between versions, a `Choice` stands in the table: its variants are named by what
+   torch has changed, and the first one that fits is used. Nothing else asks for a version.
 3. A process compares its whole part before it replaces anything; the first that does not fit raises `PatchError`.
 4. `EXACT` is for methods that torch calls on our subclass: one more parameter would already be a call that we cannot
    take. `ACCEPTS` is for what we call ourselves, and for what we replace and hand on.
@@ -12,12 +13,16 @@ Rules:
 import ctypes
 import importlib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from types import WrapperDescriptorType
+from typing import Any, Generic, TypeVar
 
 from taskd.errors import PatchError
+
+T = TypeVar("T")
 
 
 class Fit(Enum):
@@ -27,6 +32,7 @@ class Fit(Enum):
     ACCEPTS = "accepts"
     SETS = "sets"
     HAS = "has"
+    LACKS = "does not accept"
     EXPORTS = "exports"
 
 
@@ -39,6 +45,7 @@ class Found:
     sets: tuple[str, ...] = ()
     """What the constructor stores or reads."""
     has: tuple[str, ...] = ()
+    """"__init__" only if it is its own: every class inherits one."""
 
 
 Look = Callable[[str, str], "Found | str"]
@@ -76,26 +83,72 @@ class Seam:
     def _fits(self, present: tuple[str, ...]) -> bool:
         if self.fit is Fit.EXACT:
             return present == self.names
+        if self.fit is Fit.LACKS:
+            return set(self.names).isdisjoint(present)
         return set(self.names) <= set(present) or "**" in present
 
     def _present(self, found: Found) -> tuple[str, ...]:
         return {Fit.SETS: found.sets, Fit.HAS: found.has}.get(self.fit, found.takes)
 
 
-def verify(table: Iterable[Seam], look: Look | None = None) -> None:
+@dataclass(frozen=True)
+class Variant(Generic[T]):
+    """One way in which torch does a thing, the seams by which it is known, and what of ours is for it."""
+
+    name: str
+    seams: tuple[Seam, ...]
+    use: T
+
+
+@dataclass(frozen=True)
+class Choice(Generic[T]):
+    """A thing that torch's versions do in different ways."""
+
+    subject: str
+    variants: tuple[Variant[T], ...]
+
+    def find(self, look: Look | None = None) -> Variant[T]:
+        """The first variant that fits, by default the installed torch. Raises `PatchError` if none does."""
+        differences = []
+        for variant in self.variants:
+            difference = next(filter(None, (seam.difference(look or installed) for seam in variant.seams)), "")
+            if not difference:
+                return variant
+            differences.append(f"for {variant.name!r}, {difference}")
+        raise PatchError(f"no known way of {self.subject}: {'; '.join(differences)}; {_remedy()}")
+
+
+Line = Seam | Choice[Any]
+"""One line of a table."""
+
+
+def verify(table: Iterable[Line], look: Look | None = None) -> None:
     """Compare a torch, by default the installed one, with a table. Raises `PatchError` for the first difference."""
-    for seam in table:
-        if difference := seam.difference(look or installed):
-            version = torch_version()
-            raise PatchError(
-                f"{difference}; torch {version} is not one that this taskd knows: install a taskd for this torch"
-            )
+    for line in table:
+        if isinstance(line, Choice):
+            line.find(look)
+        elif difference := line.difference(look or installed):
+            raise PatchError(f"{difference}; {_remedy()}")
+
+
+def seams_of(table: Iterable[Line]) -> Iterator[Seam]:
+    """All seams of a table, those of every variant too."""
+    for line in table:
+        if isinstance(line, Choice):
+            for variant in line.variants:
+                yield from variant.seams
+        else:
+            yield line
 
 
 def torch_version() -> str:
     """Version of the installed torch, as its own package says."""
     version: str = importlib.import_module("torch").__version__
     return version
+
+
+def _remedy() -> str:
+    return f"torch {torch_version()} is not one that this taskd knows: install a taskd for this torch"
 
 
 def installed(module: str, attribute: str) -> Found | str:
@@ -108,7 +161,13 @@ def installed(module: str, attribute: str) -> Found | str:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         return str(error)
-    return Found(_parameters(found), _attributes_set(found), tuple(dir(found)))
+    return Found(_parameters(found), _attributes_set(found), tuple(filter(_is_own(found), dir(found))))
+
+
+def _is_own(found: object) -> Callable[[str], bool]:
+    made = vars(found).get("__init__") if isinstance(found, type) else None
+    constructs = made is not None and not isinstance(made, WrapperDescriptorType)  # which only raises, if compiled
+    return lambda name: constructs or name != "__init__"
 
 
 def _exported(library: str, symbol: str) -> Found | str:

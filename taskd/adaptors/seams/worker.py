@@ -1,8 +1,17 @@
 """What taskd expects of torch inside a rank, for groups, model wrappers, loaders and optimizers: the worker's part."""
 
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
-from taskd.adaptors.seams.seam import Fit, Seam
+from taskd.adaptors.seams.seam import Choice, Fit, Seam, Variant
+from taskd.adaptors.seams.worker_ways import (
+    abort_groups,
+    abort_nccl_groups,
+    fake_constructed,
+    fake_made_inside,
+    known_keys,
+    listed_keys,
+)
 
 _NATIVE: Final = "torch._C._distributed_c10d"
 _C10D: Final = "torch.distributed.distributed_c10d"
@@ -13,9 +22,73 @@ _MODULE: Final = "torch.nn.modules.module"
 
 STORE: Final = Seam("torch.distributed.rendezvous", "_create_c10d_store", Fit.ACCEPTS, ("hostname", "port"))
 
+FAKE: Final[Choice[Callable[[int, int], Any]]] = Choice(
+    "pretending to communicate",
+    (
+        Variant(
+            "a fake backend that torch makes",
+            (Seam(_NATIVE, "FakeProcessGroup", Fit.HAS, ("_create_internal",)),),
+            fake_made_inside,
+        ),
+        Variant(
+            "a fake backend with a constructor",
+            (Seam(_NATIVE, "FakeProcessGroup", Fit.HAS, ("__init__",)),),
+            fake_constructed,
+        ),
+    ),
+)
+
+ABORT: Final[Choice[Callable[[], None]]] = Choice(
+    "aborting all groups",
+    (
+        Variant(
+            "each group aborts itself",
+            (
+                Seam(_NATIVE, "ProcessGroup", Fit.HAS, ("abort", "shutdown")),
+                Seam(_C10D, "_abort_process_group", Fit.ACCEPTS, ("group",)),
+            ),
+            abort_groups,
+        ),
+        Variant(
+            "NCCL's groups alone, of a world that is named",
+            (
+                Seam(_C10D, "_abort_backend", Fit.ACCEPTS, ("pg",)),
+                Seam(_C10D, "_abort_process_group", Fit.ACCEPTS, ("group",)),
+            ),
+            abort_nccl_groups,
+        ),
+    ),
+)
+
+STORED: Final[Choice[Callable[[Any, Callable[[], Iterable[str]]], Iterable[str]]]] = Choice(
+    "finding keys in the store",
+    (
+        Variant("a store that lists them", (Seam(_NATIVE, "TCPStore", Fit.HAS, ("list_keys",)),), listed_keys),
+        Variant("a store that does not", (Seam(_NATIVE, "TCPStore", Fit.HAS, ("delete_key",)),), known_keys),
+    ),
+)
+
+TIMEOUT: Final[Choice[bool]] = Choice(
+    "setting the timeout of a group that exists",
+    (
+        Variant(
+            "each collective begins with the present one",
+            (Seam(_NATIVE, "ProcessGroup", Fit.HAS, ("set_timeout",)),),
+            True,
+        ),
+        Variant(
+            "gloo keeps to the first one",
+            (Seam(_NATIVE, "ProcessGroupGloo", Fit.HAS, ("_set_default_timeout",)),),
+            False,
+        ),
+    ),
+)
+
 _GROUPS: Final = (
-    Seam(_NATIVE, "FakeProcessGroup", Fit.HAS, ("_create_internal",)),
-    Seam(_NATIVE, "TCPStore", Fit.HAS, ("list_keys",)),
+    FAKE,
+    ABORT,
+    STORED,
+    TIMEOUT,
     Seam(
         _C10D,
         "_new_process_group_helper",
@@ -36,7 +109,6 @@ _GROUPS: Final = (
     ),
     Seam(_C10D, "_store_based_barrier", Fit.ACCEPTS, ()),
     Seam(_C10D, "rendezvous", Fit.ACCEPTS, ()),
-    Seam(_C10D, "_abort_process_group", Fit.ACCEPTS, ("group",)),
     Seam(_C10D, "_update_default_pg", Fit.ACCEPTS, ("pg",)),
     Seam(_C10D, "_get_default_group", Fit.ACCEPTS, ()),
     Seam(_C10D, "_get_object_coll_device", Fit.ACCEPTS, ("group",)),
@@ -75,7 +147,7 @@ _GROUPS: Final = (
         _NATIVE,
         "ProcessGroup",
         Fit.HAS,
-        ("_register_backend", "_set_default_backend", "_set_group_name", "_set_group_desc", "abort", "shutdown"),
+        ("_register_backend", "_set_default_backend", "_set_group_name", "_set_group_desc"),
     ),
 )
 

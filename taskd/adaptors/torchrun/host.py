@@ -26,6 +26,7 @@ from torch.distributed.elastic.multiprocessing.api import ProcessFailure, RunPro
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from typing_extensions import assert_never
 
+from taskd.adaptors.seams.launcher import BINDING
 from taskd.adaptors.torchrun import ends
 from taskd.adaptors.torchrun.children import (
     AdoptedHandler,
@@ -88,6 +89,7 @@ class TorchrunHost:
         self._forbid_restart = forbid_restart
         self._has_others = has_others
         self._logs = RankLogs(context)
+        self._binding = BINDING.find().use
         self._charge = Charge.TASKD
         self._turned = threading.Event()  # taskd does not decide any more
         self._reason = ""
@@ -121,7 +123,7 @@ class TorchrunHost:
     def command(self, local_rank: int) -> Command:
         """What the rank runs; NUMA binding needs torch's own start."""
         command = self._commands[local_rank]
-        if command.python and self._context._numa_options is not None:
+        if command.python and self._binding.of(self._context) is not None:
             return Command(command.argv, False, NUMA_REASON)
         return command
 
@@ -154,7 +156,7 @@ class TorchrunHost:
                 stdout=logs.stdout or "",
                 stderr=logs.stderr or "",
                 local_rank_id=local_rank,
-                numa_options=self._context._numa_options,
+                **self._binding.options(self._context),
             )
             self._install(local_rank, handler, logs)
             return handler.proc.pid

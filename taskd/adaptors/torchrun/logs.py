@@ -18,6 +18,7 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing.api import LogsSpecs, SubprocessContext
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
+from taskd.adaptors.seams.launcher import TAILS
 from taskd.runtime.ports import Logs
 
 _ATTEMPT = re.compile(r"attempt_(\d+)")
@@ -31,7 +32,8 @@ class RankLogs:
         self._stdouts = dict(context.stdouts)
         self._stderrs = dict(context.stderrs)
         self._error_files = dict(context.error_files)
-        self._first_tails = tuple(context._tail_logs)
+        self._tails = TAILS.find().use
+        self._first_tails = self._tails.of(context)
         self._latest: dict[int, list[TailLog]] = {}
         self._ended: list[TailLog] = []
 
@@ -47,7 +49,7 @@ class RankLogs:
         self._latest[local_rank] = [
             tail for first in self._first_tails if (tail := self._follow(first, local_rank, logs))
         ]
-        self._context._tail_logs.extend(self._latest[local_rank])
+        self._tails.add(self._context, self._latest[local_rank])
         return logs
 
     def collect(self) -> None:
@@ -55,7 +57,7 @@ class RankLogs:
         for tail in [tail for tail in self._ended if all(future.done() for future in tail._futs)]:
             tail.stop()
             self._ended.remove(tail)
-            self._context._tail_logs.remove(tail)
+            self._tails.remove(self._context, tail)
 
     def _make_directory(self, local_rank: int, incarnation: int) -> Path | None:
         files = (self._error_files[local_rank], self._stdouts[local_rank], self._stderrs[local_rank])
@@ -91,7 +93,7 @@ class RankLogs:
             {local_rank: file},
             first._dst,
             first._log_line_prefixes,
-            log_line_filter=first._log_line_filter,
+            **self._tails.options(first),
         )
         return tail.start()
 

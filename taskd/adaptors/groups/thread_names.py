@@ -1,0 +1,98 @@
+"""The names by which gloo's threads are known to the kernel, and so to us; older torch gives them none.
+
+From torch 2.10 on gloo's transport and c10d's workers name their threads. Before, they have the name of the thread that
+made the group. Whoever looks for them (`settling`, `unstick`, the agent's search for what a rank waits in) knows one
+way: here they are given the names that newer torch gives them.
+
+Rules:
+
+1. Only a thread that came while a group was made, and still has its maker's name, is given one. One of Python is not.
+2. gloo's transport waits in an epoll of its own shape, workers in a futex call.
+"""
+
+import os
+import platform
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+LOOP: Final = "gloo_tcp_loop"
+WORKER: Final = "pt_gloo_runloop"
+EPOLL_CALLS: Final = {"x86_64": {232, 281, 441}, "aarch64": {22, 441}}.get(platform.machine(), {441})
+FUTEX: Final = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
+_EVENTS, _TICK_MS = 64, 10
+"""What gloo's transport asks epoll for."""
+_LOOKS: Final = 2000
+"""A thread that is just doing something waits again within microseconds."""
+
+
+class ThreadNames:
+    """Names threads of the groups of one process."""
+
+    def __init__(self) -> None:
+        self._pending: set[str] = set()
+
+    @contextmanager
+    def of_new_threads(self) -> Iterator[None]:
+        """Name the threads of the gloo group that is made inside."""
+        before = set(_tasks())
+        try:
+            yield
+        finally:
+            own = read_task("thread-self", "comm")
+            names = {task: read_task(task, "comm") for task in set(_tasks()) - before - _of_python()}
+            if LOOP not in names.values():  # else torch names them
+                self._pending |= {task for task, name in names.items() if name == own}
+                self.complete()
+
+    def complete(self) -> None:
+        """Name those that were not on a core before; a busy machine may keep them from it for long."""
+        self._pending = {task for task in self._pending if not _name(task)}
+
+
+def read_task(task: str, what: str) -> str:
+    """A file of a thread; "" if it has ended meanwhile, or this kernel does not tell."""
+    try:
+        with open(f"/proc/{task}/{what}" if task == "thread-self" else f"/proc/self/task/{task}/{what}") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _tasks() -> list[str]:
+    return os.listdir("/proc/self/task")
+
+
+def _of_python() -> set[str]:
+    return {str(thread.native_id) for thread in threading.enumerate()}
+
+
+def _name(task: str) -> bool:
+    """Whether it needs no name any more."""
+    for _ in range(_LOOKS):
+        words = read_task(task, "syscall").split()
+        name = _of_wait(words)
+        if name:
+            _write(task, name)
+        if name or not words:
+            return True
+        os.sched_yield()
+    return False
+
+
+def _of_wait(words: list[str]) -> str:
+    if len(words) < 5:
+        return ""
+    number, arguments = int(words[0]), [int(word, 16) for word in words[1:5]]
+    if number == FUTEX:
+        return WORKER
+    return LOOP if number in EPOLL_CALLS and arguments[2:4] == [_EVENTS, _TICK_MS] else ""
+
+
+def _write(task: str, name: str) -> None:
+    try:
+        with open(f"/proc/self/task/{task}/comm", "w") as file:
+            file.write(name)
+    except OSError:  # it ended meanwhile
+        return
