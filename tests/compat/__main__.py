@@ -22,6 +22,8 @@ from tests.launch import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 600
+SET_UP_WITH = "TASKD_TORCH"
+"""Scripts that are called set up what is not as they need it: without this, with another torch."""
 TORCHRUN = ("test_options_ends.py", "test_options_logs.py", "test_options_launch.py")
 INJECTION = ("test_sed.py", "test_patch.py")
 WITHOUT_SDK = "tests/e2e/test_scripts.py::test_a_script_with_its_own_checkpoints"
@@ -140,7 +142,7 @@ def _run(*command: str, statuses: tuple[int, ...] = (0,), env: dict[str, str] | 
     done = subprocess.run(
         command,
         cwd=ROOT,
-        env=environment({**no_outer_job(), "PATH": path, **(env or {})}),
+        env=environment({**no_outer_job(), "PATH": path, SET_UP_WITH: os.environ[SET_UP_WITH], **(env or {})}),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -153,6 +155,13 @@ def _run(*command: str, statuses: tuple[int, ...] = (0,), env: dict[str, str] | 
     return done.stdout
 
 
+def _check_torch() -> None:
+    """Fail if this is not the environment any more that it was."""
+    now = _run(sys.executable, "-c", "import torch; print(torch.__version__)").strip()
+    if now != torch.__version__:
+        raise NotKeptError(f"torch {now} was put in the place of {torch.__version__}")
+
+
 def keep(only: str) -> Iterator[Line]:
     """Try each promise with `only` in its name."""
     for name, promise in PROMISES.items():
@@ -161,6 +170,7 @@ def keep(only: str) -> Iterator[Line]:
         began_s = time.monotonic()
         try:
             ok, says = True, promise()
+            _check_torch()
         except (NotKeptError, subprocess.TimeoutExpired, ValueError, LookupError) as error:
             ok, says = False, f"{type(error).__name__}: {error}"
         yield Line(str(torch.__version__), name, ok, says, round(time.monotonic() - began_s, 1))
@@ -170,6 +180,8 @@ def main() -> int:
     """0 if all promises are kept."""
     parser = argparse.ArgumentParser(prog="python -m tests.compat", description=__doc__)
     parser.add_argument("--only", metavar="TEXT", default="", help="only promises with this in their name")
+    if SET_UP_WITH not in os.environ:
+        parser.error(f"expected {SET_UP_WITH}, what this environment was set up with: call scripts/compat.sh")
     kept = True
     for line in keep(parser.parse_args().only):
         print(json.dumps(asdict(line)), flush=True)

@@ -29,6 +29,8 @@ def play(twins: tuple[Twin, Twin], leak_mark: str) -> Play:
     stock, taskd = twins
 
     def play(job: Launch) -> Pair:
+        if lacks := job.lacks():
+            pytest.skip(f"this torchrun has no {', '.join(lacks)}")
         with ExitStack() as stack:  # both are waited for, whatever becomes of the first
             taskds = taskd.begin(job, leak_mark)
             seen: list[Seen] = []

@@ -79,7 +79,8 @@ def test_the_script_applies_once_and_reverts_exactly(copy: Path, original: bytes
 def test_the_script_undoes_the_seeds_line(copy: Path, original: bytes) -> None:
     sed(copy)
     sed(copy)
-    assert "2 line(s)" in patch("status", copy)[1]
+    matching = sum(b"import os" in line for line in original.splitlines())  # in older torch one of a comment too
+    assert f"{2 * matching} line(s)" in patch("status", copy)[1]
     assert patch("revert", copy)[0] == 0
     assert copy.read_bytes() == original
 

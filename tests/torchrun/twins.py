@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch.distributed.run import get_args_parser
+
 from tests.e2e.job import FOREIGN
 from tests.e2e.test_manager import free_port
 from tests.leaks import MARK
@@ -31,6 +33,8 @@ OBSERVER = str(PROGRAMS / "observer.py")
 LIMIT_S = 40.0
 USUAL: dict[str, str | None] = {"TASKD_STANDBY": "0", "PET_MONITOR_INTERVAL": "0.5"}
 """No warm process: these jobs end before one would be ready. And no rank is collected before taskd's agent knows it."""
+if get_args_parser().get_default("master_port"):  # the same for all jobs of a machine, in older torch
+    USUAL["PET_MASTER_PORT"] = "{port}"
 
 _ALIKE: tuple[tuple[str, str], ...] = (
     (r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "{uuid}"),
@@ -45,6 +49,18 @@ _ALIKE: tuple[tuple[str, str], ...] = (
     (r'(?<=File ")[^"]*/(?=torch/)', ""),
     (r", line \d+, in ", ", line {line}, in "),
 )
+
+
+LATER_OPTIONS = (
+    "--virtual-local-rank",
+    "--signals-to-handle",
+    "--shutdown-timeout",
+    "--event-log-handler",
+    "--duplicate-stdout-filters",
+    "--duplicate-stderr-filters",
+    "--numa-binding",
+)
+"""Which the oldest torchrun of the range does not have."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +78,11 @@ class Launch:
     ranks: int = 2
     after: str = ""
     manager: bool = False
+
+    def lacks(self) -> list[str]:
+        """Options that the installed torchrun does not have."""
+        given = {word.partition("=")[0] for node in self.nodes for word in node}
+        return sorted(given & set(LATER_OPTIONS) - set(get_args_parser()._option_string_actions))
 
 
 def launch(*arguments: str, ranks: int = 2, program: str = "torch.distributed.run", **env: str | None) -> Launch:

@@ -1,6 +1,7 @@
 """torchrun with a health check server that tells what is done with it, where torch has one without effect."""
 
 import time
+from collections.abc import Callable
 
 from torch.distributed import run
 from torch.distributed.elastic.agent.server import local_elastic_agent
@@ -8,10 +9,15 @@ from torch.distributed.elastic.agent.server.health_check_server import HealthChe
 
 
 class TellingServer(HealthCheckServer):
+    def __init__(self, alive_callback: Callable[[], int], port: int, timeout: int) -> None:
+        super().__init__(alive_callback, port, timeout)
+        self._given = alive_callback, port, timeout
+
     def start(self) -> None:
-        print(f"server on {self._port} of {self._timeout} s")
+        alive, port, timeout = self._given
+        print(f"server on {port} of {timeout} s")
         print("started")
-        print("alive now" if abs(self.alive_callback() - time.time()) < 10 else "not alive")
+        print("alive now" if abs(alive() - time.time()) < 10 else "not alive")
 
     def stop(self) -> None:
         print("stopped")
