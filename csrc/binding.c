@@ -125,24 +125,29 @@ static void *provider(const char *name)
     return NULL;
 }
 
+/* One that the caller has or depends on, else whoever has it: a gloo may lack some, and a hook that is called has its own. */
+static void *gloo_symbol(void *library, const char *name)
+{
+    void *symbol = next_of(library, name);
+    return symbol ? symbol : next_of(provider(name), name);
+}
+
 static void find(struct caller *to, const struct object *caller)
 {
     struct td_gloo *gloo = &to->gloo;
     const char *name = caller->name && *caller->name ? caller->name : NULL;
     void *library = to->library = dlopen(name, RTLD_LAZY | RTLD_NOLOAD);        /* stays referenced */
-    if (!next_of(library, TD_GLOO_WAIT_SEND))
-        library = provider(TD_GLOO_WAIT_SEND);
-    gloo->add = (td_add_fn *)next_of(library, TD_GLOO_REGISTER);
-    gloo->drop = (td_drop_fn *)next_of(library, TD_GLOO_UNREGISTER);
-    gloo->wait_send = (td_wait_fn *)next_of(library, TD_GLOO_WAIT_SEND);
-    gloo->wait_recv = (td_wait_fn *)next_of(library, TD_GLOO_WAIT_RECV);
-    gloo->abort_send = (td_abort_fn *)next_of(library, TD_GLOO_ABORT_SEND);
-    gloo->abort_recv = (td_abort_fn *)next_of(library, TD_GLOO_ABORT_RECV);
-    gloo->context = (td_context_fn *)next_of(library, TD_GLOO_CONTEXT);
-    gloo->buffer = (td_buffer_fn *)next_of(library, TD_GLOO_BUFFER);
-    gloo->send = (td_transfer_fn *)next_of(library, TD_GLOO_SEND);
-    gloo->recv = (td_transfer_fn *)next_of(library, TD_GLOO_RECV);
-#define TD_FIND(own, name, op) gloo->collective[TD_GLOO_##own] = (td_collective_fn *)next_of(library, name);
+    gloo->add = (td_add_fn *)gloo_symbol(library, TD_GLOO_REGISTER);
+    gloo->drop = (td_drop_fn *)gloo_symbol(library, TD_GLOO_UNREGISTER);
+    gloo->wait_send = (td_wait_fn *)gloo_symbol(library, TD_GLOO_WAIT_SEND);
+    gloo->wait_recv = (td_wait_fn *)gloo_symbol(library, TD_GLOO_WAIT_RECV);
+    gloo->abort_send = (td_abort_fn *)gloo_symbol(library, TD_GLOO_ABORT_SEND);
+    gloo->abort_recv = (td_abort_fn *)gloo_symbol(library, TD_GLOO_ABORT_RECV);
+    gloo->context = (td_context_fn *)gloo_symbol(library, TD_GLOO_CONTEXT);
+    gloo->buffer = (td_buffer_fn *)gloo_symbol(library, TD_GLOO_BUFFER);
+    gloo->send = (td_transfer_fn *)gloo_symbol(library, TD_GLOO_SEND);
+    gloo->recv = (td_transfer_fn *)gloo_symbol(library, TD_GLOO_RECV);
+#define TD_FIND(own, name, op) gloo->collective[TD_GLOO_##own] = (td_collective_fn *)gloo_symbol(library, name);
     TD_GLOO_COLLECTIVES(TD_FIND)
 #undef TD_FIND
     gloo->low = caller->low;

@@ -90,7 +90,8 @@ static int kick_all(void)
     int sum = 0;
     for (struct waiter *waiter = waiters; waiter; waiter = waiter->next, sum++) {
         waiter->kicked++;
-        waiter->abort(waiter->buffer);
+        if (waiter->abort)
+            waiter->abort(waiter->buffer);
     }
     return sum;
 }

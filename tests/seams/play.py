@@ -67,11 +67,11 @@ class Verdict:
 def judge(farm: Farm, breaks: Iterable[Break], expected: str) -> Iterator[Verdict]:
     """Train in each of these torches. `expected` is the digest under plain torchrun."""
     for broken in breaks:
-        farm.change(broken.changes())
+        farm.be(broken)
         began_s = time.monotonic()
         outcome = play(farm)
         yield Verdict(broken, bool(outcome.lines), _why(broken, outcome, expected), time.monotonic() - began_s)
-    farm.change({})
+    farm.be_installed()
 
 
 def _why(broken: Break, outcome: Outcome, expected: str) -> str:

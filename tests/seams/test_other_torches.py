@@ -29,7 +29,7 @@ def farm(tmp_path_factory: pytest.TempPathFactory) -> Farm:
 @pytest.fixture(scope="module")
 def plain(farm: Farm) -> Outcome:
     """The job under plain torchrun."""
-    farm.change({})
+    farm.be_installed()
     outcome = play(farm, on=False)
     assert (outcome.status, outcome.lines) == (0, [])
     return outcome
@@ -55,7 +55,7 @@ def find(description: str) -> Break:
 @pytest.mark.parametrize("description", [LAUNCHER, PYTHON, USED_BY_THE_SDK, COMPILED])
 def test_a_torch_that_differs_in_one_place(farm: Farm, plain: Outcome, description: str) -> None:
     broken = find(description)
-    farm.change(broken.changes())
+    farm.be(broken)
     outcome = play(farm)
     assert (outcome.status, outcome.digest) == (0, plain.digest), outcome.lines
     (warning,) = outcome.lines
@@ -66,7 +66,7 @@ def test_a_torch_that_differs_in_one_place(farm: Farm, plain: Outcome, descripti
 
 @pytest.mark.timeout(180)
 def test_a_rank_without_seams_is_restarted_with_all_others(farm: Farm, plain: Outcome, tmp_path: Path) -> None:
-    farm.change(find(PYTHON).changes())
+    farm.be(find(PYTHON))
     outcome = play(farm, f"1:7:{tmp_path}", restarts=1)
     assert (outcome.status, outcome.digest) == (0, plain.digest), outcome.lines
     assert (tmp_path / "died-0").exists()
