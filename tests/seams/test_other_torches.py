@@ -17,6 +17,7 @@ from tests.seams.play import Outcome, play
 LAUNCHER = "launcher: torch.distributed.elastic.multiprocessing.api:SubprocessContext._poll other parameters"
 PYTHON = "worker: torch.distributed.distributed_c10d:_rank_not_in_group renamed _rank_not_in_group"
 USED_BY_THE_SDK = "worker: torch.nn.modules.module:Module renamed _call_impl"
+SYMBOL = next(str(broken) for broken in breaks() if "waitSend" in str(broken))
 COMPILED = "worker: torch._C._distributed_c10d:ProcessGroup renamed _set_group_desc"
 
 
@@ -52,7 +53,7 @@ def find(description: str) -> Break:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("description", [LAUNCHER, PYTHON, USED_BY_THE_SDK, COMPILED])
+@pytest.mark.parametrize("description", [LAUNCHER, PYTHON, USED_BY_THE_SDK, COMPILED, SYMBOL])
 def test_a_torch_that_differs_in_one_place(farm: Farm, plain: Outcome, description: str) -> None:
     broken = find(description)
     farm.be(broken)

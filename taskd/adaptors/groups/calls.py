@@ -6,7 +6,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
 from taskd.adaptors.groups.handle import GroupHandle
+from taskd.errors import RefusedError
 
 
 @dataclass
@@ -49,3 +54,21 @@ def strangers(calls: list[GroupCall], names: Iterable[str]) -> str:
     if not strange:
         return ""
     return f"the groups {strange} were made by split_group or shrink_group, or of a store of the script's own"
+
+
+def compare(calls: list[GroupCall], section: int) -> None:
+    """Check over the new default group that all ranks made the same groups; it is its first collective.
+
+    Raises:
+        RefusedError: they did not, or are in another of the script's resilient functions than `section`.
+    """
+    device = c10d._get_object_coll_device()
+    mine = torch.tensor([fingerprint(calls, section)], dtype=torch.int64, device=device)
+    everyone = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, mine)
+    different = [rank for rank, theirs in enumerate(everyone) if not torch.equal(theirs, everyone[0])]
+    if different:
+        raise RefusedError(
+            f"ranks {different} made other process groups than rank 0, or are in another resilient function; "
+            "expected the same calls of new_group on all ranks, before the only resilient function"
+        )

@@ -1,8 +1,8 @@
 """The names by which gloo's threads are known to the kernel, and so to us; older torch gives them none.
 
-From torch 2.10 on gloo's transport and c10d's workers name their threads. Before, they have the name of the thread that
-made the group. Whoever looks for them (`settling`, `unstick`, the agent's search for what a rank waits in) knows one
-way: here they are given the names that newer torch gives them.
+In torch 2.6 to 2.9 gloo's transport and c10d's workers have the name of the thread that made the group. Whoever looks
+for them (`settling`, `unstick`, the agent's search for what a rank waits in) knows one way: here they are given the names
+that newer torch gives them.
 
 Rules:
 

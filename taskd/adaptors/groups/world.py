@@ -33,8 +33,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.groups import lone, unstick
-from taskd.adaptors.groups.calls import GroupCall, strangers
-from taskd.adaptors.groups.forming import compare, limited, timeout_of
+from taskd.adaptors.groups.calls import GroupCall, compare, strangers
 from taskd.adaptors.groups.handle import GroupHandle
 from taskd.adaptors.groups.members import Members, refuse_meshes
 from taskd.adaptors.groups.settling import settle
@@ -43,7 +42,7 @@ from taskd.adaptors.groups.store import StoreLink, prefix, sweep
 from taskd.adaptors.groups.tables import clear, enter_beside
 from taskd.adaptors.groups.thread_names import ThreadNames
 from taskd.adaptors.groups.wrappers import watch
-from taskd.adaptors.seams.worker import ABORT
+from taskd.adaptors.seams.worker import ABORT, TIMEOUT
 from taskd.errors import RebuildError, RefusedError
 from taskd.runtime.hidden import HiddenThread
 from taskd.wire.messages import WorldPlan
@@ -173,7 +172,7 @@ class World:
         if plan.generation < self._oldest:
             raise RebuildError(f"generation {plan.generation} is outdated, {self._oldest} is the oldest to be formed")
         try:
-            with limited(plan.timeout_s * (1 + len(calls)), self.interrupt):
+            with TIMEOUT.find().use.limited(plan.timeout_s * (1 + len(calls)), self.interrupt):
                 self._form(calls, plan, position, self._client)
                 compare(calls, self.section)
         except (RuntimeError, ValueError, RefusedError) as error:  # all that c10d and gloo raise, DistError among them
@@ -373,7 +372,9 @@ class World:
 
     def _form_one(self, call: GroupCall, plan: WorldPlan, rank: int, store: Store) -> Any:
         ranks = self.members.present(call.ranks)
-        now = replace(call, size=len(ranks), ranks=ranks, timeout=timeout_of(call, plan.timeout_s))
+        now = replace(
+            call, size=len(ranks), ranks=ranks, timeout=TIMEOUT.find().use.making(call.timeout, plan.timeout_s)
+        )
         position = ranks.index(rank) if rank in ranks else None
         if call.is_default:
             now.size, position = plan.world_size, rank

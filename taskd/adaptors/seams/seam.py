@@ -16,6 +16,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from types import WrapperDescriptorType
 from typing import Any, Generic, TypeVar
@@ -100,7 +101,7 @@ class Variant(Generic[T]):
     use: T
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Choice(Generic[T]):
     """A thing that torch's versions do in different ways."""
 
@@ -109,13 +110,18 @@ class Choice(Generic[T]):
 
     def find(self, look: Look | None = None) -> Variant[T]:
         """The first variant that fits, by default the installed torch. Raises `PatchError` if none does."""
-        differences = []
-        for variant in self.variants:
-            difference = next(filter(None, (seam.difference(look or installed) for seam in variant.seams)), "")
-            if not difference:
-                return variant
-            differences.append(f"for {variant.name!r}, {difference}")
-        raise PatchError(f"no known way of {self.subject}: {'; '.join(differences)}; {_remedy()}")
+        return _first_that_fits(self, look or installed)
+
+
+@cache
+def _first_that_fits(choice: Choice[T], look: Look) -> Variant[T]:
+    differences = []
+    for variant in choice.variants:
+        difference = next(filter(None, (seam.difference(look) for seam in variant.seams)), "")
+        if not difference:
+            return variant
+        differences.append(f"for {variant.name!r}, {difference}")
+    raise PatchError(f"no known way of {choice.subject}: {'; '.join(differences)}; {_remedy()}")
 
 
 Line = Seam | Choice[Any]

@@ -5,6 +5,9 @@ from typing import Any, Final
 
 from taskd.adaptors.seams.seam import Choice, Fit, Seam, Variant
 from taskd.adaptors.seams.worker_ways import (
+    KeptTimeouts,
+    SetTimeouts,
+    Timeouts,
     abort_groups,
     abort_nccl_groups,
     fake_constructed,
@@ -68,18 +71,18 @@ STORED: Final[Choice[Callable[[Any, Callable[[], Iterable[str]]], Iterable[str]]
     ),
 )
 
-TIMEOUT: Final[Choice[bool]] = Choice(
+TIMEOUT: Final[Choice[Timeouts]] = Choice(
     "setting the timeout of a group that exists",
     (
         Variant(
             "each collective begins with the present one",
             (Seam(_NATIVE, "ProcessGroup", Fit.HAS, ("set_timeout",)),),
-            True,
+            SetTimeouts(),
         ),
         Variant(
             "gloo keeps to the first one",
             (Seam(_NATIVE, "ProcessGroupGloo", Fit.HAS, ("_set_default_timeout",)),),
-            False,
+            KeptTimeouts(),
         ),
     ),
 )

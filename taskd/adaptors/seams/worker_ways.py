@@ -3,8 +3,15 @@
 Nothing here imports torch before it is called.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from typing import Any, Protocol
+
+from typing_extensions import override
+
+from taskd.runtime.hidden import HiddenThread
 
 
 def fake_made_inside(rank: int, size: int) -> Any:
@@ -53,3 +60,57 @@ def known_keys(store: Any, known: Callable[[], Iterable[str]]) -> Iterable[str]:
     """The keys that may be there, by what is known of who set them."""
     del store
     return known()
+
+
+class Timeouts(Protocol):
+    """How long the forming of groups may take, of which each has a timeout of its own afterwards."""
+
+    def making(self, own: timedelta, limit_s: float) -> timedelta:
+        """The timeout to make a group with, whose own one is set when it is made."""
+
+    def limited(self, limit_s: float, interrupt: Callable[[], object]) -> AbstractContextManager[None]:
+        """Inside of this all groups are made. RuntimeError if that takes longer, from within or at the end."""
+
+
+class SetTimeouts(Timeouts):
+    """A group is made with the limit as its timeout."""
+
+    @override
+    def making(self, own: timedelta, limit_s: float) -> timedelta:
+        return timedelta(seconds=limit_s)
+
+    @override
+    def limited(self, limit_s: float, interrupt: Callable[[], object]) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class KeptTimeouts(Timeouts):
+    """A group keeps the timeout that it is made with: a thread interrupts what takes too long."""
+
+    @override
+    def making(self, own: timedelta, limit_s: float) -> timedelta:
+        return own
+
+    @override
+    @contextmanager
+    def limited(self, limit_s: float, interrupt: Callable[[], object]) -> Iterator[None]:
+        left, lock = threading.Event(), threading.Lock()
+        interrupted = False
+
+        def watch() -> None:
+            nonlocal interrupted
+            if left.wait(limit_s):
+                return
+            with lock:
+                if not left.is_set():
+                    interrupted = True
+                    interrupt()
+
+        HiddenThread(watch, "taskd-forming")
+        try:
+            yield
+        finally:
+            with lock:
+                left.set()
+        if interrupted:
+            raise RuntimeError(f"it took more than {limit_s:g} s")
