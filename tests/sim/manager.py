@@ -1,7 +1,9 @@
 """A simulated manager: `core.recovery`, and the cluster that it asks for nodes."""
 
 from functools import partial
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
+
+from typing_extensions import assert_never
 
 from taskd.core.budget import EARLY_S
 from taskd.core.evidence import Evidence

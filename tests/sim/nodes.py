@@ -1,9 +1,10 @@
 """A simulated agent: one node with `core.agent` and its processes, with a place of the job or without one."""
 
 from functools import partial
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
+from typing_extensions import assert_never
 
 from taskd.core.agent import Action, Evict, Fence, Node, Start, StopNode, Take, TellJoin, TellPause, TellRelease
 from taskd.core.budget import EXIT_CODE

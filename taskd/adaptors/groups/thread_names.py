@@ -1,7 +1,7 @@
 """The names by which gloo's threads are known to the kernel, and so to us; older torch gives them none.
 
 In torch 2.6 to 2.9 gloo's transport and c10d's workers have the name of the thread that made the group. Whoever looks
-for them (`settling`, `unstick`, the agent's search for what a rank waits in) knows one way: here they are given the names
+for them (`settling`, `unstick`, the agent's search for what a rank waits in) knows one way: here they get the names
 that newer torch gives them.
 
 Rules:
