@@ -1,5 +1,7 @@
 """Trains in a broken torch, with taskd on, and says whether that went as it has to."""
 
+import json
+import os
 import re
 import subprocess
 import tempfile
@@ -20,6 +22,7 @@ from tests.seams.farm import Farm
 
 JOB = Path(__file__).with_name("job.py")
 LIMIT_S = 120.0
+FREE = {name: value for name, value in os.environ.items() if name not in no_outer_job()}
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,27 @@ def play(farm: Farm, *arguments: str, on: bool = True, restarts: int = 0) -> Out
     return Outcome(process.wait(), digests[0] if len(digests) == 1 else "", lines)
 
 
+class Doctor:
+    """`taskd doctor`, asked at once about the farm's torch."""
+
+    def __init__(self, farm: Farm) -> None:
+        self._process = subprocess.Popen(
+            [farm.python, "-m", "taskd", "doctor", "--json"], env=FREE, stdout=subprocess.PIPE, text=True
+        )
+
+    def says(self) -> list[str]:
+        """What it finds wrong with this torch, each as a job would say it."""
+        report = json.loads(self._process.communicate(timeout=LIMIT_S)[0])
+        wrong = [one for one in report["findings"] if one["subject"] == "fits torch" and one["remedy"]]
+        assert report["healthy"] == (not wrong), report
+        return [one["found"].partition(": ")[2] for one in wrong]
+
+
+def sentences(outcome: Outcome) -> list[str]:
+    """What a job has said, without the place in torch that a logger puts before."""
+    return [line.partition("] ")[2] or line for line in outcome.lines]
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What became of the job in one broken torch; `why` is empty if all is as it has to be."""
@@ -69,8 +93,10 @@ def judge(farm: Farm, breaks: Iterable[Break], expected: str) -> Iterator[Verdic
     for broken in breaks:
         farm.be(broken)
         began_s = time.monotonic()
+        doctor = Doctor(farm)
         outcome = play(farm)
-        yield Verdict(broken, bool(outcome.lines), _why(broken, outcome, expected), time.monotonic() - began_s)
+        why = _why(broken, outcome, expected) or _other(broken, outcome, doctor.says())
+        yield Verdict(broken, bool(outcome.lines), why, time.monotonic() - began_s)
     farm.be_installed()
 
 
@@ -84,3 +110,9 @@ def _why(broken: Break, outcome: Outcome, expected: str) -> str:
         return "" if broken.part is IN_CHECKPOINT or broken.has_other_way else "no warning"  # this job writes none
     names_it = (broken.name or broken.seam.attribute) in shown
     return "" if names_it and shown.endswith(broken.part.otherwise) else f"the warning is another one: {shown}"
+
+
+def _other(broken: Break, outcome: Outcome, said: list[str]) -> str:
+    if broken.part is IN_CHECKPOINT:
+        return "" if len(said) == 1 and said[0].endswith(broken.part.otherwise) else f"the doctor says {said}"
+    return "" if said == sentences(outcome) else f"the doctor says {said}, the job {sentences(outcome)}"

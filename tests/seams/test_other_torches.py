@@ -3,21 +3,21 @@
 `scripts/seams.sh` plays all places of the table; these are one of each kind.
 """
 
-import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from taskd.adaptors.seams.native import FREEING
 from taskd.adaptors.seams.parts import IN_LAUNCHER, IN_WORKER
 from tests.seams.breaking import Break, Way, breaks
 from tests.seams.farm import Farm
-from tests.seams.play import Outcome, play
+from tests.seams.play import Doctor, Outcome, play, sentences
 
 LAUNCHER = "launcher: torch.distributed.elastic.multiprocessing.api:SubprocessContext._poll other parameters"
 PYTHON = "worker: torch.distributed.distributed_c10d:_rank_not_in_group renamed _rank_not_in_group"
 USED_BY_THE_SDK = "worker: torch.nn.modules.module:Module renamed _call_impl"
-SYMBOL = next(str(broken) for broken in breaks() if "waitSend" in str(broken))
+_WAIT_SEND = next(seam.attribute for seam in FREEING if "waitSend" in seam.attribute)
+SYMBOL = f"freeing from gloo: libtorch_cpu.so:{_WAIT_SEND} renamed {_WAIT_SEND}"
 COMPILED = "worker: torch._C._distributed_c10d:ProcessGroup renamed _set_group_desc"
 
 
@@ -36,17 +36,6 @@ def plain(farm: Farm) -> Outcome:
     return outcome
 
 
-def doctor(farm: Farm) -> list[str]:
-    """What it finds wrong with this torch."""
-    done = subprocess.run(
-        [farm.python, "-m", "taskd", "doctor", "--json"], capture_output=True, text=True, check=False, timeout=60
-    )
-    report = json.loads(done.stdout)
-    wrong = [one for one in report["findings"] if one["subject"] == "fits torch" and one["remedy"]]
-    assert report["healthy"] == (not wrong)
-    return [one["found"].partition(": ")[2] for one in wrong]
-
-
 def find(description: str) -> Break:
     """The break of that description."""
     return next(broken for broken in breaks() if str(broken) == description)
@@ -62,7 +51,7 @@ def test_a_torch_that_differs_in_one_place(farm: Farm, plain: Outcome, descripti
     (warning,) = outcome.lines
     assert warning.endswith(broken.part.otherwise)
     assert (broken.name or broken.seam.attribute) in warning
-    assert doctor(farm) == [warning.partition("] ")[2] or warning]
+    assert Doctor(farm).says() == sentences(outcome)
 
 
 @pytest.mark.timeout(180)
