@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -42,37 +43,71 @@ def main() -> int:
         return 0
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     lines: list[Line] = []
-    for version in args.versions or known:
-        found = list(try_version(version, args.only, as_json=args.json))
+    versions = args.versions or known
+    for version, found in zip(versions, try_versions(versions, args.only, as_json=args.json), strict=True):
         lines += found
         if not args.only and not any(line["name"] in NOT_TRIED for line in found):
             write_table(version, found)
     failed = [f"{line['torch']} {line['name']}" for line in lines if not line["ok"]]
-    print(json.dumps({"versions": len(args.versions or known), "promises": len(lines), "failed": failed}))
+    print(json.dumps({"versions": len(versions), "promises": len(lines), "failed": failed}))
     return int(bool(failed) or not lines)
 
 
-def try_version(version: str, only: str, *, as_json: bool) -> Iterator[Line]:
+class Environment:
+    """One for a version, outside the checkout, in the making from now on. `close` removes it, finished or not."""
+
+    def __init__(self, version: str, *, ahead: bool) -> None:
+        self.version = version
+        self._folder = Path(tempfile.mkdtemp(prefix=f"taskd-compat-{version}-"))
+        self.checkout = self._folder / "taskd"
+        self.env = {**os.environ, "TASKD_TORCH": f"torch=={version}"}
+        copy_checkout(self.checkout)
+        command = [*(["nice", "-n", "19"] if ahead else []), "bash", "scripts/setup.sh"]
+        self._setup = subprocess.Popen(
+            command, cwd=self.checkout, env=self.env, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+
+    def is_ready(self) -> bool:
+        """Wait for it; whether it could be made."""
+        return self._setup.wait() == 0
+
+    def close(self) -> None:
+        """End what still makes it, and remove it."""
+        if self._setup.poll() is None:
+            os.killpg(self._setup.pid, signal.SIGKILL)
+            self._setup.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)  # it may be gone already
+
+
+def try_versions(versions: list[str], only: str, *, as_json: bool) -> Iterator[list[Line]]:
+    """What becomes of each promise with each of these. The next one's environment is made meanwhile, when idle."""
+    with ExitStack() as stack:
+        following = stack.enter_context(closing(Environment(versions[0], ahead=False)))
+        for later in (*versions[1:], None):
+            present = following
+            present.is_ready()
+            if later is not None:
+                following = stack.enter_context(closing(Environment(later, ahead=True)))
+            yield list(try_version(present, only, as_json=as_json))
+            present.close()
+
+
+def try_version(environment: Environment, only: str, *, as_json: bool) -> Iterator[Line]:
     """What becomes of each promise with this version."""
-    folder = Path(tempfile.mkdtemp(prefix=f"taskd-compat-{version}-"))
-    try:
-        copy = folder / "taskd"
-        copy_checkout(copy)
-        env = {**os.environ, "TASKD_TORCH": f"torch=={version}"}
-        setup = subprocess.run(["bash", "scripts/setup.sh"], cwd=copy, env=env, stdin=subprocess.DEVNULL, check=False)
-        if setup.returncode:
-            yield _show({"torch": version, "name": SET_UP, "ok": False, "says": "see above", "seconds": 0.0}, as_json)
-            return
-        command = [".venv/bin/python", "-m", "tests.compat", *(["--only", only] if only else [])]
-        with subprocess.Popen(command, cwd=copy, env=env, stdout=subprocess.PIPE, text=True) as tries:
-            assert tries.stdout is not None
-            for text in tries.stdout:
-                yield _show(json.loads(text), as_json)
-        if tries.returncode not in (0, 1):
-            says = f"tests.compat ended with status {tries.returncode}"
-            yield _show({"torch": version, "name": ALL, "ok": False, "says": says, "seconds": 0.0}, as_json)
-    finally:
-        shutil.rmtree(folder)
+    missing = {"torch": environment.version, "ok": False, "seconds": 0.0}
+    if not environment.is_ready():
+        yield _show({**missing, "name": SET_UP, "says": "see above"}, as_json)
+        return
+    command = [".venv/bin/python", "-m", "tests.compat", *(["--only", only] if only else [])]
+    with subprocess.Popen(
+        command, cwd=environment.checkout, env=environment.env, stdout=subprocess.PIPE, text=True
+    ) as tries:
+        assert tries.stdout is not None
+        for text in tries.stdout:
+            yield _show(json.loads(text), as_json)
+    if tries.returncode not in (0, 1):
+        says = f"tests.compat ended with status {tries.returncode}"
+        yield _show({**missing, "name": ALL, "says": says}, as_json)
 
 
 def copy_checkout(copy: Path) -> None:
