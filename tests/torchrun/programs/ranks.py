@@ -8,8 +8,8 @@ from pathlib import Path
 folder = Path(sys.argv[1])
 rank, incarnation = os.environ["RANK"], os.environ["TASKD_INCARNATION"]
 line = f"rank {rank} incarnation {incarnation} as {__name__} of {sys.argv[1:]}"
-print(line, "on stdout", flush=True)
-print(line, "on stderr", file=sys.stderr, flush=True)
+print(f"{line} on stdout\n", end="", flush=True)  # in one write: torchrun passes -u
+print(f"{line} on stderr\n", end="", file=sys.stderr, flush=True)
 with (folder / "lives").open("a") as lives:
     error_file = os.environ["TORCHELASTIC_ERROR_FILE"]
     lives.write(
@@ -30,4 +30,4 @@ if rank == "1":
     (folder / "back").open("w").close()
 else:
     (folder / "back").open().close()
-print(f"rank {rank} incarnation {incarnation} ends", flush=True)
+print(f"rank {rank} incarnation {incarnation} ends\n", end="", flush=True)

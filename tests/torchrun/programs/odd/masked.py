@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 
 handled: list[str] = []
@@ -21,4 +22,4 @@ while time.monotonic() < end_s:  # a handler would run between two lines
     pass
 where = "after it"
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-print("handled", handled, flush=True)
+sys.stdout.write(f"handled {handled}\n")

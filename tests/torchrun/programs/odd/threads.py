@@ -6,10 +6,10 @@ import threading
 if "torch" in sys.argv:
     import torch.distributed  # noqa: F401
 
-helper = threading.Thread(target=print, args=("helped",), name="helper")
+helper = threading.Thread(target=sys.stdout.write, args=("helped\n",), name="helper")
 helper.start()
 mine = threading.current_thread()
 for thread in threading.enumerate():
     if thread is not mine:
         thread.join()
-print("left:", [thread.name for thread in threading.enumerate()], threading.active_count(), flush=True)
+sys.stdout.write(f"left: {[thread.name for thread in threading.enumerate()]} {threading.active_count()}\n")
