@@ -76,7 +76,8 @@ class Environment:
         if self._setup.poll() is None:
             os.killpg(self._setup.pid, signal.SIGKILL)
             self._setup.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)  # it may be gone already
+        if self._folder.exists():
+            shutil.rmtree(self._folder)
 
 
 def try_versions(versions: list[str], only: str, *, as_json: bool) -> Iterator[list[Line]]:

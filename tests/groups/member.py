@@ -105,6 +105,10 @@ def rounds() -> None:
     assert threads_end <= threads + 1, f"{threads} threads have become {threads_end}"  # a dying one is counted
     assert memory_end - memory < 8 << 20, f"{memory} bytes have become {memory_end}"
     assert keys_end == keys, f"{keys} keys have become {keys_end}"
+    store = TCPStore("127.0.0.1", PORT, is_master=False, wait_for_workers=False)
+    if hasattr(store, "list_keys"):  # older torch counts them alone
+        old = [key for key in store.list_keys() if "taskd/" in key and "taskd/200/" not in key]
+        assert not old, old
     dist.barrier()
     dist.destroy_process_group()
 
@@ -208,10 +212,12 @@ def new_groups_after() -> None:
     WORLD.rebuild(plan(2), RANK)
     assert [second.group_name, third.group_name] == ["2", "3"]
     assert total(second) == total(third) == SIZE * (SIZE - 1) / 2
-    gathered = functional.all_gather_tensor(torch.tensor([float(RANK)]), 0, second)
+    gather = getattr(functional, "all_gather_single", functional.all_gather_tensor)  # the newer name, the older one
+    gathered = gather(torch.tensor([float(RANK)]), 0, second)
     assert gathered.tolist() == [float(rank) for rank in range(SIZE)]
     dist.barrier(group=third)
-    with pytest.raises((ValueError, TypeError), match=r"not initialized|value was None"):  # the latter in torch 2.6
+    told = hasattr(dist.ProcessGroup, "shutdown")  # torch 2.6 only finds that it knows nothing of such a group
+    with pytest.raises(ValueError if told else TypeError, match="not initialized" if told else "value was None"):
         total(first)
     dist.barrier()
     dist.destroy_process_group()

@@ -1,12 +1,14 @@
 """The pool of warm processes, with small real processes in the roles of template and standby."""
 
 import subprocess
+import time
 from collections.abc import Callable
 
 import pytest
 
 from taskd.runtime.sockets import Peer
 from taskd.runtime.standbys import StandbyPool
+from taskd.runtime.warmth import Warmth
 from taskd.wire.messages import Hello
 from tests.launch import Launcher
 from tests.runtime.local import LIMIT_S, Ear, start
@@ -150,3 +152,25 @@ def test_no_template_before_it_is_time(make: Callable[..., Nursery], wanted: int
     if wanted:
         nursery.hellos(2)
     nursery.pool.close()
+
+
+@pytest.mark.parametrize(("first", "asked"), [("its time comes", 2), ("a step is committed", 1)])
+def test_a_rank_is_asked_again_when_it_has_committed_a_step(
+    make: Callable[..., Nursery], first: str, asked: int
+) -> None:
+    """Asked in the middle of a long start, it had not imported everything."""
+    nursery = make(1)
+    rank = start(nursery.launcher, "member.py", nursery.ear.server.path, "worker", 1)
+    peer, _ = nursery.ear.until(lambda _peer, message: isinstance(message, Hello))
+    warmth = Warmth(nursery.pool, lambda: peer, lambda: True, learn=True)
+    warmth.committed(peer)
+    warmth.due_in(0.0)
+    if first == "its time comes":
+        warmth.look(time.monotonic())
+        warmth.look(time.monotonic())
+    warmth.committed(peer)
+    warmth.look(time.monotonic())
+    warmth.committed(peer)
+    for _ in range(asked):
+        nursery.ear.until(lambda _peer, message: isinstance(message, Hello))
+    assert nursery.told(rank, lambda: nursery.ear.server.drop(peer)) == ["Modules "] * asked

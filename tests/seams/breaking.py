@@ -14,7 +14,7 @@ import inspect
 import re
 import subprocess
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache, reduce
 from importlib import import_module
@@ -92,21 +92,17 @@ def breaks() -> Iterator[Break]:
     """Every place of the table that the installed torch can be changed in."""
     for part in PARTS:
         for line in part.table:
-            yield from (found for seam in _used(line) for found in _of_seam(part, seam, _has_other(line, seam)))
-
-
-def _used(line: Line) -> tuple[Seam, ...]:
-    return line.find().seams if isinstance(line, Choice) else (line,)
+            for seam in line.find().seams if isinstance(line, Choice) else (line,):
+                yield from (replace(found, has_other_way=_has_other(line, seam)) for found in _of_seam(part, seam))
 
 
 def _has_other(line: Line, broken: Seam) -> bool:
     return isinstance(line, Choice) and any(
-        broken not in variant.seams and not any(seam.difference(installed) for seam in variant.seams)
-        for variant in line.variants
+        broken not in variant.seams and not variant.difference(installed) for variant in line.variants
     )
 
 
-def _of_seam(part: Part, seam: Seam, has_other_way: bool) -> Iterator[Break]:
+def _of_seam(part: Part, seam: Seam) -> Iterator[Break]:
     if seam.fit is Fit.LACKS:
         return
     if seam.fit is Fit.EXPORTS:
@@ -114,15 +110,15 @@ def _of_seam(part: Part, seam: Seam, has_other_way: bool) -> Iterator[Break]:
         return
     if seam.fit in (Fit.SETS, Fit.HAS):
         for name in seam.names:
-            yield Break(part, seam, Way.RENAMED, name, has_other_way)
+            yield Break(part, seam, Way.RENAMED, name)
         return
     last = seam.attribute.rpartition(".")[2]
     if last not in PUBLIC | _COMMON and not last.startswith("__"):
-        yield Break(part, seam, Way.RENAMED, last, has_other_way)
+        yield Break(part, seam, Way.RENAMED, last)
     if seam.fit is Fit.EXACT:
-        yield Break(part, seam, Way.PARAMETERS, "", has_other_way)
+        yield Break(part, seam, Way.PARAMETERS, "")
     elif given := [name for name in seam.names if name != "self"]:
-        yield Break(part, seam, Way.PARAMETERS, given[-1], has_other_way)
+        yield Break(part, seam, Way.PARAMETERS, given[-1])
 
 
 # Where an identifier stands.

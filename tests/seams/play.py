@@ -1,7 +1,6 @@
 """Trains in a broken torch, with taskd on, and says whether that went as it has to."""
 
 import json
-import os
 import re
 import subprocess
 import tempfile
@@ -15,14 +14,13 @@ from pathlib import Path
 
 from taskd.adaptors.seams.parts import IN_CHECKPOINT
 from tests.e2e.job import no_outer_job
-from tests.launch import Launcher
+from tests.launch import Launcher, environment
 from tests.leaks import MARK
 from tests.seams.breaking import Break
 from tests.seams.farm import Farm
 
 JOB = Path(__file__).with_name("job.py")
 LIMIT_S = 120.0
-FREE = {name: value for name, value in os.environ.items() if name not in no_outer_job()}
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,10 @@ class Doctor:
 
     def __init__(self, farm: Farm) -> None:
         self._process = subprocess.Popen(
-            [farm.python, "-m", "taskd", "doctor", "--json"], env=FREE, stdout=subprocess.PIPE, text=True
+            [farm.python, "-m", "taskd", "doctor", "--json"],
+            env=environment(no_outer_job()),
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def says(self) -> list[str]:
@@ -95,7 +96,8 @@ def judge(farm: Farm, breaks: Iterable[Break], expected: str) -> Iterator[Verdic
         began_s = time.monotonic()
         doctor = Doctor(farm)
         outcome = play(farm)
-        why = _why(broken, outcome, expected) or _other(broken, outcome, doctor.says())
+        said = doctor.says()
+        why = _why(broken, outcome, expected) or _other(broken, outcome, said)
         yield Verdict(broken, bool(outcome.lines), why, time.monotonic() - began_s)
     farm.be_installed()
 

@@ -3,12 +3,14 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from taskd.config.address import LOOPBACK, Address
 from taskd.config.security import Security
 from taskd.runtime.links import ManagerSocket
+from taskd.runtime.loopback import secured
 from taskd.wire.messages import Answer, Drain
 from tests.e2e.test_manager import free_port
 from tests.launch import Launcher
@@ -28,8 +30,10 @@ def taskd_drain(launcher: Launcher, *words: str, **env: str) -> tuple[int, str]:
 
 
 @contextmanager
-def manager(answer: Answer, secret: str | None = None) -> Iterator[tuple[Address, list[Drain]]]:
+def manager(answer: Answer, run_dir: Path, secret: str | None = None) -> Iterator[tuple[Address, list[Drain]]]:
     """A manager's socket that gives this answer to all; where it listens, and what it was asked."""
+    listen = Address(LOOPBACK, 0)
+    security = secured(Security(secret.encode() if secret else None), listen, run_dir)
     asked: list[Drain] = []
     over = threading.Event()
 
@@ -41,7 +45,7 @@ def manager(answer: Answer, secret: str | None = None) -> Iterator[tuple[Address
                 asked.append(message)
                 socket.send(peer, answer)
 
-    with ManagerSocket(Address(LOOPBACK, 0), Security(secret.encode() if secret else None)) as socket:
+    with ManagerSocket(listen, security) as socket:
         thread = threading.Thread(target=serve)
         thread.start()
         try:
@@ -51,27 +55,32 @@ def manager(answer: Answer, secret: str | None = None) -> Iterator[tuple[Address
             thread.join()
 
 
-def test_granted(launcher: Launcher) -> None:
+def test_granted(launcher: Launcher, run_dir: Path) -> None:
     """The manager's words are the result; node, job and secret reach it as they were given."""
-    with manager(Answer(granted=True, text="its ranks move to node7"), SECRET) as (address, asked):
+    with manager(Answer(granted=True, text="its ranks move to node7"), run_dir, SECRET) as (address, asked):
         env = {"TASKD_MANAGER": str(address), "TASKD_SECRET": SECRET, "TASKD_JOB_ID": "night"}
         assert taskd_drain(launcher, "gpu-node-3", **env) == (0, "its ranks move to node7\n")
     assert asked == [Drain(job_id="night", node="gpu-node-3")]
 
 
-def test_refused(launcher: Launcher) -> None:
-    """The command line's address comes before the environment's."""
-    with manager(Answer(granted=False, text="no node waits for its place; start one more")) as (address, asked):
-        status, output = taskd_drain(launcher, "2", "--manager", str(address), TASKD_MANAGER="127.0.0.1:1")
+def test_refused(launcher: Launcher, run_dir: Path) -> None:
+    """The command line's address comes before the environment's. Without a secret the run directory has one."""
+    env = {"TASKD_MANAGER": "127.0.0.1:1", "TASKD_RUN_DIR": str(run_dir)}
+    with manager(Answer(granted=False, text="no node waits for its place; start one more"), run_dir) as (
+        address,
+        asked,
+    ):
+        status, output = taskd_drain(launcher, "2", "--manager", str(address), **env)
     assert status == 1
     assert output.startswith("taskd drain: ")
     assert "no node waits for its place; start one more" in output
     assert [message.node for message in asked] == ["2"]
 
 
-def test_found_as_an_agent_finds_it(launcher: Launcher) -> None:
-    with manager(Answer(granted=True, text="they move")) as (address, _):
-        env = {"MASTER_ADDR": address.host, "TASKD_MANAGER_PORT": str(address.port)}
+def test_found_as_an_agent_finds_it(launcher: Launcher, run_dir: Path) -> None:
+    with manager(Answer(granted=True, text="they move"), run_dir) as (address, _):
+        port = str(address.port)
+        env = {"MASTER_ADDR": address.host, "TASKD_MANAGER_PORT": port, "TASKD_RUN_DIR": str(run_dir)}
         assert taskd_drain(launcher, "0", **env) == (0, "they move\n")
 
 

@@ -40,7 +40,7 @@ class ThreadNames:
         try:
             yield
         finally:
-            own = read_task("thread-self", "comm")
+            own = read_task(str(threading.get_native_id()), "comm")
             names = {task: read_task(task, "comm") for task in set(_tasks()) - before - _of_python()}
             if LOOP not in names.values():  # else torch names them
                 self._pending |= {task for task, name in names.items() if name == own}
@@ -54,10 +54,24 @@ class ThreadNames:
 def read_task(task: str, what: str) -> str:
     """A file of a thread; "" if it has ended meanwhile, or this kernel does not tell."""
     try:
-        with open(f"/proc/{task}/{what}" if task == "thread-self" else f"/proc/self/task/{task}/{what}") as file:
+        with open(f"/proc/self/task/{task}/{what}") as file:
             return file.read().strip()
     except OSError:
         return ""
+
+
+def looks_at_call(task: str) -> Iterator[tuple[int, list[int]]]:
+    """What a thread waits in, number and arguments, again and again: it may be doing something just now.
+
+    Ends after many looks, or when the thread has ended.
+    """
+    for _ in range(_LOOKS):
+        words = read_task(task, "syscall").split()
+        if not words:
+            return
+        if len(words) > 1:
+            yield int(words[0]), [int(word, 16) for word in words[1:]]
+        os.sched_yield()
 
 
 def _tasks() -> list[str]:
@@ -70,24 +84,14 @@ def _of_python() -> set[str]:
 
 def _name(task: str) -> bool:
     """Whether it needs no name any more."""
-    for _ in range(_LOOKS):
-        words = read_task(task, "syscall").split()
-        name = _of_wait(words)
-        if name:
-            _write(task, name)
-        if name or not words:
+    for number, arguments in looks_at_call(task):
+        if number == FUTEX:
+            _write(task, WORKER)
             return True
-        os.sched_yield()
-    return False
-
-
-def _of_wait(words: list[str]) -> str:
-    if len(words) < 5:
-        return ""
-    number, arguments = int(words[0]), [int(word, 16) for word in words[1:5]]
-    if number == FUTEX:
-        return WORKER
-    return LOOP if number in EPOLL_CALLS and arguments[2:4] == [_EVENTS, _TICK_MS] else ""
+        if number in EPOLL_CALLS and arguments[2:4] == [_EVENTS, _TICK_MS]:
+            _write(task, LOOP)
+            return True
+    return not read_task(task, "syscall")
 
 
 def _write(task: str, name: str) -> None:

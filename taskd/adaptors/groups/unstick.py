@@ -11,9 +11,7 @@ import re
 import socket
 import stat
 
-from taskd.adaptors.groups.thread_names import EPOLL_CALLS, LOOP
-
-_LOOKS = 2000  # a loop that is just serving a socket is not in epoll; it is again within microseconds
+from taskd.adaptors.groups.thread_names import EPOLL_CALLS, LOOP, looks_at_call, read_task
 
 
 def break_without_shim() -> int:
@@ -22,28 +20,12 @@ def break_without_shim() -> int:
 
 
 def _epolls() -> set[int]:
-    found = set()
-    for task in os.listdir("/proc/self/task"):
-        try:
-            with open(f"/proc/self/task/{task}/comm") as comm:
-                if comm.read().strip() != LOOP:
-                    continue
-            epoll = _epoll_of(task)
-        except OSError:  # the thread ended while we looked
-            continue
-        if epoll is not None:
-            found.add(epoll)
-    return found
+    loops = [task for task in os.listdir("/proc/self/task") if read_task(task, "comm") == LOOP]
+    return {epoll for task in loops if (epoll := _epoll_of(task)) is not None}
 
 
 def _epoll_of(task: str) -> int | None:
-    for _ in range(_LOOKS):
-        with open(f"/proc/self/task/{task}/syscall") as file:
-            words = file.read().split()
-        if len(words) > 1 and int(words[0]) in EPOLL_CALLS:
-            return int(words[1], 16)
-        os.sched_yield()
-    return None
+    return next((arguments[0] for number, arguments in looks_at_call(task) if number in EPOLL_CALLS), None)
 
 
 def _watched(epoll: int) -> list[int]:

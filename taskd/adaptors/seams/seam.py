@@ -100,6 +100,10 @@ class Variant(Generic[T]):
     seams: tuple[Seam, ...]
     use: T
 
+    def difference(self, look: Look) -> str:
+        """What is otherwise in a torch, "" if it does the thing in this way."""
+        return next(filter(None, (seam.difference(look) for seam in self.seams)), "")
+
 
 @dataclass(frozen=True, eq=False)
 class Choice(Generic[T]):
@@ -112,16 +116,19 @@ class Choice(Generic[T]):
         """The first variant that fits, by default the installed torch. Raises `PatchError` if none does."""
         return _first_that_fits(self, look or installed)
 
+    def difference(self, look: Look) -> str:
+        """What is otherwise in a torch in each variant, "" if one fits."""
+        differences = {variant.name: variant.difference(look) for variant in self.variants}
+        if not all(differences.values()):
+            return ""
+        told = "; ".join(f"for {name!r}, {difference}" for name, difference in differences.items())
+        return f"no known way of {self.subject}: {told}"
+
 
 @cache
 def _first_that_fits(choice: Choice[T], look: Look) -> Variant[T]:
-    differences = []
-    for variant in choice.variants:
-        difference = next(filter(None, (seam.difference(look) for seam in variant.seams)), "")
-        if not difference:
-            return variant
-        differences.append(f"for {variant.name!r}, {difference}")
-    raise PatchError(f"no known way of {choice.subject}: {'; '.join(differences)}; {_remedy()}")
+    verify([choice], look)
+    return next(variant for variant in choice.variants if not variant.difference(look))
 
 
 Line = Seam | Choice[Any]
@@ -131,10 +138,11 @@ Line = Seam | Choice[Any]
 def verify(table: Iterable[Line], look: Look | None = None) -> None:
     """Compare a torch, by default the installed one, with a table. Raises `PatchError` for the first difference."""
     for line in table:
-        if isinstance(line, Choice):
-            line.find(look)
-        elif difference := line.difference(look or installed):
-            raise PatchError(f"{difference}; {_remedy()}")
+        if difference := line.difference(look or installed):
+            version = torch_version()
+            raise PatchError(
+                f"{difference}; torch {version} is not one that this taskd knows: install a taskd for this torch"
+            )
 
 
 def seams_of(table: Iterable[Line]) -> Iterator[Seam]:
@@ -151,10 +159,6 @@ def torch_version() -> str:
     """Version of the installed torch, as its own package says."""
     version: str = importlib.import_module("torch").__version__
     return version
-
-
-def _remedy() -> str:
-    return f"torch {torch_version()} is not one that this taskd knows: install a taskd for this torch"
 
 
 def installed(module: str, attribute: str) -> Found | str:

@@ -4,10 +4,10 @@ import sys
 import sysconfig
 from typing import Final
 
+from taskd.wire.codec import MAX_MODULES_BYTES
+
 _LEFT_OUT: Final = frozenset(("taskd", "__main__", "__mp_main__", "mpi4py"))
 """Ours, the script, and what acts on the whole job when it is imported."""
-_MAX_BYTES: Final = 150_000
-"""All names travel in one message of at most 200 KiB."""
 
 
 def installed_modules() -> tuple[str, ...]:
@@ -23,7 +23,7 @@ def installed_modules() -> tuple[str, ...]:
     size_bytes = 0
     for name in names:
         size_bytes += len(name.encode()) + 5
-        if name not in parents and size_bytes <= _MAX_BYTES:
+        if name not in parents and size_bytes <= MAX_MODULES_BYTES:
             found.append(name)
     return tuple(found)
 

@@ -110,7 +110,9 @@ def _take_out(directories: Collection[str]) -> dict[str, ModuleType]:
 
 def _lies_in(module: ModuleType, directories: Collection[str]) -> bool:
     file = getattr(module, "__file__", None)
-    return isinstance(file, str) and file.startswith(tuple(f"{directory}/" for directory in directories))
+    if not isinstance(file, str) or file.startswith(f"{os.path.dirname(os.__file__)}/"):
+        return False
+    return file.startswith(tuple(f"{(directory or os.getcwd()).rstrip('/')}/" for directory in directories))
 
 
 def _users_entries() -> list[str]:
