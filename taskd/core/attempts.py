@@ -21,6 +21,7 @@ from taskd.core.ranks import plan_restore
 from taskd.core.record import FaultRecord, tell
 from taskd.core.strategy import KEEPING, Decision, choose, may_stay, strategy_name
 from taskd.wire.messages import Order, Stage, Transfer, WorldPlan
+from taskd.wire.text import line
 
 
 @dataclass(slots=True)
@@ -249,7 +250,7 @@ class Attempts(JobState):
             timeout_s=self.policy.deadlines.join_s,
             members=() if members == list(range(len(members))) else tuple(members),
             replicas=self.policy.world_size,
-            dump=tell(record.causes) if record.strategy is Strategy.DUMP else "",
+            dump=line(tell(record.causes)) if record.strategy is Strategy.DUMP else "",
             dump_to=self.policy.dump_to if record.strategy is Strategy.DUMP else "",
         )
         self._enter(Phase.JOINING)

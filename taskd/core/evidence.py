@@ -7,12 +7,28 @@ Rules:
 2. Times are ages: seconds before the moment at which the evidence was taken. So clocks of different nodes never meet.
 3. Communicators and their collectives are named by ids and numbers that are the same on all ranks that take part.
 4. Counters of the cgroup are differences since the process began.
+5. It travels: every field has a bound (`wire.bounds`).
 """
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
 
 from taskd.core.operation import Operation
+from taskd.wire.bounds import (
+    Counter,
+    Line,
+    MaybeCounter,
+    MaybeIndex,
+    Measured,
+    Name,
+    Page,
+    Pid,
+    Seconds,
+    Some,
+    Status,
+    Unsigned64,
+)
 
 
 class RunState(Enum):
@@ -43,9 +59,9 @@ class Standing(Enum):
 class Child:
     """A process that a rank has started: a DataLoader worker, most often."""
 
-    pid: int
+    pid: Pid
     state: RunState | None = None
-    wchan: str | None = None
+    wchan: Name | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +79,12 @@ class Stillness:
 
     """
 
-    window_s: float
-    main: str = ""
-    ran: tuple[str, ...] = ()
-    share: float = 0.0
-    waits: tuple[str, ...] = ()
-    io_bytes: int | None = None
+    window_s: Seconds
+    main: Line = ""
+    ran: Annotated[tuple[Line, ...], Some] = ()
+    share: Measured = 0.0
+    waits: Annotated[tuple[Line, ...], Some] = ()
+    io_bytes: Counter | None = None
     disks_idle: bool | None = None
 
 
@@ -86,14 +102,14 @@ class Process:
 
     """
 
-    pid: int
+    pid: Pid
     state: RunState | None = None
-    wchan: str | None = None
+    wchan: Name | None = None
     exiting: bool | None = None
-    busy: float | None = None
-    state_s: float | None = None
-    children: tuple[Child, ...] = ()
-    orphans: tuple[Child, ...] = ()
+    busy: Measured | None = None
+    state_s: Seconds | None = None
+    children: Annotated[tuple[Child, ...], Some] = ()
+    orphans: Annotated[tuple[Child, ...], Some] = ()
     still: Stillness | None = None
     """None if it was not looked at twice."""
 
@@ -102,18 +118,18 @@ class Process:
 class Cgroup:
     """Of the cgroup that the process lives in. Several ranks may share one."""
 
-    oom_kills: int | None = None
+    oom_kills: Counter | None = None
     frozen: bool | None = None
-    limit_bytes: int | None = None
+    limit_bytes: Counter | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sender:
     """Who sent a signal. `name` is its command, if it could be asked in time."""
 
-    pid: int
-    uid: int
-    name: str = ""
+    pid: Pid
+    uid: Counter
+    name: Name = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +142,9 @@ class Ending:
 
     """
 
-    status: int | None = None
-    signum: int | None = None
-    age_s: float | None = None
+    status: Status | None = None
+    signum: Status | None = None
+    age_s: Seconds | None = None
     finished: bool = False
     fenced: bool = False
 
@@ -150,10 +166,10 @@ class FatalSignal:
 
     """
 
-    signum: int
-    address: int | None = None
-    thread: str = ""
-    frames: tuple[str, ...] = ()
+    signum: Status
+    address: Unsigned64 | None = None
+    thread: Name = ""
+    frames: Annotated[tuple[Line, ...], Some] = ()
     sender: Sender | None = None
     handled: bool = False
 
@@ -162,9 +178,9 @@ class FatalSignal:
 class PythonError:
     """An exception that nobody caught. `where` is its last frame, as `file:line in function`."""
 
-    kind: str
-    message: str = ""
-    where: str = ""
+    kind: Line
+    message: Line = ""
+    where: Line = ""
     main: bool = True
     """It ended the main thread. One that ended another thread ends no process."""
 
@@ -185,19 +201,19 @@ class Clocks:
 
     """
 
-    native_s: float | None = None
-    gil_s: float | None = None
-    main_s: float | None = None
+    native_s: Seconds | None = None
+    gil_s: Seconds | None = None
+    main_s: Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
     """A communicator that the process has open. `number` is of the newest collective that it has entered."""
 
-    comm: int
-    number: int
-    rank: int = -1
-    ranks: int = -1
+    comm: Unsigned64
+    number: Counter
+    rank: MaybeIndex = -1
+    ranks: MaybeIndex = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,13 +231,13 @@ class Collective:
     """
 
     op: Operation
-    comm: int
-    number: int
-    bytes: int = 0
-    peer: int = -1
-    entered_s: float | None = None
-    left_s: float | None = None
-    step: int | None = None
+    comm: Unsigned64
+    number: Counter
+    bytes: Counter = 0
+    peer: MaybeIndex = -1
+    entered_s: Seconds | None = None
+    left_s: Seconds | None = None
+    step: MaybeCounter | None = None
     enqueued: bool = False
 
     @property
@@ -234,19 +250,19 @@ class Collective:
 class NonFinite:
     """A loss or a gradient norm that was NaN or infinite: the first step at which this rank saw one."""
 
-    step: int
-    what: str = "loss"
-    value: str = "nan"
+    step: MaybeCounter
+    what: Name = "loss"
+    value: Name = "nan"
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
     """The newest `steps` steps of a rank: the whole step, and how much of it was spent in collectives and for data."""
 
-    steps: int
-    step_s: float
-    waited_s: float
-    data_s: float = 0.0
+    steps: Counter
+    step_s: Seconds
+    waited_s: Seconds
+    data_s: Seconds = 0.0
 
     @property
     def own_s(self) -> float:
@@ -258,15 +274,15 @@ class Pace:
 class Thread:
     """A Python thread and its frames, innermost first, each `file:line in function`."""
 
-    name: str
-    stack: tuple[str, ...]
+    name: Name
+    stack: Annotated[tuple[Line, ...], Some]
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """One rank at one moment. `full_disk` is a file system, by a path in it, that has no space left."""
 
-    node: int | None = None
+    node: MaybeIndex | None = None
     process: Process | None = None
     cgroup: Cgroup | None = None
     life_lost: bool | None = None
@@ -277,26 +293,26 @@ class Evidence:
     """Who sent the newest SIGTERM, whatever the process made of it."""
     error: PythonError | None = None
     clocks: Clocks | None = None
-    step: int | None = None
+    step: MaybeCounter | None = None
     """The newest that was committed; -1 if none was."""
-    step_s: float | None = None
+    step_s: Seconds | None = None
     standing: Standing | None = None
-    standing_s: float | None = None
-    communicators: tuple[Communicator, ...] = ()
-    collectives: tuple[Collective, ...] = ()
+    standing_s: Seconds | None = None
+    communicators: Annotated[tuple[Communicator, ...], Some] = ()
+    collectives: Annotated[tuple[Collective, ...], Some] = ()
     """The newest in front, some 16 of each communicator, open ones always."""
-    data_wait_s: float | None = None
+    data_wait_s: Seconds | None = None
     """For how long the main thread has been waiting for the next batch."""
-    kernel_s: float | None = None
+    kernel_s: Seconds | None = None
     """For how long a kernel of NCCL has been running on the device; 0.0 if none does, None where NCCL does not tell."""
-    full_disk: str | None = None
+    full_disk: Line | None = None
     non_finite: NonFinite | None = None
     pace: Pace | None = None
-    stack: tuple[str, ...] = ()
+    stack: Annotated[tuple[Line, ...], Some] = ()
     """Python's main thread, innermost first, each `file:line in function`."""
-    threads: tuple[Thread, ...] = ()
+    threads: Annotated[tuple[Thread, ...], Some] = ()
     """All Python threads; for people."""
-    native: str = ""
+    native: Page = ""
     """What py-spy has printed of a process in which no Python could run; for people."""
 
     @property

@@ -17,6 +17,7 @@ from taskd.core.strategy import is_sized
 from taskd.core.world import World
 from taskd.errors import TransitionError
 from taskd.wire.messages import Directive, Ledger, NodeStatus, Order, Place, WorldPlan
+from taskd.wire.text import line
 
 SET_UP_S: Final = 60.0
 SET_UPS: Final = 10
@@ -156,7 +157,7 @@ class JobState:
             order=order,
             ranks=self.world.orders(),
             plan=plan,
-            reason=reason,
+            reason=line(reason),
             exit_code=exit_code,
             node_count=self.policy.node_count,
             at_commit=at_commit,

@@ -139,7 +139,7 @@ class Places:
 
     def named(self, node: str) -> int | None:
         """The place that a person means: its number, or the name of its node."""
-        if node.isdigit():
+        if node.isascii() and node.isdecimal():
             return int(node) if int(node) in self.holders else None
         return next((place for place, view in self.nodes.items() if view.status.host == node), None)
 

@@ -10,13 +10,17 @@ Rules:
 4. What a peer wrote appears in an error only shortened and escaped: it ends up in our log.
 """
 
+from collections.abc import Hashable
+from contextlib import suppress
 from enum import Enum
-from typing import Final, Protocol, TypeVar
+from functools import cache
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import msgspec
 
 from taskd.errors import FrameError
 from taskd.wire.checks import Inspection
+from taskd.wire.fit import fit
 from taskd.wire.messages import (
     Answer,
     Directive,
@@ -36,6 +40,10 @@ MAX_FRAME_BYTES: Final = 8 << 20
 """Bound of a frame between manager and agents: a directive for 100,000 ranks on 12,500 nodes needs about 1.2 MB."""
 MAX_LOCAL_BYTES: Final = 200 << 10
 """Bound of a frame on a Unix socket: one datagram of the default send buffer (212,992 bytes)."""
+MAX_MODULES_BYTES: Final = 150_000
+"""Bound of all names in one `Modules`, which travels on a Unix socket too."""
+
+_UNSENDABLE: Final = (UnicodeError, OverflowError, RecursionError, msgspec.ValidationError)
 
 _HEADER: Final = MAGIC + bytes([WIRE_VERSION])
 _MAX_DETAIL_CHARS: Final = 200
@@ -75,21 +83,44 @@ _to_local: Final[_Decoder[ToLocal]] = msgspec.msgpack.Decoder(ToLocal)
 
 
 def encode(message: Message) -> bytes:
-    """The frame of one message.
+    """The frame of one message, whose texts are made to fit their fields if need be (`wire.fit`).
 
-    Raises `BadFrameError` if the frame would be larger than its link allows, or if a text or number in it has no
-    msgpack form (text with bytes that are not UTF-8, as in some environments; integers beyond 64 bits).
+    Raises `BadFrameError` if the frame would be larger than its link allows, or as `pack` does.
     """
+    frame = _HEADER + pack(message)
     limit = MAX_FRAME_BYTES if isinstance(message, _BETWEEN_NODES) else MAX_LOCAL_BYTES
-    try:
-        frame = _HEADER + _encoder.encode(message)
-    except (UnicodeError, OverflowError, RecursionError) as error:
-        kind = type(message).__name__
-        raise BadFrameError(
-            Fault.CONTENT, f"{kind} cannot be sent: {_detail(error)}; expected UTF-8 and 64 bits"
-        ) from error
     _check_size(len(frame), limit, type(message).__name__)
     return frame
+
+
+def pack(value: object) -> bytes:
+    """A message, or a part of one that travels as bytes of its own.
+
+    Raises `BadFrameError` if a number in it is out of range, or if a text has no msgpack form (one for the kernel, with
+    bytes that are not UTF-8).
+    """
+    with suppress(*_UNSENDABLE):
+        return _packed(value)
+    try:
+        return _packed(fit(value))
+    except _UNSENDABLE as error:
+        kind = type(value).__name__
+        raise BadFrameError(
+            Fault.CONTENT, f"{kind} cannot be sent: {_detail(error)}; expected UTF-8, and numbers in their ranges"
+        ) from error
+
+
+def _packed(value: object) -> bytes:
+    """It is read as its receiver will read it: nobody is to send what is refused."""
+    packed = _encoder.encode(value)
+    if not isinstance(value, Directive):  # which is large, and is made of what was read
+        _reader(cast(Hashable, type(value))).decode(packed)
+    return packed
+
+
+@cache
+def _reader(kind: Hashable) -> _Decoder[Any]:
+    return msgspec.msgpack.Decoder(kind)
 
 
 def decode_from_agent(frame: bytes) -> FromAgent:

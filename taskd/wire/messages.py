@@ -7,12 +7,31 @@ Rules:
    reordering a message changes nothing, because the newest sequence number wins and the sender repeats itself.
 3. Every status and every directive names its generation. One of an older generation changes nothing.
 4. Times are seconds on the sender's `CLOCK_MONOTONIC` unless the name says otherwise.
+5. Every field has a bound (`wire.bounds`).
 """
 
 from enum import Enum
+from typing import Annotated
 
 import msgspec
 
+from taskd.wire.bounds import (
+    Amount,
+    Counter,
+    Index,
+    Line,
+    Many,
+    MaybeCounter,
+    MaybeIndex,
+    Measured,
+    Name,
+    Pid,
+    Port,
+    Raw,
+    Seconds,
+    Some,
+    Status,
+)
 from taskd.wire.checks import CheckState, Cleared, Dismissed, Examine, Inspect, Inspection
 from taskd.wire.probes import ProbeOrder, ProbeResult
 
@@ -42,124 +61,130 @@ class Condition(Enum):
     EMPTY = "empty"  # a newcomer that has built its model and has no state yet
 
 
-class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
+class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One rank, as its agent knows it."""
 
-    rank: int
-    incarnation: int
-    generation: int
+    rank: Index
+    incarnation: MaybeCounter
+    generation: Counter
     stage: Stage
-    step: int = -1
+    step: MaybeCounter = -1
     condition: Condition = Condition.EMPTY
-    pid: int = 0
+    pid: Pid = 0
     warm: bool = False
-    cause: str = ""  # of DEAD: "signal 9 (SIGKILL)", "exit code 1"; of PAUSED: the exception it came out with
-    at_s: float = 0.0  # when the stage was reached
-    kind: str = ""  # of DEAD: what kind of fault the process itself has said it is (`core.faults.FaultKind`)
-    term: int = 0  # of the manager that had it started; 0 if torchrun did
-    no_rebuild: str = ""  # why no world can be rebuilt with this process; empty if one can
-    no_newcomer: str = ""  # why no newcomer can come into a world of this process's job; empty if one can
+    cause: Line = ""  # of DEAD: "signal 9 (SIGKILL)", "exit code 1"; of PAUSED: the exception it came out with
+    at_s: Seconds = 0.0  # when the stage was reached
+    kind: Name = ""  # of DEAD: what kind of fault the process itself has said it is (`core.faults.FaultKind`)
+    term: Counter = 0  # of the manager that had it started; 0 if torchrun did
+    no_rebuild: Line = ""  # why no world can be rebuilt with this process; empty if one can
+    no_newcomer: Line = ""  # why no newcomer can come into a world of this process's job; empty if one can
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A place of the job and the agent that holds it."""
 
-    node_rank: int
-    agent_id: str
+    node_rank: Index
+    agent_id: Name
 
 
-class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+class Ledger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a new manager must know of the former ones. Agents give back the newest that they were given."""
 
-    term: int = 0  # the manager that wrote it; agents obey the highest term they know
-    places: tuple[int, ...] = ()  # those of the present world; the others are absent from it
-    agreed: tuple[Place, ...] = ()  # the nodes of the last world that came about: most of them must know of the next
-    spent: int = 0  # restarts
-    excluded: tuple[str, ...] = ()  # agents that get no place any more
+    term: Counter = 0  # the manager that wrote it; agents obey the highest term they know
+    places: Annotated[tuple[Index, ...], Many] = ()  # those of the present world; the others are absent from it
+    agreed: Annotated[
+        tuple[Place, ...], Many
+    ] = ()  # the nodes of the last world that came about: most of them must know of the next
+    spent: Amount = 0  # restarts
+    excluded: Annotated[tuple[Name, ...], Many] = ()  # agents that get no place any more
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The newest step that any rank of a node has committed while it trains, and how long ago that was."""
 
-    step: int
-    age_s: float
+    step: MaybeCounter
+    age_s: Seconds
 
 
 class RankSpan(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The mean of `steps` steps of a rank, of which `step` is the last: what the rank needed itself, and what not."""
 
-    rank: int
-    step: int
-    steps: int
-    own_s: float
-    waited_s: float  # in collectives
-    data_s: float = 0.0  # for batches
-    work: float = 0.0  # how large those were; 0 if that is not known
+    rank: Index
+    step: MaybeCounter
+    steps: Counter
+    own_s: Seconds
+    waited_s: Seconds  # in collectives
+    data_s: Seconds = 0.0  # for batches
+    work: Measured = 0.0  # how large those were; 0 if that is not known
 
 
-class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     """Agent to manager: everything about one node. Sent at each change and as the heartbeat.
 
     A node that holds no place is a candidate: its `node_rank` is -1 and it has no ranks.
     """
 
-    job_id: str
-    node_rank: int  # the place that it holds
-    agent_id: str  # random per agent process: a restarted agent is another one
-    sequence: int
+    job_id: Name
+    node_rank: MaybeIndex  # the place that it holds
+    agent_id: Name  # random per agent process: a restarted agent is another one
+    sequence: Counter
     node_count: (
-        int  # that torchrun's rendezvous has formed: with `--nnodes=MIN:MAX` perhaps fewer than there are places
+        Amount  # that torchrun's rendezvous has formed: with `--nnodes=MIN:MAX` perhaps fewer than there are places
     )
-    ranks: tuple[RankStatus, ...]
-    store_host: str
-    store_port: int
-    standbys: int
-    max_restarts: int
-    generation: int  # newest generation this agent has heard of
-    sent_s: float = 0.0
+    ranks: Annotated[tuple[RankStatus, ...], Some]
+    store_host: Name
+    store_port: Port
+    standbys: Amount
+    max_restarts: Amount
+    generation: Counter  # newest generation this agent has heard of
+    sent_s: Seconds = 0.0
     leaving: bool = False
-    host: str = ""  # its name, for people
-    cores: int = 0  # of the CPU, that its processes may use; 0 if that is not known
-    wants: int = -1  # the place that its launcher gave it
-    min_nodes: int = 0  # MIN of torchrun's `--nnodes=MIN:MAX`; 0 if it names one number
+    host: Name = ""  # its name, for people
+    cores: Amount = 0  # of the CPU, that its processes may use; 0 if that is not known
+    wants: MaybeIndex = -1  # the place that its launcher gave it
+    min_nodes: Amount = 0  # MIN of torchrun's `--nnodes=MIN:MAX`; 0 if it names one number
     ledger: Ledger = Ledger()  # to the manager that has written it, only its term
-    heard: int = 0  # sequence number of the newest directive that the manager has sent here
+    proof: Name = ""  # that it speaks for itself: `agent_id` is its hash
+    heard: Counter = 0  # sequence number of the newest directive that the manager has sent here
     progress: Progress | None = None  # None if no rank trains
-    spans: tuple[RankSpan, ...] = ()  # those that no report before had
+    spans: Annotated[tuple[RankSpan, ...], Some] = ()  # those that no report before had
     check: CheckState | None = None  # None if the node is not checked, and was not asked to help
 
 
 class Testimony(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Agent to manager: what the node knows of its ranks' processes, asked for or because one of them has ended."""
 
-    job_id: str
-    agent_id: str
-    inquiry: int  # the newest that it answers; 0 if it was not asked
-    evidence: dict[int, msgspec.Raw]  # by rank: `core.evidence.Evidence`
+    job_id: Name
+    agent_id: Name
+    inquiry: Counter  # the newest that it answers; 0 if it was not asked
+    evidence: Annotated[dict[Index, msgspec.Raw], Some]  # by rank: `core.evidence.Evidence`
+    proof: Name = ""  # as in `NodeStatus`
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     """One donor and the ranks that receive its state."""
 
-    donor: int
-    receivers: tuple[int, ...]
+    donor: Index
+    receivers: Annotated[tuple[Index, ...], Many]
 
 
-class WorldPlan(msgspec.Struct, frozen=True, kw_only=True):
+class WorldPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the ranks of one generation come together."""
 
-    generation: int
-    world_size: int
-    store_host: str
-    store_port: int
-    target_step: int  # the step that every rank holds when training resumes
+    generation: Counter
+    world_size: Amount
+    store_host: Name
+    store_port: Port
+    target_step: MaybeCounter  # the step that every rank holds when training resumes
     adopt: bool  # the donors have stepped but not committed: their state counts as `target_step`
-    transfers: tuple[Transfer, ...]  # by their rank in this world
-    timeout_s: float
-    members: tuple[int, ...] = ()  # the job's ranks that make up this world, in its order; none: 0 to world_size - 1
-    replicas: int = 0  # ranks of the full world, which the global batch is made for; 0: as many as members
-    dump: str = ""  # the reason to write a checkpoint of the target step, after which the job ends
-    dump_to: str = ""  # the directory that the manager was told; none: the rank's own TASKD_CHECKPOINT_DIR
+    transfers: Annotated[tuple[Transfer, ...], Many]  # by their rank in this world
+    timeout_s: Seconds
+    members: Annotated[
+        tuple[Index, ...], Many
+    ] = ()  # the job's ranks that make up this world, in its order; none: 0 to world_size - 1
+    replicas: Amount = 0  # ranks of the full world, which the global batch is made for; 0: as many as members
+    dump: Line = ""  # the reason to write a checkpoint of the target step, after which the job ends
+    dump_to: Raw = ""  # the directory that the manager was told; none: the rank's own TASKD_CHECKPOINT_DIR
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -181,56 +206,56 @@ class Order(Enum):
 class RankOrder(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The process wanted for one rank; an agent whose process is of a lower incarnation fences it and starts one."""
 
-    rank: int
-    incarnation: int
+    rank: Index
+    incarnation: MaybeCounter  # -1: of a rank that has had no process yet
     joins: bool = False  # it comes into a living world (waits for a plan), or starts a fresh one with all the others
 
 
-class Directive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Directive(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     """Manager to every agent: the state wanted. Sent at each change and in answer to each heartbeat."""
 
-    job_id: str
-    sequence: int
-    generation: int
+    job_id: Name
+    sequence: Counter
+    generation: Counter
     order: Order
-    ranks: tuple[RankOrder, ...] = ()
+    ranks: Annotated[tuple[RankOrder, ...], Many] = ()
     plan: WorldPlan | None = None
-    reason: str = ""
-    exit_code: int = 0
-    node_count: int = 0  # places of the job
-    places: tuple[Place, ...] = ()  # who holds one; whoever is not named holds none
+    reason: Line = ""
+    exit_code: Status = 0
+    node_count: Amount = 0  # places of the job
+    places: Annotated[tuple[Place, ...], Many] = ()  # who holds one; whoever is not named holds none
     ledger: Ledger = Ledger()
     at_commit: bool = False  # PAUSE: when the step under way is committed; nothing has failed
-    store_host: str = ""  # where the processes of a world that starts anew meet; none: where torchrun says
-    store_port: int = 0
-    inquiry: int = 0  # each new number is answered once, by a `Testimony`
-    records: str = ""  # the mark of the folder with the job's records; agents that see it keep theirs there
+    store_host: Name = ""  # where the processes of a world that starts anew meet; none: where torchrun says
+    store_port: Port = 0
+    inquiry: Counter = 0  # each new number is answered once, by a `Testimony`
+    records: Name = ""  # the mark of the folder with the job's records; agents that see it keep theirs there
 
 
 class Heard(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Manager to an agent whose report has changed nothing: the directive of this number, which it has, still holds."""
 
-    sequence: int
+    sequence: Counter
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Manager to an agent that it will not serve (another job, a node rank out of range, a second agent)."""
 
-    reason: str
+    reason: Line
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Operator to manager: move the ranks of this node elsewhere. `node` is a place's number or a node's name."""
 
-    job_id: str
-    node: str
+    job_id: Name
+    node: Name
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Manager to operator: whether it is being done, or why not."""
 
     granted: bool
-    text: str
+    text: Line
 
 
 # Between an agent and the processes of its node (a Unix socket of the same user).
@@ -239,60 +264,60 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """First message of a process. `role` is "worker", "template" or "standby"; `rank` is -1 without one."""
 
-    role: str
-    pid: int
-    rank: int = -1
-    incarnation: int = 0
-    generation: int = 0
-    threads: int = 1
+    role: Name
+    pid: Pid
+    rank: MaybeIndex = -1
+    incarnation: Counter = 0
+    generation: Counter = 0
+    threads: Amount = 1
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Worker to agent: the stage that it has reached."""
 
-    generation: int
+    generation: Counter
     stage: Stage
-    step: int
+    step: MaybeCounter
     condition: Condition
-    cause: str = ""
-    at_s: float = 0.0
+    cause: Line = ""
+    at_s: Seconds = 0.0
 
 
 class LastWords(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Worker to agent: an exception leaves the resilient function that this process does not outlive."""
 
-    cause: str
-    kind: str = ""
+    cause: Line
+    kind: Name = ""
 
 
 class Refuses(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Worker to agent: why it cannot be recovered in place, told beforehand. The newest counts; empty: it can."""
 
-    no_rebuild: str = ""
-    no_newcomer: str = ""
+    no_rebuild: Line = ""
+    no_newcomer: Line = ""
 
 
 class ThreadStack(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A Python thread and its frames, innermost first, each `file:line in function`."""
 
-    name: str
-    stack: tuple[str, ...]
+    name: Name
+    stack: Annotated[tuple[Line, ...], Some]
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Worker to agent, in answer to `Ask`: what it is about (`core.evidence.Standing`), and its threads, main first."""
 
-    number: int
-    standing: str
-    threads: tuple[ThreadStack, ...]
+    number: Counter
+    standing: Name
+    threads: Annotated[tuple[ThreadStack, ...], Some]
 
 
 class SawNonFinite(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Worker to agent: the first step of which this rank's loss was NaN or infinite."""
 
-    step: int
-    what: str
-    value: str
+    step: MaybeCounter
+    what: Name
+    value: Name
 
 
 class Modules(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -301,7 +326,7 @@ class Modules(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     Agent to manager, and manager to nodes without a place: what the ranks of this job import, so that a spare is warm.
     """
 
-    names: tuple[str, ...]
+    names: Annotated[tuple[Name, ...], Many]
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -310,8 +335,8 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     `at_commit`: at the end of the step. It is told again, without that, if a peer was faster and the step cannot end.
     """
 
-    generation: int
-    reason: str = ""
+    generation: Counter
+    reason: Line = ""
     at_commit: bool = False
 
 
@@ -324,29 +349,29 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Release(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Agent to worker: all ranks have finished."""
 
-    generation: int
+    generation: Counter
 
 
 class Abandon(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Agent to worker: nobody will recover this; let the exception that you came out with take its course."""
 
-    reason: str
+    reason: Line
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Agent to worker: say what you are about. Answered by an `Account`, if Python can run there."""
 
-    number: int
+    number: Counter
 
 
 class Become(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Agent to standby: take a rank. `env` replaces the environment, `argv` is `["script.py", …]` or `["-m", …]`."""
 
-    env: dict[str, str]
-    argv: tuple[str, ...]
-    cwd: str
-    stdout: str | None = None
-    stderr: str | None = None
+    env: Annotated[dict[Raw, Raw], Many]
+    argv: Annotated[tuple[Raw, ...], Many]
+    cwd: Raw
+    stdout: Raw | None = None
+    stderr: Raw | None = None
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -364,7 +389,7 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Agent to template: make `count` more standbys."""
 
-    count: int
+    count: Amount
 
 
 FromAgent = NodeStatus | Testimony | Drain | Modules | Inspect

@@ -8,6 +8,7 @@ Rules:
 
 import msgspec
 
+from taskd.wire.bounds import Amount, Index, MaybeIndex, Name, Raw, Seconds
 from taskd.wire.checks import Own, Trial, TrialResult
 
 
@@ -16,18 +17,18 @@ class ProbeOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     own: bool = False
     trial: Trial | None = None
-    local_rank: int = 0
-    local_world_size: int = 1
-    run_dir: str = ""  # where the disk is tried; nowhere if empty
-    timeout_s: float = 30.0  # for all of it
-    device: str = ""  # cpu, cuda or npu; empty: the accelerator if torch finds one, else cpu
-    device_index: int = -1  # of it; negative: the local rank
-    address: str = ""  # by which the node is known; empty: as gloo and NCCL find it
+    local_rank: Index = 0
+    local_world_size: Amount = 1
+    run_dir: Raw = ""  # where the disk is tried; nowhere if empty
+    timeout_s: Seconds = 30.0  # for all of it
+    device: Name = ""  # cpu, cuda or npu; empty: the accelerator if torch finds one, else cpu
+    device_index: MaybeIndex = -1  # of it; negative: the local rank
+    address: Name = ""  # by which the node is known; empty: as gloo and NCCL find it
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked for is not None, whatever happened. Each `cause` is of this process."""
 
-    local_rank: int
+    local_rank: Index
     own: Own | None = None
     trial: TrialResult | None = None

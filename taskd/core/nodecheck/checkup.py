@@ -107,7 +107,8 @@ class Checkup:
             return
         self._waiting_since_s = None
         waiting.sort(key=lambda status: (status.wants, status.host, status.agent_id))
-        partners = [nodes[agent] for agent in self._known_good(world, nodes)]
+        asking = {status.agent_id for status in waiting}
+        partners = [nodes[agent] for agent in self._known_good(world, nodes) if agent not in asking]
         names = _names([*partners, *waiting])
         check = NodeCheck(
             (names[status.agent_id] for status in waiting),
@@ -224,9 +225,13 @@ def _names(nodes: Iterable[NodeStatus]) -> dict[str, str]:
     """By agent, what people call its node: by its host, and where that is not enough, by more."""
     known = list(nodes)
     hosts = Counter(status.host for status in known)
-    return {
-        status.agent_id: status.host
-        if status.host and hosts[status.host] == 1
-        else f"{status.host or 'node'} ({status.agent_id[:6]})"
-        for status in known
-    }
+    names: dict[str, str] = {}
+    taken: set[str] = set()
+    for status in known:
+        alone = status.host and hosts[status.host] == 1
+        name = status.host if alone else f"{status.host or 'node'} ({status.agent_id[:6]})"
+        while name in taken:  # a host may be named as another's node is
+            name = f"{name} ({status.agent_id})"
+        taken.add(name)
+        names[status.agent_id] = name
+    return names

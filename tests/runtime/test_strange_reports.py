@@ -1,0 +1,195 @@
+"""Well-typed reports that make no sense, from a peer that may speak: each costs itself, and the job is served on."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec import inspect
+
+from taskd.config.manager import ManagerConfig
+from taskd.runtime.identity import agent_of
+from taskd.runtime.links import AgentSocket
+from taskd.runtime.loopback import secured
+from taskd.runtime.manager import Manager
+from taskd.wire import codec, messages
+from taskd.wire.checks import Inspect
+from taskd.wire.messages import Drain, Ledger, Modules, NodeStatus, Order, Refusal, Stage
+from tests.fuzz.shapes import Value, changed
+from tests.runtime.test_manager import Agent, rank
+from tests.wire.peers import NONE, until
+
+Make = Callable[..., Manager]
+STATUS = NodeStatus(
+    job_id="job",
+    node_rank=-1,
+    agent_id=agent_of("a stranger's proof"),
+    proof="a stranger's proof",
+    sequence=1,
+    node_count=1,
+    ranks=(),
+    store_host="127.0.0.1",
+    store_port=1,
+    standbys=0,
+    max_restarts=0,
+    generation=0,
+)
+MESSAGES = [
+    STATUS,
+    messages.Testimony(job_id="job", agent_id=STATUS.agent_id, inquiry=0, evidence={}, proof=STATUS.proof),
+    Drain(job_id="job", node="7"),
+    Modules(names=("numpy",)),
+    Inspect(job_id="other", key="key"),
+]
+
+
+class Stubborn:
+    """A cluster that fails when it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def request(self, node_rank: int, reason: str) -> None:
+        self.asked += 1
+        if self.asked == 1:
+            raise RuntimeError(f"no node for {node_rank}: {reason}")
+
+
+class Frail(Manager):
+    """A manager with a bug that nobody knows yet."""
+
+    def __init__(self, config: ManagerConfig) -> None:
+        self.fails = threading.Event()
+        super().__init__(config)
+
+    def _turn(self) -> None:
+        if self.fails.is_set():
+            self.fails.clear()
+            raise ZeroDivisionError("once")
+        super()._turn()
+
+
+@pytest.fixture
+def make(run_dir: Path) -> Iterator[Make]:
+    """Starts managers of a job with one node and two ranks."""
+    made: list[Manager] = []
+
+    def start(cluster: Stubborn | None = None, **keys: object) -> Manager:
+        whole = {"job_id": "job", "node_nums": 1, "proc_per_node": 2, "port": 0, "run_dir": str(run_dir), **keys}
+        made.append(Manager(ManagerConfig.from_mapping(whole, env={}), cluster))
+        made[-1].start()
+        return made[-1]
+
+    yield start
+    for manager in made:
+        manager.stop()
+
+
+def linked(manager: Manager) -> AgentSocket:
+    return AgentSocket(manager.address, secured(NONE, manager.address, manager._config.run_dir))
+
+
+def variants() -> Iterator[Value]:
+    for message in MESSAGES:
+        for _, value in changed(inspect.type_info(type(message)), msgspec.to_builtins(message)):
+            yield value
+
+
+def test_no_field_of_any_report_ends_the_manager(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """From a node without a place: the job's own is served as before, and nothing of it changes."""
+    manager = make()
+    with Agent(manager) as agent, linked(manager) as stranger:
+        before = agent.obey(Order.RUN)
+        until(stranger, lambda _: stranger.connected)
+        for value in variants():
+            frame = codec.MAGIC + bytes([codec.WIRE_VERSION]) + msgspec.msgpack.encode(value)
+            if len(frame) <= codec.MAX_FRAME_BYTES:
+                stranger._socket.send(frame)
+        assert agent.obey(Order.RUN).generation == before.generation
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(caplog.records) < 20
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"generation": 2**31}, "generation or incarnation 2147483648"),
+        ({"ranks": (rank(0, incarnation=2**40), rank(1))}, "generation or incarnation 1099511627776"),
+        ({"ledger": Ledger(term=2**52)}, "found a manager of term 4503599627370496"),
+        ({"node_rank": -1, "ranks": (rank(0),)}, "found ranks on a node without a place"),
+    ],
+)
+def test_nobody_takes_the_job_into_the_far_future(make: Make, changes: dict[str, object], reason: str) -> None:
+    manager = make()
+    with Agent(manager) as agent, Agent(manager) as stranger:
+        agent.obey(Order.RUN)
+        refusal = stranger.ask(**changes)
+        assert isinstance(refusal, Refusal)
+        assert reason in refusal.reason
+        assert agent.obey(Order.RUN).generation == 0
+
+
+def test_the_modules_of_many_nodes_still_fit_a_message(make: Make) -> None:
+    manager = make()
+    with Agent(manager) as agent, linked(manager) as spare:
+        agent.obey(Order.RUN)
+        for node in range(4):
+            assert agent.link.send(Modules(names=tuple(f"node{node}.module{number:04}" for number in range(6000))))
+        until(spare, lambda _: spare.connected)
+        assert spare.send(STATUS)
+        heard = until(spare, lambda got: any(isinstance(message, Modules) for message in got))
+        taught = next(message for message in heard if isinstance(message, Modules))
+        assert 5000 < len(taught.names) < 24_000
+        assert agent.obey(Order.RUN).generation == 0
+
+
+def test_what_a_manager_cannot_do_costs_nothing_else(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    cluster = Stubborn()
+    manager = make(cluster, node_nums=2, recover_strategy="recover")
+    with Agent(manager) as first, Agent(manager, "another") as second:
+        first.ask(node_count=2)
+        second.ask(node_count=2, node_rank=1, ranks=(rank(2), rank(3)))
+        first.obey(Order.RUN)
+        second.obey(Order.RUN)
+        dead = (rank(2, Stage.DEAD, cause="signal 9"), rank(3, Stage.DEAD, cause="signal 9"))
+        assert second.link.send(msgspec.structs.replace(second.status, sequence=99, ranks=dead, leaving=True))
+        assert first.obey(Order.PAUSE).generation == 1
+    assert cluster.asked == 1
+    (failure,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert "AskCluster was not done by a bug" in failure.getMessage()
+
+
+def test_a_manager_that_fails_begins_anew_and_serves_the_job_on(run_dir: Path) -> None:
+    """The agents tell it where the job stands."""
+    keys = {"job_id": "job", "node_nums": 1, "proc_per_node": 2, "port": 0, "run_dir": str(run_dir)}
+    manager = Frail(ManagerConfig.from_mapping(keys, env={}))
+    manager.start()
+    trained = (rank(0, generation=4, step=70), rank(1, generation=4, step=70))
+    with Agent(manager) as agent:
+        before = agent.obey(Order.RUN, ranks=trained, generation=4)
+        manager.fails.set()
+        after = agent.obey(Order.RUN, newer_than=before.sequence)
+        assert not manager.fails.is_set()
+        assert after.ledger.term > before.ledger.term
+        assert after.generation == 4
+        pause = agent.obey(Order.PAUSE, ranks=(trained[0], rank(1, Stage.DEAD, generation=4)))
+        assert pause.generation == 5
+    manager.stop()
+
+
+def test_nobody_speaks_for_another(make: Make) -> None:
+    """With the job's secret, and all that the manager tells the agents of each other."""
+    manager = make()
+    with Agent(manager) as agent, linked(manager) as forger:
+        told = agent.obey(Order.RUN).places[0].agent_id
+        assert told == agent.status.agent_id
+        until(forger, lambda _: forger.connected)
+        dead = (rank(0, Stage.DEAD, cause="signal 9"), rank(1, Stage.DEAD, cause="signal 9"))
+        forged = msgspec.structs.replace(agent.status, sequence=10**6, ranks=dead, leaving=True, proof="")
+        for proof in ("", told, "its prooF"):
+            assert forger.send(msgspec.structs.replace(forged, proof=proof))
+            assert forger.send(messages.Testimony(job_id="job", agent_id=told, inquiry=0, evidence={}, proof=proof))
+        assert until(forger, lambda _: manager._socket.refused["identity"] >= 6) == []
+        assert agent.obey(Order.RUN).generation == 0

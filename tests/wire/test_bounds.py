@@ -1,0 +1,94 @@
+"""Every field of every message has a bound; what lies beyond is refused, and what is honest is made to fit."""
+
+import math
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import inspect
+
+from taskd.core.evidence import Evidence, PythonError, Thread
+from taskd.wire import codec, text
+from taskd.wire.bounds import LINE_CHARS, NAME_CHARS
+from taskd.wire.codec import BadFrameError
+from taskd.wire.messages import FromAgent, FromLocal, FromManager, LastWords, Modules, Progress, ToLocal
+from tests.fuzz.shapes import bounded, changed, leaves, plain
+from tests.wire.test_codec import STATUS
+
+READERS = [
+    (FromAgent, codec.decode_from_agent),
+    (FromManager, codec.decode_from_manager),
+    (FromLocal, codec.decode_from_local),
+    (ToLocal, codec.decode_to_local),
+]
+EVIL = "a\0b\x1b[2J\nnext\x9b1m\u2028\udcff" + "x" * 10_000
+
+
+@pytest.mark.parametrize("kind", [*(kind for kind, _ in READERS), Evidence], ids=str)
+def test_every_field_has_a_bound(kind: type) -> None:
+    assert [path for path, leaf in leaves(inspect.type_info(kind)) if not bounded(leaf)] == []
+
+
+@pytest.mark.parametrize(("kind", "read"), READERS, ids=["from agent", "from manager", "from local", "to local"])
+def test_whatever_a_field_holds_it_is_taken_or_refused(kind: type, read) -> None:
+    tried = taken = 0
+    union = inspect.type_info(kind)
+    assert isinstance(union, inspect.UnionType)
+    for one in union.types:
+        for _, value in changed(one, plain(one)):
+            tried += 1
+            try:
+                read(codec.MAGIC + bytes([codec.WIRE_VERSION]) + msgspec.msgpack.encode(value))
+                taken += 1
+            except BadFrameError:
+                pass
+    assert 0.1 < taken / tried < 0.5, f"{taken} of {tried}"
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, -1.0, 1e300])
+def test_no_float_is_without_measure(number: float) -> None:
+    with pytest.raises(BadFrameError, match="cannot be sent"):
+        codec.encode(msgspec.structs.replace(STATUS, progress=Progress(step=1, age_s=number)))
+
+
+def test_what_is_honest_and_too_much_is_made_to_fit() -> None:
+    words = codec.decode_from_local(codec.encode(LastWords(cause=EVIL, kind=EVIL)))
+    assert isinstance(words, LastWords)
+    assert words.cause.startswith(r"a\x00b\x1b[2J next\x9b1m \xff" + "xxx")
+    assert (len(words.cause), len(words.kind)) == (LINE_CHARS, NAME_CHARS)
+    known = Evidence(error=PythonError(EVIL, EVIL, EVIL), threads=(Thread(EVIL, (EVIL,) * 5000),), native=EVIL * 50)
+    read = msgspec.msgpack.decode(codec.pack(known), type=Evidence)
+    assert read.error is not None
+    assert read.error.message == words.cause
+    assert len(read.threads[0].stack) < 5000
+    assert read.native.count("\n") > 2, "what has lines keeps them"
+
+
+def test_what_fits_is_not_touched() -> None:
+    whole = Evidence(error=PythonError("E", "größer als π", "f.py:1 in f"), native="one\n\ttwo")
+    assert msgspec.msgpack.decode(codec.pack(whole), type=Evidence) == replace(whole)
+
+
+def test_more_modules_than_anybody_has_are_cut() -> None:
+    read = codec.decode_from_local(codec.encode(Modules(names=(EVIL, "numpy"))))
+    assert isinstance(read, Modules)
+    assert read.names[1] == "numpy"
+
+
+@given(st.text(st.characters(codec=None)), st.integers(1, 50))
+def test_a_line_is_one_and_can_be_printed(whole: str, most: int) -> None:
+    made = text.line(whole, most)
+    assert made.isprintable()
+    assert len(made) <= most
+    assert text.line(made, most) == made
+    if whole.isprintable() and len(whole) <= most:
+        assert made == whole
+
+
+@given(st.text(st.characters(codec=None)), st.integers(1, 50))
+def test_a_page_has_nothing_but_lines(whole: str, most: int) -> None:
+    made = text.page(whole, most)
+    assert all(one.isprintable() for one in made.split("\n"))
+    assert len(made) <= most
