@@ -67,3 +67,7 @@ class RecordError(TaskdError):
 
 class ChaosError(TaskdError):
     """A scene of `taskd chaos` cannot be played here, or not on this process. What was changed has been undone."""
+
+
+class FolderError(TaskdError, OSError):
+    """A folder or file that was found where this user's own has to be, and that belongs to somebody else."""

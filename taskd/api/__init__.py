@@ -57,8 +57,10 @@ def start_taskd_manager() -> bool:
         logger.error("the manager has no configuration, expected one; call init_taskd_manager first and see its errors")
         return False
     try:
+        from taskd.runtime.limits import raise_descriptor_limit
         from taskd.runtime.manager import Manager
 
+        raise_descriptor_limit()
         stop = threading.Event()
         with _stopped_by_signals(stop.set):  # before anybody can see that it listens
             Manager(_config, stop=stop).run()

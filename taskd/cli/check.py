@@ -51,7 +51,7 @@ With --manager the nodes of a running job are checked against each other, beside
 than what they can do, but one that is much slower than the others is seen. Nothing follows from it for the job.
 
 variables:
-  TASKD_RUN_DIR       the directory whose disk is tried (default: taskd-UID in the temporary directory)
+  TASKD_RUN_DIR       the directory whose disk is tried (default: that of the records)
   GLOO_SOCKET_IFNAME  the interface of the collectives, as in training
   TASKD_SECRET, TASKD_SECRET_FILE, TASKD_JOB_ID   with --manager, as on the job's nodes
 

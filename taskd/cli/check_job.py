@@ -17,6 +17,7 @@ from taskd.config.address import Address
 from taskd.config.manager import job_id
 from taskd.config.process import environment
 from taskd.config.reading import Source
+from taskd.config.rundir import run_dir
 from taskd.config.security import Security
 from taskd.errors import TaskdError
 
@@ -36,9 +37,10 @@ def check_job(address: Address, timeout_s: float, *, as_json: bool) -> int:
         source = Source(environment())
         security = Security.from_source(source)
         security.check(address, "connect to")
+        from taskd.runtime.loopback import secured
         from taskd.runtime.operator import inspect
 
-        text = inspect(address, security, timeout_s, job_id(source))
+        text = inspect(address, secured(security, address, run_dir(source)), timeout_s, job_id(source))
     except TaskdError as error:
         print(f"taskd check: {error}", file=sys.stderr)
         return 1

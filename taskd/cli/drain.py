@@ -17,6 +17,7 @@ from taskd.config.address import Address, is_host, manager_address
 from taskd.config.manager import job_id
 from taskd.config.process import environment
 from taskd.config.reading import Source
+from taskd.config.rundir import run_dir
 from taskd.config.security import Security
 from taskd.errors import ConfigError, TaskdError
 
@@ -46,8 +47,10 @@ def drain(arguments: Sequence[str]) -> int:
         address = options.manager or _find_manager(env)
         security = Security.from_source(source)
         security.check(address, "connect to")
+        from taskd.runtime.loopback import secured
         from taskd.runtime.operator import drain as ask
 
+        security = secured(security, address, run_dir(source))
         print(ask(address, security, options.node, options.timeout, job_id(source)))
     except TaskdError as error:
         print(f"taskd drain: {error}", file=sys.stderr)

@@ -20,6 +20,8 @@ _SUSPECT_HEARTBEATS = Membership().suspect_s / Membership().heartbeat_s
 _MIN_HEARTBEATS = 4
 LAST_CALL_S = 30.0
 """torchrun waits so long for more than MIN nodes (`last_call_timeout` of its rendezvous)."""
+MAX_JOB_ID_BYTES = 200
+"""It names a folder, with a number behind it where two jobs have one name."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,9 @@ def job_id(source: Source) -> str:
     env = {"TASKD_JOB_ID": given or cluster or ""}
     name = Source(env, source.keys).text(settings.JOB_ID)
     assert name is not None, "the setting has a default"
+    if not name.isprintable() or not name.strip("./ ") or len(os.fsencode(name)) > MAX_JOB_ID_BYTES:
+        expected = f"a name: printable, at most {MAX_JOB_ID_BYTES} bytes, and not of dots and slashes alone"
+        raise Source(env, source.keys).refuse(settings.JOB_ID, name, expected)
     return name
 
 

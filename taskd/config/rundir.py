@@ -2,7 +2,9 @@
 
 import os
 import re
+import stat
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +24,24 @@ def run_dir(source: Source) -> Path:
     """The run directory. Raises `ConfigError` if it is relative or too long for a socket below it."""
     given = source.path(settings.RUN_DIR)
     if given is None:
-        return Path(tempfile.gettempdir()) / f"taskd-{os.getuid()}"
+        return default_dir(source.env)
     if len(os.fsencode(given)) > MAX_RUN_DIR_BYTES:
         raise source.refuse(settings.RUN_DIR, str(given), f"a path of at most {MAX_RUN_DIR_BYTES} bytes")
     return given
+
+
+def default_dir(env: Mapping[str, str]) -> Path:
+    """Where it is if nobody has said it: in the user's own directory for such things, or a shared one."""
+    own = env.get("XDG_RUNTIME_DIR", "")
+    if own and len(os.fsencode(own)) <= MAX_RUN_DIR_BYTES - len("/taskd") and _is_own(own):
+        return Path(own) / "taskd"
+    return Path(env.get("TMPDIR") or tempfile.gettempdir()) / f"taskd-{os.getuid()}"
+
+
+def _is_own(path: str) -> bool:
+    """Whether it is there, and is what the XDG base directory specification wants it to be."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077

@@ -53,7 +53,7 @@ PORT = Setting(
 SECRET = Setting(
     "TASKD_SECRET", "secret", Kind.TEXT, None, _BOTH,
     "The job's secret: 16 characters or more, the same on all nodes. Both sides derive their keys from it. "
-    "When unset, only loopback is used.",
+    "When unset, only loopback is used, with a secret that taskd keeps in the run directory.",
 )  # fmt: skip
 SECRET_FILE = Setting(
     "TASKD_SECRET_FILE", "secret_file", Kind.PATH, None, _BOTH,
@@ -65,8 +65,8 @@ INSECURE = Setting(
 )  # fmt: skip
 RUN_DIR = Setting(
     "TASKD_RUN_DIR", "run_dir", Kind.PATH, None, _BOTH,
-    "Directory for sockets and records, at most 60 bytes long. When unset: `taskd-UID` in the directory for "
-    "temporary files.",
+    "Directory for records, at most 60 bytes long. When unset: `taskd` in `XDG_RUNTIME_DIR` where that is there, else "
+    "`taskd-UID` in the directory for temporary files.",
 )  # fmt: skip
 HEARTBEAT_S = Setting(
     "TASKD_HEARTBEAT_S", "heartbeat_s", Kind.SECONDS, f"{_MEMBERSHIP.heartbeat_s:g}", _BOTH,

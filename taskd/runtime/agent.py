@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from math import ceil, inf
-from secrets import token_hex
 
 import zmq
 from typing_extensions import assert_never
@@ -25,9 +24,11 @@ from taskd.config.agent import AgentConfig
 from taskd.core.agent import Action, Node
 from taskd.runtime.crew import Crew
 from taskd.runtime.deaths import DeathWatch
+from taskd.runtime.embedded import connect
 from taskd.runtime.examiner import Examiner
+from taskd.runtime.identity import agent_of
 from taskd.runtime.links import AgentSocket
-from taskd.runtime.manager import Manager, connect
+from taskd.runtime.manager import Manager
 from taskd.runtime.observer import Observer
 from taskd.runtime.patience import Patience
 from taskd.runtime.ports import NodeIdentity, Outlook, Templates, WorkerHost
@@ -68,15 +69,15 @@ class NodeAgent:
     def __init__(self, config: AgentConfig, serve_store: Callable[[], tuple[str, int]]) -> None:
         self._config = config
         self._serve_store = serve_store
-        self._node = Node(agent_id=token_hex(8))
+        self._reports = Reports(config.job_id)
+        self._node = Node(agent_id=agent_of(self._reports.proof))
         self._files = RankFiles(config.run_dir, config.job_id)
         self._server = LocalServer(self._files.socket)
         self._deaths = DeathWatch()
         self._pool = StandbyPool(self._server, config.standbys, self._start_template)
         self._crew = Crew(self._files, self._deaths, self._pool, config.preload)
-        self._observer = Observer(config.job_id, self._crew)
+        self._observer = Observer(config.job_id, self._crew, self._reports.proof)
         self._identity: NodeIdentity | None = None
-        self._reports = Reports(config.job_id)
         self._link: AgentSocket | None = None
         self._manager: Manager | None = None
         self._inbox: deque[Callable[[], None]] = deque()
@@ -88,7 +89,7 @@ class NodeAgent:
         self._sent_s = 0.0
         self._patience = Patience(config.manager_wait_s)
         self._prospect = Prospect(config.manager_wait_s, presumed=config.presumes_manager)
-        self._warmth = Warmth(self._pool, self._crew, learn=config.learn_modules)
+        self._warmth = Warmth(self._pool, self._crew.any_peer, self._crew.runs_python, learn=config.learn_modules)
         self._examiner = Examiner(self._pool, self._deaths, config.run_dir)
         self._local_ranks = 1
 
@@ -289,7 +290,7 @@ class NodeAgent:
             return
         self._perform_all(self._node.report(rank, report))
         if report.stage is Stage.COMMITTED:
-            self._warmth.warm(peer)
+            self._warmth.committed(peer)
         if self._stock and report.stage in (Stage.PAUSED, Stage.FINISHED):
             peer.send(Abandon(reason="no manager answers"))
 

@@ -127,8 +127,7 @@ class Crew:
         if self._host is not None:
             self._host.dismiss()
 
-    @property
-    def python(self) -> bool:
+    def runs_python(self) -> bool:
         """Whether a standby can run what the ranks run."""
         if self._host is None:
             return False

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from taskd.core.evidence import Evidence
-from taskd.runtime.chronicle import FAULTS, FaultEntry, VerdictEntry
+from taskd.runtime.chronicle import FAULTS, FaultEntry, VerdictEntry, open_record
 
 _FILE_BYTES: Final = 256 << 20
 _SAME_S: Final = 5.0
@@ -42,9 +42,11 @@ def read_evidence(folder: Path, fault: FaultEntry) -> FaultRecord | None:
     path = folder / FAULTS / Path(verdict.evidence).name
     record = FaultRecord(str(path))
     try:
-        if path.stat().st_size > _FILE_BYTES:
+        with open_record(path) as file:
+            content = file.read(_FILE_BYTES + 1)
+        if len(content) > _FILE_BYTES:
             return replace(record, problem=f"it is larger than {_FILE_BYTES >> 20} MiB")
-        found = json.loads(path.read_bytes())
+        found = json.loads(content)
         ranks = {str(int(rank)): value for rank, value in found["evidence"].items()}
         own = _is_of(found, verdict)
     except OSError as error:

@@ -7,9 +7,12 @@ Rules:
 2. Each side knows both key pairs, because each holds the secret. The manager accepts only the agents' key, and an agent
    only the manager's: neither can be talked to, nor impersonated, without the secret.
 3. The job's name takes no part: a wrong name is answered with a `Refusal` that says so, not with a failed handshake.
+4. All agents of a job hold the same secret. So that none can speak for another, each has a proof that it shows to the
+   manager alone, and is known to the others by its hash.
 """
 
 import hashlib
+import secrets
 from enum import Enum
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -34,6 +37,16 @@ class KeyPair(NamedTuple):
 
     public: bytes
     secret: bytes
+
+
+def new_proof() -> str:
+    """What one agent shows its manager with each report. Never log one."""
+    return secrets.token_hex(16)
+
+
+def agent_of(proof: str) -> str:
+    """The name by which all know the agent with this proof."""
+    return hashlib.blake2b(proof.encode(), digest_size=8).hexdigest()
 
 
 def keys_from_secret(secret: bytes, role: Role) -> KeyPair:

@@ -13,12 +13,15 @@ Rules:
 import fcntl
 import logging
 import os
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from secrets import token_hex
 from typing import Final
 
-from taskd.config.rundir import job_dir
+from taskd.config.process import environment
+from taskd.config.rundir import default_dir, job_dir
+from taskd.runtime.ownfolder import OwnFolder
 
 logger = logging.getLogger(__name__)
 LOCK: Final = "lock"
@@ -31,12 +34,16 @@ class JobFolder:
     def __init__(self, run_dir: Path, job_id: str) -> None:
         first = job_dir(run_dir, job_id)
         for number in count(1):
-            self.path = _numbered(first, number)
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self.folder = open_folder(_numbered(first, number))
+            try:
+                self._lock = self.folder.open(LOCK, os.O_RDWR | os.O_CREAT)
+            except OSError:
+                self.folder.close()
+                raise
             if locked(self._lock):
                 break
-            os.close(self._lock)
+            self.close()
+        self.path = self.folder.path
         self.mark = token_hex(8)
         try:
             os.truncate(self._lock, 0)
@@ -56,20 +63,31 @@ class JobFolder:
     def close(self) -> None:
         """Another job may have it."""
         os.close(self._lock)
+        self.folder.close()
+
+
+def open_folder(path: Path) -> OwnFolder:
+    """A folder below the run directory, which is made too. The default one is this user's alone, as the folder is."""
+    parent = path.parent
+    if parent == default_dir(environment()):
+        with closing(OwnFolder(parent)) as within:
+            return OwnFolder(path, within)
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return OwnFolder(path)
 
 
 def marked(run_dir: Path, job_id: str, mark: str) -> Path | None:
     """The folder of the manager with this mark, if this file system shows it."""
     first = job_dir(run_dir, job_id)
     for number in count(1):
-        folder = _numbered(first, number)
+        path = _numbered(first, number)
         try:
-            with (folder / LOCK).open("rb") as lock:
+            with closing(OwnFolder(path, make=False)) as folder, open(folder.open(LOCK, os.O_RDONLY), "rb") as lock:
                 found = lock.read(_MARK_BYTES)
         except OSError:
             return None
         if mark and found == mark.encode():
-            return folder
+            return path
     return None
 
 

@@ -8,7 +8,9 @@ Rules:
 
 import json
 import logging
+import os
 import time
+from contextlib import closing, suppress
 from io import FileIO
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from taskd.config.rundir import job_dir
 from taskd.core.phases import Diagnosed, Setback
 from taskd.core.record import FaultRecord, tell
 from taskd.runtime.jobfolder import JobFolder
+from taskd.runtime.ownfolder import OwnFolder
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +41,8 @@ class Journal:
             self._claim = JobFolder(run_dir, job_id)
             self.folder, self.mark = self._claim.path, self._claim.mark
             self.path = self.folder / "journal.jsonl"
-            self._file = self.path.open("ab", buffering=0)
-            former = (path.stem for path in self.folder.glob("faults/*.json"))
-            self._former_faults = max((int(stem) for stem in former if stem.isdecimal()), default=0)
+            self._file = FileIO(self._claim.folder.open(self.path.name, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
+            self._former_faults = self._count_faults(self._claim)
         except OSError as error:
             self._fail(error)
 
@@ -59,17 +61,16 @@ class Journal:
         number = self._former_faults + told.fault
         fields = {"fault": number, **_verdict_fields(told), "evidence": f"faults/{number:04d}.json"}
         self.write("verdict", **fields)
-        if self._file is None:
+        if self._claim is None:
             return
-        path = self.folder / str(fields["evidence"])
         evidence = {str(rank): msgspec.to_builtins(known) for rank, known in sorted(told.evidence.items())}
         whole = {"job_id": self._job_id, **_now(), "verdict": fields, "evidence": evidence}
         try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            path.with_suffix(".tmp").write_bytes(msgspec.json.encode(whole))
-            path.with_suffix(".tmp").replace(path)
+            with closing(OwnFolder(self.folder / "faults", self._claim.folder)) as faults:
+                faults.write(f"{number:04d}.json", msgspec.json.encode(whole))
         except OSError as error:
-            logger.error("evidence is not kept: %s cannot be written (%s)", path, error.strerror)
+            where = self.folder / str(fields["evidence"])
+            logger.error("evidence is not kept: %s cannot be written (%s)", where, error.strerror)
 
     def setback(self, told: Setback, fault: int) -> None:
         """Append an attempt that has failed, with its reason."""
@@ -96,6 +97,16 @@ class Journal:
         if self._claim is not None:
             self._claim.close()
             self._claim = None
+
+    def _count_faults(self, claim: JobFolder) -> int:
+        """Those of earlier managers."""
+        with (
+            suppress(FileNotFoundError),
+            closing(OwnFolder(self.folder / "faults", claim.folder, make=False)) as faults,
+        ):
+            stems = (name.removesuffix(".json") for name in faults.names())
+            return max((int(stem) for stem in stems if stem.isdecimal()), default=0)
+        return 0
 
     def _fail(self, error: OSError) -> None:
         logger.error("no journal from here on: %s cannot be written (%s); set TASKD_RUN_DIR", self.path, error.strerror)

@@ -38,7 +38,7 @@ class Kernels:
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             connection = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol)
-        except OSError:
+        except (OSError, UnicodeError):  # the latter for a name that can be none
             connection, address = socket.socket(), ("", 0)  # an answer in any case: nobody can be reached there
         connection.connect_ex(address)
         self._open.append(_Question(agent_id, connection, time.monotonic() + TIMEOUT_S))

@@ -116,14 +116,17 @@ class _Link:
                 )
             return decode(frames[0].bytes)
         except codec.BadFrameError as error:
-            self._refuse(error.fault.value, f"a frame from {_peer_host(frames)}", str(error))
+            self.refuse(error.fault.value, f"a frame from {_peer_host(frames)}", str(error))
             return None
 
-    def _refuse(self, kind: str, what: str, reason: str) -> None:
+    def refuse(self, kind: str, what: str, reason: str) -> bool:
+        """Count a refusal; whether it was logged, as the first one of this kind and peer."""
         self.refused[kind] += 1
-        if (kind, what) not in self._logged and len(self._logged) < _MAX_LOGGED:
-            self._logged.add((kind, what))
-            logger.warning("refused %s: %s (further ones of this kind are only counted)", what, reason)
+        if (kind, what) in self._logged or len(self._logged) >= _MAX_LOGGED:
+            return False
+        self._logged.add((kind, what))
+        logger.warning("refused %s: %s (further ones of this kind are only counted)", what, reason)
+        return True
 
 
 class ManagerSocket(_Link):
@@ -157,7 +160,7 @@ class ManagerSocket(_Link):
         """All messages that are there now. Never waits, never raises for what a peer did."""
         self._open_gate()
         for _ in range(self._connections.refused()):
-            self._refuse(
+            self.refuse(
                 STRANGER,
                 "a connection",
                 "it ended before the peer had shown the job's secret; either the peer has another secret (its own log "
@@ -172,13 +175,23 @@ class ManagerSocket(_Link):
 
     def send(self, peer: Peer, message: FromManager) -> bool:
         """Send to one agent; False if its connection is gone or it does not read (it will ask again)."""
-        return self._send(peer, codec.encode(message))
+        frame = self._frame(message)
+        return frame is not None and self._send(peer, frame)
 
     def send_all(self, peers: Iterable[Peer], message: FromManager) -> None:
         """Send to all of them, as `send` does: the message is encoded once."""
-        frame = codec.encode(message)
-        for peer in peers:
-            self._send(peer, frame)
+        frame = self._frame(message)
+        if frame is not None:
+            for peer in peers:
+                self._send(peer, frame)
+
+    def _frame(self, message: FromManager) -> bytes | None:
+        """None for one that cannot be sent: what peers have said may add up to more than a message holds."""
+        try:
+            return codec.encode(message)
+        except codec.BadFrameError as error:
+            self.refuse(error.fault.value, f"to send {type(message).__name__}", str(error))
+            return None
 
     def _send(self, peer: Peer, frame: bytes) -> bool:
         try:

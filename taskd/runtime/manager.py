@@ -9,21 +9,19 @@ Rules:
 """
 
 import logging
-import secrets
 import threading
 import time
-from dataclasses import replace
 from math import ceil
 
 import msgspec
 import zmq
 from typing_extensions import assert_never
 
-from taskd.config.address import LOOPBACK, Address
-from taskd.config.agent import AgentConfig
+from taskd.config.address import Address
 from taskd.config.manager import ManagerConfig
-from taskd.config.security import Security
 from taskd.core.evidence import Evidence
+from taskd.core.phases import Phase
+from taskd.core.plausible import implausible
 from taskd.core.recovery import (
     Action,
     AskCluster,
@@ -41,17 +39,22 @@ from taskd.core.shorthand import answer, is_short
 from taskd.errors import TransitionError
 from taskd.runtime.checks import CheckDesk
 from taskd.runtime.cluster import Cluster, cluster_of
+from taskd.runtime.identity import agent_of
 from taskd.runtime.journal import Journal, as_fields, as_text, at_step
 from taskd.runtime.kernels import Kernels
-from taskd.runtime.links import AgentSocket, ManagerSocket, Peer
-from taskd.runtime.rankfiles import RankFiles
+from taskd.runtime.links import ManagerSocket, Peer
+from taskd.runtime.loopback import secured
 from taskd.wire.checks import Inspect
-from taskd.wire.messages import Answer, Directive, Drain, Modules, NodeStatus, Refusal, Stage, Testimony
+from taskd.wire.codec import MAX_MODULES_BYTES
+from taskd.wire.messages import Answer, Directive, Drain, FromAgent, Modules, NodeStatus, Refusal, Stage, Testimony
 
 logger = logging.getLogger(__name__)
 LINGER_S = 10.0
 TICK_MS = 100
 QUICK_TICK_MS = 20
+RESTART_S = 0.1
+"""Times the failures so far: how long a manager that has failed waits before it begins anew."""
+MOST_RESTART_S = 5.0
 _evidence = msgspec.msgpack.Decoder(Evidence)
 
 
@@ -78,24 +81,31 @@ class Manager:
         """
         self._config = config
         self._embedded = embedded
-        # Its directives must count as newer than those of every manager that this job had before.
-        self._core = Recovery(config.policy, sequence=time.time_ns() // 1_000_000)
-        self._socket = ManagerSocket(config.listen, config.security)
+        self._socket = ManagerSocket(config.listen, secured(config.security, config.listen, config.run_dir))
         self._journal = Journal(config.run_dir, config.job_id)
         self._cluster = cluster or cluster_of(config.node_command, config.job_id)
-        self._desk = CheckDesk(config.policy, self._core.sequence, self._journal, self._cluster)
         self._kernels = Kernels()
+        self._modules: set[str] = set()
+        self._modules_bytes = 0
+        self._standbys: dict[int, int] = {}
+        self._pids: dict[int, dict[str, int]] = {}
+        self._first_step = -1
+        self._failed = 0
+        self._told: set[str] = set()
+        self._begin(0)
+        self._stop = stop or threading.Event()
+        self._thread: threading.Thread | None = None
+        self.exit_code = 0
+
+    def _begin(self, last: int) -> None:
+        """Know nothing of the job: its agents will tell. `last` is the last directive of whoever managed it before."""
+        # Its directives must count as newer than those of every manager that this job had before.
+        self._core = Recovery(self._config.policy, sequence=max(time.time_ns() // 1_000_000, last + 1))
+        self._desk = CheckDesk(self._config.policy, self._core.sequence, self._journal, self._cluster)
         self._peers: dict[str, Peer] = {}
         self._directive: Directive | None = None
         self._ended_s: float | None = None
         self._waiting: set[str] = set()
-        self._modules: set[str] = set()
-        self._standbys: dict[int, int] = {}
-        self._pids: dict[int, dict[str, int]] = {}
-        self._first_step = -1
-        self._stop = stop or threading.Event()
-        self._thread: threading.Thread | None = None
-        self.exit_code = 0
 
     @property
     def address(self) -> Address:
@@ -111,6 +121,16 @@ class Manager:
         """Serve until the job has ended or `stop` is called. Returns the job's exit code."""
         logger.info("manager of job %s listens on %s", self._config.job_id, self.address)
         self._journal.write("manager started", job_id=self._config.job_id, address=str(self.address))
+        try:
+            while not self._stop.is_set() and not self._over():
+                self._serve()
+        finally:
+            self._socket.close(flush_s=0.2)
+            self._kernels.close()
+            self._journal.close()
+        return self.exit_code
+
+    def _serve(self) -> None:
         poller = zmq.Poller()
         for socket in self._socket.sockets:
             poller.register(socket, zmq.POLLIN)
@@ -118,11 +138,12 @@ class Manager:
             while not self._stop.is_set() and not self._over():
                 poller.poll(self._pause_ms())
                 self._turn()
-        finally:
-            self._socket.close(flush_s=0.2)
-            self._kernels.close()
-            self._journal.close()
-        return self.exit_code
+        except Exception:
+            self._failed += 1
+            logger.exception("the manager has failed by a bug in taskd (please report this), and begins anew")
+            self._journal.write("manager failed", count=self._failed)
+            self._stop.wait(min(RESTART_S * self._failed, MOST_RESTART_S))
+            self._begin(self._core.sequence)
 
     def start(self) -> None:
         """Serve in a thread of its own."""
@@ -150,25 +171,46 @@ class Manager:
 
     def _turn(self) -> None:
         for peer, message in self._socket.receive():
-            match message:
-                case Drain():
-                    self._drain(peer, message)
-                case Modules():
-                    self._learn(message.names)
-                case NodeStatus():
-                    self._hear(peer, message)
-                case Testimony():
-                    self._hear_testimony(message)
-                case Inspect():
-                    self._socket.send(peer, self._desk.inspect(message, self._core))
-                case _:
-                    assert_never(message)
+            self._take(peer, message)
         for agent_id, listening in self._kernels.answers():
             self._perform(self._core.answered(agent_id, listening=listening, now_s=time.monotonic()))
         self._perform(self._core.tick(time.monotonic()))
         if self._desk.turn(self._core):
             for view in self._core.world.views():
                 self._order_check(view.status)
+
+    def _take(self, peer: Peer, message: FromAgent) -> None:
+        """One bad report costs that report."""
+        try:
+            self._obey(peer, message)
+        except Exception as error:  # noqa: BLE001  a bug, whatever it raises
+            self._tell_bug(f"a {type(message).__name__} was ignored", error)
+
+    def _tell_bug(self, what: str, error: Exception) -> None:
+        """With its trace, once for each kind: what has gone wrong may come again with every report."""
+        kind = f"{what}: {type(error).__name__}"
+        if kind not in self._told:
+            self._told.add(kind)
+            logger.error("%s by a bug in taskd (please report this; further ones are not told)", what, exc_info=error)
+
+    def _obey(self, peer: Peer, message: FromAgent) -> None:
+        if isinstance(message, NodeStatus | Testimony) and message.agent_id != agent_of(message.proof):
+            reason = "it speaks for another agent, expected one's own; install the same taskd on every node"
+            self._socket.refuse("identity", f"a {type(message).__name__}", reason)
+            return
+        match message:
+            case Drain():
+                self._drain(peer, message)
+            case Modules():
+                self._learn(message.names)
+            case NodeStatus():
+                self._hear(peer, message)
+            case Testimony():
+                self._hear_testimony(message)
+            case Inspect():
+                self._socket.send(peer, self._desk.inspect(message, self._core))
+            case _:
+                assert_never(message)
 
     def _order_check(self, status: NodeStatus) -> None:
         order, peer = self._desk.order_for(status), self._peers.get(status.agent_id)
@@ -187,9 +229,14 @@ class Manager:
 
     def _learn(self, names: tuple[str, ...]) -> None:
         """What the ranks import, for the warm processes of nodes that have no rank to learn it from."""
-        if set(names) <= self._modules:
+        known = len(self._modules)
+        for name in sorted(set(names) - self._modules):
+            size_bytes = self._modules_bytes + len(name.encode()) + 5
+            if size_bytes <= MAX_MODULES_BYTES:
+                self._modules.add(name)
+                self._modules_bytes = size_bytes
+        if len(self._modules) == known:
             return
-        self._modules |= set(names)
         for agent_id in self._core.world.candidates:
             if agent_id in self._peers:
                 self._teach(self._peers[agent_id])
@@ -215,8 +262,8 @@ class Manager:
         before = self._directive
         try:
             self._perform(self._core.hear(status, time.monotonic()))
-        except TransitionError:
-            logger.exception("the report of node %d does not fit (please report this)", status.node_rank)
+        except TransitionError as error:
+            self._tell_bug(f"a part of the report of node {status.node_rank} was ignored", error)
         if self._core.superseded:
             return
         if not is_short(status, self._core.term):
@@ -230,8 +277,12 @@ class Manager:
         policy = self._config.policy
         if status.job_id != policy.job_id:
             return f"found job {status.job_id!r}, expected {policy.job_id!r}; set the same job_id on all nodes"
+        core, forming = self._core, self._core.phase is Phase.FORMING
+        odd = implausible(status, generation=core.world.generation, forming=forming, term=core.term)
+        if odd:
+            return odd
         if status.node_rank < 0:
-            return None
+            return "found ranks on a node without a place, expected none" if status.ranks else None
         fewer = 0 < status.min_nodes <= status.node_count <= policy.node_count  # `--nnodes=MIN:MAX`
         fits = fewer or status.node_count == policy.node_count
         if not fits or len(status.ranks) not in (0, policy.ranks_per_node):
@@ -273,39 +324,49 @@ class Manager:
 
     def _perform_each(self, actions: list[Action]) -> None:
         for action in actions:
-            match action:
-                case Publish():
-                    self._publish(action.directive)
-                case Recovered():
-                    fault = self._journal.fault(action.record.fault)
-                    logger.warning("%s", as_text(action.record, fault))
-                    self._journal.write("recovered", **as_fields(action.record, fault))
-                case Setback():
-                    self._tell_setback(action)
-                case Stopped():
-                    self._end(action)
-                case Diagnosed():
-                    self._journal.verdict(action)
-                    if action.reported:
-                        logger.warning(
-                            "fault %d, %s: %s",
-                            self._journal.fault(action.fault),
-                            at_step(action.step),
-                            action.verdict.sentence,
-                        )
-                case AskKernel():
-                    self._kernels.ask(action.agent_id, action.host, action.port)
-                case AskCluster():
-                    self._journal.write("node wanted", node_rank=action.node_rank, reason=action.reason)
-                    self._cluster.request(action.node_rank, action.reason)
-                case Superseded():
-                    logger.error("the agents obey a newer manager: this one ends")
-                    self._journal.write("superseded", term=action.term)
-                    self.exit_code = 1
-                case Note():
-                    logger.log(logging.WARNING if action.warns else logging.INFO, "%s", action.text)
-                case _:
-                    assert_never(action)
+            self._perform_safely(action)
+
+    def _perform_safely(self, action: Action) -> None:
+        """What cannot be done costs itself, not what is to be done after it."""
+        try:
+            self._perform_one(action)
+        except Exception as error:  # noqa: BLE001  a bug, whatever it raises
+            self._tell_bug(f"{type(action).__name__} was not done", error)
+
+    def _perform_one(self, action: Action) -> None:
+        match action:
+            case Publish():
+                self._publish(action.directive)
+            case Recovered():
+                fault = self._journal.fault(action.record.fault)
+                logger.warning("%s", as_text(action.record, fault))
+                self._journal.write("recovered", **as_fields(action.record, fault))
+            case Setback():
+                self._tell_setback(action)
+            case Stopped():
+                self._end(action)
+            case Diagnosed():
+                self._journal.verdict(action)
+                if action.reported:
+                    logger.warning(
+                        "fault %d, %s: %s",
+                        self._journal.fault(action.fault),
+                        at_step(action.step),
+                        action.verdict.sentence,
+                    )
+            case AskKernel():
+                self._kernels.ask(action.agent_id, action.host, action.port)
+            case AskCluster():
+                self._journal.write("node wanted", node_rank=action.node_rank, reason=action.reason)
+                self._cluster.request(action.node_rank, action.reason)
+            case Superseded():
+                logger.error("the agents obey a newer manager: this one ends")
+                self._journal.write("superseded", term=action.term)
+                self.exit_code = 1
+            case Note():
+                logger.log(logging.WARNING if action.warns else logging.INFO, "%s", action.text)
+            case _:
+                assert_never(action)
 
     def _tell_setback(self, action: Setback) -> None:
         fault = self._journal.fault(action.record.fault)
@@ -330,28 +391,3 @@ class Manager:
         record = action.record
         fault = as_fields(record, self._journal.fault(record.fault)) if record is not None else {}
         self._journal.write("stopped", reason=action.reason, exit_code=action.exit_code, fault=fault)
-
-
-def connect(config: AgentConfig, ranks_per_node: int, files: RankFiles) -> tuple[AgentSocket, Manager | None]:
-    """An agent's link to its manager, which is started here if the job of one node has none elsewhere."""
-    if config.manager is not None:
-        return AgentSocket(config.manager, config.security), None
-    embedded = embedded_config(config, ranks_per_node)
-    manager = Manager(embedded, embedded=True)
-    files.records = manager.mark
-    manager.start()
-    return AgentSocket(manager.address, embedded.security), manager
-
-
-def embedded_config(config: AgentConfig, ranks_per_node: int) -> ManagerConfig:
-    """The configuration of a manager inside the agent of a one-node job: loopback, any port, a secret of its own."""
-    keys: dict[str, object] = {
-        "job_id": config.job_id,
-        "node_nums": 1,
-        "proc_per_node": ranks_per_node,
-        "host": LOOPBACK,
-        "port": 0,
-        "run_dir": str(config.run_dir),
-    }
-    base = ManagerConfig.from_mapping(keys)
-    return replace(base, security=Security(secret=secrets.token_hex(16).encode(), insecure=False))

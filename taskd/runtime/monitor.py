@@ -131,7 +131,7 @@ class Dial:
         if self._secured:
             return (
                 f"the manager at {self._address} refused our secret, or has none: give manager and agents the same "
-                "TASKD_SECRET (or TASKD_SECRET_FILE)"
+                "TASKD_SECRET (or TASKD_SECRET_FILE), or where none is given the same user and TASKD_RUN_DIR"
             )
         return (
             f"the manager at {self._address} refused us because we have no secret: set its TASKD_SECRET (or "

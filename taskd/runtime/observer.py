@@ -22,6 +22,7 @@ from taskd.runtime.blackbox import Box, Phase
 from taskd.runtime.crew import Crew
 from taskd.runtime.native_stacks import take_native
 from taskd.runtime.pace import Pacer
+from taskd.wire.codec import pack
 from taskd.wire.messages import Account, Ask, LastWords, Progress, RankSpan, Refuses, SawNonFinite, Testimony
 
 ACCOUNT_S = 0.2
@@ -31,14 +32,14 @@ LOOK_S = 1.0
 """So often it is seen how fast the ranks are and where they live: at each heartbeat that cost a step 0.2 %."""
 NATIVE_S = 0.06
 """The verdict waits for py-spy: enough for Python's frames (some 25 ms), and for native ones if they are quick."""
-_encoder = msgspec.msgpack.Encoder()
 
 
 class Observer:
     """The eyes of one agent."""
 
-    def __init__(self, job_id: str, crew: Crew) -> None:
+    def __init__(self, job_id: str, crew: Crew, proof: str) -> None:
         self._job_id = job_id
+        self._proof = proof
         self._crew = crew
         self._pacers: dict[tuple[int, int], Pacer] = {}
         self._looked_s = 0.0
@@ -159,6 +160,7 @@ class Observer:
         return Testimony(
             job_id=self._job_id,
             agent_id=node.agent_id,
+            proof=self._proof,
             inquiry=inquiry,
-            evidence={rank: msgspec.Raw(_encoder.encode(known)) for rank, known in evidence.items()},
+            evidence={rank: msgspec.Raw(pack(known)) for rank, known in evidence.items()},
         )

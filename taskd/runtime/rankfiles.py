@@ -15,12 +15,14 @@ import logging
 import os
 import shutil
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 from taskd.config.worker import WorkerConfig
 from taskd.errors import ShimError
 from taskd.runtime.blackbox import Box
 from taskd.runtime.jobfolder import JobFolder, locked, marked
+from taskd.runtime.ownfolder import OwnFolder
 from taskd.runtime.shape import Shape
 
 logger = logging.getLogger(__name__)
@@ -103,22 +105,21 @@ class RankFiles:
 
     def _keep(self, box: Path, name: str) -> None:
         try:
-            boxes = self._folder() / "boxes"
-            boxes.mkdir(mode=0o700, exist_ok=True)
-            shutil.copyfile(box, boxes / name)
-            kept = sorted(boxes.glob("*.box"), key=lambda path: path.stat().st_mtime)
-            for path in kept[:-KEPT_BOXES]:
-                path.unlink(missing_ok=True)
+            with closing(self._folder()) as folder, closing(OwnFolder(folder.path / "boxes", folder)) as boxes:
+                boxes.write(name, box.read_bytes())
+                kept = sorted((known for known in boxes.names() if known.endswith(".box")), key=boxes.changed_s)
+                for former in kept[:-KEPT_BOXES]:
+                    boxes.remove(former)
         except OSError as error:
             where = error.filename2 or error.filename or self._run_dir
             logger.warning("the black box %s cannot be kept: %s cannot be written (%s)", name, where, error.strerror)
 
-    def _folder(self) -> Path:
-        folder = marked(self._run_dir, self._job_id, self.records)
-        if folder is not None:
-            return folder
-        self._own = self._own or JobFolder(self._run_dir, self._job_id)
-        return self._own.path
+    def _folder(self) -> OwnFolder:
+        found = marked(self._run_dir, self._job_id, self.records)
+        if found is None:
+            self._own = self._own or JobFolder(self._run_dir, self._job_id)
+            found = self._own.path
+        return OwnFolder(found, make=False)
 
     def _make_box(self, rank: int, incarnation: int) -> Path | None:
         path = self.directory / f"box-{rank}-{incarnation}"

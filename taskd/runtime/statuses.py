@@ -5,6 +5,7 @@ import socket
 
 from taskd.core.agent import Node
 from taskd.core.shorthand import Shorthand
+from taskd.runtime.identity import new_proof
 from taskd.runtime.ports import NodeIdentity
 from taskd.wire.checks import CheckState
 from taskd.wire.messages import NodeStatus, Progress, RankSpan
@@ -18,6 +19,7 @@ class Reports:
 
     def __init__(self, job_id: str) -> None:
         self._job_id = job_id
+        self.proof = new_proof()
         self._sequence = 0
         self.store = ("", 0)
         """Host and port of the node's store."""
@@ -46,6 +48,7 @@ class Reports:
             job_id=self._job_id,
             node_rank=-1 if place is None else place,
             agent_id=node.agent_id,
+            proof=self.proof,
             sequence=self._sequence,
             node_count=identity.node_count if identity is not None else 0,
             ranks=tuple(slot.status for slot in node.slots.values()),

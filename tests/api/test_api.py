@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from taskd.config.address import LOOPBACK, Address
 from taskd.config.security import Security
 from taskd.runtime.links import AgentSocket
+from taskd.runtime.loopback import secured
 
 ROOT = Path(__file__).resolve().parents[2]
 MANAGER = """
@@ -43,12 +46,12 @@ def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_seeds_manager_serves_until_it_is_told_to_stop(number, run_dir):
-    port = free_port()
-    env = environment(TASKD_MANAGER_PORT=str(port), TASKD_RUN_DIR=str(run_dir))
+    address = Address(LOOPBACK, free_port())
+    env = environment(TASKD_MANAGER_PORT=str(address.port), TASKD_RUN_DIR=str(run_dir))
     arguments = [sys.executable, "-u", "-c", textwrap.dedent(MANAGER)]
     with (
         subprocess.Popen(arguments, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
-        AgentSocket(Address(LOOPBACK, port), Security()) as agent,
+        AgentSocket(address, secured(Security(), address, run_dir)) as agent,
     ):
         try:
             while not agent.connected:
@@ -61,6 +64,37 @@ def test_the_seeds_manager_serves_until_it_is_told_to_stop(number, run_dir):
             process.kill()
     assert (process.returncode, out) == (0, "True\nTrue\n")
     assert "Traceback" not in err
+
+
+def test_connections_that_say_nothing_take_no_place_of_agents(run_dir):
+    """More of them than the limit that the shell has set."""
+    address = Address(LOOPBACK, free_port())
+    env = environment(TASKD_MANAGER_PORT=str(address.port), TASKD_RUN_DIR=str(run_dir))
+    limited = 'ulimit -Sn 100 && exec "$0" -u -c "$1"'
+    arguments = ["bash", "-c", limited, sys.executable, textwrap.dedent(MANAGER)]
+    with ExitStack() as silent, subprocess.Popen(arguments, env=env, stdout=subprocess.PIPE) as process:
+        try:
+            first = silent.enter_context(AgentSocket(address, secured(Security(), address, run_dir)))
+            await_connection(first, process)
+            for _ in range(300):
+                silent.enter_context(socket.create_connection((address.host, address.port), timeout=20))
+            end_s = time.monotonic() + 20
+            while len(os.listdir(f"/proc/{process.pid}/fd")) < 300:
+                assert time.monotonic() < end_s, "it does not take them all"
+                first.poll(0.01)
+            with AgentSocket(address, secured(Security(), address, run_dir)) as agent:
+                await_connection(agent, process)
+        finally:
+            process.kill()
+
+
+def await_connection(agent: AgentSocket, process: "subprocess.Popen[bytes]") -> None:
+    end_s = time.monotonic() + 20
+    while not agent.connected:
+        assert process.poll() is None
+        assert time.monotonic() < end_s, agent.trouble
+        agent.poll(0.1)
+        agent.receive()
 
 
 def test_a_wrong_dict_is_false_and_says_why_on_stderr():

@@ -253,6 +253,20 @@ def test_a_record_leads_nowhere_else(records, document, run_dir) -> None:
     assert told["evidence_problem"].startswith("No such file")
 
 
+def test_nobody_waits_for_a_pipe(records, blackbox, run_dir) -> None:
+    job = records()
+    job.verdict(1, "SIGSTOP")
+    job.file(1).unlink()
+    os.mkfifo(job.file(1))
+    status, output = blackbox(run_dir)
+    assert (status, "it is a folder, a pipe or a device, expected a file" in output) == (0, True)
+    (run_dir / "trap").mkdir()
+    os.mkfifo(run_dir / "trap" / "journal.jsonl")
+    status, output = blackbox(run_dir / "trap")
+    assert status == 1
+    assert "cannot be read: it is a folder, a pipe or a device, expected a file" in output
+
+
 def test_the_last_job_of_a_name_counts(records, document, run_dir) -> None:
     job = records()
     job.verdict(1, "SIGKILL")

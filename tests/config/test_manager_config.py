@@ -4,6 +4,7 @@ import pytest
 
 from taskd.config.address import Address
 from taskd.config.manager import ManagerConfig
+from taskd.config.rundir import job_dir
 from taskd.core.policy import Deadlines, Membership, Policy, Strategy
 from taskd.errors import ConfigError
 
@@ -123,6 +124,18 @@ def test_the_jobs_name_when_the_seeds_variable_is_unset(key, env, job_id):
 def test_two_names_for_one_job_are_refused():
     with pytest.raises(ConfigError, match=r"TASKD_JOB_ID is 't' and MINDX_TASK_ID is 'm'.*unset one"):
         read({"TASKD_JOB_ID": "t", "MINDX_TASK_ID": "m"}, job_id=None)
+
+
+@pytest.mark.parametrize("name", ["..", ".", "/", "a\0b", "a\nb", "\x1b[2J", "\udcff", "x" * 201, " / "])
+def test_a_jobs_name_that_is_none_is_refused(name):
+    with pytest.raises(ConfigError, match=r"'job_id' of init_taskd_manager: found .*expected a name: printable"):
+        read({}, job_id=name)
+
+
+@pytest.mark.parametrize("name", ["../../etc", "/etc", "a/../b", "größe"])
+def test_the_folder_of_a_job_lies_in_the_run_directory(name):
+    config = read({}, job_id=name)
+    assert job_dir(config.run_dir, config.job_id).resolve().parent == config.run_dir.resolve()
 
 
 @pytest.mark.parametrize(

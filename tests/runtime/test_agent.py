@@ -18,6 +18,7 @@ from taskd.core.evidence import Ending, Evidence, RunState
 from taskd.runtime.agent import NodeAgent
 from taskd.runtime.journal import Journal
 from taskd.runtime.links import ManagerSocket, Peer
+from taskd.runtime.loopback import secured
 from taskd.runtime.ports import NodeIdentity
 from taskd.wire import messages
 from taskd.wire.messages import Directive, NodeStatus, Order, RankOrder, Refusal, Stage
@@ -107,8 +108,9 @@ def host() -> Iterator[Host]:
 
 
 @pytest.fixture
-def manager() -> Iterator[ScriptedManager]:
-    with ManagerSocket(Address(LOOPBACK, 0), NONE) as socket:
+def manager(run_dir: Path) -> Iterator[ScriptedManager]:
+    listen = Address(LOOPBACK, 0)
+    with ManagerSocket(listen, secured(NONE, listen, run_dir)) as socket:
         yield ScriptedManager(socket)
 
 

@@ -9,7 +9,9 @@ import pytest
 
 from taskd.config.manager import ManagerConfig
 from taskd.errors import LinkError
+from taskd.runtime.identity import agent_of
 from taskd.runtime.links import AgentSocket
+from taskd.runtime.loopback import secured
 from taskd.runtime.manager import Manager
 from taskd.wire.messages import Condition, Directive, FromManager, NodeStatus, Order, RankStatus, Refusal, Stage
 from tests.wire.peers import NONE, until
@@ -38,13 +40,14 @@ def make(run_dir: Path) -> Iterator[Make]:
 class Agent:
     """One node, whose ranks say what the test says."""
 
-    def __init__(self, manager: Manager) -> None:
-        self.link = AgentSocket(manager.address, NONE)
+    def __init__(self, manager: Manager, proof: str = "its proof") -> None:
+        self.link = AgentSocket(manager.address, secured(NONE, manager.address, manager._config.run_dir))
         self.sequence = 0
         self.status = NodeStatus(
             job_id="job",
             node_rank=0,
-            agent_id="agent",
+            agent_id=agent_of(proof),
+            proof=proof,
             sequence=0,
             node_count=1,
             ranks=(rank(0), rank(1)),

@@ -127,7 +127,7 @@ def find_jobs() -> list[Job]:
         agent = quarry(int(named[1]), "torchrun") if named is not None else None
         if agent is not None and _listens(agent.pid, directory / _SOCKET):
             env = _environment(agent.pid, directory / _SOCKET)
-            found.append(Job(agent, directory, job_id(Source(env)), _run_dir(env)))
+            found.append(Job(agent, directory, job_id(Source(env)), run_dir(Source(env))))
     return sorted(found, key=lambda job: job.agent.pid)
 
 
@@ -200,13 +200,6 @@ def _environment(agent: int, socket: Path) -> dict[str, str]:
                 **{name: env[name] for name in ("TASKD_RUN_DIR", "TASKD_JOB_ID") if name in env},
             }
     return _variables(agent)
-
-
-def _run_dir(env: dict[str, str]) -> Path:
-    given = env.get("TASKD_RUN_DIR")
-    temporary = env.get("TMPDIR")
-    default = Path(temporary) / f"taskd-{os.getuid()}" if temporary else run_dir(Source({}))
-    return run_dir(Source({"TASKD_RUN_DIR": given})) if given else default
 
 
 def _variables(pid: int) -> dict[str, str]:

@@ -1,0 +1,123 @@
+"""A folder that is this user's alone, and the files in it.
+
+Rules:
+
+1. It is made with mode 0700. One that is there already must be a folder, no link, of this user; it is closed to others.
+   (So OpenSSH and tmux treat theirs.) Whoever made it first in a shared directory would otherwise own what we write.
+2. What lies in it is opened relative to its descriptor and never through a link, so that nobody can change the way to
+   it meanwhile. A pipe or device is no file.
+3. On a file system that shows other owners than there are (NFS for root), whom our own new files belong to is us.
+"""
+
+import errno
+import os
+import stat
+import tempfile
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from taskd.errors import FolderError
+
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class OwnFolder:
+    """An open folder. Raises `OSError` if it cannot be opened or made, `FolderError` if it is another's."""
+
+    def __init__(self, path: Path, within: "OwnFolder | None" = None, *, make: bool = True) -> None:
+        """Open it, made if need be (`make`); `within` that folder, which is its parent, or wherever its path leads."""
+        self.path = path
+        self.descriptor: int
+        name, at = (path, None) if within is None else (path.name, within.descriptor)
+        new = make and _made(name, at)
+        try:
+            self.descriptor = os.open(name, _FLAGS, dir_fd=at)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                raise
+            raise _foreign(path, "no folder, or a link to one") from error
+        try:
+            self._own(new=new)
+        except BaseException:
+            self.close()
+            raise
+
+    def open(self, name: str, flags: int) -> int:
+        """A descriptor of a file in it, of mode 0600 if it is made. `FolderError` for a link, a pipe or a device."""
+        try:
+            found = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600, dir_fd=self.descriptor)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENXIO):
+                raise
+            raise _foreign(self.path / name, "a link or a pipe") from error
+        if not stat.S_ISREG(os.fstat(found).st_mode):
+            os.close(found)
+            raise _foreign(self.path / name, "no file")
+        return found
+
+    def write(self, name: str, content: bytes) -> None:
+        """A whole file, in place of the one there is, which is never seen in part."""
+        beside = self._beside(name, content)
+        os.replace(beside, name, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
+
+    def offer(self, name: str, content: bytes) -> None:
+        """A whole file, unless there is one already."""
+        beside = self._beside(name, content)
+        with suppress(FileExistsError):
+            os.link(beside, name, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor, follow_symlinks=False)
+        self.remove(beside)
+
+    def names(self) -> list[str]:
+        """What is in it."""
+        return os.listdir(self.descriptor)
+
+    def changed_s(self, name: str) -> float:
+        """When a file was changed last, of the wall clock; 0.0 if it has gone."""
+        try:
+            return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False).st_mtime
+        except FileNotFoundError:
+            return 0.0
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self.descriptor)
+
+    def close(self) -> None:
+        """What was opened in it stays open."""
+        os.close(self.descriptor)
+
+    def _beside(self, name: str, content: bytes) -> str:
+        beside = f".{name}.{os.getpid()}-{threading.get_ident()}"
+        self.remove(beside)
+        with open(self.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+            file.write(content)
+        return beside
+
+    def _own(self, *, new: bool) -> None:
+        known = os.fstat(self.descriptor)
+        if not new and known.st_uid not in (os.geteuid(), self._owner_of_ours()):
+            raise _foreign(self.path, f"a folder of user {known.st_uid}")
+        if known.st_mode & 0o077:
+            os.chmod(self.descriptor, 0o700)
+
+    def _owner_of_ours(self) -> int:
+        """Who owns what this process makes there; nobody where it may not."""
+        try:
+            with tempfile.TemporaryFile(dir=f"/proc/self/fd/{self.descriptor}") as file:
+                return os.fstat(file.fileno()).st_uid
+        except OSError:
+            return -1
+
+
+def _made(name: str | Path, at: int | None) -> bool:
+    try:
+        os.mkdir(name, 0o700, dir_fd=at)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _foreign(path: Path, what: str) -> FolderError:
+    return FolderError(errno.EPERM, f"found {what}, expected one of user {os.geteuid()} alone; remove it", str(path))

@@ -1,0 +1,146 @@
+"""Records in a directory that others share: what they have made there first is not written, opened or removed."""
+
+import logging
+import os
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from taskd.config.reading import Source
+from taskd.config.rundir import run_dir as chosen
+from taskd.errors import FolderError
+from taskd.runtime.journal import Journal
+from taskd.runtime.ownfolder import OwnFolder
+from taskd.runtime.rankfiles import RankFiles
+from taskd.runtime.shape import Shape
+
+NEIGHBOUR = 54321
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="another user's folder can be made by root alone")
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A directory like /tmp, where a default run directory would lie."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="ts-") as name:
+        os.chmod(name, 0o1777)
+        yield Path(name)
+
+
+@pytest.fixture
+def precious(shared: Path) -> Path:
+    """A file of this user, elsewhere."""
+    path = shared / "precious"
+    path.write_text("mine\n")
+    return path
+
+
+@pytest.fixture
+def keep(monkeypatch: pytest.MonkeyPatch, shared: Path) -> Callable[[], Journal]:
+    """A job that writes its journal where nobody has said where."""
+    monkeypatch.delenv("TASKD_RUN_DIR", raising=False)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(shared))
+    return lambda: Journal(chosen(Source(os.environ)), "job")
+
+
+def write(journal: Journal) -> None:
+    journal.write("manager started")
+    journal.close()
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_it_is_closed_to_others_from_top_to_bottom(keep: Callable[[], Journal], shared: Path) -> None:
+    top = shared / f"taskd-{os.getuid()}"
+    top.mkdir(mode=0o755)  # as an older taskd made it
+    top.chmod(0o755)
+    write(keep())
+    assert [mode(top), mode(top / "job"), mode(top / "job" / "journal.jsonl")] == [0o700, 0o700, 0o600]
+    assert "manager started" in (top / "job" / "journal.jsonl").read_text()
+
+
+@as_root
+@pytest.mark.parametrize("below", ["", "job"])
+def test_what_a_neighbour_made_first_is_not_used(
+    keep: Callable[[], Journal], shared: Path, below: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shared / f"taskd-{os.getuid()}" / below
+    folder.mkdir(mode=0o777, parents=True)
+    os.chown(folder, NEIGHBOUR, NEIGHBOUR)
+    write(keep())
+    assert list(folder.iterdir()) == []
+    assert f"found a folder of user {NEIGHBOUR}, expected one of user {os.geteuid()} alone" in caplog.text
+    assert "set TASKD_RUN_DIR" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["", "job", "job/journal.jsonl", "job/lock"])
+def test_no_link_leads_anywhere(
+    keep: Callable[[], Journal], shared: Path, precious: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    link = shared / f"taskd-{os.getuid()}" / name
+    link.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    elsewhere = shared / "elsewhere"
+    elsewhere.mkdir()
+    link.symlink_to(precious if link.suffix or link.name == "lock" else elsewhere)
+    write(keep())
+    assert precious.read_text() == "mine\n"
+    assert list(elsewhere.iterdir()) == []
+    assert link.is_symlink()
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "lock"])
+def test_nobody_waits_for_a_pipe(
+    keep: Callable[[], Journal], shared: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shared / f"taskd-{os.getuid()}" / "job"
+    folder.mkdir(mode=0o700, parents=True)
+    os.mkfifo(folder / name)
+    write(keep())
+    assert "expected one of user" in caplog.text
+
+
+def test_kept_boxes_go_through_no_link(keep: Callable[[], Journal], shared: Path, precious: Path) -> None:
+    run_dir = shared / f"taskd-{os.getuid()}"
+    journal, files = keep(), RankFiles(run_dir, "job")
+    files.records = journal.mark
+    (run_dir / "job" / "boxes").mkdir(mode=0o700)
+    (run_dir / "job" / "boxes" / "rank-0.box").symlink_to(precious)
+    files.prepare(0, 0, 0, Shape(), joins=False)
+    files.discard(0, 0, keep_as="rank-0.box")
+    files.close()
+    journal.close()
+    assert precious.read_text() == "mine\n"
+    assert (run_dir / "job" / "boxes" / "rank-0.box").stat().st_size > 1000, "the link was replaced, not followed"
+
+
+def test_what_is_whole_replaces_what_was_there(shared: Path, precious: Path) -> None:
+    with closing(OwnFolder(shared / "own")) as folder:
+        (shared / "own" / f".one.{os.getpid()}-{threading.get_ident()}").symlink_to(precious)
+        folder.write("one", b"first")
+        folder.write("one", b"second")
+        assert sorted(folder.names()) == ["one"]
+        assert (shared / "own" / "one").read_bytes() == b"second"
+        (shared / "own" / "two").symlink_to(precious)
+        with pytest.raises(FolderError, match="a link or a pipe"):
+            folder.open("two", os.O_WRONLY)
+    assert precious.read_text() == "mine\n"
+
+
+def test_the_users_own_directory_is_preferred_where_it_is_there(shared: Path) -> None:
+    own = shared / "run"
+    env = {"XDG_RUNTIME_DIR": str(own), "TMPDIR": str(shared)}
+    default = shared / f"taskd-{os.getuid()}"
+    assert chosen(Source(env)) == default, "it is not there"
+    own.mkdir(mode=0o755)
+    assert chosen(Source(env)) == default, "others can look into it"
+    own.chmod(0o700)
+    assert chosen(Source(env)) == own / "taskd"
+    assert chosen(Source({**env, "TASKD_RUN_DIR": "/elsewhere"})) == Path("/elsewhere")
