@@ -253,6 +253,9 @@ MEMBERS = Setting(
 ROUND = Setting(
     "TASKD_ROUND", None, Kind.TEXT, None, _WORKER, "Start of torchrun's whole group that the process is from."
 )
+STORE_KEY = Setting(
+    "TASKD_STORE_KEY", None, Kind.TEXT, None, _WORKER, "What all keys begin with in the store of the manager's choice."
+)
 BLACKBOX = Setting("TASKD_BLACKBOX", None, Kind.PATH, None, _WORKER, "Black box of the rank.")
 POSITION = Setting("TASKD_POSITION", None, Kind.PATH, None, _WORKER, "The rank's file of RNG state and data position.")
 RANK = Setting("RANK", None, Kind.WHOLE, None, _WORKER, "Global rank: torchrun's own variable.", 0, 2**31 - 1)

@@ -238,6 +238,7 @@ class Attempts(JobState):
             world_size=len(members),
             store_host=host.store_host,
             store_port=host.store_port,
+            store_key=host.store_key,
             target_step=restore.target_step,
             adopt=restore.adopt,
             transfers=tuple(

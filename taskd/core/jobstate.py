@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from taskd.core.budget import Budget
+from taskd.core.meeting import NOWHERE, Meeting
 from taskd.core.phases import Action, Phase, Publish
 from taskd.core.policy import Policy, Strategy
 from taskd.core.record import FaultRecord, tell
@@ -54,7 +55,7 @@ class JobState:
     _review_due: bool = False
     _undecided: bool = False
     """The fault is met by waiting, until enough nodes are heard to choose a strategy."""
-    _meeting: tuple[str, int] = ("", 0)
+    _meeting: Meeting = NOWHERE
     """Where the processes of a world that starts anew meet: the same place for all of them, whenever they start."""
     _drained: int | None = None
     """A place that is to be given to another node as soon as all have paused."""
@@ -162,8 +163,9 @@ class JobState:
             node_count=self.policy.node_count,
             at_commit=at_commit,
             inquiry=self._inquiry,
-            store_host=self._meeting[0] if anew else "",
-            store_port=self._meeting[1] if anew else 0,
+            store_host=self._meeting.host if anew else "",
+            store_port=self._meeting.port if anew else 0,
+            store_key=self._meeting.key if anew else "",
             places=self.world.table(),
             ledger=Ledger(
                 term=self.term,

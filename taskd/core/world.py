@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from taskd.core.faults import FaultKind
+from taskd.core.meeting import NOWHERE, Meeting
 from taskd.core.places import Places
 from taskd.core.ranks import Held
 from taskd.core.strategy import Situation
@@ -244,12 +245,12 @@ class World(Places):
         """The node whose agent serves the next world's store: the first of the world that lives."""
         return self.nodes[min(place for place in self.places if place not in self.dead_nodes)].status
 
-    def meeting(self) -> tuple[str, int]:
-        """Host and port of the store at which the processes of a world that starts anew meet; none if no node lives."""
+    def meeting(self) -> Meeting:
+        """The store at which the processes of a world that starts anew meet; none if no node lives."""
         if set(self.places) <= self.dead_nodes:
-            return "", 0
+            return NOWHERE
         host = self.store_host()
-        return host.store_host, host.store_port
+        return Meeting(host.store_host, host.store_port, host.store_key)
 
     @property
     def least(self) -> int:

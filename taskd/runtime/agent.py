@@ -22,6 +22,7 @@ from typing_extensions import assert_never
 
 from taskd.config.agent import AgentConfig
 from taskd.core.agent import Action, Node
+from taskd.core.meeting import Meeting
 from taskd.runtime.crew import Crew
 from taskd.runtime.deaths import DeathWatch
 from taskd.runtime.embedded import connect
@@ -64,9 +65,9 @@ logger = logging.getLogger(__name__)
 
 
 class NodeAgent:
-    """Implements `taskd.runtime.ports.NodeRuntime`. `serve_store` makes the node's store server: (host, port)."""
+    """Implements `taskd.runtime.ports.NodeRuntime`. `serve_store` makes the node's store server."""
 
-    def __init__(self, config: AgentConfig, serve_store: Callable[[], tuple[str, int]]) -> None:
+    def __init__(self, config: AgentConfig, serve_store: Callable[[], Meeting]) -> None:
         self._config = config
         self._serve_store = serve_store
         self._reports = Reports(config.job_id)
@@ -86,12 +87,11 @@ class NodeAgent:
         self._done = self._closed = self._leaving = self._warned = False
         self._told: object = None
         self._stock = config.presumes_manager  # until one answers
-        self._sent_s = 0.0
+        self._local_ranks, self._sent_s = 1, 0.0
         self._patience = Patience(config.manager_wait_s)
         self._prospect = Prospect(config.manager_wait_s, presumed=config.presumes_manager)
         self._warmth = Warmth(self._pool, self._crew.any_peer, self._crew.runs_python, learn=config.learn_modules)
         self._examiner = Examiner(self._pool, self._deaths, config.run_dir)
-        self._local_ranks = 1
 
     # ---- torchrun's side (main thread)
 
@@ -154,7 +154,7 @@ class NodeAgent:
 
         def leave() -> None:
             self._leaving = True
-            self._crew.rest()
+            self._crew.rest(self._node)
             quiet.set()
 
         self._post(leave)

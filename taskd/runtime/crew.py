@@ -183,7 +183,7 @@ class Crew:
             case TellRelease():
                 self.tell(action.rank, Release(generation=action.generation))
             case StopNode():
-                self.rest()
+                self._waiting.clear()
                 if action.exit_code:
                     self._await_the_dying(node)
                     self.give_up(action.reason)
@@ -227,9 +227,14 @@ class Crew:
         while self._waiting and (now_s >= self._waiting[0][1] or not self._pool.pending):
             self._try_launch(node, self._waiting.popleft()[0], self._pool.take())
 
-    def rest(self) -> None:
-        """Start nothing any more."""
+    def rest(self, node: Node) -> None:
+        """Start nothing any more. Whoever lives yet is about to be ended, which is no fault of its own."""
         self._waiting.clear()
+        for rank, slot in node.slots.items():
+            pid, local = slot.status.pid, self._local.get(rank)
+            ended = self._host is None or local is None or self._host.exit_status(local) is not None
+            if not ended and ending_status(pid) is None:
+                self._fenced.add(pid)
 
     def _try_launch(self, node: Node, action: Start, standby: Peer | None) -> None:
         try:

@@ -11,6 +11,7 @@ Rules:
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from taskd.config import settings
 from taskd.wire.messages import Directive
 
 
@@ -39,4 +40,6 @@ class Shape:
                 "MASTER_PORT": str(directive.store_port),
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
             }
+            if directive.store_key:
+                changed[settings.STORE_KEY.name] = directive.store_key
         return cls(() if members == everybody else members, directive.node_count, changed)

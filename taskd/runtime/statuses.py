@@ -4,6 +4,7 @@ import os
 import socket
 
 from taskd.core.agent import Node
+from taskd.core.meeting import NOWHERE
 from taskd.core.shorthand import Shorthand
 from taskd.runtime.identity import new_proof
 from taskd.runtime.ports import NodeIdentity
@@ -21,8 +22,8 @@ class Reports:
         self._job_id = job_id
         self.proof = new_proof()
         self._sequence = 0
-        self.store = ("", 0)
-        """Host and port of the node's store."""
+        self.store = NOWHERE
+        """The node's store."""
         self.wants = -1
         """The place that its launcher meant it for."""
         self.least = 0
@@ -52,8 +53,9 @@ class Reports:
             sequence=self._sequence,
             node_count=identity.node_count if identity is not None else 0,
             ranks=tuple(slot.status for slot in node.slots.values()),
-            store_host=self.store[0],
-            store_port=self.store[1],
+            store_host=self.store.host,
+            store_port=self.store.port,
+            store_key=self.store.key,
             standbys=standbys,
             max_restarts=identity.max_restarts if identity is not None else 0,
             generation=generation,

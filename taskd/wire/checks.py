@@ -36,6 +36,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     first: bool  # this node's ranks come first
     store_host: Name
     store_port: Port
+    store_key: Name = ""
 
 
 class TrialResult(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

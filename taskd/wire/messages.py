@@ -128,12 +128,11 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     node_rank: MaybeIndex  # the place that it holds
     agent_id: Name  # random per agent process: a restarted agent is another one
     sequence: Counter
-    node_count: (
-        Amount  # that torchrun's rendezvous has formed: with `--nnodes=MIN:MAX` perhaps fewer than there are places
-    )
+    node_count: Amount  # as torchrun's rendezvous has formed it: with `--nnodes=MIN:MAX` perhaps fewer than the places
     ranks: Annotated[tuple[RankStatus, ...], Some]
     store_host: Name
     store_port: Port
+    store_key: Name = ""  # what all keys begin with there: a store asks nobody who he is
     standbys: Amount
     max_restarts: Amount
     generation: Counter  # newest generation this agent has heard of
@@ -175,6 +174,7 @@ class WorldPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     world_size: Amount
     store_host: Name
     store_port: Port
+    store_key: Name = ""
     target_step: MaybeCounter  # the step that every rank holds when training resumes
     adopt: bool  # the donors have stepped but not committed: their state counts as `target_step`
     transfers: Annotated[tuple[Transfer, ...], Many]  # by their rank in this world
@@ -228,6 +228,7 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     at_commit: bool = False  # PAUSE: when the step under way is committed; nothing has failed
     store_host: Name = ""  # where the processes of a world that starts anew meet; none: where torchrun says
     store_port: Port = 0
+    store_key: Name = ""
     inquiry: Counter = 0  # each new number is answered once, by a `Testimony`
     records: Name = ""  # the mark of the folder with the job's records; agents that see it keep theirs there
 

@@ -128,6 +128,7 @@ class Job:
             ranks=ranks,
             store_host=agent_id.replace("agent ", "node"),
             store_port=29500,
+            store_key=f"key of {agent_id}",
             standbys=1,
             max_restarts=3,
             generation=max(self.generation, *(status.generation for status in self.statuses.values())),

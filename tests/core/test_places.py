@@ -64,7 +64,7 @@ def test_without_a_spare_the_cluster_is_asked_once_and_the_newcomer_takes_the_pl
         job.say(rank, Stage.PAUSED, step=-1, condition=Condition.EMPTY)
     plan = job.directive.plan
     assert plan is not None
-    assert (plan.target_step, plan.store_host) == (5, "node0")
+    assert (plan.target_step, plan.store_host, plan.store_key) == (5, "node0", "key of agent 0")
     assert [(transfer.donor, transfer.receivers) for transfer in plan.transfers] == [(0, (2, 3))]
 
 

@@ -30,6 +30,7 @@ from tests.leave import leave
 
 CASE, RANK, SIZE, PORT = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 WORLD = World()
+KEY = "0123456789abcdef" * 2
 
 
 def plan(generation: int, members: tuple[int, ...] = (), timeout_s: float = 30) -> WorldPlan:
@@ -40,6 +41,7 @@ def plan(generation: int, members: tuple[int, ...] = (), timeout_s: float = 30) 
         replicas=SIZE,
         store_host="127.0.0.1",
         store_port=PORT,
+        store_key=KEY,
         target_step=0,
         adopt=False,
         transfers=(),
@@ -107,7 +109,7 @@ def rounds() -> None:
     assert keys_end == keys, f"{keys} keys have become {keys_end}"
     store = TCPStore("127.0.0.1", PORT, is_master=False, wait_for_workers=False)
     if hasattr(store, "list_keys"):  # older torch counts them alone
-        old = [key for key in store.list_keys() if "taskd/" in key and "taskd/200/" not in key]
+        old = [key for key in store.list_keys() if "taskd/" in key and f"taskd/{KEY}/200/" not in key]
         assert not old, old
     dist.barrier()
     dist.destroy_process_group()

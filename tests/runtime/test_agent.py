@@ -15,6 +15,7 @@ import pytest
 from taskd.config.address import LOOPBACK, Address
 from taskd.config.agent import AgentConfig
 from taskd.core.evidence import Ending, Evidence, RunState
+from taskd.core.meeting import Meeting
 from taskd.runtime.agent import NodeAgent
 from taskd.runtime.journal import Journal
 from taskd.runtime.links import ManagerSocket, Peer
@@ -26,6 +27,7 @@ from tests.runtime.host import Host
 from tests.wire.peers import NONE
 
 LIMIT_S = 20.0
+STORE = Meeting("127.0.0.1", 1)
 IDENTITY = NodeIdentity(0, 1, (0, 1), None, 5)
 
 
@@ -126,7 +128,7 @@ def make(run_dir: Path, manager: ScriptedManager) -> Iterator[Callable[..., Node
             "TASKD_HEARTBEAT_S": "60",
             **settings,
         }
-        made.append(NodeAgent(AgentConfig.from_environment(env), lambda: ("127.0.0.1", 1)))
+        made.append(NodeAgent(AgentConfig.from_environment(env), lambda: STORE))
         for local_rank in (0, 1):
             made[-1].worker_environment(local_rank)
         return made[-1]
@@ -310,10 +312,25 @@ def test_leaving_is_told_and_nothing_started_any_more(agent: NodeAgent, host: Ho
     assert not any(call.startswith("spawn") for call in host.calls)
 
 
+def test_a_rank_that_torchrun_ends_has_not_failed(agent: NodeAgent, host: Host, manager: ScriptedManager) -> None:
+    """Only the one that died before says something of the fault."""
+    manager.until(lambda status: True)
+    host.processes[1].kill()
+    manager.until(lambda status: status.ranks[1].stage is Stage.DEAD)
+    agent.stopping()
+    host.processes[0].terminate()
+    manager.until(lambda status: status.ranks[0].stage is Stage.DEAD)
+    agent.stop()
+    manager.listen(0.0)
+    told = [rank for testimony in manager.testimonies for rank in testimony.evidence]
+    assert told == [1]
+
+
 def test_an_embedded_manager_serves_its_agent(run_dir: Path, host: Host) -> None:
     """With nothing configured the agent has a manager of its own, which recovers."""
     agent = NodeAgent(
-        AgentConfig.from_environment({"TASKD_RUN_DIR": str(run_dir), "TASKD_STANDBY": "0"}), lambda: ("127.0.0.1", 1)
+        AgentConfig.from_environment({"TASKD_RUN_DIR": str(run_dir), "TASKD_STANDBY": "0"}),
+        lambda: STORE,
     )
     for local_rank in (0, 1):
         agent.worker_environment(local_rank)
@@ -334,7 +351,7 @@ def test_an_embedded_manager_serves_its_agent(run_dir: Path, host: Host) -> None
 
 def test_its_directory_is_gone_in_the_end(run_dir: Path, host: Host) -> None:
     agent = NodeAgent(
-        AgentConfig.from_environment({"TASKD_RUN_DIR": str(run_dir), "TASKD_STANDBY": "0"}), lambda: ("", 1)
+        AgentConfig.from_environment({"TASKD_RUN_DIR": str(run_dir), "TASKD_STANDBY": "0"}), lambda: STORE
     )
     variables = msgspec.convert(agent.worker_environment(0), dict[str, str])
     folder = Path(variables["TASKD_AGENT_SOCKET"]).parent

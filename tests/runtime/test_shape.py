@@ -11,7 +11,7 @@ def directive(*ranks: int, store_host: str = "") -> Directive:
     orders = tuple(RankOrder(rank=rank, incarnation=1) for rank in ranks)
     return Directive(
         job_id="job", sequence=1, generation=1, order=Order.RUN, ranks=orders, node_count=3,
-        store_host=store_host, store_port=7,
+        store_host=store_host, store_port=7, store_key="key",
     )  # fmt: skip
 
 
@@ -33,6 +33,7 @@ def test_a_smaller_world_that_starts_anew_is_told_its_ranks() -> None:
         "MASTER_ADDR": "node2",
         "MASTER_PORT": "7",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TASKD_STORE_KEY": "key",
     }
 
 

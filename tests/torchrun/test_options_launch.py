@@ -6,6 +6,7 @@ import pytest
 
 from tests.thorough import everyday
 from tests.torchrun.conftest import Play
+from tests.torchrun.test_options_ends import FAULT
 from tests.torchrun.twins import Launch, launch
 
 THE_END = "the job ends here: all 0 restarts of the job are spent"
@@ -91,5 +92,5 @@ def test_functions_are_left_to_torchrun(play: Play, name: str) -> None:
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_usage_is_refused_alike(play: Play, name: str) -> None:
     pair = play(WRONG[name])
-    pair.check(THE_END)
+    pair.check(THE_END, *([FAULT.format("[01]")] if name == "no such script" else []))
     assert pair.stock.statuses != [0]

@@ -39,6 +39,7 @@ if get_args_parser().get_default("master_port"):  # the same for all jobs of a m
 _ALIKE: tuple[tuple[str, str], ...] = (
     (r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "{uuid}"),
     (r"(?m)^([DIWEC])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ (?=\S)", r"\1 "),
+    (r"(?m)^\[([DIWEC])\d{4} \d\d:\d\d:\d\d\.\d+ ", r"[\1 "),
     (r"((?:pid|process|Process|pids?:)[ =]?\[?)\d+", r"\1{pid}"),
     (r"(?<=D-state\) for )[\d.]+", "{time}"),
     (r"(?<=by PID )\d+", "{pid}"),

@@ -1,7 +1,7 @@
 """One client of the job's TCPStore, kept over generations; and the removal of what older generations left in the store.
 
 The store itself lives in an agent, so that it survives any rank. All keys of a generation
-begin with `taskd/<generation>/`.
+begin with `taskd/<key of the store>/<generation>/`.
 """
 
 import logging
@@ -19,13 +19,15 @@ from taskd.adaptors.seams.worker import STORED
 from taskd.errors import RebuildError
 
 _log = logging.getLogger(__name__)
-_SWEPT = "taskd-swept"
-_GENERATION = re.compile(r"^/*taskd/(\d+)/")
 
 
-def prefix(generation: int) -> str:
-    """Return the prefix of all store keys of one generation."""
-    return f"taskd/{generation}"
+def prefix(key: str, generation: int) -> str:
+    """Return the prefix of all store keys of one generation; `key` is the store's own, as in `WorldPlan`."""
+    return f"{_root(key)}/{generation}"
+
+
+def _root(key: str) -> str:
+    return f"taskd/{key}" if key else "taskd"
 
 
 class StoreLink:
@@ -93,28 +95,30 @@ def _sockets_to(port: int) -> frozenset[tuple[int, int]]:
     return frozenset(found)
 
 
-def sweep(client: TCPStore, generation: int, calls: Sequence[GroupCall]) -> int:
+def sweep(client: TCPStore, key: str, generation: int, calls: Sequence[GroupCall]) -> int:
     """Delete the keys of all generations before `generation`; return how many were deleted.
 
     For one rank of the world, after all have formed `generation` by `calls`. A store that is gone is no error here.
     """
     deleted = 0
+    pattern = re.compile(rf"/*{re.escape(_root(key))}/(\d+)/")
     try:
-        for key in STORED.find().use(client, lambda: _keys(client, generation, calls)):
-            found = _GENERATION.match(key)
+        for name in STORED.find().use(client, lambda: _keys(client, key, generation, calls)):
+            found = pattern.match(name)
             if found is not None and int(found[1]) < generation:
-                deleted += client.delete_key(key)
+                deleted += client.delete_key(name)
     except RuntimeError as error:
         _log.debug("keys of generations before %d stay in the store: %s", generation, error)
     return deleted
 
 
-def _keys(client: TCPStore, generation: int, calls: Sequence[GroupCall]) -> Iterator[str]:
+def _keys(client: TCPStore, key: str, generation: int, calls: Sequence[GroupCall]) -> Iterator[str]:
     """gloo's keys of generations that were not gone through yet, of which the store keeps count. NCCL's are few."""
-    first = client.add(_SWEPT, 0)
+    swept = f"{_root(key)}-swept"
+    first = client.add(swept, 0)
     for old in range(first, generation):
         for call in calls:
             names = [calls[0].name] if call.is_default else [calls[0].name, call.name]
-            group = "//".join([f"{prefix(old)}/default_pg/{names[0]}", *names[1:], "cpu", "0"])
+            group = "//".join([f"{prefix(key, old)}/default_pg/{names[0]}", *names[1:], "cpu", "0"])
             yield from (f"{group}/{rank}" for rank in range(call.size))
-    client.add(_SWEPT, generation - first)
+    client.add(swept, generation - first)

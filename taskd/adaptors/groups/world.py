@@ -85,6 +85,7 @@ class World:
         self._oldest = 0
         self._link = StoreLink()
         self._client: TCPStore | None = None
+        self._key = ""
         self._retired: list[Any] = []
         self._burial: HiddenThread | None = None
         self._originals: dict[str, Any] = {}
@@ -168,7 +169,7 @@ class World:
         count = c10d._world.group_count
         self._leave()
         self._calls = calls
-        self._client = self._link.connect(plan.store_host, plan.store_port, plan.timeout_s)
+        self._client, self._key = self._link.connect(plan.store_host, plan.store_port, plan.timeout_s), plan.store_key
         if plan.generation < self._oldest:
             raise RebuildError(f"generation {plan.generation} is outdated, {self._oldest} is the oldest to be formed")
         try:
@@ -197,7 +198,9 @@ class World:
         client = self._client if dist.get_rank() == 0 else None
         if not retired and client is None:
             return None
-        self._burial = HiddenThread(partial(_destroy, retired, client, self.generation, self._calls), "taskd-bury")
+        self._burial = HiddenThread(
+            partial(_destroy, retired, client, self._key, self.generation, self._calls), "taskd-bury"
+        )
         return self._burial
 
     def settle(self, limit_s: float) -> bool:
@@ -354,7 +357,7 @@ class World:
             clear()
 
     def _form(self, calls: list[GroupCall], plan: WorldPlan, rank: int, client: TCPStore) -> None:
-        root = PrefixStore(prefix(plan.generation), client)
+        root = PrefixStore(prefix(plan.store_key, plan.generation), client)
         self._forming = plan.generation
         self.members = Members.of(plan)
         default = self._form_one(calls[0], plan, rank, PrefixStore("default_pg", root))
@@ -384,7 +387,9 @@ class World:
         return group
 
 
-def _destroy(retired: list[Any], client: TCPStore | None, generation: int, calls: Sequence[GroupCall]) -> None:
+def _destroy(
+    retired: list[Any], client: TCPStore | None, key: str, generation: int, calls: Sequence[GroupCall]
+) -> None:
     if client is not None:
-        sweep(client, generation, calls)
+        sweep(client, key, generation, calls)
     retired.clear()

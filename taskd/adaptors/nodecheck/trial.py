@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import AllgatherOptions, PrefixStore, TCPStore
 from taskd.adaptors.nodecheck.devices import Device, one_line
 from taskd.adaptors.seams.worker import STORED
 from taskd.errors import ProbeError
-from taskd.wire.checks import TrialResult
+from taskd.wire.checks import Trial, TrialResult
 from taskd.wire.probes import ProbeOrder
 
 _WORD_BYTES: Final = 4
@@ -44,7 +44,6 @@ _ROUND_STEP: Final = 7_919
 _RANK_STEP: Final = 1_000_003
 _RETRY_S: Final = 0.1
 _AWAITED: Final = re.compile(r"^wait timeout .* keys: /[^,]*/(\d+)$")
-_PREFIX: Final = "taskd-check"
 _kept: list[Any] = []
 """Groups are never destroyed: that may wait for a peer, and the process ends anyway."""
 _WATCHDOG: Final = timedelta(seconds=60)
@@ -76,7 +75,7 @@ def run_trial(order: ProbeOrder, device: Device, deadline_s: float, tell: Callab
         where, timeout = (trial.store_host, trial.store_port), enter("reaching the store")
         _reach(*where, timeout.total_seconds())
         client = TCPStore(*where, is_master=False, wait_for_workers=False, timeout=enter("talking to the store"))
-        store, timeout = PrefixStore(f"{_PREFIX}/{trial.name}", client), enter("forming the group")
+        store, timeout = PrefixStore(_prefix(trial), client), enter("forming the group")
         group = _group(device, store, rank, 2 * per_node, timeout)
         _kept.append(group)
         pair = _Pair(group, rank, 2 * per_node, device, deadline_s)
@@ -86,7 +85,7 @@ def run_trial(order: ProbeOrder, device: Device, deadline_s: float, tell: Callab
         latency_s = pair.latency_s()
         gbps = pair.gbps()
         enter("leaving")
-        _leave(client, store, trial.name, rank, 2 * per_node)
+        _leave(client, store, _prefix(trial), rank, 2 * per_node)
     except (RuntimeError, ValueError, OSError, ProbeError) as error:  # all that c10d, gloo and NCCL raise
         return failed(error)
     return TrialResult(peer=trial.peer, ok=True, gbps=gbps, latency_s=latency_s, elapsed_s=time.monotonic() - start_s)
@@ -140,14 +139,18 @@ def _group(device: Device, store: PrefixStore, rank: int, size: int, timeout: ti
     return ProcessGroupHCCL(store, rank, size, options)
 
 
-def _leave(client: TCPStore, store: PrefixStore, name: str, rank: int, size: int) -> None:
+def _prefix(trial: Trial) -> str:
+    return f"taskd-check/{trial.store_key}/{trial.name}"
+
+
+def _leave(client: TCPStore, store: PrefixStore, prefix: str, rank: int, size: int) -> None:
     """Wait until all have all they need of each other; the last rank to say so takes the trial's keys away."""
     if store.add("left", 1) == size:
         store.set("all", "left")
         with contextlib.suppress(RuntimeError):  # keys that stay do no harm
-            known = [f"{_PREFIX}/{name}/{key}" for key in ("left", *(f"0/{rank}" for rank in range(size)))]
+            known = [f"{prefix}/{key}" for key in ("left", *(f"0/{rank}" for rank in range(size)))]
             for key in STORED.find().use(client, lambda: known):
-                if f"{_PREFIX}/{name}/" in key and not key.endswith("/all"):
+                if f"{prefix}/" in key and not key.endswith("/all"):
                     client.delete_key(key)
     else:
         with contextlib.suppress(dist.DistNetworkError):  # who serves the store leaves after the last one has come

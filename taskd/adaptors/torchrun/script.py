@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 _ROUND: Final = settings.ROUND.name
 _GENERATION: Final = settings.GENERATION.name
 _TERM: Final = settings.TERM.name
+_STORE_KEY: Final = settings.STORE_KEY.name
 
 _recorder: "Recorder | NullRecorder | None" = None
 _world: "World | None" = None
@@ -91,10 +92,11 @@ def mark_round(round_name: str, generation: str) -> dict[str, str]:
 def store_prefix(env: Mapping[str, str]) -> str:
     """Prefix of the keys that a process with this environment uses, equal on all nodes of one world."""
     round_name, _, first = env.get(_ROUND, "0@0").partition("@")
-    generation = env.get(_GENERATION, first)
-    if generation == first:
-        return f"taskd/{round_name}"
-    return f"taskd/{round_name}/{generation}.{env.get(_TERM, '0')}"  # two managers may both order this generation
+    generation, key = env.get(_GENERATION, first), env.get(_STORE_KEY)
+    names = ["taskd", *([key] if key else []), round_name]
+    if generation != first:
+        names.append(f"{generation}.{env.get(_TERM, '0')}")  # two managers may both order this generation
+    return "/".join(names)
 
 
 class Meetings:

@@ -4,17 +4,25 @@ Rules:
 
 1. The server lives in torchrun's process, so that no death of a rank takes it away. The manager says which node's is
    used; the others idle.
-2. It listens on all interfaces, as torch's own rendezvous store does, at a port that the system chooses.
+2. A store knows no user and no password. Where the job is on one node it listens on loopback alone; else on all
+   interfaces, as torch's own rendezvous store does. The system chooses the port.
+3. All keys begin with a text that nobody can guess, which travels on the job's encrypted links alone.
 """
 
+import logging
+import secrets
 import socket
 from datetime import timedelta
+from typing import Final
 
 from torch.distributed import TCPStore
 
 from taskd.config.address import LOOPBACK, Address
+from taskd.core.meeting import Meeting
 
-_TIMEOUT = timedelta(seconds=300)
+logger = logging.getLogger(__name__)
+_TIMEOUT: Final = timedelta(seconds=300)
+_KEY_BYTES: Final = 16
 
 
 class NodeStore:
@@ -23,12 +31,14 @@ class NodeStore:
     def __init__(self, manager: Address | None) -> None:
         self._manager = manager
         self._server: TCPStore | None = None
+        self._key = secrets.token_hex(_KEY_BYTES)
 
-    def serve(self) -> tuple[str, int]:
-        """Start the server, once. Returns host and port by which the other nodes reach it."""
+    def serve(self) -> Meeting:
+        """Start the server, once. Returns where the other nodes reach it."""
+        host = self._host()
         if self._server is None:
-            self._server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
-        return self._host(), self._server.port
+            self._server = _on_loopback() if host == LOOPBACK else _everywhere()
+        return Meeting(host, self._server.port, self._key)
 
     def _host(self) -> str:
         if self._manager is None or self._manager.is_loopback:
@@ -37,3 +47,27 @@ class NodeStore:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)  # sends nothing: the kernel only chooses the way, and with it our own address
             return str(probe.getsockname()[0])
+
+
+def _everywhere() -> TCPStore:
+    return TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
+
+
+def _on_loopback() -> TCPStore:
+    """A server that only this machine reaches: torch binds to all interfaces unless it is given a socket."""
+    listener = socket.create_server((LOOPBACK, 0))
+    port = int(listener.getsockname()[1])
+    descriptor = listener.detach()  # torch's now, whatever it makes of it
+    try:
+        return TCPStore(
+            LOOPBACK,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=_TIMEOUT,
+            master_listen_fd=descriptor,
+            use_libuv=False,  # before torch 2.9 libuv's takes no socket
+        )
+    except (RuntimeError, TypeError, ValueError) as error:
+        logger.warning("torch's store cannot be kept to loopback (%s): it listens on all interfaces", error)
+        return _everywhere()

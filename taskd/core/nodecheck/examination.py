@@ -138,6 +138,7 @@ class Examination:
             first=name == first,
             store_host=host.store_host if host is not None else "",
             store_port=host.store_port if host is not None else 0,
+            store_key=host.store_key if host is not None else "",
         )
 
     def listen(self, nodes: Mapping[str, NodeStatus], now_s: float) -> None:
