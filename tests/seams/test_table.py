@@ -66,9 +66,16 @@ def test_every_override_stands_in_the_table() -> None:
 
     from taskd.adaptors.torchrun.agent import TaskdElasticAgent
     from taskd.adaptors.torchrun.host import TaskdContext
+    from taskd.adaptors.training import checkpoint_reader as checkpoints
 
     listed = {seam.attribute for seam in recording.all_seams()}
-    for ours, stock in ((TaskdElasticAgent, "LocalElasticAgent"), (TaskdContext, SubprocessContext.__name__)):
+    for ours, stock in (
+        (TaskdElasticAgent, "LocalElasticAgent"),
+        (TaskdContext, SubprocessContext.__name__),
+        (checkpoints._Reader, "FileSystemReader"),
+        (checkpoints._NewFiles, "FileSystem"),
+        (checkpoints._TrueFiles, "FileSystem"),
+    ):
         parent = ours.__mro__[1]
         overrides = {name for name in vars(ours) if name in dir(parent) and callable(vars(ours)[name])} - {"__init__"}
         assert {f"{stock}.{name}" for name in overrides} <= listed

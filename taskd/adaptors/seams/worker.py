@@ -186,5 +186,22 @@ _TRAINING: Final = (
 WORKER: Final = (STORE, *_GROUPS, *_TRAINING)
 """Compared in each rank, before anything is replaced."""
 
-CHECKPOINT: Final = (Seam("torch.distributed.checkpoint.state_dict", "_get_fqns", Fit.ACCEPTS, ("model", "name")),)
+_SAVED: Final = "torch.distributed.checkpoint"
+_SAVED_FILES: Final = f"{_SAVED}.filesystem"
+_SAVED_INDEX: Final = f"{_SAVED}.metadata"
+
+CHECKPOINT: Final = (
+    Seam(f"{_SAVED}.state_dict", "_get_fqns", Fit.ACCEPTS, ("model", "name")),
+    Seam(_SAVED_FILES, "FileSystem.create_stream", Fit.EXACT, ("self", "path", "mode")),
+    Seam(_SAVED_FILES, "FileSystem.rename", Fit.EXACT, ("self", "path", "new_path")),
+    Seam(_SAVED_FILES, "FileSystemReader", Fit.SETS, ("fs",)),
+    Seam(_SAVED_FILES, "FileSystemReader.read_metadata", Fit.ACCEPTS, ("self",)),
+    Seam(_SAVED_FILES, "_FileSystemWriter", Fit.SETS, ("fs",)),
+    Seam(_SAVED_FILES, "_StorageInfo", Fit.ACCEPTS, ("relative_path", "offset", "length")),
+    Seam(_SAVED_INDEX, "Metadata", Fit.ACCEPTS, ("state_dict_metadata", "storage_data", "storage_meta")),
+    Seam(_SAVED_INDEX, "MetadataIndex", Fit.ACCEPTS, ("fqn", "offset")),
+    Seam(_SAVED_INDEX, "TensorStorageMetadata", Fit.ACCEPTS, ("properties", "size", "chunks")),
+    Seam(_SAVED_INDEX, "ChunkStorageMetadata", Fit.ACCEPTS, ("offsets", "sizes")),
+    Seam(_SAVED_INDEX, "TensorProperties", Fit.ACCEPTS, ("dtype",)),
+)
 """Compared when a checkpoint is written: only to import that takes seconds."""

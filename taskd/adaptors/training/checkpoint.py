@@ -7,22 +7,22 @@ Rules:
 2. Random numbers and data positions are each rank's own. They are loaded only where there are as many ranks as wrote.
 3. `load_latest` reads without a peer, so that a single process and a newcomer that sets itself up alone can call it.
    Ranks that are together agree on the checkpoint, and on whether all have read it, before anything is loaded.
-4. Our own files hold no pickle, but torch's index of a checkpoint (`.metadata`) is one: load only what you trust.
+4. What lies in the directory may be damaged or somebody else's. It is passed over then, with its reason. Nothing of it
+   is unpickled freely: our own files hold no pickle, and torch's index is read without it (`checkpoint_pickle`).
 """
 
 import errno
 import logging
 import os
+import pickle
 import platform
 import secrets
 import shutil
-import struct
 import time
 import warnings
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -34,7 +34,9 @@ from taskd.adaptors.training.checkpoint_content import Content, Draft, collect
 from taskd.adaptors.training.checkpoint_ranks import OF_PARTS, Failures, Ranks
 from taskd.adaptors.training.rng import RngCapture
 from taskd.adaptors.training.state import TrainState
-from taskd.errors import CheckpointError
+from taskd.errors import CheckpointError, RestoreError
+from taskd.runtime.ownfolder import OwnFolder
+from taskd.wire import text
 from taskd.wire.messages import Condition
 
 _log = logging.getLogger(__name__)
@@ -65,12 +67,12 @@ def dump(state: TrainState, directory: Path, *, step: int, job_id: str, reason: 
             format=files.FORMAT,
             step=step,
             world_size=ranks.size,
-            job_id=job_id,
-            reason=reason,
+            job_id=text.name(job_id),
+            reason=text.line(reason),
             identity=identity,
             written_at=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
             versions={"taskd": taskd.__version__, "torch": str(torch.__version__), "python": platform.python_version()},
-            parts={name: type(part).__name__ for name, part in state.parts.all.items()},
+            parts={text.name(name): text.name(type(part).__name__) for name, part in state.parts.all.items()},
             files={},
         )
         return _Writer(ranks, directory, manifest, content).run(state)
@@ -139,6 +141,7 @@ class _Writer:
         self._manifest = manifest
         self._content = content
         self._size_mb = content.size_bytes / 1e6
+        self._folder: OwnFolder | None = None
 
     def run(self, state: TrainState) -> Path:
         """Write all files and rename them into place. Raises Failures, or RuntimeError if a rank has died."""
@@ -152,6 +155,8 @@ class _Writer:
                 self._fill(place.partial, place.final, state)
             finally:
                 files.drop(place.partial, self._ranks.rank)  # finds nothing where all went well
+                if self._folder is not None:
+                    self._folder.close()
         except RuntimeError:
             known = files.inspect(place.final)  # it died after the renaming: what counts is there
             if not isinstance(known, files.Checkpoint) or known.manifest.identity != self._manifest.identity:
@@ -172,39 +177,44 @@ class _Writer:
 
     def _fill(self, partial: Path, final: Path, state: TrainState) -> None:
         ranks = self._ranks
-        ranks.do(lambda: self._write_own(partial, state))
-        self._write_tensors(partial)
+        folder = ranks.do(lambda: self._open(partial))
+        ranks.do(lambda: self._write_own(folder, state))
+        self._write_tensors(folder)
         written: dict[str, int] = {}
-        for sizes in ranks.gather(ranks.do(lambda: self._own_sizes(partial))):
+        for sizes in ranks.gather(ranks.do(lambda: self._own_sizes(folder))):
             written |= sizes
         manifest = msgspec.structs.replace(self._manifest, files=written)
-        ranks.do(lambda: files.complete(partial, final, manifest) if ranks.rank == 0 else None)
+        ranks.do(lambda: files.complete(folder, final, manifest) if ranks.rank == 0 else None)
 
-    def _write_own(self, partial: Path, state: TrainState) -> None:
+    def _open(self, partial: Path) -> OwnFolder:
+        self._folder = OwnFolder(partial, make=False)
+        return self._folder
+
+    def _write_own(self, folder: OwnFolder, state: TrainState) -> None:
         data = msgspec.msgpack.encode(state.parts.pack_positions())
-        files.write(partial / files.position_file(self._ranks.rank), payload.pack(RngCapture().capture(), data))
+        files.write(folder, files.position_file(self._ranks.rank), payload.pack(RngCapture().capture(), data))
         if self._ranks.rank == 0:
-            files.write(partial / files.OUTLINE, self._content.outline)
+            files.write(folder, files.OUTLINE, self._content.outline)
 
-    def _write_tensors(self, partial: Path) -> None:
+    def _write_tensors(self, folder: OwnFolder) -> None:
         """Write them with torch. Raises Failures, on all ranks."""
         from torch.distributed import checkpoint
+
+        from taskd.adaptors.training.checkpoint_reader import writer
 
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-                checkpoint.save(self._content.entries, storage_writer=checkpoint.FileSystemWriter(partial))
+                checkpoint.save(self._content.entries, storage_writer=writer(folder))
         except checkpoint.CheckpointException as error:
             why = {rank: f"{cause!r} ({self._free()})" for rank, (cause, _) in error.failures.items()}
             raise Failures(why) from error
 
-    def _own_sizes(self, partial: Path) -> dict[str, int]:
+    def _own_sizes(self, folder: OwnFolder) -> dict[str, int]:
         """The files of this rank: others may not see their true sizes at once on a network file system."""
         rank = self._ranks.rank
-        mine = files.sizes(partial, f"__{rank}_*") | files.sizes(partial, files.position_file(rank))
-        if rank == 0:
-            mine |= files.sizes(partial, ".metadata") | files.sizes(partial, files.OUTLINE)
-        return mine
+        mine = [files.position_file(rank), *(name for name in folder.names() if name.startswith(f"__{rank}_"))]
+        return files.sizes(folder, [*mine, files.INDEX, files.OUTLINE] if rank == 0 else mine)
 
     def _free(self) -> str:
         free_mb = shutil.disk_usage(self._directory).free / 1e6
@@ -248,27 +258,44 @@ def _read(state: TrainState, chosen: files.Checkpoint, ranks: Ranks) -> _Loaded 
     """
     from torch.distributed import checkpoint
 
+    from taskd.adaptors.training.checkpoint_reader import reader
+
     try:
-        draft = Draft(state.parts, (chosen.path / files.OUTLINE).read_bytes())
-        position = None
-        if chosen.manifest.world_size == ranks.size:
-            position = payload.unpack((chosen.path / files.position_file(ranks.rank)).read_bytes())
+        read = _prepare(state, chosen, ranks)
+        targets = read.draft.targets
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             checkpoint.load(
-                draft.targets,
-                storage_reader=checkpoint.FileSystemReader(chosen.path),
+                targets,
+                storage_reader=reader(chosen.path, targets, chosen.manifest.files),
                 planner=checkpoint.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
                 no_dist=True,
             )
     except checkpoint.CheckpointException as error:
-        why: Any = next(iter(error.failures.values()))[0]
-    except (OSError, msgspec.DecodeError, struct.error, *OF_PARTS) as error:
+        why: BaseException = next(iter(error.failures.values()))[0]
+    except CheckpointError as error:
+        raise CheckpointError(text.line(str(error))) from None  # with what stands there, of whomever it is
+    except Exception as error:  # noqa: BLE001 - what msgspec, torch and a part make of bytes that anybody has written
         why = error
     else:
-        return _Loaded(draft, position)
-    _log.warning("checkpoint %s is passed over: it cannot be read: %r", chosen.path, why)
+        return read
+    _log.warning("checkpoint %s is passed over: it cannot be read: %s", chosen.path, text.line(_told(why)))
     return None
+
+
+def _told(why: BaseException) -> str:
+    if isinstance(why, pickle.UnpicklingError):
+        return "torch finds no tensors in its data"  # torch's own words are an advice to run what stands there
+    return str(why) if isinstance(why, RestoreError) else repr(why)
+
+
+def _prepare(state: TrainState, chosen: files.Checkpoint, ranks: Ranks) -> _Loaded:
+    """Read all but the tensors."""
+    draft = Draft(state.parts, files.read(chosen.path / files.OUTLINE, files.MOST_OTHER_BYTES))
+    if chosen.manifest.world_size != ranks.size:
+        return _Loaded(draft, None)
+    position = files.read(chosen.path / files.position_file(ranks.rank), files.MOST_OTHER_BYTES)
+    return _Loaded(draft, payload.unpack(position))
 
 
 def _put(state: TrainState, chosen: files.Checkpoint, loaded: _Loaded, ranks: Ranks) -> None:
@@ -282,7 +309,7 @@ def _put(state: TrainState, chosen: files.Checkpoint, loaded: _Loaded, ranks: Ra
             RngCapture().restore(loaded.position[0])
     except OF_PARTS as error:
         raise CheckpointError(
-            f"{chosen.path} cannot be loaded: {error!r}; expected parts as in the job that wrote it "
+            f"{chosen.path} cannot be loaded: {text.line(repr(error))}; expected parts as in the job that wrote it "
             f"({', '.join(f'{name}: {kind}' for name, kind in manifest.parts.items())})"
         ) from error
     if loaded.position is None:

@@ -7,6 +7,8 @@ Rules:
 2. What is there already is never replaced or removed: where the name is taken, it is `step-N.1` and so on.
 3. A directory without a readable manifest, or whose files are not what the manifest says, is broken and is passed over.
 4. Whoever gives up renames the partial directory before removing it: then nobody can complete it any more.
+5. Folders are made with mode 0700, files with 0600: in the folder that was opened, and never through a link.
+6. What is read may be somebody else's. It is a file, or leads to one: no pipe or device is waited for, or even opened.
 """
 
 import contextlib
@@ -15,16 +17,36 @@ import itertools
 import os
 import re
 import shutil
+import stat
+import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, BinaryIO, Final
 
 import msgspec
+from msgspec import Meta
+
+from taskd.runtime.ownfolder import OwnFolder
+from taskd.wire.bounds import MOST_RANKS, Counter, Line, Name
+from taskd.wire.text import line
 
 FORMAT = 1
 MANIFEST = "taskd.json"
 OUTLINE = "parts.msgpack"
+INDEX = ".metadata"
+MOST_MANIFEST_BYTES: Final = 64 << 20
+"""What the files of a million ranks take."""
+MOST_INDEX_BYTES: Final = 1 << 30
+MOST_OTHER_BYTES: Final = 4 << 30
+"""What msgpack holds in one piece."""
 _NAME = re.compile(r"step-(\d+)(?:\.(\d+))?")
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # a file system that cannot sync directories
+_KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+
+
+FileName = Annotated[str, Meta(max_length=255, pattern=r"\A(?:[A-Za-z0-9_][A-Za-z0-9_.-]*|\.metadata)\Z")]
+"""In the checkpoint's own directory."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,15 +61,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     format: int
-    step: int
-    world_size: int
-    job_id: str
-    reason: str
-    identity: str
-    written_at: str
-    versions: dict[str, str]
-    parts: dict[str, str]
-    files: dict[str, int]
+    step: Counter
+    world_size: Annotated[int, Meta(ge=1, le=MOST_RANKS)]
+    job_id: Name
+    reason: Line
+    identity: Annotated[str, Meta(pattern=r"\A[0-9a-f]{14}\Z")]
+    written_at: Name
+    versions: dict[Name, Name]
+    parts: dict[Name, Name]
+    files: dict[FileName, Counter]
 
 
 @dataclass(frozen=True)
@@ -73,24 +95,43 @@ def position_file(rank: int) -> str:
 
 def reserve(directory: Path, step: int, job_id: str, identity: str) -> Place:
     """Find the name for step `step` of that job and make its partial directory. Raises OSError."""
-    directory.mkdir(parents=True, exist_ok=True)
+    _make(directory)
     for name in itertools.chain([f"step-{step}"], (f"step-{step}.{number}" for number in itertools.count(1))):
         final = directory / name
         if not os.path.lexists(final):
             break
         known = inspect(final)
-        if isinstance(known, Checkpoint) and (known.manifest.step, known.manifest.job_id) == (step, job_id):
+        written = isinstance(known, Checkpoint) and (known.manifest.step, known.manifest.job_id) == (step, job_id)
+        if written and _is_ours(final):
             return Place(final, None)
     partial = directory / f".step-{step}.{identity}.partial"
-    partial.mkdir()
+    partial.mkdir(0o700)
     return Place(final, partial)
 
 
-def complete(place: Path, final: Path, manifest: Manifest) -> None:
+def _make(directory: Path) -> None:
+    """With all that leads to it: `Path.mkdir` would leave those open to whomever the umask allows."""
+    try:
+        directory.mkdir(0o700)
+    except FileNotFoundError:
+        _make(directory.parent)
+        _make(directory)
+    except OSError:
+        if not directory.is_dir():
+            raise
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether it is of whom our own new files belong to: another's word that the state is safe counts nothing."""
+    with tempfile.TemporaryFile(dir=path.parent) as file:
+        return path.lstat().st_uid == os.fstat(file.fileno()).st_uid
+
+
+def complete(folder: OwnFolder, final: Path, manifest: Manifest) -> None:
     """Write the manifest, bring everything to the disk and rename the directory into place. Raises OSError."""
-    write(place / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
-    _sync_directory(place)
-    place.rename(final)  # fails where a directory that is not empty has come to stand meanwhile
+    write(folder, MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+    _sync_directory(folder.path)
+    folder.path.rename(final)  # fails where a directory that is not empty has come to stand meanwhile
     _sync_directory(final.parent)
 
 
@@ -102,17 +143,51 @@ def drop(partial: Path, rank: int) -> None:
         shutil.rmtree(gone, ignore_errors=True)
 
 
-def write(path: Path, data: bytes) -> None:
+def new_file(folder: OwnFolder, name: str) -> BinaryIO:
+    """Make a file in the folder, for this user alone. Raises OSError, also if anything has that name."""
+    return open(folder.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb")
+
+
+def write(folder: OwnFolder, name: str, data: bytes) -> None:
     """Write a new file and bring it to the disk. Raises OSError."""
-    with path.open("xb") as file:
+    with new_file(folder, name) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
 
-def sizes(directory: Path, pattern: str) -> dict[str, int]:
-    """Size in bytes of each file in `directory` whose name matches."""
-    return {path.name: path.stat().st_size for path in directory.glob(pattern)}
+def open_file(path: Path) -> BinaryIO:
+    """Open a file for reading. Raises OSError, also if there is anything else."""
+    _expect_file(path.stat(), path)  # some devices act when they are opened
+    with contextlib.ExitStack() as undoing:
+        file = undoing.enter_context(open(path, "rb", opener=_without_waiting))
+        _expect_file(os.fstat(file.fileno()), path)
+        undoing.pop_all()
+    return file
+
+
+def read(path: Path, most_bytes: int) -> bytes:
+    """The content of a file. Raises OSError, also if it has more bytes than that."""
+    with open_file(path) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        if size_bytes > most_bytes:
+            raise OSError(errno.EFBIG, f"{size_bytes} bytes, expected at most {most_bytes}", str(path))
+        return file.read(size_bytes)
+
+
+def _expect_file(known: os.stat_result, path: Path) -> None:
+    if not stat.S_ISREG(known.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(known.st_mode), "a device")
+        raise OSError(errno.EINVAL, f"found {kind}, expected a file", str(path))
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
+
+def sizes(folder: OwnFolder, names: Iterable[str]) -> dict[str, int]:
+    """Size in bytes of each of these files. Raises OSError if one is missing."""
+    return {name: os.stat(name, dir_fd=folder.descriptor).st_size for name in names}
 
 
 def newest_first(directory: Path) -> list[Path]:
@@ -127,21 +202,31 @@ def newest_first(directory: Path) -> list[Path]:
 
 
 def inspect(path: Path) -> Checkpoint | str:
-    """Return the checkpoint at `path`, or why it is none."""
+    """Return the checkpoint at `path`, or why it is none, in one line. It may have been written by anybody."""
+    name = MANIFEST
     try:
-        manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=Manifest)
-    except (OSError, msgspec.DecodeError) as error:
-        return f"{MANIFEST}: {error}"
+        manifest = decode(read(path / MANIFEST, MOST_MANIFEST_BYTES))
+        if isinstance(manifest, str):
+            return manifest
+        for name, size_bytes in manifest.files.items():
+            known = (path / name).stat()
+            _expect_file(known, path / name)
+            if known.st_size != size_bytes:
+                return f"{name} has {known.st_size} bytes, expected {size_bytes}"
+    except OSError as error:
+        return f"{name}: {error.strerror}"
+    return Checkpoint(path, manifest)
+
+
+def decode(data: bytes) -> Manifest | str:
+    """Return the manifest that is encoded so, or why it is none, in one line."""
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (ValueError, RecursionError) as error:
+        return line(f"{MANIFEST}: {error}")
     if manifest.format != FORMAT:
         return f"it has format {manifest.format}, this taskd reads format {FORMAT}"
-    for name, size_bytes in manifest.files.items():
-        try:
-            found_bytes = (path / name).stat().st_size
-        except OSError as error:
-            return f"{name}: {error.strerror}"
-        if found_bytes != size_bytes:
-            return f"{name} has {found_bytes} bytes, expected {size_bytes}"
-    return Checkpoint(path, manifest)
+    return manifest
 
 
 def _sync_directory(path: Path) -> None:
