@@ -137,6 +137,8 @@ def _restore_numpy(state: bytes, spare: bytes) -> None:
     import numpy
 
     *words, index = struct.unpack(f"<{_WORDS}Ii", state)
+    if not 0 <= index <= _WORDS:
+        raise ValueError(f"numpy's position {index} is outside of its state")  # numpy would read beyond it
     has_spare, value = SPARE.unpack(spare)
     numpy.random.set_state(("MT19937", numpy.array(words, dtype=numpy.uint32), index, has_spare, value))
 
