@@ -18,7 +18,7 @@ from taskd.errors import RestoreError
 
 _log = logging.getLogger("taskd.adaptors.training.checkpoint")
 T = TypeVar("T")
-OF_PARTS = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, RestoreError)
+OF_PARTS = (RuntimeError, ValueError, LookupError, ArithmeticError, TypeError, AttributeError, RestoreError)
 
 
 class Failures(Exception):  # noqa: N818 - it is what several ranks have met, not an error of its own
