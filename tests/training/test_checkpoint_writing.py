@@ -101,6 +101,33 @@ def test_no_file_is_written_over_what_is_there(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+class Watcher:
+    """A part of the state that acts as a neighbour does who sees that a checkpoint is being written."""
+
+    def __init__(self, *names: Path) -> None:
+        self.names = names
+
+    def state_dict(self) -> dict[str, Any]:
+        for name in self.names:
+            (name / "nothing").mkdir(parents=True)
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state == {}
+
+
+def test_a_neighbour_takes_the_names_meanwhile(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    parts = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=1)}
+    taken = [tmp_path / "step-0", tmp_path / "step-0.1"]
+    written: Any = {**parts, "his_sampler": Watcher(*taken)}
+    path = dump(TrainState(**written), tmp_path, step=0, job_id="job", reason="")
+    assert path == tmp_path / "step-0.2"
+    assert not list(tmp_path.glob(".*"))
+    read: Any = {**parts, "his_sampler": Watcher()}
+    assert load_latest(TrainState(**read), tmp_path) == 0
+
+
 @pytest.mark.root
 @as_root
 @pytest.mark.parametrize("is_link", [False, True])

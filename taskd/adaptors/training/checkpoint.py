@@ -152,7 +152,7 @@ class _Writer:
             return place.final
         try:
             try:
-                self._fill(place.partial, place.final, state)
+                final = self._fill(place.partial, state)
             finally:
                 files.drop(place.partial, self._ranks.rank)  # finds nothing where all went well
                 if self._folder is not None:
@@ -161,10 +161,11 @@ class _Writer:
             known = files.inspect(place.final)  # it died after the renaming: what counts is there
             if not isinstance(known, files.Checkpoint) or known.manifest.identity != self._manifest.identity:
                 raise
+            final = place.final
         if self._ranks.rank == 0:
             duration_ms = (time.monotonic() - begun) * 1e3
-            _log.info("wrote %s: %.1f MB in %.0f ms", place.final, self._size_mb, duration_ms)
-        return place.final
+            _log.info("wrote %s: %.1f MB in %.0f ms", final, self._size_mb, duration_ms)
+        return final
 
     def _reserve(self) -> files.Place | None:
         if self._ranks.rank != 0:
@@ -175,7 +176,7 @@ class _Writer:
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({self._free()})")
         return place
 
-    def _fill(self, partial: Path, final: Path, state: TrainState) -> None:
+    def _fill(self, partial: Path, state: TrainState) -> Path:
         ranks = self._ranks
         folder = ranks.do(lambda: self._open(partial))
         ranks.do(lambda: self._write_own(folder, state))
@@ -184,7 +185,9 @@ class _Writer:
         for sizes in ranks.gather(ranks.do(lambda: self._own_sizes(folder))):
             written |= sizes
         manifest = msgspec.structs.replace(self._manifest, files=written)
-        ranks.do(lambda: files.complete(folder, final, manifest) if ranks.rank == 0 else None)
+        final = ranks.gather(ranks.do(lambda: files.complete(folder, manifest) if ranks.rank == 0 else None))[0]
+        assert final is not None
+        return final
 
     def _open(self, partial: Path) -> OwnFolder:
         self._folder = OwnFolder(partial, make=False)

@@ -19,7 +19,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, BinaryIO, Final
@@ -96,8 +96,7 @@ def position_file(rank: int) -> str:
 def reserve(directory: Path, step: int, job_id: str, identity: str) -> Place:
     """Find the name for step `step` of that job and make its partial directory. Raises OSError."""
     _make(directory)
-    for name in itertools.chain([f"step-{step}"], (f"step-{step}.{number}" for number in itertools.count(1))):
-        final = directory / name
+    for final in _names(directory, step):
         if not os.path.lexists(final):
             break
         known = inspect(final)
@@ -107,6 +106,11 @@ def reserve(directory: Path, step: int, job_id: str, identity: str) -> Place:
     partial = directory / f".step-{step}.{identity}.partial"
     partial.mkdir(0o700)
     return Place(final, partial)
+
+
+def _names(directory: Path, step: int) -> Iterator[Path]:
+    yield directory / f"step-{step}"
+    yield from (directory / f"step-{step}.{number}" for number in itertools.count(1))
 
 
 def _make(directory: Path) -> None:
@@ -127,12 +131,26 @@ def _is_ours(path: Path) -> bool:
         return path.lstat().st_uid == os.fstat(file.fileno()).st_uid
 
 
-def complete(folder: OwnFolder, final: Path, manifest: Manifest) -> None:
-    """Write the manifest, bring everything to the disk and rename the directory into place. Raises OSError."""
+def complete(folder: OwnFolder, manifest: Manifest) -> Path:
+    """Write the manifest, bring everything to the disk and rename the directory into place. Raises OSError.
+
+    Returns:
+        That place: another one than was found free before, if something has come to stand there meanwhile.
+    """
     write(folder, MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
     _sync_directory(folder.path)
-    folder.path.rename(final)  # fails where a directory that is not empty has come to stand meanwhile
+    for final in _names(folder.path.parent, manifest.step):
+        if os.path.lexists(final):
+            continue
+        try:
+            folder.path.rename(final)
+        except OSError:
+            if not os.path.lexists(final):
+                raise
+        else:
+            break
     _sync_directory(final.parent)
+    return final
 
 
 def drop(partial: Path, rank: int) -> None:
