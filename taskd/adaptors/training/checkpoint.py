@@ -246,7 +246,7 @@ def _next_complete(paths: list[Path], ranks: Ranks) -> files.Checkpoint | None:
 def _agree_on_checkpoint(chosen: files.Checkpoint | None, directory: Path, ranks: Ranks) -> None:
     numbers = (-1, 0) if chosen is None else (chosen.manifest.step, int(chosen.manifest.identity, 16))
     if not ranks.agree(*numbers):
-        seen = "none" if chosen is None else f"{chosen.path.name}, written at {chosen.manifest.written_at}"
+        seen = "none" if chosen is None else f"{chosen.path.name}, written at {text.name(chosen.manifest.written_at)}"
         raise CheckpointError(
             f"the newest complete checkpoint in {directory} is not the same for all ranks: rank {ranks.rank} sees "
             f"{seen}; expected one directory that all nodes share"
@@ -311,9 +311,10 @@ def _put(state: TrainState, chosen: files.Checkpoint, loaded: _Loaded, ranks: Ra
         if loaded.position is not None:
             RngCapture().restore(loaded.position[0])
     except OF_PARTS as error:
+        parts = text.line(", ".join(f"{name}: {kind}" for name, kind in manifest.parts.items()))
         raise CheckpointError(
-            f"{chosen.path} cannot be loaded: {text.line(repr(error))}; expected parts as in the job that wrote it "
-            f"({', '.join(f'{name}: {kind}' for name, kind in manifest.parts.items())})"
+            f"{chosen.path} cannot be loaded: {text.line(repr(error))}; "
+            f"expected parts as in the job that wrote it ({parts})"
         ) from error
     if loaded.position is None:
         ranks.warn(
