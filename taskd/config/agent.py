@@ -8,7 +8,6 @@ Rules:
 """
 
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 from taskd.config import settings
 from taskd.config.address import Address, manager_address
 from taskd.config.manager import job_id
+from taskd.config.process import own_environment
 from taskd.config.reading import Source
 from taskd.config.rundir import run_dir
 from taskd.config.security import Security
@@ -55,7 +55,7 @@ class AgentConfig:
 
         `master_addr` is torchrun's `--master-addr`, None if the user did not give it. Raises `ConfigError`.
         """
-        source = Source(os.environ if env is None else env)
+        source = Source(own_environment() if env is None else env)
         warn_of_unknown_variables(source.env)
         manager = manager_address(source.env, master_addr, node_count)
         return cls(

@@ -16,6 +16,7 @@ RANK_VARIABLES: Final = frozenset(
 _PATH: Final = "PYTHONPATH"
 _NCCL_PLUGIN: Final = "NCCL_PROFILER_PLUGIN"
 _NCCL_PATH_CHARACTERS: Final = 254
+_withheld: dict[str, str] = {}
 
 
 def ask_for(setting: Setting) -> None:
@@ -32,6 +33,19 @@ def enable() -> None:
 def environment() -> dict[str, str]:
     """A copy of this process's environment."""
     return dict(os.environ)
+
+
+def withhold(setting: Setting) -> None:
+    """Keep a variable for this process alone: what it starts from now on does not inherit it."""
+    assert setting.variable is not None
+    value = os.environ.pop(setting.variable, None)
+    if value is not None:
+        _withheld[setting.variable] = value
+
+
+def own_environment() -> dict[str, str]:
+    """What this process was started with, or has been given since, with what is withheld from its children."""
+    return {**_withheld, **os.environ}
 
 
 def replace_environment(env: Mapping[str, str]) -> None:

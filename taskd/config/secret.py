@@ -6,9 +6,12 @@ Rules:
 2. A file must be private: what group or others can read or write is no secret.
    (Space around the secret is no part of it: editors add a newline.)
 3. The secret appears in no error, no log and no repr.
+4. It is to be made at random. What a person thinks of cannot be told from that, but what is too short for it can.
 """
 
+import math
 import stat
+import string
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +19,14 @@ from taskd.config import settings
 from taskd.config.reading import Source
 from taskd.errors import ConfigError
 
-MIN_SECRET_CHARS: Final = 16
+MIN_SECRET_BITS: Final = 128
+_LEAST_DIFFERENT: Final = 8
+_ALPHABETS: Final = (
+    string.digits,
+    string.hexdigits.lower(),
+    string.hexdigits.upper(),
+    "abcdefghijklmnopqrstuvwxyz234567",
+)
 _MAX_FILE_BYTES: Final = 4096
 
 
@@ -27,13 +37,29 @@ def read_secret(source: Source) -> bytes | None:
         places = " and ".join(given)
         raise ConfigError(f"{places} give different secrets, expected one; remove all but one of them")
     for place, secret in given.items():
-        if len(secret.decode("utf-8", "surrogateescape")) < MIN_SECRET_CHARS:
+        bits = most_bits(secret)
+        if bits < MIN_SECRET_BITS:
             raise ConfigError(
-                f"{place}: found a secret of {len(secret)} bytes, expected at least {MIN_SECRET_CHARS} characters; "
-                "make one with: openssl rand -hex 32"
+                f"{place}: found a secret of {len(secret)} bytes that holds {bits} random bits at most, expected "
+                f"{MIN_SECRET_BITS} or more; make one with: openssl rand -hex 32"
             )
         return secret
     return None
+
+
+def most_bits(secret: bytes) -> int:
+    """How many random bits this can be made of, by its length and the alphabet that it is written in."""
+    text = secret.decode("utf-8", "surrogateescape")
+    if len(set(text)) < _LEAST_DIFFERENT:
+        return len(set(text))
+    return int(len(text) * math.log2(_alphabet_size(text)))
+
+
+def _alphabet_size(text: str) -> int:
+    for alphabet in _ALPHABETS:
+        if set(text) <= set(alphabet):
+            return len(set(alphabet))
+    return 64
 
 
 def _given(source: Source) -> dict[str, bytes]:

@@ -25,7 +25,7 @@ def test_every_variable_reaches_its_place(caplog):
         "TASKD_PROCESS_ENABLE": "on",
         "TASKD_JOB_ID": "j",
         "TASKD_MANAGER": "[fd00::1]:9700",
-        "TASKD_SECRET": "0123456789abcdef",
+        "TASKD_SECRET": "0123456789abcdef0123456789abcdef",
         "TASKD_INSECURE": "off",
         "TASKD_RUN_DIR": "/run/t",
         "TASKD_STANDBY": "2",
@@ -38,7 +38,7 @@ def test_every_variable_reaches_its_place(caplog):
     }
     config = AgentConfig.from_environment(env)
     assert (config.job_id, config.manager, config.run_dir) == ("j", Address("fd00::1", 9700), Path("/run/t"))
-    assert config.security.secret == b"0123456789abcdef"
+    assert config.security.secret == b"0123456789abcdef0123456789abcdef"
     assert (config.standbys, config.preload, config.learn_modules) == (2, ("numpy", "torch.nn"), False)
     assert (config.heartbeat_s, config.manager_wait_s) == (0.25, 5)
     assert config.checkpoint_dir == Path("/dumps")

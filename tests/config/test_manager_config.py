@@ -9,7 +9,7 @@ from taskd.core.policy import Deadlines, Membership, Policy, Strategy
 from taskd.errors import ConfigError
 
 SEED = {"job_id": "job-1", "node_nums": 2, "proc_per_node": 8}
-SECRET = "0123456789abcdef"
+SECRET = "0123456789abcdef" * 2
 
 
 def read(env=None, **keys) -> ManagerConfig:

@@ -5,10 +5,10 @@ import os
 import pytest
 
 from taskd.config.reading import Source
-from taskd.config.secret import read_secret
+from taskd.config.secret import most_bits, read_secret
 from taskd.errors import ConfigError
 
-SECRET = "0123456789abcdef-ü"
+SECRET = "0123456789abcdef-ü-ghijklmn"
 
 
 def env(path=None, secret=None):
@@ -45,9 +45,31 @@ def test_all_places_together_must_agree(file):
 
 
 def test_too_short_is_refused_without_showing_it():
-    with pytest.raises(ConfigError, match="TASKD_SECRET: found a secret of 7 bytes, expected at least 16") as info:
+    with pytest.raises(ConfigError, match=r"TASKD_SECRET: found a secret of 7 bytes that .* openssl rand") as info:
         read_secret(env(secret="hunter2"))
     assert "hunter2" not in str(info.value)
+
+
+@pytest.mark.parametrize(
+    ("secret", "bits"),
+    [
+        ("0123456789abcdef", 64),
+        ("0123456789ABCDEF" * 2, 128),
+        ("0123456789abcdef" * 4, 256),
+        ("0123456789" * 4, 132),
+        ("abcdefghijklmnopqrstuvwxy", 125),
+        ("Zm9vYmFyYmF6cXV4MTIzNA", 132),
+        ("a" * 1000, 1),
+        ("0101" * 100, 2),
+    ],
+)
+def test_what_holds_fewer_than_128_random_bits_is_refused(secret, bits):
+    assert most_bits(secret.encode()) == bits
+    if bits < 128:
+        with pytest.raises(ConfigError, match=f"holds {bits} random bits at most, expected 128 or more; make one with"):
+            read_secret(env(secret=secret))
+    else:
+        assert read_secret(env(secret=secret)) == secret.encode()
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644])

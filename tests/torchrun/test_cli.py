@@ -40,7 +40,12 @@ def test_run_shows_torchruns_help(launcher: Launcher) -> None:
 
 
 def test_doctor_reports_and_flags(launcher: Launcher) -> None:
-    env = {**ENVIRONMENT, "TASKD_STANBY": "2", "TASKD_SECRET": "sixteen characters", "TASKD_PROCESS_ENABLE": "on"}
+    env = {
+        **ENVIRONMENT,
+        "TASKD_STANBY": "2",
+        "TASKD_SECRET": "sixteen letters or more",
+        "TASKD_PROCESS_ENABLE": "on",
+    }
     status, output = launcher.run(["python", "-m", "taskd", "doctor", "--json"], env=env)
     report = json.loads(output)
     findings = {finding["subject"]: finding for finding in report["findings"]}

@@ -91,7 +91,10 @@ def test_found_as_an_agent_finds_it(launcher: Launcher, run_dir: Path) -> None:
         ({"TASKD_MANAGER": "embedded"}, "give --manager HOST:PORT, or set TASKD_MANAGER"),
         ({"TASKD_MANAGER": "nowhere"}, "TASKD_MANAGER: found 'nowhere'"),
         ({"MASTER_ADDR": "node0"}, "without a secret"),
-        ({"TASKD_MANAGER": "127.0.0.1:1", "TASKD_SECRET": "short"}, "expected at least 16 characters"),
+        (
+            {"TASKD_MANAGER": "127.0.0.1:1", "TASKD_SECRET": "short"},
+            "expected 128 or more; make one with",
+        ),
     ],
     ids=["nothing", "embedded", "no address", "no secret", "short secret"],
 )

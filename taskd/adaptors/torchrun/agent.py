@@ -31,7 +31,8 @@ from taskd.adaptors.torchrun.shelter import sheltered
 from taskd.adaptors.torchrun.template_process import TemplateProcess
 from taskd.adaptors.torchrun.waiting import set_aside
 from taskd.config.address import knows_manager
-from taskd.config.process import environment, profile_nccl, starting_with
+from taskd.config.process import environment, profile_nccl, starting_with, withhold
+from taskd.config.settings import SECRET
 from taskd.core.budget import DEFAULT_MAX_RESTARTS
 from taskd.errors import TaskdError
 from taskd.runtime.ports import Command, NodeIdentity, NodeRuntime, Outlook
@@ -51,6 +52,7 @@ def _make_node_runtime(given_master_addr: str | None, node_count: int) -> NodeRu
         from taskd.runtime.shim import library_path
 
     config = AgentConfig.from_environment(master_addr=given_master_addr, node_count=node_count)
+    withhold(SECRET)  # a rank needs none, and shows its environment to trackers and logs
     if config.nccl_times and (reason := profile_nccl(library_path())):
         logger.warning("no times of NCCL's kernels, and so no slow ranks of jobs that use it: %s", reason)
     return NodeAgent(config, NodeStore(config.manager).serve)
