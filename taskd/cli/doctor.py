@@ -103,12 +103,15 @@ def _fit() -> Iterator[Finding]:
 
 
 def _gate() -> Finding:
-    from taskd.runtime.blackbox import library_path
+    from taskd.runtime.elf import flaw
+    from taskd.runtime.shim import library_path
 
     path = library_path("libtaskd.so")
     remedy = "reinstall taskd for this machine, or build it: python -m pip install -e ."
     if not path.is_file():
         return Finding("libtaskd.so", f"no file at {path}", remedy)
+    if wrong := flaw(path):
+        return Finding("libtaskd.so", f"{path} {wrong}", remedy)
     trial = subprocess.run(
         [_TRIAL],
         env={**environment(), "LD_PRELOAD": str(path)},

@@ -7,19 +7,17 @@ Rules:
 3. A journal without verdicts, of an older taskd, tells its faults by their recoveries.
 """
 
-import errno
 import json
-import os
 import re
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import msgspec
 
 from taskd.errors import RecordError
+from taskd.runtime.regular import open_record
 
 JOURNAL: Final = "journal.jsonl"
 FAULTS: Final = "faults"
@@ -332,15 +330,6 @@ def _taken(reader: _Reader, line: bytes) -> bool:
     except (ValueError, RecursionError, OverflowError):  # a msgspec.ValidationError is a ValueError
         return False
     return False
-
-
-def open_record(path: Path) -> BinaryIO:
-    """A file to read, of whoever. Raises `OSError`, also for a pipe or a device, for which nobody is to wait."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is a folder, a pipe or a device, expected a file", str(path))
-    return open(descriptor, "rb")
 
 
 def _lines(journal: Path) -> Iterator[bytes]:

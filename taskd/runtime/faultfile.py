@@ -16,7 +16,8 @@ from typing import Any, Final
 import msgspec
 
 from taskd.core.evidence import Evidence
-from taskd.runtime.chronicle import FAULTS, FaultEntry, VerdictEntry, open_record
+from taskd.runtime.chronicle import FAULTS, FaultEntry, VerdictEntry
+from taskd.runtime.regular import open_record
 
 _FILE_BYTES: Final = 256 << 20
 _SAME_S: Final = 5.0

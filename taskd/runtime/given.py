@@ -1,12 +1,18 @@
 """What a new process of a rank is given: its environment, and the files of its output."""
 
+import logging
+from functools import cache
+
 from taskd.config.process import preload_with
 from taskd.core.agent import Start
-from taskd.runtime.blackbox import library_path
+from taskd.runtime.elf import flaw
 from taskd.runtime.ports import Logs, WorkerHost
 from taskd.runtime.rankfiles import RankFiles
 from taskd.runtime.shape import Shape
+from taskd.runtime.shim import REINSTALL, library_path
 from taskd.wire.messages import Directive
+
+logger = logging.getLogger(__name__)
 
 
 def new_environment(
@@ -29,6 +35,20 @@ def new_environment(
 
 
 def preload() -> dict[str, str]:
-    """`LD_PRELOAD` with the shim's gate before what the user has there; nothing where it is not installed."""
+    """`LD_PRELOAD` with the shim's gate before what the user has there; nothing where it is not installed.
+
+    Nothing, too, where it or the core that it loads is damaged: the loader would kill the process. Whoever makes or
+    attaches a box tells of the core.
+    """
     gate = library_path("libtaskd.so")
-    return preload_with(gate) if gate.exists() else {}
+    if not gate.exists():
+        return {}
+    if wrong := flaw(gate):
+        _warn(f"{gate} {wrong}")
+    return {} if wrong or flaw(library_path()) else preload_with(gate)
+
+
+@cache
+def _warn(found: str) -> None:
+    """Once, not for each process."""
+    logger.warning("ranks run without the preloaded library: %s; %s", found, REINSTALL)

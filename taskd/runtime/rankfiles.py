@@ -45,6 +45,8 @@ class RankFiles:
         """The mark of the folder of the job's records, as far as it is known."""
         self._own: JobFolder | None = None
         self._boxes: dict[tuple[int, int], Box] = {}
+        self._missed = ""
+        """Why the newest box that could not be made was not."""
 
     def prepare(
         self, rank: int, incarnation: int, generation: int, shape: Shape, term: int = 0, *, joins: bool
@@ -126,7 +128,9 @@ class RankFiles:
         try:
             self._boxes[rank, incarnation] = Box.create(path)
         except ShimError as error:
-            logger.warning("rank %d runs without a black box: %s", rank, error)
+            if str(error) != self._missed:
+                self._missed = str(error)
+                logger.warning("rank %d runs without a black box (said once of all ranks): %s", rank, error)
             return None
         return path
 

@@ -5,7 +5,8 @@ Rules:
 1. It is opened by its own path, so that the preloaded gate and Python share one instance. A second copy would have its
    own state: it is refused.
 2. `load_core` must come before torch is imported where nothing is preloaded, or gloo is bound past the core.
-3. What the core answers with -errno becomes a `ShimError` that says what was found and what to do.
+3. A library that is not whole is never given to the loader, which would kill the process.
+4. What the core answers with -errno becomes a `ShimError` that says what was found and what to do.
 """
 
 import errno
@@ -13,11 +14,12 @@ import importlib
 import os
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from taskd.errors import ShimError
+from taskd.runtime.elf import flaw
 
-_REINSTALL = "reinstall taskd, or run `python csrc/build_libs.py` in its source tree"
+REINSTALL: Final = "reinstall taskd, or run `python csrc/build_libs.py` in its source tree"
 _REASONS = {
     errno.ENOENT: ("there is no such file", "start the worker with the path that its agent made"),
     errno.EEXIST: ("something is there already", "remove it: it is left over from an agent that was killed"),
@@ -47,7 +49,7 @@ def interface() -> Any:
     try:
         return importlib.import_module("taskd.runtime._box").ffi
     except ImportError as error:
-        raise ShimError(f"the generated module cannot be imported ({error}); {_REINSTALL}") from error
+        raise ShimError(f"the generated module cannot be imported ({error}); {REINSTALL}") from error
 
 
 @cache
@@ -55,16 +57,18 @@ def core() -> Any:
     """The loaded library. Raises `ShimError` if it is missing, broken or of another version."""
     path = library_path()
     ffi = interface()
+    if wrong := flaw(path):
+        raise ShimError(f"the core of the shim cannot be loaded: {path} {wrong}; {REINSTALL}")
     try:
         library = ffi.dlopen(str(path), ffi.RTLD_NOW | ffi.RTLD_LOCAL)
     except OSError as error:
-        raise ShimError(f"the core of the shim cannot be loaded: {error}; {_REINSTALL}") from error
+        raise ShimError(f"the core of the shim cannot be loaded: {error}; {REINSTALL}") from error
     try:
         version = library.taskd_version()
     except AttributeError as error:
-        raise ShimError(f"{path} is not the core of the shim: {error}; {_REINSTALL}") from error
+        raise ShimError(f"{path} is not the core of the shim: {error}; {REINSTALL}") from error
     if version != library.TASKD_VERSION:
-        raise ShimError(f"{path} has version {version}, expected {library.TASKD_VERSION}; {_REINSTALL}")
+        raise ShimError(f"{path} has version {version}, expected {library.TASKD_VERSION}; {REINSTALL}")
     return library
 
 

@@ -49,12 +49,16 @@ def _make_node_runtime(given_master_addr: str | None, node_count: int) -> NodeRu
         from taskd.adaptors.torchrun.store import NodeStore
         from taskd.config.agent import AgentConfig
         from taskd.runtime.agent import NodeAgent
-        from taskd.runtime.shim import library_path
+        from taskd.runtime.elf import flaw
+        from taskd.runtime.shim import REINSTALL, library_path
 
     config = AgentConfig.from_environment(master_addr=given_master_addr, node_count=node_count)
     withhold(SECRET)  # a rank needs none, and shows its environment to trackers and logs
-    if config.nccl_times and (reason := profile_nccl(library_path())):
-        logger.warning("no times of NCCL's kernels, and so no slow ranks of jobs that use it: %s", reason)
+    if config.nccl_times:
+        plugin = library_path()
+        wrong = flaw(plugin)
+        if reason := f"{plugin} {wrong}; {REINSTALL}" if wrong else profile_nccl(plugin):
+            logger.warning("no times of NCCL's kernels, and so no slow ranks of jobs that use it: %s", reason)
     return NodeAgent(config, NodeStore(config.manager).serve)
 
 

@@ -76,6 +76,8 @@ def _attach(config: WorkerConfig) -> None:
     global _recorder  # noqa: PLW0603 - one per process
     _recorder = recorder = open_recorder()  # loads the core, which must come before torch
     if config.blackbox is not None:
+        if reason := getattr(recorder, "reason", ""):
+            logger.warning("rank %d runs without its black box: %s", config.rank, reason)
         recorder.attach(config.blackbox, config.rank, config.incarnation)
     else:
         recorder.watch_parent(config.agent_pid)

@@ -1,0 +1,154 @@
+"""Libraries that are damaged: cut short by a full disk or a broken copy, or with headers that lie."""
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import taskd
+from taskd.runtime.elf import flaw
+from tests.e2e.job import no_outer_job
+from tests.launch import Launcher
+from tests.shim.armed import CORE, GATE, plain
+
+Damage = Callable[[bytes], bytes]
+REMEDY = "reinstall taskd"
+LIBS = Path("python", "cython_api", "libs")
+_SEGMENTS_AT, _SECTIONS_AT, _MACHINE_AT = 32, 40, 18
+_FIRST_SEGMENT = 64
+
+
+def _put(at: int, value: int, form: str = "=Q") -> Damage:
+    def damage(whole: bytes) -> bytes:
+        changed = bytearray(whole)
+        struct.pack_into(form, changed, at, value)
+        return bytes(changed)
+
+    return damage
+
+
+DAMAGES: dict[str, Damage] = {
+    "0 bytes": lambda whole: b"",
+    "1 byte": lambda whole: whole[:1],
+    "5 KB": lambda whole: whole[:5000],
+    "half": lambda whole: whole[: len(whole) // 2],
+    "30 KB": lambda whole: whole[: min(30_000, len(whole) * 4 // 5)],
+    "all but one byte": lambda whole: whole[:-1],
+    "segments behind the end": lambda whole: _put(_SEGMENTS_AT, len(whole))(whole),
+    "segments nowhere": _put(_SEGMENTS_AT, 2**64 - 1),
+    "sections behind the end": _put(_SECTIONS_AT, 2**40),
+    "a segment as long as can be": _put(_FIRST_SEGMENT + 32, 2**64 - 1),
+    "of another machine": _put(_MACHINE_AT, 0xF3, "=H"),
+    "zeros": lambda whole: bytes(len(whole)),
+}
+
+
+@pytest.fixture
+def install(tmp_path: Path) -> Callable[[Path, Damage], dict[str, str | None]]:
+    """Puts a taskd with one damaged library somewhere; the environment that finds it."""
+
+    def put(library: Path, damage: Damage) -> dict[str, str | None]:
+        folder = tmp_path / "taskd"
+        if not folder.exists():
+            shutil.copytree(Path(taskd.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
+        (folder / LIBS / library.name).write_bytes(damage(library.read_bytes()))
+        return plain() | {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    return put
+
+
+NODE = """
+import json, logging, os, subprocess, sys
+from pathlib import Path
+import taskd; assert taskd.__file__.startswith(sys.argv[1]), taskd.__file__
+from taskd.runtime.given import preload
+from taskd.runtime.rankfiles import RankFiles
+from taskd.runtime.recorder import open_recorder
+from taskd.runtime.shape import Shape
+said = []
+handler = logging.Handler(logging.WARNING)
+handler.emit = lambda record: said.append(record.getMessage())
+logging.getLogger().addHandler(handler)
+for damaged in map(Path, sys.argv[3:]):
+    damaged.replace(sys.argv[2])
+    files = RankFiles(Path(sys.argv[1]) / "run", "job")
+    boxes = [files.prepare(rank, 0, 0, Shape(), joins=False).blackbox for rank in range(3)]
+    given = [preload() for _ in range(3)][-1]
+    files.close()
+    child = subprocess.run(["/bin/true"], env={**os.environ, **given}, capture_output=True)
+    told = getattr(open_recorder(), "reason", "")
+    print(json.dumps([boxes[0] is not None, given, child.returncode, child.stderr.decode(), said[:], told]), flush=True)
+    said.clear()
+"""
+
+
+@pytest.mark.parametrize("library", [CORE, GATE], ids=["core", "gate"])
+def test_agent_and_worker_go_on_without_it(library, install, launcher: Launcher, tmp_path: Path) -> None:
+    env = install(library, DAMAGES["0 bytes"])
+    damaged = [tmp_path / str(number) for number, _ in enumerate(DAMAGES)]
+    for path, damage in zip(damaged, DAMAGES.values(), strict=True):
+        path.write_bytes(damage(library.read_bytes()))
+    target = tmp_path / "taskd" / LIBS / library.name
+    status, output = launcher.run(["python", "-c", NODE, tmp_path, target, *damaged], env=env, cwd=tmp_path)
+    assert status == 0, output
+    for kind, answer in zip(DAMAGES, output.splitlines(), strict=True):
+        boxed, preload, child, ld_says, said, reason = json.loads(answer)
+        assert (child, ld_says, preload) == (0, "", {}), kind
+        assert [str(target) in line and REMEDY in line for line in said] == [True], (kind, said)
+        assert boxed == (library == GATE), kind
+        assert (REMEDY in reason) == (library == CORE), kind
+
+
+@pytest.mark.parametrize("library", [CORE, GATE], ids=["core", "gate"])
+def test_doctor_names_it_and_the_remedy(library, install, launcher: Launcher, tmp_path: Path) -> None:
+    env = install(library, DAMAGES["30 KB"])
+    status, output = launcher.run(["python", "-m", "taskd", "doctor", "--json"], env=env, cwd=tmp_path)
+    assert status == 1, output
+    subject = "core" if library == CORE else "libtaskd.so"
+    (flawed,) = [one for one in json.loads(output)["findings"] if one["subject"] == subject]
+    told = f"{flawed['found']} {flawed['remedy']}"
+    assert (str(tmp_path) in told, REMEDY in told) == (True, True)
+
+
+def test_a_worker_whose_core_is_cut_after_its_agent_has_loaded_it(
+    install, box, launcher: Launcher, tmp_path: Path
+) -> None:
+    env = install(CORE, DAMAGES["5 KB"])
+    program = (
+        "import logging, sys; logging.basicConfig(stream=sys.stdout)\n"
+        "from taskd.adaptors.torchrun.script import _attach\n"
+        "from taskd.config.worker import WorkerConfig\n"
+        "_attach(WorkerConfig.from_environment()); print('trains')"
+    )
+    ours = {"RANK": "3", "TASKD_BLACKBOX": str(box.path), "TASKD_AGENT_SOCKET": str(tmp_path / "s")}
+    rank = {"TASKD_AGENT_PID": str(os.getpid()), "TASKD_PROCESS_ENABLE": "on", "TASKD_RUN_DIR": str(tmp_path)}
+    status, output = launcher.run(["python", "-c", program], env={**env, **ours, **rank}, cwd=tmp_path)
+    assert (status, output.splitlines()[-1]) == (0, "trains"), output
+    (said,) = [line for line in output.splitlines() if "rank 3 runs without its black box" in line]
+    assert REMEDY in said
+
+
+@pytest.mark.parametrize("library", [CORE, GATE], ids=["core", "gate"])
+def test_a_job_trains_all_the_same(library, install, launcher: Launcher, tmp_path: Path, run_dir: Path) -> None:
+    env = install(library, DAMAGES["5 KB"])
+    script = tmp_path / "script.py"
+    script.write_text("import os, torch\nprint('rank', os.environ['RANK'], 'trains')\n")
+    command = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script]
+    on = {"TASKD_PROCESS_ENABLE": "on", "TASKD_RUN_DIR": str(run_dir), "OMP_NUM_THREADS": "1"}
+    status, output = launcher.run(command, env={**no_outer_job(), **env, **on}, cwd=tmp_path, timeout_s=120)
+    assert status == 0, output
+    assert all(f"rank {rank} trains" in output for rank in range(2))
+    assert sum(REMEDY in line for line in output.splitlines()) == 1, output
+
+
+def test_what_is_whole_has_no_flaw() -> None:
+    assert (flaw(CORE), flaw(GATE)) == ("", "")
+
+
+def test_nobody_waits_for_a_pipe_in_its_place(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "expected a file" in flaw(tmp_path / "pipe")
