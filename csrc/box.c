@@ -21,6 +21,11 @@ static struct td_box sink;
 static struct td_box *_Atomic current = &sink;
 static char attached_path[PATH_MAX];
 static pthread_mutex_t attaching = PTHREAD_MUTEX_INITIALIZER;
+enum { SHELTERED = 8 };
+static struct {
+    _Atomic uintptr_t at;                       /* 0: free */
+    int64_t bytes;
+} sheltered[SHELTERED];
 
 struct td_box *td_current(void)
 {
@@ -55,6 +60,7 @@ static void after_fork(void)
     td_coll_after_fork();
     td_gloo_ops_after_fork();
     td_device_time_after_fork();
+    td_look_after_fork();
 }
 
 __attribute__((constructor)) static void watch_forks(void)
@@ -65,17 +71,21 @@ __attribute__((constructor)) static void watch_forks(void)
 static int check(int fd)
 {
     struct stat file;
+    struct td_identity known;
     if (fstat(fd, &file))
         return -errno;
     if (file.st_uid != geteuid())
         return -EPERM;
     if (!S_ISREG(file.st_mode) || file.st_size != (off_t)sizeof(struct td_box))
         return -EINVAL;
-    return 0;
+    if (pread(fd, &known, sizeof known, offsetof(struct td_box, identity)) != sizeof known)
+        return -EINVAL;
+    return known.magic == TD_MAGIC && known.version == TASKD_VERSION && known.size == sizeof(struct td_box) ? 0 : -EPROTO;
 }
 
-/* Maps an existing box into *out after checking whose it is, its size and its version. */
-int td_map(const char *path, struct td_box **out)
+/* Maps an existing box into *out after checking whose it is, its size and its version. `opened`, if not NULL, gets its
+ * descriptor. */
+int td_map(const char *path, struct td_box **out, int *opened)
 {
     int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0)
@@ -86,15 +96,47 @@ int td_map(const char *path, struct td_box **out)
         box = mmap(NULL, sizeof *box, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         error = box == MAP_FAILED ? -errno : 0;
     }
-    close(fd);
-    if (error)
-        return error;
-    if (box->identity.magic != TD_MAGIC || box->identity.version != TASKD_VERSION || box->identity.size != sizeof *box) {
-        munmap(box, sizeof *box);
-        return -EPROTO;
-    }
-    *out = box;
+    if (error || !opened)
+        close(fd);
+    else
+        *opened = fd;
+    if (!error)
+        *out = box;
+    return error;
+}
+
+/* Memory of a file that somebody may cut, until it is told with 0 bytes. Called under the GIL. 0, or -ENOSPC. */
+int taskd_shelter(const void *at, int64_t bytes)
+{
+    for (int i = 0; i < SHELTERED; i++)
+        if (atomic_load(&sheltered[i].at) == (bytes ? 0 : (uintptr_t)at)) {
+            sheltered[i].bytes = bytes;
+            atomic_store(&sheltered[i].at, bytes ? (uintptr_t)at : 0);
+            return 0;
+        }
+    return -ENOSPC;
+}
+
+static int is_sheltered(uintptr_t address)
+{
+    struct td_box *box = td_current();
+    if (box != &sink && address - (uintptr_t)box < sizeof *box)
+        return 1;
+    for (int i = 0; i < SHELTERED; i++)
+        if (address - atomic_load(&sheltered[i].at) < (uintptr_t)sheltered[i].bytes)
+            return 1;
     return 0;
+}
+
+/* Called by the handler of a SIGBUS: was this address in a box, or another sheltered file, that somebody has cut? Then a
+ * page of this process alone takes the place of the one that is missing, and what is written there nobody sees. */
+int td_replace_cut(const void *address)
+{
+    uintptr_t at = (uintptr_t)address, bytes = (uintptr_t)getpagesize();
+    if (!is_sheltered(at))
+        return 0;
+    void *page = (void *)(at & ~(bytes - 1));
+    return mmap(page, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == page;
 }
 
 static int claim(struct td_box *box)
@@ -150,7 +192,7 @@ static int attach(const char *path, int rank, int incarnation)
         return -EALREADY;
     if (strlen(path) >= sizeof attached_path)
         return -ENAMETOOLONG;
-    int error = fresh ? td_map(path, &box) : 0;
+    int error = fresh ? td_map(path, &box, NULL) : 0;
     if (error)
         return error;
     if (fresh && (error = claim(box))) {

@@ -14,7 +14,8 @@
 
 /* box.c: never NULL; a private sink while this process has no box. */
 struct td_box *td_current(void);
-int td_map(const char *path, struct td_box **out);
+int td_map(const char *path, struct td_box **out, int *fd);
+int td_replace_cut(const void *address);
 
 /* beat.c */
 int td_beat_start(void);
@@ -58,6 +59,9 @@ void td_device_time_after_fork(void);
 /* clocks.c */
 void td_clocks_ask(struct td_box *box);
 void td_clocks_after_fork(void);
+
+/* look.c */
+void td_look_after_fork(void);
 
 /* libraries.c */
 void td_libraries_note(struct td_box *box);

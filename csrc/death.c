@@ -7,7 +7,8 @@
  *    signal again, by itself (a fault repeats) or from here with the same siginfo.
  * 3. A handler takes no lock, allocates nothing and does not ask the loader: numbers are put down, the agent resolves them.
  * 4. The record is whole before the stack is walked, and a fault in the walk ends the walk alone.
- * 5. The first fault stays, unless the program has handled it and went on. A signal that a handler sends again to its own
+ * 5. A box that was cut is no fault of the program's, which goes on without it.
+ * 6. The first fault stays, unless the program has handled it and went on. A signal that a handler sends again to its own
  *    process is the same fault. A handler that jumps out of itself is taken for one that lets the process die. */
 #define _GNU_SOURCE
 #include "core.h"
@@ -207,6 +208,10 @@ static void on_signal(int signum, siginfo_t *info, void *context)
     if (escape && (signum == SIGSEGV || signum == SIGBUS) && !was_sent(info))
         siglongjmp(*escape, 1);
     int saved = errno, written = 0;
+    if (signum == SIGBUS && !was_sent(info) && td_replace_cut(info->si_addr)) {
+        errno = saved;
+        return;
+    }
     struct td_box *box = td_current();
     int owned = atomic_load(&box->identity.owner) == getpid();      /* not so in a forked child */
     if (owned && signum == SIGTERM)

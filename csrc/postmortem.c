@@ -12,7 +12,7 @@
 
 #define RELAXED memory_order_relaxed
 
-enum { MOST_TRIES = 100 };
+enum { MOST_TRIES = 20 };
 
 /* Copies words of a box to plain memory. */
 static void copy_words(void *to, td_u64 *from, size_t bytes)
@@ -23,16 +23,15 @@ static void copy_words(void *to, td_u64 *from, size_t bytes)
     }
 }
 
-static int whole(uint64_t before, td_u64 *seq)
+static int whole(td_u64 *seq)
 {
-    atomic_thread_fence(memory_order_acquire);
-    return before && !(before & 1) && atomic_load_explicit(seq, RELAXED) == before;
+    uint64_t mark = atomic_load_explicit(seq, RELAXED);
+    return mark && !(mark & 1) && td_steady(seq, sizeof *seq);
 }
 
 static int copy_fault(struct td_fault *from, struct taskd_fault *out)
 {
     uint32_t state = atomic_load_explicit(&from->state, memory_order_acquire);
-    uint32_t serial = atomic_load_explicit(&from->serial, RELAXED);
     memset(out, 0, sizeof *out);
     if (state < TASKD_FAULT_WHOLE || state > TASKD_FAULT_HANDLED)
         return 0;
@@ -50,9 +49,7 @@ static int copy_fault(struct td_fault *from, struct taskd_fault *out)
     out->frames = frames < TASKD_FRAMES ? (int32_t)frames : TASKD_FRAMES;
     for (int i = 0; i < out->frames; i++)
         out->frame[i].address = atomic_load_explicit(&from->frame[i], RELAXED);
-    atomic_thread_fence(memory_order_acquire);
-    uint32_t after = atomic_load_explicit(&from->state, RELAXED);
-    return after >= state && atomic_load_explicit(&from->serial, RELAXED) == serial;
+    return td_steady(&from->state, sizeof from->state) && td_steady(&from->serial, sizeof from->serial);
 }
 
 static void name_frame(struct td_box *box, uint32_t libraries, struct taskd_frame *frame)
@@ -79,11 +76,10 @@ static void forget_names(struct taskd_fault *fault)
 
 static int name_frames(struct td_box *box, struct taskd_fault *fault)
 {
-    uint64_t before = atomic_load_explicit(&box->libraries.seq, memory_order_acquire);
     uint32_t count = atomic_load_explicit(&box->libraries.count, RELAXED);
     for (int i = 0; i < fault->frames; i++)
         name_frame(box, count < TD_LIBRARIES ? count : TD_LIBRARIES, &fault->frame[i]);
-    if (whole(before, &box->libraries.seq))
+    if (whole(&box->libraries.seq))
         return 1;
     forget_names(fault);
     return 0;
@@ -92,52 +88,63 @@ static int name_frames(struct td_box *box, struct taskd_fault *fault)
 /* The fatal signal that the process got. 1, or 0 if there was none. */
 int taskd_box_fault(struct taskd_handle *handle, struct taskd_fault *out)
 {
-    int found = 0, tries = MOST_TRIES;
-    while (tries-- && !(found = copy_fault(&handle->box->fault, out)) && out->state)
-        ;
-    for (tries = MOST_TRIES; found && tries-- && !name_frames(handle->box, out);)
-        ;
-    return found;
+    struct td_box *box;
+    int found = 0, named = 0, error = 0;
+    for (int tries = MOST_TRIES; tries-- && !found && !(error = TD_LOOK(handle, fault, words, &box));) {
+        found = copy_fault(&box->fault, out);
+        td_look_away();
+        if (!out->state)
+            return 0;
+    }
+    for (int tries = MOST_TRIES; found && tries-- && !named && !(error = TD_LOOK(handle, libraries, comms, &box));) {
+        named = name_frames(box, out);
+        td_look_away();
+    }
+    return error ? error : found;
 }
 
 static int copy_request(struct td_request *from, struct taskd_request *out)
 {
-    uint64_t before = atomic_load_explicit(&from->seq, memory_order_acquire);
     out->count = (int32_t)atomic_load_explicit(&from->count, RELAXED);
     out->code = atomic_load_explicit(&from->code, RELAXED);
     out->from_pid = atomic_load_explicit(&from->from_pid, RELAXED);
     out->from_uid = atomic_load_explicit(&from->from_uid, RELAXED);
     out->at_ns = atomic_load_explicit(&from->at_ns, RELAXED);
-    return whole(before, &from->seq);
+    return whole(&from->seq);
 }
 
 /* The newest SIGTERM. 1, or 0 if there was none. */
 int taskd_box_request(struct taskd_handle *handle, struct taskd_request *out)
 {
-    struct td_request *from = &handle->box->request;
-    int found = 0;
-    for (int tries = MOST_TRIES; tries-- && atomic_load_explicit(&from->seq, RELAXED) && !found;)
-        found = copy_request(from, out);
-    return found;
+    struct td_box *box;
+    int found = 0, error = 0, noted = 1;
+    for (int tries = MOST_TRIES; tries-- && noted && !found && !(error = TD_LOOK(handle, request, fault, &box));) {
+        noted = atomic_load_explicit(&box->request.seq, RELAXED) != 0;
+        found = copy_request(&box->request, out);
+        td_look_away();
+    }
+    return error ? error : found;
 }
 
 static int copy_text(struct td_words *from, struct taskd_words *out)
 {
-    uint64_t before = atomic_load_explicit(&from->seq, memory_order_acquire);
     uint32_t bytes = atomic_load_explicit(&from->bytes, RELAXED);
     out->bytes = bytes < TASKD_WORDS_BYTES ? (int32_t)bytes : TASKD_WORDS_BYTES;
     out->tid = atomic_load_explicit(&from->tid, RELAXED);
     out->at_ns = atomic_load_explicit(&from->at_ns, RELAXED);
     copy_words(out->text, from->text, sizeof out->text);
-    return whole(before, &from->seq);
+    return whole(&from->seq);
 }
 
 /* What the process has said of its end. 1, or 0 if it has said nothing. */
 int taskd_box_words(struct taskd_handle *handle, struct taskd_words *out)
 {
-    struct td_words *from = &handle->box->words;
-    int found = 0;
-    for (int tries = MOST_TRIES; tries-- && atomic_load_explicit(&from->seq, RELAXED) && !found;)
-        found = copy_text(from, out);
-    return found;
+    struct td_box *box;
+    int found = 0, error = 0, noted = 1;
+    for (int tries = MOST_TRIES; tries-- && noted && !found && !(error = TD_LOOK(handle, words, libraries, &box));) {
+        noted = atomic_load_explicit(&box->words.seq, RELAXED) != 0;
+        found = copy_text(&box->words, out);
+        td_look_away();
+    }
+    return error ? error : found;
 }

@@ -3,7 +3,8 @@
  * Rules:
  * 1. A box is created whole: a file of mode 0600 whose space is reserved, so that a full /dev/shm is an errno here and not
  *    a SIGBUS in the worker; the magic number is stored last.
- * 2. Nothing in a box is trusted: numbers are copied out, none is used as an index or a pointer.
+ * 2. Nothing in a box is trusted: numbers are copied out, none is used as an index or a pointer. What look.c gives is read,
+ *    and no memory of the box itself: it may be cut at any moment.
  * 3. An event is accepted only if its ticket was the same before and after the copy and belongs to its slot.
  * 4. A handle is used by one commander at a time (a lock sees to it) and by any number of readers and waiters. */
 #define _GNU_SOURCE
@@ -18,40 +19,45 @@
 #define RELAXED memory_order_relaxed
 
 /* A cancelled wait ends at once, or after this long if it was just about to sleep. */
-enum { LONGEST_SLEEP_MS = 500 };
+enum { LONGEST_SLEEP_MS = 500, WAITERS_BIT = 31 };
 
 static int64_t deadline(int timeout_ms)
 {
     return timeout_ms < 0 ? INT64_MAX : td_now_ns() + timeout_ms * 1000000LL;
 }
 
-static int wrap(struct td_box *box, struct taskd_handle **out)
+static int wrap(struct td_box *box, int fd, struct taskd_handle **out)
 {
     struct taskd_handle *handle = calloc(1, sizeof *handle);
     if (!handle) {
         munmap(box, sizeof *box);
+        close(fd);
         return -ENOMEM;
     }
     handle->box = box;
+    handle->fd = fd;
     pthread_mutex_init(&handle->commanding, NULL);
     *out = handle;
     return 0;
 }
 
+static int put(int fd, const void *bytes, size_t count, size_t at)
+{
+    return pwrite(fd, bytes, count, (off_t)at) == (ssize_t)count ? 0 : errno ? errno : EIO;
+}
+
 static int fill(int fd)
 {
+    struct td_identity identity = {.version = TASKD_VERSION, .size = sizeof(struct td_box)};
+    uint64_t start = TD_PROGRESS_START, magic = TD_MAGIC;
     int error = fchmod(fd, 0600) ? errno : posix_fallocate(fd, 0, sizeof(struct td_box));
-    if (error)
-        return -error;
-    struct td_box *box = mmap(NULL, sizeof *box, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (box == MAP_FAILED)
-        return -errno;
-    box->identity.version = TASKD_VERSION;
-    box->identity.size = sizeof *box;
-    atomic_store(&box->progress.word, TD_PROGRESS_START);
-    atomic_store_explicit(&box->identity.magic, TD_MAGIC, memory_order_release);
-    munmap(box, sizeof *box);
-    return 0;
+    if (!error)
+        error = put(fd, &identity, sizeof identity, offsetof(struct td_box, identity));
+    if (!error)
+        error = put(fd, &start, sizeof start, offsetof(struct td_box, progress.word));
+    if (!error)
+        error = put(fd, &magic, sizeof magic, offsetof(struct td_box, identity.magic));
+    return -error;
 }
 
 /* Makes a new box at `path` and opens it. -EEXIST: something is there; -ENOSPC: the file system is full. */
@@ -73,8 +79,8 @@ int taskd_box_create(const char *path, struct taskd_handle **out)
 int taskd_box_open(const char *path, struct taskd_handle **out)
 {
     struct td_box *box;
-    int error = td_map(path, &box);
-    return error ? error : wrap(box, out);
+    int fd, error = td_map(path, &box, &fd);
+    return error ? error : wrap(box, fd, out);
 }
 
 static int life_of(uint32_t word)
@@ -98,14 +104,18 @@ static void read_progress(struct td_progress *from, struct taskd_reading *out)
 
 static void read_end(struct td_end *from, struct taskd_reading *out)
 {
-    out->end_cause = (int32_t)atomic_load_explicit(&from->cause, memory_order_acquire);
+    uint32_t cause = atomic_load_explicit(&from->cause, memory_order_acquire);
+    out->end_cause = td_steady(&from->cause, sizeof from->cause) ? (int32_t)cause : TASKD_END_NONE;
     out->end_status = atomic_load_explicit(&from->status, RELAXED);
     out->end_ns = atomic_load_explicit(&from->end_ns, RELAXED);
 }
 
-void taskd_box_read(struct taskd_handle *handle, struct taskd_reading *out)
+int taskd_box_read(struct taskd_handle *handle, struct taskd_reading *out)
 {
-    struct td_box *box = handle->box;
+    struct td_box *box;
+    int error = TD_LOOK(handle, identity, request, &box);
+    if (error)
+        return error;
     *out = (struct taskd_reading){
         .owner_pid = atomic_load_explicit(&box->identity.owner, RELAXED),
         .rank = atomic_load_explicit(&box->identity.rank, RELAXED),
@@ -124,6 +134,8 @@ void taskd_box_read(struct taskd_handle *handle, struct taskd_reading *out)
     };
     read_progress(&box->progress, out);
     read_end(&box->end, out);
+    td_look_away();
+    return 0;
 }
 
 static int copy_event(struct td_event *slot, uint64_t ticket, struct taskd_event *out)
@@ -142,18 +154,31 @@ static int copy_event(struct td_event *slot, uint64_t ticket, struct taskd_event
         .tid = atomic_load_explicit(&slot->tid, RELAXED),
         .peer = atomic_load_explicit(&slot->peer, RELAXED),
     };
-    atomic_thread_fence(memory_order_acquire);
-    return atomic_load_explicit(&slot->seq, RELAXED) == ticket;
+    return td_steady(&slot->seq, sizeof slot->seq);
+}
+
+/* The ring as it is now, as td_look has it, and how many events have been entered. */
+static int look_at_ring(struct taskd_handle *handle, struct td_box **box, uint64_t *head)
+{
+    int error = TD_LOOK(handle, rings, request, box);
+    if (error)
+        return error;
+    *head = atomic_load_explicit(&(*box)->rings.head, RELAXED);
+    td_look_away();
+    return td_look(handle, offsetof(struct td_box, ring), sizeof (*box)->ring, box);
 }
 
 /* Copies up to `room` of the newest whole events, newest first. Returns how many. */
 int taskd_box_events(struct taskd_handle *handle, struct taskd_event *out, int room)
 {
-    struct td_box *box = handle->box;
-    uint64_t head = atomic_load_explicit(&box->rings.head, memory_order_acquire);
-    int taken = 0;
+    struct td_box *box;
+    uint64_t head;
+    int taken = 0, error = look_at_ring(handle, &box, &head);
+    if (error)
+        return error;
     for (uint64_t back = 0; back < TD_RING && back < head && taken < room; back++)
         taken += copy_event(&box->ring[(head - back - 1) % TD_RING], head - back, &out[taken]);
+    td_look_away();
     return taken;
 }
 
@@ -169,28 +194,34 @@ static int copy_comm(struct td_comm *from, struct taskd_comm *out)
         .backend = (int32_t)atomic_load_explicit(&from->backend, RELAXED),
         .closed = !atomic_load_explicit(&from->handle, RELAXED),
     };
-    atomic_thread_fence(memory_order_acquire);
-    return seq && !(seq & 1) && atomic_load_explicit(&from->seq, RELAXED) == seq;
+    return seq && !(seq & 1) && td_steady(&from->seq, sizeof from->seq);
 }
 
 /* Copies up to `room` communicators, in no order. Returns how many. One that is being opened or closed is left out. */
 int taskd_box_comms(struct taskd_handle *handle, struct taskd_comm *out, int room)
 {
-    int taken = 0;
+    struct td_box *box;
+    int taken = 0, error = TD_LOOK(handle, comms, ring, &box);
+    if (error)
+        return error;
     for (unsigned i = 0; i < TD_COMMS && taken < room; i++)
-        taken += copy_comm(&handle->box->comms[i].comm, &out[taken]);
+        taken += copy_comm(&box->comms[i].comm, &out[taken]);
+    td_look_away();
     return taken;
 }
 
 /* The newest operation that has begun and not ended: 1; 0 if there is none among those that the ring still has. */
 int taskd_box_open_event(struct taskd_handle *handle, struct taskd_event *out)
 {
-    struct td_box *box = handle->box;
-    uint64_t head = atomic_load_explicit(&box->rings.head, memory_order_acquire);
-    for (uint64_t back = 0; back < TD_RING && back < head; back++)
-        if (copy_event(&box->ring[(head - back - 1) % TD_RING], head - back, out) && !out->left_ns)
-            return 1;
-    return 0;
+    struct td_box *box;
+    uint64_t head;
+    int found = 0, error = look_at_ring(handle, &box, &head);
+    if (error)
+        return error;
+    for (uint64_t back = 0; !found && back < TD_RING && back < head; back++)
+        found = copy_event(&box->ring[(head - back - 1) % TD_RING], head - back, out) && !out->left_ns;
+    td_look_away();
+    return found;
 }
 
 /* Waits until the owner of the box is dead: 1. 0: not within timeout_ms (negative: for ever). -ECANCELED: taskd_box_cancel.
@@ -200,15 +231,17 @@ int taskd_box_await_death(struct taskd_handle *handle, int timeout_ms)
     td_u32 *word = &handle->box->life.word;
     int64_t end_ns = deadline(timeout_ms);
     while (!atomic_load(&handle->cancelled)) {
-        uint32_t seen = atomic_load(word);
+        uint32_t seen;
+        int error = td_read_word(handle, word, &seen);
+        if (error)
+            return error;
         if (seen & FUTEX_OWNER_DIED) {
             td_futex_wake_all(word);            /* the kernel wakes one; the others of this box are ours to wake */
             return 1;
         }
         if ((seen & FUTEX_TID_MASK) && !(seen & FUTEX_WAITERS)) {       /* without the mark the kernel would wake nobody */
-            if (!atomic_compare_exchange_strong(word, &seen, seen | FUTEX_WAITERS))
-                continue;
-            seen |= FUTEX_WAITERS;
+            if (!td_change_word(word, FUTEX_OP_OR | FUTEX_OP_OPARG_SHIFT, WAITERS_BIT, 0))
+                seen |= FUTEX_WAITERS;
         }
         int64_t left_ns = end_ns - td_now_ns();
         if (left_ns <= 0)
@@ -227,33 +260,51 @@ void taskd_box_cancel(struct taskd_handle *handle)
     td_futex_wake_all(&handle->box->command.acked);
 }
 
+static int order(struct taskd_handle *handle, int op, uint32_t *asked)
+{
+    struct td_command *to = &handle->box->command;
+    int error = td_read_word(handle, &to->asked, asked);
+    ++*asked;
+    if (!error)
+        error = td_change_word(&to->op, FUTEX_OP_SET, op, 0);
+    if (!error)
+        error = td_change_word(&to->asked, FUTEX_OP_ADD, 1, 0);
+    return error ? error : td_change_word(&to->doorbell, FUTEX_OP_ADD, 1, INT_MAX);
+}
+
 static int command(struct taskd_handle *handle, int op, int64_t end_ns)
 {
     struct td_command *to = &handle->box->command;
-    uint32_t asked = atomic_load(&to->asked) + 1;
-    atomic_store(&to->op, (uint32_t)op);
-    atomic_store(&to->asked, asked);
-    td_beat_ring(handle->box);
-    for (;;) {
-        uint32_t acked = atomic_load(&to->acked);
+    uint32_t asked, acked = 0, life = 0, result = 0;
+    int error = order(handle, op, &asked);
+    while (!error) {
+        if ((error = td_read_word(handle, &to->acked, &acked)))
+            break;
         if (acked == asked)
-            return atomic_load(&to->result);
+            return (error = td_read_word(handle, (td_u32 *)&to->result, &result)) ? error : (int)result;
         if (atomic_load(&handle->cancelled))
             return -ECANCELED;
-        if (life_of(atomic_load(&handle->box->life.word)) == TASKD_LIFE_LOST)
+        if ((error = td_read_word(handle, &handle->box->life.word, &life)))
+            break;
+        if (life_of(life) == TASKD_LIFE_LOST)
             return -ESRCH;
         int64_t left_ns = end_ns - td_now_ns(), slice_ns = LONGEST_SLEEP_MS * 1000000LL;
         if (left_ns <= 0)
             return -ETIMEDOUT;
         td_futex_wait(&to->acked, acked, left_ns < slice_ns ? left_ns : slice_ns);
     }
+    return error == -EFAULT ? -ENODATA : error;
 }
 
 /* Has the beat thread do TASKD_COMMAND_*, and returns its answer. -ENOTCONN: nobody has the box; -ESRCH: its owner is dead;
  * -ETIMEDOUT: no answer; -ENOSYS: the worker does not know this command. */
 int taskd_box_command(struct taskd_handle *handle, int op, int timeout_ms)
 {
-    if (life_of(atomic_load(&handle->box->life.word)) == TASKD_LIFE_NONE)
+    uint32_t life;
+    int error = td_read_word(handle, &handle->box->life.word, &life);
+    if (error)
+        return error;
+    if (life_of(life) == TASKD_LIFE_NONE)
         return -ENOTCONN;
     pthread_mutex_lock(&handle->commanding);
     int result = command(handle, op, deadline(timeout_ms));
@@ -264,6 +315,7 @@ int taskd_box_command(struct taskd_handle *handle, int op, int timeout_ms)
 void taskd_box_close(struct taskd_handle *handle)
 {
     munmap(handle->box, sizeof *handle->box);
+    close(handle->fd);
     pthread_mutex_destroy(&handle->commanding);
     free(handle);
 }

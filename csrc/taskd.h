@@ -10,7 +10,7 @@
 
 #include <stdint.h>
 
-#define TASKD_VERSION 4
+#define TASKD_VERSION 5
 
 /* How a box says its process ended. */
 #define TASKD_END_NONE 0
@@ -218,6 +218,7 @@ int taskd_version(void);
 /* Worker side. */
 int taskd_attach(const char *path, int rank, int incarnation);
 int taskd_attached(void);
+int taskd_shelter(const void *at, int64_t bytes);
 int64_t *taskd_progress(void);
 void taskd_phase(int phase);
 void *taskd_pulse_method(int which);
@@ -235,10 +236,10 @@ void taskd_mend(void);
 int taskd_broken(void);
 void taskd_census(struct taskd_census *out);
 
-/* Agent side. No call on a handle may begin after taskd_box_close has begun. */
+/* Agent side. No call on a handle may begin after taskd_box_close has begun. -ENODATA: the box was cut. */
 int taskd_box_create(const char *path, struct taskd_handle **out);
 int taskd_box_open(const char *path, struct taskd_handle **out);
-void taskd_box_read(struct taskd_handle *handle, struct taskd_reading *out);
+int taskd_box_read(struct taskd_handle *handle, struct taskd_reading *out);
 int taskd_box_events(struct taskd_handle *handle, struct taskd_event *out, int room);
 int taskd_box_comms(struct taskd_handle *handle, struct taskd_comm *out, int room);
 int taskd_box_open_event(struct taskd_handle *handle, struct taskd_event *out);

@@ -12,6 +12,7 @@ import os
 import stat
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -92,9 +93,8 @@ def _find(pid: int) -> tuple[Path, int]:
     own = namespaced_pids(pid)
     paths = mapped_boxes(pid)
     for path in paths:
-        box = Box.open(path)
-        owner = box.read().owner_pid
-        box.close()
+        with closing(Box.open(path)) as box:
+            owner = box.read().owner_pid
         if owner in own:
             return path, pid
     if paths:

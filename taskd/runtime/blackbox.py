@@ -3,10 +3,11 @@
 Rules:
 
 1. `Box` is the agent's side; the worker's is `Recorder`, which has its own file and is found here as well.
-2. Every error is a `ShimError` with its remedy.
+2. Every error is a `ShimError` with its remedy. A box may be cut at any moment: whatever reads it raises then, too.
 3. Times are nanoseconds of `time.monotonic_ns()`; 0 means never.
 """
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -41,7 +42,7 @@ from taskd.runtime.postmortem import (
     read_request,
 )
 from taskd.runtime.recorder import Census, NullRecorder, Phase, Recorder, open_recorder
-from taskd.runtime.shim import check, core, interface, library_path, load_core
+from taskd.runtime.shim import check, core, interface, library_path, load_core, told
 
 __all__ = [
     "Backend", "Box", "Census", "Clocks", "Command", "Communicator", "Event", "Fault", "Frame", "LastWords", "Life",
@@ -176,7 +177,7 @@ class Box:
         """What the box says now."""
         out = interface().new("struct taskd_reading *")
         with self._in_use() as handle:
-            core().taskd_box_read(handle, out)
+            told(core().taskd_box_read(handle, out))
         values = {name: getattr(out, name) for name in Reading.__dataclass_fields__ if name != "exit_status"}
         ended = out.end_cause == core().TASKD_END_EXIT
         values |= {"life": Life(out.life), "end_ns": out.end_ns if ended else 0}
@@ -186,7 +187,7 @@ class Box:
         """The newest whole events, newest first."""
         out = interface().new("struct taskd_event[]", most)
         with self._in_use() as handle:
-            count = core().taskd_box_events(handle, out, most)
+            count = told(core().taskd_box_events(handle, out, most))
         return [event(raw) for raw in out[0:count]]
 
     def operations(self, each: int = 16, most: int = 48) -> list[Event]:
@@ -209,9 +210,9 @@ class Box:
         with self._idle:  # nothing here waits, so that the lock alone keeps the handle
             if self._handle is None:
                 raise self._closed_error()
-            library.taskd_box_read(self._handle, reading)
+            told(library.taskd_box_read(self._handle, reading))
             most = min(reading.events - after, len(events))
-            return int(library.taskd_box_events(self._handle, events, most)) if most > 0 else 0
+            return told(library.taskd_box_events(self._handle, events, most)) if most > 0 else 0
 
     def postmortem(self, said: Reading | None = None) -> Postmortem:
         """What the process has left to be said of its end, also while it still runs; `said` is what was just read."""
@@ -234,7 +235,7 @@ class Box:
         """What tells a stopped process, a held GIL and a stuck main thread apart."""
         said, out = self.read(), interface().new("struct taskd_event *")
         with self._in_use() as handle:
-            opened = core().taskd_box_open_event(handle, out)
+            opened = told(core().taskd_box_open_event(handle, out))
         return Clocks(
             said.native_ns,
             said.gil_ns,
@@ -247,13 +248,15 @@ class Box:
     def await_death(self, timeout_s: float | None = None) -> bool:
         """Wait until the owner has died: True. False: not in time, or the box was closed meanwhile.
 
-        A box that nobody has claimed is waited for too. An exec of the owner counts as a death.
+        A box that nobody has claimed is waited for too. An exec of the owner counts as a death. Raises `ShimError` if
+        the box was cut.
         """
         try:
             with self._in_use() as handle:
-                return bool(core().taskd_box_await_death(handle, _milliseconds(timeout_s)) == 1)
+                result = core().taskd_box_await_death(handle, _milliseconds(timeout_s))
         except BoxClosedError:
             return False
+        return result != -errno.ECANCELED and bool(check(result, f"black box {self.path} tells of no death"))
 
     def command(self, command: Command, timeout_s: float = 1.0) -> int:
         """Have the worker's core do it; return its count. Raises `ShimError` if the owner is absent, dead or silent."""

@@ -9,6 +9,7 @@ Rules:
 3. Whoever listens polls `fileno()` and then takes `events()`.
 """
 
+import logging
 import os
 import select
 import threading
@@ -18,8 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from taskd.errors import ShimError
 from taskd.runtime.teardown import make_way
 
+logger = logging.getLogger(__name__)
 _EXIT_CODE_FIELD = 52
 """Position of `exit_code` in /proc/PID/stat, counted from 1 (proc(5))."""
 
@@ -33,7 +36,7 @@ class LifeFutex(Protocol):
         ...
 
     def await_death(self, timeout_s: float) -> bool:
-        """Whether the process's beat thread has ended, waiting for it at most so long."""
+        """Whether the process's beat thread has ended, waiting at most so long. `ShimError`: it cannot be told."""
         ...
 
 
@@ -110,7 +113,12 @@ class DeathWatch:
 
     def _await(self, pid: int, life: LifeFutex) -> None:
         while not (self._closed.is_set() or life.closed):
-            if life.await_death(0.5):
+            try:
+                died = life.await_death(0.5)
+            except ShimError as error:
+                logger.warning("process %d: %s; its death is seen when it is gone", pid, error)
+                return
+            if died:
                 self._dying.append(pid)
                 os.eventfd_write(self._wake, 1)
                 make_way(pid)

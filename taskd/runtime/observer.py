@@ -67,7 +67,7 @@ class Observer:
                 continue
             if closely and progress.age_s >= SILENT_S:
                 self._crew.witness.watch(rank, progress.step)
-            span = self._pacer(rank, pid).look(box, time.monotonic_ns()) if closely else None
+            span = self._span(rank, pid, box) if closely else None
             if span is not None:
                 spans.append(span)
             if newest is None or (progress.step, progress.age_s) > (newest.step, newest.age_s):
@@ -83,6 +83,12 @@ class Observer:
             return None
         step, since_ns = (said.step, said.step_ns) if said.step_ns else (-1, said.phase_ns)
         return Progress(step=step, age_s=max(0.0, (time.monotonic_ns() - since_ns) / 1e9))
+
+    def _span(self, rank: int, pid: int, box: Box) -> RankSpan | None:
+        try:
+            return self._pacer(rank, pid).look(box, time.monotonic_ns())
+        except ShimError:
+            return None
 
     def _pacer(self, rank: int, pid: int) -> Pacer:
         if (rank, pid) not in self._pacers:

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from taskd.core.operation import Operation
-from taskd.runtime.shim import core, interface
+from taskd.runtime.shim import core, interface, told
 
 _BACKEND_SHIFT = 8
 _MOST_COMMUNICATORS = 128
@@ -102,7 +102,7 @@ NCCL_KERNEL: Final = Backend.NCCL << _BACKEND_SHIFT | Operation.KERNEL
 def _ring(handle: Any, *places: int) -> tuple[memoryview, list[list[int]]]:
     """The events of an open box, newest first, and the words at these places of each: an Event for each costs 1 ms."""
     raw = interface().new("struct taskd_event[]", _RING)
-    count = core().taskd_box_events(handle, raw, _RING)
+    count = told(core().taskd_box_events(handle, raw, _RING))
     data = memoryview(interface().buffer(raw, count * _RAW.size))
     words = data.cast("B").cast("Q")
     return data, [words[place :: _RAW.size // words.itemsize].tolist() for place in places]
@@ -147,7 +147,7 @@ def event(raw: Any) -> Event:
 def read_communicators(handle: Any) -> list[Communicator]:
     """Of an open box, the one that was opened first in front."""
     raw = interface().new("struct taskd_comm[]", _MOST_COMMUNICATORS)
-    count = core().taskd_box_comms(handle, raw, _MOST_COMMUNICATORS)
+    count = told(core().taskd_box_comms(handle, raw, _MOST_COMMUNICATORS))
     found = [
         Communicator(
             id=one.id,

@@ -119,7 +119,7 @@ class Pacer:
         """The steps since the last look; None if there are none, or not all is known. `now_ns`: `monotonic_ns()`.
 
         Raises:
-            BoxClosedError: the box was closed.
+            ShimError: the box was closed, or cut.
         """
         if box is not self._box:
             self._box, self._profiled = box, False

@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
-from taskd.runtime.shim import core, interface
+from taskd.runtime.shim import core, interface, told
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def read_fault(handle: Any) -> Fault | None:
     """Of an open box, as the other two."""
     ffi, library = interface(), core()
     raw = ffi.new("struct taskd_fault *")
-    if not library.taskd_box_fault(handle, raw):
+    if not told(library.taskd_box_fault(handle, raw)):
         return None
     frames = (raw.frame[number] for number in range(raw.frames))
     return Fault(
@@ -130,7 +130,7 @@ def read_fault(handle: Any) -> Fault | None:
 def read_request(handle: Any) -> Request | None:
     """Who asked the process to end."""
     raw = interface().new("struct taskd_request *")
-    if not core().taskd_box_request(handle, raw):
+    if not told(core().taskd_box_request(handle, raw)):
         return None
     return Request(_sender(raw), raw.count, raw.at_ns)
 
@@ -139,7 +139,7 @@ def read_last_words(handle: Any) -> LastWords | None:
     """What the process said of its end."""
     ffi = interface()
     raw = ffi.new("struct taskd_words *")
-    if not core().taskd_box_words(handle, raw):
+    if not told(core().taskd_box_words(handle, raw)):
         return None
     text = bytes(ffi.buffer(raw.text, raw.bytes)).decode(errors="replace")
     kind, _, rest = text.partition("\n")

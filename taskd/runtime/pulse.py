@@ -7,6 +7,7 @@ Rules:
 """
 
 import ctypes
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -112,3 +113,19 @@ def _pointer(kind: str, memory: Any) -> Any:
     """No export is held: the collector may meet the view before the pulse, and dislikes views with exports."""
     ffi = interface()
     return ffi.cast(kind, int(ffi.cast("intptr_t", ffi.from_buffer(memory))))
+
+
+def shelter(memory: Any) -> Callable[[], object]:
+    """Others may cut the file that is mapped as `memory`: this costs a process with a black box no SIGBUS.
+
+    Call what is returned before it is unmapped.
+    """
+    try:
+        at = _pointer("void *", memory)
+        if core().taskd_shelter(at, len(memory)) != 0:
+            return lambda: None
+    except ShimError:
+        return lambda: None
+    end = weakref.finalize(memory, core().taskd_shelter, at, 0)
+    end.atexit = False
+    return end

@@ -23,10 +23,12 @@ from taskd.errors import ShimError
 from taskd.runtime.blackbox import Box
 from taskd.runtime.jobfolder import JobFolder, locked, marked
 from taskd.runtime.ownfolder import OwnFolder
+from taskd.runtime.regular import open_record
 from taskd.runtime.shape import Shape
 
 logger = logging.getLogger(__name__)
 KEPT_BOXES = 64
+_MOST_BOX_BYTES = 1 << 20
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -107,8 +109,10 @@ class RankFiles:
 
     def _keep(self, box: Path, name: str) -> None:
         try:
+            with open_record(box) as file:
+                content = file.read(_MOST_BOX_BYTES)
             with closing(self._folder()) as folder, closing(OwnFolder(folder.path / "boxes", folder)) as boxes:
-                boxes.write(name, box.read_bytes())
+                boxes.write(name, content)
                 kept = sorted((known for known in boxes.names() if known.endswith(".box")), key=boxes.changed_s)
                 for former in kept[:-KEPT_BOXES]:
                     boxes.remove(former)

@@ -28,6 +28,7 @@ _REASONS = {
     errno.EPERM: ("it belongs to another user", "run agent and worker as the same user"),
     errno.ELOOP: ("it is a symbolic link, expected a file", "remove it: somebody tampered with the directory"),
     errno.EINVAL: ("it has not the size of a black box", "use the same version of taskd in agent and worker"),
+    errno.ENODATA: ("it was cut short", "let nobody else write there; its process goes on and notes no more"),
     errno.EPROTO: ("it is not a black box of this version", "use the same version of taskd in agent and worker"),
     errno.EBUSY: ("another process has claimed it", "make one box for each process"),
     errno.EALREADY: ("this process has another box", "attach once per process"),
@@ -94,3 +95,8 @@ def check(result: int, doing: str) -> int:
         return result
     found, remedy = _REASONS.get(-result, (os.strerror(-result), "see the system's log"))
     raise ShimError(f"{doing}: {found} ({errno.errorcode.get(-result, -result)}); {remedy}")
+
+
+def told(result: int) -> int:
+    """Give back how much a look at an open box has found; raise `ShimError` if there was nothing to look at."""
+    return check(result, "black box cannot be read")

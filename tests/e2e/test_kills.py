@@ -1,7 +1,9 @@
 """Ranks of a resilient script are killed: the others keep their processes, and the weights are those of no fault."""
 
 import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -100,3 +102,28 @@ def test_first_and_last_steps(make_job: MakeJob, same: Same) -> None:
     assert job.end() == 0
     assert "not known to this rank" not in job.output, "random numbers of step 0 were put down too"
     same(job)
+
+
+def test_files_in_shared_memory_that_somebody_cuts(make_job: MakeJob, same: Same) -> None:
+    """No rank and no torchrun dies of it, and a kill that follows is recovered as ever."""
+    points = [point("cut", 1, 4, "begin"), point("killed", 0, 6, "forward"), point("last", 0, 8, "begin")]
+    job = make_job(2).start("train.py", {"steps": STEPS, "points": points})
+    job.held("cut")
+    job.warm()
+    before = job.pids
+    (folder,) = Path("/dev/shm").glob(f"taskd-{job.process.pid}-*")
+    boxes = [*folder.glob("box-*")]
+    assert len(boxes) == 2
+    os.truncate(folder / "position-1", 0)
+    for number, box in enumerate(boxes):
+        os.truncate(box, number * 4096)  # of one nothing is left, of the other the page that bears its step
+    job.release("cut")
+    (victim,) = job.kill("killed")
+    assert victim == before[0], "all live on"
+    record = job.recovered(1)
+    assert (set(record["kept"].values()), set(record["replaced"])) == ({before[1]}, {"0"})
+    job.held("last")
+    job.release("last")
+    assert job.end() == 0
+    same(job)
+    assert job.output.count("was cut short") == 1

@@ -57,6 +57,22 @@ def until_gone(watch: DeathWatch) -> list[Ending]:
     return found
 
 
+def test_of_a_box_that_was_cut_the_pidfd_tells_alone(
+    watch: DeathWatch, box: Box, begin: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = begin(box)
+    os.truncate(box.path, 0)
+    watch.watch(process.pid, box)
+    waiting = watch._threads[0]
+    waiting.join(LIMIT_S)
+    assert not waiting.is_alive(), "it does not ask again and again"
+    process.kill()
+    assert until_gone(watch) == [Ending(process.pid, gone=True)]
+    assert [f"process {process.pid}: black box" in text and "was cut short" in text for text in caplog.messages] == [
+        True
+    ]
+
+
 def test_the_futex_tells_first_and_the_pidfd_after_it(watch: DeathWatch, run_dir: Path, begin: Start) -> None:
     """In one of five, for the thread that waits for the futex may have to wait for a core."""
     told = []

@@ -128,6 +128,16 @@ def test_a_box_that_cannot_be_made_costs_the_box_alone(files: RankFiles, caplog:
     assert "rank 0 runs without a black box" in caplog.text
 
 
+def test_nobody_waits_for_a_pipe_in_the_place_of_a_box(files: RankFiles, caplog: pytest.LogCaptureFixture) -> None:
+    path = files.prepare(0, 0, 0, Shape(), joins=False).blackbox
+    assert path is not None
+    path.unlink()
+    os.mkfifo(path)
+    files.discard(0, 0, keep_as="rank-0-incarnation-0.box")
+    assert "rank-0-incarnation-0.box cannot be kept" in caplog.text
+    assert not path.exists()
+
+
 def test_a_journal_in_whole_lines(run_dir: Path) -> None:
     journal = Journal(run_dir, "a job/of us")
     journal.write("one", pid=5)

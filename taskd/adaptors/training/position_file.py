@@ -12,6 +12,7 @@ Rules:
 4. Writing is done twice in each step, in caches that the step has emptied: there, an assignment to a slice of memory
    takes 1 us, a call through cffi or ctypes 10, and joining the buffers first 10 more. Where it can be, it is done by
    the core instead (`taskd.runtime.pulse`, `csrc/pulse.c`), in the same way.
+5. A file that somebody cuts costs what stands in it, and not its writer.
 """
 
 import enum
@@ -23,7 +24,7 @@ from collections.abc import Sequence
 
 from taskd.adaptors.training.payload import head_of
 from taskd.errors import RestoreError
-from taskd.runtime.pulse import Buffer, Target
+from taskd.runtime.pulse import Buffer, Target, shelter
 
 SLOT_BYTES = 64 * 1024
 SLOTS = 5
@@ -71,6 +72,7 @@ class PositionFile:
             raise RestoreError(f"position file {path} cannot be mapped: {error}; is the shared memory full?") from error
         finally:
             os.close(descriptor)
+        self._unshelter = shelter(self._map)
         self._bytes = memoryview(self._map)
         self._heads = [self._bytes[at : at + _HEADER.size].cast("q") for at in range(0, size, SLOT_BYTES)]
         self._sequence = memoryview(bytearray(8)).cast("q")
@@ -145,4 +147,5 @@ class PositionFile:
         self._copies.clear()
         for view in (*self._heads, self._bytes):
             view.release()
+        self._unshelter()
         self._map.close()

@@ -12,6 +12,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -210,11 +211,10 @@ def _variables(pid: int) -> dict[str, str]:
 def _owner(path: Path, rank: int, incarnation: int) -> Rank | None:
     """The living owner of a box."""
     try:
-        box = Box.open(path)
+        with closing(Box.open(path)) as box:
+            said = box.read()
     except ShimError:
-        return None  # it has just gone
-    said = box.read()
-    box.close()
+        return None  # it has just gone, or was cut
     seen = view(said.owner_pid) if said.owner_pid > 0 and said.life is Life.HELD else None
     if seen is None or seen.started_ns > said.claimed_ns + _SECOND_NS:  # younger than its box: another process
         return None
