@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from taskd.cli.complaint import complain
 from taskd.cli.documents import as_text, job_document, process_document
 from taskd.cli.job_page import job_page, jobs_table
 from taskd.cli.process_page import process_page
@@ -26,11 +27,12 @@ from taskd.config.reading import Source
 from taskd.config.rundir import run_dir
 from taskd.errors import RecordError, ShimError, TaskdError
 from taskd.runtime.blackbox import Box
-from taskd.runtime.chronicle import find_jobs, read_job
+from taskd.runtime.chronicle import read_jobs
 from taskd.runtime.faultfile import read_evidence
 from taskd.runtime.lookup import agents_boxes, mapped_boxes, namespaced_pids
 from taskd.runtime.portrait import Portrait, portray
 
+_MOST_DIGITS: Final = 19
 _EPILOG: Final = """\
 FILE     a black box: of a living process in /dev/shm/taskd-*/, of a dead one in RUN_DIR/JOB_ID/boxes/
 PID      a living rank
@@ -48,7 +50,7 @@ def blackbox(arguments: Sequence[str]) -> int:
         _tell(target, as_json=options.json, everything=options.all)
         sys.stdout.flush()
     except TaskdError as error:
-        print(f"taskd blackbox: {error}", file=sys.stderr)
+        complain("blackbox", error)
         return 1
     except BrokenPipeError:  # whoever reads has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -71,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _tell(target: str, *, as_json: bool, everything: bool) -> None:
-    if target.isdecimal():
+    if target.isdecimal() and len(target) <= _MOST_DIGITS:
         _process(*_find(int(target)), as_json=as_json, everything=everything)
         return
     try:
@@ -111,7 +113,7 @@ def _process(path: Path, pid: int | None, *, as_json: bool, everything: bool) ->
 
 
 def _job(directory: Path, *, as_json: bool, everything: bool) -> None:
-    jobs = [read_job(folder) for folder in find_jobs(directory)]
+    jobs = read_jobs(directory)
     job = jobs[-1]
     read = partial(read_evidence, Path(job.folder))
     ranks = _living(job.pids) if job.ended is None else []

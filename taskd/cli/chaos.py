@@ -9,11 +9,11 @@ Rules:
 """
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from taskd.cli.chaos_words import parse
+from taskd.cli.complaint import complain
 from taskd.errors import ChaosError, TaskdError
 from taskd.runtime.chaos import network, pressure, scenes
 from taskd.runtime.chaos.guardian import Guardian
@@ -36,7 +36,7 @@ def chaos(arguments: Sequence[str]) -> int:
         with Stage(for_s=options.for_s, dry=options.dry_run).open() as stage:
             return 0 if _play(stage, options) else 1
     except TaskdError as error:
-        print(f"taskd chaos: {error}", file=sys.stderr)
+        complain("chaos", error)
         return 1
 
 

@@ -7,13 +7,13 @@ Rules:
 """
 
 import argparse
-import sys
 from collections.abc import Iterator
 from typing import Final
 
 from rich.console import RenderableType
 
 from taskd.cli.chaos_words import SCENES
+from taskd.cli.complaint import complain
 from taskd.cli.tables import GOOD, QUIET, Listing, Row, heading, line, output, page, pairs
 from taskd.errors import ChaosError, TaskdError
 from taskd.runtime.cgroups import cgroups
@@ -33,7 +33,7 @@ def show(options: argparse.Namespace) -> int:
         shown = jobs if jobs and chosen == (None, None, None) else [choose_job(jobs, *chosen)]
         page(output(), (part for job in shown for part in _job(job)))
     except TaskdError as error:
-        print(f"taskd chaos: {error}", file=sys.stderr)
+        complain("chaos", error)
         return 1
     return 0
 

@@ -11,7 +11,6 @@ import argparse
 import json
 import re
 import socket
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Final, NoReturn
 import msgspec
 
 from taskd.cli.arguments import manager_argument
+from taskd.cli.complaint import complain
 from taskd.config.process import environment
 from taskd.config.reading import Source
 from taskd.config.rundir import run_dir
@@ -92,7 +92,7 @@ def check(arguments: Sequence[str]) -> int:
     try:
         found = _check_here(options.nproc, options.device, options.seconds or _TIMEOUT_S)
     except TaskdError as error:
-        print(f"taskd check: {error}", file=sys.stderr)
+        complain("check", error)
         return 1
     except KeyboardInterrupt:
         return _INTERRUPTED

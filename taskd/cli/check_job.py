@@ -7,12 +7,12 @@ Rules:
 """
 
 import json
-import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
 from rich.console import RenderableType
 
+from taskd.cli.complaint import complain
 from taskd.config.address import Address
 from taskd.config.manager import job_id
 from taskd.config.process import environment
@@ -42,7 +42,7 @@ def check_job(address: Address, timeout_s: float, *, as_json: bool) -> int:
 
         text = inspect(address, secured(security, address, run_dir(source)), timeout_s, job_id(source))
     except TaskdError as error:
-        print(f"taskd check: {error}", file=sys.stderr)
+        complain("check", error)
         return 1
     found: dict[str, Any] = json.loads(text)
     if as_json:

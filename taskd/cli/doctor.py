@@ -21,6 +21,7 @@ from taskd.config.process import environment
 from taskd.config.settings import PREFIX, SECRET, SETTINGS, unknown_variables
 from taskd.config.switch import is_enabled
 from taskd.errors import TaskdError
+from taskd.wire.text import line
 
 _TRIAL = "/bin/true"
 _FITS = "fits torch"
@@ -154,6 +155,6 @@ def _print_table(findings: list[Finding]) -> None:
     width = max(len(finding.subject) for finding in findings)
     for finding in findings:
         mark = "ok" if finding.healthy else "!!"
-        print(f"{mark}  {finding.subject:<{width}}  {finding.found}")
+        print(line(f"{mark}  {finding.subject:<{width}}  {finding.found}"))
         if finding.remedy:
-            print(f"    {'':<{width}}  -> {finding.remedy}")
+            print(line(f"    {'':<{width}}  -> {finding.remedy}"))

@@ -3,7 +3,7 @@
 Rules:
 
 1. Fields may be added at any time. When one changes its meaning or goes, `VERSION` rises.
-2. What is not known is null, and so is a number that is not finite: JSON has none.
+2. What is not known is null, and so is a number that is not finite, which JSON has not, and what is nested too deeply.
 """
 
 import json
@@ -21,6 +21,7 @@ from taskd.runtime.faultfile import FaultRecord
 from taskd.runtime.portrait import Portrait
 
 VERSION: Final = 1
+_DEEPEST: Final = 100
 Document = dict[str, Any]
 
 
@@ -68,6 +69,7 @@ def _summary(job: Chronicle) -> Document:
         "phase": job.phase,
         "faults": len(job.faults),
         "damaged_lines": job.damaged_lines,
+        "omitted": job.omitted,
     }
 
 
@@ -100,12 +102,14 @@ def as_text(document: Document) -> str:
     return json.dumps(_finite({"version": VERSION, **document}), allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
-    """JSON knows no NaN."""
+def _finite(value: Any, depth: int = 0) -> Any:
+    """JSON knows no NaN, and few readers of it what is nested without end."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, dict | list | tuple) and depth > _DEEPEST:
+        return None
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: _finite(one, depth + 1) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(one, depth + 1) for one in value]
     return value

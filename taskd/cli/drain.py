@@ -8,11 +8,11 @@ Rules:
 """
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from taskd.cli.arguments import manager_argument
+from taskd.cli.complaint import complain
 from taskd.config.address import Address, is_host, manager_address
 from taskd.config.manager import job_id
 from taskd.config.process import environment
@@ -20,6 +20,7 @@ from taskd.config.reading import Source
 from taskd.config.rundir import run_dir
 from taskd.config.security import Security
 from taskd.errors import ConfigError, TaskdError
+from taskd.wire.text import line
 
 _TIMEOUT_S: Final = 10.0
 _SEVERAL: Final = 2
@@ -51,9 +52,9 @@ def drain(arguments: Sequence[str]) -> int:
         from taskd.runtime.operator import drain as ask
 
         security = secured(security, address, run_dir(source))
-        print(ask(address, security, options.node, options.timeout, job_id(source)))
+        print(line(ask(address, security, options.node, options.timeout, job_id(source))))
     except TaskdError as error:
-        print(f"taskd drain: {error}", file=sys.stderr)
+        complain("drain", error)
         return 1
     return 0
 

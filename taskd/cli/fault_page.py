@@ -5,12 +5,13 @@ from typing import Final
 
 from rich.console import RenderableType
 
-from taskd.cli.tables import ALARM, GOOD, QUIET, VICTIM, Listing, Row, block, heading, line, pairs, safe, span, wall
+from taskd.cli.tables import ALARM, GOOD, QUIET, VICTIM, Listing, Row, block, heading, line, pairs, span, wall
 from taskd.core.account import operation
 from taskd.core.endings import died_of, signal_name
 from taskd.core.evidence import Collective, Evidence, RunState
 from taskd.core.verdict import PACES, Kind, names
-from taskd.runtime.chronicle import FaultEntry, Recovery, VerdictEntry
+from taskd.runtime.chronicle import FaultEntry
+from taskd.runtime.entries import Recovery, VerdictEntry
 from taskd.runtime.faultfile import FaultRecord
 
 REPORTED: Final = frozenset(kind.name for kind in (Kind.NON_FINITE, Kind.ORPHANED, *PACES))
@@ -271,7 +272,7 @@ def _stacks(fault: FaultEntry, evidence: dict[int, Evidence], *, everything: boo
             yield heading(f"Python stack of rank {rank}, main thread, innermost first")
             yield from _cut(known.stack, len(known.stack) if everything else _FRAMES)
         if known.native:
-            lines = safe(known.native.rstrip()).split("\n")
+            lines = known.native.rstrip().split("\n")
             yield heading(f"py-spy of rank {rank}")
             yield from _cut(lines, len(lines) if everything else _NATIVE_LINES)
     if not everything and len(told) > _STACKS:

@@ -86,8 +86,8 @@ def _title(job: Chronicle, *, running: bool) -> Text:
     told = line(f"job {job.job_id} · ", HEAD)
     if job.ended is not None:
         failed = job.ended.exit_code != 0
-        return told.append(f"ended with exit code {job.ended.exit_code}", ALARM if failed else GOOD)
-    return told.append("running", GOOD) if running else told.append("no end recorded, no rank of it here", VICTIM)
+        return told.append_text(line(f"ended with exit code {job.ended.exit_code}", ALARM if failed else GOOD))
+    return told.append_text(line("running", GOOD) if running else line("no end recorded, no rank of it here", VICTIM))
 
 
 def _facts(job: Chronicle, ranks: Sequence[Portrait], *, running: bool) -> Iterator[tuple[str, Cell]]:
@@ -107,12 +107,12 @@ def _facts(job: Chronicle, ranks: Sequence[Portrait], *, running: bool) -> Itera
     for fault in told_in_full(job.faults, everything=False):
         blamed = f" · {names(fault.culprits)}" if fault.culprits else ""
         told = line(f"{fault.number or '-'}: {title(fault)}{blamed} · ", ALARM if fault.number else "")
-        yield (
-            "last fault",
-            told.append(outcome(fault, recovering=recovering), outcome_style(fault, recovering=recovering)),
-        )
+        came = line(outcome(fault, recovering=recovering), outcome_style(fault, recovering=recovering))
+        yield "last fault", told.append_text(came)
     if job.damaged_lines:
         yield "journal", line(f"{job.damaged_lines} damaged lines were skipped", VICTIM)
+    for what in job.omitted:
+        yield "left out", line(what, VICTIM)
 
 
 def _table(faults: Sequence[FaultEntry], *, recovering: bool, everything: bool) -> Iterator[RenderableType]:

@@ -18,6 +18,7 @@ from taskd.cli.tables import (
     block,
     heading,
     line,
+    lines,
     pairs,
     since,
     span,
@@ -58,7 +59,7 @@ def _title(one: Portrait) -> Text:
     who = f"rank {one.rank}" if one.state != "not claimed" else "no process yet"
     style = {"alive": GOOD, "dead": ALARM if _failed(one) else GOOD}.get(one.state, VICTIM)
     told = f" · pid {one.pid} · incarnation {one.incarnation}" if one.pid else ""
-    return line(f"{who}{told} · ", "bold").append(one.state, style)
+    return line(f"{who}{told} · ", "bold").append_text(line(one.state, style))
 
 
 def _facts(one: Portrait) -> Iterator[tuple[str, Cell]]:
@@ -82,7 +83,7 @@ def _facts(one: Portrait) -> Iterator[tuple[str, Cell]]:
         words = one.last_words
         whose = "" if words.main else " (of another thread than the main one)"
         where = f"\nat {words.where}" if words.where else ""
-        yield "exception", f"{words.kind}: {words.message}{whose}, {ago(words.age_s, of)}{where}"
+        yield "exception", lines(f"{words.kind}: {words.message}{whose}, {ago(words.age_s, of)}{where}")
 
 
 def _step(one: Portrait) -> str:

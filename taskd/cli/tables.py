@@ -3,7 +3,7 @@
 Rules:
 
 1. What is shown comes from files that anybody may have written: whatever a terminal could take for a command is shown
-   as text, and nothing is read as markup.
+   as text, nothing is read as markup, and no paragraph has more than 4,096 characters.
 2. On a terminal a page has its width. In a pipe there is none: no line is wrapped or cut, there is no colour, and each
    row is one line, for grep.
 3. A column in which nothing stands is not shown.
@@ -21,6 +21,8 @@ from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+from taskd.wire import text as safe
 
 ALARM: Final = "bold red"
 VICTIM: Final = "yellow"
@@ -51,18 +53,14 @@ def page(sink: TextIO, parts: Iterable[RenderableType]) -> None:
     sink.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
-def safe(text: object) -> str:
-    """Without anything that a terminal would obey; lines stay lines."""
-    return "".join(char if char.isprintable() or char == "\n" else _escaped(char) for char in str(text))
-
-
-def _escaped(char: str) -> str:
-    return "    " if char == "\t" else char.encode("unicode_escape", "backslashreplace").decode()
-
-
 def line(text: object, style: str = "") -> Text:
-    """A paragraph."""
-    return Text(safe(text), style, overflow="fold")
+    """A paragraph, whose end is where it seems to be: what would begin another line does not."""
+    return Text(safe.line(str(text)), style, overflow="fold")
+
+
+def lines(text: object, style: str = "") -> Text:
+    """What may have several lines."""
+    return Text(safe.page(str(text)), style, overflow="fold")
 
 
 def heading(text: object, style: str = HEAD) -> RenderableType:

@@ -2,14 +2,17 @@
 
 Rules:
 
-1. Nothing that is found here can stop the reading: a damaged line is counted and skipped, a damaged file is named.
+1. Nothing that is found here can stop the reading: a damaged line is counted and skipped, a damaged file is named. Nor
+   can any amount of it: what is too much is left out, the oldest first, and `omitted` says so.
 2. Jobs of one name share a journal. The last one counts: it begins with the first manager after a `stopped`.
 3. A journal without verdicts, of an older taskd, tells its faults by their recoveries.
 """
 
+import heapq
 import json
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,84 +20,21 @@ from typing import Any, Final
 import msgspec
 
 from taskd.errors import RecordError
+from taskd.runtime.entries import DirectiveEntry, Ended, Processes, Recovery, VerdictEntry
 from taskd.runtime.regular import open_record
+from taskd.wire.bounds import LONGEST_S, NAME_CHARS
 
 JOURNAL: Final = "journal.jsonl"
 FAULTS: Final = "faults"
 BOXES: Final = "boxes"
+JOURNAL_BYTES: Final = 64 << 20
+"""Of a journal, the newest so many are read."""
 _LINE_BYTES: Final = 16 << 20
-_KEPT_BOX: Final = re.compile(r"rank-(\d+)-incarnation-(\d+)\.box")
-
-
-class Fact(msgspec.Struct, frozen=True, kw_only=True):
-    """What is held against one rank; `kind` by its name."""
-
-    rank: int
-    kind: str
-    text: str
-
-
-class HangFact(msgspec.Struct, frozen=True, kw_only=True):
-    """Why silence was taken for a hang."""
-
-    silent_s: float | None = None
-    limit_s: float | None = None
-    usual_s: float | None = None
-    reason: str = ""
-
-
-class VerdictEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A verdict as the journal has it. `since_s` and `monotonic_s` are of the manager's monotonic clock."""
-
-    kind: str
-    title: str = ""
-    culprits: tuple[int, ...] = ()
-    victims: tuple[int, ...] = ()
-    sentence: str = ""
-    facts: tuple[Fact, ...] = ()
-    hang: HangFact | None = None
-    fault: int | None = None
-    step: int | None = None
-    generation: int | None = None
-    since_s: float | None = None
-    unix_s: float | None = None
-    monotonic_s: float | None = None
-    evidence: str | None = None
-
-    @property
-    def took_s(self) -> float | None:
-        """From the fault, or from the last progress before a hang, to the verdict."""
-        known = self.since_s is not None and self.monotonic_s is not None
-        return round(self.monotonic_s - self.since_s, 6) if known else None  # type: ignore[operator]
-
-
-class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """A recovery as the journal has it."""
-
-    strategy: str
-    reason: str = ""
-    restart: bool = False
-    causes: dict[str, str] = {}
-    attempts: int | None = None
-    setbacks: tuple[str, ...] = ()
-    step: int | None = None
-    target_step: int | None = None
-    generation: int | None = None
-    detected_s: float | None = None
-    phases_ms: dict[str, float] = {}
-    kept: dict[str, int] = {}
-    replaced: dict[str, int] = {}
-    fault: int | None = None
-    unix_s: float | None = None
-    monotonic_s: float | None = None
-
-
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """How the job ended."""
-
-    reason: str = ""
-    exit_code: int | None = None
-    unix_s: float | None = None
+_MOST_FAULTS: Final = 10_000
+_MOST_RECOVERIES: Final = 100
+_MOST_JOBS: Final = 1000
+_MOST_BOXES: Final = 256
+_KEPT_BOX: Final = re.compile(r"rank-(\d{1,9})-incarnation-(\d{1,18})\.box", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,15 +108,17 @@ class Chronicle:
     faults: tuple[FaultEntry, ...]
     boxes: tuple[KeptBox, ...]
     damaged_lines: int
+    omitted: tuple[str, ...] = ()
+    """What was left unread, in words."""
 
 
 def find_jobs(run_dir: Path) -> list[Path]:
     """The folders of a run directory's jobs, the one with the newest record last; or the folder itself, if it is one.
 
-    Raises `RecordError` if there is none.
+    Of more than 1,000 the newest. Raises `RecordError` if there is none.
     """
     try:
-        found = [run_dir] if _is_job(run_dir) else [folder for folder in run_dir.iterdir() if _is_job(folder)]
+        found = [run_dir] if _is_job(run_dir) else _newest(run_dir, _is_job, _MOST_JOBS, JOURNAL)[0]
     except OSError as error:
         raise RecordError(f"{run_dir} cannot be read: {error.strerror}; run it as the user of the job") from error
     if not found:
@@ -184,11 +126,50 @@ def find_jobs(run_dir: Path) -> list[Path]:
             f"{run_dir} holds no job: found no {JOURNAL} there nor one folder below; give the job's TASKD_RUN_DIR, on "
             "the node of its manager"
         )
-    return sorted(found, key=lambda folder: (_changed_s(folder / JOURNAL), folder.name))
+    return found
+
+
+def read_jobs(run_dir: Path) -> list[Chronicle]:
+    """The jobs of a run directory, the one with the newest record last; of the others `JOURNAL_BYTES` at most are read.
+
+    What could not be read is among what the last one omits. Raises `RecordError` if there is no job to be read.
+    """
+    jobs: list[Chronicle] = []
+    folders, unread, left = find_jobs(run_dir), [], JOURNAL_BYTES
+    while folders and left > 0:
+        folder = folders.pop()
+        left -= _bytes(folder / JOURNAL) if jobs else 0
+        try:
+            jobs.append(read_job(folder))
+        except RecordError as error:
+            unread.append(str(error))
+    if not jobs:
+        raise RecordError(unread[0])
+    if folders:
+        unread.append(f"{len(folders)} older jobs are not read: those before have more than {JOURNAL_BYTES >> 20} MiB")
+    jobs[0] = replace(jobs[0], omitted=(*jobs[0].omitted, *unread))
+    return jobs[::-1]
+
+
+def _newest(folder: Path, belongs: Callable[[Path], bool], most: int, changed: str = "") -> tuple[list[Path], int]:
+    """What belongs there, the newest last, by its own time or that of a file in it; and how much there is in all."""
+    count = 0
+
+    def found() -> Iterator[tuple[float, str]]:
+        nonlocal count
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if belongs(folder / entry.name):
+                    count += 1
+                    yield _changed_s(folder / entry.name / changed), entry.name
+
+    newest = heapq.nlargest(most, found())
+    return [folder / name for _, name in reversed(newest)], count
 
 
 def _is_job(folder: Path) -> bool:
-    return any((folder / name).exists() for name in (JOURNAL, FAULTS, BOXES))
+    """Not one that this user may not look into."""
+    return any(os.path.exists(folder / name) for name in (JOURNAL, FAULTS, BOXES))
 
 
 def _changed_s(path: Path) -> float:
@@ -196,6 +177,13 @@ def _changed_s(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
+
+
+def _bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 @dataclass(slots=True)
@@ -209,10 +197,15 @@ class _Reader:
     managers: int = 0
     generation: int | None = None
     phase: str = ""
-    by_node: dict[object, dict[int, int]] = field(default_factory=dict)
+    by_node: dict[int | None, dict[int, int]] = field(default_factory=dict)
     faults: dict[tuple[int, int], FaultEntry] = field(default_factory=dict)
     """By manager and number; planned changes have negative ones."""
+    open: set[tuple[int, int]] = field(default_factory=set)
+    """Those of `faults` that are not closed."""
+    newest: int = 0
+    """The highest number of this manager's faults."""
     planned: int = 0
+    forgotten: int = 0
     damaged: int = 0
 
     def take(self, entry: dict[str, Any]) -> None:
@@ -230,27 +223,30 @@ class _Reader:
                 self._give_up(entry)
                 self._close_all()
             case "processes":
-                pids = msgspec.convert(entry.get("pids"), dict[str, int])
-                self.by_node[str(entry.get("node_rank"))] = {int(rank): pid for rank, pid in pids.items()}
+                known = msgspec.convert(entry, Processes)
+                self.by_node[known.node_rank] = {int(rank): pid for rank, pid in known.pids.items()}
             case "directive":
-                self.generation = msgspec.convert(entry.get("generation"), int | None)
-                self.phase = str(entry.get("phase", ""))
+                told = msgspec.convert(entry, DirectiveEntry)
+                self.generation, self.phase = told.generation, told.phase
         self.newest_unix_s = unix_s if unix_s is not None else self.newest_unix_s
         if self.started_unix_s is None:
             self.started_unix_s = unix_s
 
     def _begin(self, entry: dict[str, Any], unix_s: float | None) -> None:
         if self.ended is not None:
-            self.started_unix_s, self.ended, self.managers = None, None, 0
+            self.started_unix_s, self.ended, self.managers, self.forgotten = None, None, 0, 0
             self.by_node, self.faults, self.generation = {}, {}, None
-        self.job_id = str(entry.get("job_id") or self.job_id)
+            self.open.clear()
+        self.job_id = str(entry.get("job_id") or self.job_id)[:NAME_CHARS]
         self.started_unix_s = self.started_unix_s if self.started_unix_s is not None else unix_s
         self.managers += 1
+        self.newest = 0
         self._close_all()
 
     def _close_all(self) -> None:
-        for key, fault in self.faults.items():
-            self.faults[key] = replace(fault, closed=True)
+        for key in self.open:
+            self.faults[key] = replace(self.faults[key], closed=True)
+        self.open.clear()
 
     def _judge(self, verdict: VerdictEntry) -> None:
         fault = self._fault(verdict.fault)
@@ -263,31 +259,38 @@ class _Reader:
         fault = self._fault(recovery.fault)
         began = _began(recovery.unix_s, recovery.monotonic_s, recovery.detected_s)
         unix_s = fault.unix_s if fault.unix_s is not None else began
-        self._put(replace(fault, recoveries=(*fault.recoveries, recovery), unix_s=unix_s))
+        kept = fault.recoveries[1 - _MOST_RECOVERIES :]
+        self.forgotten += len(fault.recoveries) - len(kept)
+        self._put(replace(fault, recoveries=(*kept, recovery), unix_s=unix_s))
 
     def _give_up(self, entry: dict[str, Any]) -> None:
         """The end of a job names the fault that it could not recover from."""
         last = entry.get("fault")
         if isinstance(last, dict) and last.get("strategy"):
             recovery = msgspec.convert({**entry, "fault": None, **last}, Recovery)
-            waiting = [
-                fault.number
-                for fault in self.faults.values()
-                if fault.manager == self.managers and fault.number and not fault.recoveries
-            ]
+            waiting = [number for _, number in self.open if number > 0 and not self._fault(number).recoveries]
             number = recovery.fault if recovery.fault is not None else max(waiting, default=None)
             self._recover(msgspec.structs.replace(recovery, fault=number))
 
     def _fault(self, number: int | None) -> FaultEntry:
         if number is None:
-            number = max(0, *(key[1] for key in self.faults if key[0] == self.managers), 0) + 1
+            number = self.newest + 1
         if number == 0:
             self.planned -= 1
             return FaultEntry(0, self.managers)
         return self.faults.get((self.managers, number), FaultEntry(number, self.managers))
 
     def _put(self, fault: FaultEntry) -> None:
-        self.faults[fault.manager, fault.number or self.planned] = fault
+        key = fault.manager, fault.number or self.planned
+        self.newest = max(self.newest, fault.number)
+        self.faults[key] = fault
+        if not fault.closed:
+            self.open.add(key)
+        if len(self.faults) > _MOST_FAULTS:
+            oldest = next(iter(self.faults))
+            del self.faults[oldest]
+            self.open.discard(oldest)
+            self.forgotten += 1
 
 
 def _began(unix_s: float | None, monotonic_s: float | None, since_s: float | None) -> float | None:
@@ -297,14 +300,18 @@ def _began(unix_s: float | None, monotonic_s: float | None, since_s: float | Non
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+    return float(value) if isinstance(value, int | float) and abs(value) <= LONGEST_S else None
 
 
 def read_job(folder: Path) -> Chronicle:
     """The last job of this folder. Without a journal it is an empty one. Raises `RecordError` if it cannot be read."""
     reader = _Reader(job_id=folder.name)
-    for line in _lines(folder / JOURNAL):
+    omitted: list[str] = []
+    for line in _lines(folder / JOURNAL, omitted):
         reader.damaged += not _taken(reader, line)
+    if reader.forgotten:
+        omitted.append(f"{reader.forgotten} older faults or recoveries, of more than are told")
+    boxes = _kept(folder, omitted)
     return Chronicle(
         job_id=reader.job_id,
         folder=str(folder),
@@ -316,12 +323,15 @@ def read_job(folder: Path) -> Chronicle:
         phase=reader.phase,
         pids={rank: pid for pids in reader.by_node.values() for rank, pid in pids.items()},
         faults=tuple(reader.faults.values()),
-        boxes=tuple(_kept(folder)),
+        boxes=tuple(boxes),
         damaged_lines=reader.damaged,
+        omitted=tuple(omitted),
     )
 
 
 def _taken(reader: _Reader, line: bytes) -> bool:
+    if not line.lstrip().startswith(b"{"):
+        return False
     try:
         entry = json.loads(line)
         if isinstance(entry, dict) and isinstance(entry.get("event"), str):
@@ -332,11 +342,20 @@ def _taken(reader: _Reader, line: bytes) -> bool:
     return False
 
 
-def _lines(journal: Path) -> Iterator[bytes]:
-    """Whole lines; of one that is too long, pieces that are none."""
+def _lines(journal: Path, omitted: list[str]) -> Iterator[bytes]:
+    """Whole lines, of a journal that is too long the newest; of a line that is too long, pieces that are none."""
     try:
         with open_record(journal) as file:
-            while line := file.readline(_LINE_BYTES):
+            older = os.fstat(file.fileno()).st_size - JOURNAL_BYTES
+            left = JOURNAL_BYTES
+            if older > 0:
+                file.seek(older)
+                left -= len(file.readline(_LINE_BYTES))
+                omitted.append(
+                    f"the oldest {older >> 20} MiB of the journal: the newest {JOURNAL_BYTES >> 20} are read"
+                )
+            while left > 0 and (line := file.readline(min(left, _LINE_BYTES))):
+                left -= len(line)
                 if line.strip():
                     yield line
     except FileNotFoundError:
@@ -345,7 +364,18 @@ def _lines(journal: Path) -> Iterator[bytes]:
         raise RecordError(f"{journal} cannot be read: {error.strerror}; run it as the user of the job") from error
 
 
-def _kept(folder: Path) -> list[KeptBox]:
-    named = ((path, _KEPT_BOX.fullmatch(path.name)) for path in (folder / BOXES).glob("*.box"))
-    boxes = [(_changed_s(path), path, name) for path, name in named if name is not None]
-    return [KeptBox(str(path), int(name[1]), int(name[2])) for _, path, name in sorted(boxes, key=lambda box: box[:2])]
+def _kept(folder: Path, omitted: list[str]) -> Iterator[KeptBox]:
+    """The newest boxes."""
+    try:
+        paths, count = _newest(folder / BOXES, lambda path: _KEPT_BOX.fullmatch(path.name) is not None, _MOST_BOXES)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        omitted.append(f"{BOXES}: {error.strerror}")
+        return
+    if count > len(paths):
+        omitted.append(f"{count - len(paths)} older black boxes of {count}")
+    for path in paths:
+        named = _KEPT_BOX.fullmatch(path.name)
+        assert named is not None, "it was chosen by that"
+        yield KeptBox(str(path), int(named[1]), int(named[2]))

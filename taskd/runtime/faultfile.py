@@ -16,10 +16,11 @@ from typing import Any, Final
 import msgspec
 
 from taskd.core.evidence import Evidence
-from taskd.runtime.chronicle import FAULTS, FaultEntry, VerdictEntry
+from taskd.runtime.chronicle import FAULTS, FaultEntry
+from taskd.runtime.entries import VerdictEntry
 from taskd.runtime.regular import open_record
 
-_FILE_BYTES: Final = 256 << 20
+_FILE_BYTES: Final = 64 << 20
 _SAME_S: Final = 5.0
 """Journal and file are written one after the other."""
 

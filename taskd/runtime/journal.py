@@ -23,6 +23,8 @@ from taskd.runtime.jobfolder import JobFolder
 from taskd.runtime.ownfolder import OwnFolder
 
 logger = logging.getLogger(__name__)
+_MOST_DIGITS = 9
+"""Of a fault's number."""
 
 
 class Journal:
@@ -105,7 +107,7 @@ class Journal:
             closing(OwnFolder(self.folder / "faults", claim.folder, make=False)) as faults,
         ):
             stems = (name.removesuffix(".json") for name in faults.names())
-            return max((int(stem) for stem in stems if stem.isdecimal()), default=0)
+            return max((int(stem) for stem in stems if stem.isdecimal() and len(stem) <= _MOST_DIGITS), default=0)
         return 0
 
     def _fail(self, error: OSError) -> None:

@@ -10,6 +10,7 @@ Rules:
 
 import os
 import re
+import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +82,7 @@ def mapped_boxes(pid: int) -> list[Path]:
     except ProcessLookupError:
         raise RecordError(f"process {pid} has just ended; look for its box: taskd blackbox RUN_DIR") from None
     except PermissionError:
-        owner = Path(f"/proc/{pid}").stat().st_uid
+        owner = next((line.split()[1] for line in _read(pid, "status").splitlines() if line.startswith("Uid:")), "?")
         raise RecordError(
             f"process {pid} belongs to user {owner}, and this is user {os.getuid()}; run it as that user"
         ) from None
@@ -90,8 +91,18 @@ def mapped_boxes(pid: int) -> list[Path]:
 
 
 def agents_boxes() -> list[Path]:
-    """The boxes in the directories of this machine's agents."""
-    return sorted(Path("/dev/shm").glob("taskd-*/box-*"))
+    """The boxes in the directories of this user's agents on this machine. What others have there is not looked at."""
+    return sorted(
+        box for directory in Path("/dev/shm").glob("taskd-*") if _own(directory) for box in directory.glob("box-*")
+    )
+
+
+def _own(directory: Path) -> bool:
+    try:
+        found = directory.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def _same_mounts(pid: int) -> bool:

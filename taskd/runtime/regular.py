@@ -9,8 +9,16 @@ from typing import BinaryIO
 
 def open_record(path: Path) -> BinaryIO:
     """A file to read. Raises `OSError`, also for what is no file, and `ValueError` for what is no path."""
+    _check(os.stat(path), path)  # to open a device may do something
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    try:
+        _check(os.fstat(descriptor), path)
+    except OSError:
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is a folder, a pipe or a device, expected a file", str(path))
+        raise
     return open(descriptor, "rb")
+
+
+def _check(found: os.stat_result, path: Path) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is a folder, a pipe or a device, expected a file", str(path))

@@ -162,6 +162,15 @@ def test_a_journal_that_cannot_be_written(run_dir: Path, caplog: pytest.LogCaptu
     assert "set TASKD_RUN_DIR" in caplog.text
 
 
+def test_a_file_that_no_fault_can_have_does_not_count(run_dir: Path) -> None:
+    (run_dir / "job" / "faults").mkdir(mode=0o700, parents=True)
+    for name in ("0007.json", f"{'9' * 200}.json", "8.json.old"):
+        (run_dir / "job" / "faults" / name).touch()
+    journal = Journal(run_dir, "job")
+    journal.close()
+    assert journal.fault(1) == 8
+
+
 def test_a_disk_that_is_full(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     (run_dir / "job").mkdir()
     (run_dir / "job" / "journal.jsonl").symlink_to("/dev/full")

@@ -137,7 +137,7 @@ def test_a_job_trains_all_the_same(library, install, launcher: Launcher, tmp_pat
     env = install(library, DAMAGES["5 KB"])
     script = tmp_path / "script.py"
     script.write_text("import os, torch\nprint('rank', os.environ['RANK'], 'trains')\n")
-    command = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script]
+    command = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
     on = {"TASKD_PROCESS_ENABLE": "on", "TASKD_RUN_DIR": str(run_dir), "OMP_NUM_THREADS": "1"}
     status, output = launcher.run(command, env={**no_outer_job(), **env, **on}, cwd=tmp_path, timeout_s=120)
     assert status == 0, output

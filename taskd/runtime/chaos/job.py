@@ -10,6 +10,7 @@ Rules:
 
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -149,17 +150,23 @@ def choose_job(jobs: list[Job], name: str | None, directory: Path | None, agent:
 def _nothing() -> str:
     """Why there is no job, as far as that can be seen."""
     told = "found no job under taskd on this node, expected a torchrun of this user and this container with taskd on"
-    strangers = [d for d in _directories() if (named := _DIRECTORY.fullmatch(d.name)) and _foreign(d, int(named[1]))]
-    if strangers:
-        return f"{told}; {strangers[0]} is another user's: run it as user {strangers[0].stat().st_uid}"
+    for directory in _directories():
+        named, owner = _DIRECTORY.fullmatch(directory.name), _stranger(directory)
+        if named is not None and owner is not None and quarry(int(named[1]), "") is not None:
+            return f"{told}; {directory} is another user's: run it as user {owner}"
     plain = next((pid for pid in _pids() if _is_torchrun(pid)), None)
     if plain is not None:
         return f"{told}; process {plain} is a torchrun without it: start it with TASKD_PROCESS_ENABLE=on"
     return f"{told}; start the job first, or give --wait SECONDS"
 
 
-def _foreign(directory: Path, pid: int) -> bool:
-    return quarry(pid, "") is not None and directory.stat().st_uid != os.getuid()
+def _stranger(directory: Path) -> int | None:
+    """Whose directory it is; None if it is this user's, or no directory."""
+    try:
+        found = directory.lstat()
+    except OSError:
+        return None
+    return found.st_uid if stat.S_ISDIR(found.st_mode) and found.st_uid != os.getuid() else None
 
 
 def _is_torchrun(pid: int) -> bool:

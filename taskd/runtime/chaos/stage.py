@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from math import inf
 from typing import Final
 
+from taskd.wire.text import line
+
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
 JOB_HAS_ENDED: Final = "the job has ended on this node"
 _MUCH: Final = 4096
@@ -25,7 +27,7 @@ _MUCH: Final = 4096
 def say(text: str) -> None:
     """One line for people, with the time of day."""
     with suppress(BrokenPipeError):
-        print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)  # noqa: T201 # it is a command's result
+        print(f"{time.strftime('%H:%M:%S')} {line(text)}", flush=True)  # noqa: T201 # it is a command's result
 
 
 class Stage:
