@@ -3,7 +3,8 @@
 Rules:
 
 1. Times become ages here, by the clock of this node.
-2. A box that is closed or damaged tells nothing, and is no error.
+2. A box that is closed or damaged tells nothing, and is no error. What cannot be (a step beyond all steps) is left out:
+   nothing that is known of the node's ranks could be sent with it.
 """
 
 from time import monotonic_ns
@@ -13,6 +14,7 @@ from taskd.core.evidence import (
     Clocks,
     Collective,
     Communicator,
+    Evidence,
     FatalSignal,
     PythonError,
     Sender,
@@ -22,6 +24,7 @@ from taskd.errors import ShimError
 from taskd.runtime import postmortem as noted
 from taskd.runtime.blackbox import Backend, Box, Event, Life, Phase, Reading
 from taskd.runtime.processes import name
+from taskd.wire.codec import sendable
 
 _ENQUEUED: Final = (Backend.NCCL, Backend.HCCL)
 _STANDINGS: Final[dict[int, Standing]] = {
@@ -47,7 +50,7 @@ def tell(box: Box | None, most_events: int) -> dict[str, Any]:
     except ShimError:
         return {}
     now_ns = monotonic_ns()
-    return {
+    told: dict[str, Any] = {
         "life_lost": said.life is Life.LOST,
         "fatal": _fatal(left.fault, now_ns),
         "terminated_by": _sender(left.request.sender, left.request.at_ns) if left.request is not None else None,
@@ -68,6 +71,9 @@ def tell(box: Box | None, most_events: int) -> dict[str, Any]:
         ),
         "collectives": tuple(_collective(event, said, now_ns) for event in operations),
     }
+    if sendable(Evidence(**told)):
+        return told
+    return {name: value for name, value in told.items() if sendable(Evidence(**{name: value}))}
 
 
 def _age_s(at_ns: int, now_ns: int) -> float | None:

@@ -22,7 +22,7 @@ from taskd.runtime.blackbox import Box, Phase
 from taskd.runtime.crew import Crew
 from taskd.runtime.native_stacks import take_native
 from taskd.runtime.pace import Pacer
-from taskd.wire.codec import pack
+from taskd.wire.codec import pack, sendable
 from taskd.wire.messages import Account, Ask, LastWords, Progress, RankSpan, Refuses, SawNonFinite, Testimony
 
 ACCOUNT_S = 0.2
@@ -32,6 +32,19 @@ LOOK_S = 1.0
 """So often it is seen how fast the ranks are and where they live: at each heartbeat that cost a step 0.2 %."""
 NATIVE_S = 0.06
 """The verdict waits for py-spy: enough for Python's frames (some 25 ms), and for native ones if they are quick."""
+
+
+def progress_of(box: Box) -> Progress | None:
+    """How far a rank that trains is; None if it does not, or if what its box says cannot be."""
+    try:
+        said = box.read()
+    except ShimError:
+        return None
+    if said.phase != Phase.TRAINING:
+        return None
+    step, since_ns = (said.step, said.step_ns) if said.step_ns else (-1, said.phase_ns)
+    found = Progress(step=step, age_s=max(0.0, (time.monotonic_ns() - since_ns) / 1e9))
+    return found if sendable(found) else None
 
 
 class Observer:
@@ -62,7 +75,7 @@ class Observer:
         for rank, pid, box in self._boxes(node):
             if closely:
                 self._crew.witness.look(rank)
-            progress = self._progress(box)
+            progress = progress_of(box)
             if progress is None:
                 continue
             if closely and progress.age_s >= SILENT_S:
@@ -74,21 +87,12 @@ class Observer:
                 newest = progress
         return newest, tuple(spans)
 
-    def _progress(self, box: Box) -> Progress | None:
-        try:
-            said = box.read()
-        except ShimError:
-            return None
-        if said.phase != Phase.TRAINING:
-            return None
-        step, since_ns = (said.step, said.step_ns) if said.step_ns else (-1, said.phase_ns)
-        return Progress(step=step, age_s=max(0.0, (time.monotonic_ns() - since_ns) / 1e9))
-
     def _span(self, rank: int, pid: int, box: Box) -> RankSpan | None:
         try:
-            return self._pacer(rank, pid).look(box, time.monotonic_ns())
+            found = self._pacer(rank, pid).look(box, time.monotonic_ns())
         except ShimError:
             return None
+        return found if found is not None and sendable(found) else None
 
     def _pacer(self, rank: int, pid: int) -> Pacer:
         if (rank, pid) not in self._pacers:

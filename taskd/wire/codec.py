@@ -110,6 +110,15 @@ def pack(value: object) -> bytes:
         ) from error
 
 
+def sendable(value: object) -> bool:
+    """Whether `pack` takes it: what was read of a box, a stranger's file, may hold any number."""
+    try:
+        pack(value)
+    except BadFrameError:
+        return False
+    return True
+
+
 def _packed(value: object) -> bytes:
     """It is read as its receiver will read it: nobody is to send what is refused."""
     packed = _encoder.encode(value)

@@ -2,11 +2,14 @@
 
 import json
 import os
+import struct
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from taskd.runtime.blackbox import Box, Phase
 from taskd.runtime.portrait import portray
 from tests.e2e.conftest import STEPS, MakeJob
 from tests.e2e.job import Job, lives
@@ -14,6 +17,8 @@ from tests.e2e.plan import point
 
 pytestmark = pytest.mark.slow
 Same = Callable[[Job], None]
+PROGRESS = 2 * 64
+"""Where a box has its step and phase, and five more numbers (`csrc/region.h`)."""
 
 
 def test_warm_ranks_take_over(make_job: MakeJob, same: Same) -> None:
@@ -127,3 +132,26 @@ def test_files_in_shared_memory_that_somebody_cuts(make_job: MakeJob, same: Same
     assert job.end() == 0
     same(job)
     assert job.output.count("was cut short") == 1
+
+
+def test_a_box_with_numbers_that_cannot_be(make_job: MakeJob, same: Same) -> None:
+    """A step beyond all steps, in the box of a rank, costs neither the agent nor the next recovery."""
+    points = [point("spoilt", 1, 4, "begin"), point("killed", 0, 6, "forward"), point("last", 0, 8, "begin")]
+    job = make_job(2).start("train.py", {"steps": STEPS, "points": points})
+    job.held("spoilt")
+    job.warm()
+    (folder,) = Path("/dev/shm").glob(f"taskd-{job.process.pid}-*")
+    with (folder / "box-1-0").open("r+b", buffering=0) as box:
+        box.seek(PROGRESS)
+        box.write(struct.pack("=6q", 1 << 54 << 8 | Phase.TRAINING, *[2**63 - 1] * 5))
+    with closing(Box.open(folder / "box-0-0")) as other:
+        beats = other.read().native_count
+        job.wait(lambda: other.read().native_count > beats + 5, "heartbeats of the agent, which are as frequent")
+    job.release("spoilt")
+    job.kill("killed")
+    assert job.recovered(1)["replaced"].keys() == {"0"}
+    job.held("last")
+    job.release("last")
+    assert job.end() == 0
+    same(job)
+    assert "has failed" not in job.output
