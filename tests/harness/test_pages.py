@@ -50,7 +50,7 @@ def wrong(folder: str, cell: str) -> Iterator[str]:
             yield f"{found[1]} has no {found[2]}"
 
 
-@pytest.mark.parametrize("page", ["exactness.md", "torchrun.md"])
+@pytest.mark.parametrize("page", ["exactness.md", "torchrun.md", "security.md"])
 def test_each_line_names_a_test_that_exists(page: str) -> None:
     table = list(rows(page))
     assert len(table) > 10
