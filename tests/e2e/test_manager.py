@@ -38,9 +38,9 @@ def test_another_secret(make_job: MakeJob) -> None:
     """The reason is said, the job completes."""
     job = make_job(2)
     port = free_port()
-    manager = start_manager(job, port, secret="s" * 32)
+    manager = start_manager(job, port, secret="0123456789abcdef" * 2)
     points = [point("one", 1, "run")]
-    job.start("hold.py", {"points": points}, env={**served_at(port), "TASKD_SECRET": "t" * 32})
+    job.start("hold.py", {"points": points}, env={**served_at(port), "TASKD_SECRET": "fedcba9876543210" * 2})
     job.says(STOCK)
     job.release("one")
     assert job.end() == 0
