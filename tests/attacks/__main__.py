@@ -1,0 +1,29 @@
+"""Attack jobs: `python -m tests.attacks --json`, or some attacks by a part of their names: `--only store`."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.attacks.insiders import INSIDERS
+from tests.attacks.job import Attack, perform, undisturbed
+from tests.attacks.mishaps import MISHAPS
+from tests.attacks.outsiders import OUTSIDERS
+from tests.playing import Play, main
+
+ATTACKS = (*OUTSIDERS, *INSIDERS, *MISHAPS)
+
+
+def prepare(root: Path) -> Play[Attack]:
+    """The same training without an attack comes first: its weights are what every job must end with."""
+    wanted = undisturbed(root / "undisturbed")
+
+    def play(attack: Attack, folder: Path) -> tuple[dict[str, Any], str]:
+        job, wrong = perform(attack, folder, wanted)
+        took_ms = [round(sum(record["phases_ms"].values())) for record in job.named("recovered")]
+        return {"name": attack.name, "by": attack.by, "recovered_ms": took_ms, "wrong": wrong}, f"by {attack.by}"
+
+    return play
+
+
+if __name__ == "__main__":
+    sys.exit(main("attacks", __doc__ or "", ATTACKS, prepare))

@@ -1,0 +1,127 @@
+"""Attacks by somebody who holds the job's secret: a node of the job gone mad, or its secret stolen."""
+
+import math
+import random
+from functools import partial
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from taskd.wire import codec, messages
+from taskd.wire.checks import Inspect
+from tests.attacks.job import Attack, AttackedJob
+from tests.attacks.peers import STATUS, insider, says
+from tests.fuzz.shapes import anything, changed
+
+TESTIMONY: dict[str, Any] = msgspec.to_builtins(
+    messages.Testimony(job_id="default", agent_id=STATUS["agent_id"], inquiry=0, evidence={}, proof=STATUS["proof"])
+)
+DRAIN: dict[str, Any] = msgspec.to_builtins(messages.Drain(job_id="default", node="1"))
+RANK = {"rank": 0, "incarnation": 0, "generation": 0, "stage": "training"}
+KINDS = (messages.NodeStatus, messages.Testimony, messages.Drain, messages.Modules, Inspect)
+REFUSED = r"refused a frame from 127\.0\.0\.1"
+
+
+def one(name: str, *values: Any, log: str = REFUSED) -> Attack:
+    """These messages from a peer with the secret."""
+    return Attack(name, "a node of the job", partial(says, values=values), log=log)
+
+
+def flood(job: AttackedJob) -> None:
+    """100,000 messages that are refused. Memory and log stay as they are."""
+    assert job.manager is not None
+    with insider(job) as peer:
+        for _ in range(1000):
+            peer.send({**DRAIN, "node": 7})
+        peer.settle()
+        before_mb = resident_mb(job.manager.pid)
+        for _ in range(100):
+            for _ in range(1000):
+                peer.send({**DRAIN, "node": 7})
+            peer.settle()
+        grown_mb = resident_mb(job.manager.pid) - before_mb
+    assert grown_mb < 4, f"the manager grew by {grown_mb:.1f} MB"
+
+
+def resident_mb(pid: int) -> float:
+    """Memory of a process."""
+    with open(f"/proc/{pid}/status") as file:
+        (line,) = (line for line in file if line.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
+
+
+def every_edge(job: AttackedJob) -> None:
+    """Each field of each message, with the edges of its type and with values of other types."""
+    with insider(job) as peer:
+        for kind, value in ((messages.NodeStatus, STATUS), (messages.Testimony, TESTIMONY), (messages.Drain, DRAIN)):
+            for _, variant in changed(inspect.type_info(kind), value):
+                if not (kind is messages.Drain and variant.get("job_id") == "default"):  # that one is granted
+                    frame = msgspec.msgpack.encode(variant)
+                    if len(frame) < codec.MAX_FRAME_BYTES:
+                        peer.send(variant)
+            peer.settle()
+
+
+def random_messages(job: AttackedJob) -> None:
+    """10,000 random messages of the right types."""
+    chance = random.Random(14)
+    infos = [inspect.type_info(kind) for kind in KINDS]
+    with insider(job) as peer:
+        for number in range(10_000):
+            value = anything(chance.choice(infos), chance)
+            if isinstance(value, dict) and value.get("job_id") != "default":
+                peer.send(value)
+            if number % 500 == 0:
+                peer.settle()
+        peer.settle()
+
+
+def modules_of_two(job: AttackedJob) -> None:
+    """Two nodes whose modules fit one message each, and together do not."""
+    for side in "ab":
+        names = tuple(f"{side}{number:05d}.{'x' * 80}" for number in range(4000))
+        says(job, [{"type": "Modules", "names": names[:2000]}, {"type": "Modules", "names": names[2000:]}])
+
+
+def forged(job: AttackedJob) -> None:
+    """Reports under the name of the node that trains: it leaves, and its ranks are dead."""
+    (node,) = {event["agent_id"] for event in job.events if "agent_id" in event} or {"0123456789abcdef"}
+    dead = [{**RANK, "rank": rank, "stage": "dead", "cause": "signal 9 (SIGKILL)"} for rank in (0, 1)]
+    report = {**STATUS, "agent_id": node, "node_rank": 0, "ranks": dead, "leaving": True, "sequence": 2**40}
+    says(job, [report, {**TESTIMONY, "agent_id": node}])
+
+
+def garbage(job: AttackedJob) -> None:
+    """Frames that are none: noise, other versions, nesting, far too large."""
+    chance = random.Random(7)
+    header = codec.MAGIC + bytes([codec.WIRE_VERSION])
+    with insider(job) as peer:
+        for length in (0, 1, 3, 4, 100, 10_000):
+            peer.send_frame(chance.randbytes(length))
+        peer.send_frame(codec.MAGIC + b"\xfe" + msgspec.msgpack.encode(STATUS))
+        peer.send_frame(header + b"\x91" * 100_000)
+        peer.send_frame(header + b"\xdf\xff\xff\xff\xff")
+        peer.send_frame(header + bytes(codec.MAX_FRAME_BYTES))
+        peer.settle()
+
+
+INSIDERS = (
+    one("an age that is no number", {**STATUS, "progress": [1, math.nan]}),
+    one("an infinite age", {**STATUS, "progress": [1, math.inf]}),
+    one("a store of 300 characters", {**STATUS, "store_host": "h" * 300}),
+    one("an incarnation of 64 bits", {**STATUS, "ranks": [{**RANK, "incarnation": 2**64 - 1}]}),
+    one("a term of 62 bits", {**STATUS, "ledger": {"term": 2**62}}),
+    one("a job of megabytes", {**STATUS, "job_id": "j" * 3_000_000}),
+    one("a node that is a superscript", {**DRAIN, "node": "²"}, log=""),
+    one("a node of 5,000 digits", {**DRAIN, "node": "9" * 5000}),
+    one("evidence that is none", {**TESTIMONY, "evidence": {0: [[[[]]]]}}, log="testifies what cannot be read"),
+    one("a host with escapes", {**STATUS, "host": "\x1b[2J\x9b31m\0\nnode"}),
+    one("a generation from the far future", {**STATUS, "generation": 2**31}, log=""),
+    Attack("every edge of every field", "a node of the job", every_edge),
+    Attack("10,000 random messages", "a node of the job", random_messages),
+    Attack("modules of two nodes", "a node of the job", modules_of_two),
+    Attack("reports under another's name", "a node of the job", forged, log="it speaks for another agent"),
+    Attack("garbage with the secret", "a node of the job", garbage),
+    Attack("100,000 refused messages", "a node of the job", flood, log=REFUSED),
+)

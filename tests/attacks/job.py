@@ -1,0 +1,195 @@
+"""The job that is attacked: `program.py` under torchrun on this machine, its manager beside it or inside the agent.
+
+Rules:
+
+1. An attack begins when both ranks wait for it, and what follows begins when it is over: nothing is left to chance.
+2. What is judged is what users have: the exit status, the weights, whose process is another one, and the log.
+"""
+
+import os
+import re
+import socket
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from taskd.config.address import LOOPBACK, Address
+from tests.e2e.job import Job, Process
+from tests.e2e.test_manager import free_port
+from tests.launch import Launcher
+from tests.leaks import MARK
+
+RANKS, VICTIM, NOBODY = 2, 1, -1
+PROGRAM = Path(__file__).with_name("program.py")
+SECRET = "for these attacks alone, 0123456789"
+WRONG_SECRET = "what a neighbour thinks of, 9876543210"
+
+
+class AttackedJob(Job):
+    """One job of two ranks. `also` closes what an attack has opened when the job is over."""
+
+    def __init__(self, launcher: Launcher, folder: Path, mark: str) -> None:
+        super().__init__(launcher, folder, RANKS)
+        self.also = ExitStack()
+        self.address = Address(LOOPBACK, free_port())
+        self.env: dict[str, str | None] = {}
+        self.manager: Process | None = None
+        self._mark = mark
+
+    def environment(self) -> dict[str, str | None]:
+        """A manager at `address`, if the job has one; and what the attack has set."""
+        where = {"TASKD_MANAGER": str(self.address), "TASKD_SECRET": SECRET} if self.manager is not None else {}
+        return {**super().environment(), "PYTHONPATH": str(PROGRAM.parents[2]), MARK: self._mark, **where, **self.env}
+
+    def start_manager(self, *, secret: str | None = SECRET) -> None:
+        """As the seed's scripts do: `python manager.py`."""
+        program = self.folder / "manager.py"
+        program.write_text(
+            "from taskd.api import init_taskd_manager, start_taskd_manager\n"
+            f"assert init_taskd_manager({{'job_id': 'default', 'node_nums': 1, 'proc_per_node': {RANKS}}})\n"
+            "assert start_taskd_manager()\n"
+        )
+        env = {**self.environment(), "TASKD_MANAGER_PORT": str(self.address.port), "TASKD_SECRET": secret}
+        self.manager = self.launcher.start(["python", program], env=env)
+
+    def begin(self, victim: int = VICTIM) -> None:
+        """Start training."""
+        self.launch(["--standalone", "--max_restarts=3", str(PROGRAM), str(self.folder), str(victim)])
+
+    def await_training(self, *, warm: bool) -> None:
+        """Both ranks go round, and wait for the attack."""
+        self.wait(lambda: all((self.folder / f"waits-{rank}").exists() for rank in range(RANKS)), "both ranks")
+        if warm:
+            self.warm()
+
+    def struck(self) -> None:
+        """The attack is over: let the ranks train, and one of them be killed."""
+        (self.folder / "struck").touch()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a torchrun."""
+        return self._process is not None
+
+    @property
+    def digests(self) -> set[str]:
+        """Of the weights of each rank that has ended well."""
+        return {path.read_text() for path in self.folder.glob("digest-*")}
+
+    @property
+    def log(self) -> str:
+        """All that manager, torchrun and ranks have written."""
+        return self.output + (self.launcher.output(self.manager) if self.manager is not None else "")
+
+    def ports(self) -> list[int]:
+        """At which torchrun itself listens."""
+        links = [path for path in Path(f"/proc/{self.process.pid}/fd").iterdir() if path.is_symlink()]
+        inodes = {os.readlink(path) for path in links}
+        tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+        sockets = [line.split() for table in tables for line in table]
+        listening = [one for one in sockets if one[3] == "0A" and f"socket:[{one[9]}]" in inodes]
+        return sorted({int(one[1].rpartition(":")[2], 16) for one in listening})
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One attack, and what must come of it.
+
+    Attributes:
+        by: who attacks.
+        strike: does so while the ranks train; raises AssertionError if something was not refused.
+        prepare: what was done before the job began.
+        log: one line that manager, torchrun or rank writes of it, as a regular expression; none if there is nothing.
+        manager: the job has a manager of its own, with a secret; else it is in the agent.
+        in_place: the rank that is killed later is replaced, and the other one goes on; else all start anew.
+        env: of the job.
+
+    """
+
+    name: str
+    by: str
+    strike: Callable[[AttackedJob], None]
+    prepare: Callable[[AttackedJob], None] = lambda job: None
+    log: str = ""
+    manager: bool = True
+    in_place: bool = True
+    env: Mapping[str, str | None] = field(default_factory=dict)
+
+
+def undisturbed(folder: Path) -> str:
+    """The digest of the same training under plain torchrun."""
+    folder.mkdir()
+    mark = uuid.uuid4().hex
+    job = AttackedJob(Launcher(folder, mark), folder, mark)
+    job.env = {"TASKD_PROCESS_ENABLE": None}
+    job.struck()
+    job.begin(NOBODY)
+    assert job.end() == 0, job.output
+    (digest,) = job.digests
+    return digest
+
+
+def perform(attack: Attack, folder: Path, wanted: str) -> tuple[AttackedJob, list[str]]:
+    """Attack a job; the job as it was, and what is not as it should be."""
+    mark = uuid.uuid4().hex
+    launcher = Launcher(folder, mark)
+    job = AttackedJob(launcher, folder, mark)
+    job.env = dict(attack.env)
+    try:
+        attack.prepare(job)
+        if attack.manager:
+            job.start_manager()
+        job.begin()
+        job.await_training(warm=attack.in_place)
+        before = job.pids
+        attack.strike(job)
+        job.struck()
+        wrong = judge(attack, job, before, job.end(), wanted)
+    except (AssertionError, OSError) as error:
+        wrong = [f"{type(error).__name__}: {error}"[:2000]]
+    finally:
+        job.also.close()
+        (folder / "log").write_text(job.log if job.has_begun else "")
+        _end(launcher, folder)
+    return job, wrong
+
+
+def judge(attack: Attack, job: AttackedJob, before: dict[int, int], status: int, wanted: str) -> list[str]:
+    """What is not as it should be; nothing if all is."""
+    wrong = []
+    if status:
+        wrong.append(f"exit status {status}")
+    if job.digests != {wanted}:
+        wrong.append(f"weights {sorted(job.digests)}, expected {wanted}")
+    if not (job.folder / "killed").exists():
+        wrong.append("no rank was killed after the attack")
+    if attack.in_place:
+        records: list[dict[str, Any]] = job.named("recovered")
+        if len(records) != 1 or records[0]["strategy"] != "recover-in-place":
+            wrong.append(f"recoveries {[record['strategy'] for record in records]}, expected one in place")
+        changed = [rank for rank, pid in job.pids.items() if before.get(rank) != pid]
+        if changed != [VICTIM]:
+            wrong.append(f"ranks {changed} have other processes, expected {VICTIM} alone")
+    told = [line for line in job.log.splitlines() if attack.log and re.search(attack.log, line)]
+    if attack.log and len(told) != 1:
+        wrong.append(f"{len(told)} lines of the attack, expected one that matches {attack.log!r}")
+    if attack.in_place and not attack.env.get("ATTACK_ERROR") and "Traceback (most recent" in job.log:
+        wrong.append("a traceback is in the log")
+    return wrong
+
+
+def _end(launcher: Launcher, folder: Path) -> None:
+    with (folder / "ends").open("w") as sink, redirect_stdout(sink):
+        launcher.end_all()
+
+
+def reachable(host: str, port: int) -> bool:
+    """Whether somebody answers there."""
+    try:
+        socket.create_connection((host, port), 2.0).close()
+    except OSError:
+        return False
+    return True

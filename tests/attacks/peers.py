@@ -1,0 +1,82 @@
+"""Peers of a manager that say what they should not: with the job's secret, with another, with none."""
+
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import zmq
+
+from taskd.config.address import Address
+from taskd.runtime.identity import agent_of
+from taskd.wire import codec
+from taskd.wire.messages import Answer, Drain, NodeStatus
+from tests.attacks.job import SECRET, AttackedJob
+from tests.wire.peers import raw_dealer
+
+PROOF = "a stranger's proof"
+STATUS: dict[str, Any] = msgspec.to_builtins(
+    NodeStatus(
+        job_id="default", node_rank=-1, agent_id=agent_of(PROOF), proof=PROOF, sequence=1, node_count=1, ranks=(),
+        store_host="127.0.0.1", store_port=1, standbys=0, max_restarts=0, generation=0,
+    )
+)  # fmt: skip
+_LIMIT_S = 20.0
+
+
+class Insider:
+    """A peer that knows the secret, and sends whatever it likes."""
+
+    def __init__(self, address: Address, secret: str | None = SECRET) -> None:
+        self._context = zmq.Context()
+        self._dealer = raw_dealer(address, self._context, secret.encode() if secret else None)
+
+    def send(self, value: Any) -> None:
+        """A message by its fields."""
+        self.send_frame(codec.MAGIC + bytes([codec.WIRE_VERSION]) + msgspec.msgpack.encode(value))
+
+    def send_frame(self, frame: bytes) -> None:
+        """Any bytes."""
+        self._dealer.send(frame)
+
+    def settle(self) -> None:
+        """Wait until the manager has taken all that was sent before: it answers a question that comes after it."""
+        self._dealer.send(codec.encode(Drain(job_id="another", node="1")))
+        end_s = time.monotonic() + _LIMIT_S
+        while True:
+            left_ms = int((end_s - time.monotonic()) * 1000)
+            assert left_ms > 0, "the manager does not answer any more"
+            if self._dealer.poll(left_ms):
+                answer = codec.decode_from_manager(self._dealer.recv())
+                if isinstance(answer, Answer):
+                    assert "found job 'another'" in answer.text
+                    return
+
+    def close(self) -> None:
+        """Hang up."""
+        self._context.destroy(linger=0)
+
+
+@contextmanager
+def insider(job: AttackedJob, secret: str | None = SECRET) -> Iterator[Insider]:
+    """Somebody on a node of the job."""
+    peer = Insider(job.address, secret)
+    try:
+        yield peer
+    finally:
+        peer.close()
+
+
+def says(job: AttackedJob, values: Iterable[Any]) -> None:
+    """A peer with the secret sends these messages, and the manager takes them."""
+    with insider(job) as peer:
+        for value in values:
+            peer.send(value)
+        peer.settle()
+
+
+def silent(address: Address, count: int) -> list[socket.socket]:
+    """Connections that never say anything."""
+    return [socket.create_connection((address.host, address.port), 5.0) for _ in range(count)]
