@@ -118,7 +118,7 @@ class RankFiles:
                     boxes.remove(former)
         except OSError as error:
             where = error.filename2 or error.filename or self._run_dir
-            logger.warning("the black box %s cannot be kept: %s cannot be written (%s)", name, where, error.strerror)
+            logger.warning("the black box %s cannot be kept: %s (%s)", name, where, error.strerror)
 
     def _folder(self) -> OwnFolder:
         found = marked(self._run_dir, self._job_id, self.records)

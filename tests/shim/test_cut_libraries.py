@@ -115,7 +115,7 @@ def test_doctor_names_it_and_the_remedy(library, install, launcher: Launcher, tm
 
 
 def test_a_worker_whose_core_is_cut_after_its_agent_has_loaded_it(
-    install, box, launcher: Launcher, tmp_path: Path
+    install, box, launcher: Launcher, tmp_path: Path, run_dir: Path
 ) -> None:
     env = install(CORE, DAMAGES["5 KB"])
     program = (
@@ -125,7 +125,7 @@ def test_a_worker_whose_core_is_cut_after_its_agent_has_loaded_it(
         "_attach(WorkerConfig.from_environment()); print('trains')"
     )
     ours = {"RANK": "3", "TASKD_BLACKBOX": str(box.path), "TASKD_AGENT_SOCKET": str(tmp_path / "s")}
-    rank = {"TASKD_AGENT_PID": str(os.getpid()), "TASKD_PROCESS_ENABLE": "on", "TASKD_RUN_DIR": str(tmp_path)}
+    rank = {"TASKD_AGENT_PID": str(os.getpid()), "TASKD_PROCESS_ENABLE": "on", "TASKD_RUN_DIR": str(run_dir)}
     status, output = launcher.run(["python", "-c", program], env={**env, **ours, **rank}, cwd=tmp_path)
     assert (status, output.splitlines()[-1]) == (0, "trains"), output
     (said,) = [line for line in output.splitlines() if "rank 3 runs without its black box" in line]
