@@ -114,22 +114,36 @@ def test_doctor_names_it_and_the_remedy(library, install, launcher: Launcher, tm
     assert (str(tmp_path) in told, REMEDY in told) == (True, True)
 
 
+RANK = """
+import logging, sys; logging.basicConfig(stream=sys.stdout)
+from taskd.adaptors.torchrun.script import _attach
+from taskd.config.worker import WorkerConfig
+_attach(WorkerConfig.from_environment()); print('trains')
+"""
+
+
+@pytest.fixture
+def rank(box, run_dir: Path) -> dict[str, str]:
+    ours = {"RANK": "3", "TASKD_BLACKBOX": str(box.path), "TASKD_AGENT_SOCKET": str(run_dir / "s")}
+    return {**ours, "TASKD_AGENT_PID": str(os.getpid()), "TASKD_PROCESS_ENABLE": "on", "TASKD_RUN_DIR": str(run_dir)}
+
+
 def test_a_worker_whose_core_is_cut_after_its_agent_has_loaded_it(
-    install, box, launcher: Launcher, tmp_path: Path, run_dir: Path
+    install, rank, launcher: Launcher, tmp_path: Path
 ) -> None:
     env = install(CORE, DAMAGES["5 KB"])
-    program = (
-        "import logging, sys; logging.basicConfig(stream=sys.stdout)\n"
-        "from taskd.adaptors.torchrun.script import _attach\n"
-        "from taskd.config.worker import WorkerConfig\n"
-        "_attach(WorkerConfig.from_environment()); print('trains')"
-    )
-    ours = {"RANK": "3", "TASKD_BLACKBOX": str(box.path), "TASKD_AGENT_SOCKET": str(tmp_path / "s")}
-    rank = {"TASKD_AGENT_PID": str(os.getpid()), "TASKD_PROCESS_ENABLE": "on", "TASKD_RUN_DIR": str(run_dir)}
-    status, output = launcher.run(["python", "-c", program], env={**env, **ours, **rank}, cwd=tmp_path)
+    status, output = launcher.run(["python", "-c", RANK], env={**env, **rank}, cwd=tmp_path)
     assert (status, output.splitlines()[-1]) == (0, "trains"), output
     (said,) = [line for line in output.splitlines() if "rank 3 runs without its black box" in line]
     assert REMEDY in said
+
+
+def test_a_worker_whose_box_is_cut_before_it_has_it(box, rank, launcher: Launcher) -> None:
+    os.truncate(box.path, 4096)
+    status, output = launcher.run(["python", "-c", RANK], env={**plain(), **rank})
+    assert (status, output.splitlines()[-1]) == (0, "trains"), output
+    (said,) = [line for line in output.splitlines() if "rank 3 runs without its black box" in line]
+    assert "it has not the size of a black box" in said
 
 
 @pytest.mark.parametrize("library", [CORE, GATE], ids=["core", "gate"])

@@ -15,6 +15,7 @@ from taskd.adaptors.torchrun.modules import installed_modules
 from taskd.config import settings
 from taskd.config.process import environment
 from taskd.config.worker import WorkerConfig
+from taskd.errors import ShimError
 
 if TYPE_CHECKING:
     from taskd.adaptors.groups.world import World
@@ -75,11 +76,15 @@ def _attach(config: WorkerConfig) -> None:
 
     global _recorder  # noqa: PLW0603 - one per process
     _recorder = recorder = open_recorder()  # loads the core, which must come before torch
+    reason = getattr(recorder, "reason", "")
     if config.blackbox is not None:
-        if reason := getattr(recorder, "reason", ""):
+        try:
+            recorder.attach(config.blackbox, config.rank, config.incarnation)
+        except ShimError as error:
+            reason = str(error)
+        if reason:
             logger.warning("rank %d runs without its black box: %s", config.rank, reason)
-        recorder.attach(config.blackbox, config.rank, config.incarnation)
-    else:
+    if config.blackbox is None or reason:
         recorder.watch_parent(config.agent_pid)
 
 
