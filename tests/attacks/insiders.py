@@ -20,7 +20,7 @@ TESTIMONY: dict[str, Any] = msgspec.to_builtins(
 DRAIN: dict[str, Any] = msgspec.to_builtins(messages.Drain(job_id="default", node="1"))
 RANK = {"rank": 0, "incarnation": 0, "generation": 0, "stage": "training"}
 KINDS = (messages.NodeStatus, messages.Testimony, messages.Drain, messages.Modules, Inspect)
-REFUSED = r"refused a frame from 127\.0\.0\.1"
+REFUSED = r"refused a frame from \S*127\.0\.0\.1"
 
 
 def one(name: str, *values: Any, log: str = REFUSED) -> Attack:

@@ -50,8 +50,7 @@ class Insider:
             assert left_ms > 0, "the manager does not answer any more"
             if self._dealer.poll(left_ms):
                 answer = codec.decode_from_manager(self._dealer.recv())
-                if isinstance(answer, Answer):
-                    assert "found job 'another'" in answer.text
+                if isinstance(answer, Answer) and "found job 'another'" in answer.text:
                     return
 
     def close(self) -> None:
