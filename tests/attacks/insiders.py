@@ -89,7 +89,7 @@ def forged(job: AttackedJob) -> None:
     (node,) = {event["agent_id"] for event in job.events if "agent_id" in event} or {"0123456789abcdef"}
     dead = [{**RANK, "rank": rank, "stage": "dead", "cause": "signal 9 (SIGKILL)"} for rank in (0, 1)]
     report = {**STATUS, "agent_id": node, "node_rank": 0, "ranks": dead, "leaving": True, "sequence": 2**40}
-    says(job, [report, {**TESTIMONY, "agent_id": node}])
+    says(job, [report])
 
 
 def garbage(job: AttackedJob) -> None:

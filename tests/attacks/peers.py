@@ -24,6 +24,7 @@ STATUS: dict[str, Any] = msgspec.to_builtins(
     )
 )  # fmt: skip
 _LIMIT_S = 20.0
+_AGAIN_MS = 500
 
 
 class Insider:
@@ -42,16 +43,18 @@ class Insider:
         self._dealer.send(frame)
 
     def settle(self) -> None:
-        """Wait until the manager has taken all that was sent before: it answers a question that comes after it."""
-        self._dealer.send(codec.encode(Drain(job_id="another", node="1")))
+        """Wait until the manager has taken all that was sent before: it answers a question that comes after it.
+
+        The question is asked again while its answers to all that have filled the queue.
+        """
         end_s = time.monotonic() + _LIMIT_S
-        while True:
-            left_ms = int((end_s - time.monotonic()) * 1000)
-            assert left_ms > 0, "the manager does not answer any more"
-            if self._dealer.poll(left_ms):
+        while time.monotonic() < end_s:
+            self._dealer.send(codec.encode(Drain(job_id="another", node="1")))
+            while self._dealer.poll(_AGAIN_MS):
                 answer = codec.decode_from_manager(self._dealer.recv())
                 if isinstance(answer, Answer) and "found job 'another'" in answer.text:
                     return
+        raise AssertionError("the manager does not answer any more")
 
     def close(self) -> None:
         """Hang up."""
