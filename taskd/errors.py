@@ -49,6 +49,10 @@ class RefusedError(RebuildError):
     """These processes cannot train on together in any new world: all are to start anew, without further attempts."""
 
 
+class StaleLockError(TaskdError):
+    """What this process waited for was being built by one that is dead. A new process of the rank builds it anew."""
+
+
 class RestoreError(RecoveryError):
     """The training state could not be brought to the target step."""
 

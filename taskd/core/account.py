@@ -78,6 +78,11 @@ def _data(known: Evidence) -> str:
     )
 
 
+def _lock_file(known: Evidence) -> str:
+    file = known.lock_file
+    return f"waits for the lock file {file.path}: {file.owner}" if file is not None else ""
+
+
 def _loss(known: Evidence) -> str:
     seen = known.non_finite
     return f"had {seen.what} {seen.value} in step {seen.step}" if seen is not None else ""
@@ -128,6 +133,7 @@ WORDS: Final[Mapping[Kind, Callable[[Evidence], str]]] = {
     Kind.STOPPED: lambda _: "is stopped (SIGSTOP, or a debugger)",
     Kind.UNINTERRUPTIBLE: lambda e: f"is in uninterruptible sleep{_wchan(e)}",
     Kind.GIL_HELD: lambda e: f"has native code that holds the GIL{_clock(e, 'gil_s')}{_frame(e)}",
+    Kind.LOCK_FILE: _lock_file,
     Kind.DATA_BLOCKED: _data,
     Kind.DEADLOCK: lambda e: f"waits for a lock{_clock(e, 'main_s')}{_wchan(e)}{_frame(e)}",
     Kind.BLOCKED: lambda e: f"is blocked in a native call{_clock(e, 'main_s')}{_wchan(e)}{_frame(e)}",

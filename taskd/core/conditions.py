@@ -187,6 +187,7 @@ STUCK: Final = (
     Row(Kind.UNINTERRUPTIBLE, _uninterruptible, "its state in /proc is D: it waits for a device or a file server"),
     Row(Kind.GIL_HELD, _gil_held, "its native thread beats, and no Python thread can run"),
     Row(Kind.DISK_FULL, _on_full_disk, "it is writing, and no space is left"),
+    Row(Kind.LOCK_FILE, lambda known: known.lock_file is not None, "its main thread waits until a lock file is gone"),
     Row(Kind.DATA_BLOCKED, _without_data, "its main thread waits for the next batch"),
     Row(Kind.DEADLOCK, _locked, "its main thread waits for a lock while others could run"),
     Row(Kind.BLOCKED, _main_silent, "its main thread is in a native call and has let go of the GIL"),

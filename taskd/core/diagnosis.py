@@ -118,7 +118,8 @@ def _victims(scene: Scene, culprits: Collection[int]) -> tuple[dict[int, Collect
     waiting: dict[int, Collective | None] = {**waits.stuck, **waits.unsure, **waits.waiting}
     if scene.hang is not None:
         for rank, known in scene.evidence.items():
-            if not known.gone and rank not in scene.ends and (waits_by_stack(known) or waits_on_device(known)):
+            is_waiting = waits_by_stack(known) or waits_on_device(known) or rank in scene.behind_builders
+            if is_waiting and not known.gone and rank not in scene.ends:
                 waiting.setdefault(rank, None)
     failed = [rank for rank, row in scene.ends.items() if row.kind is not Kind.EXITED_EARLY]
     kept = {rank: call for rank, call in sorted(waiting.items()) if rank not in culprits}

@@ -271,6 +271,23 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
+class LockFile:
+    """A file that the main thread waits for until it is gone, as a compiler cache has them (`core/locks.py`).
+
+    Attributes:
+        owner: whose it is, as a sentence without an end.
+        pid: of its owner, where that lives and is seen from here; else 0.
+        stale: it is provably nobody's.
+
+    """
+
+    path: Line
+    owner: Line
+    pid: Pid = 0
+    stale: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Thread:
     """A Python thread and its frames, innermost first, each `file:line in function`."""
 
@@ -306,6 +323,7 @@ class Evidence:
     kernel_s: Seconds | None = None
     """For how long a kernel of NCCL has been running on the device; 0.0 if none does, None where NCCL does not tell."""
     full_disk: Line | None = None
+    lock_file: LockFile | None = None
     non_finite: NonFinite | None = None
     pace: Pace | None = None
     stack: Annotated[tuple[Line, ...], Some] = ()

@@ -21,7 +21,7 @@ from taskd.core.verdict import Kind, names
 from taskd.core.waits import UNANSWERED_S, find_circles
 
 _WHATEVER_IT_WAITS_FOR: Final = (Kind.UNINTERRUPTIBLE, Kind.GIL_HELD)
-_OF_ANY: Final = (Kind.UNINTERRUPTIBLE, Kind.GIL_HELD, Kind.DISK_FULL, Kind.DATA_BLOCKED)
+_OF_ANY: Final = (Kind.UNINTERRUPTIBLE, Kind.GIL_HELD, Kind.DISK_FULL, Kind.LOCK_FILE, Kind.DATA_BLOCKED)
 _OF_FEW: Final = (Kind.LOOP, Kind.DEADLOCK, Kind.BLOCKED)
 _LEFT_OUT: Final = Row(Kind.SKIPPED, lambda _: True, "it has gone on without entering what the others wait in")
 _ON_DEVICE: Final = Row(
@@ -39,7 +39,7 @@ def holding_up(scene: Scene) -> Found | None:
     furthest = max((step for step in (scene.evidence[rank].step for rank in held_up) if step is not None), default=None)
     for rank, call in scene.waits.roots().items():
         known = scene.evidence[rank]
-        if rank not in rows and not known.gone and rank not in scene.ends:
+        if rank not in {*rows, *scene.ends, *scene.behind_builders} and not known.gone:
             rows[rank] = _LEFT_OUT if _is_ahead(known, call, furthest) else condition_of_hang(known)
     for rank in scene.waits.stuck:
         row = condition_of_hang(scene.evidence[rank])
@@ -71,7 +71,7 @@ def late_on_device(scene: Scene) -> Found | None:
     idle = {
         rank: condition_of_hang(known)
         for rank, known in scene.evidence.items()
-        if known.kernel_s == 0.0 and not known.gone and rank not in scene.ends and rank not in scene.waits.held_up
+        if known.kernel_s == 0.0 and not known.gone and rank not in scene.ends and rank not in scene.held_up
     }
     rows = {rank: _ON_DEVICE if row.kind is Kind.BLOCKED else row for rank, row in idle.items()}
     return accuse(scene, [rank for rank, row in rows.items() if row.kind is not Kind.BEHIND], rows)
@@ -88,7 +88,7 @@ def outside(scene: Scene) -> Found | None:
 
 def _live(scene: Scene) -> dict[int, Evidence]:
     """Ranks that live and are not seen to wait for anybody."""
-    held_up = scene.waits.held_up
+    held_up = scene.held_up
     return {
         rank: known
         for rank, known in scene.evidence.items()

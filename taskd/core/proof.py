@@ -3,8 +3,8 @@
 Rules:
 
 1. Proven is: stopped or frozen; calls that differ where they must be the same; a process of which no thread has run and
-   all wait for a lock that only itself can release; uninterruptible sleep while no disk does anything; data that do not
-   arrive while nobody sends.
+   all wait for a lock that only itself can release; a wait for a lock file whose owner is dead; uninterruptible sleep
+   while no disk does anything; data that do not arrive while nobody sends.
 2. Everything else may be at work: it computes, reads, writes, waits for a child, a socket or a timer, or could not be
    looked at closely. That is told, and acted upon only when patience is over (`core/watch.py`).
 3. Of several culprits, those count that are proven.
@@ -67,6 +67,8 @@ def _prove_rank(known: Evidence | None, kind: Kind) -> Proof:
         return Proof(True, "nodes say so")
     if known is None or known.gone:
         return Proof(True, "its process has ended")
+    if kind is Kind.LOCK_FILE and known.lock_file is not None:
+        return Proof(known.lock_file.stale, f"of the lock, {known.lock_file.owner}")
     still = known.process.still if known.process is not None else None
     if still is None:
         return Proof(False, "its threads could not be looked at twice")

@@ -47,6 +47,21 @@ class Scene:
         gone = (rank for rank, known in self.evidence.items() if known.gone)
         return find_waits(self.evidence, self.members, {*gone, *self.ends, *self.standing_still})
 
+    @cached_property
+    def behind_builders(self) -> set[int]:
+        """Ranks that wait for a lock file which another living rank of this job holds: that one is to be asked."""
+        living = {rank: known for rank, known in self.evidence.items() if not known.gone}
+        ranks = {(known.node, known.process.pid): rank for rank, known in living.items() if known.process is not None}
+        waiting = {
+            rank: (known.node, known.lock_file.pid) for rank, known in living.items() if known.lock_file is not None
+        }
+        return {rank for rank, owner in waiting.items() if ranks.get(owner, rank) != rank}
+
+    @property
+    def held_up(self) -> set[int]:
+        """Ranks that wait for another one: in an operation, or for what it builds."""
+        return self.waits.held_up | self.behind_builders
+
     def ended(self, *kinds: Kind) -> list[int]:
         """Ranks that have failed in one of these ways."""
         return [rank for rank, row in self.ends.items() if row.kind in kinds]

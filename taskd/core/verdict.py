@@ -29,6 +29,7 @@ class Kind(Enum):
     STOPPED = "stopped"
     UNINTERRUPTIBLE = "uninterruptible sleep"
     GIL_HELD = "GIL held by native code"
+    LOCK_FILE = "waiting for a lock file"
     DATA_BLOCKED = "data loader blocked"
     DEADLOCK = "Python deadlock"
     BLOCKED = "blocked in native code"

@@ -36,6 +36,7 @@ _ACTIVITIES: Final = {Standing.EVALUATION: Activity.EVALUATION, Standing.CHECKPO
 _SILENCE: Final = (
     *PRESUMED,
     Kind.WAITING,
+    Kind.LOCK_FILE,
     Kind.DEADLOCK,
     Kind.GIL_HELD,
     Kind.UNINTERRUPTIBLE,
@@ -44,7 +45,7 @@ _SILENCE: Final = (
 )
 """What a rank that evaluates or writes looks like to those that wait for it, too."""
 
-_ASLEEP: Final = (Kind.DEADLOCK, Kind.BLOCKED, Kind.GIL_HELD)
+_ASLEEP: Final = (Kind.LOCK_FILE, Kind.DEADLOCK, Kind.BLOCKED, Kind.GIL_HELD)
 """If it is proven that these sleep for good, no phase explains it."""
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Final
 
-from taskd.core.evidence import Child, Ending, Evidence, NonFinite, Process, PythonError, Standing, Thread
+from taskd.core.evidence import Child, Ending, Evidence, LockFile, NonFinite, Process, PythonError, Standing, Thread
 from taskd.runtime.blackbox import Box
 from taskd.runtime.box_evidence import tell
 from taskd.runtime.cgroups import Counters, Habitat
@@ -144,6 +144,8 @@ def _said(known: _Known, standing: Standing | None, standing_s: float | None, *,
         return {}
     threads = tuple(Thread(thread.name, thread.stack) for thread in account.threads)
     fields: dict[str, Any] = {"stack": threads[0].stack if threads else (), "threads": threads}
+    if account.lock is not None:
+        fields["lock_file"] = LockFile(account.lock.path, account.lock.owner, account.lock.pid, account.lock.stale)
     said = _STANDINGS.get(account.standing)
     if said is not None:
         fields |= {"standing": said, "standing_s": standing_s if said is standing else None}

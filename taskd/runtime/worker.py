@@ -24,6 +24,7 @@ from taskd.errors import LinkError, TaskdError, WireError
 from taskd.runtime.lifeline import Lifeline
 from taskd.runtime.stacks import all_stacks, main_stack
 from taskd.wire.codec import decode_to_local, encode
+from taskd.wire.locks import LockSeen
 from taskd.wire.messages import (
     Abandon,
     Account,
@@ -71,6 +72,10 @@ class Breaker(Protocol):
         """The main thread is to leave the resilient function: it asks `WorkerLink.committed` at its next commit."""
         ...
 
+    def leave_wait(self) -> None:
+        """The main thread waits, in no collective: raises what the resilient function is left by, if it is to leave."""
+        ...
+
     def standing(self, stack: Sequence[str], usual: Standing) -> Standing:
         """What the process is about, seen by its main thread's stack too; `usual` by what it was told and has said."""
         ...
@@ -91,6 +96,7 @@ class WorkerLink:
         self._changed = threading.Condition()
         self._breaker: Breaker | None = None
         self._broken = False
+        self._lock_seen: LockSeen | None = None
         self._orders: list[WorldPlan | AbandonedError | None] = []
         hello = Hello(
             role="worker",
@@ -164,6 +170,15 @@ class WorkerLink:
         """The loss of this step is NaN or infinite, the first of its streak."""
         self._send(SawNonFinite(step=step, what="loss", value=value))
 
+    def waits_for(self, lock: LockSeen | None) -> None:
+        """The main thread waits until this lock file is gone; None if it does not any more.
+
+        Raises what the resilient function is left by, if that is to be left.
+        """
+        self._lock_seen = lock
+        if lock is not None and self._breaker is not None:
+            self._breaker.leave_wait()
+
     def joined(self, step: int, condition: Condition) -> None:
         """The groups of the new world are formed."""
         self._feed(Input(Event.JOINED, step=step, condition=condition))
@@ -235,7 +250,7 @@ class WorkerLink:
         standing, breaker = _STANDINGS[self._machine.state], self._breaker
         if breaker is not None:
             standing = breaker.standing(main_stack(), standing)
-        return Account(number=number, standing=standing.value, threads=all_stacks())
+        return Account(number=number, standing=standing.value, threads=all_stacks(), lock=self._lock_seen)
 
     # ---- both
 

@@ -33,6 +33,7 @@ from taskd.wire.bounds import (
     Status,
 )
 from taskd.wire.checks import CheckState, Cleared, Dismissed, Examine, Inspect, Inspection
+from taskd.wire.locks import LockSeen
 from taskd.wire.probes import ProbeOrder, ProbeResult
 
 
@@ -311,6 +312,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     number: Counter
     standing: Name
     threads: Annotated[tuple[ThreadStack, ...], Some]
+    lock: LockSeen | None = None
 
 
 class SawNonFinite(msgspec.Struct, frozen=True, kw_only=True, tag=True):

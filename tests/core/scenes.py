@@ -14,6 +14,7 @@ from taskd.core.evidence import (
     Ending,
     Evidence,
     FatalSignal,
+    LockFile,
     NonFinite,
     Process,
     PythonError,
@@ -277,6 +278,15 @@ FAULTS = {
         Kind.GIL_HELD,
         both(native("0", "train.py:7 in loop", gil_s=3.0), process(still=_RUNS)),
         words=("train.py:7 in loop", "Not proven: its main thread ran (99% of a core)"),
+        proven=False,
+    ),
+    "lock of a build, by nobody known": Fault(
+        Kind.LOCK_FILE,
+        both(
+            native("hrtimer_nanosleep", "file_baton.py:43 in wait", waits="a sleep"),
+            facts(lock_file=LockFile("/cache/ext/lock", "it is not signed")),
+        ),
+        words=("waits for the lock file /cache/ext/lock: it is not signed",),
         proven=False,
     ),
     "Python deadlock": Fault(

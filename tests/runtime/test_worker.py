@@ -14,6 +14,7 @@ from taskd.config.worker import WorkerConfig
 from taskd.core.evidence import Standing
 from taskd.runtime.sockets import Peer
 from taskd.runtime.worker import AbandonedError, WorkerLink
+from taskd.wire.locks import LockSeen
 from taskd.wire.messages import (
     Abandon,
     Account,
@@ -43,6 +44,9 @@ class Notes:
         self.stack: Sequence[str] = ()
         self.leaving = threading.Event()
         self._changed = threading.Condition()
+
+    def leave_wait(self) -> None:
+        self._note("may it wait?")
 
     def break_collectives(self) -> None:
         self._note("break")
@@ -273,6 +277,19 @@ def test_what_it_is_about(make: Make) -> None:
         assert (account.number, account.standing) == (number, standing)
         assert account.threads[0].name == "MainThread"
         assert any(line.endswith("in test_what_it_is_about") for line in pair.notes.stack)
+
+
+def test_what_lock_it_waits_for(make: Make) -> None:
+    """Its main thread says so, and hears in its wait whether it is to leave."""
+    pair = make()
+    seen = LockSeen(path="/cache/ext/lock", owner="process 7 holds it", pid=7)
+    for number, lock in enumerate((seen, None)):
+        pair.link.waits_for(lock)
+        pair.peer.send(Ask(number=number))
+        account = pair.hear()
+        assert isinstance(account, Account)
+        assert account.lock == lock
+    pair.notes.until("may it wait?")
 
 
 def test_a_message_that_is_none_is_refused(make: Make, caplog: pytest.LogCaptureFixture) -> None:

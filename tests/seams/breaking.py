@@ -31,7 +31,7 @@ PUBLIC: Final = frozenset(
 )
 """Not renamed: without the first ones no script of today would run under plain torchrun either, and of the compiled
 classes each name that taskd uses is renamed."""
-_COMMON: Final = frozenset(("close", "fetch"))
+_COMMON: Final = frozenset(("close", "fetch", "wait", "release"))
 """Not renamed: names of far too much. Such a method with other parameters is played."""
 _COMPILED: Final = "torch._C"
 _ELASTIC: Final = "torch.distributed.elastic"

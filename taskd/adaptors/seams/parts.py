@@ -16,7 +16,7 @@ from typing import Final
 from taskd.adaptors.seams.launcher import LAUNCHER
 from taskd.adaptors.seams.native import FREEING, SEEING
 from taskd.adaptors.seams.seam import Line, Look, torch_version, verify
-from taskd.adaptors.seams.worker import CHECKPOINT, WORKER
+from taskd.adaptors.seams.worker import BUILDS, CHECKPOINT, WORKER
 from taskd.errors import PatchError
 
 OLDEST: Final = (2, 6)
@@ -55,6 +55,9 @@ IN_WORKER: Final = Part(
     "worker", WORKER, "Process groups are left as torch makes them: at a fault all processes start anew"
 )
 IN_CHECKPOINT: Final = Part("checkpoints", CHECKPOINT, "No checkpoint of taskd's own is written or read")
+IN_BUILDS: Final = Part(
+    "locks of builds", BUILDS, "A lock that a killed rank leaves in a folder of extensions stays until it is removed"
+)
 FOR_FREEING: Final = Part(
     "freeing from gloo", FREEING, "A rank is freed from a gloo collective by the kernel's list of its sockets instead"
 )
@@ -63,7 +66,7 @@ FOR_SEEING: Final = Part(
 )
 IN_RANK: Final = (IN_WORKER, FOR_FREEING, FOR_SEEING)
 """What a rank compares at its start; a standby has done so ahead."""
-PARTS: Final = (IN_LAUNCHER, IN_WORKER, FOR_FREEING, FOR_SEEING, IN_CHECKPOINT)
+PARTS: Final = (IN_LAUNCHER, IN_WORKER, FOR_FREEING, FOR_SEEING, IN_BUILDS, IN_CHECKPOINT)
 
 
 def misfits(look: Look | None = None) -> Iterator[tuple[Part, str]]:

@@ -186,6 +186,16 @@ _TRAINING: Final = (
 WORKER: Final = (STORE, *_GROUPS, *_TRAINING)
 """Compared in each rank, before anything is replaced."""
 
+_BATON: Final = "torch.utils.file_baton"
+
+BUILDS: Final = (
+    Seam(_BATON, "FileBaton", Fit.SETS, ("lock_file_path", "wait_seconds", "fd")),
+    Seam(_BATON, "FileBaton.try_acquire", Fit.EXACT, ("self",)),
+    Seam(_BATON, "FileBaton.wait", Fit.EXACT, ("self",)),
+    Seam(_BATON, "FileBaton.release", Fit.EXACT, ("self",)),
+)
+"""Compared when a script imports it, as one does that builds extensions."""
+
 _SAVED: Final = "torch.distributed.checkpoint"
 _SAVED_FILES: Final = f"{_SAVED}.filesystem"
 _SAVED_INDEX: Final = f"{_SAVED}.metadata"

@@ -48,6 +48,7 @@ def prepare_rank(sheltered: AbstractContextManager[None]) -> None:
     link = start_from_environment(installed_modules)
     if link is not None:
         after_import("torch", lambda _torch: _install_runtime(link, sheltered))
+        after_import("torch.utils.file_baton", lambda module: _watch_builds(module, sheltered))
 
 
 def _install_runtime(link: "WorkerLink", sheltered: AbstractContextManager[None]) -> None:
@@ -69,6 +70,16 @@ def _install_runtime(link: "WorkerLink", sheltered: AbstractContextManager[None]
             _world = install(link, int(environment()["WORLD_SIZE"]), _meetings.rebuilt)
     except Exception:
         logger.exception("taskd could not prepare this rank's process groups; the script runs without recovery")
+
+
+def _watch_builds(module: ModuleType, sheltered: AbstractContextManager[None]) -> None:
+    """For a script that builds extensions. It must not be why that fails."""
+    try:
+        with sheltered:
+            from taskd.adaptors.batons import watch_batons
+        watch_batons(module)
+    except Exception:
+        logger.exception("taskd could not watch the locks of extensions; those of a killed rank stay")
 
 
 def _attach(config: WorkerConfig) -> None:

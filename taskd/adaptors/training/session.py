@@ -44,7 +44,7 @@ from taskd.adaptors.training.sameness import gather
 from taskd.adaptors.training.standing import see_standing
 from taskd.adaptors.training.state import TrainState
 from taskd.adaptors.training.strays import Strays
-from taskd.adaptors.training.tripwire import Tripwire
+from taskd.adaptors.training.tripwire import Interrupted, Tripwire, interrupt
 from taskd.core.evidence import Standing
 from taskd.core.faults import FaultKind
 from taskd.errors import CheckpointError, RecoveryError, RefusedError, RestoreError, ShimError
@@ -56,13 +56,6 @@ logger = logging.getLogger(__name__)
 SETTLE_S = 2.0
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class Interrupted(BaseException):
-    """Leaves the resilient function, at a commit or a collective, because a peer has failed.
-
-    taskd catches it; let it pass. It is no `Exception`, so that a script which goes on after every error lets it pass.
-    """
 
 
 class Runtime:
@@ -77,7 +70,7 @@ class Runtime:
         self.world = World(self.recorder.break_collectives if frees else None, self.recorder.naming)
         self.session: Session | None = None
         """The resilient function that runs."""
-        self._tripwire = Tripwire(self._is_inside, _interrupt)
+        self._tripwire = Tripwire(self._is_inside, interrupt)
         failures.watch(lambda: link.interrupted, self._note_failure)
         self._building = False
         if link.config.blackbox is not None:
@@ -140,6 +133,11 @@ class Runtime:
         session = self.session
         if session is not None:
             session.watch_commit()
+
+    def leave_wait(self) -> None:
+        """The main thread asks, in a wait that no broken collective ends."""
+        if self.link.interrupted and self._is_inside():
+            interrupt()
 
     def form(self, plan: WorldPlan, state: TrainState) -> None:
         """Form the groups of the plan's generation, and point the model's wrappers at them.
@@ -387,10 +385,6 @@ class Session:
             self._runtime.recorder.step(step)
         if self._link.committed(step):
             raise Interrupted
-
-
-def _interrupt() -> None:
-    raise Interrupted
 
 
 def _describe(error: BaseException) -> str:

@@ -21,6 +21,18 @@ _LONGEST_S: Final = 1.0
 _STEP_S: Final = 0.01
 
 
+class Interrupted(BaseException):
+    """Leaves the resilient function, at a commit or a collective, because a peer has failed.
+
+    taskd catches it; let it pass. It is no `Exception`, so that a script which goes on after every error lets it pass.
+    """
+
+
+def interrupt() -> None:
+    """Raises what the resilient function is left by."""
+    raise Interrupted
+
+
 class Tripwire:
     """`stop` raises what the function is left by. Any thread may lay and lift it."""
 

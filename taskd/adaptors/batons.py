@@ -1,0 +1,165 @@
+"""torch's lock on a folder in which an extension is built, `FileBaton`: a rank that is killed in a build leaves it.
+
+Every later process, of every later job, then waits in `FileBaton.wait` for good. So a rank signs the locks that it
+makes, and takes over one whose owner is provably dead (`core/locks.py`); its build begins anew.
+
+Rules:
+
+1. torch's own functions do the work; ours stand around them. A lock that is signed is to torch what it was: a file.
+2. A process that never imports torch.utils.file_baton, as one does that builds nothing, has only the wait for that.
+3. Of other caches' locks none needs this: Inductor's (`filelock`) are the kernel's `flock`, which ends with its owner,
+   and Triton renames whole files.
+4. A rank that has waited does not build: torch has noted in it that this version is built. Where it comes out of its
+   wait for a recovery, it leaves the lock to others; where nobody takes it over, the rank ends, and a new process does.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, Final
+
+from taskd.adaptors.seams.parts import IN_BUILDS
+from taskd.core.locks import Hold, Holding
+from taskd.errors import StaleLockError
+from taskd.runtime import lockfile, worker
+from taskd.wire import text
+from taskd.wire.locks import LockSeen
+
+logger = logging.getLogger(__name__)
+LOOK_S: Final = 1.0
+"""A wait looks so often whose the lock is."""
+TELL_S: Final = 120.0
+"""After so long it is told, unless a living process holds it."""
+GRACE_S: Final = 60.0
+"""For so long a rank's successor, which begins with the script, may take to reach the lock that it is to take over."""
+
+
+def watch_batons(module: ModuleType) -> None:
+    """Sign and take over the locks of this process from now on. Called once, when the module has been imported."""
+    link = worker.current()
+    misfit = IN_BUILDS.misfit()
+    if misfit:
+        if link is not None and link.config.rank == 0:
+            logger.warning("%s", misfit)
+        return
+    baton: Any = module.FileBaton
+    broken_off: set[str] = set()
+    for name, made in (
+        ("try_acquire", _signing(baton.try_acquire, broken_off)),
+        ("wait", _watching(baton.wait, broken_off)),
+        ("release", _releasing(baton.release)),
+    ):
+        setattr(baton, name, made)
+
+
+def _signing(stock: Callable[[Any], Any], broken_off: set[str]) -> Callable[[Any], Any]:
+    def try_acquire(baton: Any) -> Any:
+        path, told = os.path.abspath(baton.lock_file_path), False
+        while not stock(baton):
+            taken, holding = (None, lockfile.look(path)) if path in broken_off else lockfile.take(path)
+            if taken is not None:
+                baton.fd = taken
+                logger.warning("the stale lock %s was removed: %s. This process has it now", path, holding.words)
+                return True
+            if holding.hold is not Hold.LEFT:
+                return False
+            if not told:
+                told = True
+                logger.warning("the lock %s is waited for: %s", path, holding.words)
+            with _waiting(path, broken_off):
+                _tell_link(path, holding)
+                time.sleep(baton.wait_seconds)
+        lockfile.sign(baton.fd)
+        return True
+
+    return try_acquire
+
+
+def _watching(stock: Callable[[Any], Any], broken_off: set[str]) -> Callable[[Any], Any]:
+    def wait(baton: Any) -> Any:
+        watched = _Watched(baton)
+        with _waiting(watched.path, broken_off):
+            return stock(watched)
+
+    return wait
+
+
+@contextmanager
+def _waiting(path: str, broken_off: set[str]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        broken_off.add(path)
+        raise
+    finally:
+        _tell_link(path, None)
+
+
+def _releasing(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def release(baton: Any) -> Any:
+        held = os.dup(baton.fd) if baton.fd is not None else None
+        try:
+            return stock(baton)  # closes, then removes: in between, it must not look like a dead owner's
+        finally:
+            if held is not None:
+                os.close(held)
+
+    return release
+
+
+class _Watched:
+    """Stands for the baton in torch's own loop, which asks it in each round for how long to sleep."""
+
+    def __init__(self, baton: Any) -> None:
+        self._baton = baton
+        self.path = os.path.abspath(baton.lock_file_path)
+        self._begun_s = time.monotonic()
+        self._looked_s = -LOOK_S
+        self._stale_s: float | None = None
+        self._holding: Holding | None = None
+        self._told = ""
+
+    def __getattr__(self, name: str) -> Any:
+        """What torch asks of the baton besides."""
+        return getattr(self._baton, name)
+
+    @property
+    def wait_seconds(self) -> Any:
+        """Between two rounds. Raises what the wait is left by."""
+        now_s = time.monotonic()
+        if self._holding is None or now_s - self._looked_s >= LOOK_S:
+            self._holding, self._looked_s = lockfile.look(self.path), now_s
+            self._judge(self._holding, now_s)
+        _tell_link(self.path, self._holding)
+        return self._baton.wait_seconds
+
+    def _judge(self, holding: Holding, now_s: float) -> None:
+        waited_s = now_s - self._begun_s
+        if waited_s >= TELL_S and holding.hold is not Hold.HELD and holding.words != self._told:
+            self._told = holding.words
+            remedy = "" if holding.hold is not Hold.UNKNOWN else "; if nobody builds there, remove it"
+            logger.warning("for %.0f s this waits for the lock %s: %s%s", waited_s, self.path, holding.words, remedy)
+        if holding.hold is not Hold.STALE:
+            self._stale_s = None
+        elif self._stale_s is None:
+            self._stale_s = now_s
+        elif now_s - self._stale_s >= GRACE_S:
+            raise StaleLockError(
+                f"found the lock {self.path}, of which {holding.words}, expected somebody to build what it is for; a "
+                "new process of this rank takes it over"
+            )
+
+
+def _tell_link(path: str, holding: Holding | None) -> None:
+    link = worker.current()
+    if link is None or threading.current_thread() is not threading.main_thread():
+        return
+    seen = None
+    if holding is not None:
+        stale = holding.hold is Hold.STALE
+        seen = LockSeen(path=text.line(path), owner=text.line(holding.words), pid=holding.pid, stale=stale)
+    link.waits_for(seen)

@@ -1,0 +1,45 @@
+"""Builds an extension as torch does, but for the compiler: `builder.py LOCK stock|watched [COMMAND …]`.
+
+It says what it comes to, a line each, and builds until it is given a line. With a command, that is what it compiles
+with; with `fork`, it has a child that has all it has open.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+
+from torch.utils import file_baton
+
+if sys.argv[2] == "watched":
+    from taskd.adaptors.batons import watch_batons
+
+    watch_batons(file_baton)
+
+
+def say(*words: object) -> None:
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+def compile_with(command: list[str]) -> object:
+    """The child's pid, if there is one."""
+    if command != ["fork"]:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL).pid if command else ""
+    child = os.fork()
+    if not child:
+        signal.pause()
+    return child
+
+
+baton = file_baton.FileBaton(sys.argv[1])
+say("begins")
+if baton.try_acquire():
+    say("builds", compile_with(sys.argv[3:]))
+    sys.stdin.readline()
+    baton.release()
+    say("built")
+else:
+    say("waits")
+    baton.wait()
+    say("came")
