@@ -2,17 +2,26 @@
 
 The kernel answers for a process that has no time, so a machine under load is not taken for dead; and nobody answers for
 one that is gone. A refusal is certain at once; a node that is cut off or switched off costs `TIMEOUT_S`.
+
+A name is resolved on a thread, of which there are `MOST_NAMES` at most: agents report names, and whoever answers for
+one may be slow, or mean to be. While it is not resolved there is no answer, and the node's silence alone decides. A
+name that does not exist is nobody's.
 """
 
 import errno
 import select
 import socket
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 TIMEOUT_S: Final = 0.3
+MOST_NAMES: Final = 4
+_NOWHERE: Final = (socket.AF_INET, ("", 0))
+_Address = tuple[int, Any]
+"""Family and address of a socket."""
 
 
 @dataclass(frozen=True)
@@ -22,29 +31,59 @@ class _Question:
     until_s: float
 
 
+class _Name:
+    """A name that is being resolved; when its thread has ended, `where` is the address, None if nobody has told it."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.where: _Address | None = None
+        self.thread = threading.Thread(target=self._ask, args=(host, port), name="taskd-name", daemon=True)
+        self.thread.start()
+
+    def _ask(self, host: str, port: int) -> None:
+        try:
+            self.where = _resolve(host, port)
+        except UnicodeError:  # a name that can be none
+            self.where = _NOWHERE
+        except OSError as error:
+            self.where = _NOWHERE if error.errno in (socket.EAI_NONAME, socket.EAI_NODATA) else None
+
+
 class Kernels:
     """Questions under way. One thread uses it; nothing blocks."""
 
     def __init__(self) -> None:
         self._open: list[_Question] = []
+        self._names: dict[str, _Name] = {}
 
     @property
     def pending(self) -> bool:
         """Whether an answer is awaited: call `answers` soon."""
-        return bool(self._open)
+        return bool(self._open or self._names)
 
     def ask(self, agent_id: str, host: str, port: int) -> None:
-        """Begin to connect."""
+        """Begin to connect, or to find out where to. An agent that is asked about already is not asked about again."""
         try:
-            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            connection = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol)
-        except (OSError, UnicodeError):  # the latter for a name that can be none
-            connection, address = socket.socket(), ("", 0)  # an answer in any case: nobody can be reached there
+            self._connect(agent_id, _resolve(host, port, socket.AI_NUMERICHOST))
+        except (OSError, UnicodeError):
+            if agent_id not in self._names and len(self._names) < MOST_NAMES:
+                with suppress(RuntimeError):  # no further thread can be had
+                    self._names[agent_id] = _Name(host, port)
+
+    def _connect(self, agent_id: str, where: _Address) -> None:
+        family, address = where
+        try:
+            connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        except OSError:
+            connection, address = socket.socket(), _NOWHERE[1]  # an answer in any case: nobody can be reached there
         connection.connect_ex(address)
         self._open.append(_Question(agent_id, connection, time.monotonic() + TIMEOUT_S))
 
     def answers(self) -> list[tuple[str, bool]]:
         """Agents about which something is known now, and whether anybody listens."""
+        for agent_id in [agent_id for agent_id, name in self._names.items() if not name.thread.is_alive()]:
+            where = self._names.pop(agent_id).where
+            if where is not None:
+                self._connect(agent_id, where)
         found, waiting = [], []
         for question in self._open:
             listening = _listening(question.socket)
@@ -57,10 +96,15 @@ class Kernels:
         return found
 
     def close(self) -> None:
-        """Forget all questions."""
+        """Forget all questions. A thread that waits for a name server is left behind."""
         for question in self._open:
             question.socket.close()
         self._open = []
+
+
+def _resolve(host: str, port: int, flags: int = 0) -> _Address:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)[0]
+    return found[0], found[4]
 
 
 def _listening(connection: socket.socket) -> bool | None:
