@@ -27,7 +27,7 @@ from taskd.core.locks import Hold, Holding
 from taskd.errors import StaleLockError
 from taskd.runtime import lockfile, worker
 from taskd.wire import text
-from taskd.wire.locks import LockSeen
+from taskd.wire.accounts import LockSeen
 
 logger = logging.getLogger(__name__)
 LOOK_S: Final = 1.0

@@ -39,10 +39,10 @@ from taskd.runtime.sockets import LocalServer, Peer
 from taskd.runtime.standbys import StandbyPool
 from taskd.runtime.statuses import Reports
 from taskd.runtime.warmth import SDKLESS_DELAY_S, Warmth
+from taskd.wire.accounts import Account
 from taskd.wire.checks import CheckState, Cleared, Dismissed, Examine, Inspection
 from taskd.wire.messages import (
     Abandon,
-    Account,
     Answer,
     Directive,
     FromLocal,

@@ -22,8 +22,9 @@ from taskd.runtime.blackbox import Box, Phase
 from taskd.runtime.crew import Crew
 from taskd.runtime.native_stacks import take_native
 from taskd.runtime.pace import Pacer
+from taskd.wire.accounts import Account
 from taskd.wire.codec import pack, sendable
-from taskd.wire.messages import Account, Ask, LastWords, Progress, RankSpan, Refuses, SawNonFinite, Testimony
+from taskd.wire.messages import Ask, LastWords, Progress, RankSpan, Refuses, SawNonFinite, Testimony
 
 ACCOUNT_S = 0.2
 SILENT_S = 0.5

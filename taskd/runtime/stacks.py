@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Final
 
 from taskd.runtime import hidden
-from taskd.wire.messages import ThreadStack
+from taskd.wire.accounts import ThreadStack
 
 MOST_THREADS: Final = 64
 MOST_FRAMES: Final = 60

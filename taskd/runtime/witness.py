@@ -21,7 +21,8 @@ from taskd.runtime.cgroups import Counters, Habitat
 from taskd.runtime.disks import full_disk
 from taskd.runtime.processes import ProcessWatch
 from taskd.runtime.threads import Look, compare, look
-from taskd.wire.messages import Account, SawNonFinite
+from taskd.wire.accounts import Account
+from taskd.wire.messages import SawNonFinite
 
 FRESH_S: Final = 5.0
 """What a process has said of itself holds for so long."""

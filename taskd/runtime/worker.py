@@ -23,11 +23,10 @@ from taskd.core.worker import Break, Event, GiveUp, Input, Report, State, Wake, 
 from taskd.errors import LinkError, TaskdError, WireError
 from taskd.runtime.lifeline import Lifeline
 from taskd.runtime.stacks import all_stacks, main_stack
+from taskd.wire.accounts import Account, LockSeen
 from taskd.wire.codec import decode_to_local, encode
-from taskd.wire.locks import LockSeen
 from taskd.wire.messages import (
     Abandon,
-    Account,
     Ask,
     Condition,
     FromLocal,

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import msgspec
 
+from taskd.wire.accounts import Account
 from taskd.wire.bounds import (
     Amount,
     Counter,
@@ -33,7 +34,6 @@ from taskd.wire.bounds import (
     Status,
 )
 from taskd.wire.checks import CheckState, Cleared, Dismissed, Examine, Inspect, Inspection
-from taskd.wire.locks import LockSeen
 from taskd.wire.probes import ProbeOrder, ProbeResult
 
 
@@ -297,22 +297,6 @@ class Refuses(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     no_rebuild: Line = ""
     no_newcomer: Line = ""
-
-
-class ThreadStack(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A Python thread and its frames, innermost first, each `file:line in function`."""
-
-    name: Name
-    stack: Annotated[tuple[Line, ...], Some]
-
-
-class Account(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Worker to agent, in answer to `Ask`: what it is about (`core.evidence.Standing`), and its threads, main first."""
-
-    number: Counter
-    standing: Name
-    threads: Annotated[tuple[ThreadStack, ...], Some]
-    lock: LockSeen | None = None
 
 
 class SawNonFinite(msgspec.Struct, frozen=True, kw_only=True, tag=True):

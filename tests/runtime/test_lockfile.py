@@ -26,8 +26,7 @@ from taskd.core.locks import Hold
 from taskd.core.verdict import Kind
 from taskd.errors import StaleLockError
 from taskd.runtime import lockfile, processes
-from taskd.wire.locks import LockSeen
-from taskd.wire.messages import Account
+from taskd.wire.accounts import Account, LockSeen
 from tests.runtime.local import ROOT
 from tests.runtime.watched import Start
 

@@ -16,7 +16,8 @@ from taskd.core.verdict import Kind
 from taskd.runtime import processes
 from taskd.runtime.blackbox import Box
 from taskd.runtime.witness import FRESH_S, Witness
-from taskd.wire.messages import Account, SawNonFinite, ThreadStack
+from taskd.wire.accounts import Account, ThreadStack
+from taskd.wire.messages import SawNonFinite
 from tests.launch import Launcher
 from tests.runtime.watched import LIMIT_S, Start, until
 
@@ -37,8 +38,7 @@ def test_one_that_trains(start: Start) -> None:
     rank.until(lambda known: known.process is not None and 0.1 < (known.process.busy or 0.0) < 1.5)
     assert known.step_s is not None
     assert 0.4 < known.step_s < LIMIT_S
-    assert not known.gone
-    assert condition_of_end(known) is None
+    assert (known.gone, condition_of_end(known)) == (False, None)
 
 
 def test_what_it_says_itself_holds_for_a_while(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,9 @@ from taskd.config.worker import WorkerConfig
 from taskd.core.evidence import Standing
 from taskd.runtime.sockets import Peer
 from taskd.runtime.worker import AbandonedError, WorkerLink
-from taskd.wire.locks import LockSeen
+from taskd.wire.accounts import Account, LockSeen
 from taskd.wire.messages import (
     Abandon,
-    Account,
     Ask,
     Condition,
     FromLocal,

@@ -17,8 +17,9 @@ from taskd.core.evidence import Clocks, Evidence, Standing
 from taskd.core.verdict import Kind
 from taskd.runtime.sockets import LocalServer, Peer
 from taskd.runtime.stacks import MOST_FRAMES, MOST_THREADS, all_stacks, main_stack
+from taskd.wire.accounts import Account
 from taskd.wire.codec import MAX_LOCAL_BYTES, encode
-from taskd.wire.messages import Account, Ask, Hello, Release, Stage, WorkerReport
+from taskd.wire.messages import Ask, Hello, Release, Stage, WorkerReport
 from tests.launch import Launcher
 from tests.runtime.local import Ear
 from tests.training.job import ENVIRONMENT
