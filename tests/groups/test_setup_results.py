@@ -59,6 +59,23 @@ def test_without_a_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("left", [0, 1, -1])
+def test_a_record_that_was_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture, left: int) -> None:
+    """It is as good as none, so that a set-up without collectives needs no other start."""
+    path = tmp_path / "file"
+    recording = Recording(path, ours)
+    share(5)
+    recording.end()
+    path.write_bytes(path.read_bytes()[:left])
+    replay = Replay(path, ours)
+    (told,) = caplog.messages
+    assert f"{path} cannot be read" in told
+    with pytest.raises(RuntimeError, match="not known on this node"):
+        share(1)
+    replay.end()
+
+
+@pytest.mark.usefixtures("alone")
 def test_what_is_not_kept(tmp_path: Path) -> None:
     """What is asynchronous, and what comes after 4 MiB of results; a new process has nobody to send to."""
     recording = Recording(tmp_path / "file", ours)

@@ -31,6 +31,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from taskd.adaptors.groups.collectives import RESULTS, Call, Wrapped
 from taskd.adaptors.groups.sites import script_line
+from taskd.wire import text
 
 _log = logging.getLogger(__name__)
 ONE_BYTES: Final = 64 * 1024 + 1024
@@ -162,9 +163,17 @@ class Replay:
 
 
 def _read(path: Path) -> list[Result] | None:
+    """The record; None where there is none that can be read."""
     try:
         return [Result(*fields) for fields in pickle.loads(path.read_bytes())]
     except FileNotFoundError:
+        return None
+    except Exception as error:  # noqa: BLE001 - whatever pickle makes of bytes that somebody has cut or changed
+        _log.warning(
+            "%s cannot be read (%s): what the set-up's collectives gave is not known",
+            path,
+            text.line(str(error) or type(error).__name__),
+        )
         return None
 
 

@@ -112,7 +112,11 @@ def load_latest(state: TrainState, path: "str | os.PathLike[str]") -> int | None
         if chosen is None:
             return None
         read = _read(state, chosen, ranks)
-        if ranks.all_of(read is not None) and read is not None:
+        failed_on = ranks.first(isinstance(read, str))
+        if isinstance(read, str):
+            if failed_on in (ranks.rank, None):
+                _log.warning("checkpoint %s is passed over: it cannot be read: %s", chosen.path, read)
+        elif failed_on is None:
             _put(state, chosen, read, ranks)
             return chosen.manifest.step
 
@@ -253,8 +257,8 @@ def _agree_on_checkpoint(chosen: files.Checkpoint | None, directory: Path, ranks
         )
 
 
-def _read(state: TrainState, chosen: files.Checkpoint, ranks: Ranks) -> _Loaded | None:
-    """Read all of it, without touching the state; None, with a warning, if that cannot be done.
+def _read(state: TrainState, chosen: files.Checkpoint, ranks: Ranks) -> _Loaded | str:
+    """Read all of it, without touching the state; a line that says why not if that cannot be done.
 
     Raises:
         CheckpointError: it is in order, but does not fit the parts of the state.
@@ -282,8 +286,7 @@ def _read(state: TrainState, chosen: files.Checkpoint, ranks: Ranks) -> _Loaded 
         why = error
     else:
         return read
-    _log.warning("checkpoint %s is passed over: it cannot be read: %s", chosen.path, text.line(_told(why)))
-    return None
+    return text.line(_told(why))
 
 
 def _told(why: BaseException) -> str:

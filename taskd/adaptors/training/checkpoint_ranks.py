@@ -68,9 +68,10 @@ class Ranks:
         wanted = [*numbers, *(-number for number in numbers)]
         return self._lowest(wanted) == wanted
 
-    def all_of(self, mine: bool) -> bool:
-        """Tell whether it is true on all ranks."""
-        return self._lowest([int(mine)]) == [1]
+    def first(self, mine: bool) -> int | None:
+        """Return the lowest rank on which it is true; None if there is none."""
+        (lowest,) = self._lowest([self.rank if mine else self.size])
+        return lowest if lowest < self.size else None
 
     def warn(self, message: str, *arguments: object) -> None:
         """Warn once, not on each rank."""
