@@ -10,13 +10,13 @@ Rules:
 
 import os
 import re
-import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from taskd.errors import RecordError
+from taskd.runtime.ownfolder import owner_of_folder
 
 _BOX: Final = re.compile(r"box-\d+-\d+")
 _STATES: Final = {
@@ -92,17 +92,8 @@ def mapped_boxes(pid: int) -> list[Path]:
 
 def agents_boxes() -> list[Path]:
     """The boxes in the directories of this user's agents on this machine. What others have there is not looked at."""
-    return sorted(
-        box for directory in Path("/dev/shm").glob("taskd-*") if _own(directory) for box in directory.glob("box-*")
-    )
-
-
-def _own(directory: Path) -> bool:
-    try:
-        found = directory.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    own = (one for one in Path("/dev/shm").glob("taskd-*") if owner_of_folder(one) == os.geteuid())
+    return sorted(box for directory in own for box in directory.glob("box-*"))
 
 
 def _same_mounts(pid: int) -> bool:

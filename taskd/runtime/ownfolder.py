@@ -103,12 +103,26 @@ class OwnFolder:
             os.chmod(self.descriptor, 0o700)
 
     def _owner_of_ours(self) -> int:
-        """Who owns what this process makes there; nobody where it may not."""
+        """Nobody where this process may make nothing."""
         try:
-            with tempfile.TemporaryFile(dir=f"/proc/self/fd/{self.descriptor}") as file:
-                return os.fstat(file.fileno()).st_uid
+            return owner_of_new_files(Path(f"/proc/self/fd/{self.descriptor}"))
         except OSError:
             return -1
+
+
+def owner_of_new_files(folder: Path) -> int:
+    """Who owns what this process makes there: another user where NFS has root be nobody. Raises `OSError`."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return os.fstat(file.fileno()).st_uid
+
+
+def owner_of_folder(path: Path) -> int | None:
+    """Whose folder it is; None if there is none, or something else, a link too."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_uid if stat.S_ISDIR(found.st_mode) else None
 
 
 def _made(name: str | Path, at: int | None) -> bool:

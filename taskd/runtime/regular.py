@@ -3,22 +3,24 @@
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
 
-def open_record(path: Path) -> BinaryIO:
-    """A file to read. Raises `OSError`, also for what is no file, and `ValueError` for what is no path."""
-    _check(os.stat(path), path)  # to open a device may do something
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+def expect_file(found: os.stat_result, path: Path) -> None:
+    """Raise `OSError` for anything else."""
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is a folder, a pipe or a device, expected a file", str(path))
+
+
+def open_record(path: Path, expect: Callable[[os.stat_result, Path], None] = expect_file) -> BinaryIO:
+    """A file to read. Raises `OSError`, also for what is no file (`expect`), and `ValueError` for what is no path."""
+    expect(os.stat(path), path)  # to open a device may do something
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        _check(os.fstat(descriptor), path)
+        expect(os.fstat(descriptor), path)
     except OSError:
         os.close(descriptor)
         raise
     return open(descriptor, "rb")
-
-
-def _check(found: os.stat_result, path: Path) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "it is a folder, a pipe or a device, expected a file", str(path))

@@ -18,7 +18,6 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,8 @@ from typing import Annotated, BinaryIO, Final
 import msgspec
 from msgspec import Meta
 
-from taskd.runtime.ownfolder import OwnFolder
+from taskd.runtime.ownfolder import OwnFolder, owner_of_new_files
+from taskd.runtime.regular import open_record
 from taskd.wire.bounds import MOST_RANKS, Counter, Line, Name
 from taskd.wire.text import line
 
@@ -127,8 +127,7 @@ def _make(directory: Path) -> None:
 
 def _is_ours(path: Path) -> bool:
     """Whether it is of whom our own new files belong to: another's word that the state is safe counts nothing."""
-    with tempfile.TemporaryFile(dir=path.parent) as file:
-        return path.lstat().st_uid == os.fstat(file.fileno()).st_uid
+    return path.lstat().st_uid == owner_of_new_files(path.parent)
 
 
 def complete(folder: OwnFolder, manifest: Manifest) -> Path:
@@ -176,12 +175,7 @@ def write(folder: OwnFolder, name: str, data: bytes) -> None:
 
 def open_file(path: Path) -> BinaryIO:
     """Open a file for reading. Raises OSError, also if there is anything else."""
-    _expect_file(path.stat(), path)  # some devices act when they are opened
-    with contextlib.ExitStack() as undoing:
-        file = undoing.enter_context(open(path, "rb", opener=_without_waiting))
-        _expect_file(os.fstat(file.fileno()), path)
-        undoing.pop_all()
-    return file
+    return open_record(path, _expect_file)
 
 
 def read(path: Path, most_bytes: int) -> bytes:
@@ -197,10 +191,6 @@ def _expect_file(known: os.stat_result, path: Path) -> None:
     if not stat.S_ISREG(known.st_mode):
         kind = _KINDS.get(stat.S_IFMT(known.st_mode), "a device")
         raise OSError(errno.EINVAL, f"found {kind}, expected a file", str(path))
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def sizes(folder: OwnFolder, names: Iterable[str]) -> dict[str, int]:

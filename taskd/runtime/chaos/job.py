@@ -10,7 +10,6 @@ Rules:
 
 import os
 import re
-import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -27,6 +26,7 @@ from taskd.errors import ChaosError, ShimError
 from taskd.runtime.blackbox import Box, Life
 from taskd.runtime.chaos.quarry import Quarry, descends, quarry
 from taskd.runtime.lookup import view
+from taskd.runtime.ownfolder import owner_of_folder
 from taskd.runtime.processes import children, read
 
 CHECK_MODULE: Final = "taskd.adaptors.nodecheck"
@@ -151,22 +151,13 @@ def _nothing() -> str:
     """Why there is no job, as far as that can be seen."""
     told = "found no job under taskd on this node, expected a torchrun of this user and this container with taskd on"
     for directory in _directories():
-        named, owner = _DIRECTORY.fullmatch(directory.name), _stranger(directory)
-        if named is not None and owner is not None and quarry(int(named[1]), "") is not None:
+        named, owner = _DIRECTORY.fullmatch(directory.name), owner_of_folder(directory)
+        if named is not None and owner not in (None, os.getuid()) and quarry(int(named[1]), "") is not None:
             return f"{told}; {directory} is another user's: run it as user {owner}"
     plain = next((pid for pid in _pids() if _is_torchrun(pid)), None)
     if plain is not None:
         return f"{told}; process {plain} is a torchrun without it: start it with TASKD_PROCESS_ENABLE=on"
     return f"{told}; start the job first, or give --wait SECONDS"
-
-
-def _stranger(directory: Path) -> int | None:
-    """Whose directory it is; None if it is this user's, or no directory."""
-    try:
-        found = directory.lstat()
-    except OSError:
-        return None
-    return found.st_uid if stat.S_ISDIR(found.st_mode) and found.st_uid != os.getuid() else None
 
 
 def _is_torchrun(pid: int) -> bool:
