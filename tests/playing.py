@@ -32,7 +32,7 @@ Play = Callable[[S, Path], tuple[dict[str, Any], str]]
 def main(tool: str, about: str, scenes: Sequence[S], prepare: "Callable[[Path], Play[S]]") -> int:
     """Play scenes; 0 if every one went as it should. `prepare` gets a folder for what is done once."""
     parser = argparse.ArgumentParser(prog=f"scripts/{tool}.sh", description=about)
-    parser.add_argument("--json", action="store_true", help="one line of JSON for each scene, and nothing else")
+    parser.add_argument("--json", action="store_true", help="a line of JSON for each scene, and one for all of them")
     parser.add_argument("--only", metavar="TEXT", default="", help="only scenes with this in their name")
     parser.add_argument("--keep", action="store_true", help="keep the folders of scenes that went well, too")
     args = parser.parse_args()
@@ -47,12 +47,20 @@ def main(tool: str, about: str, scenes: Sequence[S], prepare: "Callable[[Path], 
     except (NodesUnavailableError, CgroupUnavailableError) as error:
         print(f"{tool}: this machine cannot make it: {error}", file=sys.stderr)
         return 1
-    good = all(results)
-    if good and not args.keep:
+    failed = [scene.name for scene, good in zip(chosen, results, strict=True) if not good]
+    print(_sum(tool, len(chosen), failed, as_json=args.json), flush=True)
+    if not failed and not args.keep:
         shutil.rmtree(root)
     else:
         print(f"{tool}: folders are in {root}", file=sys.stderr)
-    return 0 if good else 1
+    return 1 if failed else 0
+
+
+def _sum(tool: str, count: int, failed: list[str], *, as_json: bool) -> str:
+    """The last line."""
+    if as_json:
+        return json.dumps({tool: count, "ok": count - len(failed), "failed": failed})
+    return f"{tool}: {count - len(failed)} of {count} as they should be" + "".join(f"; not {name}" for name in failed)
 
 
 def _show(play: "Play[S]", scene: S, folder: Path, *, as_json: bool) -> bool:

@@ -6,11 +6,12 @@ from typing import Any
 
 from tests.attacks.insiders import INSIDERS
 from tests.attacks.job import Attack, perform, undisturbed
+from tests.attacks.leftovers import LEFTOVERS
 from tests.attacks.mishaps import MISHAPS
 from tests.attacks.outsiders import OUTSIDERS
 from tests.playing import Play, main
 
-ATTACKS = (*OUTSIDERS, *INSIDERS, *MISHAPS)
+ATTACKS = (*OUTSIDERS, *INSIDERS, *LEFTOVERS, *MISHAPS)
 
 
 def prepare(root: Path) -> Play[Attack]:

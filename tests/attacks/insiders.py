@@ -56,10 +56,11 @@ def every_edge(job: AttackedJob) -> None:
     with insider(job) as peer:
         for kind, value in ((messages.NodeStatus, STATUS), (messages.Testimony, TESTIMONY), (messages.Drain, DRAIN)):
             for _, variant in changed(inspect.type_info(kind), value):
-                if not (kind is messages.Drain and variant.get("job_id") == "default"):  # that one is granted
-                    frame = msgspec.msgpack.encode(variant)
-                    if len(frame) < codec.MAX_FRAME_BYTES:
-                        peer.send(variant)
+                drains = isinstance(variant, dict) and variant.get("type") == DRAIN["type"]
+                if drains and variant.get("job_id") == "default":
+                    continue  # that one is granted
+                if len(msgspec.msgpack.encode(variant)) < codec.MAX_FRAME_BYTES:
+                    peer.send(variant)
             peer.settle()
 
 

@@ -15,33 +15,23 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import taskd
+from tests.attacks.model import make
 
 BEFORE, KILLED_AT, STEPS = 6, 9, 14
 FOLDER, VICTIM = Path(sys.argv[1]), int(sys.argv[2])
-
-
-class Net(torch.nn.Module):
-    """A model that counts the steps in which it has learnt."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
-        self.register_buffer("learnt", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.layers(x)
-        return out
 
 
 def main() -> None:
     """Train, and leave the digest of the weights."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    torch.manual_seed(5)
-    net = Net()
+    net, optimizer = make()
     model = DistributedDataParallel(net)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     state = taskd.TrainState(model=model, optimizer=optimizer)
+    if checkpoints := os.environ.get("ATTACK_CHECKPOINTS"):
+        assert taskd.load_latest(state, checkpoints) is None
+    if extension := os.environ.get("ATTACK_EXTENSION"):
+        build(Path(extension))
 
     @taskd.resilient(state)
     def train() -> None:
@@ -66,6 +56,19 @@ def main() -> None:
     flat = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
     (FOLDER / f"digest-{rank}").write_text(hashlib.sha256(flat.numpy().tobytes()).hexdigest())
     dist.destroy_process_group()
+
+
+def build(extension: Path) -> None:
+    """Load an extension, as torch does it but for the compiler."""
+    from torch.utils.file_baton import FileBaton
+
+    baton = FileBaton(str(extension.with_name("lock")))
+    if baton.try_acquire():
+        extension.touch()
+        baton.release()
+    else:
+        baton.wait()
+    assert extension.exists()
 
 
 def die_once(rank: int, learnt: int) -> None:
