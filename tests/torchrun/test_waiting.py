@@ -1,12 +1,16 @@
 """Nodes that wait in torch's dynamic rendezvous while taskd leads the job: no rank is restarted for them."""
 
+import logging
 import pickle
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from subprocess import PIPE
 from types import SimpleNamespace
 from typing import Any
 
@@ -210,3 +214,23 @@ def test_set_aside() -> None:
     assert foreign.num_nodes_waiting() == 0
     assert asked == [3]
     assert foreign.shutdown()
+
+
+SERVER = """
+import sys; from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False); print("port", store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_lost_store_is_no_complaint_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    """Though this node has sent no heartbeat since: it had left the list."""
+    with subprocess.Popen([sys.executable, "-c", SERVER], stdin=PIPE, stdout=PIPE, text=True) as server:
+        assert server.stdout is not None
+        port = int(server.stdout.readline().split()[1])
+        left = handler(TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False), 1, 1)
+        set_aside(left, lambda: True)
+        server.kill()
+    left.shutdown()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+    until(lambda: all(one.name != "taskd-rendezvous-end" for one in threading.enumerate()), "the end of its thread")

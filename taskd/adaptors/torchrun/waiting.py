@@ -58,12 +58,15 @@ class _Aside:
             if self._keep_alive is not None:
                 self._keep_alive()
         elif not self._lost:
-            with self._handler._heartbeat_lock:
-                try:
-                    self._handler._op_executor.run(_RendezvousKeepAliveOp(), time.monotonic() + _KEEP_ALIVE_S)
-                except RendezvousError as error:
-                    self._lost = True
-                    logger.warning("torch's rendezvous is lost (%s); the job goes on without it", error)
+            try:
+                self._ask()
+            except RendezvousError as error:
+                self._lost = True
+                logger.warning("torch's rendezvous is lost (%s); the job goes on without it", error)
+
+    def _ask(self) -> None:
+        with self._handler._heartbeat_lock:
+            self._handler._op_executor.run(_RendezvousKeepAliveOp(), time.monotonic() + _KEEP_ALIVE_S)
 
     def shutdown(self) -> bool:
         if not self._leads():
@@ -79,6 +82,8 @@ class _Aside:
 
     def _close(self) -> None:
         try:
+            if isinstance(self._handler, DynamicRendezvousHandler):
+                self._ask()  # a node that left the list sends no heartbeat: torch would complain of a lost store here
             self._shutdown()
         except Exception as error:  # noqa: BLE001 - the job has ended: no fault of its rendezvous counts any more
             logger.info("torch's rendezvous could not be closed: %s", error)
