@@ -1,7 +1,14 @@
 """How many descriptors a process may have."""
 
 import resource
+import sys
 from contextlib import suppress
+
+
+def descriptor_limit() -> int:
+    """How many this process may have now."""
+    now, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if now == resource.RLIM_INFINITY else now
 
 
 def raise_descriptor_limit() -> None:

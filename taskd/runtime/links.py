@@ -22,9 +22,11 @@ from zmq.utils import z85
 
 from taskd.config.address import Address
 from taskd.config.security import Security
+from taskd.runtime.halfopen import HalfOpen, least_handshake_bytes, most_half_open
 from taskd.runtime.identity import Role, keys_from_secret
+from taskd.runtime.limits import descriptor_limit
 from taskd.runtime.listening import bind
-from taskd.runtime.monitor import Connections, Dial
+from taskd.runtime.monitor import Connections, Dial, watch
 from taskd.wire import codec
 from taskd.wire.messages import FromAgent, FromManager
 
@@ -46,6 +48,7 @@ _QUEUE_MESSAGES: Final = 16
 _MAX_FRAMES_PER_CALL: Final = 256
 _MAX_LOGGED: Final = 256
 _HANDSHAKE_MS: Final = 5_000
+_BACKLOG: Final = 4_096
 _PING_MS: Final = 2_000
 _SILENCE_MS: Final = 8_000
 
@@ -66,7 +69,7 @@ class _Link:
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, _PING_MS)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
-        self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket()
+        self._monitor = watch(self._context, self._socket)
         self._secured = security.secret is not None
 
     @property
@@ -139,14 +142,17 @@ class ManagerSocket(_Link):
         """
         security.check(listen, "listen on")
         super().__init__(zmq.ROUTER, security)
-        self._connections = Connections(self._monitor)
+        most = most_half_open(descriptor_limit())
+        self._half_open = HalfOpen(least_handshake_bytes(secured=self._secured), most)
+        self._connections = Connections(self._monitor, self._half_open, time.monotonic)
         self._gate: zmq.Socket[bytes] | None = None
         try:
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-            self._socket.setsockopt(zmq.BACKLOG, 1024)
+            self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
             if security.secret is not None:
                 self._secure(security.secret)
             self.address = bind(self._socket, listen)
+            self._half_open.port = self.address.port
         except BaseException:
             self.close()
             raise
@@ -155,6 +161,11 @@ class ManagerSocket(_Link):
     def sockets(self) -> tuple["zmq.Socket[bytes]", ...]:
         """All sockets whose becoming readable means that `receive()` has work."""
         return super().sockets if self._gate is None else (*super().sockets, self._gate)
+
+    def close(self, flush_s: float = 0.0) -> None:
+        """Close for good, as every link."""
+        super().close(flush_s)
+        self._half_open.close()
 
     def receive(self) -> list[tuple[Peer, FromAgent]]:
         """All messages that are there now. Never waits, never raises for what a peer did."""
@@ -215,7 +226,9 @@ class ManagerSocket(_Link):
 
     def _open_gate(self) -> None:
         """Answer the questions of our own socket about its peers (ZAP, RFC 27)."""
-        while self._gate is not None:
+        for _ in range(_MAX_FRAMES_PER_CALL):
+            if self._gate is None:
+                return
             try:
                 version, request, _domain, _address, _identity, mechanism, *keys = self._gate.recv_multipart(
                     zmq.NOBLOCK

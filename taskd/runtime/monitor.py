@@ -7,18 +7,21 @@ Rules:
    its handshake. Left alone, ZeroMQ would, depending on what it met, never come back or ten times a second.
 3. Two such ends in a row are trouble, logged once until a handshake succeeds; one may be a manager that is stopping.
 4. A host given by name is tried by IPv4 first, then by IPv6, in turn. The name is resolved anew at each try.
+5. ZeroMQ's own thread waits while the queue of events is full, and all connections with it, and whoever ends the watch
+   then waits for that thread for ever. So the queue has no end, holds only what is used here, and is read in portions.
 """
 
 import errno
 import ipaddress
 import logging
+import struct
 from collections.abc import Callable, Iterator
 from typing import Final
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from taskd.config.address import LOOPBACK, Address
+from taskd.runtime.halfopen import Flood, HalfOpen
 
 logger = logging.getLogger(__name__)
 
@@ -33,35 +36,68 @@ _FAILED: Final = (
     zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,
     zmq.Event.HANDSHAKE_FAILED_PROTOCOL,
 )
+_WATCHED: Final = (
+    zmq.EVENT_ACCEPTED
+    | zmq.EVENT_CONNECT_RETRIED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
+_ENDPOINT: Final = "inproc://taskd.monitor"
+_EVENTS_PER_CALL: Final = 512
+
+
+def watch(context: "zmq.Context[zmq.Socket[bytes]]", socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
+    """What tells about the connections of the only socket of this context that is watched."""
+    socket.monitor(_ENDPOINT, _WATCHED)
+    monitor = context.socket(zmq.PAIR)
+    monitor.setsockopt(zmq.RCVHWM, 0)
+    monitor.connect(_ENDPOINT)
+    return monitor
 
 
 def _events(monitor: "zmq.Socket[bytes]") -> Iterator[tuple[int, int]]:
-    """The events that are there now, each with its value."""
-    while monitor.poll(0):
-        event = recv_monitor_message(monitor)
-        yield event["event"], event["value"]
+    """The events that are there now, each with its value; bounded, so that a flood cannot hold the loop."""
+    for _ in range(_EVENTS_PER_CALL):
+        try:
+            told, _endpoint = monitor.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        yield struct.unpack("=hi", told)
 
 
 class Connections:
-    """Counts the connections to a listening socket that ended before their handshake was done."""
+    """Counts the connections to a listening socket that ended before their handshake was done; bounds the half-open."""
 
-    def __init__(self, monitor: "zmq.Socket[bytes]") -> None:
-        self._monitor = monitor
+    def __init__(self, monitor: "zmq.Socket[bytes]", half_open: HalfOpen, clock: Callable[[], float]) -> None:
+        self._monitor, self._half_open, self._clock = monitor, half_open, clock
+        self._flood = Flood(half_open.most)
         self._open = 0  # accepted, handshake not done
         self._counted = False  # the failure whose DISCONNECTED comes next is counted already
 
+    def close(self) -> None:
+        """Bound nothing any more."""
+        self._half_open.close()
+
     def refused(self) -> int:
         """How many have ended so since the last call."""
-        before = 0
-        for event, _ in _events(self._monitor):
+        before = silent = 0
+        for event, value in _events(self._monitor):
             if event == zmq.Event.ACCEPTED:
                 self._open += 1
+                self._half_open.accepted(value)
             elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._open = max(0, self._open - 1)
             elif event in _FAILED or (event == zmq.Event.DISCONNECTED and not self._counted and self._open):
                 before += 1
                 self._open = max(0, self._open - 1)
+            if event == zmq.Event.DISCONNECTED:
+                self._half_open.gone(value)
+            silent += event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL and value == errno.EAGAIN
             self._counted = event in _FAILED
+        self._flood.take(silent + self._half_open.trim(), self._clock())
         return before
 
 

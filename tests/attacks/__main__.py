@@ -20,8 +20,10 @@ def prepare(root: Path) -> Play[Attack]:
 
     def play(attack: Attack, folder: Path) -> tuple[dict[str, Any], str]:
         job, wrong = perform(attack, folder, wanted)
-        took_ms = [round(sum(record["phases_ms"].values())) for record in job.named("recovered")]
-        return {"name": attack.name, "by": attack.by, "recovered_ms": took_ms, "wrong": wrong}, f"by {attack.by}"
+        took_ms = [round(record["phases_ms"].get("total", 0.0)) for record in job.named("recovered")]
+        shown = " ".join(f"{name} {value}" for name, value in job.found.items())
+        found = {"name": attack.name, "by": attack.by, "recovered_ms": took_ms, **job.found, "wrong": wrong}
+        return found, f"by {attack.by} {shown}".rstrip()
 
     return play
 

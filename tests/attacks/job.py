@@ -8,7 +8,9 @@ Rules:
 
 import os
 import re
+import signal
 import socket
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, redirect_stdout
@@ -29,7 +31,7 @@ WRONG_SECRET = "what a neighbour thinks of, 9876543210"
 
 
 class AttackedJob(Job):
-    """One job of two ranks. `also` closes what an attack has opened when the job is over."""
+    """One job of two ranks. `also` closes what an attack has opened when the job is over, `found` is shown of it."""
 
     def __init__(self, launcher: Launcher, folder: Path, mark: str) -> None:
         super().__init__(launcher, folder, RANKS)
@@ -37,6 +39,8 @@ class AttackedJob(Job):
         self.address = Address(LOOPBACK, free_port())
         self.env: dict[str, str | None] = {}
         self.manager: Process | None = None
+        self.kills = 0
+        self.found: dict[str, Any] = {}
         self._mark = mark
 
     def environment(self) -> dict[str, str | None]:
@@ -55,15 +59,28 @@ class AttackedJob(Job):
         env = {**self.environment(), "TASKD_MANAGER_PORT": str(self.address.port), "TASKD_SECRET": secret}
         self.manager = self.launcher.start(["python", program], env=env)
 
-    def begin(self, victim: int = VICTIM) -> None:
+    def begin(self, victim: int = VICTIM, restarts: int = 3) -> None:
         """Start training."""
-        self.launch(["--standalone", "--max_restarts=3", str(PROGRAM), str(self.folder), str(victim)])
+        self.launch(["--standalone", f"--max_restarts={restarts}", str(PROGRAM), str(self.folder), str(victim)])
 
     def await_training(self, *, warm: bool) -> None:
         """Both ranks go round, and wait for the attack."""
         self.wait(lambda: all((self.folder / f"waits-{rank}").exists() for rank in range(RANKS)), "both ranks")
         if warm:
             self.warm()
+
+    def recovers_ms(self) -> int:
+        """Kill the victim while the ranks wait for the attack to be over; the time until all train again."""
+        done = len(self.named("recovered"))
+        self.wait(self._is_settled, "a step of the newest world, and a standby")
+        self.kills += 1
+        killed_s = time.monotonic()
+        os.kill(self.pids[VICTIM], signal.SIGKILL)
+        return round(1000 * (self.recovered(done + 1)["monotonic_s"] - killed_s))
+
+    def _is_settled(self) -> bool:
+        newest = self.named("directive")[-1]["generation"]
+        return self.named("first step")[-1]["generation"] == newest and self.named("standbys")[-1]["count"] > 0
 
     def struck(self) -> None:
         """The attack is over: let the ranks train, and one of them be killed."""
@@ -106,6 +123,7 @@ class Attack:
         manager: the job has a manager of its own, with a secret; else it is in the agent.
         in_place: the rank that is killed later is replaced, and the other one goes on; else all start anew.
         env: of the job.
+        restarts: that the job allows.
 
     """
 
@@ -117,6 +135,7 @@ class Attack:
     manager: bool = True
     in_place: bool = True
     env: Mapping[str, str | None] = field(default_factory=dict)
+    restarts: int = 3
 
 
 def undisturbed(folder: Path) -> str:
@@ -142,7 +161,7 @@ def perform(attack: Attack, folder: Path, wanted: str) -> tuple[AttackedJob, lis
         attack.prepare(job)
         if attack.manager:
             job.start_manager()
-        job.begin()
+        job.begin(restarts=attack.restarts)
         job.await_training(warm=attack.in_place)
         before = job.pids
         attack.strike(job)
@@ -168,8 +187,9 @@ def judge(attack: Attack, job: AttackedJob, before: dict[int, int], status: int,
         wrong.append("no rank was killed after the attack")
     if attack.in_place:
         records: list[dict[str, Any]] = job.named("recovered")
-        if len(records) != 1 or records[0]["strategy"] != "recover-in-place":
-            wrong.append(f"recoveries {[record['strategy'] for record in records]}, expected one in place")
+        strategies = [record["strategy"] for record in records]
+        if strategies != ["recover-in-place"] * (1 + job.kills):
+            wrong.append(f"recoveries {strategies}, expected {1 + job.kills} in place")
         changed = [rank for rank, pid in job.pids.items() if before.get(rank) != pid]
         if changed != [VICTIM]:
             wrong.append(f"ranks {changed} have other processes, expected {VICTIM} alone")

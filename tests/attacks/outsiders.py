@@ -15,7 +15,8 @@ from taskd.config.security import Security
 from taskd.runtime.links import ManagerSocket
 from taskd.wire.messages import Directive, Order
 from tests.attacks.job import WRONG_SECRET, Attack, AttackedJob, reachable
-from tests.attacks.peers import STATUS, Insider, silent
+from tests.attacks.peers import STATUS, Insider
+from tests.attacks.silence import SILENT, recover_among_silent_ones, start_anew_among_silent_ones
 
 _NETWORK, _OTHER = "the network", "another user"
 ELSEWHERE = "127.0.0.2"
@@ -46,28 +47,6 @@ def strangers(job: AttackedJob, secret: str | None) -> None:
             peer.send({**STATUS, "ledger": {"term": 7}})
     assert not peer._dealer.poll(2000), "the manager has answered"
     peer.close()
-
-
-def mute(job: AttackedJob) -> None:
-    """500 connections that say nothing, and 100 new ones a second, until the job has ended."""
-    over = threading.Event()
-    held = silent(job.address, 500)
-
-    def more() -> None:
-        while not over.wait(0.01):
-            with suppress(OSError):
-                held.append(socket.create_connection((job.address.host, job.address.port), 1.0))
-
-    thread = threading.Thread(target=more)
-    thread.start()
-
-    def end() -> None:
-        over.set()
-        thread.join()
-        for link in held:
-            link.close()
-
-    job.also.callback(end)
 
 
 def write_to_stores(job: AttackedJob, host: str) -> None:
@@ -193,7 +172,10 @@ OUTSIDERS = (
     Attack("other protocols at the port", _NETWORK, noise, log=STRANGER),
     Attack("taskd without a secret", _NETWORK, lambda job: strangers(job, None), log=STRANGER),
     Attack("taskd with another secret", _NETWORK, lambda job: strangers(job, WRONG_SECRET), log=STRANGER),
-    Attack("500 silent connections and 100 a second", _NETWORK, mute),
+    Attack(
+        "2,500 silent connections and 250 a second", _NETWORK, recover_among_silent_ones, log=SILENT, restarts=30,
+    ),
+    Attack("silent connections while the manager starts anew", _NETWORK, start_anew_among_silent_ones, log=SILENT),
     Attack("writes to the store from elsewhere", _NETWORK, taskds_store_is_not_there, manager=False),
     Attack("writes to the store from here", _OTHER, lambda job: write_to_stores(job, "127.0.0.1"), manager=False),
     Attack(

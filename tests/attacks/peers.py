@@ -1,6 +1,5 @@
 """Peers of a manager that say what they should not: with the job's secret, with another, with none."""
 
-import socket
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -77,8 +76,3 @@ def says(job: AttackedJob, values: Iterable[Any]) -> None:
         for value in values:
             peer.send(value)
         peer.settle()
-
-
-def silent(address: Address, count: int) -> list[socket.socket]:
-    """Connections that never say anything."""
-    return [socket.create_connection((address.host, address.port), 5.0) for _ in range(count)]
