@@ -14,7 +14,7 @@ from typing import Final
 from taskd.cli.arguments import manager_argument
 from taskd.cli.complaint import complain
 from taskd.config.address import Address, is_host, manager_address
-from taskd.config.manager import job_id
+from taskd.config.job import job_id
 from taskd.config.process import environment
 from taskd.config.reading import Source
 from taskd.config.rundir import run_dir

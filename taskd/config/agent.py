@@ -14,7 +14,7 @@ from pathlib import Path
 
 from taskd.config import settings
 from taskd.config.address import Address, manager_address
-from taskd.config.manager import job_id
+from taskd.config.job import job_id
 from taskd.config.process import own_environment
 from taskd.config.reading import Source
 from taskd.config.rundir import run_dir

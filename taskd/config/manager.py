@@ -7,6 +7,7 @@ from pathlib import Path
 
 from taskd.config import settings
 from taskd.config.address import ALL_INTERFACES, LOOPBACK, Address, is_host
+from taskd.config.job import job_id
 from taskd.config.podinfo import with_annotations
 from taskd.config.reading import Source
 from taskd.config.rundir import run_dir
@@ -20,8 +21,6 @@ _SUSPECT_HEARTBEATS = Membership().suspect_s / Membership().heartbeat_s
 _MIN_HEARTBEATS = 4
 LAST_CALL_S = 30.0
 """torchrun waits so long for more than MIN nodes (`last_call_timeout` of its rendezvous)."""
-MAX_JOB_ID_BYTES = 200
-"""It names a folder, with a number behind it where two jobs have one name."""
 
 
 @dataclass(frozen=True)
@@ -65,22 +64,6 @@ class ManagerConfig:
             node_command=source.command(settings.NODE_COMMAND),
             checkpoint_dir=source.path(settings.CHECKPOINT_DIR),
         )
-
-
-def job_id(source: Source) -> str:
-    """The job's name: key, `TASKD_JOB_ID`, `MINDX_TASK_ID`, or default. Raises `ConfigError` if two differ."""
-    given, cluster = source.env.get("TASKD_JOB_ID"), source.env.get("MINDX_TASK_ID")
-    if source.keys.get("job_id") is None and given and cluster and given != cluster:
-        raise ConfigError(
-            f"TASKD_JOB_ID is {given!r} and MINDX_TASK_ID is {cluster!r}, expected one name for the job; unset one"
-        )
-    env = {"TASKD_JOB_ID": given or cluster or ""}
-    name = Source(env, source.keys).text(settings.JOB_ID)
-    assert name is not None, "the setting has a default"
-    if not name.isprintable() or not name.strip("./ ") or len(os.fsencode(name)) > MAX_JOB_ID_BYTES:
-        expected = f"a name: printable, at most {MAX_JOB_ID_BYTES} bytes, and not of dots and slashes alone"
-        raise Source(env, source.keys).refuse(settings.JOB_ID, name, expected)
-    return name
 
 
 def _policy(source: Source) -> Policy:

@@ -53,8 +53,8 @@ PORT = Setting(
 SECRET = Setting(
     "TASKD_SECRET", "secret", Kind.TEXT, None, _BOTH,
     "The job's secret: 128 random bits or more (`openssl rand -hex 32`), the same on all nodes. Both sides derive "
-    "their keys from it; the ranks do not inherit it. When unset, only loopback is used, with a secret that taskd "
-    "keeps in the run directory.",
+    "their keys from it and the job's name; the ranks do not inherit it. When unset, only loopback is used, with "
+    "a secret that taskd keeps in the run directory.",
 )  # fmt: skip
 SECRET_FILE = Setting(
     "TASKD_SECRET_FILE", "secret_file", Kind.PATH, None, _BOTH,

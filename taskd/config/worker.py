@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from taskd.config import settings
-from taskd.config.manager import job_id
+from taskd.config.job import job_id
 from taskd.config.reading import Source
 from taskd.config.rundir import run_dir
 from taskd.errors import ConfigError

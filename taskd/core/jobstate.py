@@ -78,7 +78,8 @@ class JobState:
 
     def _echoed(self, status: NodeStatus) -> bool:
         """Whether, with this report, enough nodes may know of the next world. The whole question takes longer."""
-        if status.ledger.term == self.term and status.generation >= self.world.generation:
+        few = 2 * len(self._echoes) < len(self.world.agreed)  # else no more names are needed
+        if few and status.ledger.term == self.term and status.generation >= self.world.generation:
             self._echoes.add(status.agent_id)
         return 2 * len(self._echoes) >= len(self.world.agreed)
 

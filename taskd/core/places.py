@@ -16,6 +16,9 @@ from taskd.core.membership import Health, health, quorum
 from taskd.core.policy import Membership
 from taskd.wire.messages import NodeStatus, Place
 
+_FORMER = 256
+"""So many agents, and one for each place, are remembered that held a place before."""
+
 
 class Standing(Enum):
     """Whose report it is."""
@@ -100,9 +103,18 @@ class Places:
         place = self._place_of.get(agent_id)
         return place if place is not None and self.holders.get(place) == agent_id else None
 
+    def last_place(self, agent_id: str) -> int | None:
+        """The place that an agent holds, or held last; None if it never held one, or so many others since."""
+        return self._place_of.get(agent_id)
+
     def _hold(self, place: int, agent_id: str) -> None:
         self.holders[place] = agent_id
+        self._place_of.pop(agent_id, None)
         self._place_of[agent_id] = place
+        if len(self._place_of) > 2 * len(self.holders) + _FORMER:
+            former = [name for name in self._place_of if self.place_of(name) is None]
+            for name in former[: -(len(self.holders) + _FORMER)]:
+                del self._place_of[name]
 
     def was_held(self, place: int, agent_id: str) -> bool:
         """Whether the agent held the place in the last world that came about, or nobody is known to have."""

@@ -26,6 +26,8 @@ from taskd.wire.checks import Examine, Inspect, Inspection, Own
 from taskd.wire.messages import NodeStatus
 
 logger = logging.getLogger(__name__)
+MOST_INSPECTIONS = 16
+"""Operators who ask at the same time."""
 
 
 class CheckDesk:
@@ -47,9 +49,19 @@ class CheckDesk:
             early = f"the job is {job.phase.value}, expected its nodes to be there; try again when it trains"
             return Inspection(key=request.key, refusal=early)
         if request.key not in self._inspections:
+            if not self._has_room():
+                busy = f"{MOST_INSPECTIONS} others wait for the nodes to be checked; try again when that was done"
+                return Inspection(key=request.key, refusal=busy)
             self._inspections[request.key] = ""
             self._checkup.inspect()
         return Inspection(key=request.key, document=self._inspections[request.key])
+
+    def _has_room(self) -> bool:
+        """For one more that asks. What was found for the first is forgotten then: it was told many times."""
+        told = [key for key, found in self._inspections.items() if found]
+        if len(self._inspections) >= MOST_INSPECTIONS and told:
+            del self._inspections[told[0]]
+        return len(self._inspections) < MOST_INSPECTIONS
 
     def hear(self, status: NodeStatus) -> None:
         """An agent has reported."""

@@ -36,4 +36,5 @@ def embedded_config(config: AgentConfig, ranks_per_node: int) -> ManagerConfig:
         "run_dir": str(config.run_dir),
     }
     base = ManagerConfig.from_mapping(keys)
-    return replace(base, security=Security(secret=secrets.token_hex(16).encode(), insecure=False))
+    own = Security(secret=secrets.token_hex(16).encode(), job_id=config.job_id)
+    return replace(base, security=own)

@@ -2,11 +2,14 @@
 
 Rules:
 
-1. secret -> scrypt (fixed salt, 16 MiB, some 50 ms) -> master key -> keyed BLAKE2b with the role's name -> Curve25519
-   secret key -> public key. scrypt makes guessing a weak secret dear; the roles' keys tell nothing about each other.
+1. secret -> scrypt (salt with the job's name, 16 MiB, some 50 ms) -> master key -> keyed BLAKE2b with the role's name
+   -> Curve25519 secret key -> public key. scrypt makes guessing a weak secret dear; the roles' keys tell nothing about
+   each other.
 2. Each side knows both key pairs, because each holds the secret. The manager accepts only the agents' key, and an agent
    only the manager's: neither can be talked to, nor impersonated, without the secret.
-3. The job's name takes no part: a wrong name is answered with a `Refusal` that says so, not with a failed handshake.
+3. Two jobs with one secret have nothing in common: no key, and no table of guesses. So a wrong name looks as a wrong
+   secret does, and each side names its own job then (`links.py`, `monitor.py`). Without a secret there are no keys, and
+   a wrong name is answered with a `Refusal`.
 4. All agents of a job hold the same secret. So that none can speak for another, each has a proof that it shows to the
    manager alone, and is known to the others by its hash.
 """
@@ -20,7 +23,7 @@ from typing import Final, NamedTuple
 import zmq
 from zmq.utils import z85
 
-_SALT: Final = b"taskd wire 1"
+_SALT: Final = b"taskd wire 1, job "
 _SCRYPT_N: Final = 1 << 14
 _SCRYPT_R: Final = 8
 
@@ -49,13 +52,14 @@ def agent_of(proof: str) -> str:
     return hashlib.blake2b(proof.encode(), digest_size=8).hexdigest()
 
 
-def keys_from_secret(secret: bytes, role: Role) -> KeyPair:
-    """The key pair of a role. The same secret and role always give the same pair."""
-    key = hashlib.blake2b(role.value, key=_master_key(secret), digest_size=32).digest()
+def keys_from_secret(secret: bytes, role: Role, job_id: str) -> KeyPair:
+    """The key pair of a role in a job. The same secret, role and name always give the same pair."""
+    key = hashlib.blake2b(role.value, key=_master_key(secret, job_id), digest_size=32).digest()
     secret_key = z85.encode(key)
     return KeyPair(public=zmq.curve_public(secret_key), secret=secret_key)
 
 
 @lru_cache(maxsize=4)
-def _master_key(secret: bytes) -> bytes:
-    return hashlib.scrypt(secret, salt=_SALT, n=_SCRYPT_N, r=_SCRYPT_R, p=1, dklen=32)
+def _master_key(secret: bytes, job_id: str) -> bytes:
+    salt = _SALT + job_id.encode("utf-8", "surrogateescape")
+    return hashlib.scrypt(secret, salt=salt, n=_SCRYPT_N, r=_SCRYPT_R, p=1, dklen=32)

@@ -7,7 +7,7 @@ Rules:
 3. A link belongs to one thread. Its loop registers all of `sockets` with a poller and calls `receive()` when one is
    readable and at least at each heartbeat; handshakes and reconnections advance only there.
 4. With a secret both ends use CURVE and accept only the other role's key (ZAP). Without one both use NULL, on loopback.
-   Keys are derived from the secret (`identity.py`).
+   Keys are derived from the secret and the job's name (`identity.py`).
 """
 
 import logging
@@ -71,6 +71,7 @@ class _Link:
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
         self._monitor = watch(self._context, self._socket)
         self._secured = security.secret is not None
+        self._job_id = security.job_id
 
     @property
     def sockets(self) -> tuple["zmq.Socket[bytes]", ...]:
@@ -174,8 +175,8 @@ class ManagerSocket(_Link):
             self.refuse(
                 STRANGER,
                 "a connection",
-                "it ended before the peer had shown the job's secret; either the peer has another secret (its own log "
-                "says so), or it is no agent of taskd",
+                f"it ended before the peer had shown the secret of job {self._job_id!r}; either the peer has another "
+                "secret or job id (its own log says so), or it is no agent of taskd",
             )
         messages: list[tuple[Peer, FromAgent]] = []
         for peer, *frames in self._frames():
@@ -216,13 +217,13 @@ class ManagerSocket(_Link):
         return True
 
     def _secure(self, secret: bytes) -> None:
-        self._agent_key = keys_from_secret(secret, Role.AGENT).public
+        self._agent_key = keys_from_secret(secret, Role.AGENT, self._job_id).public
         self._gate = self._context.socket(zmq.REP)
         self._gate.setsockopt(zmq.LINGER, 0)
         self._gate.bind(_ZAP_ENDPOINT)
         self._socket.setsockopt(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
         self._socket.setsockopt(zmq.CURVE_SERVER, 1)
-        self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys_from_secret(secret, Role.MANAGER).secret)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys_from_secret(secret, Role.MANAGER, self._job_id).secret)
 
     def _open_gate(self) -> None:
         """Answer the questions of our own socket about its peers (ZAP, RFC 27)."""
@@ -249,11 +250,13 @@ class AgentSocket(_Link):
         super().__init__(zmq.DEALER, security)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         if security.secret is not None:
-            own = keys_from_secret(security.secret, Role.AGENT)
+            own = keys_from_secret(security.secret, Role.AGENT, self._job_id)
+            theirs = keys_from_secret(security.secret, Role.MANAGER, self._job_id)
             self._socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
-            self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys_from_secret(security.secret, Role.MANAGER).public)
-        self._dial = Dial(self._socket, self._monitor, manager, secured=self._secured, clock=clock)
+            self._socket.setsockopt(zmq.CURVE_SERVERKEY, theirs.public)
+        job_id = self._job_id if self._secured else None
+        self._dial = Dial(self._socket, self._monitor, manager, job_id=job_id, clock=clock)
 
     @property
     def connected(self) -> bool:

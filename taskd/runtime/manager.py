@@ -20,8 +20,6 @@ from typing_extensions import assert_never
 from taskd.config.address import Address
 from taskd.config.manager import ManagerConfig
 from taskd.core.evidence import Evidence
-from taskd.core.phases import Phase
-from taskd.core.plausible import implausible
 from taskd.core.recovery import (
     Action,
     AskCluster,
@@ -39,6 +37,7 @@ from taskd.core.shorthand import answer, is_short
 from taskd.errors import TransitionError
 from taskd.runtime.checks import CheckDesk
 from taskd.runtime.cluster import Cluster, cluster_of
+from taskd.runtime.crowd import Peers, own_evidence, unfit
 from taskd.runtime.identity import agent_of
 from taskd.runtime.journal import Journal, as_fields, as_text, at_step
 from taskd.runtime.kernels import Kernels
@@ -47,6 +46,7 @@ from taskd.runtime.loopback import secured
 from taskd.wire.checks import Inspect
 from taskd.wire.codec import MAX_MODULES_BYTES
 from taskd.wire.messages import Answer, Directive, Drain, FromAgent, Modules, NodeStatus, Refusal, Stage, Testimony
+from taskd.wire.text import line
 
 logger = logging.getLogger(__name__)
 LINGER_S = 10.0
@@ -102,10 +102,9 @@ class Manager:
         # Its directives must count as newer than those of every manager that this job had before.
         self._core = Recovery(self._config.policy, sequence=max(time.time_ns() // 1_000_000, last + 1))
         self._desk = CheckDesk(self._config.policy, self._core.sequence, self._journal, self._cluster)
-        self._peers: dict[str, Peer] = {}
+        self._peers = Peers(self._config.policy.node_count)
         self._directive: Directive | None = None
         self._ended_s: float | None = None
-        self._waiting: set[str] = set()
 
     @property
     def address(self) -> Address:
@@ -220,10 +219,14 @@ class Manager:
     def _hear_testimony(self, message: Testimony) -> None:
         if message.job_id != self._config.job_id:
             return
+        own, wrong = own_evidence(message, self._core)
         try:
-            evidence = {rank: _evidence.decode(raw) for rank, raw in message.evidence.items()}
+            evidence = {rank: _evidence.decode(raw) for rank, raw in (own or {}).items()}
         except msgspec.MsgspecError as error:
-            logger.warning("agent %s testifies what cannot be read: %s; it is ignored", message.agent_id, error)
+            own, wrong = None, f"agent {message.agent_id} testifies what cannot be read: {line(str(error))}"
+        if wrong:
+            self._socket.refuse("testimony", "a testimony", wrong)
+        if own is None:
             return
         self._perform(self._core.testify(message.agent_id, message.inquiry, evidence, time.monotonic()))
 
@@ -254,11 +257,15 @@ class Manager:
         self._socket.send(peer, Answer(granted=not refusal, text=text))
 
     def _hear(self, peer: Peer, status: NodeStatus) -> None:
-        refusal = self._refusal(status)
+        refusal = unfit(status, self._core)
         if refusal is not None:
             self._socket.send(peer, Refusal(reason=refusal))
             return
-        self._peers[status.agent_id] = peer
+        crowded = self._peers.crowded_out(status, self._core)
+        if crowded:
+            self._socket.refuse("crowd", "a report", crowded)
+            return
+        self._peers.put(status.agent_id, peer, self._core)
         before = self._directive
         try:
             self._perform(self._core.hear(status, time.monotonic()))
@@ -273,36 +280,16 @@ class Manager:
         self._desk.hear(status)
         self._order_check(status)
 
-    def _refusal(self, status: NodeStatus) -> str | None:
-        policy = self._config.policy
-        if status.job_id != policy.job_id:
-            return f"found job {status.job_id!r}, expected {policy.job_id!r}; set the same job_id on all nodes"
-        core, forming = self._core, self._core.phase is Phase.FORMING
-        odd = implausible(status, generation=core.world.generation, forming=forming, term=core.term)
-        if odd:
-            return odd
-        if status.node_rank < 0:
-            return "found ranks on a node without a place, expected none" if status.ranks else None
-        fewer = 0 < status.min_nodes <= status.node_count <= policy.node_count  # `--nnodes=MIN:MAX`
-        fits = fewer or status.node_count == policy.node_count
-        if not fits or len(status.ranks) not in (0, policy.ranks_per_node):
-            return (
-                f"found {status.node_count} nodes with {len(status.ranks)} processes each, expected "
-                f"{policy.node_count} with {policy.ranks_per_node}; make manager.py (node_nums, proc_per_node) and "
-                "torchrun (--nnodes, --nproc_per_node) agree"
-            )
-        if not 0 <= status.node_rank < policy.node_count:
-            return f"found node rank {status.node_rank}, expected 0 to {policy.node_count - 1}"
-        return None
-
     def _note(self, status: NodeStatus) -> None:
         """Put down what has changed since the node's last report."""
         if status.node_rank < 0:
-            if status.agent_id not in self._waiting:
-                self._waiting.add(status.agent_id)
+            if status.agent_id not in self._peers.waiting:
+                self._peers.waiting.add(status.agent_id)
                 if self._modules:
                     self._teach(self._peers[status.agent_id])
                 self._journal.write("node waits", agent_id=status.agent_id, host=status.host, wants=status.wants)
+            return
+        if self._core.world.place_of(status.agent_id) != status.node_rank:
             return
         if self._standbys.get(status.node_rank) != status.standbys:
             self._standbys[status.node_rank] = status.standbys

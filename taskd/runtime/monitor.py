@@ -110,12 +110,13 @@ class Dial:
         monitor: "zmq.Socket[bytes]",
         address: Address,
         *,
-        secured: bool,
+        job_id: str | None,
         clock: Callable[[], float],
     ) -> None:
+        """Begin to connect. `job_id` is our own, None if there is no secret."""
         self.connected = False
         self.trouble: str | None = None
-        self._socket, self._monitor, self._clock, self._secured = socket, monitor, clock, secured
+        self._socket, self._monitor, self._clock, self._job_id = socket, monitor, clock, job_id
         self._address = Address(LOOPBACK, address.port) if address.host == "localhost" else address
         self._ipv6 = ":" in address.host
         self._tries = self._failures = 0
@@ -164,10 +165,12 @@ class Dial:
             return (
                 f"who listens at {self._address} is no manager of taskd: set TASKD_MANAGER to the manager's host:port"
             )
-        if self._secured:
+        if self._job_id is not None:
             return (
-                f"the manager at {self._address} refused our secret, or has none: give manager and agents the same "
-                "TASKD_SECRET (or TASKD_SECRET_FILE), or where none is given the same user and TASKD_RUN_DIR"
+                f"the manager at {self._address} refused our secret, or has none, or manages another job than "
+                f"{self._job_id!r} (secret or job id differ; its log names its own): give manager and agents the same "
+                "TASKD_JOB_ID and TASKD_SECRET (or TASKD_SECRET_FILE), or where no secret is given the same user and "
+                "TASKD_RUN_DIR"
             )
         return (
             f"the manager at {self._address} refused us because we have no secret: set its TASKD_SECRET (or "

@@ -70,6 +70,6 @@ def inspect(address: Address, security: Security, timeout_s: float, job_id: str 
 def _silence(address: Address, timeout_s: float, link: AgentSocket) -> LinkError:
     return LinkError(
         f"the manager at {address} has not answered within {timeout_s:g} s"
-        f"{': ' + link.trouble if link.trouble else ''}; expected a running job there: check TASKD_MANAGER and the "
-        "secret"
+        f"{': ' + link.trouble if link.trouble else ''}; expected a running job there: check TASKD_MANAGER, "
+        "TASKD_JOB_ID and the secret"
     )

@@ -8,13 +8,14 @@ import msgspec
 import pytest
 
 from taskd.config.manager import ManagerConfig
+from taskd.config.security import Security
 from taskd.errors import LinkError
 from taskd.runtime.identity import agent_of
 from taskd.runtime.links import AgentSocket
 from taskd.runtime.loopback import secured
 from taskd.runtime.manager import Manager
 from taskd.wire.messages import Condition, Directive, FromManager, NodeStatus, Order, RankStatus, Refusal, Stage
-from tests.wire.peers import NONE, until
+from tests.wire.peers import until
 
 CLEAN = Condition.CLEAN
 HEARTBEAT_S = 0.5
@@ -37,11 +38,16 @@ def make(run_dir: Path) -> Iterator[Make]:
         manager.stop()
 
 
+def security_of(manager: Manager) -> Security:
+    """What its agents have."""
+    return secured(Security(job_id="job"), manager.address, manager._config.run_dir)
+
+
 class Agent:
     """One node, whose ranks say what the test says."""
 
     def __init__(self, manager: Manager, proof: str = "its proof") -> None:
-        self.link = AgentSocket(manager.address, secured(NONE, manager.address, manager._config.run_dir))
+        self.link = AgentSocket(manager.address, security_of(manager))
         self.sequence = 0
         self.status = NodeStatus(
             job_id="job",

@@ -12,14 +12,13 @@ from msgspec import inspect
 from taskd.config.manager import ManagerConfig
 from taskd.runtime.identity import agent_of
 from taskd.runtime.links import AgentSocket
-from taskd.runtime.loopback import secured
 from taskd.runtime.manager import Manager
 from taskd.wire import codec, messages
 from taskd.wire.checks import Inspect
 from taskd.wire.messages import Drain, Ledger, Modules, NodeStatus, Order, Refusal, Stage
 from tests.fuzz.shapes import Value, changed
-from tests.runtime.test_manager import Agent, rank
-from tests.wire.peers import NONE, until
+from tests.runtime.test_manager import Agent, rank, security_of
+from tests.wire.peers import until
 
 Make = Callable[..., Manager]
 STATUS = NodeStatus(
@@ -88,7 +87,7 @@ def make(run_dir: Path) -> Iterator[Make]:
 
 
 def linked(manager: Manager) -> AgentSocket:
-    return AgentSocket(manager.address, secured(NONE, manager.address, manager._config.run_dir))
+    return AgentSocket(manager.address, security_of(manager))
 
 
 def variants() -> Iterator[Value]:

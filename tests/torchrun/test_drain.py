@@ -30,10 +30,12 @@ def taskd_drain(launcher: Launcher, *words: str, **env: str) -> tuple[int, str]:
 
 
 @contextmanager
-def manager(answer: Answer, run_dir: Path, secret: str | None = None) -> Iterator[tuple[Address, list[Drain]]]:
+def manager(
+    answer: Answer, run_dir: Path, secret: str | None = None, job_id: str = "default"
+) -> Iterator[tuple[Address, list[Drain]]]:
     """A manager's socket that gives this answer to all; where it listens, and what it was asked."""
     listen = Address(LOOPBACK, 0)
-    security = secured(Security(secret.encode() if secret else None), listen, run_dir)
+    security = secured(Security(secret.encode() if secret else None, job_id=job_id), listen, run_dir)
     asked: list[Drain] = []
     over = threading.Event()
 
@@ -57,10 +59,20 @@ def manager(answer: Answer, run_dir: Path, secret: str | None = None) -> Iterato
 
 def test_granted(launcher: Launcher, run_dir: Path) -> None:
     """The manager's words are the result; node, job and secret reach it as they were given."""
-    with manager(Answer(granted=True, text="its ranks move to node7"), run_dir, SECRET) as (address, asked):
+    with manager(Answer(granted=True, text="its ranks move to node7"), run_dir, SECRET, "night") as (address, asked):
         env = {"TASKD_MANAGER": str(address), "TASKD_SECRET": SECRET, "TASKD_JOB_ID": "night"}
         assert taskd_drain(launcher, "gpu-node-3", **env) == (0, "its ranks move to node7\n")
     assert asked == [Drain(job_id="night", node="gpu-node-3")]
+
+
+def test_another_job_with_the_same_secret(launcher: Launcher, run_dir: Path) -> None:
+    """Its manager is not asked at all, and the name that was given is told."""
+    with manager(Answer(granted=True, text="yes"), run_dir, SECRET, "day") as (address, asked):
+        env = {"TASKD_MANAGER": str(address), "TASKD_SECRET": SECRET, "TASKD_JOB_ID": "night"}
+        status, output = taskd_drain(launcher, "gpu-node-3", "--timeout", "3", **env)
+    assert (status, asked) == (1, [])
+    assert "manages another job than 'night'" in output
+    assert "check TASKD_MANAGER, TASKD_JOB_ID and the secret" in output
 
 
 def test_refused(launcher: Launcher, run_dir: Path) -> None:

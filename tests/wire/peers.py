@@ -17,6 +17,7 @@ from taskd.wire import messages
 SECRET = Security(b"correct horse battery")
 OTHER = Security(b"another secret entirely")
 NONE = Security()
+ANOTHER_JOB = Security(SECRET.secret, job_id="another")
 LIMIT_S = 15.0
 
 
@@ -104,14 +105,16 @@ def refused(manager: ServingManager, kind: str, at_least: int = 1) -> None:
         time.sleep(0.005)  # the count is written by the manager's thread; nothing else tells of it
 
 
-def raw_dealer(address: Address, context: zmq.Context, secret: bytes | None = SECRET.secret) -> zmq.Socket:
+def raw_dealer(
+    address: Address, context: zmq.Context, secret: bytes | None = SECRET.secret, job_id: str = SECRET.job_id
+) -> zmq.Socket:
     """A peer that holds the secret and may send anything."""
     dealer = context.socket(zmq.DEALER)
     dealer.linger = 0
     if secret is not None:
-        own = keys_from_secret(secret, Role.AGENT)
+        own = keys_from_secret(secret, Role.AGENT, job_id)
         dealer.curve_publickey, dealer.curve_secretkey = own
-        dealer.curve_serverkey = keys_from_secret(secret, Role.MANAGER).public
+        dealer.curve_serverkey = keys_from_secret(secret, Role.MANAGER, job_id).public
     dealer.connect(address.endpoint)
     return dealer
 

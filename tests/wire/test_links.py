@@ -45,12 +45,12 @@ def test_all_interfaces_serve_both_families():
                 ask(agent, 1)
 
 
-def test_keys_differ_by_role_and_secret_and_are_stable():
+def test_keys_differ_by_role_secret_and_job_and_are_stable():
     secret = SECRET.secret
-    pairs = {keys_from_secret(s, role) for s in (secret, OTHER.secret) for role in Role}
-    assert len(pairs) == 4
+    pairs = {keys_from_secret(s, role, job) for s in (secret, OTHER.secret) for role in Role for job in ("job", "Job")}
+    assert len(pairs) == 8
     # a change of the derivation locks agents of this version out of managers of the last one: raise WIRE_VERSION
-    assert keys_from_secret(secret, Role.MANAGER).public == b"3o@fV0D)ZuZ})IXOK%kpUCrf1G%G=$30/ndEOX5>"
+    assert keys_from_secret(secret, Role.MANAGER, "job").public == b"m[j#ann?j.>&D#HKe(?>w>ll>349+4ItO0ESvLwv"
 
 
 def test_no_manager_is_no_trouble_and_a_late_one_is_found():

@@ -16,6 +16,7 @@ from taskd.runtime.identity import Role, keys_from_secret
 from taskd.runtime.links import STRANGER, AgentSocket, ManagerSocket
 from taskd.wire import codec
 from tests.wire.peers import (
+    ANOTHER_JOB,
     LIMIT_S,
     NONE,
     OTHER,
@@ -52,6 +53,24 @@ def test_a_wrong_secret_is_told_from_no_manager(manager_side, agent_side, words,
     assert sorted(told) == ["taskd.runtime.links", "taskd.runtime.monitor"]  # each side once
 
 
+def test_a_secret_of_two_jobs_opens_to_each_only_its_own(caplog):
+    """The keys of one are no keys of the other; both sides say of which job they are."""
+    with ServingManager() as manager:
+        with AgentSocket(manager.address, ANOTHER_JOB) as stray, AgentSocket(manager.address, SECRET) as agent:
+            until(stray, lambda _: stray.trouble is not None)
+            assert "manages another job than 'another'" in stray.trouble
+            assert "secret or job id differ" in stray.trouble
+            assert not stray.connected
+            assert not stray.send(status())
+            refused(manager, STRANGER)
+            ask(agent, 1)
+        (told,) = [r.getMessage() for r in caplog.records if r.name == "taskd.runtime.links"]
+        assert "the secret of job 'default'; either the peer has another secret or job id" in told
+        assert manager.served == 1
+    with ServingManager(security=ANOTHER_JOB) as manager, AgentSocket(manager.address, ANOTHER_JOB) as agent:
+        ask(agent, 1)
+
+
 def test_a_peer_with_the_secret_cannot_harm_with_garbage(manager, caplog):
     newer = codec.MAGIC + b"\x09" + codec.encode(status())[3:]
     bad = {
@@ -84,7 +103,7 @@ def test_knowing_the_managers_key_is_not_enough(manager):
     context = zmq.Context()
     dealer = context.socket(zmq.DEALER)
     dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
-    dealer.curve_serverkey = keys_from_secret(SECRET.secret, Role.MANAGER).public
+    dealer.curve_serverkey = keys_from_secret(SECRET.secret, Role.MANAGER, SECRET.job_id).public
     watched = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
     dealer.connect(manager.address.endpoint)
     assert watched.poll(LIMIT_S * 1000)

@@ -28,6 +28,8 @@ from taskd.wire.messages import NodeStatus
 
 __all__ = ["GRACE_S", "Action", "Checked", "Checkup", "Order", "RoundOver", "Wanted"]
 
+_GONE = 256
+"""Of so many agents that have gone, and four for each place, it is remembered what was found."""
 Order = Examine | Cleared | Dismissed
 _NOT_TOLD_APART = (
     "{names} fail with one another, and it cannot be told who is at fault: {node} leaves, so that another node can be "
@@ -205,6 +207,15 @@ class Checkup:
                     self._out.append(Wanted(place, self._dismissed[agent]))
             elif found.standing is not Standing.UNDECIDED:
                 self._cleared[agent] = found.text
+        for known in (self._cleared, self._dismissed, self._doubts):
+            self._forget(known, nodes)
+
+    def _forget(self, known: dict[str, str] | Counter[str], nodes: Mapping[str, NodeStatus]) -> None:
+        """Agents that have gone, the first in front: each torchrun is another agent."""
+        most = 4 * self.policy.node_count + _GONE
+        gone = [agent for agent in known if agent not in nodes] if len(known) > most else []
+        for agent in gone[: len(known) - most]:
+            del known[agent]
 
     def _doubtful(self, verdict: CheckVerdict, agents: Mapping[str, str]) -> list[Leave]:
         """Rule 5."""

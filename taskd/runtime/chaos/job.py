@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from taskd.config.manager import job_id
+from taskd.config.job import job_id
 from taskd.config.reading import Source
 from taskd.config.rundir import run_dir
 from taskd.core.nodecheck.probes import CHECK_NAME
