@@ -296,13 +296,15 @@ class Manager:
         return None
 
     def _note(self, status: NodeStatus) -> None:
-        """Put down what has changed since the node's last report."""
+        """Put down what has changed since the node's last report, if it speaks for the place that it holds."""
         if status.node_rank < 0:
             if status.agent_id not in self._waiting:
                 self._waiting.add(status.agent_id)
                 if self._modules:
                     self._teach(self._peers[status.agent_id])
                 self._journal.write("node waits", agent_id=status.agent_id, host=status.host, wants=status.wants)
+            return
+        if self._core.world.place_of(status.agent_id) != status.node_rank:
             return
         if self._standbys.get(status.node_rank) != status.standbys:
             self._standbys[status.node_rank] = status.standbys

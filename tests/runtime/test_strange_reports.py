@@ -1,15 +1,18 @@
 """Well-typed reports that make no sense, from a peer that may speak: each costs itself, and the job is served on."""
 
+import json
 import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from msgspec import inspect
 
 from taskd.config.manager import ManagerConfig
+from taskd.core.evidence import Evidence, NonFinite, Process
 from taskd.runtime.identity import agent_of
 from taskd.runtime.links import AgentSocket
 from taskd.runtime.loopback import secured
@@ -89,6 +92,11 @@ def make(run_dir: Path) -> Iterator[Make]:
 
 def linked(manager: Manager) -> AgentSocket:
     return AgentSocket(manager.address, secured(NONE, manager.address, manager._config.run_dir))
+
+
+def journal(manager: Manager, event: str) -> list[dict[str, Any]]:
+    entries = [json.loads(line) for line in manager._journal.path.read_text().splitlines()]
+    return [entry for entry in entries if entry["event"] == event]
 
 
 def variants() -> Iterator[Value]:
@@ -193,3 +201,37 @@ def test_nobody_speaks_for_another(make: Make) -> None:
             assert forger.send(messages.Testimony(job_id="job", agent_id=told, inquiry=0, evidence={}, proof=proof))
         assert until(forger, lambda _: manager._socket.refused["identity"] >= 6) == []
         assert agent.obey(Order.RUN).generation == 0
+
+
+def test_nobody_speaks_for_the_ranks_of_another(make: Make) -> None:
+    """Under an agent's own name, for the place that another holds: dead ranks, other processes, strange evidence."""
+    manager = make()
+    with Agent(manager) as agent, Agent(manager, "another") as liar:
+        agent.obey(Order.RUN)
+        dead = (rank(0, Stage.DEAD, pid=1), rank(1, Stage.DEAD, pid=1))
+        assert liar.obey(Order.RUN, ranks=dead, standbys=7, leaving=True).generation == 0
+        evidence = {rank: Evidence(0, Process(1), step=2**50, non_finite=NonFinite(2)) for rank in range(2)}
+        raw = {rank: msgspec.Raw(msgspec.msgpack.encode(known)) for rank, known in evidence.items()}
+        assert liar.link.send(
+            messages.Testimony(
+                job_id="job", agent_id=liar.status.agent_id, inquiry=0, evidence=raw, proof=liar.status.proof
+            )
+        )
+        assert liar.obey(Order.RUN).generation == 0
+        assert agent.obey(Order.RUN).generation == 0
+    assert [entry["pids"] for entry in journal(manager, "processes")] == [{"0": 100, "1": 101}]
+    assert [entry["count"] for entry in journal(manager, "standbys")] == [1]
+    assert journal(manager, "verdict") == []
+
+
+def test_nobody_ends_the_manager_with_news_of_a_newer_one(make: Make) -> None:
+    """A term of tomorrow is no far future. Those who train must know of it, before their manager goes."""
+    manager = make()
+    with Agent(manager) as agent, Agent(manager, "another") as liar:
+        told = agent.obey(Order.RUN)
+        for more in (1, 60_000):
+            ledger = Ledger(term=told.ledger.term + more, places=(0,))
+            for node_rank, ranks in ((0, agent.status.ranks), (-1, ())):
+                liar.ask(ledger=ledger, node_rank=node_rank, ranks=ranks)
+        assert agent.obey(Order.RUN).sequence == told.sequence
+        assert journal(manager, "superseded") == []
