@@ -11,10 +11,14 @@ Rules:
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 from taskd.core.membership import Health, health, quorum
 from taskd.core.policy import Membership
 from taskd.wire.messages import NodeStatus, Place
+
+MOST_CANDIDATES: Final = 4096
+"""Nodes that may wait for a place. Who holds the secret can name as many as he likes, and all are spoken to."""
 
 
 class Standing(Enum):
@@ -99,6 +103,13 @@ class Places:
         """The place that an agent holds."""
         place = self._place_of.get(agent_id)
         return place if place is not None and self.holders.get(place) == agent_id else None
+
+    def crowd(self, agent_id: str) -> str:
+        """Why one more node that waits, which this would be, is too many; "" if it is not."""
+        known = agent_id in self.candidates or self.place_of(agent_id) is not None
+        if known or len(self.candidates) < MOST_CANDIDATES:
+            return ""
+        return f"found one more than {MOST_CANDIDATES} nodes without a place, expected fewer"
 
     def known_places(self, agent_id: str) -> set[int]:
         """The places of whose ranks an agent can know: the one that it holds, or has held in the last world."""

@@ -26,6 +26,8 @@ from taskd.wire.checks import Examine, Inspect, Inspection, Own
 from taskd.wire.messages import NodeStatus
 
 logger = logging.getLogger(__name__)
+_MOST_INSPECTIONS = 4096
+"""Of which the answer is kept. An operator asks again and again for some seconds, and then never more."""
 
 
 class CheckDesk:
@@ -47,6 +49,8 @@ class CheckDesk:
             early = f"the job is {job.phase.value}, expected its nodes to be there; try again when it trains"
             return Inspection(key=request.key, refusal=early)
         if request.key not in self._inspections:
+            if len(self._inspections) >= _MOST_INSPECTIONS:
+                del self._inspections[next(iter(self._inspections))]
             self._inspections[request.key] = ""
             self._checkup.inspect()
         return Inspection(key=request.key, document=self._inspections[request.key])

@@ -44,6 +44,7 @@ from taskd.runtime.journal import Journal, as_fields, as_text, at_step
 from taskd.runtime.kernels import Kernels
 from taskd.runtime.links import ManagerSocket, Peer
 from taskd.runtime.loopback import secured
+from taskd.runtime.peers import Peers
 from taskd.wire.checks import Inspect
 from taskd.wire.codec import MAX_MODULES_BYTES
 from taskd.wire.messages import Answer, Directive, Drain, FromAgent, Modules, NodeStatus, Refusal, Stage, Testimony
@@ -102,10 +103,9 @@ class Manager:
         # Its directives must count as newer than those of every manager that this job had before.
         self._core = Recovery(self._config.policy, sequence=max(time.time_ns() // 1_000_000, last + 1))
         self._desk = CheckDesk(self._config.policy, self._core.sequence, self._journal, self._cluster)
-        self._peers: dict[str, Peer] = {}
+        self._peers = Peers(lambda: [view.status.agent_id for view in self._core.world.views()])
         self._directive: Directive | None = None
         self._ended_s: float | None = None
-        self._waiting: set[str] = set()
 
     @property
     def address(self) -> Address:
@@ -238,11 +238,12 @@ class Manager:
         if len(self._modules) == known:
             return
         for agent_id in self._core.world.candidates:
-            if agent_id in self._peers:
-                self._teach(self._peers[agent_id])
+            self._teach(agent_id)
 
-    def _teach(self, peer: Peer) -> None:
-        self._socket.send(peer, Modules(names=tuple(sorted(self._modules))))
+    def _teach(self, agent_id: str) -> None:
+        peer = self._peers.get(agent_id)
+        if peer is not None and self._modules:
+            self._socket.send(peer, Modules(names=tuple(sorted(self._modules))))
 
     def _drain(self, peer: Peer, message: Drain) -> None:
         if message.job_id != self._config.job_id:
@@ -258,7 +259,7 @@ class Manager:
         if refusal is not None:
             self._socket.send(peer, Refusal(reason=refusal))
             return
-        self._peers[status.agent_id] = peer
+        self._peers.hear(status.agent_id, peer)
         before = self._directive
         try:
             self._perform(self._core.hear(status, time.monotonic()))
@@ -278,6 +279,10 @@ class Manager:
         if status.job_id != policy.job_id:
             return f"found job {status.job_id!r}, expected {policy.job_id!r}; set the same job_id on all nodes"
         core, forming = self._core, self._core.phase is Phase.FORMING
+        crowd = core.world.crowd(status.agent_id)
+        if crowd:
+            self._socket.refuse("crowd", "a node", crowd)
+            return crowd
         odd = implausible(status, generation=core.world.generation, forming=forming, term=core.term)
         if odd:
             return odd
@@ -298,10 +303,8 @@ class Manager:
     def _note(self, status: NodeStatus) -> None:
         """Put down what has changed since the node's last report, if it speaks for the place that it holds."""
         if status.node_rank < 0:
-            if status.agent_id not in self._waiting:
-                self._waiting.add(status.agent_id)
-                if self._modules:
-                    self._teach(self._peers[status.agent_id])
+            if self._peers.waits(status.agent_id):
+                self._teach(status.agent_id)
                 self._journal.write("node waits", agent_id=status.agent_id, host=status.host, wants=status.wants)
             return
         if self._core.world.place_of(status.agent_id) != status.node_rank:
@@ -322,7 +325,7 @@ class Manager:
         before = self._directive
         self._perform_each(actions)
         if self._directive is not None and self._directive is not before:  # of several only the newest counts
-            self._socket.send_all(self._peers.values(), self._directive)
+            self._socket.send_all(self._peers, self._directive)
 
     def _perform_each(self, actions: list[Action]) -> None:
         for action in actions:

@@ -3,6 +3,7 @@
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from msgspec import inspect
 
 from taskd.config.manager import ManagerConfig
 from taskd.core.evidence import Evidence, NonFinite, Process
+from taskd.core.places import MOST_CANDIDATES
 from taskd.runtime.identity import agent_of
 from taskd.runtime.links import AgentSocket
 from taskd.runtime.loopback import secured
@@ -22,7 +24,7 @@ from taskd.wire.checks import Inspect
 from taskd.wire.messages import Drain, Ledger, Modules, NodeStatus, Order, Refusal, Stage
 from tests.fuzz.shapes import Value, changed
 from tests.runtime.test_manager import Agent, rank
-from tests.wire.peers import NONE, until
+from tests.wire.peers import LIMIT_S, NONE, until
 
 Make = Callable[..., Manager]
 STATUS = NodeStatus(
@@ -235,3 +237,35 @@ def test_nobody_ends_the_manager_with_news_of_a_newer_one(make: Make) -> None:
                 liar.ask(ledger=ledger, node_rank=node_rank, ranks=ranks)
         assert agent.obey(Order.RUN).sequence == told.sequence
         assert journal(manager, "superseded") == []
+
+
+def test_many_names_are_forgotten(make: Make) -> None:
+    """Nodes that come, say a word, and are never heard again."""
+    manager = make(heartbeat_s=0.1, node_timeout_s=2.0)
+    with Agent(manager) as agent, linked(manager) as crowd:
+        agent.obey(Order.RUN)
+        until(crowd, lambda _: crowd.connected)
+        for wave in range(3):
+            for number in range(300):
+                proof = f"proof {wave}-{number}"
+                crowd._socket.send(codec.encode(msgspec.structs.replace(STATUS, proof=proof, agent_id=agent_of(proof))))
+            until(crowd, lambda _, wave=wave: len(journal(manager, "node waits")) >= 300 * (wave + 1))
+            end_s = time.monotonic() + LIMIT_S
+            while manager._core.world.candidates:
+                assert time.monotonic() < end_s
+                agent.obey(Order.RUN)
+        assert len(manager._peers) <= 500
+
+
+def test_a_crowd_that_waits_is_bounded(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    manager = make(heartbeat_s=60.0, node_timeout_s=600.0)
+    with Agent(manager) as agent, linked(manager) as crowd:
+        agent.obey(Order.RUN)
+        until(crowd, lambda _: crowd.connected)
+        for number in range(MOST_CANDIDATES + 100):
+            proof = f"proof {number}"
+            crowd._socket.send(codec.encode(msgspec.structs.replace(STATUS, proof=proof, agent_id=agent_of(proof))))
+        until(crowd, lambda _: manager._socket.refused["crowd"] >= 100)
+        assert len(manager._core.world.candidates) == MOST_CANDIDATES
+        assert agent.obey(Order.RUN).generation == 0
+    assert sum("without a place" in record.getMessage() for record in caplog.records) == 1
