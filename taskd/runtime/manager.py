@@ -127,6 +127,8 @@ class Manager:
         finally:
             self._socket.close(flush_s=0.2)
             self._kernels.close()
+            if self._socket.refused:
+                self._journal.write("refused", counts=dict(self._socket.refused))
             self._journal.close()
         return self.exit_code
 
@@ -223,7 +225,7 @@ class Manager:
         try:
             evidence = {rank: _evidence.decode(raw) for rank, raw in message.evidence.items()}
         except msgspec.MsgspecError as error:
-            logger.warning("agent %s testifies what cannot be read: %s; it is ignored", message.agent_id, error)
+            self._socket.refuse("evidence", "a Testimony", f"an agent testifies what cannot be read: {error}")
             return
         self._perform(self._core.testify(message.agent_id, message.inquiry, evidence, time.monotonic()))
 

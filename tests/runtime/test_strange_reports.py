@@ -269,3 +269,29 @@ def test_a_crowd_that_waits_is_bounded(make: Make, caplog: pytest.LogCaptureFixt
         assert len(manager._core.world.candidates) == MOST_CANDIDATES
         assert agent.obey(Order.RUN).generation == 0
     assert sum("without a place" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_evidence_that_cannot_be_read_is_told_once(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    manager = make()
+    with Agent(manager) as agent, linked(manager) as stranger:
+        agent.obey(Order.RUN)
+        until(stranger, lambda _: stranger.connected)
+        for number in range(20):
+            proof = f"proof {number}"
+            evidence = {0: msgspec.Raw(msgspec.msgpack.encode(number))}
+            told = messages.Testimony(job_id="job", agent_id=agent_of(proof), inquiry=0, evidence=evidence, proof=proof)
+            stranger._socket.send(codec.encode(told))
+        until(stranger, lambda _: manager._socket.refused["evidence"] >= 20)
+    assert sum("cannot be read" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_what_was_refused_is_counted_in_the_journal(make: Make) -> None:
+    manager = make()
+    with Agent(manager) as agent, linked(manager) as stranger:
+        agent.obey(Order.RUN)
+        until(stranger, lambda _: stranger.connected)
+        for _ in range(30):
+            stranger._socket.send(b"nonsense")
+        until(stranger, lambda _: manager._socket.refused["magic"] >= 30)
+    manager.stop()
+    assert [entry["counts"] for entry in journal(manager, "refused")] == [{"magic": 30}]
