@@ -239,6 +239,11 @@ def test_nobody_ends_the_manager_with_news_of_a_newer_one(make: Make) -> None:
         assert journal(manager, "superseded") == []
 
 
+def await_waiting(manager: Manager, link: AgentSocket, count: int) -> None:
+    """Until so many nodes have come that wait for a place."""
+    until(link, lambda _: len(journal(manager, "node waits")) >= count)
+
+
 def test_many_names_are_forgotten(make: Make) -> None:
     """Nodes that come, say a word, and are never heard again."""
     manager = make(heartbeat_s=0.1, node_timeout_s=2.0)
@@ -249,7 +254,7 @@ def test_many_names_are_forgotten(make: Make) -> None:
             for number in range(300):
                 proof = f"proof {wave}-{number}"
                 crowd._socket.send(codec.encode(msgspec.structs.replace(STATUS, proof=proof, agent_id=agent_of(proof))))
-            until(crowd, lambda _, wave=wave: len(journal(manager, "node waits")) >= 300 * (wave + 1))
+            await_waiting(manager, crowd, 300 * (wave + 1))
             end_s = time.monotonic() + LIMIT_S
             while manager._core.world.candidates:
                 assert time.monotonic() < end_s
