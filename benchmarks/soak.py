@@ -14,6 +14,13 @@ second run trains as many steps under plain torchrun, undisturbed, and the weigh
 
 In the last line `fds`, `threads` and `rss_mb` are `[first, last]` of the witness; `agent` and `manager` hold theirs.
 
+`--hostile` gives manager and job a secret, and them two neighbours for the whole time: a flood of connections without
+it (50 a second, the newest 200 left standing: silent, noise, cut greetings and handshakes, CURVE with wrong keys), and
+a peer that has it, is no node of the job, and sends 100 messages a second: well-typed, random, under names of its own
+and of the job's agent, for the place that is held and for one that does not exist. Then all processes of the job are
+counted 50 times, and files and records too (`census.py`); pairs are medians of the first tenth of the run and of the
+last. The run fails if anything is not flat, naming it in `not_flat`, or if the neighbours did not do what they are for.
+
 `--uneven` disturbs nobody and counts false alarms of a job with uneven steps instead (see `uneven.py`); `--foreign`, of
 one in which rank 0 now and then does something else for minutes (see `foreign.py`).
 """
@@ -33,7 +40,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.census import (
+    FILES,
+    RECORDS,
+    Counts,
+    below,
+    files,
+    first_and_last,
+    for_each_fault,
+    grown,
+    holdings,
+    records,
+    template,
+)
 from benchmarks.foreign import soak_foreign
+from benchmarks.hostile import Hostile, idle
 from benchmarks.job import (
     ROOT,
     SCRIPT,
@@ -53,18 +74,10 @@ from benchmarks.job import (
 from benchmarks.uneven import soak_uneven
 
 RECOVERY_LIMIT_S = 90
+COUNTS_OF_HOSTILE = 50
 STEPS_TO_GO = 200
 """The last step lies so far ahead of the newest one when it is written down."""
 MANAGER = ROOT / "benchmarks" / "scripts" / "manager.py"
-
-
-@dataclass(frozen=True)
-class Census:
-    """What a process holds."""
-
-    fds: int
-    threads: int
-    rss_mb: float
 
 
 @dataclass(frozen=True)
@@ -84,14 +97,6 @@ def free_ports(count: int) -> list[int]:
         return [int(server.getsockname()[1]) for server in sockets]
 
 
-def census(pid: int) -> Census:
-    """Count what the process holds now."""
-    process = Path("/proc") / str(pid)
-    fields = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
-    rss_mb = round(int(fields["VmRSS"].split()[0]) / 1024, 1)
-    return Census(len(os.listdir(process / "fd")), int(fields["Threads"]), rss_mb)
-
-
 class Soak:
     """One run with its faults."""
 
@@ -100,7 +105,8 @@ class Soak:
         self.stop_file = directory / "last-step"
         self.out = directory / "soak.json"
         self.faults: list[Fault] = []
-        self.censuses: dict[str, list[Census]] = {"worker": [], "agent": [], "manager": []}
+        self.censuses: dict[str, list[Counts]] = {}
+        self.hostile: Hostile | None = None
         self._args = args
         self._directory = directory
         self._journal = Journal(directory / "run")
@@ -110,25 +116,54 @@ class Soak:
     def run(self) -> int:
         """Disturb a whole job; the number of its steps."""
         store_port, manager_port = free_ports(2)
+        if self._args.hostile:
+            self.hostile = Hostile(self._directory, manager_port, self._args.ranks, self._args.seed)
         env = {
             **taskd_environment(self._directory / "run"),
             "MASTER_ADDR": "127.0.0.1",
             "TASKD_MANAGER_PORT": str(manager_port),
+            **(self.hostile.env if self.hostile is not None else {}),
         }
-        manager_log, job_log = self._directory / "manager.log", self._directory / "job.log"
         serve = [sys.executable, str(MANAGER), str(self._args.ranks)]
-        with started(serve, env, manager_log) as manager:
-            with started(self._command(store_port), env, job_log) as job:
-                job.await_until(lambda: self._journal.warm, "a warm process", START_LIMIT_S)
-                pids = {"worker": self._journal.pids[self._witness], "agent": job.pid, "manager": manager.pid}
-                for number in range(self._args.faults):
-                    self._count(number, pids)
-                    self._disturb(number, job)
-                self._settle(job)
-                self._count(self._args.faults, pids)
-                steps = self._end()
-                job.wait(START_LIMIT_S)
-            manager.wait(30)
+        try:
+            with started(serve, env, self._manager_log) as manager:
+                with started(self._command(store_port), env, self._directory / "job.log") as job:
+                    steps = self._soak(job, manager)
+                manager.wait(30)
+        except BenchmarkError as error:
+            stopped = self._journal.last("stopped")
+            raise BenchmarkError(f"{error}; it was stopped: {stopped['reason']}" if stopped else str(error)) from None
+        finally:
+            if self.hostile is not None:
+                self.hostile.close()
+        return steps
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """What the manager has refused, by kind, when it has ended."""
+        refused: dict[str, int] = self._journal.last("refused").get("counts", {})
+        return refused
+
+    @property
+    def _manager_log(self) -> Path:
+        return self._directory / "manager.log"
+
+    def _soak(self, job: Job, manager: Job) -> int:
+        job.await_until(lambda: self._journal.warm, "a warm process", START_LIMIT_S)
+        pids = {"worker": self._journal.pids[self._witness], "agent": job.pid, "manager": manager.pid}
+        if self.hostile is not None:
+            pids["template"] = template(job.pid)
+            self.hostile.begin(manager.pid)
+        for number in range(self._args.faults):
+            self._count(number, pids, job)
+            self._disturb(number, job)
+        self._count(self._args.faults, pids, job)
+        if self.hostile is not None:
+            self.hostile.end()
+            both = self.hostile.quiet, self.hostile.census(manager.pid)
+            self.censuses["manager, hung up"] = [{key: one[key] for key in ("fds", "threads")} for one in both]
+        steps = self._end()
+        job.wait(START_LIMIT_S)
         return steps
 
     def _command(self, port: int) -> list[str]:
@@ -144,6 +179,11 @@ class Soak:
         mortal = [rank for rank in before if rank != self._witness]
         count = 2 if self._chance.random() < self._args.pairs and len(mortal) > 1 else 1
         victims = tuple(sorted(self._chance.sample(mortal, count)))
+        strangers = {before[rank] for rank in victims}.difference(below(job.pid))
+        if strangers:  # nobody is killed on a liar's word
+            raise BenchmarkError(
+                f"the journal names processes {strangers} for {victims}, which torchrun has not started"
+            )
         for rank in victims:
             os.kill(before[rank], signal.SIGKILL)
         job.await_until(
@@ -172,17 +212,33 @@ class Soak:
 
         job.await_until(settled, "a step and a warm process", RECOVERY_LIMIT_S)
 
-    def _count(self, number: int, pids: dict[str, int]) -> None:
-        """Every tenth of the run, of each process that lasts."""
+    def _count(self, number: int, pids: dict[str, int], job: Job) -> None:
+        """Ten times in a run, 50 times in a hostile one, when there is nothing to be done."""
         faults = self._args.faults
-        if number != faults and number % max(1, faults // 10):
+        if number != faults and number % max(1, faults // (COUNTS_OF_HOSTILE if self.hostile is not None else 10)):
             return
-        now = {name: census(pid) for name, pid in pids.items()}
+        self._settle(job)
+        now = {name: holdings([pid]) for name, pid in pids.items()}
+        if self.hostile is not None:
+            now |= self._count_more(self.hostile, number, pids)
         for name, counted in now.items():
-            self.censuses[name].append(counted)
-        entry = {"faults": number, "census": {name: vars(counted) for name, counted in now.items()}}
-        text = ", ".join(f"{name} {c.fds} fds {c.threads} threads {c.rss_mb} MB" for name, c in now.items())
-        say(self._args.json, entry, f"after {number} faults: {text}")
+            self.censuses.setdefault(name, []).append(counted)
+        text = "; ".join(
+            f"{name}: " + ", ".join(f"{value:g} {key}" for key, value in counted.items())
+            for name, counted in now.items()
+        )
+        say(self._args.json, {"faults": number, "census": now}, f"after {number} faults: {text}")
+
+    def _count_more(self, hostile: Hostile, number: int, pids: dict[str, int]) -> dict[str, Counts]:
+        """What a neighbour could make grow."""
+        run_dir = self._directory / "run"
+        return {
+            "manager": hostile.census(pids["manager"]),
+            "ranks": holdings(self._journal.pids.values()),
+            "below the agent": {"processes": len(below(pids["agent"]))},
+            FILES: files(run_dir),
+            RECORDS: {"faults": number, **records(run_dir, self._manager_log)},
+        }
 
     def _end(self) -> int:
         pid = self.logs.starts(self._witness)[-1]
@@ -221,17 +277,17 @@ def undisturbed(directory: Path, args: argparse.Namespace, steps: int) -> dict[s
 def summary(soak: Soak, identical: bool, steps: int) -> dict[str, Any]:
     """The last line."""
 
-    def first_and_last(name: str) -> dict[str, list[float]]:
-        first, *_, last = soak.censuses[name]
-        return {key: [vars(first)[key], vars(last)[key]] for key in vars(first)}
+    def first_and_last_of(name: str) -> dict[str, list[float]]:
+        counted = soak.censuses[name]
+        return for_each_fault(counted) if name == RECORDS else first_and_last(counted)
 
-    return {
+    figures = {name: first_and_last_of(name) for name in soak.censuses if name != "worker"}
+    last: dict[str, Any] = {
         "faults": len(soak.faults),
         "recovered": sum(fault.recovered for fault in soak.faults),
         "weights_identical": identical,
-        **first_and_last("worker"),
-        "agent": first_and_last("agent"),
-        "manager": first_and_last("manager"),
+        **first_and_last_of("worker"),
+        **figures,
         "steps": steps,
         "ranks_killed": dict(sorted(Counter(rank for fault in soak.faults for rank in fault.ranks).items())),
         "two_at_once": sum(len(fault.ranks) > 1 for fault in soak.faults),
@@ -239,6 +295,11 @@ def summary(soak: Soak, identical: bool, steps: int) -> dict[str, Any]:
         "median_ms": round(statistics.median(fault.total_ms for fault in soak.faults), 1),
         "slowest_ms": max(fault.total_ms for fault in soak.faults),
     }
+    if soak.hostile is not None:
+        last["hostile"] = soak.hostile.result(soak.refused)
+        last["idle"] = idle(last["hostile"])
+        last["not_flat"] = grown({"worker": first_and_last_of("worker"), **figures})
+    return last
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
@@ -250,6 +311,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--moment-ms", type=float, default=300, help="a fault comes within this time (default 300)")
     parser.add_argument("--step-ms", type=float, default=20, help="least duration of a step (default 20)")
     parser.add_argument("--seed", type=int, default=0, help="of victims and moments; with --uneven, the first one")
+    parser.add_argument("--hostile", action="store_true", help="with neighbours that flood the manager, and lie to it")
     parser.add_argument("--uneven", action="store_true", help="count false alarms of a job with uneven steps instead")
     parser.add_argument("--foreign", action="store_true", help="count healthy ranks that are replaced for their work")
     parser.add_argument("--virtual", action="store_true", help="in virtual time: half an hour of each, or whole days")
@@ -277,8 +339,12 @@ def main(words: list[str] | None = None) -> int:
         identical = result == wanted and result["ranks_equal"]
         last = summary(soak, identical, steps)
         say(args.json, last, "\n".join(f"{name}: {value}" for name, value in last.items()))
-        if not identical or last["recovered"] != args.faults:
-            raise BenchmarkError("not as promised")
+        wrong = [] if identical else ["the weights differ from those of the undisturbed run"]
+        if last["recovered"] != args.faults:
+            wrong.append(f"{args.faults - last['recovered']} faults were not recovered in place")
+        wrong += [f"not flat: {text}" for text in last.get("not_flat", [])] + last.get("idle", [])
+        if wrong:
+            raise BenchmarkError(f"not as promised: {'; '.join(wrong)}")
 
     return measured(measure)
 

@@ -103,9 +103,11 @@ class Places:
         place = self._place_of.get(agent_id)
         return place if place is not None and self.holders.get(place) == agent_id else None
 
-    def last_place(self, agent_id: str) -> int | None:
-        """The place that an agent holds, or held last; None if it never held one, or so many others since."""
-        return self._place_of.get(agent_id)
+    def known_places(self, agent_id: str) -> set[int]:
+        """The places of whose ranks an agent can know: the one that it holds, or has held in the last world."""
+        place = self.place_of(agent_id)
+        former = {one for one, holder in self.agreed.items() if holder == agent_id}
+        return former if place is None else former | {place}
 
     def _hold(self, place: int, agent_id: str) -> None:
         self.holders[place] = agent_id

@@ -8,6 +8,7 @@ Rules:
    generation. All else is news of a world that is gone.
 4. Every phase has a deadline. A rank that misses PAUSING's is fenced; a world that misses another's is tried anew.
 5. Whatever was heard while a phase could do nothing with it is looked at again when the job runs.
+6. Who holds no place speaks for no rank, and is not believed that this manager's time is over.
 """
 
 from collections.abc import Callable, Mapping
@@ -69,7 +70,7 @@ class Recovery(Course):
 
         """
         self._now_s = now_s
-        if self._is_superseded(status):
+        if self._obeys_another(status):
             return self._flush()
         forming = self.phase is Phase.FORMING
         if is_short(status, self.term):
@@ -95,7 +96,7 @@ class Recovery(Course):
         return self._flush()
 
     def testify(self, agent_id: str, inquiry: int, evidence: Mapping[int, Evidence], now_s: float) -> list[Action]:
-        """An agent says what it knows of its processes, asked (`Directive.inquiry`) or because one has ended."""
+        """An agent says what it knows of its own processes, asked (`Directive.inquiry`) or because one has ended."""
         self._now_s = now_s
         if not self.superseded and self.phase is not Phase.FORMING:
             self.note_testimony(agent_id, inquiry, evidence)
@@ -158,11 +159,14 @@ class Recovery(Course):
 
     # ---- from reports to events
 
-    def _is_superseded(self, status: NodeStatus) -> bool:
-        if status.ledger.term > self.term and not self.superseded:
+    def _obeys_another(self, status: NodeStatus) -> bool:
+        """A node obeys a newer manager. If it is one of the world, this one's time is over."""
+        newer = status.ledger.term > self.term
+        counts = self.phase is Phase.FORMING or bool(self.world.known_places(status.agent_id))
+        if newer and counts and not self.superseded:
             self.superseded = True
             self._out.append(Superseded(status.ledger.term))
-        return self.superseded
+        return newer or self.superseded
 
     def _hear_holder(self, status: NodeStatus, place: int) -> None:
         unfinished = any(rank.stage is not Stage.EXITED for rank in status.ranks)

@@ -5,10 +5,8 @@ Rules:
 1. A job has as many agents as places, and some that wait for one (`most_waiting`): those that are known go on to be
    heard, one more is not, until others have gone. It is not told to go away: it asks again with its next heartbeat.
 2. What those that wait may say of former worlds is bounded by its sum.
-3. An agent testifies to the ranks of the place that it holds, or held last.
+3. An agent testifies to the ranks of the place that it holds, or held in the last world.
 """
-
-from collections.abc import Container
 
 import msgspec
 
@@ -106,12 +104,11 @@ def unfit(status: NodeStatus, core: Recovery) -> str | None:
 
 def own_evidence(message: Testimony, core: Recovery) -> tuple[dict[int, msgspec.Raw] | None, str]:
     """What a testimony says of its agent's own ranks, None if that has none; and what is wrong with the rest."""
-    place = core.world.last_place(message.agent_id)
-    if place is None:
-        return None, "it comes from an agent that has held no place, expected the ranks' own"
+    places = core.world.known_places(message.agent_id)
+    if not places:
+        return None, "it comes from an agent that holds no place, expected the ranks' own"
     per_node = core.policy.ranks_per_node
-    own: Container[int] = range(place * per_node, (place + 1) * per_node)
-    found = {rank: raw for rank, raw in message.evidence.items() if rank in own}
+    found = {rank: raw for rank, raw in message.evidence.items() if rank // per_node in places}
     strange = message.evidence.keys() - found.keys()
-    reason = f"it speaks of rank {min(strange)}, which is none of node {place}" if strange else ""
+    reason = f"it speaks of rank {min(strange)}, which is none of node {min(places)}" if strange else ""
     return found, reason

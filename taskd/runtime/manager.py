@@ -126,6 +126,8 @@ class Manager:
         finally:
             self._socket.close(flush_s=0.2)
             self._kernels.close()
+            if self._socket.refused:
+                self._journal.write("refused", counts=dict(self._socket.refused))
             self._journal.close()
         return self.exit_code
 
@@ -241,11 +243,12 @@ class Manager:
         if len(self._modules) == known:
             return
         for agent_id in self._core.world.candidates:
-            if agent_id in self._peers:
-                self._teach(self._peers[agent_id])
+            self._teach(agent_id)
 
-    def _teach(self, peer: Peer) -> None:
-        self._socket.send(peer, Modules(names=tuple(sorted(self._modules))))
+    def _teach(self, agent_id: str) -> None:
+        peer = self._peers.get(agent_id)
+        if peer is not None and self._modules:
+            self._socket.send(peer, Modules(names=tuple(sorted(self._modules))))
 
     def _drain(self, peer: Peer, message: Drain) -> None:
         if message.job_id != self._config.job_id:
@@ -281,12 +284,11 @@ class Manager:
         self._order_check(status)
 
     def _note(self, status: NodeStatus) -> None:
-        """Put down what has changed since the node's last report."""
+        """Put down what has changed since the node's last report, if it speaks for the place that it holds."""
         if status.node_rank < 0:
             if status.agent_id not in self._peers.waiting:
                 self._peers.waiting.add(status.agent_id)
-                if self._modules:
-                    self._teach(self._peers[status.agent_id])
+                self._teach(status.agent_id)
                 self._journal.write("node waits", agent_id=status.agent_id, host=status.host, wants=status.wants)
             return
         if self._core.world.place_of(status.agent_id) != status.node_rank:

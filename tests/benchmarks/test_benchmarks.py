@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.census import RECORDS, first_and_last, for_each_fault, grown
 from benchmarks.job import StepLogs
 from benchmarks.works import EVALUATION, KINDS
 from tests.launch import Launcher
@@ -62,6 +63,25 @@ def test_soak(launcher: Launcher) -> None:
     assert last["weights_identical"] is True
     for name in ("fds", "threads", "rss_mb"):
         assert len(last[name]) == len(last["agent"][name]) == len(last["manager"][name]) == 2
+
+
+@pytest.mark.thorough
+def test_soak_among_hostile_neighbours(launcher: Launcher) -> None:
+    last = last_line(launcher, "benchmarks.soak", "--faults", "3", "--ranks", "2", "--hostile")
+    assert last["faults"] == last["recovered"] == 3
+    assert last["weights_identical"] is True
+    assert (last["not_flat"], last["idle"]) == ([], [])
+    assert min(last["hostile"]["refused"][kind] for kind in ("handshake", "identity")) > 0
+
+
+def test_what_grows_is_named() -> None:
+    flat = [{"fds": 20 + number % 3, "rss_mb": 100 + number % 5} for number in range(40)]
+    leaking = [{"fds": 20 + number, "rss_mb": 100 + number % 5} for number in range(40)]
+    told = [{"faults": number, "lines": 3 * number} for number in range(40)]
+    flooded = [{"faults": number, "lines": number**2} for number in range(40)]
+    assert grown({"agent": first_and_last(flat), RECORDS: for_each_fault(told)}) == []
+    assert grown({"agent": first_and_last(leaking)}) == ["agent fds 21.5 -> 57.5"]
+    assert grown({RECORDS: for_each_fault(flooded)}) == [f"{RECORDS} lines 3 -> 75"]
 
 
 @pytest.mark.thorough

@@ -1,15 +1,20 @@
 """Well-typed reports that make no sense, from a peer that may speak: each costs itself, and the job is served on."""
 
+import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from msgspec import inspect
 
 from taskd.config.manager import ManagerConfig
+from taskd.core.evidence import Evidence, NonFinite, Process
+from taskd.runtime.crowd import most_waiting
 from taskd.runtime.identity import agent_of
 from taskd.runtime.links import AgentSocket
 from taskd.runtime.manager import Manager
@@ -18,7 +23,7 @@ from taskd.wire.checks import Inspect
 from taskd.wire.messages import Drain, Ledger, Modules, NodeStatus, Order, Refusal, Stage
 from tests.fuzz.shapes import Value, changed
 from tests.runtime.test_manager import Agent, rank, security_of
-from tests.wire.peers import until
+from tests.wire.peers import LIMIT_S, until
 
 Make = Callable[..., Manager]
 STATUS = NodeStatus(
@@ -88,6 +93,12 @@ def make(run_dir: Path) -> Iterator[Make]:
 
 def linked(manager: Manager) -> AgentSocket:
     return AgentSocket(manager.address, security_of(manager))
+
+
+def journal(manager: Manager, event: str) -> list[dict[str, Any]]:
+    whole = manager._journal.path.read_text().rpartition("\n")[0]  # the last line may still be written
+    entries = [json.loads(line) for line in whole.splitlines()]
+    return [entry for entry in entries if entry["event"] == event]
 
 
 def variants() -> Iterator[Value]:
@@ -192,3 +203,85 @@ def test_nobody_speaks_for_another(make: Make) -> None:
             assert forger.send(messages.Testimony(job_id="job", agent_id=told, inquiry=0, evidence={}, proof=proof))
         assert until(forger, lambda _: manager._socket.refused["identity"] >= 6) == []
         assert agent.obey(Order.RUN).generation == 0
+
+
+def test_nobody_speaks_for_the_ranks_of_another(make: Make) -> None:
+    """Under an agent's own name, for the place that another holds: dead ranks, other processes, strange evidence."""
+    manager = make()
+    with Agent(manager) as agent, Agent(manager, "another") as liar:
+        agent.obey(Order.RUN)
+        dead = (rank(0, Stage.DEAD, pid=1), rank(1, Stage.DEAD, pid=1))
+        assert liar.obey(Order.RUN, ranks=dead, standbys=7, leaving=True).generation == 0
+        evidence = {rank: Evidence(0, Process(1), step=2**50, non_finite=NonFinite(2)) for rank in range(2)}
+        raw = {rank: msgspec.Raw(msgspec.msgpack.encode(known)) for rank, known in evidence.items()}
+        assert liar.link.send(
+            messages.Testimony(
+                job_id="job", agent_id=liar.status.agent_id, inquiry=0, evidence=raw, proof=liar.status.proof
+            )
+        )
+        assert liar.obey(Order.RUN).generation == 0
+        assert agent.obey(Order.RUN).generation == 0
+    assert [entry["pids"] for entry in journal(manager, "processes")] == [{"0": 100, "1": 101}]
+    assert [entry["count"] for entry in journal(manager, "standbys")] == [1]
+    assert journal(manager, "verdict") == []
+
+
+def test_nobody_ends_the_manager_with_news_of_a_newer_one(make: Make) -> None:
+    """A term of tomorrow is no far future. Those who train must know of it, before their manager goes."""
+    manager = make()
+    with Agent(manager) as agent, Agent(manager, "another") as liar:
+        told = agent.obey(Order.RUN)
+        for more in (1, 60_000):
+            ledger = Ledger(term=told.ledger.term + more, places=(0,))
+            for node_rank, ranks in ((0, agent.status.ranks), (-1, ())):
+                liar.ask(ledger=ledger, node_rank=node_rank, ranks=ranks)
+        assert agent.obey(Order.RUN).sequence == told.sequence
+        assert journal(manager, "superseded") == []
+
+
+def await_waiting(manager: Manager, link: AgentSocket, count: int) -> None:
+    """Until so many nodes have come that wait for a place."""
+    until(link, lambda _: len(journal(manager, "node waits")) >= count)
+
+
+def test_many_names_are_forgotten(make: Make) -> None:
+    """Nodes that come, say a word, and are never heard again."""
+    manager = make(heartbeat_s=0.1, node_timeout_s=2.0)
+    with Agent(manager) as agent, linked(manager) as crowd:
+        agent.obey(Order.RUN)
+        until(crowd, lambda _: crowd.connected)
+        for wave in range(3):
+            for number in range(250):
+                proof = f"proof {wave}-{number}"
+                crowd._socket.send(codec.encode(msgspec.structs.replace(STATUS, proof=proof, agent_id=agent_of(proof))))
+            await_waiting(manager, crowd, 250 * (wave + 1))
+            end_s = time.monotonic() + LIMIT_S
+            while manager._core.world.candidates:
+                assert time.monotonic() < end_s
+                agent.obey(Order.RUN)
+        assert len(manager._peers) <= 2 * (1 + most_waiting(1))
+
+
+def test_evidence_that_cannot_be_read_is_told_once(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    manager = make()
+    with Agent(manager) as agent:
+        agent.obey(Order.RUN)
+        own, proof = agent.status.agent_id, agent.status.proof
+        for number in range(10):
+            evidence = {0: msgspec.Raw(msgspec.msgpack.encode(number))}
+            told = messages.Testimony(job_id="job", agent_id=own, inquiry=0, evidence=evidence, proof=proof)
+            assert agent.link.send(told)
+        until(agent.link, lambda _: manager._socket.refused["testimony"] >= 10)
+    assert sum("cannot be read" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_what_was_refused_is_counted_in_the_journal(make: Make) -> None:
+    manager = make()
+    with Agent(manager) as agent, linked(manager) as stranger:
+        agent.obey(Order.RUN)
+        until(stranger, lambda _: stranger.connected)
+        for _ in range(30):
+            stranger._socket.send(b"nonsense")
+        until(stranger, lambda _: manager._socket.refused["magic"] >= 30)
+    manager.stop()
+    assert [entry["counts"] for entry in journal(manager, "refused")] == [{"magic": 30}]

@@ -3,14 +3,19 @@
 import contextlib
 import os
 import socket
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
+import zmq
 
 from taskd.config.address import LOOPBACK, Address
 from taskd.errors import LinkError
 from taskd.runtime.identity import Role, keys_from_secret
 from taskd.runtime.links import AgentSocket, ManagerSocket
+from taskd.wire import codec
 from tests.wire.peers import (
     LIMIT_S,
     NONE,
@@ -19,6 +24,7 @@ from tests.wire.peers import (
     ServingManager,
     ask,
     directive,
+    raw_dealer,
     status,
     until,
     web_server,
@@ -174,3 +180,27 @@ def test_a_port_in_use_names_the_process():
 def test_an_address_that_cannot_be_bound_has_its_remedy(host, words):
     with pytest.raises(LinkError, match=words):
         ManagerSocket(Address(host, 0), SECRET)
+
+
+def test_whoever_hangs_up_with_messages_unread_does_not_end_a_busy_manager():
+    """libzmq aborts where it is to send a heartbeat of its own to such a peer."""
+    command = [sys.executable, "-m", "tests.wire.busy_manager"]
+    root = Path(__file__).resolve().parents[2]
+    with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as manager:
+        address = Address(LOOPBACK, int(manager.stdout.readline()))
+        with zmq.Context() as context:
+            dealer = raw_dealer(address, context)
+            dealer.send(codec.encode(status(agent_id="first")))
+            assert manager.stdout.readline() == "busy\n"
+            for _ in range(100):  # more than its queue holds
+                dealer.send(codec.encode(status(agent_id="first")))
+            dealer.close(round(LIMIT_S * 1000))
+        with pytest.raises(subprocess.TimeoutExpired):
+            manager.wait(5)  # longer than two heartbeats
+        manager.stdin.write("\n")
+        manager.stdin.flush()
+        with AgentSocket(address, SECRET) as agent:
+            until(agent, lambda _: agent.connected)
+            assert agent.send(status(agent_id="second"))
+            until(agent, bool)
+        assert manager.wait(LIMIT_S) == 0
