@@ -25,6 +25,8 @@ from taskd.runtime.regular import open_record
 from taskd.wire.bounds import LONGEST_S, NAME_CHARS
 
 JOURNAL: Final = "journal.jsonl"
+OLD_JOURNAL: Final = "journal.old.jsonl"
+"""The part before it, of one that was full."""
 FAULTS: Final = "faults"
 BOXES: Final = "boxes"
 JOURNAL_BYTES: Final = 64 << 20
@@ -307,7 +309,7 @@ def read_job(folder: Path) -> Chronicle:
     """The last job of this folder. Without a journal it is an empty one. Raises `RecordError` if it cannot be read."""
     reader = _Reader(job_id=folder.name)
     omitted: list[str] = []
-    for line in _lines(folder / JOURNAL, omitted):
+    for line in _lines(folder, omitted):
         reader.damaged += not _taken(reader, line)
     if reader.forgotten:
         omitted.append(f"{reader.forgotten} older faults or recoveries, of more than are told")
@@ -342,18 +344,30 @@ def _taken(reader: _Reader, line: bytes) -> bool:
     return False
 
 
-def _lines(journal: Path, omitted: list[str]) -> Iterator[bytes]:
+def _lines(folder: Path, omitted: list[str]) -> Iterator[bytes]:
     """Whole lines, of a journal that is too long the newest; of a line that is too long, pieces that are none."""
+    newer = min(_bytes(folder / JOURNAL), JOURNAL_BYTES)
+    older = 0
+    if newer < JOURNAL_BYTES and _bytes(folder / OLD_JOURNAL):
+        older = max(0, newer + _bytes(folder / OLD_JOURNAL) - JOURNAL_BYTES)
+        try:
+            yield from _tail(folder / OLD_JOURNAL, JOURNAL_BYTES - newer)
+        except RecordError as error:
+            omitted.append(str(error))
+    else:
+        older = _bytes(folder / JOURNAL) - newer + _bytes(folder / OLD_JOURNAL)
+    if older >> 20:
+        omitted.append(f"the oldest {older >> 20} MiB of the journal: the newest {JOURNAL_BYTES >> 20} are read")
+    yield from _tail(folder / JOURNAL, JOURNAL_BYTES)
+
+
+def _tail(journal: Path, left: int) -> Iterator[bytes]:
     try:
         with open_record(journal) as file:
-            older = os.fstat(file.fileno()).st_size - JOURNAL_BYTES
-            left = JOURNAL_BYTES
+            older = os.fstat(file.fileno()).st_size - left
             if older > 0:
                 file.seek(older)
                 left -= len(file.readline(_LINE_BYTES))
-                omitted.append(
-                    f"the oldest {older >> 20} MiB of the journal: the newest {JOURNAL_BYTES >> 20} are read"
-                )
             while left > 0 and (line := file.readline(min(left, _LINE_BYTES))):
                 left -= len(line)
                 if line.strip():

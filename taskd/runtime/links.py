@@ -45,7 +45,13 @@ _ZAP_DOMAIN: Final = b"taskd"
 _MAX_MESSAGE_BYTES: Final = 2 * codec.MAX_FRAME_BYTES
 """Beyond it ZeroMQ cuts the connection; up to it the codec refuses the frame and can say who sent it."""
 _QUEUE_MESSAGES: Final = 16
+_AGENT_QUEUE_MESSAGES: Final = 4
+"""Of each agent, at the manager: what it says at once. More waits in its own memory."""
 _MAX_FRAMES_PER_CALL: Final = 256
+_MAX_BYTES_PER_CALL: Final = 4 * codec.MAX_FRAME_BYTES
+"""Of all messages together: to read them takes time, in which nothing else is done. 256 honest reports have 1 MB."""
+_PARTS: Final = 2
+"""Of a message with the name of its sender."""
 _MAX_LOGGED: Final = 256
 _HANDSHAKE_MS: Final = 5_000
 _BACKLOG: Final = 4_096
@@ -113,17 +119,33 @@ class _Link:
         self.close()
 
     def _frames(self) -> Iterator[list[zmq.Frame]]:
-        """The messages that are there now, each as its frames; bounded, so that a flood cannot hold the loop."""
+        """The messages that are there now, each as its frames; bounded in number and sum: no flood holds the loop."""
+        left = _MAX_BYTES_PER_CALL
         for _ in range(_MAX_FRAMES_PER_CALL):
-            if not self._socket.poll(0):
+            if left <= 0 or not self._socket.poll(0):
                 return
-            yield self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            frames, size_bytes = self._read()
+            left -= size_bytes
+            yield frames
+
+    def _read(self) -> tuple[list[zmq.Frame], int]:
+        """One message and its size. Of one with more parts than any of taskd the rest is dropped as it comes."""
+        frames = [self._socket.recv(zmq.NOBLOCK, copy=False)]
+        size_bytes = len(frames[0])
+        while frames[-1].more:
+            frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+            size_bytes += len(frame)
+            if len(frames) > _PARTS:
+                frames[-1] = frame
+            else:
+                frames.append(frame)
+        return frames, size_bytes
 
     def _decoded(self, frames: list[zmq.Frame], decode: Callable[[bytes], _M]) -> _M | None:
         try:
             if len(frames) != 1:
                 raise codec.BadFrameError(
-                    codec.Fault.CONTENT, f"found a message of {len(frames)} parts, expected 1: the peer is not taskd"
+                    codec.Fault.CONTENT, "found a message of several parts, expected 1: the peer is not taskd"
                 )
             return decode(frames[0].bytes)
         except codec.BadFrameError as error:
@@ -157,6 +179,7 @@ class ManagerSocket(_Link):
         try:
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
+            self._socket.setsockopt(zmq.RCVHWM, _AGENT_QUEUE_MESSAGES)
             if security.secret is not None:
                 self._secure(security.secret)
             self.address = bind(self._socket, listen)

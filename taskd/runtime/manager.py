@@ -39,7 +39,7 @@ from taskd.runtime.checks import CheckDesk
 from taskd.runtime.cluster import Cluster, cluster_of
 from taskd.runtime.crowd import Peers, own_evidence, unfit
 from taskd.runtime.identity import agent_of
-from taskd.runtime.journal import Journal, as_fields, as_text, at_step
+from taskd.runtime.journal import Journal, as_fields, as_text, at_step, most_bytes
 from taskd.runtime.kernels import Kernels
 from taskd.runtime.links import ManagerSocket, Peer
 from taskd.runtime.loopback import secured
@@ -82,7 +82,8 @@ class Manager:
         self._config = config
         self._embedded = embedded
         self._socket = ManagerSocket(config.listen, secured(config.security, config.listen, config.run_dir))
-        self._journal = Journal(config.run_dir, config.job_id)
+        ranks = config.policy.node_count * config.policy.ranks_per_node
+        self._journal = Journal(config.run_dir, config.job_id, most=most_bytes(ranks))
         self._cluster = cluster or cluster_of(config.node_command, config.job_id)
         self._kernels = Kernels()
         self._modules: set[str] = set()

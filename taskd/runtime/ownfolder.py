@@ -79,6 +79,17 @@ class OwnFolder:
         except FileNotFoundError:
             return 0.0
 
+    def size(self, name: str) -> int:
+        """How large a file is; 0 if it has gone."""
+        try:
+            return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False).st_size
+        except FileNotFoundError:
+            return 0
+
+    def rename(self, name: str, other: str) -> None:
+        """Give a file another name, in place of the file that has it."""
+        os.replace(name, other, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
+
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
         with suppress(FileNotFoundError):

@@ -5,7 +5,7 @@ Rules:
 1. SOCK_SEQPACKET: one message a packet, nothing to reassemble, and the end of a process is the end of its socket.
 2. The socket lies in a directory of mode 0700; the kernel tells the pid of who connects, and that pid counts, not the
    one that the process says of itself.
-3. A packet that cannot be decoded is refused and logged; the connection stays.
+3. A packet that cannot be decoded is refused; the first of a connection is logged, which stays.
 """
 
 import logging
@@ -31,6 +31,8 @@ class Peer:
         pid, _, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         self.pid: int = pid
         self.hello: Hello | None = None
+        self.refused = 0
+        """Packets that could not be decoded."""
 
     def send(self, message: ToLocal) -> bool:
         """Send, without blocking; False if the process is gone or does not read."""
@@ -115,7 +117,9 @@ class LocalServer:
             try:
                 message = decode_from_local(frame)
             except FrameError as error:
-                logger.error("refused a packet of process %d: %s", peer.pid, error)
+                peer.refused += 1
+                if peer.refused == 1:
+                    logger.error("refused a packet of process %d: %s (further ones are not told)", peer.pid, error)
                 continue
             if isinstance(message, Hello):
                 peer.hello = message

@@ -98,6 +98,46 @@ def test_a_peer_with_the_secret_cannot_harm_with_garbage(manager, caplog):
     assert all(LOOPBACK in line for line in logged)
 
 
+def test_many_large_frames_at_once_hold_nobody_up():
+    """What is taken in one turn is bounded by its sum, too: each frame may have 8 MiB, and a turn 256 of them."""
+    context = zmq.Context()
+    with ManagerSocket(Address(LOOPBACK, 0), NONE) as manager:
+        dealers = [raw_dealer(manager.address, context, None) for _ in range(6)]
+        for dealer in dealers:
+            for _ in range(2):
+                dealer.send(b"x" * codec.MAX_FRAME_BYTES)
+        turns, before = [], 0
+        while before < 12:
+            assert manager.poll(LIMIT_S)
+            assert manager.receive() == []
+            turns.append(manager.refused["magic"] - before)
+            before += turns[-1]
+        assert max(turns) <= 4
+    context.destroy(linger=0)
+
+
+def test_a_message_of_many_parts_is_dropped_as_it_comes():
+    """It is one message to ZeroMQ, with parts as large as allowed: it is not collected."""
+    context = zmq.Context()
+    with ManagerSocket(Address(LOOPBACK, 0), NONE) as manager, AgentSocket(manager.address, NONE) as agent:
+        dealer = raw_dealer(manager.address, context, None)
+        dealer.send_multipart([b"x" * 100_000] * 100)
+        assert manager.poll(LIMIT_S)
+        while not (found := list(manager._frames())):
+            assert manager.poll(LIMIT_S)
+        assert [len(frames) for frames in found] == [3]
+        assert sum(len(frame) for frame in found[0]) < 300_000
+        dealer.send_multipart([b"x" * 100_000] * 100)
+        while not manager.refused["content"]:
+            assert manager.poll(LIMIT_S)
+            assert manager.receive() == []
+        until(agent, lambda _: agent.connected)
+        assert agent.send(status())
+        while not manager.receive():
+            assert manager.poll(LIMIT_S)
+    context.destroy(linger=0)
+
+
 def test_knowing_the_managers_key_is_not_enough(manager):
     """The handshake needs the manager's public key, the gate the agents' own: a leaked public key opens nothing."""
     context = zmq.Context()
