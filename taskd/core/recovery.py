@@ -96,16 +96,10 @@ class Recovery(Course):
         return self._flush()
 
     def testify(self, agent_id: str, inquiry: int, evidence: Mapping[int, Evidence], now_s: float) -> list[Action]:
-        """An agent says what it knows of its processes, asked (`Directive.inquiry`) or because one has ended.
-
-        What it says of ranks that are not its own is passed over.
-        """
+        """An agent says what it knows of its processes, asked (`Directive.inquiry`) or because one has ended."""
         self._now_s = now_s
-        places = self.world.known_places(agent_id)
-        if places and not self.superseded and self.phase is not Phase.FORMING:
-            per_node = self.policy.ranks_per_node
-            own = {rank: known for rank, known in evidence.items() if rank // per_node in places}
-            self.note_testimony(agent_id, inquiry, own)
+        if not self.superseded and self.phase is not Phase.FORMING:
+            self.note_testimony(agent_id, inquiry, evidence)
             if self.phase is Phase.STRAYED and self.all_testified():
                 self._fire(Event.TESTIFIED, -1)
         return self._flush()
