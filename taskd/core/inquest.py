@@ -74,7 +74,11 @@ class Inquest(Notices):
             self._out.append(Note(f"the job gets on: it was at work for {took_s:.1f} s, which is known from now on"))
 
     def note_testimony(self, agent_id: str, inquiry: int, evidence: Mapping[int, Evidence]) -> None:
-        """What an agent knows of its processes."""
+        """What an agent knows of its processes. What it says of ranks that are not its own is passed over."""
+        places = self.world.known_places(agent_id)
+        if not places:
+            return
+        evidence = {rank: known for rank, known in evidence.items() if rank // self.policy.ranks_per_node in places}
         self.watch.hear(agent_id, inquiry, evidence, self._now_s)
         seen = {rank: known for rank, known in evidence.items() if known.non_finite is not None}
         if seen:
