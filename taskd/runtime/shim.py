@@ -93,8 +93,10 @@ def check(result: int, doing: str) -> int:
     """Give back a result of the core; raise `ShimError` if it is -errno."""
     if result >= 0:
         return result
+    if -result not in errno.errorcode:  # a number that its process has written into it, too large for the C library
+        raise ShimError(f"{doing}: it answered {result}, expected 0 or an error's number; let nobody else write there")
     found, remedy = _REASONS.get(-result, (os.strerror(-result), "see the system's log"))
-    raise ShimError(f"{doing}: {found} ({errno.errorcode.get(-result, -result)}); {remedy}")
+    raise ShimError(f"{doing}: {found} ({errno.errorcode[-result]}); {remedy}")
 
 
 def told(result: int) -> int:

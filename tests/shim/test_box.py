@@ -5,6 +5,7 @@ import random
 import re
 import shutil
 import stat
+import struct
 import subprocess
 import threading
 from pathlib import Path
@@ -15,6 +16,8 @@ import taskd
 from taskd.errors import ShimError
 from taskd.runtime.blackbox import Box, Command, Life
 from tests.shim.armed import CORE, PROGRAMS, REPOSITORY, plain, until
+
+LINE = 64
 
 
 def test_a_new_box_is_private_reserved_and_says_that_nothing_happened(box):
@@ -74,6 +77,15 @@ def test_a_full_file_system_is_an_error_and_leaves_nothing(run_dir):
 
 def test_commands_need_an_owner(box):
     with pytest.raises(ShimError, match="no process has claimed it"):
+        box.command(Command.PING)
+
+
+@pytest.mark.parametrize("answer", [-(2**31), -(2**31) + 1, -5000])
+def test_an_answer_that_is_no_error_of_any_system(box, answer):
+    with open(box.path, "r+b", buffering=0) as file:
+        os.pwrite(file.fileno(), struct.pack("=I", os.getpid()), 4 * LINE + 8)  # somebody has it
+        os.pwrite(file.fileno(), struct.pack("=Ii", 1, answer), 3 * LINE + 12)  # the first command's number, and its result
+    with pytest.raises(ShimError, match=f"it answered {answer}, expected"):
         box.command(Command.PING)
 
 
