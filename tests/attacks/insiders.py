@@ -116,7 +116,7 @@ INSIDERS = (
     one("a job of megabytes", {**STATUS, "job_id": "j" * 3_000_000}),
     one("a node that is a superscript", {**DRAIN, "node": "²"}, log=""),
     one("a node of 5,000 digits", {**DRAIN, "node": "9" * 5000}),
-    one("evidence that is none", {**TESTIMONY, "evidence": {0: [[[[]]]]}}, log="testifies what cannot be read"),
+    one("evidence that is none", {**TESTIMONY, "evidence": {0: [[[[]]]]}}, log="refused a testimony"),
     one("a host with escapes", {**STATUS, "host": "\x1b[2J\x9b31m\0\nnode"}),
     one("a generation from the far future", {**STATUS, "generation": 2**31}, log=""),
     Attack("every edge of every field", "a node of the job", every_edge),

@@ -131,10 +131,10 @@ LEFTOVERS = (
     ),
     Attack(
         "a core that was cut short", _BEFORE, nothing, prepare=lambda job: cut_install(job, CORE), manager=False,
-        in_place=False, log="reinstall taskd",
+        log="reinstall taskd",
     ),
     Attack(
         "a preloaded library that was cut short", _BEFORE, nothing, prepare=lambda job: cut_install(job, GATE),
-        manager=False, in_place=False, log="reinstall taskd",
+        manager=False, log="reinstall taskd",
     ),
 )  # fmt: skip

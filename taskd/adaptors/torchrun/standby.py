@@ -282,7 +282,7 @@ def _load_core() -> None:
 
         load_core()
     except (ImportError, ShimError) as error:
-        logger.warning("standbys have no black box: %s", error)
+        logger.info("standbys have no black box: %s", error)  # the agent warns of it, once for all
 
 
 def _count_threads() -> int:
