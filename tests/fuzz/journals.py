@@ -99,7 +99,10 @@ def _odd(entry: dict[str, Any], dice: random.Random) -> dict[str, Any]:
     if isinstance(value, dict) and value and dice.random() < 0.7:
         entry[key] = _odd(value, dice)
     elif isinstance(value, list) and value and dice.random() < 0.7:
-        entry[key] = [_odd(value[0], dice) if isinstance(value[0], dict) and value[0] else dice.choice(_ODD), *value[1:]]
+        entry[key] = [
+            _odd(value[0], dice) if isinstance(value[0], dict) and value[0] else dice.choice(_ODD),
+            *value[1:],
+        ]
     elif isinstance(value, int | float) and dice.random() < 0.7:
         entry[key] = dice.choice((*STRANGE_FLOATS, *STRANGE_NUMBERS))
     elif isinstance(value, str) and dice.random() < 0.5:

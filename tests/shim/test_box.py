@@ -84,7 +84,9 @@ def test_commands_need_an_owner(box):
 def test_an_answer_that_is_no_error_of_any_system(box, answer):
     with open(box.path, "r+b", buffering=0) as file:
         os.pwrite(file.fileno(), struct.pack("=I", os.getpid()), 4 * LINE + 8)  # somebody has it
-        os.pwrite(file.fileno(), struct.pack("=Ii", 1, answer), 3 * LINE + 12)  # the first command's number, and its result
+        os.pwrite(
+            file.fileno(), struct.pack("=Ii", 1, answer), 3 * LINE + 12
+        )  # the first command's number, and its result
     with pytest.raises(ShimError, match=f"it answered {answer}, expected"):
         box.command(Command.PING)
 
