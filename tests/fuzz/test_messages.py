@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.fuzz import messages
+from tests.fuzz import insider, messages
 
 
 @pytest.mark.parametrize("seed", [1])
@@ -32,3 +32,12 @@ def test_memory_that_grows_is_seen() -> None:
     assert messages.grown([50.0] * 10) == ""
     assert messages.grown([50.0, 60.0, 70.0, *[80.0] * 7]) == "", "what fills at the beginning has a bound"
     assert "grown by 25.0 MB" in messages.grown([50.0 + 5 * part for part in range(10)])
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_a_node_of_the_job_tells_lies(seed: int) -> None:
+    counts, failures = insider.run(seed, 600)
+    assert failures == {}
+    assert counts["accepted"] > 200
+    assert counts["jobs"] > 0
+    assert counts["pausing"] + counts["restarting"] > 0, "it is believed that it has lost a rank"
