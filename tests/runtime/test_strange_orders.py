@@ -5,16 +5,21 @@ import logging
 import msgspec
 import pytest
 
-from taskd.core.plausible import strange
+from taskd.core.plausible import MOST_AHEAD, implausible, strange
 from taskd.errors import RecoveryError
 from taskd.runtime.agent import NodeAgent
 from taskd.runtime.shape import Shape
+from taskd.runtime.sockets import Peer
+from taskd.runtime.standbys import StandbyPool
 from taskd.wire import codec
 from taskd.wire.bounds import LONGEST_S, MOST_RANKS, NUMBERS
 from taskd.wire.checks import Examine
-from taskd.wire.codec import BadFrameError
-from taskd.wire.messages import Directive, Ledger, Order, Place, RankOrder, Stage, WorldPlan
+from taskd.wire.codec import MAX_MODULES_BYTES, BadFrameError
+from taskd.wire.messages import Directive, Hello, Ledger, Order, Place, RankOrder, Stage, WorldPlan
+from tests.launch import Launcher
+from tests.runtime.local import Ear, start
 from tests.runtime.test_agent import ScriptedManager, agent, host, make, manager, stages  # noqa: F401  fixtures
+from tests.runtime.test_strange_reports import STATUS
 
 LEDGER = Ledger(term=1)
 PLAN = WorldPlan(
@@ -105,3 +110,37 @@ def test_a_check_by_an_impossible_clock_can_be_reported(
     assert status.check is not None
     status = manager.until(lambda status: status.check.examined.done)  # type: ignore[union-attr]
     assert status.check.examined.own.clock_s == LONGEST_S  # type: ignore[union-attr]
+
+
+def test_more_modules_than_a_message_holds_are_not_imported(launcher: Launcher, ear: Ear) -> None:
+    """A template is told of all at once: a node's own names and the manager's may be too many for that."""
+    pool = StandbyPool(ear.server, 1, lambda: 1)
+    template = start(launcher, "member.py", ear.server.path, "template", 1)
+    pool.hello(*greeting(ear))
+    for part in range(3):  # to a template that lives, and to the next one
+        pool.import_modules(tuple(f"part{part}.{number:05}{'x' * 200}" for number in range(500)))
+    pool.import_modules(tuple(f"many.{number:05}{'x' * 200}" for number in range(5000)))
+    assert 100_000 < sum(map(len, pool._modules)) <= MAX_MODULES_BYTES
+    template.kill()
+    template.wait()
+    start(launcher, "member.py", ear.server.path, "template", 1)
+    pool.hello(*greeting(ear))
+    pool.close()
+
+
+def greeting(ear: Ear) -> tuple[Peer, Hello]:
+    peer, hello = ear.until(lambda _peer, message: isinstance(message, Hello))
+    assert isinstance(hello, Hello)
+    return peer, hello
+
+
+def test_nobody_leads_a_job_step_by_step_to_where_no_agent_follows() -> None:
+    """Each report is a little ahead of the last; what is ordered next still fits an order."""
+    generation = 0
+    for _ in range(5000):
+        ahead = msgspec.structs.replace(STATUS, generation=generation + MOST_AHEAD)
+        if implausible(ahead, generation=generation, forming=False, term=1):
+            break
+        generation += MOST_AHEAD
+    assert generation > MOST_AHEAD
+    codec.decode_from_manager(codec.encode(directive(generation=generation + 1)))
