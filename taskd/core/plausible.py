@@ -1,31 +1,54 @@
-"""Whether what a node says of the job's past can be true.
+"""Whether what a node says of the job's past can be true, and whether what a manager wants of a node can be done.
 
 Rules:
 
 1. Generations, incarnations and terms only grow, so one number from far beyond would stay for good, and what is counted
    on from it would soon fit no message. A job that recovers once a second takes two weeks to get so far.
 2. A manager that takes a job over knows nothing yet: it believes more, and still has room to count on.
+3. A directive is obeyed as a whole or not at all: of a world that cannot be no part is to be believed.
 """
 
 from typing import Final
 
 from taskd.core.world import newest_generation
-from taskd.wire.messages import NodeStatus
+from taskd.wire.bounds import MOST_RANKS, NUMBERS
+from taskd.wire.messages import Directive, NodeStatus
 
 MOST_AHEAD: Final = 1 << 20
 """Generations, or incarnations, that a node may be ahead of its manager."""
 MOST_AT_FIRST: Final = 1 << 30
+LAST: Final = NUMBERS - MOST_AHEAD
+"""Nobody gets the job further, be it step by step: an agent takes no order with a larger number than `NUMBERS`."""
 MOST_AHEAD_MS: Final = 24 * 3600 * 1000
 """Of a term, which is the wall clock of a manager at its start in ms."""
 
 
 def implausible(status: NodeStatus, *, generation: int, forming: bool, term: int) -> str:
     """What cannot be true of it, for a manager of this term whose job is in this generation; "" if all can."""
-    limit = MOST_AT_FIRST if forming else generation + MOST_AHEAD
+    limit = MOST_AT_FIRST if forming else min(generation + MOST_AHEAD, LAST)
     newest = max(newest_generation(status), *(rank.incarnation for rank in status.ranks), 0)
     if newest > limit:
         return f"found generation or incarnation {newest}, expected at most {limit}"
     last_term = max(status.ledger.term, *(rank.term for rank in status.ranks), 0)
     if last_term > term + MOST_AHEAD_MS:
         return f"found a manager of term {last_term}, expected at most {term + MOST_AHEAD_MS}; set the nodes' clocks"
+    return ""
+
+
+def strange(directive: Directive, per_node: int) -> str:
+    """Why a node with so many ranks cannot do what a manager wants; "" if it can."""
+    count, plan = directive.node_count, directive.plan
+    if count * per_node > MOST_RANKS:
+        return f"found {count} places of {per_node} ranks, expected at most {MOST_RANKS} ranks"
+    most = count or MOST_RANKS // per_node  # 0: it says nothing of their number
+    places = max((place.node_rank for place in directive.places), default=0)
+    if places >= most:
+        return f"found place {places}, expected 0 to {most - 1}"
+    rank = max((order.rank for order in directive.ranks), default=0)
+    if rank >= most * per_node:
+        return f"found rank {rank}, expected 0 to {most * per_node - 1}"
+    if not count and any(order.joins for order in directive.ranks):
+        return "found a newcomer to a job of unknown size, expected its places"
+    if plan is not None and plan.generation != directive.generation:
+        return f"found a plan of generation {plan.generation}, expected {directive.generation}"
     return ""

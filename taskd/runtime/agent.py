@@ -23,6 +23,7 @@ from typing_extensions import assert_never
 from taskd.config.agent import AgentConfig
 from taskd.core.agent import Action, Node
 from taskd.core.meeting import Meeting
+from taskd.core.plausible import strange
 from taskd.runtime.crew import Crew
 from taskd.runtime.deaths import DeathWatch
 from taskd.runtime.embedded import connect
@@ -75,7 +76,7 @@ class NodeAgent:
         self._files = RankFiles(config.run_dir, config.job_id)
         self._server = LocalServer(self._files.socket)
         self._deaths = DeathWatch()
-        self._pool = StandbyPool(self._server, config.standbys, self._start_template)
+        self._pool = StandbyPool(self._server, config.standbys, lambda: self._crew.start_template())  # noqa: PLW0108  no crew yet
         self._crew = Crew(self._files, self._deaths, self._pool, config.preload)
         self._observer = Observer(config.job_id, self._crew, self._reports.proof)
         self._identity: NodeIdentity | None = None
@@ -231,7 +232,7 @@ class NodeAgent:
 
     def _take_over(self, host: WorkerHost, identity: NodeIdentity) -> None:
         first = self._identity is None
-        self._identity = identity
+        self._identity, self._local_ranks = identity, len(host.local_ranks)
         self._leaving = False
         if first:
             self._open_link()
@@ -254,8 +255,7 @@ class NodeAgent:
     def _open_link(self) -> None:
         if self._link is None:
             self._reports.store = self._serve_store()
-            ranks = self._local_ranks if self._identity is None else len(self._identity.ranks)
-            self._link, self._manager = connect(self._config, ranks, self._files)
+            self._link, self._manager = connect(self._config, self._local_ranks, self._files)
 
     # ---- what comes in
 
@@ -318,6 +318,10 @@ class NodeAgent:
                 assert_never(message)
 
     def _follow(self, directive: Directive) -> None:
+        odd = strange(directive, self._local_ranks)
+        if odd and self._link is not None:
+            self._link.refuse("order", "a directive", odd)
+            return
         self._prospect.learn(directive)
         if self._identity is None:
             return  # not ready for a place; it is told again
@@ -366,10 +370,9 @@ class NodeAgent:
 
     def _state(self) -> tuple[tuple[RankStatus, ...], int, int, bool, bool, CheckState | None]:
         """What the manager hears at once when it changes; all else of a report, with the next heartbeat."""
-        ranks = tuple(slot.status for slot in self._node.slots.values())
         generation = max(self._crew.generation, self._node.generation)
         return (
-            ranks,
+            tuple(slot.status for slot in self._node.slots.values()),
             self._pool.count,
             generation,
             self._leaving,
@@ -395,6 +398,3 @@ class NodeAgent:
                 sent_s=self._sent_s,
             )
         )
-
-    def _start_template(self) -> int:
-        return self._crew.start_template()

@@ -24,6 +24,7 @@ from taskd.core.nodecheck.probes import lost, merge_own, merge_trial
 from taskd.runtime.deaths import DeathWatch, Ending, ending_status
 from taskd.runtime.sockets import Peer
 from taskd.runtime.standbys import StandbyPool
+from taskd.wire.bounds import LONGEST_S
 from taskd.wire.checks import CheckState, Cleared, Examine, Examined, Own, Trial, TrialResult
 from taskd.wire.messages import Probe
 from taskd.wire.probes import ProbeOrder, ProbeResult
@@ -119,7 +120,7 @@ class Examiner:
             return
         self._kill_all()
         self._order, self._started_s = order, time.monotonic()
-        self._clock_s = time.time() - order.clock_s
+        self._clock_s = max(-LONGEST_S, min(time.time() - order.clock_s, LONGEST_S))
         trials: tuple[Trial | None, ...] = order.trials or (None,)
         self._seats = [
             Seat(self._order_of(order, trial, local_rank, local_ranks), self._started_s + order.timeout_s)

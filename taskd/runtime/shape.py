@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from taskd.config import settings
+from taskd.errors import RecoveryError
 from taskd.wire.messages import Directive
 
 
@@ -28,6 +29,8 @@ class Shape:
         """That of the job's rank `rank`, started as the directive says. `given` is torchrun's environment for it."""
         everybody = tuple(range(directive.node_count * per_node))
         members = everybody if joins else tuple(order.rank for order in directive.ranks)
+        if rank not in members:  # it was ordered by a directive before, and has waited for a standby
+            raise RecoveryError(f"found no rank {rank} in the world of {len(members)} ranks that is wanted by now")
         changed: dict[str, str] = {}
         if given.get("WORLD_SIZE") != str(len(members)) or members != everybody:
             own, size = members.index(rank), len(members)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from taskd.runtime.sockets import LocalServer, Peer
+from taskd.wire.codec import MAX_MODULES_BYTES
 from taskd.wire.messages import Fork, Hello, Modules
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class StandbyPool:
         self._idle: list[Peer] = []
         self._asked = 0
         self._modules: set[str] = set()
+        self._modules_bytes = 0
 
     @property
     def count(self) -> int:
@@ -58,9 +60,14 @@ class StandbyPool:
             logger.info("template process %d imports torch to make standbys", self._template_pid)
 
     def import_modules(self, names: tuple[str, ...]) -> None:
-        """Let the template import these too, and replace the standbys that lack them."""
-        new = [name for name in names if name not in self._modules]
-        self._modules.update(new)
+        """Let the template import these too, and replace the standbys that lack them. What fits one message is kept."""
+        new = []
+        for name in names:
+            size_bytes = self._modules_bytes + len(name.encode()) + 5
+            if name not in self._modules and size_bytes <= MAX_MODULES_BYTES:
+                self._modules.add(name)
+                self._modules_bytes = size_bytes
+                new.append(name)
         if new and self._template is not None:
             self._ready = False
             self._template.send(Modules(names=tuple(new)))

@@ -35,6 +35,12 @@ Counter = Annotated[int, Meta(ge=0, le=LARGEST)]
 """A sequence number, a term, a generation, an incarnation."""
 MaybeCounter = Annotated[int, Meta(ge=-1, le=LARGEST)]
 """-1: none. A step, too."""
+NUMBERS: Final = (1 << 31) - 1
+"""Of worlds and processes that may be ordered: black boxes and the core in C have them in 32 bits, and 1 is added."""
+Number = Annotated[int, Meta(ge=0, lt=NUMBERS)]
+"""A generation or an incarnation, as ordered."""
+MaybeNumber = Annotated[int, Meta(ge=-1, lt=NUMBERS)]
+"""-1: none."""
 Signed = Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]
 Unsigned64 = Annotated[int, Meta(ge=0)]
 """An address or an id, with which nothing is calculated."""

@@ -24,8 +24,10 @@ from taskd.wire.bounds import (
     Many,
     MaybeCounter,
     MaybeIndex,
+    MaybeNumber,
     Measured,
     Name,
+    Number,
     Pid,
     Port,
     Raw,
@@ -171,7 +173,7 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
 class WorldPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the ranks of one generation come together."""
 
-    generation: Counter
+    generation: Number
     world_size: Amount
     store_host: Name
     store_port: Port
@@ -208,7 +210,7 @@ class RankOrder(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The process wanted for one rank; an agent whose process is of a lower incarnation fences it and starts one."""
 
     rank: Index
-    incarnation: MaybeCounter  # -1: of a rank that has had no process yet
+    incarnation: MaybeNumber  # -1: of a rank that has had no process yet
     joins: bool = False  # it comes into a living world (waits for a plan), or starts a fresh one with all the others
 
 
@@ -217,7 +219,7 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
 
     job_id: Name
     sequence: Counter
-    generation: Counter
+    generation: Number
     order: Order
     ranks: Annotated[tuple[RankOrder, ...], Many] = ()
     plan: WorldPlan | None = None
