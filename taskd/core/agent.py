@@ -216,6 +216,7 @@ class Node:
             kind="" if clean else kind,
             term=status.term,
             no_newcomer=status.no_newcomer,  # also its own successor's: what it had, that one lacks
+            replicas=status.replicas,
         )
         row.act(self, rank)
         return self._flush()
@@ -333,6 +334,7 @@ def replace_status(status: RankStatus, report: WorkerReport) -> RankStatus:
         term=status.term,
         no_rebuild=status.no_rebuild,
         no_newcomer=status.no_newcomer,
+        replicas=report.replicas,
     )
 
 

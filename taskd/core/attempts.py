@@ -232,6 +232,7 @@ class Attempts(JobState):
             self._attempt(new_world=True, no_donor=restore is None)
             return
         host, members = self.world.store_host(), sorted(self.world.ranks)
+        at = {rank: index for index, rank in enumerate(members)}
         record.planned_s, record.target_step = self._now_s, restore.target_step
         plan = WorldPlan(
             generation=self.world.generation,
@@ -240,12 +241,9 @@ class Attempts(JobState):
             store_port=host.store_port,
             store_key=host.store_key,
             target_step=restore.target_step,
-            adopt=restore.adopt,
+            adopt=tuple(at[rank] for rank in restore.adopt),
             transfers=tuple(
-                Transfer(
-                    donor=members.index(transfer.donor),
-                    receivers=tuple(members.index(receiver) for receiver in transfer.receivers),
-                )
+                Transfer(donor=at[transfer.donor], receivers=tuple(at[rank] for rank in transfer.receivers))
                 for transfer in restore.transfers
             ),
             timeout_s=self.policy.deadlines.join_s,

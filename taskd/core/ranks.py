@@ -1,11 +1,14 @@
-"""Who gives state to whom, so that every rank of the next generation holds one and the same step.
+"""Which step every rank resumes at, and who gives state to whom.
 
 Rules:
 
-1. The target is the newest committed step of a clean replica: a committed step is never given up while one lives.
-2. If no replica is clean, but some have stepped exactly once since their commit, that step counts as done (`adopt`).
-3. A rank that is clean at the target keeps its own state. Every other one receives, from one donor.
-4. Without a donor there is no plan: the state is lost in memory and only a checkpoint can bring it back.
+1. Ranks with the same key form a replica set: they hold the same state, and give it to each other alone. In plain data
+   parallelism there is one set, and its key is empty.
+2. The target is the newest committed step at which every set has a holder: a rank that is clean there, or one that has
+   stepped exactly once since the step before. If there is none, it is the newest such step that nobody has committed.
+3. A rank that is clean at the target keeps its state. In a set without one, the ranks that have stepped count that step
+   as done (`adopt`). All others receive, from one donor of their set.
+4. A set without a holder leaves no plan: its state is lost in memory, and only a checkpoint can bring it back.
 """
 
 from collections.abc import Mapping
@@ -20,28 +23,48 @@ class Held:
 
     step: int
     condition: Condition
+    replicas: str = ""
+    """Key of its replica set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """The step to resume at, and the transfers that bring every rank there."""
+    """The step to resume at, the ranks that count their last step as done, and who gives state to whom."""
 
     target_step: int
-    adopt: bool
+    adopt: tuple[int, ...]
     transfers: tuple[Transfer, ...]
 
 
 def plan_restore(held: Mapping[int, Held]) -> Restore | None:
-    """Choose the target step and the donor among the paused ranks; None if no rank can give a consistent state."""
-    for condition, adopt in ((Condition.CLEAN, False), (Condition.STEPPED, True)):
-        steps = [h.step for h in held.values() if h.condition is condition]
-        if steps:
-            return _towards(max(steps), condition, adopt, held)
+    """Choose the target step and the donors among the paused ranks; None if a set has no rank with a whole state."""
+    sets: dict[str, list[int]] = {}
+    for rank in sorted(held):
+        sets.setdefault(held[rank].replicas, []).append(rank)
+    committed = {h.step for h in held.values() if h.condition is Condition.CLEAN}
+    stepped = {h.step + 1 for h in held.values() if h.condition is Condition.STEPPED}
+    for target_step in (*sorted(committed, reverse=True), *sorted(stepped - committed, reverse=True)):
+        restore = _towards(target_step, sets, held)
+        if restore is not None:
+            return restore
     return None
 
 
-def _towards(step: int, condition: Condition, adopt: bool, held: Mapping[int, Held]) -> Restore:
-    holders = sorted(r for r, h in held.items() if h.condition is condition and h.step == step)
-    receivers = tuple(sorted(set(held) - set(holders)))
-    transfers = (Transfer(donor=holders[0], receivers=receivers),) if receivers else ()
-    return Restore(step + adopt, adopt, transfers)
+def _towards(target_step: int, sets: Mapping[str, list[int]], held: Mapping[int, Held]) -> Restore | None:
+    adopt: list[int] = []
+    transfers: list[Transfer] = []
+    for ranks in sets.values():
+        holders = _at(ranks, held, target_step, Condition.CLEAN)
+        if not holders:
+            holders = _at(ranks, held, target_step - 1, Condition.STEPPED)
+            adopt += holders
+        if not holders:
+            return None
+        receivers = tuple(sorted(set(ranks) - set(holders)))
+        if receivers:
+            transfers.append(Transfer(donor=holders[0], receivers=receivers))
+    return Restore(target_step, tuple(sorted(adopt)), tuple(transfers))
+
+
+def _at(ranks: list[int], held: Mapping[int, Held], step: int, condition: Condition) -> list[int]:
+    return [rank for rank in ranks if held[rank].condition is condition and held[rank].step == step]

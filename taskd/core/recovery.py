@@ -280,7 +280,7 @@ class Recovery(Course):
             self.world.adopt(status, self._now_s)
         if view.starting and not view.joins and status.stage is Stage.TRAINING:
             self._setup_s = max(self._setup_s or 0.0, self._now_s - view.since_s)
-        view.status = status
+        view.note(status)
         if stage is not None:
             self.step = max(self.step, status.step)
             self._fire(EVENT_OF_STAGE[stage], status.rank)

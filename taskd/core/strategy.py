@@ -23,10 +23,14 @@ class Situation:
     """Ranks whose node has no living agent."""
     uncooperative: tuple[int, ...] = ()
     """Living ranks that are not inside a resilient function and cannot be paused."""
-    no_survivor: bool = False
-    """Every rank has lost its process."""
-    no_donor: bool = False
-    """Every rank is paused and none holds a consistent state."""
+    no_survivor: str = ""
+    """Why nobody is left to give a rank its state: every rank of a replica set has lost its process."""
+    no_survivor_elsewhere: str = ""
+    """The same, if all ranks of the nodes that have lost something are given up with them."""
+    no_shrinking: str = ""
+    """Why it cannot be known whether the state of those that are lost is held by others."""
+    no_donor: str = ""
+    """Every rank is paused: why no step can be resumed at."""
     no_rebuild: str = ""
     """Why a living process says that no world can be rebuilt with it."""
     no_newcomer: str = ""
@@ -108,7 +112,7 @@ def _refusal(
         own = _elastic(situation, policy, stay=may_stay(policy, failed, restart=restart))
     else:
         own = _OWN[strategy](situation, policy)
-    return own if restart else own or _keeping_refusal(strategy, situation, failed)
+    return own if restart else own or _keeping_refusal(strategy, situation, policy, failed)
 
 
 def _unreachable(situation: Situation) -> str | None:
@@ -163,7 +167,7 @@ _OWN: dict[Strategy, Callable[[Situation, Policy], str | None]] = {
 }
 
 
-def _keeping_refusal(strategy: Strategy, situation: Situation, failed: Tried) -> str | None:
+def _keeping_refusal(strategy: Strategy, situation: Situation, policy: Policy, failed: Tried) -> str | None:
     """Why the processes that live cannot be kept."""
     nothing_lost = not situation.lost and not situation.unreachable
     if nothing_lost and (Strategy.RETRY, False) in failed:
@@ -175,11 +179,20 @@ def _keeping_refusal(strategy: Strategy, situation: Situation, failed: Tried) ->
     shrinks = strategy is Strategy.DUMP or (strategy is Strategy.ELASTIC_TRAINING and not situation.cut_off)
     if situation.no_newcomer and not nothing_lost and not shrinks:
         return situation.no_newcomer
+    return _state_refusal(strategy, situation, policy, failed)
+
+
+def _state_refusal(strategy: Strategy, situation: Situation, policy: Policy, failed: Tried) -> str | None:
+    """Why those that would be left do not hold all of the state."""
+    leaves = strategy in (Strategy.RECOVER, Strategy.ELASTIC_TRAINING)
+    stays = bool(situation.unreachable) and may_stay(policy, failed, restart=False)
     if situation.no_survivor:
-        return "no rank is left to give its state"
-    if situation.no_donor:
-        return "no rank holds a consistent state"
-    return None
+        return situation.no_survivor
+    if leaves and not stays and situation.no_survivor_elsewhere:
+        return situation.no_survivor_elsewhere
+    if strategy in (Strategy.ELASTIC_TRAINING, Strategy.DUMP) and situation.no_shrinking:
+        return situation.no_shrinking
+    return situation.no_donor or None
 
 
 def _praise(strategy: Strategy, restart: bool, situation: Situation) -> str:

@@ -49,6 +49,8 @@ class RankView:
     joins: bool = False
     since_s: float = 0.0
     status: RankStatus | None = None
+    replicas: str | None = None
+    """Key of its replica set, by what its newest process that was inside has reported; None if none was."""
     released_at_s: float | None = None
     """When it had finished, if it was let go and is not known to be inside a resilient function again."""
     _order: RankOrder | None = None
@@ -88,6 +90,12 @@ class RankView:
         """There is no process, or a newcomer that holds no state yet."""
         return self.gone or (self.joins and (self.known is None or self.known.condition is Condition.EMPTY))
 
+    def note(self, status: RankStatus) -> None:
+        """Take in what was heard of it."""
+        self.status = status
+        if status.stage in COOPERATIVE:
+            self.replicas = status.replicas
+
     def order(self, rank: int) -> RankOrder:
         """The process wanted for this rank."""
         order = self._order
@@ -121,7 +129,8 @@ class World(Places):
         self.generation = max(self.generation, newest_generation(status))
         self._places = None
         for rank in status.ranks:
-            self.ranks[rank.rank] = RankView(status.node_rank, rank.incarnation, since_s=now_s, status=rank)
+            view = self.ranks[rank.rank] = RankView(status.node_rank, rank.incarnation, since_s=now_s)
+            view.note(rank)
 
     def adopt(self, status: RankStatus, now_s: float) -> None:
         """A process newer than the wanted one: a former manager has ordered it, for a world that was being built."""
@@ -239,7 +248,11 @@ class World(Places):
 
     def held(self) -> dict[int, Held]:
         """What every rank reported to hold when it paused."""
-        return {r: Held(v.status.step, v.status.condition) for r, v in self.ranks.items() if v.status is not None}
+        return {
+            rank: Held(view.status.step, view.status.condition, view.status.replicas)
+            for rank, view in self.ranks.items()
+            if view.status is not None
+        }
 
     def store_host(self) -> NodeStatus:
         """The node whose agent serves the next world's store: the first of the world that lives."""
@@ -274,24 +287,50 @@ class World(Places):
                 return f"rank {rank}: {why(view.status)}"
         return ""
 
+    def _lost_set(self, gone: Collection[int]) -> str:
+        """Why nobody would be left without these to give some rank its state; "" if somebody is, as far as is known."""
+        survives: dict[str | None, bool] = {}
+        for rank, view in self.ranks.items():
+            survives[view.replicas] = survives.get(view.replicas, False) or not (view.empty or rank in gone)
+        if not any(survives.values()):
+            return "no rank is left to give its state"
+        lost = sorted(key for key, one in survives.items() if key is not None and not one)
+        return f"no rank of replica set {lost[0]!r} is left to give its state" if lost else ""
+
+    def _no_step(self) -> str:
+        """What it means that no step can be resumed at."""
+        if len({view.replicas for view in self.ranks.values()}) == 1:
+            return "no rank holds a consistent state"
+        return "no step is held by a rank of every replica set"
+
+    def _unknown_set(self, gone: Collection[int]) -> str:
+        """Why nobody can tell whether the others hold all of the job's state; "" if they do, for all have the same."""
+        keys = {view.replicas for view in self.ranks.values()}
+        unknown = [rank for rank in gone if self.ranks[rank].replicas is None] if keys - {None, ""} else []
+        return f"which replica set rank {unknown[0]} was of is not known" if unknown else ""
+
     def situation(self, *, no_donor: bool) -> Situation:
         """The facts by which a strategy is chosen."""
         views = sorted(self.ranks.items())
         leaving = {place for place, node in self.nodes.items() if node.status.leaving}
         unreachable = tuple(rank for rank, view in views if view.node_rank in self.dead_nodes | leaving)
         lost = tuple(rank for rank, view in views if view.gone or view.joins)
+        failing = {self.ranks[rank].node_rank for rank in (*lost, *unreachable)}
+        with_nodes = {rank for rank, view in views if view.node_rank in failing}
         return Situation(
             lost=lost,
             unreachable=unreachable,
             uncooperative=tuple(
                 rank for rank, view in views if rank not in lost and rank not in unreachable and not view.cooperative
             ),
-            no_survivor=all(view.empty or rank in unreachable for rank, view in views),
-            no_donor=no_donor,
+            no_survivor=self._lost_set(set(unreachable)),
+            no_survivor_elsewhere=self._lost_set(with_nodes),
+            no_shrinking=self._unknown_set(sorted(with_nodes)),
+            no_donor=self._no_step() if no_donor else "",
             no_rebuild=self._refusal(lambda status: status.no_rebuild),
             no_newcomer=self._refusal(lambda status: status.no_newcomer),
             places=len(self.places),
-            failing=len({self.ranks[rank].node_rank for rank in (*lost, *unreachable)}),
+            failing=len(failing),
             cut_off=len({self.ranks[rank].node_rank for rank in unreachable}),
             candidates=len(self.usable()),
             least=self.least,

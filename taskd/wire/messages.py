@@ -81,6 +81,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     term: Counter = 0  # of the manager that had it started; 0 if torchrun did
     no_rebuild: Line = ""  # why no world can be rebuilt with this process; empty if one can
     no_newcomer: Line = ""  # why no newcomer can come into a world of this process's job; empty if one can
+    replicas: Name = ""  # key of its replica set: ranks with the same key hold the same state
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -179,7 +180,9 @@ class WorldPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     store_port: Port
     store_key: Name = ""
     target_step: MaybeCounter  # the step that every rank holds when training resumes
-    adopt: bool  # the donors have stepped but not committed: their state counts as `target_step`
+    adopt: Annotated[
+        tuple[Index, ...], Many
+    ]  # by their rank in this world: they have stepped but not committed, and that counts as `target_step`
     transfers: Annotated[tuple[Transfer, ...], Many]  # by their rank in this world
     timeout_s: Seconds
     members: Annotated[
@@ -285,6 +288,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     condition: Condition
     cause: Line = ""
     at_s: Seconds = 0.0
+    replicas: Name = ""  # as in `RankStatus`
 
 
 class LastWords(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -58,6 +58,8 @@ class Job:
             for rank in range(nodes * per_node)
         }
         self.nodes = nodes
+        self.replicas: dict[int, str] = {}
+        """Keys of the ranks' replica sets."""
         self.silent: set[str] = set()
         """Agents that nothing is heard of."""
         self.spares: dict[str, int] = {}
@@ -178,6 +180,7 @@ class Job:
             no_newcomer=refuses.no_newcomer if refuses else "",
             term=self.terms.get(rank, directive.ledger.term if directive else 0),
             at_s=self.now_s + self._sequence,
+            replicas="" if stage is Stage.STARTING else self.replicas.get(rank, ""),
         )
         self.send(rank // self.per_node)
 

@@ -23,7 +23,7 @@ PLAN = WorldPlan(
     store_host="h",
     store_port=1,
     target_step=3,
-    adopt=False,
+    adopt=(),
     transfers=(),
     timeout_s=9.0,
 )

@@ -23,22 +23,30 @@ ALL = policy(*Strategy)
 HELD = st.dictionaries(
     st.integers(0, 9), st.builds(Held, st.integers(-1, 5), st.sampled_from(Condition)), min_size=1, max_size=8
 )
+OF_SETS = st.dictionaries(
+    st.integers(0, 9),
+    st.builds(Held, st.integers(3, 5), st.sampled_from(Condition), st.sampled_from(["", "a", "b"])),
+    min_size=1,
+    max_size=10,
+)
 
 # ---- restore
 
 
-@given(HELD)
-def test_every_rank_ends_at_the_target_with_a_consistent_state(held: dict[int, Held]) -> None:
+@given(HELD | OF_SETS)
+def test_every_rank_ends_at_the_target_with_a_consistent_state_of_its_set(held: dict[int, Held]) -> None:
     restore = plan_restore(held)
     if restore is None:
-        assert not {h.condition for h in held.values()} & {Condition.CLEAN, Condition.STEPPED}
         return
-    state = {r: h.step + (restore.adopt and h.condition is Condition.STEPPED) for r, h in held.items()}
-    whole = Condition.STEPPED if restore.adopt else Condition.CLEAN
-    good = {rank for rank, h in held.items() if h.condition is whole and state[rank] == restore.target_step}
+    adopted = set(restore.adopt)
+    assert all(held[rank].condition is Condition.STEPPED for rank in adopted)
+    reached = {r: h.step + (r in adopted) for r, h in held.items() if h.condition is Condition.CLEAN or r in adopted}
+    good = {rank for rank, step in reached.items() if step == restore.target_step}
+    assert adopted <= good
     for transfer in restore.transfers:
         assert transfer.donor in good
         assert not good & set(transfer.receivers)
+        assert {held[rank].replicas for rank in transfer.receivers} == {held[transfer.donor].replicas}
         good |= set(transfer.receivers)
     assert good == set(held)
 
@@ -48,6 +56,36 @@ def test_the_newest_clean_step_is_never_given_up(held: dict[int, Held]) -> None:
     clean = [h.step for h in held.values() if h.condition is Condition.CLEAN]
     restore = plan_restore(held)
     assert not clean or (restore is not None and restore.target_step == max(clean) and not restore.adopt)
+
+
+@given(HELD | OF_SETS)
+def test_there_is_a_plan_for_the_newest_committed_step_that_every_set_can_come_to(held: dict[int, Held]) -> None:
+    sets: dict[str, set[int]] = {}
+    for h in held.values():
+        reached = {Condition.CLEAN: {h.step}, Condition.STEPPED: {h.step + 1}}.get(h.condition, set())
+        sets.setdefault(h.replicas, set()).update(reached)
+    common = set.intersection(*sets.values())
+    committed = common & {h.step for h in held.values() if h.condition is Condition.CLEAN}
+    restore = plan_restore(held)
+    assert (restore is not None) == bool(common)
+    assert restore is None or restore.target_step == max(committed or common)
+
+
+def test_a_set_whose_ranks_have_stepped_counts_that_step_where_another_set_has_committed_it() -> None:
+    held = {
+        0: Held(4, Condition.STEPPED, "a"),
+        1: Held(5, Condition.CLEAN, "b"),
+        2: Held(-1, Condition.EMPTY, "a"),
+        3: Held(4, Condition.CLEAN, "b"),
+    }
+    restore = plan_restore(held)
+    assert restore is not None
+    assert (restore.target_step, restore.adopt) == (5, (0,))
+    assert [(t.donor, t.receivers) for t in restore.transfers] == [(0, (2,)), (1, (3,))]
+
+
+def test_a_set_without_a_holder_leaves_no_plan() -> None:
+    assert plan_restore({0: Held(4, Condition.CLEAN, "a"), 1: Held(-1, Condition.EMPTY, "b")}) is None
 
 
 def test_who_is_clean_at_the_target_keeps_its_state() -> None:
@@ -80,10 +118,16 @@ def test_without_a_loss_the_groups_are_rebuilt() -> None:
     ("situation", "why"),
     [
         (Situation(lost=(1,), uncooperative=(0,)), "not recover-in-place: rank 0 is not inside a resilient function"),
-        (Situation(lost=(0, 1), no_survivor=True), "not recover-in-place: no rank is left to give its state"),
+        (
+            Situation(lost=(0, 1), no_survivor="no rank is left to give its state"),
+            "not recover-in-place: no rank is left to give its state",
+        ),
         (Situation(lost=(), no_rebuild="rank 0: a hook"), "not retry: rank 0: a hook"),
         (Situation(lost=(1,), no_newcomer="rank 0: PowerSGD"), "not recover-in-place: rank 0: PowerSGD"),
-        (Situation(lost=(1,), no_donor=True), "not recover-in-place: no rank holds a consistent state"),
+        (
+            Situation(lost=(1,), no_donor="no rank holds a consistent state"),
+            "not recover-in-place: no rank holds a consistent state",
+        ),
     ],
 )
 def test_when_all_start_anew_the_reason_is_told(situation: Situation, why: str) -> None:
@@ -124,8 +168,10 @@ def test_what_has_failed_is_not_tried_again() -> None:
         lost=st.sampled_from([(), (1,)]),
         unreachable=st.sampled_from([(), (1,)]),
         uncooperative=st.sampled_from([(), (0,)]),
-        no_survivor=st.booleans(),
-        no_donor=st.booleans(),
+        no_survivor=st.sampled_from(["", "no rank is left"]),
+        no_survivor_elsewhere=st.sampled_from(["", "no rank is left elsewhere"]),
+        no_shrinking=st.sampled_from(["", "a set is not known"]),
+        no_donor=st.sampled_from(["", "no rank holds a consistent state"]),
     ),
     st.sets(st.sampled_from(Strategy)),
 )

@@ -45,7 +45,7 @@ def plan(generation: int) -> WorldPlan:
         store_host="h",
         store_port=1,
         target_step=1,
-        adopt=False,
+        adopt=(),
         transfers=(),
         timeout_s=1.0,
     )

@@ -20,7 +20,7 @@ def test_a_killed_rank_is_replaced_and_restored() -> None:
     plan = job.directive.plan
     assert job.order is Order.JOIN
     assert plan is not None
-    assert (plan.generation, plan.target_step, plan.adopt) == (1, 5, False)
+    assert (plan.generation, plan.target_step, plan.adopt) == (1, 5, ())
     assert [(transfer.donor, transfer.receivers) for transfer in plan.transfers] == [(1, (0,))]
     job.recovered()
     assert (job.phase, job.order) == (Phase.RUNNING, Order.RUN)
@@ -198,7 +198,7 @@ def test_stepped_survivors_adopt_their_step() -> None:
     job.say(1, Stage.PAUSED, step=5, condition=Condition.STEPPED)
     plan = job.directive.plan
     assert plan is not None
-    assert (plan.target_step, plan.adopt) == (6, True)
+    assert (plan.target_step, plan.adopt) == (6, (1,))
 
 
 def test_the_same_fault_without_progress_ends_the_job() -> None:

@@ -54,9 +54,11 @@ def test_a_script_that_goes_on_after_every_error_is_stopped_at_its_next_collecti
 
 def test_a_step_by_gradients_that_were_never_reduced_is_nobodys_to_give_away(make_job: MakeJob, same: Same) -> None:
     """The survivor swallows the error of its backward pass, steps by its own gradients, and commits that."""
-    points = [point("dies", 1, 5, "forward")]
+    points = [point("dies", 1, 5, "forward"), point("trusts", 0, 5, "forward")]  # else it may pause before that pass
     job = make_job(2).start("train.py", {"steps": STEPS, "points": points, "trusts": True})
+    job.held("trusts")
     job.kill("dies")
+    job.release("trusts")
     record = job.recovered(1)
     assert record["restart"]
     assert "no rank holds a consistent state" in record["reason"]

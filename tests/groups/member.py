@@ -43,7 +43,7 @@ def plan(generation: int, members: tuple[int, ...] = (), timeout_s: float = 30) 
         store_port=PORT,
         store_key=KEY,
         target_step=0,
-        adopt=False,
+        adopt=(),
         transfers=(),
         timeout_s=timeout_s,
     )

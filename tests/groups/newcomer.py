@@ -32,7 +32,7 @@ def plan(generation: int, members: tuple[int, ...] = (), timeout_s: float = 30) 
         store_host="127.0.0.1",
         store_port=PORT,
         target_step=0,
-        adopt=False,
+        adopt=(),
         transfers=(),
         timeout_s=timeout_s,
     )

@@ -23,7 +23,7 @@ from tests.runtime.test_strange_reports import STATUS
 
 LEDGER = Ledger(term=1)
 PLAN = WorldPlan(
-    generation=2, world_size=2, store_host="h", store_port=1, target_step=0, adopt=False, transfers=(), timeout_s=1.0
+    generation=2, world_size=2, store_host="h", store_port=1, target_step=0, adopt=(), transfers=(), timeout_s=1.0
 )
 
 

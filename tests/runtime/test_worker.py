@@ -149,7 +149,7 @@ def plan(generation: int) -> WorldPlan:
         store_host="127.0.0.1",
         store_port=1,
         target_step=7,
-        adopt=False,
+        adopt=(),
         transfers=(),
         timeout_s=5,
     )

@@ -1,8 +1,10 @@
 """What must hold at every moment of every simulated job. The first breach ends the run.
 
 1. One process per rank and generation; on one node also one living process per rank. Incarnations only rise.
-2. Ranks of one collective hold the same state of the same step, and no older world trains after a newer one.
-3. Every rank commits step after step; state and step belong together; a torn state is never given or kept.
+2. Ranks of one collective are at the same step, those of one replica set hold the same state, and no older world trains
+   after a newer one.
+3. Every rank commits step after step; state, step and replica set belong together; a torn state is never given or kept.
+   No rank receives the state of another set, and none resumes whose set had no holder.
 4. A plan never resumes below what every rank has committed, nor below what a living clean rank holds.
 5. All are let go only after all have finished. Training starts anew only for a reason that is true.
 6. Messages of an older generation or incarnation change nothing. The budget is kept.
@@ -60,7 +62,10 @@ class Judge:
         self._plans: dict[int, WorldPlan] = {}
         self._holders: dict[tuple[int, int], str] = {}
         self._commits: dict[tuple[int, int], int] = {}
-        self._chain = {step: chain(step) for step in range(sim.script.bounds[-1] + 1)}
+        self._sets: tuple[int, set[str]] = (0, set())
+        """The replica sets that all started with last, and the generation of that."""
+        steps = range(sim.script.bounds[-1] + 1)
+        self._chains = {key: [chain(step, key) for step in steps] for key in map(sim.replicas_of, sim.everybody)}
 
     def diagnosed(self, told: Diagnosed) -> None:
         """Nobody is blamed for a hang who is well."""
@@ -85,6 +90,11 @@ class Judge:
         demand(not agent.stopped, "rank {} is to start after the stop", start.rank)
 
     def loaded(self, process: Process) -> None:
+        generation = process.group.generation if process.group is not None else 0
+        if generation > self._sets[0]:
+            self._sets = (generation, set())
+        if generation == self._sets[0]:
+            self._sets[1].add(process.replicas)
         process.held = process.step
         self.committed_by[process.rank] = process.step
         self.done.discard(process.rank)
@@ -93,7 +103,7 @@ class Judge:
         step = process.step
         self.sim.clock.note(process.name, "{} step {}", "adopts" if adopted else "commits", step)
         demand(process.alive, "{} commits after its end", process.name)
-        demand(process.state == self._chain[step], "{} holds a wrong state of step {}", process.name, step)
+        demand(self._is_right(process), "{} holds a wrong state of step {}", process.name, step)
         demand(step == process.held + 1, "{}: step {} after {}", process.name, step, process.held)
         process.held = step
         self.committed_by[process.rank] = step
@@ -103,6 +113,13 @@ class Judge:
             self.settled = max(self.settled, step)
         if self.sim.script.checkpoint_every and step % self.sim.script.checkpoint_every == 0:
             self.sim.checkpoint = max(self.sim.checkpoint, self.settled)
+
+    def adopts(self, process: Process, plan: WorldPlan) -> None:
+        there = process.condition is Condition.STEPPED and process.step == plan.target_step - 1
+        demand(there, "{} is {} at {}: {}", process.name, process.condition, process.step, plan)
+
+    def _is_right(self, process: Process) -> bool:
+        return process.state == self._chains[process.replicas][process.step]
 
     def dumped(self, process: Process, plan: WorldPlan) -> None:
         demand(process.step == plan.target_step, "{} dumps step {}, plan {}", process.name, process.step, plan)
@@ -116,7 +133,7 @@ class Judge:
         demand(holder == process.agent.name, "{} joins, but {} holds place {}", process.name, holder, place)
         demand(process.condition is Condition.CLEAN, "{} restored to {}", process.name, process.condition)
         demand(process.step == plan.target_step, "{} restored to step {}, plan {}", process.name, process.step, plan)
-        demand(process.state == self._chain[process.step], "{} restored a wrong state", process.name)
+        demand(self._is_right(process), "{} restored a wrong state", process.name)
         process.held = process.step
         self.committed_by[process.rank] = process.step
 
@@ -132,7 +149,9 @@ class Judge:
         def check(payloads: dict[int, Any]) -> None:
             demand(generation >= self.training, "generation {} trains after {}", generation, self.training)
             self.training = generation
-            demand(len(set(payloads.values())) == 1, "ranks at different states: {}", payloads)
+            states = {(self.sim.replicas_of(rank), payload) for rank, payload in payloads.items()}
+            sets, steps = {key for key, _ in states}, {step for _, (step, _) in states}
+            demand(len(states) == len(sets) and len(steps) == 1, "ranks at different states: {}", payloads)
 
         return check
 
@@ -209,13 +228,17 @@ class Judge:
             return  # what it plans must not be joined: that is judged where it is joined
         demand(plan.target_step >= self.settled, "all had committed {}, the plan is {}", self.settled, plan)
         demand(list(plan.ranks) == sorted(set(plan.ranks)), "members of {}", plan)
+        missing = self._sets[1] - set(map(self.sim.replicas_of, plan.ranks))
+        demand(not missing, "nobody is left of replica set {}: {}", missing, plan)
         for process in self._living(plan.ranks):
             there = process.worker.state is State.PAUSED and process.worker.pause_generation == plan.generation
             demand(there, "{} is not paused for {}", process.name, plan)
-            if process.condition is Condition.CLEAN:
-                demand(plan.target_step >= process.step, "{} holds step {}, plan {}", process.name, process.step, plan)
+            kept = plan.target_step >= process.step or process.step not in self._common_steps(plan.ranks)
+            demand(kept or process.condition is not Condition.CLEAN, "{} holds a later step: {}", process.name, plan)
         for transfer in plan.transfers:
             demand(len({transfer.donor, *transfer.receivers}) == 1 + len(transfer.receivers), "{}", transfer)
+            ranks = [plan.ranks[one] for one in (transfer.donor, *transfer.receivers)]
+            demand(len(set(map(self.sim.replicas_of, ranks))) == 1, "from one replica set to another: {}", transfer)
 
     def _released(self, directive: Directive) -> None:
         if self.takeovers:  # the new manager may have heard of this finish after the ranks were let go
@@ -233,13 +256,25 @@ class Judge:
         self.sim.clock.note("judge", "all start anew: {}", core.record and core.record.reason)
         reason = core.record.reason if core.record is not None else ""
         self.anew.append(reason)
-        holders = [
-            p.name for p in self._living(core.world.ranks) if p.condition in (Condition.CLEAN, Condition.STEPPED)
-        ]
+        holders = self._holders_of_a_step(core.world.ranks)
         if set(self.sim.struck) & {"partition", "split", "both", "manager", "usurp", "drain", "node", "agent"}:
             return  # a process may hold a state and the manager be right not to know
-        for claim in ("no rank is left to give its state", "no rank holds a consistent state"):
+        for claim in ("is left to give its state", "no rank holds a consistent state", "no step is held"):
             demand(claim not in reason or not holders, "all start anew ({}), but {} hold their state", reason, holders)
+
+    def _holders_of_a_step(self, ranks: Collection[int]) -> list[str]:
+        """The processes that hold a state, if one of every replica set of the job has or can reach the same step."""
+        return [p.name for p in self._whole(ranks)] if self._common_steps(ranks, sets=self._chains) else []
+
+    def _whole(self, ranks: Collection[int]) -> list[Process]:
+        return [p for p in self._living(ranks) if p.condition in (Condition.CLEAN, Condition.STEPPED)]
+
+    def _common_steps(self, ranks: Collection[int], *, sets: Collection[str] = ()) -> set[int]:
+        """The steps that a process of every replica set of these ranks has or can reach."""
+        reached: dict[str, set[int]] = {key: set() for key in sets or map(self.sim.replicas_of, ranks)}
+        for process in self._whole(ranks):
+            reached[process.replicas].add(process.step + (process.condition is Condition.STEPPED))
+        return set.intersection(*reached.values())
 
     def recovered(self, record: FaultRecord) -> None:
         times = [

@@ -112,6 +112,7 @@ class Agent:
                     condition=report.condition,
                     cause=report.cause,
                     at_s=self.sim.clock.now_s,
+                    replicas=process.replicas,
                 ),
             )
         )

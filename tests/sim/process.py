@@ -1,6 +1,7 @@
 """One simulated process of a rank: the script in its main thread, `core.worker` in its control thread.
 
-The training state is a chain of hashes: state(N + 1) = H(state(N), N + 1). A torn state is None.
+The training state is a chain of hashes: state(N + 1) = H(state(N), N + 1), which begins elsewhere for each replica set.
+A torn state is None.
 """
 
 from collections.abc import Generator, Iterable
@@ -47,9 +48,9 @@ Thread = Generator[Wanted, Any, None]
 AWAIT_ORDER = AwaitOrder()
 
 
-def chain(step: int) -> int:
-    """The one right state of a step."""
-    state = 1
+def chain(step: int, replicas: str = "") -> int:
+    """The one right state of a step in a replica set."""
+    state = 1 + sum(map(ord, replicas))
     for number in range(1, step + 1):
         state = update(state, number)
     return state
@@ -82,7 +83,8 @@ class Process:
         self.stepped_s = sim.clock.now_s
         """When it committed that, or began to train."""
         self.trains = False
-        self.state: int | None = chain(0)
+        self.replicas = sim.replicas_of(start.rank)
+        self.state: int | None = chain(0, self.replicas)
         self.condition = Condition.EMPTY if start.joins else Condition.CLEAN
         self.call = 0
         self.inside = False
@@ -246,7 +248,7 @@ class Process:
         self.sim.judge.completed(self)
 
     def _load(self, step: int) -> None:
-        self.step, self.state = step, chain(step)
+        self.step, self.state = step, chain(step, self.replicas)
         self.sim.judge.loaded(self)
 
     def _resilient(self, call: int, bound: int) -> Thread:
@@ -315,7 +317,8 @@ class Process:
         yield self.rng.uniform(0.001, 0.05)
         yield Meet(self.group, "rebuild", members, patience_s=plan.timeout_s)
         self.feed(Input(Event.JOINED, step=self.step, condition=self.condition))
-        if plan.adopt and self.condition is Condition.STEPPED and self.step == plan.target_step - 1:
+        if members.index(self.rank) in plan.adopt:
+            self.sim.judge.adopts(self, plan)
             self.step, self.condition = plan.target_step, Condition.CLEAN
             self.sim.judge.committed(self, adopted=True)
         for transfer in plan.transfers:

@@ -71,6 +71,7 @@ class Scenario:
     delivery_s: float | None  # the cluster needs so long to give a node; None: it has none
     manager_apart: bool  # the manager is on a machine of its own, not on the first node's
     start_max_restarts: int
+    replica_sets: int = 1
 
     @property
     def setup_s(self) -> float:
@@ -136,7 +137,13 @@ def draw(seed: int) -> Scenario:
         faults += (
             Fault(rng.choice(["node", "term"]), None, rng.uniform(0, scenario.setup_s + scenario.training_s), "any"),
         )
-    return replace(scenario, faults=faults)
+    return replace(scenario, faults=faults, replica_sets=_replica_sets(seed, policy.world_size))
+
+
+def _replica_sets(seed: int, ranks: int) -> int:
+    """Three of ten jobs have more than one, up to one for each rank."""
+    rng = Random(f"replicas {seed}")
+    return rng.randint(2, ranks) if rng.random() < 0.3 and ranks > 1 else 1
 
 
 def sociable(seed: int) -> Scenario:
@@ -157,6 +164,7 @@ def sociable(seed: int) -> Scenario:
         spares=0,
         delivery_s=None,
         start_max_restarts=32767,
+        replica_sets=1,
     )
 
 

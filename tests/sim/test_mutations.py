@@ -1,6 +1,7 @@
 """The simulation finds a core that is broken on purpose. Each mutation is one plausible mistake."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from taskd.core.phases import Phase
 from taskd.core.ranks import Held, Restore
 from taskd.core.recovery import Recovery
 from taskd.core.table import Row
-from taskd.core.world import World
+from taskd.core.world import RankView, World
 from taskd.wire.messages import Condition, Directive, Order, RankStatus, Stage, Transfer, WorldPlan
 from tests.sim.world import simulate
 
@@ -47,7 +48,7 @@ def torn_donor(patch: Patch) -> None:
     def plan_restore(held: Mapping[int, Held]) -> Restore | None:
         donor = max(held, key=lambda rank: (held[rank].condition is not Condition.EMPTY, held[rank].step))
         others = tuple(rank for rank in held if rank != donor)
-        return Restore(held[donor].step, False, (Transfer(donor=donor, receivers=others),) if others else ())
+        return Restore(held[donor].step, (), (Transfer(donor=donor, receivers=others),) if others else ())
 
     patch.setattr(attempts, "plan_restore", plan_restore)
 
@@ -124,12 +125,69 @@ def stepped_is_clean(patch: Patch) -> None:
 
     def plan_restore(held: Mapping[int, Held]) -> Restore | None:
         clean = {
-            r: Held(h.step, Condition.CLEAN if h.condition is Condition.STEPPED else h.condition)
+            r: Held(h.step, Condition.CLEAN if h.condition is Condition.STEPPED else h.condition, h.replicas)
             for r, h in held.items()
         }
         return honest(clean)
 
     patch.setattr(attempts, "plan_restore", plan_restore)
+
+
+def one_set_for_all(patch: Patch) -> None:
+    """Whoever is clean gives its state to everybody."""
+    honest = ranks.plan_restore
+    patch.setattr(
+        attempts,
+        "plan_restore",
+        lambda held: honest({rank: Held(h.step, h.condition) for rank, h in held.items()}),
+    )
+
+
+def all_adopt(patch: Patch) -> None:
+    """A step that is counted as done by some is counted so by all who have stepped."""
+    honest = ranks.plan_restore
+
+    def plan_restore(held: Mapping[int, Held]) -> Restore | None:
+        restore = honest(held)
+        if restore is None or not restore.adopt:
+            return restore
+        return replace(restore, adopt=tuple(r for r, h in held.items() if h.condition is not Condition.EMPTY))
+
+    patch.setattr(attempts, "plan_restore", plan_restore)
+
+
+def nobody_adopts(patch: Patch) -> None:
+    """A step that is to be counted as done is not."""
+    honest = ranks.plan_restore
+
+    def plan_restore(held: Mapping[int, Held]) -> Restore | None:
+        restore = honest(held)
+        return restore if restore is None else replace(restore, adopt=())
+
+    patch.setattr(attempts, "plan_restore", plan_restore)
+
+
+def a_lost_set_is_done_without(patch: Patch) -> None:
+    """As long as anybody is left, the job goes on with what it holds."""
+
+    def lost_set(self: World, unreachable: Collection[int]) -> str:
+        left = any(not view.empty and rank not in unreachable for rank, view in self.ranks.items())
+        return "" if left else "no rank is left to give its state"
+
+    patch.setattr(World, "_lost_set", lost_set)
+
+
+def set_forgotten_with_the_process(patch: Patch) -> None:
+    """A rank whose process has ended belongs to no replica set any more."""
+    honest = RankView.note
+
+    def note(self: RankView, status: RankStatus) -> None:
+        honest(self, status)
+        if status.stage is Stage.DEAD:
+            self.replicas = None
+
+    patch.setattr(RankView, "note", note)
+    patch.setattr(World, "_unknown_set", lambda *_: "")
 
 
 def released_but_thought_inside(patch: Patch) -> None:
@@ -178,14 +236,14 @@ def absent_ranks_expected(patch: Patch) -> None:
     """The plan of a smaller world names its receivers by their ranks in the full one."""
     honest = Attempts._order
 
-    def tell(self: Attempts, order: Order, plan: WorldPlan | None = None, reason: str = "", exit_code: int = 0) -> None:
+    def tell(self: Attempts, order: Order, plan: WorldPlan | None = None, *args: Any, **more: Any) -> None:
         if plan is not None:
             by_slot = tuple(
                 Transfer(donor=plan.ranks[t.donor], receivers=tuple(plan.ranks[r] for r in t.receivers))
                 for t in plan.transfers
             )
             plan = msgspec.structs.replace(plan, transfers=by_slot)
-        honest(self, order, plan, reason, exit_code)
+        honest(self, order, plan, *args, **more)
 
     patch.setattr(Course, "_order", tell)
 
@@ -200,6 +258,11 @@ MUTATIONS = [
     older_directive_obeyed,
     budget_unlimited,
     stepped_is_clean,
+    one_set_for_all,
+    all_adopt,
+    nobody_adopts,
+    a_lost_set_is_done_without,
+    set_forgotten_with_the_process,
     released_but_thought_inside,
     quorum_ignored,
     evicted_but_alive,

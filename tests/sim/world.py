@@ -90,6 +90,11 @@ class Sim:
         per_node = self.policy.ranks_per_node
         return range(place * per_node, (place + 1) * per_node)
 
+    def replicas_of(self, rank: int) -> str:
+        """The key of a rank's replica set."""
+        sets = self.scenario.replica_sets
+        return f"shard {rank % sets}" if sets > 1 else ""
+
     def _add_agent(self, place: int | None, wants: int, *, alone: bool = False) -> Agent:
         agent = Agent(self, len(self.agents), place, wants, alone=alone)
         self.agents.append(agent)

@@ -105,7 +105,7 @@ def plan(receivers: tuple[int, ...], step: int) -> WorldPlan:
         store_host="127.0.0.1",
         store_port=PORT,
         target_step=step,
-        adopt=False,
+        adopt=(),
         transfers=(Transfer(donor=DONOR, receivers=receivers),),
         timeout_s=30,
     )

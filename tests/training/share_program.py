@@ -62,7 +62,7 @@ def join(state: TrainState, generation: int, members: tuple[int, ...], step: int
         store_host="127.0.0.1",
         store_port=PORT,
         target_step=step,
-        adopt=False,
+        adopt=(),
         transfers=(Transfer(donor=0, receivers=receivers),) if receivers else (),
         timeout_s=30,
     )
@@ -184,7 +184,7 @@ def samplers() -> None:
             store_host="127.0.0.1",
             store_port=PORT,
             target_step=1,
-            adopt=False,
+            adopt=(),
             transfers=(Transfer(donor=2, receivers=(3,)),),
             timeout_s=30,
         )

@@ -20,7 +20,7 @@ def plan(target_step: int, *, adopt: bool = False) -> WorldPlan:
         store_host="h",
         store_port=1,
         target_step=target_step,
-        adopt=adopt,
+        adopt=(0, 1) if adopt else (),
         transfers=(Transfer(donor=1, receivers=(0,)),),
         timeout_s=9.0,
     )

@@ -115,7 +115,7 @@ class Agent:
             store_host="127.0.0.1",
             store_port=self._store.port,
             target_step=target_step,
-            adopt=False,
+            adopt=(),
             transfers=(),
             timeout_s=timeout_s,
             dump=dump,

@@ -29,7 +29,7 @@ PLAN = messages.WorldPlan(
     store_host="::1",
     store_port=1,
     target_step=41,
-    adopt=False,
+    adopt=(),
     transfers=(messages.Transfer(donor=0, receivers=(3,)),),
     timeout_s=30.0,
 )

@@ -78,7 +78,8 @@ class BehindCommit:
         whether the plan's step is counted without what this rank had still to do of it.
         """
         left_out = bool(self._line) and self._step == plan.target_step
-        return [left_out, bool(self._places), plan.adopt and bool(self._rest) and self._step + 1 == plan.target_step]
+        had_to_do = bool(plan.adopt) and bool(self._rest) and self._step + 1 == plan.target_step
+        return [left_out, bool(self._places), had_to_do]
 
     def tell(self, known: Sequence[Sequence[int]], plan: WorldPlan, rank: int) -> None:
         """`known` by every rank of the new world. The first that knows most says it."""

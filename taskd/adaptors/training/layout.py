@@ -71,7 +71,7 @@ def repoint(state: TrainState, world: World, plan: WorldPlan, refuse: Refuse = _
 def _repoint(state: TrainState, world: World, plan: WorldPlan, refuse: Refuse) -> RepointReport:
     wrappers = taking_part(state, refuse)
     condition = state.condition()
-    counts = state.has_committed or (plan.adopt and condition is Condition.STEPPED)
+    counts = state.has_committed or (bool(plan.adopt) and condition is Condition.STEPPED)
     groups = [world.current(wrapper.process_group) for wrapper in wrappers]
     for wrapper, group in zip(wrappers, groups, strict=True):
         if _is_settled(wrapper) or (counts and _rebuild_alone(wrapper)):

@@ -103,7 +103,7 @@ def restore(state: TrainState, plan: WorldPlan, rank: int) -> RestoreReport:
 def _keep(state: TrainState, plan: WorldPlan, rank: int) -> str:
     """Make this rank's own state the one of the target step; return what is not known about it."""
     condition = state.condition()
-    if plan.adopt and condition is Condition.STEPPED and state.step + 1 == plan.target_step:
+    if rank in plan.adopt and condition is Condition.STEPPED and state.step + 1 == plan.target_step:
         state.adopt()
         return ""
     if condition is not Condition.CLEAN or state.step != plan.target_step:

@@ -1,0 +1,119 @@
+"""Jobs whose ranks hold different parts of the state: every decision is made for each replica set."""
+
+from msgspec.structs import replace
+
+from taskd.core.policy import Strategy
+from taskd.core.recovery import Phase
+from taskd.wire.messages import Condition, Ledger, Order, RankStatus, Stage
+from tests.core.driver import Job
+
+IN_PLACE = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.EXIT)
+SHRINKS = (Strategy.ELASTIC_TRAINING, Strategy.EXIT)
+
+
+def sharded(nodes: int = 1, *, per_node: int = 4, allowed: tuple[Strategy, ...] = IN_PLACE, sets: int = 2) -> Job:
+    """Rank r holds the shard r % sets."""
+    job = Job(nodes, per_node, allowed)
+    job.replicas = {rank: f"shard {rank % sets}" for rank in range(nodes * per_node)}
+    return job.up()
+
+
+def reason(job: Job) -> str:
+    assert job.core.record is not None
+    return job.core.record.reason
+
+
+def test_a_rank_receives_from_its_own_set_alone() -> None:
+    job = sharded()
+    job.kill(3)
+    job.paused(newcomers=(3,))
+    plan = job.directive.plan
+    assert plan is not None
+    assert [(transfer.donor, transfer.receivers) for transfer in plan.transfers] == [(1, (3,))]
+
+
+def test_two_ranks_of_different_sets_have_a_donor_each() -> None:
+    job = sharded()
+    job.kill(0)
+    job.kill(3)
+    job.paused(newcomers=(0, 3))
+    plan = job.directive.plan
+    assert plan is not None
+    assert [(transfer.donor, transfer.receivers) for transfer in plan.transfers] == [(2, (0,)), (1, (3,))]
+
+
+def test_each_set_comes_to_the_same_step_in_its_own_way() -> None:
+    """Shard 0 has committed step 6 once; nobody has committed it of shard 1, and rank 1 has stepped."""
+    job = sharded()
+    job.kill(3)
+    job.say(0, Stage.PAUSED, step=6)
+    job.say(1, Stage.PAUSED, step=5, condition=Condition.STEPPED)
+    job.say(2, Stage.PAUSED, step=5)
+    job.say(3, Stage.PAUSED, step=-1, condition=Condition.EMPTY)
+    plan = job.directive.plan
+    assert plan is not None
+    assert (plan.target_step, plan.adopt) == (6, (1,))
+    assert [(transfer.donor, transfer.receivers) for transfer in plan.transfers] == [(0, (2,)), (1, (3,))]
+
+
+def test_a_set_that_is_lost_as_a_whole_has_all_start_anew() -> None:
+    job = sharded()
+    job.kill(1)
+    job.kill(3)
+    assert (job.phase, job.order) == (Phase.RESTARTING, Order.RUN)
+    assert "no rank of replica set 'shard 1' is left to give its state" in reason(job)
+
+
+def test_a_set_whose_state_is_torn_has_all_start_anew() -> None:
+    job = sharded()
+    job.kill(3)
+    job.say(1, Stage.PAUSED, condition=Condition.TORN)
+    job.say(0, Stage.PAUSED)
+    job.say(2, Stage.PAUSED)
+    job.say(3, Stage.PAUSED, step=-1, condition=Condition.EMPTY)
+    assert job.phase is Phase.RESTARTING
+    assert "no step is held by a rank of every replica set" in reason(job)
+
+
+def test_nobody_goes_on_without_a_set() -> None:
+    """Each node holds a shard of its own: those that are left do not have the state."""
+    job = sharded(3, per_node=1, allowed=SHRINKS, sets=3)
+    job.silence(2)
+    assert (job.phase, job.order) == (Phase.RESTARTING, Order.RUN)
+    assert "no rank of replica set 'shard 2' is left to give its state" in reason(job)
+
+
+def test_others_go_on_if_they_hold_every_set() -> None:
+    job = sharded(3, per_node=2, allowed=SHRINKS)
+    job.silence(2)
+    assert (job.phase, job.order) == (Phase.PAUSING, Order.PAUSE)
+    job.paused(newcomers=())
+    plan = job.directive.plan
+    assert plan is not None
+    assert plan.ranks == (0, 1, 2, 3)
+
+
+def test_a_new_manager_that_does_not_know_what_a_lost_node_held_does_not_go_on_without_it() -> None:
+    """Node 0 holds the same shard as node 2, which no agent can tell it any more."""
+    job = Job(3, 1, SHRINKS, sequence=1000)
+    ledger = Ledger(term=7, places=(0, 1, 2))
+    for rank in (0, 1):
+        job.statuses[rank] = RankStatus(
+            rank=rank, incarnation=0, generation=2, stage=Stage.TRAINING, step=5, replicas=f"shard {rank % 2}"
+        )
+    for _ in range(8):
+        job.now_s += 2.0
+        for node in (0, 1):
+            job.hear(replace(job.status(node), generation=2, ledger=ledger))
+        job.core.tick(job.now_s)
+    assert (job.phase, job.core.world.places) == (Phase.RESTARTING, (0, 1))
+    assert "which replica set rank 2 was of is not known" in reason(job)
+
+
+def test_a_node_is_not_given_up_with_a_living_rank_that_alone_holds_a_shard() -> None:
+    """Rank 0 has died, and rank 1 of the same node lives; elastic training would end it."""
+    job = Job(2, 2, SHRINKS)
+    job.replicas = {0: "shared", 1: "of rank 1", 2: "shared", 3: "shared"}
+    job.up().kill(0)
+    assert job.phase is Phase.RESTARTING
+    assert "no rank of replica set 'of rank 1' is left to give its state" in reason(job)
