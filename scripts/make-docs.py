@@ -24,10 +24,11 @@ HEAD = """# Configuration
 
 <!-- Written by scripts/make-docs.py from taskd/config/settings.py. Change it there. -->
 
-Settings are environment variables. The manager's can also be keys of the dict that is given to `init_taskd_manager`;
-a key wins over its variable, and a variable that is empty counts as unset. Some can also be annotations of the pod,
-which count when neither is given. Unknown keys are refused; unknown variables that begin with `TASKD_` leave one
-warning. Times are in seconds, switches are `on` or `off`.
+Settings are environment variables. The manager's can also be keys of the dict that is given to `init_taskd_manager`,
+and the commonest of them are options of `taskd manager`. A key or an option wins over its variable, and a variable that
+is empty counts as unset. Some can also be annotations of the pod, which count when nothing else gives them. Unknown
+keys are refused; unknown variables that begin with `TASKD_` leave one warning. Times are in seconds, switches are `on`
+or `off`.
 """
 WORKER_NOTE = "\nNothing here is for users to set.\n"
 
