@@ -35,7 +35,8 @@ def of_page(path: Path) -> str:
 def test_a_page_states_what_is_recorded(page: Path) -> None:
     text = page.read_text()
     assert rendered(text, FIGURES) == text, "run: python scripts/make-docs.py"
-    assert list(unmarked(text, FIGURES)) == [], "a figure that is recorded stands here without its marks"
+    if page.name != "CHANGELOG.md":  # it tells of the past
+        assert list(unmarked(text, FIGURES)) == [], "a figure that is recorded stands here without its marks"
 
 
 def test_each_figure_stands_on_a_page() -> None:
