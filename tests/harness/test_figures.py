@@ -43,7 +43,7 @@ def test_each_figure_stands_on_a_page() -> None:
     assert FIGURES.keys() == {name for page in pages() for name in named(page.read_text())}
 
 
-def test_lint_finds_a_page_that_is_stale() -> None:
+def test_lint_finds_no_page_stale() -> None:
     command = [sys.executable, "scripts/make-docs.py", "--check"]
     assert subprocess.run(command, cwd=ROOT, check=False, timeout=60).returncode == 0
 
