@@ -1,4 +1,5 @@
-"""Writes docs/configuration.md from the table of settings, and the diagrams in ARCHITECTURE.md from the core's tables.
+"""Writes docs/configuration.md from the table of settings, the diagrams in ARCHITECTURE.md from the core's tables, and
+the figures of all pages from benchmarks/figures.json.
 
 With --check it writes nothing and fails if a page is not up to date.
 
@@ -16,6 +17,7 @@ ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 BEGIN, END = "<!-- diagrams: written by scripts/make-docs.py -->\n", "<!-- end of diagrams -->\n"
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.figures import Figure, FigureError, by_name, pages, read_runs, rendered  # noqa: E402
 from taskd.config.schema import Reader, Setting  # noqa: E402
 from taskd.config.settings import SETTINGS  # noqa: E402
 from taskd.core.diagrams import MACHINES, mermaid  # noqa: E402
@@ -24,10 +26,11 @@ HEAD = """# Configuration
 
 <!-- Written by scripts/make-docs.py from taskd/config/settings.py. Change it there. -->
 
-Settings are environment variables. The manager's can also be keys of the dict that is given to `init_taskd_manager`;
-a key wins over its variable, and a variable that is empty counts as unset. Some can also be annotations of the pod,
-which count when neither is given. Unknown keys are refused; unknown variables that begin with `TASKD_` leave one
-warning. Times are in seconds, switches are `on` or `off`.
+Settings are environment variables. The manager's can also be keys of the dict that is given to `init_taskd_manager`,
+and the commonest of them are options of `taskd manager`. A key or an option wins over its variable, and a variable that
+is empty counts as unset. Some can also be annotations of the pod, which count when nothing else gives them. Unknown
+keys are refused; unknown variables that begin with `TASKD_` leave one warning. Times are in seconds, switches are `on`
+or `off`.
 """
 WORKER_NOTE = "\nNothing here is for users to set.\n"
 
@@ -47,6 +50,21 @@ def architecture() -> str:
 def configuration() -> str:
     """The page of all settings."""
     return HEAD + "".join("".join(_section(reader)) for reader in Reader)
+
+
+def written() -> dict[Path, str]:
+    """What each page of which a part is written has to be."""
+    texts = {path: path.read_text(encoding="utf-8") for path in pages()}
+    texts |= {CONFIGURATION: configuration(), ARCHITECTURE: architecture()}
+    figures = by_name(read_runs())
+    return {path: _with_figures(path, text, figures) for path, text in texts.items()}
+
+
+def _with_figures(path: Path, text: str, figures: dict[str, Figure]) -> str:
+    try:
+        return rendered(text, figures)
+    except FigureError as error:
+        raise SystemExit(f"{path.relative_to(ROOT)}: {error}") from None
 
 
 def _section(reader: Reader) -> Iterator[str]:
@@ -77,12 +95,12 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is not up to date")
     check = parser.parse_args().check
     stale = 0
-    for path, text in ((CONFIGURATION, configuration()), (ARCHITECTURE, architecture())):
+    for path, text in written().items():
         name = path.relative_to(ROOT)
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
         if check:
-            print(f"{name} is not what the tables in the code say; run: python scripts/make-docs.py")
+            print(f"{name} is not what code and figures say; run: python scripts/make-docs.py")
             stale = 1
             continue
         path.write_text(text, encoding="utf-8")

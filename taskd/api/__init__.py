@@ -5,15 +5,13 @@ Rules:
 1. Only what taskd can honour is offered. Worker, agent and proxy need no calls: `torchrun` starts what they were for,
    and agents talk to the manager directly.
 2. Nothing is raised: each function returns whether it succeeded, and logs what was found, expected and to be done.
-3. Where nobody has configured logging, taskd's own records go to stderr, so that no error is lost.
 """
 
 import logging
-import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
+from taskd.api.serving import make_records_visible, serve, stopped_by_signals
+from taskd.config.address import Address
 from taskd.config.agent import warn_of_unknown_variables
 from taskd.config.manager import ManagerConfig
 from taskd.config.process import environment
@@ -23,7 +21,6 @@ __all__ = ["init_taskd_manager", "start_taskd_manager"]
 
 logger = logging.getLogger(__name__)
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _config: ManagerConfig | None = None
 
 
@@ -34,7 +31,7 @@ def init_taskd_manager(config: dict[str, object]) -> bool:
     is absent or None comes from the environment. Returns False, with the error logged, if anything in it is wrong.
     """
     global _config  # noqa: PLW0603  # the two calls of a manager.py share nothing else
-    _make_records_visible()
+    make_records_visible()
     _config = None
     env = environment()
     try:
@@ -52,18 +49,14 @@ def start_taskd_manager() -> bool:
 
     Returns True if it served, whatever became of the job, and False, with the error logged, if it could not.
     """
-    _make_records_visible()
+    make_records_visible()
     if _config is None:
         logger.error("the manager has no configuration, expected one; call init_taskd_manager first and see its errors")
         return False
     try:
-        from taskd.runtime.limits import raise_descriptor_limit
-        from taskd.runtime.manager import Manager
-
-        raise_descriptor_limit()
         stop = threading.Event()
-        with _stopped_by_signals(stop.set):  # before anybody can see that it listens
-            Manager(_config, stop=stop).run()
+        with stopped_by_signals(stop.set):
+            serve(_config, stop, _announce)
     except TaskdError as error:
         logger.error("the manager does not run: %s", error)  # a user's mistake needs no trace
         return False
@@ -73,28 +66,6 @@ def start_taskd_manager() -> bool:
     return True
 
 
-@contextmanager
-def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` on SIGTERM and SIGINT. What is ignored (SIGINT, in a job behind `&`) stays ignored."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, lambda *_: stop())
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _make_records_visible() -> None:
-    ours = logging.getLogger("taskd")
-    if ours.hasHandlers():
-        return
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("taskd %(levelname)s %(asctime)s %(message)s"))
-    ours.addHandler(handler)
-    ours.setLevel(logging.INFO)
+def _announce(address: Address) -> None:
+    assert _config is not None, "it is being served"
+    logger.info("manager of job %s listens on %s", _config.job_id, address)

@@ -1,4 +1,4 @@
-"""The command line: `taskd run`, `taskd check`, `taskd drain`, `taskd blackbox`, `taskd chaos` and `taskd doctor`.
+"""The command line: `taskd run`, `manager`, `check`, `drain`, `blackbox`, `chaos` and `doctor`.
 
 Rules:
 
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import taskd
 
 _USAGE = """usage: taskd run [torchrun's options] SCRIPT [script's arguments]
+       taskd manager --nodes N --procs-per-node N [--port PORT] [manager's options]
        taskd check [--nproc N | --manager HOST:PORT] [--json] [--seconds SECONDS]
        taskd drain NODE [--manager HOST:PORT] [--timeout SECONDS]
        taskd blackbox [FILE|PID|RUN_DIR] [--json] [--all]
@@ -21,6 +22,7 @@ _USAGE = """usage: taskd run [torchrun's options] SCRIPT [script's arguments]
        taskd --version
 
 run      torchrun with taskd switched on; takes every option of torchrun
+manager  serve the nodes of a job, in place of a manager.py; one node alone needs none
 check    how fast this machine computes, copies, sends and writes, and whether it does so right
 drain    move the ranks of a node to a spare one, at a step boundary
 blackbox what is recorded of a process or a job, also of a dead one
@@ -37,6 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:  # noqa: PLR0911 - one for e
             from taskd.cli.run import run
 
             return run(rest)
+        case ["manager", *rest]:
+            from taskd.cli.manager import manager
+
+            return manager(rest)
         case ["check", *rest]:
             from taskd.cli.check import check
 
@@ -65,6 +71,6 @@ def main(argv: Sequence[str] | None = None) -> int:  # noqa: PLR0911 - one for e
             return 0
         case _:
             found = f"found {words[0]!r}" if words else "found no command"
-            known = "run, check, drain, blackbox, chaos or doctor"
+            known = "run, manager, check, drain, blackbox, chaos or doctor"
             print(f"taskd: {found}, expected {known}\n{_USAGE}", end="", file=sys.stderr)
             return 2

@@ -15,11 +15,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 import msgspec
 
-from taskd.cli.arguments import manager_argument
+from taskd.cli.arguments import OneLineParser, manager_argument
 from taskd.cli.complaint import complain
 from taskd.config.process import environment
 from taskd.config.reading import Source
@@ -74,12 +74,6 @@ class Checked:
         return self.own.ok and (self.trial is None or self.trial.ok)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Say in one line what is wrong, and leave."""
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
-
-
 def check(arguments: Sequence[str]) -> int:
     """Check this machine and print what was found. Returns the exit code."""
     options = _parser().parse_args(list(arguments))
@@ -104,7 +98,7 @@ def check(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = OneLineParser(
         prog="taskd check",
         description="Check this machine: compute, memory, network to itself, disk, and a collective between its ranks.",
         epilog=_EPILOG,

@@ -89,7 +89,7 @@ def manager_address(env: Mapping[str, str], master_addr: str | None, node_count:
     if host is None:
         raise ConfigError(
             f"{settings.MANAGER.name}: found {given or 'nothing'}, expected host:port, because {node_count} nodes "
-            "share one manager; set TASKD_MANAGER or MASTER_ADDR to where manager.py runs"
+            "share one manager; set TASKD_MANAGER or MASTER_ADDR to where the manager runs"
         )
     return Address(host, _client_port(source))
 

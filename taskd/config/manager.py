@@ -52,10 +52,7 @@ class ManagerConfig:
         _refuse_unknown(keys)
         source = with_annotations(Source(os.environ if env is None else env, keys))
         security = Security.from_source(source)
-        default_host = LOOPBACK if security.secret is None else ALL_INTERFACES
-        host = source.text(settings.HOST) or default_host
-        if host != ALL_INTERFACES and not is_host(host):
-            raise source.refuse(settings.HOST, host, "a host name, an address, or * for all interfaces")
+        host = listening_host(source) or (LOOPBACK if security.secret is None else ALL_INTERFACES)
         return cls(
             listen=Address(host, source.whole(settings.PORT)),
             security=security,
@@ -64,6 +61,14 @@ class ManagerConfig:
             node_command=source.command(settings.NODE_COMMAND),
             checkpoint_dir=source.path(settings.CHECKPOINT_DIR),
         )
+
+
+def listening_host(source: Source) -> str | None:
+    """Where the manager is asked to listen, if anybody has said it. Raises `ConfigError`."""
+    host = source.text(settings.HOST)
+    if host is not None and host != ALL_INTERFACES and not is_host(host):
+        raise source.refuse(settings.HOST, host, "a host name, an address, or * for all interfaces")
+    return host
 
 
 def _policy(source: Source) -> Policy:

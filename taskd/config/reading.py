@@ -149,7 +149,7 @@ class Source:
 
     def _required(self, setting: Setting, value: _T | None) -> _T:
         if value is None:
-            raise ConfigError(f"{setting.name} is missing, expected {setting.expected}; add it: {setting.meaning}")
+            raise ConfigError(f"{setting.all_names} is missing, expected {setting.expected}; add it: {setting.meaning}")
         return value
 
 

@@ -60,6 +60,12 @@ class Setting:
         return self.variable or f"{self.key!r} of init_taskd_manager"
 
     @property
+    def all_names(self) -> str:
+        """All names under which it can be given, but for an annotation."""
+        key = [] if self.key is None else [f"{self.key!r} of init_taskd_manager"]
+        return " or ".join([*key, *([] if self.variable is None else [self.variable])])
+
+    @property
     def expected(self) -> str:
         """What a value must be, in words."""
         if self.kind in (Kind.WHOLE, Kind.SECONDS, Kind.FACTOR):

@@ -37,10 +37,11 @@ JOB_ID = Setting(
     "Name of the job; manager and agents must agree on it. When unset, `MINDX_TASK_ID` counts.",
 )  # fmt: skip
 NODE_NUMS = Setting(
-    None, "node_nums", Kind.WHOLE, None, _MANAGER, "Number of nodes of the job. Required.", 1, 100_000
+    "TASKD_NODE_NUMS", "node_nums", Kind.WHOLE, None, _MANAGER, "Number of nodes of the job. Required.", 1, 100_000
 )  # fmt: skip
 PROC_PER_NODE = Setting(
-    None, "proc_per_node", Kind.WHOLE, None, _MANAGER, "Number of training processes per node. Required.", 1, 1024
+    "TASKD_PROC_PER_NODE", "proc_per_node", Kind.WHOLE, None, _MANAGER,
+    "Number of training processes per node. Required.", 1, 1024,
 )  # fmt: skip
 HOST = Setting(
     "TASKD_MANAGER_HOST", "host", Kind.TEXT, None, _MANAGER,

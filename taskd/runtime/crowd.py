@@ -91,8 +91,8 @@ def unfit(status: NodeStatus, core: Recovery) -> str | None:
     if not fits or len(status.ranks) not in (0, policy.ranks_per_node):
         return (
             f"found {status.node_count} nodes with {len(status.ranks)} processes each, expected "
-            f"{policy.node_count} with {policy.ranks_per_node}; make manager.py (node_nums, proc_per_node) and "
-            "torchrun (--nnodes, --nproc_per_node) agree"
+            f"{policy.node_count} with {policy.ranks_per_node}; make the manager (node_nums, "
+            "proc_per_node) and torchrun (--nnodes, --nproc_per_node) agree"
         )
     most = policy.node_count * policy.ranks_per_node
     if any(rank.rank >= most for rank in status.ranks):

@@ -119,7 +119,6 @@ class Manager:
 
     def run(self) -> int:
         """Serve until the job has ended or `stop` is called. Returns the job's exit code."""
-        logger.info("manager of job %s listens on %s", self._config.job_id, self.address)
         self._journal.write("manager started", job_id=self._config.job_id, address=str(self.address))
         try:
             while not self._stop.is_set() and not self._over():

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.census import RECORDS, first_and_last, for_each_fault, grown
 from benchmarks.job import StepLogs
 from benchmarks.works import EVALUATION, KINDS
+from tests.benchmarks.recordable import recordable
 from tests.launch import Launcher
 
 pytestmark = pytest.mark.slow
@@ -27,6 +28,7 @@ def last_line(launcher: Launcher, *words: str) -> dict[str, Any]:
 @pytest.mark.thorough
 def test_recovery(launcher: Launcher) -> None:
     last = last_line(launcher, "benchmarks.recovery", "--pairs", "1", "--ranks", "2")
+    recordable("python -m benchmarks.recovery --pairs 5 --json", last)
     assert last["pairs"] == 1
     assert last["taskd_s"] > 0
     assert last["floor_s"] > 0
@@ -40,6 +42,7 @@ def test_stock_defaults(launcher: Launcher) -> None:
     last = last_line(
         launcher, "benchmarks.recovery", "--stock-defaults", "--runs", "1", "--ranks", "2", "--limit-s", "20"
     )
+    recordable("python -m benchmarks.recovery --stock-defaults --runs 20 --json", last)
     assert last["runs"] == 1
     assert last["taskd_recovered"] == 1
     assert last["stock_recovered"] in (0, 1)
@@ -50,6 +53,7 @@ def test_overhead(launcher: Launcher) -> None:
     last = last_line(
         launcher, "benchmarks.overhead", "--repeats", "1", "--pairs", "4", "--steps", "2", "--samples", "3"
     )
+    recordable("python -m benchmarks.overhead --json", last)
     assert last["pairs"] == 4
     assert last["commit_us"] > 0
     assert last["constructor_us"] > 0
@@ -59,6 +63,7 @@ def test_overhead(launcher: Launcher) -> None:
 @pytest.mark.thorough
 def test_soak(launcher: Launcher) -> None:
     last = last_line(launcher, "benchmarks.soak", "--faults", "2", "--ranks", "2")
+    recordable("python -m benchmarks.soak --faults 200 --json", last)
     assert last["faults"] == last["recovered"] == 2
     assert last["weights_identical"] is True
     for name in ("fds", "threads", "rss_mb"):
@@ -87,6 +92,7 @@ def test_what_grows_is_named() -> None:
 @pytest.mark.thorough
 def test_large_ranks(launcher: Launcher) -> None:
     last = last_line(launcher, "benchmarks.recovery", "--rss-gib", "0.1", "--pairs", "1", "--ranks", "2")
+    recordable("python -m benchmarks.recovery --rss-gib 1 --json", last)
     assert last["pairs"] == 1
     assert last["share"] == pytest.approx(last["with_shim_s"] / last["without_shim_s"], rel=0.1)
     assert 1.5 < last["hang_to_verdict_s"] < 60  # 2 s after the last progress; the stop comes later
@@ -104,6 +110,7 @@ def test_uneven_steps_in_virtual_time(launcher: Launcher) -> None:
 @pytest.mark.thorough
 def test_foreign_work_in_virtual_time(launcher: Launcher) -> None:
     last = last_line(launcher, "benchmarks.soak", "--foreign", "--virtual", "--seed", "1")
+    recordable("python -m benchmarks.soak --foreign --virtual --json", last)
     assert (last["hours"], last["proven"], last["replaced"], last["restarts"]) == (24, 0, 0, 0)
     assert last["told"] > 0
     assert min(last[kind] for kind in (*KINDS, EVALUATION)) > 20

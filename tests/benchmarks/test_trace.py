@@ -14,6 +14,7 @@ from benchmarks.trace_meter import WASTE, Meter
 from benchmarks.trace_restart import play
 from benchmarks.trace_times import read_times
 from taskd.core.policy import Policy, Strategy
+from tests.benchmarks.recordable import recordable
 
 ROOT = Path(__file__).resolve().parents[2]
 HOUR_S = 3600.0
@@ -52,6 +53,7 @@ def test_the_command_prints_what_the_issue_asks_for() -> None:
     words = ("--gpus", "2048", "--days", "20", "--seeds", "2", "--places", "8")
     lines = run(*words)
     last = lines[-1]
+    recordable("python -m benchmarks.trace --gpus 16384 --days 54 --mix llama3 --json", last)
     assert 0 < last["goodput_checkpoint_restart"] < last["goodput"] < 1
     assert 0 < last["ettr"] <= last["goodput"]
     assert last["seeds"] == [0, 1]
@@ -60,6 +62,12 @@ def test_the_command_prints_what_the_issue_asks_for() -> None:
     for line, other in zip(lines[:-1], again[:-1], strict=True):
         del line["wall_s"], other["wall_s"]
         assert line == other
+
+
+def test_the_core_alone() -> None:
+    (last,) = run("--core-cost", "64")
+    recordable("python -m benchmarks.trace --core-cost 2048 --json", last)
+    assert last["manager_s"] > 0
 
 
 def test_more_faults_give_less_goodput() -> None:

@@ -143,7 +143,10 @@ def test_the_folder_of_a_job_lies_in_the_run_directory(name):
     [
         ({"proc_per_nod": 8}, r"unknown key proc_per_nod \(did you mean proc_per_node\?\)"),
         ({"zzz": 1}, "unknown key zzz, expected some of job_id, node_nums, proc_per_node, host"),
-        ({"node_nums": None}, "'node_nums' of init_taskd_manager is missing, expected a whole number from 1"),
+        (
+            {"node_nums": None},
+            "'node_nums' of init_taskd_manager or TASKD_NODE_NUMS is missing, expected a whole number from 1",
+        ),
         ({"node_nums": 0}, "found 0, expected a whole number from 1 to 100000"),
         ({"node_nums": "XX"}, "found 'XX', expected a whole number"),
         ({"node_nums": 2.5}, "found 2.5, expected a whole number"),

@@ -1,11 +1,16 @@
 """Managers that are absent, late, of another secret, or gone: the job is never worse off than under plain torchrun."""
 
 import socket
+from collections.abc import Callable
 
-from tests.e2e.conftest import MakeJob
+import pytest
+
+from tests.cli.managers import serving
+from tests.e2e.conftest import STEPS, MakeJob
 from tests.e2e.job import Job, Process
 from tests.e2e.plan import point
 
+Same = Callable[[Job], None]
 STOCK = "torchrun's own behaviour takes over; taskd keeps trying"
 
 
@@ -73,6 +78,28 @@ def test_a_manager_that_comes_late_and_one_that_is_replaced(make_job: MakeJob) -
     job.release("over")
     assert job.end() == 0
     assert second.wait(20) == 0
+
+
+@pytest.mark.slow
+def test_the_command_serves_a_job(make_job: MakeJob, same: Same) -> None:
+    """In place of a manager.py: a rank is killed, its peer keeps its process, the weights are the same."""
+    job = make_job(2)
+    here = {**job.environment(), "TASKD_PROCESS_ENABLE": None}
+    with serving("--nodes", "1", "--procs-per-node", "2", "--port", "0", env=here) as served:
+        points = [point("one", 1, 4, "forward"), point("last", 0, 10, "begin")]
+        job.start("train.py", {"steps": STEPS, "points": points}, env={"TASKD_MANAGER": served.address})
+        job.held("one")
+        before = job.pids
+        job.kill("one")
+        record = job.recovered(1)
+        assert (record["strategy"], record["kept"], record["target_step"]) == ("recover-in-place", {"0": before[0]}, 3)
+        job.release("last")
+        assert job.end() == 0
+        assert served.process.wait(20) == 0, "it ends with the job"
+        out, err = served.process.communicate()
+    assert out == ""
+    assert "by recover-in-place: rank 1 gets a new process" in err
+    same(job)
 
 
 def start_manager(job: Job, port: int, secret: str | None = None) -> Process:

@@ -1,0 +1,58 @@
+"""A manager that serves its job in this process: what `start_taskd_manager` and `taskd manager` have in common.
+
+Rules:
+
+1. SIGTERM and SIGINT end it cleanly, from before anybody can see that it listens. What is ignored (SIGINT, in a job
+   behind `&`) stays ignored.
+2. Where nobody has configured logging, taskd's own records go to stderr, so that no error is lost.
+"""
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from taskd.config.address import Address
+from taskd.config.manager import ManagerConfig
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def serve(config: ManagerConfig, stop: threading.Event, announce: Callable[[Address], None]) -> None:
+    """Serve the job until it ends or `stop` is set. `announce` is told where, once it listens. Raises `TaskdError`."""
+    from taskd.runtime.limits import raise_descriptor_limit
+    from taskd.runtime.manager import Manager
+
+    raise_descriptor_limit()
+    manager = Manager(config, stop=stop)
+    announce(manager.address)
+    manager.run()
+
+
+@contextmanager
+def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` on SIGTERM and SIGINT, if this is the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: stop())
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def make_records_visible() -> None:
+    """Send taskd's records to stderr, unless they go somewhere already."""
+    ours = logging.getLogger("taskd")
+    if ours.hasHandlers():
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("taskd %(levelname)s %(asctime)s %(message)s"))
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO)

@@ -1,0 +1,9 @@
+"""Whether a benchmark prints what `benchmarks/figures.json` takes from it."""
+
+from benchmarks.figures import read_runs
+
+
+def recordable(command: str, last: object) -> None:
+    """Fails if a figure of this command is not in the last line."""
+    (run,) = [run for run in read_runs() if run.command == command]
+    run.of(last, run.date, run.machine)
