@@ -288,10 +288,11 @@ class World(Places):
         return ""
 
     def _lost_set(self, gone: Collection[int]) -> str:
-        """Why nobody would be left without these to give some rank its state; "" if somebody is, as far as is known."""
+        """Why nobody would be left, without the nodes of these places, to give some rank its state; "" if all can."""
         survives: dict[str | None, bool] = {}
-        for rank, view in self.ranks.items():
-            survives[view.replicas] = survives.get(view.replicas, False) or not (view.empty or rank in gone)
+        for view in self.ranks.values():
+            if not survives.get(view.replicas):  # of most sets the first rank survives
+                survives[view.replicas] = view.node_rank not in gone and not view.empty
         if not any(survives.values()):
             return "no rank is left to give its state"
         lost = sorted(key for key, one in survives.items() if key is not None and not one)
@@ -304,28 +305,28 @@ class World(Places):
         return "no step is held by a rank of every replica set"
 
     def _unknown_set(self, gone: Collection[int]) -> str:
-        """Why nobody can tell whether the others hold all of the job's state; "" if they do, for all have the same."""
-        keys = {view.replicas for view in self.ranks.values()}
-        unknown = [rank for rank in gone if self.ranks[rank].replicas is None] if keys - {None, ""} else []
-        return f"which replica set rank {unknown[0]} was of is not known" if unknown else ""
+        """Why it cannot be told whether those elsewhere hold all of the state; "" if they do, for all have the same."""
+        if not any(view.replicas for view in self.ranks.values()):
+            return ""
+        unknown = [rank for rank, view in self.ranks.items() if view.replicas is None and view.node_rank in gone]
+        return f"which replica set rank {min(unknown)} was of is not known" if unknown else ""
 
     def situation(self, *, no_donor: bool) -> Situation:
         """The facts by which a strategy is chosen."""
         views = sorted(self.ranks.items())
-        leaving = {place for place, node in self.nodes.items() if node.status.leaving}
-        unreachable = tuple(rank for rank, view in views if view.node_rank in self.dead_nodes | leaving)
+        away = self.dead_nodes | {place for place, node in self.nodes.items() if node.status.leaving}
+        unreachable = tuple(rank for rank, view in views if view.node_rank in away)
         lost = tuple(rank for rank, view in views if view.gone or view.joins)
         failing = {self.ranks[rank].node_rank for rank in (*lost, *unreachable)}
-        with_nodes = {rank for rank, view in views if view.node_rank in failing}
         return Situation(
             lost=lost,
             unreachable=unreachable,
             uncooperative=tuple(
                 rank for rank, view in views if rank not in lost and rank not in unreachable and not view.cooperative
             ),
-            no_survivor=self._lost_set(set(unreachable)),
-            no_survivor_elsewhere=self._lost_set(with_nodes),
-            no_shrinking=self._unknown_set(sorted(with_nodes)),
+            no_survivor=self._lost_set(away),
+            no_survivor_elsewhere=self._lost_set(failing),
+            no_shrinking=self._unknown_set(failing),
             no_donor=self._no_step() if no_donor else "",
             no_rebuild=self._refusal(lambda status: status.no_rebuild),
             no_newcomer=self._refusal(lambda status: status.no_newcomer),
