@@ -35,8 +35,9 @@ class Launcher:
     Rules:
 
     1. `env` adds to this process's environment, or with None takes a variable away.
-    2. `end_all` kills the sessions of all processes, then whatever else carries the test's mark: the workers of a
-       torchrun have sessions of their own.
+    2. `end_all` kills the sessions of all processes that were not waited for, then whatever else carries the test's
+       mark: the workers of a torchrun have sessions of their own. The number of one that was waited for may be
+       somebody else's by then.
     """
 
     def __init__(self, folder: Path, mark: str) -> None:
@@ -86,9 +87,10 @@ class Launcher:
     def end_all(self) -> None:
         """Kill what still runs, reap it, and print every output for the report."""
         for process in self._started:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            if process.returncode is None:  # its number is its own until it is waited for
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         for pid in marked(self._mark):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -202,21 +202,13 @@ class Node:
         again = slot.state is State.ENDED
         stage = Stage.EXITED if clean else Stage.DEAD
         status, (words, kind) = slot.status, slot.words
-        slot.status = RankStatus(
-            rank=rank,
-            incarnation=status.incarnation,
-            generation=status.generation,
+        slot.status = replace(
+            status,
             stage=status.stage if again else stage,
-            step=status.step,
-            condition=status.condition,
-            pid=status.pid,
-            warm=status.warm,
             cause=f"{cause.removesuffix(f' ({words})')}: {words}" if words and not clean else cause,
             at_s=status.at_s if again else at_s,
             kind="" if clean else kind,
-            term=status.term,
-            no_newcomer=status.no_newcomer,  # also its own successor's: what it had, that one lacks
-            replicas=status.replicas,
+            no_rebuild="",  # but `no_newcomer` is also its own successor's: what it had, that one lacks
         )
         row.act(self, rank)
         return self._flush()
@@ -320,20 +312,14 @@ def _age(directive: Directive) -> tuple[int, int, int]:
 
 def replace_status(status: RankStatus, report: WorkerReport) -> RankStatus:
     """A rank's status after its process has reported."""
-    return RankStatus(
-        rank=status.rank,
-        incarnation=status.incarnation,
+    return replace(
+        status,
         generation=report.generation,
         stage=report.stage,
         step=report.step,
         condition=report.condition,
-        pid=status.pid,
-        warm=status.warm,
         cause=report.cause,
         at_s=report.at_s,
-        term=status.term,
-        no_rebuild=status.no_rebuild,
-        no_newcomer=status.no_newcomer,
         replicas=report.replicas,
     )
 

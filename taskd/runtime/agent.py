@@ -78,6 +78,7 @@ class NodeAgent:
         self._deaths = DeathWatch()
         self._pool = StandbyPool(self._server, config.standbys, lambda: self._crew.start_template())  # noqa: PLW0108  no crew yet
         self._crew = Crew(self._files, self._deaths, self._pool, config.preload)
+        self._processes = self._crew.processes
         self._observer = Observer(config.job_id, self._crew, self._reports.proof)
         self._identity: NodeIdentity | None = None
         self._link: AgentSocket | None = None
@@ -91,7 +92,7 @@ class NodeAgent:
         self._local_ranks, self._sent_s = 1, 0.0
         self._patience = Patience(config.manager_wait_s)
         self._prospect = Prospect(config.manager_wait_s, presumed=config.presumes_manager)
-        self._warmth = Warmth(self._pool, self._crew.any_peer, self._crew.runs_python, learn=config.learn_modules)
+        self._warmth = Warmth(self._pool, self._processes.any_peer, self._crew.runs_python, learn=config.learn_modules)
         self._examiner = Examiner(self._pool, self._deaths, config.run_dir)
 
     # ---- torchrun's side (main thread)
@@ -155,7 +156,7 @@ class NodeAgent:
 
         def leave() -> None:
             self._leaving = True
-            self._crew.rest(self._node)
+            self._crew.rest()
             quiet.set()
 
         self._post(leave)
@@ -263,19 +264,20 @@ class NodeAgent:
         match message:
             case None:
                 self._pool.gone(peer)
-                self._crew.gone(peer)
+                self._processes.gone(peer)
             case Hello(role="worker"):
-                self._perform_all(self._crew.hello(self._node, peer, message))
+                if self._processes.hello(peer, message):
+                    self._perform_all(self._node.connected(message.rank))
             case Hello():
                 self._pool.hello(peer, message)
-                self._crew.serve_waiting(self._node)
+                self._crew.starts.serve(self._node)
                 self._examiner.serve()
             case WorkerReport():
                 self._hear_report(peer, message)
             case Probed():
                 self._examiner.hear(peer, message.result)
             case Account() | SawNonFinite() | LastWords() | Refuses():
-                self._observer.hear(self._crew.rank_of(peer), message, self._node)
+                self._observer.hear(self._processes.rank_of(peer), message, self._node)
             case Modules():
                 self._pool.import_modules(message.names)
                 self._pool.open()
@@ -285,8 +287,7 @@ class NodeAgent:
                 assert_never(message)
 
     def _hear_report(self, peer: Peer, report: WorkerReport) -> None:
-        rank = self._crew.rank_of(peer)
-        if rank is None:
+        if (rank := self._processes.rank_of(peer)) is None:
             return
         self._perform_all(self._node.report(rank, report))
         if report.stage is Stage.COMMITTED:
@@ -318,8 +319,7 @@ class NodeAgent:
                 assert_never(message)
 
     def _follow(self, directive: Directive) -> None:
-        odd = strange(directive, self._local_ranks)
-        if odd and self._link is not None:
+        if (odd := strange(directive, self._local_ranks)) and self._link is not None:
             self._link.refuse("order", "a directive", odd)
             return
         self._prospect.learn(directive)
@@ -343,7 +343,7 @@ class NodeAgent:
             where = self._link.trouble or f"no manager answers at {self._config.manager}"
             self._go_stock(f"{where} for {waited_s:g} s")
         self._warmth.look(now_s)
-        self._crew.expire(self._node, now_s)
+        self._crew.starts.expire(self._node, now_s)
         self._examiner.expire()
 
     def _leave(self, reason: str) -> None:
@@ -370,7 +370,7 @@ class NodeAgent:
 
     def _state(self) -> tuple[tuple[RankStatus, ...], int, int, bool, bool, CheckState | None]:
         """What the manager hears at once when it changes; all else of a report, with the next heartbeat."""
-        generation = max(self._crew.generation, self._node.generation)
+        generation = max(self._processes.generation, self._node.generation)
         return (
             tuple(slot.status for slot in self._node.slots.values()),
             self._pool.count,

@@ -1,16 +1,14 @@
-"""The processes of one node: who holds which rank, how a new one is started, how an end is noticed.
+"""The processes of one node: what is done with them, and what follows when one ends.
 
 Rules:
 
-1. A rank's process is taken from a standby if one waits or is on its way, else started cold, and that is said.
-2. A report counts only if it comes from the process that now holds the rank.
-3. Numbers of processes (incarnations) and of worlds (generations) only rise, also when torchrun restarts the group.
+1. Who holds which rank, and how it is spoken to, `RankProcesses` knows; how a rank gets its process, `Starts`.
+2. What is heard counts only if it comes from the process that now holds the rank.
 """
 
 import logging
 import os
 import time
-from collections import deque
 from signal import SIGKILL
 
 from typing_extensions import assert_never
@@ -33,23 +31,21 @@ from taskd.core.agent import (
 from taskd.core.endings import cause, ending_of
 from taskd.core.evidence import Evidence
 from taskd.errors import RecoveryError, TaskdError
-from taskd.runtime.blackbox import Box
 from taskd.runtime.cgroups import thaw
 from taskd.runtime.deaths import DeathWatch, Ending, ending_status
-from taskd.runtime.given import new_environment, preload
+from taskd.runtime.given import preload
 from taskd.runtime.ports import Templates, WorkerHost
+from taskd.runtime.rank_process import RankProcesses
 from taskd.runtime.rankfiles import RankFiles
 from taskd.runtime.shape import Shape
-from taskd.runtime.sockets import Peer
 from taskd.runtime.standbys import StandbyPool
+from taskd.runtime.starts import Starts
 from taskd.runtime.witness import Witness
-from taskd.wire.messages import Become, Hello, Join, Pause, RankStatus, Release, Stage, ToLocal
+from taskd.wire.messages import Join, Pause, Release, Stage
 
 logger = logging.getLogger(__name__)
 LAST_WORDS_S = 2.0
 _LOOK_S = 0.01
-STANDBY_WAIT_S = 5.0
-"""A standby that was asked for is awaited so long; then the rank is started cold."""
 
 
 class Crew:
@@ -57,70 +53,58 @@ class Crew:
 
     def __init__(self, files: RankFiles, deaths: DeathWatch, pool: StandbyPool, preload: tuple[str, ...]) -> None:
         self._files = files
-        self._deaths = deaths
-        self._pool = pool
+        self.processes = RankProcesses(files)
         self._preload = preload
         self._host: WorkerHost | None = None
         self._templates: Templates | None = None
         """What starts a template before torchrun has started a process."""
-        self._local: dict[int, int] = {}  # global to local rank
-        self._peers: dict[int, Peer] = {}
-        self._waiting: deque[tuple[Start, float]] = deque()
-        self._incarnations: dict[int, int] = {}  # by local rank
-        self._fenced: set[int] = set()
-        """Processes that were killed by this agent, until they are gone."""
-        self._boxes: dict[int, tuple[int, int, int]] = {}
-        """By pid, until it is gone: rank, local rank and incarnation that its black box is kept by."""
         self.witness = Witness()
+        self.starts = Starts(files, deaths, pool, self.processes, self.witness)
         self.seen: dict[int, Evidence] = {}
         """By rank: what nobody has asked for, and the manager has not been told yet."""
         self.moved = False
         """This node has been given a place, or lost one, since torchrun formed the world."""
-        self.generation = 0
 
     # ---- torchrun has started, or restarted, the whole group
 
     def fresh_environment(self, local_rank: int, generation: int, places: int = 0) -> dict[str, str]:
         """Variables of a process of a fresh world that torchrun itself starts, in a job of so many places."""
-        incarnation = self._incarnations[local_rank] = self._incarnations.get(local_rank, -1) + 1
-        self.generation = max(generation, self.generation) if incarnation == 0 else generation + 1
-        config = self._files.prepare(local_rank, incarnation, self.generation, Shape(places=places), joins=False)
+        incarnation, generation = self.processes.number_fresh(local_rank, generation)
+        config = self._files.prepare(local_rank, incarnation, generation, Shape(places=places), joins=False)
         return {**config.environment(), **preload()}
 
     def take(self, host: WorkerHost, node: Node) -> None:
         """Watch the processes that torchrun has just started."""
         self._host = host
-        self._peers.clear()
-        self._waiting.clear()
-        self._local = {host.rank_of(local): local for local in host.local_ranks}
-        for rank, local in self._local.items():
-            first = Start(rank, self._incarnations.get(local, 0), self.generation, joins=False)
-            self._begin(node, first, host.pid(local), warm=False)
+        self.starts.clear()
+        self.processes.hold(host)
+        for process in tuple(self.processes):
+            first = Start(process.rank, process.incarnation, self.processes.generation, joins=False)
+            self.starts.begin(node, first, host.pid(process.local_rank), warm=False)
 
     def wait(self, host: WorkerHost) -> None:
         """This node holds no place: nothing runs on it."""
         self._host = host
-        self._local = {}
+        self.processes.let_go()
 
     def evict(self) -> None:
         """Kill every process, and forget what they held."""
         self.moved = True
-        self._waiting.clear()
-        for local in self._local.values():
-            self._need_host().kill(local, SIGKILL)
-            self._files.discard(local, self._incarnations.get(local, 0))
-        self._peers.clear()
-        self._local = {}
+        self.starts.clear()
+        for process in self.processes:
+            self._need_host().kill(process.local_rank, SIGKILL)
+            self.processes.end(process, keep=False)
+        self.processes.let_go()
 
     def settle(self, place: int) -> tuple[int, ...]:
         """The ranks of the place that this node holds now. Positions of ranks that it held before are not theirs."""
         host = self._need_host()
         self.moved = True
         host.assign(place)
-        self._local = {host.rank_of(local): local for local in host.local_ranks}
+        self.processes.hold(host)
         for local in host.local_ranks:
             self._files.forget(local)
-        return tuple(self._local)
+        return tuple(process.rank for process in self.processes)
 
     def dismiss(self) -> None:
         """The job has ended well."""
@@ -174,16 +158,16 @@ class Crew:
                 self.fence(action.rank)
             case Start():
                 if may_start:
-                    self.start(node, action)
+                    self.starts.order(node, self._need_host(), action)
             case TellPause():
                 pause = Pause(generation=action.generation, reason=action.reason, at_commit=action.at_commit)
-                self.tell(action.rank, pause)
+                self.processes.tell(action.rank, pause)
             case TellJoin():
-                self.tell(action.rank, Join(plan=action.plan))
+                self.processes.tell(action.rank, Join(plan=action.plan))
             case TellRelease():
-                self.tell(action.rank, Release(generation=action.generation))
+                self.processes.tell(action.rank, Release(generation=action.generation))
             case StopNode():
-                self._waiting.clear()
+                self.starts.clear()
                 if action.exit_code:
                     self._await_the_dying(node)
                     self.give_up(action.reason)
@@ -198,127 +182,43 @@ class Crew:
         dying = [rank for rank, slot in node.slots.items() if slot.words[0] and slot.state is State.RUNNING]
         while dying and time.monotonic() < until_s:
             time.sleep(_LOOK_S)
-            dying = [rank for rank in dying if self._need_host().exit_status(self._local[rank]) is None]
+            dying = [rank for rank in dying if self._exit_status(rank) is None]
 
     # ---- one process
 
-    def start(self, node: Node, action: Start) -> None:
-        """Start a rank's new process; if a standby is on its way, when it arrives. Only the newest order counts."""
-        host = self._need_host()
-        self._waiting = deque(entry for entry in self._waiting if entry[0].rank != action.rank)
-        warm = host.command(self._local[action.rank]).python
-        standby = self._pool.take() if warm else None
-        if standby is None and warm and self._pool.pending:
-            self._waiting.append((action, time.monotonic() + STANDBY_WAIT_S))
-            self._pool.refill(extra=len(self._waiting))
-            return
-        self._try_launch(node, action, standby)
-
-    def serve_waiting(self, node: Node) -> None:
-        """A standby may have arrived."""
-        while self._waiting:
-            standby = self._pool.take()
-            if standby is None:
-                return
-            self._try_launch(node, self._waiting.popleft()[0], standby)
-
-    def expire(self, node: Node, now_s: float) -> None:
-        """Start those cold that have waited too long for a standby."""
-        while self._waiting and (now_s >= self._waiting[0][1] or not self._pool.pending):
-            self._try_launch(node, self._waiting.popleft()[0], self._pool.take())
-
-    def rest(self, node: Node) -> None:
+    def rest(self) -> None:
         """Start nothing any more. Whoever lives yet is about to be ended, which is no fault of its own."""
-        self._waiting.clear()
-        for rank, slot in node.slots.items():
-            pid, local = slot.status.pid, self._local.get(rank)
-            ended = self._host is None or local is None or self._host.exit_status(local) is not None
-            if not ended and ending_status(pid) is None:
-                self._fenced.add(pid)
+        self.starts.clear()
+        for process in self.processes:
+            if self._exit_status(process.rank) is None and ending_status(process.pid) is None:
+                process.fenced = True
 
-    def _try_launch(self, node: Node, action: Start, standby: Peer | None) -> None:
-        try:
-            self._launch(node, action, standby)
-        except RecoveryError as error:  # mostly torchrun has begun to end its ranks: that is for it alone to tell
-            logger.info("%s", error)
-
-    def _launch(self, node: Node, action: Start, standby: Peer | None) -> None:
-        host, local = self._need_host(), self._local[action.rank]
-        self.generation = max(self.generation, action.generation)
-        self._incarnations[local] = action.incarnation
-        self._peers.pop(action.rank, None)
-        env, logs = new_environment(self._files, host, node.directive, action, local)
-        if standby is not None:
-            command = host.command(local)
-            become = Become(
-                env=env,
-                argv=command.argv,
-                cwd=os.getcwd(),
-                stdout=logs.stdout,
-                stderr=logs.stderr,
-            )
-            if standby.send(become):
-                host.adopt(local, standby.pid, env, logs)
-                self._begin(node, action, standby.pid, warm=True)
-                return
-        logger.info("rank %d starts cold: no warm process was ready", action.rank)
-        pid = host.spawn(local, env, logs)
-        self._begin(node, action, pid, warm=False)
-
-    def _begin(self, node: Node, start: Start, pid: int, *, warm: bool) -> None:
-        node.started(
-            RankStatus(
-                rank=start.rank,
-                incarnation=start.incarnation,
-                generation=start.generation,
-                stage=Stage.STARTING,
-                pid=pid,
-                warm=warm,
-                at_s=time.monotonic(),
-                term=start.term,
-            )
-        )
-        self._boxes[pid] = start.rank, self._local[start.rank], start.incarnation
-        self.witness.begin(start.rank, pid, start.incarnation)
-        self._deaths.watch(pid, self._files.box(self._local[start.rank], start.incarnation))
+    def _exit_status(self, rank: int) -> int | None:
+        return self._need_host().exit_status(self.processes[rank].local_rank)
 
     def ended(self, node: Node, ending: Ending) -> list[Action]:
         """A process is ending, or gone: what follows for the rank that it holds, if it still holds one."""
-        host = self._host
-        rank = next((rank for rank, slot in node.slots.items() if slot.status.pid == ending.pid), None)
-        if rank is None or host is None:
-            if ending.gone:  # another process has its rank already
-                self._bury(ending.pid)
+        process = self.processes.by_pid(ending.pid)
+        if process is None:
             return []
-        status = host.exit_status(self._local[rank]) if ending.gone else ending_status(ending.pid)
+        if not self.processes.holds(process):
+            if ending.gone:  # another process has its rank already
+                self.processes.end(process)
+            return []
+        rank = process.rank
+        status = self._exit_status(rank) if ending.gone else ending_status(ending.pid)
         if status is None:
             return []
         slot = node.slots[rank]
-        if slot.state is State.FENCED:
-            self._fenced.add(ending.pid)
-        fenced = ending.pid in self._fenced
+        process.fenced = process.fenced or slot.state is State.FENCED
         finished = slot.status.stage in (Stage.FINISHED, Stage.RELEASED)
-        end = ending_of(status, finished=finished, fenced=fenced)
-        known = self.witness.take(rank, ending.pid, self.box(node, rank), node=node.place, ending=end)
-        if not fenced:
+        end = ending_of(status, finished=finished, fenced=process.fenced)
+        known = self.witness.take(rank, ending.pid, process.box, node=node.place, ending=end)
+        if not process.fenced:
             self.seen[rank] = known
         if ending.gone:
-            self._bury(ending.pid, keep=status != 0)
+            self.processes.end(process, keep=status != 0)
         return node.ended(rank, clean=status == 0, cause=cause(known, status), at_s=time.monotonic())
-
-    def _bury(self, pid: int, *, keep: bool = True) -> None:
-        """It is gone; its black box stays among the job's records."""
-        self._fenced.discard(pid)
-        held = self._boxes.pop(pid, None)
-        if held is not None:
-            rank, local, incarnation = held
-            name = f"rank-{rank}-incarnation-{incarnation}.box" if keep else ""
-            self._files.discard(local, incarnation, keep_as=name)
-
-    def box(self, node: Node, rank: int) -> Box | None:
-        """The black box of a rank's process."""
-        slot, local = node.slots.get(rank), self._local.get(rank)
-        return None if slot is None or local is None else self._files.box(local, slot.status.incarnation)
 
     def have_ended(self, node: Node) -> bool:
         """Whether this node has ranks, and all of them have ended well."""
@@ -326,52 +226,17 @@ class Crew:
 
     def fence(self, rank: int) -> None:
         """Kill the rank's whole process group."""
-        host, local = self._need_host(), self._local[rank]
+        host, local = self._need_host(), self.processes[rank].local_rank
         host.kill(local, SIGKILL)
         thawed = thaw(host.pid(local))
         if thawed is not None:
             logger.warning("rank %d was frozen: %s is thawed, so that its process can end", rank, thawed)
 
-    # ---- their sockets
-
-    def hello(self, node: Node, peer: Peer, hello: Hello) -> list[Action]:
-        """A worker has connected; it counts if it is the process that holds its rank."""
-        slot = node.slots.get(hello.rank)
-        if slot is None or slot.status.pid != peer.pid or slot.status.incarnation != hello.incarnation:
-            logger.debug("process %d says it is rank %d; it is not", peer.pid, hello.rank)
-            return []
-        self._peers[hello.rank] = peer
-        return node.connected(hello.rank)
-
-    def rank_of(self, peer: Peer) -> int | None:
-        """The rank whose process this is."""
-        return next((rank for rank, known in self._peers.items() if known is peer), None)
-
-    def any_peer(self) -> Peer | None:
-        """Some worker that can be spoken to."""
-        return next(iter(self._peers.values()), None)
-
-    def gone(self, peer: Peer) -> None:
-        """A socket has closed. What that means for the rank, the death watch tells."""
-        rank = self.rank_of(peer)
-        if rank is not None:
-            del self._peers[rank]
-
-    def tell(self, rank: int, message: ToLocal) -> None:
-        """Tell a rank's process; one that has not connected yet is told when it does."""
-        peer = self._peers.get(rank)
-        if peer is not None:
-            peer.send(message)
-
-    def tell_all(self, message: ToLocal) -> set[int]:
-        """Tell every process that can be spoken to; their ranks."""
-        return {rank for rank, peer in self._peers.items() if peer.send(message)}
-
     # ---- whose behaviour holds
 
     def stock(self) -> None:
         """torchrun decides."""
-        self._waiting.clear()
+        self.starts.clear()
         if self._host is not None:
             self._host.stock()
 

@@ -103,7 +103,7 @@ class Observer:
 
     def _boxes(self, node: Node) -> Iterable[tuple[int, int, Box]]:
         for rank, slot in node.slots.items():
-            box = self._crew.box(node, rank) if slot.state is State.RUNNING else None
+            box = self._crew.processes.box(rank) if slot.state is State.RUNNING else None
             if box is not None:
                 yield rank, slot.status.pid, box
 
@@ -114,7 +114,7 @@ class Observer:
         if inquiry in (0, self._answered):
             return
         self._answered, self._due_s = inquiry, time.monotonic() + ACCOUNT_S
-        self._asked = self._crew.tell_all(Ask(number=inquiry))
+        self._asked = self._crew.processes.tell_all(Ask(number=inquiry))
         for rank in node.slots:
             self._crew.witness.look(rank)
         live = [rank for rank in self._asked if rank in node.slots]
@@ -165,7 +165,7 @@ class Observer:
 
     def _take(self, node: Node, rank: int) -> Evidence:
         pid = node.slots[rank].status.pid
-        return self._crew.witness.take(rank, pid, self._crew.box(node, rank), node=node.place)
+        return self._crew.witness.take(rank, pid, self._crew.processes.box(rank), node=node.place)
 
     def _testimony(self, node: Node, inquiry: int, evidence: dict[int, Evidence]) -> Testimony:
         return Testimony(

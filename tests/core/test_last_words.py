@@ -1,5 +1,7 @@
 """What a process says of the fault that it dies of: a bug ends the job at once, a bad node is left at once."""
 
+from msgspec.structs import replace
+
 from taskd.core.agent import Node
 from taskd.core.recovery import Phase, Stopped
 from taskd.wire.messages import RankStatus, Stage
@@ -8,17 +10,7 @@ from tests.core.driver import Job
 
 def die(job: Job, rank: int, kind: str, cause: str = "exit code 1: NameError: name 'x' is not defined") -> None:
     """The rank's process ends after its last words."""
-    status = job.statuses[rank]
-    job.statuses[rank] = RankStatus(
-        rank=rank,
-        incarnation=status.incarnation,
-        generation=status.generation,
-        stage=Stage.DEAD,
-        step=5,
-        pid=status.pid,
-        cause=cause,
-        kind=kind,
-    )
+    job.statuses[rank] = replace(job.statuses[rank], stage=Stage.DEAD, step=5, cause=cause, kind=kind)
     job.send(rank // job.per_node)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import leaks
+from tests.e2e.job import lives
 from tests.launch import Launcher
 from tests.runtime.watched import until
 
@@ -162,6 +163,19 @@ def test_the_launcher_ends_a_process_that_left_its_session(leak_mark: str, tmp_p
         assert process.wait(10) == 0
         launcher.end_all()
         assert pipe.read() == ""  # end of file: its only writer is dead
+
+
+def test_the_launcher_leaves_a_group_alone_whose_number_is_no_longer_its_own(leak_mark: str, tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path, leak_mark)
+    stranger = "subprocess.Popen(['sleep', '60'], env={})"  # without the mark, in the group of that number
+    process = launcher.start(["python", "-c", f"import subprocess; print({stranger}.pid)"])
+    assert process.wait(10) == 0
+    child = int(launcher.output(process))
+    try:
+        launcher.end_all()
+        assert lives(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

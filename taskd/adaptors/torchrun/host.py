@@ -2,7 +2,7 @@
 
 Rules:
 
-1. torch's own objects stay the truth: a rank's process is what `subprocess_handlers` holds, its pid what the worker
+1. torch's own objects stay the truth: a rank's process is what its handle says (`handles.py`), its pid what the worker
    group says. Both change together under `lock`, which torchrun's monitor holds while it compares them.
 2. While taskd is in charge torchrun sees nothing but running ranks, until all of the job have ended well. Once it is
    not, the stock code decides, and nothing of it is imitated here.
@@ -10,14 +10,12 @@ Rules:
 """
 
 import atexit
-import contextlib
 import logging
 import os
-import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from enum import Enum
-from signal import SIGKILL, SIGTERM, Signals
+from signal import SIGTERM, Signals
 from typing import Any, Final
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
@@ -28,20 +26,13 @@ from typing_extensions import assert_never
 
 from taskd.adaptors.seams.launcher import BINDING
 from taskd.adaptors.torchrun import ends
-from taskd.adaptors.torchrun.children import (
-    AdoptedHandler,
-    OrphanGroups,
-    has_failed,
-    require_child,
-    signal_group,
-    status_of,
-)
+from taskd.adaptors.torchrun.children import AdoptedHandler, require_child
 from taskd.adaptors.torchrun.command import NUMA_REASON
+from taskd.adaptors.torchrun.handles import RankHandles
 from taskd.adaptors.torchrun.logs import RankLogs
 from taskd.adaptors.torchrun.template_process import TemplateProcess
 from taskd.config.process import environment
 from taskd.errors import RecoveryError
-from taskd.runtime.deaths import ending_status
 from taskd.runtime.ports import Command, Logs
 
 logger = logging.getLogger(__name__)
@@ -88,18 +79,12 @@ class TorchrunHost:
         self._template = template
         self._forbid_restart = forbid_restart
         self._has_others = has_others
+        self._handles = RankHandles(context, stand_ins=stand_ins)
         self._logs = RankLogs(context)
         self._binding = BINDING.find().use
         self._charge = Charge.TASKD
         self._turned = threading.Event()  # taskd does not decide any more
         self._reason = ""
-        self._ended_by_us: set[int] = set(context.pids().values()) if stand_ins else set()
-        self._closing = False
-        self._closer: int | None = None
-        """The thread that ends the ranks, and alone reaps them then."""
-        self._fenced: list[SubprocessHandler] = []
-        self._groups = OrphanGroups()
-        self._reap_lock = threading.Lock()
 
     # What a rank is
 
@@ -148,7 +133,7 @@ class TorchrunHost:
         """Cold start by torch's own handler. Raises `RecoveryError` if the ranks are being ended."""
         with self.lock:
             self._refuse_if_closing(local_rank)
-            self._fence(local_rank)
+            self._handles.fence(local_rank)
             handler = processes.get_subprocess_handler(
                 entrypoint=str(self._context.entrypoint),
                 args=self._context.args[local_rank],
@@ -167,29 +152,18 @@ class TorchrunHost:
         with self.lock:
             self._refuse_if_closing(local_rank)
             require_child(pid)
-            self._fence(local_rank)
+            self._handles.fence(local_rank)
             self._install(local_rank, AdoptedHandler(pid, local_rank, self._template.release(pid)), logs)
 
     def _refuse_if_closing(self, local_rank: int) -> None:
-        if self._closing:
+        if self._handles.ending:
             raise RecoveryError(
                 f"torchrun is ending its ranks, expected no new process for rank {self.rank_of(local_rank)} any more"
             )
 
-    def _fence(self, local_rank: int) -> None:
-        handler = self._context.subprocess_handlers[local_rank]
-        if self.exit_status(local_rank) is None:
-            signal_group(handler.proc.pid, SIGKILL)
-            self._fenced.append(handler)
-        for stream in (handler._stdout, handler._stderr):
-            if stream is not None:
-                stream.close()
-
     def _install(self, local_rank: int, handler: SubprocessHandler, logs: Logs) -> None:
         context = self._context
-        context.subprocess_handlers[local_rank] = handler
-        context._running_local_ranks.add(local_rank)
-        context._failures.pop(local_rank, None)
+        self._handles.install(local_rank, handler)
         context.stdouts[local_rank] = logs.stdout or ""
         context.stderrs[local_rank] = logs.stderr or ""
         context.error_files[local_rank] = logs.error_file or os.devnull
@@ -199,32 +173,11 @@ class TorchrunHost:
 
     def kill(self, local_rank: int, signal: Signals) -> None:
         """Signal the rank's whole process group, unless its process has been reaped."""
-        with self._reap_lock:
-            process = self._context.subprocess_handlers[local_rank].proc
-            if process.returncode is None:
-                if ending_status(process.pid) is None:
-                    self._ended_by_us.add(process.pid)
-                signal_group(process.pid, signal)
+        self._handles.kill(local_rank, signal)
 
     def exit_status(self, local_rank: int) -> int | None:
         """How the rank's process ended, None while it runs. What a failed one leaves in its group is killed first."""
-        return self._collect(self._context.subprocess_handlers[local_rank])
-
-    def _collect(self, handler: SubprocessHandler) -> int | None:
-        process = handler.proc
-        with self._reap_lock:
-            if process.returncode is not None:
-                return process.returncode
-            if self._closer not in (None, threading.get_ident()):
-                return status_of(
-                    process.pid
-                )  # torch asks whether it runs and then signals it: it must not go meanwhile
-            if self._charge is Charge.TASKD and has_failed(process.pid):
-                signal_group(process.pid, SIGKILL)
-            status = process.poll()
-            if status is not None:
-                self._groups.add(process.pid)
-            return status
+        return self._handles.exit_status(local_rank)
 
     def start_template(self, env: Mapping[str, str]) -> int:
         """Start the process that forks standbys."""
@@ -258,6 +211,7 @@ class TorchrunHost:
         if self._charge in (charge, Charge.GIVEN_UP):
             return
         self._charge = charge
+        self._handles.sweeps = charge is Charge.TASKD
         if charge is Charge.TASKD:
             self._turned.clear()
         else:
@@ -280,20 +234,19 @@ class TorchrunHost:
     def poll(self, stock_poll: StockPoll) -> RunProcsResult | None:
         """torchrun's look at its ranks: None while there is nothing for torchrun to do."""
         self._logs.collect()
-        self._fenced = [handler for handler in self._fenced if self._collect(handler) is None]
-        self._groups.reap()
+        self._handles.collect_former()
         match self._charge:
             case Charge.TASKD:
                 return stock_poll() if self._all_ended_well() and not self._has_others() else None
             case Charge.TORCHRUN:
                 return stock_poll()
             case Charge.DISMISSED:
-                self._await_the_dying()
+                self._handles.await_the_dying(_TEARDOWN_TIMEOUT_S)
                 if self._all_ended_well():
                     return stock_poll()
                 return RunProcsResult(return_values=dict.fromkeys(self.local_ranks))  # there are no ranks here
             case Charge.GIVEN_UP:
-                self._await_the_dying()
+                self._handles.await_the_dying(_TEARDOWN_TIMEOUT_S)
                 return self._with_reason(stock_poll() or self._end_all(stock_poll))
             case _:
                 assert_never(self._charge)
@@ -302,21 +255,9 @@ class TorchrunHost:
         statuses = [self.exit_status(local_rank) for local_rank in self.local_ranks]  # collects every one
         return all(status == 0 for status in statuses)
 
-    def _await_the_dying(self) -> None:
-        """taskd hears of a death before the process can be reaped; torch is to see it first, as the root cause.
-
-        Each is reaped here, under the lock: torch's own look says "alive" while another thread is about to reap.
-        """
-        for handler in self._context.subprocess_handlers.values():
-            if handler.proc.returncode is None and ending_status(handler.proc.pid) is not None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    handler.proc.wait(_TEARDOWN_TIMEOUT_S)
-            self._collect(handler)
-
     def _end_all(self, stock_poll: StockPoll) -> RunProcsResult | None:
         """No rank of this node has failed, but the job ends: all that still run are ended."""
-        ended = [local_rank for local_rank in self.local_ranks if self.exit_status(local_rank) is None]
-        self._ended_by_us.update(map(self.pid, ended))
+        ended = self._handles.claim_living()
         self._context.close()
         result = stock_poll()
         if result is not None:
@@ -326,7 +267,7 @@ class TorchrunHost:
 
     def _with_reason(self, result: RunProcsResult | None) -> RunProcsResult | None:
         """torch's result; where no rank has failed by itself, with the reason why the job ends."""
-        if result is not None and all(failure.pid in self._ended_by_us for failure in result.failures.values()):
+        if result is not None and all(map(self._handles.ended_by_us, result.failures)):
             for local_rank, failure in result.failures.items():
                 result.failures[local_rank] = self._report(local_rank, failure.exitcode)
             if not result.failures:
@@ -358,9 +299,8 @@ class TorchrunHost:
 
     def begin_closing(self) -> None:
         """torchrun is about to end its ranks: none gets another process from now on."""
-        with self.lock, self._reap_lock:
-            self._closing = True
-            self._closer = threading.get_ident()
+        with self.lock:
+            self._handles.end_here()
 
 
 class TaskdContext(SubprocessContext):

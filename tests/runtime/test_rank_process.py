@@ -1,0 +1,91 @@
+"""The records of one node's processes."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from taskd.runtime.rank_process import RankProcesses
+from taskd.runtime.rankfiles import RankFiles
+from taskd.runtime.shape import Shape
+from taskd.runtime.sockets import Peer
+from taskd.wire.messages import Abandon, Hello
+from tests.runtime.host import Host
+
+
+@pytest.fixture
+def files(run_dir: Path) -> Iterator[RankFiles]:
+    made = RankFiles(run_dir, "job")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def processes(files: RankFiles) -> Iterator[RankProcesses]:
+    """Of a node that holds two ranks."""
+    host = Host()
+    made = RankProcesses(files)
+    made.hold(host)
+    yield made
+    host.close()
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    """The agent's end of a socket to this very process."""
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with mine, its:
+        yield Peer(mine)
+
+
+def test_numbers_only_rise(processes: RankProcesses) -> None:
+    assert processes.number_fresh(1, 5) == (0, 5)
+    processes.number(1, 4, 7)
+    assert processes.number_fresh(1, 7) == (5, 8), "torchrun has restarted the group"
+    processes.number(1, 6, 2)
+    assert processes.generation == 8
+
+
+def test_a_rank_without_a_process_says_nothing(processes: RankProcesses, peer: Peer) -> None:
+    assert not processes.hello(peer, Hello(role="worker", pid=peer.pid, rank=1))
+    assert (processes.by_pid(-1), processes.box(1), processes.any_peer()) == (None, None, None)
+
+
+def test_only_the_newest_process_of_a_rank_is_heard_and_spoken_to(processes: RankProcesses, peer: Peer) -> None:
+    hello = Hello(role="worker", pid=peer.pid, rank=1, incarnation=0)
+    processes.begin(1, 0, peer.pid)
+    assert processes.hello(peer, hello)
+    assert (processes.rank_of(peer), processes.tell_all(Abandon(reason="it is told"))) == (1, {1})
+    processes.begin(1, 1, peer.pid + 1)
+    assert not processes.hello(peer, hello)
+    assert (processes.rank_of(peer), processes.any_peer(), processes.tell_all(Abandon(reason="it is not"))) == (
+        None,
+        None,
+        set(),
+    )
+
+
+def test_the_box_of_a_process_that_was_replaced_is_kept_when_it_is_gone(
+    processes: RankProcesses, files: RankFiles, run_dir: Path
+) -> None:
+    paths = [files.prepare(1, incarnation, 0, Shape(), joins=False).blackbox for incarnation in (0, 1)]
+    processes.begin(1, 0, 11)
+    processes.begin(1, 1, 12)
+    former = processes.by_pid(11)
+    assert former is not None
+    assert not processes.holds(former)
+    processes.end(former)
+    assert processes.by_pid(11) is None
+    assert [path is not None and path.exists() for path in paths] == [False, True]
+    assert [path.name for path in run_dir.glob("*/boxes/*")] == ["rank-1-incarnation-0.box"]
+    assert processes.box(1) is files.box(1, 1) is not None
+
+
+def test_a_node_that_has_lost_its_place_still_knows_its_processes(processes: RankProcesses) -> None:
+    processes.begin(0, 0, 11)
+    processes.let_go()
+    former = processes.by_pid(11)
+    assert former is not None
+    assert not processes.holds(former)
+    assert list(processes) == []
