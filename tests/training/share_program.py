@@ -38,7 +38,7 @@ def batch(step: int, index: int) -> torch.Tensor:
 
 def gradients(state: TrainState) -> list[torch.Tensor]:
     state.optimizer.zero_grad()
-    for share in state.microbatches():
+    for share in state.shares():
         assert share.count == len(FULL)
         loss = state.model(batch(state.step, share.index)).square().mean() * share.scale
         loss.backward()
@@ -121,7 +121,7 @@ def broken_off() -> None:
     join(state, 1, members, 0, ())
     train(state, 1)
     try:
-        for share in state.microbatches():
+        for share in state.shares():
             state.model(batch(state.step, share.index)).sum().backward()
             if RANK == 0:
                 assert not state.model.require_backward_grad_sync
@@ -148,7 +148,7 @@ def full() -> None:
         without.commit()
     for mine, theirs in zip(with_shares.model.parameters(), without.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
-    (share,) = with_shares.microbatches()
+    (share,) = with_shares.shares()
     assert (share.index, share.count, share.scale, share.last) == (RANK, 4, 1.0, True)
 
 

@@ -333,9 +333,9 @@ class Session:
         report = restore(state, plan, rank)
         if report.note:
             logger.warning("rank %d, step %d: %s", runtime.rank, state.step, report.note)
-        if rank == 0 and replicas > plan.world_size and not (plan.dump or state.uses_microbatches):
+        if rank == 0 and replicas > plan.world_size and not (plan.dump or state.uses_shares):
             logger.warning(
-                "%d of %d ranks go on, and the script does not use state.microbatches(): the global batch is smaller",
+                "%d of %d ranks go on, and the script does not use state.shares(): the global batch is smaller",
                 plan.world_size,
                 replicas,
             )

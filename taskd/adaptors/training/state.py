@@ -27,7 +27,6 @@ from taskd.adaptors.training.failures import Failures
 from taskd.adaptors.training.finite import Losses
 from taskd.adaptors.training.followers import Followers
 from taskd.adaptors.training.hooks import StepHooks
-from taskd.adaptors.training.microbatches import MicroBatch, MicroBatches
 from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.payload import pack, unpack
 from taskd.adaptors.training.pending import Pending
@@ -36,6 +35,7 @@ from taskd.adaptors.training.positions import PositionMemory, Positions, not_kno
 from taskd.adaptors.training.rest import Rest
 from taskd.adaptors.training.rng import RngCapture
 from taskd.adaptors.training.seeds import Seeds
+from taskd.adaptors.training.shares import Share, Shares
 from taskd.adaptors.training.undo import Undo
 from taskd.errors import ConfigError, ShimError
 from taskd.runtime.pulse import Pulse
@@ -95,7 +95,7 @@ class TrainState:
         self._rng = self._seeds or RngCapture()
         self._rank: int | None = None
         self._losses = Losses(self._tell_non_finite)
-        self._batches = MicroBatches()
+        self._batches = Shares()
         self._empty = False
         self._start: dict[int, bytes] = {}
         self.committing = self._restoring = self._adopting = False
@@ -185,13 +185,13 @@ class TrainState:
         """
         return self.parts.epochs.up_to(total, self._begin_epochs)
 
-    def microbatches(self) -> Iterable[MicroBatch]:
+    def shares(self) -> Iterable[Share]:
         """The shares of the global batch that this rank works at in this step.
 
         One, of scale 1, while all ranks are there; else more. The batch is a function of `step`, `index` and `count`:
 
             optimizer.zero_grad()
-            for share in state.microbatches():
+            for share in state.shares():
                 loss = loss_function(model, batch(state.step, share.index, share.count)) * share.scale
                 loss.backward()
             optimizer.step()
@@ -242,7 +242,7 @@ class TrainState:
         self._batches.enter(rank, world_size, replicas, self.parts.wrappers)
 
     @property
-    def uses_microbatches(self) -> bool:
+    def uses_shares(self) -> bool:
         """Whether the script has asked for its shares of the global batch."""
         return self._batches.used
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch._C._distributed_c10d import TCPStore
 from torch.utils.data import DistributedSampler
 
-from taskd.adaptors.training.microbatches import shares
+from taskd.adaptors.training.shares import shares_of
 from taskd.adaptors.training.state import TrainState
 from tests.launch import Launcher
 from tests.thorough import everyday
@@ -26,7 +26,7 @@ def make(**more: Any) -> TrainState:
 
 @pytest.mark.parametrize(("world_size", "replicas"), [(4, 4), (3, 4), (2, 4), (1, 4), (5, 8), (1, 1)])
 def test_each_share_is_worked_at_once_and_all_have_the_same_weight(world_size: int, replicas: int) -> None:
-    by_rank = [shares(rank, world_size, replicas) for rank in range(world_size)]
+    by_rank = [shares_of(rank, world_size, replicas) for rank in range(world_size)]
     every = [share for own in by_rank for share in own]
     assert sorted(share.index for share in every) == list(range(replicas))
     assert {share.count for share in every} == {replicas}
@@ -38,17 +38,17 @@ def test_each_share_is_worked_at_once_and_all_have_the_same_weight(world_size: i
 
 def test_a_single_process_has_one_share() -> None:
     state = make()
-    assert not state.uses_microbatches
-    (share,) = state.microbatches()
+    assert not state.uses_shares
+    (share,) = state.shares()
     assert (share.index, share.count, share.scale, share.last) == (0, 1, 1.0, True)
-    assert state.uses_microbatches
+    assert state.uses_shares
 
 
 def test_the_full_world_pays_nothing() -> None:
     """One and the same tuple, so there is nothing to be done per step."""
     state = make(seed=1)
     state.enter_world(2, 2, 4, 4)
-    assert state.microbatches() is state.microbatches()
+    assert state.shares() is state.shares()
 
 
 def test_a_share_has_the_numbers_of_the_rank_that_has_it_in_the_full_world() -> None:
@@ -59,7 +59,7 @@ def test_a_share_has_the_numbers_of_the_rank_that_has_it_in_the_full_world() -> 
     substitute.begin(0)
     own = torch.rand(2)
     substitute.enter_world(0, 0, 3, 4)
-    drawn = [torch.rand(2) for _ in substitute.microbatches()]
+    drawn = [torch.rand(2) for _ in substitute.shares()]
     assert torch.equal(torch.stack(drawn), torch.stack([own, expected]))
 
 
@@ -71,7 +71,7 @@ def test_what_two_shares_on_one_rank_change() -> None:
     state = TrainState(model=norm, optimizer=torch.optim.SGD(norm.parameters(), lr=0.1), sampler=sampler)
     state.begin(0)
     state.enter_world(0, 0, 1, 2)
-    for _share in state.microbatches():
+    for _share in state.shares():
         norm(torch.randn(4, 2))
     assert norm.num_batches_tracked == 2
     assert list(sampler) == [0, 2, 4, 6]

@@ -20,7 +20,7 @@ Wrappers = Callable[[], list[DistributedDataParallel]]
 
 
 @dataclass(frozen=True, slots=True)
-class MicroBatch:
+class Share:
     """One share of the global batch.
 
     Attributes:
@@ -36,7 +36,7 @@ class MicroBatch:
     last: bool
 
 
-class MicroBatches:
+class Shares:
     """The shares of one rank in the present world; before any is entered, in torch's default group.
 
     Attributes:
@@ -45,7 +45,7 @@ class MicroBatches:
 
     def __init__(self) -> None:
         self._wrappers: Wrappers = list
-        self._shares: tuple[MicroBatch, ...] | None = None
+        self._shares: tuple[Share, ...] | None = None
         self._full = True
         self.used = False
 
@@ -55,10 +55,10 @@ class MicroBatches:
         `wrappers` tells those which there are: they are not kept alive here.
         """
         self._wrappers = wrappers
-        self._shares = shares(rank, world_size, replicas)
+        self._shares = shares_of(rank, world_size, replicas)
         self._full = world_size == replicas
 
-    def of_step(self, sow: Callable[[int], None] | None) -> Iterable[MicroBatch]:
+    def of_step(self, sow: Callable[[int], None] | None) -> Iterable[Share]:
         """The shares of one step. `sow`, if given, is called with the number of each share before it is worked at."""
         self.used = True
         mine = self._shares
@@ -66,13 +66,13 @@ class MicroBatches:
             mine = self._of_default_group()
         return mine if self._full else self._one_by_one(mine, sow)
 
-    def _of_default_group(self) -> tuple[MicroBatch, ...]:
+    def _of_default_group(self) -> tuple[Share, ...]:
         if not dist.is_available() or not dist.is_initialized():
             return _ALONE
-        self._shares = shares(dist.get_rank(), dist.get_world_size(), dist.get_world_size())
+        self._shares = shares_of(dist.get_rank(), dist.get_world_size(), dist.get_world_size())
         return self._shares
 
-    def _one_by_one(self, mine: tuple[MicroBatch, ...], sow: Callable[[int], None] | None) -> Iterator[MicroBatch]:
+    def _one_by_one(self, mine: tuple[Share, ...], sow: Callable[[int], None] | None) -> Iterator[Share]:
         try:
             for share in mine:
                 if sow is not None:
@@ -87,10 +87,10 @@ class MicroBatches:
             wrapper.require_backward_grad_sync = wanted  # what `no_sync()` sets
 
 
-def shares(rank: int, world_size: int, replicas: int) -> tuple[MicroBatch, ...]:
+def shares_of(rank: int, world_size: int, replicas: int) -> tuple[Share, ...]:
     """The shares of one rank."""
     own = range(rank, replicas, world_size)
-    return tuple(MicroBatch(index, replicas, world_size / replicas, last=index == own[-1]) for index in own)
+    return tuple(Share(index, replicas, world_size / replicas, last=index == own[-1]) for index in own)
 
 
-_ALONE = shares(0, 1, 1)
+_ALONE = shares_of(0, 1, 1)
