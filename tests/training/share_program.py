@@ -1,6 +1,7 @@
 """One rank of four: `share_program.py CASE RANK PORT`. Ends with status 0 if all that it checks holds."""
 
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -203,15 +204,17 @@ def samplers() -> None:
             assert (drawn[3] == drawn[2]) == (seed is None)
 
 
-def main() -> None:
+def main(*cases: Callable[[], None]) -> None:
+    """Play the one of that name."""
     torch.set_num_threads(1)
     WORLD.observe()
     store = TCPStore("127.0.0.1", PORT, is_master=False, wait_for_workers=False)
     dist.init_process_group("gloo", store=store, rank=RANK, world_size=len(FULL), timeout=timedelta(seconds=30))
-    {case.__name__: case for case in (smaller, elastic, broken_off, full, samplers)}[CASE]()
+    {case.__name__: case for case in cases}[CASE]()
     store.set(f"done/{RANK}", "")
     store.wait([f"done/{rank}" for rank in FULL])
     leave()
 
 
-main()
+if __name__ == "__main__":
+    main(smaller, elastic, broken_off, full, samplers)

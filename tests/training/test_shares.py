@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import TCPStore
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
 from taskd.adaptors.training.shares import shares_of
 from taskd.adaptors.training.state import TrainState
+from taskd.errors import ConfigError
 from tests.launch import Launcher
 from tests.thorough import everyday
 from tests.training.job import ENVIRONMENT
@@ -63,6 +66,95 @@ def test_a_share_has_the_numbers_of_the_rank_that_has_it_in_the_full_world() -> 
     assert torch.equal(torch.stack(drawn), torch.stack([own, expected]))
 
 
+def test_a_share_goes_on_in_the_second_loop_of_a_step() -> None:
+    """A GAN has one for each of its models. What is done again after a recovery begins at its beginning."""
+
+    def both_loops() -> list[list[torch.Tensor]]:
+        return [[torch.rand(2) for _ in substitute.shares()] for _ in range(2)]
+
+    substitute = make(seed=1)
+    substitute.begin(0)
+    substitute.enter_world(0, 0, 1, 2)
+    both_loops()
+    substitute.enter_world(0, 0, 1, 2)
+    drawn = [both_loops()]
+    substitute.commit()
+    drawn.append(both_loops())
+    for rank in range(2):
+        owner = make(seed=1)
+        owner.begin(rank)
+        for step in range(2):
+            for loop in range(2):
+                assert torch.equal(drawn[step][loop][rank], torch.rand(2)), (rank, step, loop)
+            owner.commit()
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def three_in_one() -> TrainState:
+    """One process that does the work of three."""
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    state.enter_world(0, 0, 1, 3)
+    return state
+
+
+def communicates(state: TrainState) -> list[bool]:
+    return [state.model.require_backward_grad_sync for _ in state.shares()]
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_last_share_communicates() -> None:
+    state = three_in_one()
+    assert communicates(state) == [False, False, True]
+    with state.model.no_sync():
+        assert communicates(state) == [False] * 3
+        assert not state.model.require_backward_grad_sync
+    assert communicates(state) == [False, False, True]
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_loop_that_was_left_does_no_harm_later() -> None:
+    """Somebody may still hold it: then it ends when the next one begins, and is silent in a new world."""
+    state = three_in_one()
+    left = iter(state.shares())
+    next(left)
+    assert communicates(state) == [False, False, True]
+    left, present = iter(state.shares()), iter(state.shares())
+    next(left), next(present)
+    del left
+    assert not state.model.require_backward_grad_sync, "the present loop is in its first share"
+    assert [share.last for share in present] == [False, True]
+    assert state.model.require_backward_grad_sync
+    left, silent = iter(state.shares()), state.model.no_sync()
+    next(left)
+    state.model.require_backward_grad_sync = True  # as `repoint` does in a new world
+    state.enter_world(0, 0, 1, 3)
+    with silent:
+        del left
+        assert not state.model.require_backward_grad_sync
+    assert state.model.require_backward_grad_sync
+
+
+@pytest.mark.usefixtures("alone")
+def test_communication_switched_on_by_hand_is_refused() -> None:
+    """It would meet that of ranks which have one share."""
+    state = three_in_one()
+    shares = iter(state.shares())
+    next(shares)
+    state.model.require_backward_grad_sync = True
+    with pytest.raises(ConfigError, match=r"switched on in share 0 of 3, which is not the last.*share\.last and"):
+        next(shares)
+    for share in state.shares():
+        state.model.require_backward_grad_sync = share.last
+    assert state.model.require_backward_grad_sync
+
+
 def test_what_two_shares_on_one_rank_change() -> None:
     """BatchNorm moves its running statistics for each share; a sampler deals out as it was made to."""
     norm = nn.BatchNorm1d(2)
@@ -87,6 +179,16 @@ def port() -> Iterator[int]:
 @pytest.mark.parametrize("case", everyday(["smaller", "elastic", "broken_off", "full", "samplers"], "elastic", "full"))
 def test_four_ranks(launcher: Launcher, port: int, case: str) -> None:
     ranks = [launcher.start(["python", PROGRAM, case, str(rank), str(port)], env=ENVIRONMENT) for rank in range(4)]
+    for rank, process in enumerate(ranks):
+        status = process.wait(80)
+        assert status == 0, f"rank {rank}: {status}\n{launcher.output(process)}"
+
+
+@pytest.mark.parametrize("case", ["accumulated", "around", "accumulated_in_full"])
+def test_four_ranks_with_micro_batches_of_their_own(launcher: Launcher, port: int, case: str) -> None:
+    """With `no_sync()` within the loop over the shares, and around it."""
+    program = Path(__file__).with_name("accumulation_program.py")
+    ranks = [launcher.start(["python", program, case, str(rank), str(port)], env=ENVIRONMENT) for rank in range(4)]
     for rank, process in enumerate(ranks):
         status = process.wait(80)
         assert status == 0, f"rank {rank}: {status}\n{launcher.output(process)}"

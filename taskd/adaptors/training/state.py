@@ -95,7 +95,7 @@ class TrainState:
         self._rng = self._seeds or RngCapture()
         self._rank: int | None = None
         self._losses = Losses(self._tell_non_finite)
-        self._batches = Shares()
+        self._batches = Shares(self._seeds)
         self._empty = False
         self._start: dict[int, bytes] = {}
         self.committing = self._restoring = self._adopting = False
@@ -197,11 +197,16 @@ class TrainState:
             optimizer.step()
             state.commit()
 
-        DDP averages the gradients once, in the last share. With a seed, a share's random numbers are the same on
-        whichever rank it is worked at.
+        DDP averages the gradients once, in the last share. A script that adds up the gradients of several micro-batches
+        does that within the share, as it does without shares: all but the last within `model.no_sync()`.
+
+        With a seed, a share's random numbers are the same on whichever rank it is worked at.
+
+        Raises:
+            ConfigError: while they are gone through, with fewer ranks: the script has switched on by hand the
+                communication (`require_backward_grad_sync`) of a share that is not the last.
         """
-        seeds = self._seeds
-        return self._batches.of_step(None if seeds is None else lambda index: seeds.sow(index, self.step))
+        return self._batches.of_step(self.step)
 
     # What the recovery calls.
 
