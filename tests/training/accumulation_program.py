@@ -104,7 +104,7 @@ def accumulated_in_full() -> None:
     """In the full world both loops make the bits of a script without shares."""
     plain, *others = [counted() for _ in range(3)]
     for state, step in zip((plain, *others), (without_shares, in_each_share, around_the_shares), strict=True):
-        state.begin(RANK)
+        state._recovery.begin(RANK)
         train_so(state, step, 4)
     for other in others:
         for mine, theirs in zip(other.model.parameters(), plain.model.parameters(), strict=True):

@@ -29,7 +29,7 @@ def make(buckets_mb: float = 25, norm: bool = False) -> TrainState:
     net = nn.Sequential(nn.Linear(8, 32), normed, nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 32), nn.Linear(32, 1))
     model = DistributedDataParallel(net, bucket_cap_mb=buckets_mb)
     state = TrainState(seed=3, model=model, optimizer=torch.optim.AdamW(net.parameters(), lr=1e-2))
-    state.begin(RANK)
+    state._recovery.begin(RANK)
     return state
 
 
@@ -69,9 +69,9 @@ def join(state: TrainState, generation: int, members: tuple[int, ...], step: int
     )
     rank = Members.of(plan).rank_of(RANK)
     WORLD.rebuild(plan, RANK)
-    repoint(state, WORLD, plan)
-    state.enter_world(RANK, rank, len(members), len(FULL))
-    assert restore(state, plan, rank).note == ""
+    repoint(state._recovery, WORLD, plan)
+    state._recovery.enter_world(RANK, rank, len(members), len(FULL))
+    assert restore(state._recovery, plan, rank).note == ""
     burial = WORLD.bury()
     assert burial is not None
     burial.join()
@@ -132,7 +132,7 @@ def broken_off() -> None:
     else:
         raise AssertionError
     assert state.model.require_backward_grad_sync
-    state.rollback()
+    state._recovery.rollback()
     join(state, 2, members[::-1], 1, ())
     train(state, 2)
 
@@ -141,7 +141,7 @@ def full() -> None:
     """In the full world the loop makes the bits of a script without it."""
     with_shares, without = make(), make()
     train(with_shares, 4)
-    without.begin(RANK)
+    without._recovery.begin(RANK)
     for _ in range(4):
         without.optimizer.zero_grad()
         without.model(batch(without.step, RANK)).square().mean().backward()
@@ -172,9 +172,9 @@ def samplers() -> None:
         state = TrainState(seed=seed, model=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), loader=Place())
         receives = RANK == 3
         if receives:
-            state.declare_empty()
+            state._recovery.declare_empty()
         else:
-            state.begin(RANK)
+            state._recovery.begin(RANK)
             net(torch.randn(1, 2)).sum().backward()
             state.optimizer.step()
             state.loader.at = 70 + RANK
@@ -189,8 +189,8 @@ def samplers() -> None:
             transfers=(Transfer(donor=2, receivers=(3,)),),
             timeout_s=30,
         )
-        state.enter_world(RANK, RANK, 4, 4)
-        note = restore(state, plan, RANK).note
+        state._recovery.enter_world(RANK, RANK, 4, 4)
+        note = restore(state._recovery, plan, RANK).note
         drawn: list[float] = [0.0] * 4
         dist.all_gather_object(drawn, torch.rand(1).item())
         assert state.loader.at == (72 if receives else 70 + RANK)

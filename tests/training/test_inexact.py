@@ -43,7 +43,7 @@ def test_statistics_that_one_rank_alone_has(norm: nn.Module, caplog: pytest.LogC
 def make(seed: int | None, path: Path) -> TrainState:
     model = nn.Linear(2, 2)
     state = TrainState(seed=seed, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-    state.attach(str(path))
+    state._recovery.attach(str(path))
     return state
 
 
@@ -54,20 +54,20 @@ def numbers() -> tuple[float, float]:
 def test_numbers_after_the_last_forward_are_not_those_of_who_died(tmp_path: Path) -> None:
     """Its peers have made the step: the replacement goes on as it was behind the forward pass."""
     state = make(None, tmp_path / "position")
-    state.begin(0)
+    state._recovery.begin(0)
     state.model(torch.ones(1, 2)).sum().backward()
     drawn = numbers()
     state.optimizer.step()
     other = make(None, tmp_path / "position")
-    assert other.return_to(1) == ""
+    assert other._recovery.return_to(1) == ""
     assert numbers() == drawn
 
 
 def test_numbers_between_two_steps_are_taken_from_the_next_one(tmp_path: Path) -> None:
     """With a seed; a step that is done again then begins with them."""
     state = make(1, tmp_path / "position")
-    state.begin(0)
+    state._recovery.begin(0)
     state.commit()
     between, inside = numbers(), numbers()
-    state.return_to(1)
+    state._recovery.return_to(1)
     assert between == numbers() != inside
