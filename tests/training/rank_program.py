@@ -152,7 +152,7 @@ def build(rank: int) -> TrainState:
     model = DistributedDataParallel(net, bucket_cap_mb=OPTIONS["bucket_mb"], **OPTIONS["ddp"])
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
-    return TrainState(model=model, optimizer=optimizer, scheduler=scheduler, loader=Walk(rank))
+    return TrainState(model=model, optimizer=optimizer, scheduler=scheduler, data={"loader": Walk(rank)})
 
 
 def main() -> None:

@@ -169,7 +169,9 @@ def samplers() -> None:
     for generation, seed in ((1, None), (2, 8)):
         torch.manual_seed(RANK)
         net = nn.Linear(2, 2)
-        state = TrainState(seed=seed, model=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), loader=Place())
+        state = TrainState(
+            seed=seed, model=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), data={"loader": Place()}
+        )
         receives = RANK == 3
         if receives:
             state._recovery.declare_empty()

@@ -121,7 +121,7 @@ def two_nets(seed: int) -> TrainState:
         second=second,
         both=both,
         one=torch.optim.Adam(groups),
-        of_mine=Part({1: (torch.ones(2), [torch.tensor(3)]), "name": None, "large": 1 << 70}),
+        replicated={"of_mine": Part({1: (torch.ones(2), [torch.tensor(3)]), "name": None, "large": 1 << 70})},
     )
 
 

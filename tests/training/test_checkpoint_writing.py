@@ -120,11 +120,11 @@ def test_a_neighbour_takes_the_names_meanwhile(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
     parts = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=1)}
     taken = [tmp_path / "step-0", tmp_path / "step-0.1"]
-    written: Any = {**parts, "his_sampler": Watcher(*taken)}
+    written: Any = {**parts, "data": {"his_sampler": Watcher(*taken)}}
     path = dump(TrainState(**written)._recovery, tmp_path, step=0, job_id="job", reason="")
     assert path == tmp_path / "step-0.2"
     assert not list(tmp_path.glob(".*"))
-    read: Any = {**parts, "his_sampler": Watcher()}
+    read: Any = {**parts, "data": {"his_sampler": Watcher()}}
     assert load_latest(TrainState(**read), tmp_path) == 0
 
 

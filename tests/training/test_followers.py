@@ -39,7 +39,7 @@ def make(**parts: Any) -> TrainState:
     torch.manual_seed(0)
     model = nn.Linear(3, 3)
     made = {name: part(model) for name, part in parts.items()}
-    state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **made)
+    state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), replicated=made)
     state._recovery.begin(0)
     return state
 

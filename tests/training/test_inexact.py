@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.groups import wrappers
+from taskd.adaptors.training.kinds import sort
 from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.refusals import tell_inexact
 from taskd.adaptors.training.state import TrainState
@@ -35,7 +36,7 @@ def alone() -> Iterator[None]:
 @pytest.mark.usefixtures("alone")
 def test_statistics_that_one_rank_alone_has(norm: nn.Module, caplog: pytest.LogCaptureFixture, *, told: bool) -> None:
     model = DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), norm))
-    tell_inexact(Parts({"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}))
+    tell_inexact(Parts(sort({"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)})))
     assert ("has 1 BatchNorm layers" in caplog.text) is told
     assert (wrappers.line_of(model) in caplog.text) is told
 

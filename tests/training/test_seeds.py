@@ -95,18 +95,18 @@ def test_no_numbers_are_put_down(tmp_path: Path) -> None:
 
 def test_data_positions_are_put_down_with_a_seed_too(tmp_path: Path) -> None:
     counter = Counter()
-    state = make(9, loader=counter)
+    state = make(9, data={"loader": counter})
     state._recovery.attach(str(tmp_path / "position"))
     state._recovery.begin(1)
     for step in (1, 2):
         counter.at = 10 * step
         state.commit()
-    again = make(9, loader=Counter())
+    again = make(9, data={"loader": Counter()})
     again._recovery.attach(str(tmp_path / "position"))
     again._recovery.enter_world(1, 1, 2, 2)
     assert again._recovery.return_to(1) == ""
     assert (again.loader.at, draw()) == (10, numbers_of(9, 1, 1))
-    note = make(9, loader=Counter())._recovery.return_to(1)
+    note = make(9, data={"loader": Counter()})._recovery.return_to(1)
     assert note == "data position (loader) of step 1 not known on this node: this rank goes on with its own"
 
 

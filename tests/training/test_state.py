@@ -271,7 +271,7 @@ def test_the_slow_reading_comes_back_too() -> None:
 
 def test_a_step_done_again_has_its_newest_position() -> None:
     counter = Counter()
-    state = make(loader=counter)
+    state = make(data={"loader": counter})
     for at in (1, 2):  # the second time around, the first commit of step 1 is an old story
         state.step = 0
         counter.state["at"] = at
@@ -284,7 +284,7 @@ def test_a_step_done_again_has_its_newest_position() -> None:
 
 def test_two_committed_steps_and_a_tentative_one_are_kept(tmp_path: Path) -> None:
     counter = Counter()
-    state = make(loader=counter)
+    state = make(data={"loader": counter})
     state._recovery.attach(str(tmp_path / "position"))
     state._recovery.begin()
     for at in range(1, 4):
@@ -297,14 +297,14 @@ def test_two_committed_steps_and_a_tentative_one_are_kept(tmp_path: Path) -> Non
         assert state._recovery.return_to(wanted) == ""
         assert counter.state["at"] == wanted
     assert "not known" in state._recovery.return_to(1)
-    other = make(loader=Counter())
+    other = make(data={"loader": Counter()})
     other._recovery.attach(str(tmp_path / "position"))
     assert other._recovery.return_to(3) == ""
     assert other.loader.state["at"] == 3
 
 
 def test_a_data_position_too_large_is_left_out_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    state = make(loader=Counter(b"x" * CAPACITY_BYTES))
+    state = make(data={"loader": Counter(b"x" * CAPACITY_BYTES)})
     with caplog.at_level(logging.WARNING):
         state.commit()
         state.commit()
@@ -326,9 +326,9 @@ def test_a_distributed_sampler_goes_by_its_epoch() -> None:
 
 
 def test_position_parts_are_not_replicated() -> None:
-    state = make(loader=Counter(), train_sampler=Counter(), ema=Counter())
-    assert list(state._recovery.parts.positions) == ["loader", "train_sampler"]
-    assert list(state._recovery.parts.replicated) == ["model", "optimizer", "ema"]
+    state = make(replicated={"ema": Counter(), "loader": Counter()}, data={"stream": Counter(), "model_ema": Counter()})
+    assert list(state._recovery.parts.positions) == ["stream", "model_ema"]
+    assert list(state._recovery.parts.replicated) == ["model", "optimizer", "ema", "loader"]
 
 
 def test_on_commit_sees_each_step_but_not_an_adopted_one() -> None:

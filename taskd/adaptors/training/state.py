@@ -3,26 +3,33 @@
 Rules:
 
 1. Every name without an underscore is for the script, and documented. What a recovery calls is `Recovery`'s.
+2. Which parts are equal on all ranks, and which are each rank's own, is said or known by their type (see `kinds`).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
+from taskd.adaptors.training.kinds import sort
 from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.recovery import Recovery
 from taskd.adaptors.training.seeds import Seeds
 from taskd.adaptors.training.shares import Share
-from taskd.errors import ConfigError
 
 
 class TrainState:
     """The objects that one rank trains with, and the count of its committed steps.
 
-    Pass the model, the optimizers and whatever else has `state_dict()` and `load_state_dict()` by keyword; each is then
-    an attribute. Samplers and data loaders (by type, or named `sampler`, `loader`, `…_sampler`, `…_loader`) are this
-    rank's data position; everything else is taken to be equal on all ranks.
+    Each part is given by keyword, or in one of two dicts by its name, and is then an attribute:
+
+    - *Equal on all ranks*: models, optimizers, schedulers and gradient scalers, by keyword. A replaced rank gets them
+      from a peer. Of any other type (an average of the weights of your own), say so: `replicated={"ema": ema}`.
+    - *Each rank's own* place in its data: data loaders and samplers of torch, by keyword. A rank goes on where it was
+      itself. Of any other type, say so: `data={"stream": stream}`.
+
+    A part has `state_dict()` and `load_state_dict()`; a `DataLoader` and a `DistributedSampler` need neither. One that
+    is None is left out.
 
     With `seed`, python's, numpy's and torch's global generators are seeded anew for each step of each rank, from the
     seed, the rank and the step: what they draw is then exact on whatever node, and among however many ranks, a step is
@@ -35,15 +42,21 @@ class TrainState:
     What a script uses: `step`, `commit`, `after_commit`, `epoch`, `epochs`, `shares`, and its parts.
 
     Raises:
-        ConfigError: an argument has the wrong type, or a name that the state itself uses.
+        ConfigError: a part has a type that does not tell what it is, or another than was said of it; cannot be saved
+            and loaded; or has a name that is given twice, or that the state itself uses.
     """
 
-    def __init__(self, *, seed: int | None = None, **parts: Any) -> None:
-        clash = [name for name in parts if hasattr(type(self), name) or name == "_recovery"]
-        if clash:
-            raise ConfigError(f"TrainState uses the name {clash[0]!r} itself; pass that argument under another name")
+    def __init__(
+        self,
+        *,
+        seed: int | None = None,
+        data: Mapping[str, Any] | None = None,
+        replicated: Mapping[str, Any] | None = None,
+        **parts: Any,
+    ) -> None:
+        sorted_parts = sort(parts, data, replicated, taken=(*dir(type(self)), "_recovery"))
         seeds = None if seed is None else Seeds(seed)
-        self._recovery = Recovery(Parts(parts), seeds, self.commit)
+        self._recovery = Recovery(Parts(sorted_parts), seeds, self.commit)
 
     def __getattr__(self, name: str) -> Any:
         recovery = self.__dict__.get("_recovery")
