@@ -22,7 +22,7 @@ def commit_us(commits: int = 5000) -> float:
     state = TrainState(model=model, optimizer=torch.optim.AdamW(model.parameters()))
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as directory:
-        state.attach(f"{directory}/position")
+        state._recovery.attach(f"{directory}/position")
         durations_ns = []
         for _ in range(commits):
             random.random()

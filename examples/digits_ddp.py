@@ -134,7 +134,7 @@ def main() -> None:
         while state.step < steps:
             started_s = time.monotonic()
             optimizer.zero_grad()
-            for share in state.microbatches():
+            for share in state.shares():
                 chosen = batch_indices(state.step, len(labels), share.index, share.count)
                 loss = cross_entropy(model(images[chosen]), labels[chosen])
                 (loss * share.scale).backward()

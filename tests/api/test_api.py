@@ -154,4 +154,4 @@ def test_asking_whether_taskd_is_on_loads_nothing_heavy():
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
     done = python("import taskd; taskd.Trainstate")
-    assert "module 'taskd' has no attribute 'Trainstate'; it has MicroBatch, TrainState" in done.stderr
+    assert "module 'taskd' has no attribute 'Trainstate'; it has Share, TrainState" in done.stderr

@@ -44,7 +44,7 @@ def checkpoint(job: AttackedJob, spoil: Callable[[Path, Path], None]) -> None:
     state = taskd.TrainState(model=model, optimizer=optimizer)
     state.step = _STEP
     shelf = job.folder / "checkpoints"
-    dump(state, shelf, step=_STEP, job_id="default", reason="")
+    dump(state._recovery, shelf, step=_STEP, job_id="default", reason="")
     spoil(shelf / f"step-{_STEP}", job.folder / "owned")
     job.env |= {"ATTACK_CHECKPOINTS": str(shelf)}
 

@@ -157,7 +157,7 @@ def run_files(seed: int, count: int, folder: Path) -> Counter[str]:
     for step in (2, 3):
         state = _state(step)
         state.step = step
-        dump(state, written, step=step, job_id="job", reason="")
+        dump(state._recovery, written, step=step, job_id="job", reason="")
     for number in range(count):
         dice = random.Random(f"{seed} {number} of files")
         shutil.rmtree(shelf, ignore_errors=True)

@@ -134,10 +134,10 @@ def dropped() -> None:
     kept = DistributedDataParallel(network)
     assert len(living()) == 2
     state = TrainState(model=network, optimizer=torch.optim.SGD(kept.parameters(), lr=0.1))
-    assert not matters(state.parts)
+    assert not matters(state._recovery.parts)
     assert living() == [kept]
     other = DistributedDataParallel(nn.Linear(2, 2))
-    (matter,) = matters(state.parts)
+    (matter,) = matters(state._recovery.parts)
     assert line_of(other) in matter.text
     assert "newcomer.py:" in matter.text
     assert not matter.no_rebuild
@@ -154,12 +154,12 @@ def refused() -> None:
     net = nn.Linear(2, 2)
     named = [("weight", net.weight)]
     delayed = DistributedDataParallel(net, delay_all_reduce_named_params=named, param_to_hook_all_reduce=net.bias)
-    (matter,) = matters(TrainState(model=delayed, optimizer=torch.optim.SGD(net.parameters(), lr=0.1)).parts)
+    (matter,) = matters(TrainState(model=delayed, optimizer=torch.optim.SGD(net.parameters(), lr=0.1))._recovery.parts)
     assert f"{line_of(delayed)} has delay_all_reduce_named_params" in matter.text
     assert "newcomer.py:" in matter.text
     assert matter.no_rebuild
     model = distribute_module(nn.Linear(2, 2), init_device_mesh("cpu", (1,)))
-    *_, matter = matters(TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)).parts)
+    *_, matter = matters(TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))._recovery.parts)
     assert "newcomer.py:" in matter.text
     assert "has DTensors" in matter.text
     assert not WORLD.strangers()

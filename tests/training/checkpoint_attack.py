@@ -41,7 +41,7 @@ class Attack:
         state = make(1)
         for steps in (2, 1):
             train(state, steps)
-            dump(state, shelf, step=state.step, job_id="job", reason="a node was lost")
+            dump(state._recovery, shelf, step=state.step, job_id="job", reason="a node was lost")
 
     def manifest(self) -> Any:
         """What it is before."""

@@ -31,7 +31,7 @@ SHELF = DIRECTORY / "shelf"
 
 
 def save(state: TrainState) -> Path:
-    return dump(state, SHELF, step=state.step, job_id="job", reason="a node was lost")
+    return dump(state._recovery, SHELF, step=state.step, job_id="job", reason="a node was lost")
 
 
 def trained() -> TrainState:
@@ -138,7 +138,7 @@ def behind() -> None:
     if RANK == 1:
         state.step = 2
     with pytest.raises(CheckpointError, match=r"rank 1 is clean at step 2, expected clean at step 3"):
-        dump(state, SHELF, step=3, job_id="job", reason="")
+        dump(state._recovery, SHELF, step=3, job_id="job", reason="")
 
 
 def differing() -> None:

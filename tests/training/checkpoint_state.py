@@ -46,7 +46,7 @@ def make(seed: int, rank: int = 0, size: int = 1, wrapped: bool = False) -> Trai
 
 
 def train(state: TrainState, steps: int) -> None:
-    state.begin()
+    state._recovery.begin()
     for _ in range(steps):
         state.sampler.set_epoch(state.sampler.epoch + 1)
         state.optimizer.zero_grad()

@@ -36,7 +36,7 @@ def main() -> None:
     loader = StatefulDataLoader(Samples(), batch_size=None, num_workers=int(sys.argv[2]))
     model = torch.nn.Linear(1, 1)
     state = taskd.TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loader=loader)
-    state.parts.meter.recorder = recorder
+    state._recovery.parts.meter.recorder = recorder
     recorder.phase(Phase.TRAINING)
     batches = iter(loader)
     waited_s = 0.0

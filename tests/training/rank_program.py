@@ -105,12 +105,12 @@ class Rank:
             self.die_if(step, "after commit")
 
     def recover(self, generation: int, cause: str) -> None:
-        report = {"step": self.state.step, "condition": self.state.condition().value, "cause": cause}
+        report = {"step": self.state.step, "condition": self.state._recovery.condition().value, "cause": cause}
         self.link.set(f"report/{generation}/{self.rank}", json.dumps(report))
         plan = msgspec.json.decode(self.link.get(f"plan/{generation}"), type=WorldPlan)
         self.world.rebuild(plan, self.rank)
-        self.adopted += repoint(self.state, self.world, plan).adopted
-        self.notes.append(restore(self.state, plan, self.rank).note)
+        self.adopted += repoint(self.state._recovery, self.world, plan).adopted
+        self.notes.append(restore(self.state._recovery, plan, self.rank).note)
         self.world.bury()
 
     def go(self, generation: int) -> None:
@@ -152,7 +152,7 @@ def build(rank: int) -> TrainState:
     model = DistributedDataParallel(net, bucket_cap_mb=OPTIONS["bucket_mb"], **OPTIONS["ddp"])
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
-    return TrainState(model=model, optimizer=optimizer, scheduler=scheduler, loader=Walk(rank))
+    return TrainState(model=model, optimizer=optimizer, scheduler=scheduler, data={"loader": Walk(rank)})
 
 
 def main() -> None:
@@ -177,11 +177,11 @@ def main() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     pair = dist.new_group([0, 1]) if OPTIONS["groups"] else None
     state = build(rank)
-    state.attach(f"{OPTIONS['directory']}/position-{rank}")
+    state._recovery.attach(f"{OPTIONS['directory']}/position-{rank}")
     if SPARE:
-        state.declare_empty()
+        state._recovery.declare_empty()
     else:
-        state.begin()
+        state._recovery.begin()
     process = Rank(rank, world, link, state, [])
     process.go(generation)
     if pair is not None and rank < 2:

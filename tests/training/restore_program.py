@@ -60,7 +60,7 @@ def make(steps: int) -> TrainState:
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01 * (RANK + 1), betas=(0.8, 0.99))
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1 * (RANK + 1), total_steps=100)
     state = TrainState(model=net, optimizer=optimizer, scheduler=scheduler)
-    state.begin()
+    state._recovery.begin()
     for _ in range(steps):
         optimizer.zero_grad()
         net(torch.arange(4)).backward()
@@ -114,10 +114,10 @@ def plan(receivers: tuple[int, ...], step: int) -> WorldPlan:
 def transfer(receivers: tuple[int, ...], fresh: bool) -> None:
     state = make(0 if fresh and RANK in receivers else 3)
     if fresh and RANK in receivers:
-        state.declare_empty()
+        state._recovery.declare_empty()
     places = {name: t.data_ptr() for name, t in tensors(state).items() if t.is_contiguous() and t.numel()}
-    report = restore(state, plan(receivers, 3), RANK)
-    assert state.condition() is Condition.CLEAN
+    report = restore(state._recovery, plan(receivers, 3), RANK)
+    assert state._recovery.condition() is Condition.CLEAN
     assert all(parameter.grad is None for parameter in state.model.parameters())
     agree(state, [DONOR, *receivers])
     kept = {name: tensors(state)[name].data_ptr() for name in places}
@@ -152,11 +152,11 @@ def misfit() -> None:
         state.model.large = nn.Linear(16, 10)
     if RANK == 3:
         with pytest.raises(RestoreError, match=r"large\.weight"):
-            restore(state, plan((3,), 2), RANK)
-        assert state.condition() is Condition.TORN
+            restore(state._recovery, plan((3,), 2), RANK)
+        assert state._recovery.condition() is Condition.TORN
     else:
-        restore(state, plan((3,), 2), RANK)
-        assert state.condition() is Condition.CLEAN
+        restore(state._recovery, plan((3,), 2), RANK)
+        assert state._recovery.condition() is Condition.CLEAN
 
 
 def behind() -> None:
@@ -164,9 +164,9 @@ def behind() -> None:
     state = make(2 if RANK else 1)
     if RANK == 0:
         with pytest.raises(RestoreError, match="clean at step 1"):
-            restore(state, plan((3,), 2), RANK)
+            restore(state._recovery, plan((3,), 2), RANK)
     else:
-        restore(state, plan((3,), 2), RANK)
+        restore(state._recovery, plan((3,), 2), RANK)
 
 
 def layouts() -> None:
@@ -202,7 +202,7 @@ def elsewhere() -> None:
     with pytest.raises(
         RefusedError, match=r"restore_program\.py:\d+ communicates in group \S+ with ranks \[0, 1, 2, 3\]"
     ):
-        repoint(state, WORLD, plan((), 1))
+        repoint(state._recovery, WORLD, plan((), 1))
 
 
 def kind(wrapper: DistributedDataParallel, index: int) -> torch.dtype:

@@ -69,8 +69,8 @@ def main() -> None:
     session.install(link, 1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{os.environ['PORT']}", rank=0, world_size=1)
     model = nn.Linear(2, 2)
-    parts = {"sampler": Asking()} if CASE in ("asking", "raising") else {}
-    state = taskd.TrainState(seed=4, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **parts)
+    data = {"sampler": Asking()} if CASE in ("asking", "raising") else None
+    state = taskd.TrainState(seed=4, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), data=data)
     calls: list[int] = []
 
     def step_in_a_pause() -> None:

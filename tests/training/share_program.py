@@ -1,6 +1,7 @@
 """One rank of four: `share_program.py CASE RANK PORT`. Ends with status 0 if all that it checks holds."""
 
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -28,7 +29,7 @@ def make(buckets_mb: float = 25, norm: bool = False) -> TrainState:
     net = nn.Sequential(nn.Linear(8, 32), normed, nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 32), nn.Linear(32, 1))
     model = DistributedDataParallel(net, bucket_cap_mb=buckets_mb)
     state = TrainState(seed=3, model=model, optimizer=torch.optim.AdamW(net.parameters(), lr=1e-2))
-    state.begin(RANK)
+    state._recovery.begin(RANK)
     return state
 
 
@@ -38,7 +39,7 @@ def batch(step: int, index: int) -> torch.Tensor:
 
 def gradients(state: TrainState) -> list[torch.Tensor]:
     state.optimizer.zero_grad()
-    for share in state.microbatches():
+    for share in state.shares():
         assert share.count == len(FULL)
         loss = state.model(batch(state.step, share.index)).square().mean() * share.scale
         loss.backward()
@@ -68,9 +69,9 @@ def join(state: TrainState, generation: int, members: tuple[int, ...], step: int
     )
     rank = Members.of(plan).rank_of(RANK)
     WORLD.rebuild(plan, RANK)
-    repoint(state, WORLD, plan)
-    state.enter_world(RANK, rank, len(members), len(FULL))
-    assert restore(state, plan, rank).note == ""
+    repoint(state._recovery, WORLD, plan)
+    state._recovery.enter_world(RANK, rank, len(members), len(FULL))
+    assert restore(state._recovery, plan, rank).note == ""
     burial = WORLD.bury()
     assert burial is not None
     burial.join()
@@ -121,7 +122,7 @@ def broken_off() -> None:
     join(state, 1, members, 0, ())
     train(state, 1)
     try:
-        for share in state.microbatches():
+        for share in state.shares():
             state.model(batch(state.step, share.index)).sum().backward()
             if RANK == 0:
                 assert not state.model.require_backward_grad_sync
@@ -131,7 +132,7 @@ def broken_off() -> None:
     else:
         raise AssertionError
     assert state.model.require_backward_grad_sync
-    state.rollback()
+    state._recovery.rollback()
     join(state, 2, members[::-1], 1, ())
     train(state, 2)
 
@@ -140,7 +141,7 @@ def full() -> None:
     """In the full world the loop makes the bits of a script without it."""
     with_shares, without = make(), make()
     train(with_shares, 4)
-    without.begin(RANK)
+    without._recovery.begin(RANK)
     for _ in range(4):
         without.optimizer.zero_grad()
         without.model(batch(without.step, RANK)).square().mean().backward()
@@ -148,7 +149,7 @@ def full() -> None:
         without.commit()
     for mine, theirs in zip(with_shares.model.parameters(), without.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
-    (share,) = with_shares.microbatches()
+    (share,) = with_shares.shares()
     assert (share.index, share.count, share.scale, share.last) == (RANK, 4, 1.0, True)
 
 
@@ -168,12 +169,14 @@ def samplers() -> None:
     for generation, seed in ((1, None), (2, 8)):
         torch.manual_seed(RANK)
         net = nn.Linear(2, 2)
-        state = TrainState(seed=seed, model=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), loader=Place())
+        state = TrainState(
+            seed=seed, model=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), data={"loader": Place()}
+        )
         receives = RANK == 3
         if receives:
-            state.declare_empty()
+            state._recovery.declare_empty()
         else:
-            state.begin(RANK)
+            state._recovery.begin(RANK)
             net(torch.randn(1, 2)).sum().backward()
             state.optimizer.step()
             state.loader.at = 70 + RANK
@@ -188,8 +191,8 @@ def samplers() -> None:
             transfers=(Transfer(donor=2, receivers=(3,)),),
             timeout_s=30,
         )
-        state.enter_world(RANK, RANK, 4, 4)
-        note = restore(state, plan, RANK).note
+        state._recovery.enter_world(RANK, RANK, 4, 4)
+        note = restore(state._recovery, plan, RANK).note
         drawn: list[float] = [0.0] * 4
         dist.all_gather_object(drawn, torch.rand(1).item())
         assert state.loader.at == (72 if receives else 70 + RANK)
@@ -203,15 +206,17 @@ def samplers() -> None:
             assert (drawn[3] == drawn[2]) == (seed is None)
 
 
-def main() -> None:
+def main(*cases: Callable[[], None]) -> None:
+    """Play the one of that name."""
     torch.set_num_threads(1)
     WORLD.observe()
     store = TCPStore("127.0.0.1", PORT, is_master=False, wait_for_workers=False)
     dist.init_process_group("gloo", store=store, rank=RANK, world_size=len(FULL), timeout=timedelta(seconds=30))
-    {case.__name__: case for case in (smaller, elastic, broken_off, full, samplers)}[CASE]()
+    {case.__name__: case for case in cases}[CASE]()
     store.set(f"done/{RANK}", "")
     store.wait([f"done/{rank}" for rank in FULL])
     leave()
 
 
-main()
+if __name__ == "__main__":
+    main(smaller, elastic, broken_off, full, samplers)

@@ -23,7 +23,7 @@ def test_work_is_done_after_every_so_many_commits() -> None:
     state, seen = make(), []
     state.after_commit(lambda step: seen.append(("each", step)))
     state.after_commit(lambda step: seen.append(("third", step)), every=3)
-    state.begin(0)
+    state._recovery.begin(0)
     for _ in range(4):
         step(state)
     assert seen == [("each", 1), ("each", 2), ("each", 3), ("third", 3), ("each", 4)]
@@ -41,15 +41,15 @@ def test_interrupted_work_is_done_again_with_the_same_random_numbers() -> None:
             raise RuntimeError("a peer has died")
 
     state.after_commit(evaluate, every=2)
-    state.begin(0)
+    state._recovery.begin(0)
     step(state)
     with pytest.raises(RuntimeError):
         step(state)
     assert state.model.training, "as it was"
     assert all(module.training for module in state.model)
-    state.rollback()
-    state.return_to(2)
-    state.do_again()
+    state._recovery.rollback()
+    state._recovery.return_to(2)
+    state._recovery.do_again()
     assert (state.step, len(drawn)) == (2, 2)
     assert drawn[0] == drawn[1]
 
@@ -58,12 +58,12 @@ def test_an_adopted_step_is_followed_once_all_are_together() -> None:
     state = make()
     seen: list[int] = []
     state.after_commit(seen.append)
-    state.begin(0)
+    state._recovery.begin(0)
     state.model(torch.ones(1, 1)).sum().backward()
     state.optimizer.step()
-    state.adopt()
+    state._recovery.adopt()
     assert seen == []
-    state.do_again()
+    state._recovery.do_again()
     assert seen == [1]
 
 
@@ -71,7 +71,7 @@ def test_nothing_is_due_before_the_first_step() -> None:
     state = make()
     seen: list[int] = []
     state.after_commit(seen.append)
-    state.do_again()
+    state._recovery.do_again()
     assert seen == []
 
 

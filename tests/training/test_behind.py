@@ -186,10 +186,10 @@ def test_an_evaluation_behind_the_commit_is_no_next_step(tmp_path: Path, *, puls
     model = torch.nn.Linear(1, 1)
     state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     if not pulse:
-        state.parts.positions["sampler"] = torch.nn.Identity()
-    state.attach(str(tmp_path / "position"))
-    assert state.shows_steps is pulse
-    state.begin(0)
+        state._recovery.parts.positions["sampler"] = torch.nn.Identity()
+    state._recovery.attach(str(tmp_path / "position"))
+    assert state._recovery.shows_steps is pulse
+    state._recovery.begin(0)
     model(torch.ones(1, 1)).sum().backward()
     state.optimizer.step()
     state.commit()
@@ -197,9 +197,9 @@ def test_an_evaluation_behind_the_commit_is_no_next_step(tmp_path: Path, *, puls
     with torch.no_grad():
         model(torch.ones(1, 1))
     model.train()
-    assert state.between_steps
+    assert state._recovery.between_steps
     model(torch.ones(1, 1))
-    assert not state.between_steps
+    assert not state._recovery.between_steps
 
 
 def test_nothing_is_told_where_all_ranks_live_and_are_clean(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -21,7 +21,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 
 
 def save(state: TrainState, shelf: Path, job_id: str = "job") -> Path:
-    return dump(state, shelf, step=state.step, job_id=job_id, reason="a node was lost")
+    return dump(state._recovery, shelf, step=state.step, job_id=job_id, reason="a node was lost")
 
 
 def trained(steps: int = 3) -> TrainState:
@@ -42,7 +42,7 @@ def test_a_process_alone(tmp_path: Path) -> None:
     assert load_latest(again, str(tmp_path)) == 3
     assert contents(again) == contents(state)
     assert again.model.head.weight is again.model.embed.weight
-    assert (again.condition(), again.sampler.epoch, draws()) == (Condition.CLEAN, 3, following)
+    assert (again._recovery.condition(), again.sampler.epoch, draws()) == (Condition.CLEAN, 3, following)
     train(again, 1)
     manifest = json.loads((path / "taskd.json").read_text())
     assert (manifest["step"], manifest["world_size"], manifest["reason"]) == (3, 1, "a node was lost")
@@ -121,7 +121,7 @@ def two_nets(seed: int) -> TrainState:
         second=second,
         both=both,
         one=torch.optim.Adam(groups),
-        of_mine=Part({1: (torch.ones(2), [torch.tensor(3)]), "name": None, "large": 1 << 70}),
+        replicated={"of_mine": Part({1: (torch.ones(2), [torch.tensor(3)]), "name": None, "large": 1 << 70})},
     )
 
 
@@ -150,7 +150,7 @@ def test_a_part_that_refuses_leaves_the_state_torn(tmp_path: Path) -> None:
     again.of_mine.value = "text"
     with pytest.raises(CheckpointError, match=r"TypeError\('a dict'\); expected parts as .*of_mine: Part"):
         load_latest(again, tmp_path)
-    assert again.condition() is Condition.TORN
+    assert again._recovery.condition() is Condition.TORN
 
 
 def test_torch_alone_can_read_it(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_another_model(tmp_path: Path, other: nn.Module, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         load_latest(state, tmp_path)
     assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
-    assert state.condition() is Condition.CLEAN
+    assert state._recovery.condition() is Condition.CLEAN
 
 
 def test_other_parameter_groups(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ BOMBS = {
 def test_an_index_that_is_a_bomb(attack: Attack, data: bytes) -> None:
     attack.place(".metadata", data)
     attack.fails("it cannot be read: ")
-    dump(make(1), attack.shelf, step=0, job_id="job", reason="torch's own classes are as they were")
+    dump(make(1)._recovery, attack.shelf, step=0, job_id="job", reason="torch's own classes are as they were")
 
 
 # The parts.

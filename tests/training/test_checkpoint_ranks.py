@@ -57,7 +57,7 @@ class Ranks:
 def save(directory: Path) -> None:
     state = make(1)
     train(state, 3)
-    dump(state, directory / "shelf", step=3, job_id="job", reason="a node was lost")
+    dump(state._recovery, directory / "shelf", step=3, job_id="job", reason="a node was lost")
 
 
 def names(directory: Path) -> list[str]:

@@ -30,7 +30,7 @@ def test_what_is_written_is_for_this_user_alone(tmp_path: Path, umask: int) -> N
     train(state, 1)
     before = os.umask(umask)
     try:
-        path = dump(state, shelf, step=1, job_id="job", reason="")
+        path = dump(state._recovery, shelf, step=1, job_id="job", reason="")
     finally:
         os.umask(before)
     found = modes(shelf)
@@ -45,7 +45,7 @@ def test_what_the_user_has_opened_to_others_stays_open(tmp_path: Path) -> None:
     os.chmod(tmp_path, 0o755)
     state = make(1)
     train(state, 1)
-    path = dump(state, tmp_path, step=1, job_id="job", reason="")
+    path = dump(state._recovery, tmp_path, step=1, job_id="job", reason="")
     assert tmp_path.stat().st_mode & 0o777 == 0o755
     os.chmod(path, 0o750)
     for file in path.iterdir():
@@ -120,11 +120,11 @@ def test_a_neighbour_takes_the_names_meanwhile(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
     parts = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=1)}
     taken = [tmp_path / "step-0", tmp_path / "step-0.1"]
-    written: Any = {**parts, "his_sampler": Watcher(*taken)}
-    path = dump(TrainState(**written), tmp_path, step=0, job_id="job", reason="")
+    written: Any = {**parts, "data": {"his_sampler": Watcher(*taken)}}
+    path = dump(TrainState(**written)._recovery, tmp_path, step=0, job_id="job", reason="")
     assert path == tmp_path / "step-0.2"
     assert not list(tmp_path.glob(".*"))
-    read: Any = {**parts, "his_sampler": Watcher()}
+    read: Any = {**parts, "data": {"his_sampler": Watcher()}}
     assert load_latest(TrainState(**read), tmp_path) == 0
 
 
@@ -136,14 +136,14 @@ def test_a_neighbour_says_that_the_step_is_written(tmp_path: Path, is_link: bool
     state = make(1)
     train(state, 3)
     shelf = tmp_path / "shelf"
-    ours = dump(state, shelf, step=3, job_id="job", reason="")
+    ours = dump(state._recovery, shelf, step=3, job_id="job", reason="")
     if is_link:
         ours.rename(shelf / "step-1")
         ours.symlink_to("step-1")
     os.chown(ours, NEIGHBOUR, NEIGHBOUR, follow_symlinks=False)
-    again = dump(state, shelf, step=3, job_id="job", reason="")
+    again = dump(state._recovery, shelf, step=3, job_id="job", reason="")
     assert again == shelf / "step-3.1"
-    assert dump(state, shelf, step=3, job_id="job", reason="") == again
+    assert dump(state._recovery, shelf, step=3, job_id="job", reason="") == again
     os.truncate(ours / "taskd.json", 5)
     other = make(5)
     assert load_latest(other, shelf) == 3
@@ -153,5 +153,5 @@ def test_a_neighbour_says_that_the_step_is_written(tmp_path: Path, is_link: bool
 def test_names_that_a_terminal_obeys_can_be_loaded_again(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
     parts: dict[str, Any] = {"model\x1b[2J\n": model, "optimizer": torch.optim.SGD(model.parameters(), lr=1)}
-    dump(TrainState(**parts), tmp_path, step=0, job_id="job\n", reason="two\nlines\x1b" + "x" * 10_000)
+    dump(TrainState(**parts)._recovery, tmp_path, step=0, job_id="job\n", reason="two\nlines\x1b" + "x" * 10_000)
     assert load_latest(TrainState(**parts), tmp_path) == 0

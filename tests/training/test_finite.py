@@ -93,11 +93,11 @@ def test_what_is_no_number_is_refused(losses: Losses, loss: Any, message: str) -
 def test_a_state_tells_with_the_step_that_is_committed() -> None:
     told: list[tuple[int, str]] = []
     state = make()
-    state.on_non_finite = lambda step, value: told.append((step, value))
+    state._recovery.on_non_finite = lambda step, value: told.append((step, value))
     for loss in (1.0, torch.tensor(NAN), None, NAN):
         state.commit(loss)
     assert (state.step, told) == (4, [(2, "nan")])
-    with state.restoring(1):
+    with state._recovery.restoring(1):
         pass
     state.commit(loss=NAN)
     assert told == [(2, "nan"), (2, "nan")], "a recovery begins anew"

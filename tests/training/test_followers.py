@@ -39,8 +39,8 @@ def make(**parts: Any) -> TrainState:
     torch.manual_seed(0)
     model = nn.Linear(3, 3)
     made = {name: part(model) for name, part in parts.items()}
-    state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **made)
-    state.begin(0)
+    state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), replicated=made)
+    state._recovery.begin(0)
     return state
 
 
@@ -74,8 +74,8 @@ def test_an_average_of_torch_follows_an_adopted_step() -> None:
             run.commit()
         step(run)
     update(whole)
-    assert state.condition() is Condition.STEPPED
-    state.adopt()
+    assert state._recovery.condition() is Condition.STEPPED
+    state._recovery.adopt()
     whole.commit()
     for mine, theirs in zip(state.ema.state_dict().values(), whole.ema.state_dict().values(), strict=True):
         assert torch.equal(mine, theirs)
@@ -89,7 +89,7 @@ def test_an_average_that_has_followed_is_left() -> None:
         state.commit()
     step(state)
     update(state)
-    state.adopt()
+    state._recovery.adopt()
     assert state.ema.n_averaged == STEPS + 1
 
 
@@ -111,10 +111,10 @@ def test_a_step_without_an_average_of_the_scripts_own_is_not_adopted(
         update(state)
         state.commit()
     step(state)
-    assert state.condition() is Condition.TORN
+    assert state._recovery.condition() is Condition.TORN
     assert f"step {STEPS + 1} cannot be kept: the optimizer has stepped, and ema has not followed" in caplog.text
     update(state)
-    assert state.condition() is Condition.STEPPED
+    assert state._recovery.condition() is Condition.STEPPED
 
 
 def test_a_teacher_that_stands_still_is_none() -> None:
@@ -123,8 +123,8 @@ def test_a_teacher_that_stands_still_is_none() -> None:
         step(state)
         state.commit()
     step(state)
-    assert state.condition() is Condition.STEPPED
-    state.adopt()
+    assert state._recovery.condition() is Condition.STEPPED
+    state._recovery.adopt()
 
 
 def test_a_step_that_may_lack_an_average_of_every_second_one_is_not_adopted() -> None:
@@ -135,9 +135,9 @@ def test_a_step_that_may_lack_an_average_of_every_second_one_is_not_adopted() ->
             update(state)
         state.commit()
     step(state)
-    assert state.condition() is Condition.TORN
+    assert state._recovery.condition() is Condition.TORN
     update(state)
-    assert state.condition() is Condition.STEPPED
+    assert state._recovery.condition() is Condition.STEPPED
 
 
 @pytest.mark.parametrize("commits", [0, STEPS])
@@ -151,9 +151,9 @@ def test_a_teacher_that_moves_before_the_optimizer_is_not_moved_twice(
         step(state)
         state.commit()
     told = caplog.text
-    assert state.condition() is Condition.CLEAN
+    assert state._recovery.condition() is Condition.CLEAN
     update(state)
-    assert state.condition() is Condition.TORN
+    assert state._recovery.condition() is Condition.TORN
     assert caplog.text == told
     assert ("ema changes before optimizer.step()" in caplog.text) is (commits > 0)
 
@@ -165,7 +165,7 @@ def test_an_average_that_moves_behind_the_commit_is_right_as_it_is(caplog: pytes
         state.commit()
         update(state)
     state.model(torch.ones(2, 3)).sum().backward()
-    assert state.condition() is Condition.CLEAN
+    assert state._recovery.condition() is Condition.CLEAN
     assert caplog.text == ""
 
 
@@ -191,7 +191,7 @@ def test_what_a_forward_pass_changes_of_a_model_is_put_back(commits: int) -> Non
     torch.manual_seed(0)
     model = Contrast()
     state = TrainState(model=model, optimizer=torch.optim.SGD(model.query.parameters(), lr=0.1))
-    state.begin(0)
+    state._recovery.begin(0)
     for _ in range(commits):
         step(state)
         state.commit()
@@ -199,10 +199,10 @@ def test_what_a_forward_pass_changes_of_a_model_is_put_back(commits: int) -> Non
     for _ in range(2):
         model(torch.ones(2, 3)).sum().backward()
         if not commits:
-            assert state.condition() is Condition.TORN
+            assert state._recovery.condition() is Condition.TORN
             return
-        assert state.condition() is Condition.CLEAN
-        state.rollback()
+        assert state._recovery.condition() is Condition.CLEAN
+        state._recovery.rollback()
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
@@ -210,7 +210,7 @@ def test_what_a_closure_changes_of_a_model_is_not_put_back() -> None:
     torch.manual_seed(0)
     model = Contrast()
     state = TrainState(model=model, optimizer=torch.optim.SGD(model.query.parameters(), lr=0.1))
-    state.begin(0)
+    state._recovery.begin(0)
 
     def closure() -> torch.Tensor:
         loss: torch.Tensor = model(torch.ones(2, 3)).sum()
@@ -223,7 +223,7 @@ def test_what_a_closure_changes_of_a_model_is_not_put_back() -> None:
         state.commit()
     with pytest.raises(RuntimeError):
         state.optimizer.step(closure)
-    assert state.condition() is Condition.TORN
+    assert state._recovery.condition() is Condition.TORN
 
 
 def test_an_average_is_followed_in_a_step_that_is_done_again() -> None:
@@ -234,10 +234,10 @@ def test_an_average_is_followed_in_a_step_that_is_done_again() -> None:
         update(state)
         state.commit()
     state.model(torch.ones(2, 3)).sum().backward()
-    state.rollback()
+    state._recovery.rollback()
     step(state)
-    assert state.condition() is Condition.STEPPED
-    state.adopt()
+    assert state._recovery.condition() is Condition.STEPPED
+    state._recovery.adopt()
     assert state.ema.n_averaged == STEPS + 1
 
 
@@ -298,9 +298,9 @@ def test_a_step_that_a_scaler_has_left_out_is_not_done_again_with_another_scale(
         state.scaler.update()
         state.commit()
     scaled_step(state, infinite=True)
-    assert state.condition() is Condition.CLEAN
+    assert state._recovery.condition() is Condition.CLEAN
     state.scaler.update()
-    assert state.condition() is Condition.TORN
+    assert state._recovery.condition() is Condition.TORN
 
 
 def test_a_scaler_that_is_updated_behind_the_commit_hinders_nothing() -> None:
@@ -309,7 +309,7 @@ def test_a_scaler_that_is_updated_behind_the_commit_hinders_nothing() -> None:
         scaled_step(state, infinite=False)
         state.commit()
         state.scaler.update()
-    assert state.condition() is Condition.CLEAN
+    assert state._recovery.condition() is Condition.CLEAN
 
 
 class Ends:
@@ -344,27 +344,27 @@ class Ends:
                 raise RuntimeError("a peer has died")
 
     def seen(self) -> list[Any]:
-        return [part.state_dict() for part in self.state.parts.replicated.values()]
+        return [part.state_dict() for part in self.state._recovery.parts.replicated.values()]
 
 
 @pytest.mark.parametrize("stop_at", ["ended 0", "begun 1", "ended 1"])
 def test_what_is_done_again_at_the_end_of_an_epoch_is_done_once(stop_at: str) -> None:
     whole, ends = Ends(), Ends()
     for run in (whole, ends):
-        run.state.begin(0)
+        run.state._recovery.begin(0)
     whole.train(loop=True)
     with pytest.raises(RuntimeError):
         ends.train(loop=True, stop_at=stop_at)
-    assert ends.state.condition() is Condition.CLEAN
-    assert ends.state.rollback() == ""
-    ends.state.return_to(ends.state.step)
+    assert ends.state._recovery.condition() is Condition.CLEAN
+    assert ends.state._recovery.rollback() == ""
+    ends.state._recovery.return_to(ends.state.step)
     ends.train(loop=True)
     assert str(ends.seen()) == str(whole.seen())
 
 
 def test_a_scheduler_that_is_ahead_is_said_where_nothing_is_done_again() -> None:
     ends = Ends()
-    ends.state.begin(0)
+    ends.state._recovery.begin(0)
     with pytest.raises(RuntimeError):
         ends.train(loop=False, stop_at="ended 0")
-    assert "StepLR was advanced after the commit, and is left so" in ends.state.rollback()
+    assert "StepLR was advanced after the commit, and is left so" in ends.state._recovery.rollback()

@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import ConstantLR, LinearLR, SequentialLR, StepLR
 from torch.optim.swa_utils import AveragedModel
 
 from taskd.adaptors.training.forgotten import forgotten
+from taskd.adaptors.training.kinds import sort
 from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.refusals import matters
 
@@ -34,14 +35,14 @@ OTHERS: dict[str, Callable[[Given], Any]] = {
 @pytest.mark.parametrize("kind", OTHERS)
 def test_what_was_not_given_is_refused_by_name(given: Given, kind: str) -> None:
     other = OTHERS[kind](given)
-    parts = Parts(given)
+    parts = Parts(sort(given))
     assert forgotten(parts) == [other]
     (matter,) = matters(parts)
     assert matter.no_rebuild
     assert f"test_forgotten.py:{test_what_was_not_given_is_refused_by_name.__code__.co_firstlineno + 3} " in matter.text
     assert matter.text.endswith(f"was not given the {type(other).__name__} of its training")
     assert matters(parts, joins=True) == []
-    assert matters(Parts(given | {"other": other})) == []
+    assert matters(Parts(sort(given | {"other": other}))) == []
 
 
 def test_what_is_within_a_part_was_given(given: Given) -> None:
@@ -57,7 +58,7 @@ def test_what_is_within_a_part_was_given(given: Given) -> None:
 
         load_state_dict = state_dict
 
-    parts = Parts(given | {"scheduler": both, "trainer": Trainer()})
+    parts = Parts(sort(given | {"scheduler": both}, replicated={"trainer": Trainer()}))
     assert matters(parts) == []
 
 
@@ -68,7 +69,7 @@ def test_what_has_to_do_with_others_or_does_nothing_is_left_alone(given: Given) 
         torch.amp.GradScaler("cpu", enabled=False),
         AveragedModel(torch.nn.Linear(4, 4)),
     ]
-    assert matters(Parts(given)) == []
+    assert matters(Parts(sort(given))) == []
     del kept
 
 
@@ -76,4 +77,4 @@ def test_what_the_script_has_dropped_is_left_alone(given: Given) -> None:
     scheduler = StepLR(given["optimizer"], 1)
     scheduler.itself = scheduler  # type: ignore[attr-defined]
     del scheduler
-    assert matters(Parts(given)) == []
+    assert matters(Parts(sort(given))) == []

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.groups import wrappers
+from taskd.adaptors.training.kinds import sort
 from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.refusals import tell_inexact
 from taskd.adaptors.training.state import TrainState
@@ -35,7 +36,7 @@ def alone() -> Iterator[None]:
 @pytest.mark.usefixtures("alone")
 def test_statistics_that_one_rank_alone_has(norm: nn.Module, caplog: pytest.LogCaptureFixture, *, told: bool) -> None:
     model = DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), norm))
-    tell_inexact(Parts({"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}))
+    tell_inexact(Parts(sort({"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)})))
     assert ("has 1 BatchNorm layers" in caplog.text) is told
     assert (wrappers.line_of(model) in caplog.text) is told
 
@@ -43,7 +44,7 @@ def test_statistics_that_one_rank_alone_has(norm: nn.Module, caplog: pytest.LogC
 def make(seed: int | None, path: Path) -> TrainState:
     model = nn.Linear(2, 2)
     state = TrainState(seed=seed, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-    state.attach(str(path))
+    state._recovery.attach(str(path))
     return state
 
 
@@ -54,20 +55,20 @@ def numbers() -> tuple[float, float]:
 def test_numbers_after_the_last_forward_are_not_those_of_who_died(tmp_path: Path) -> None:
     """Its peers have made the step: the replacement goes on as it was behind the forward pass."""
     state = make(None, tmp_path / "position")
-    state.begin(0)
+    state._recovery.begin(0)
     state.model(torch.ones(1, 2)).sum().backward()
     drawn = numbers()
     state.optimizer.step()
     other = make(None, tmp_path / "position")
-    assert other.return_to(1) == ""
+    assert other._recovery.return_to(1) == ""
     assert numbers() == drawn
 
 
 def test_numbers_between_two_steps_are_taken_from_the_next_one(tmp_path: Path) -> None:
     """With a seed; a step that is done again then begins with them."""
     state = make(1, tmp_path / "position")
-    state.begin(0)
+    state._recovery.begin(0)
     state.commit()
     between, inside = numbers(), numbers()
-    state.return_to(1)
+    state._recovery.return_to(1)
     assert between == numbers() != inside

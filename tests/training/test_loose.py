@@ -43,8 +43,8 @@ def test_a_buffer_made_in_inference_mode() -> None:
     with torch.inference_mode():
         model.register_buffer("table", torch.ones(3), persistent=False)
     state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-    state.begin(0)
+    state._recovery.begin(0)
     model(torch.ones(1, 2)).sum().backward()
     state.optimizer.step()
     state.commit()
-    assert "model.table" not in state.parts.loose.changed()
+    assert "model.table" not in state._recovery.parts.loose.changed()

@@ -12,7 +12,7 @@ from taskd.adaptors.training.state import TrainState
 def make() -> TrainState:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(2))
     state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-    state.begin(0)
+    state._recovery.begin(0)
     return state
 
 
@@ -32,13 +32,13 @@ def modes(state: TrainState) -> list[bool]:
 def test_an_interrupted_evaluation_is_left(tmp_path: Path, passes: int, *, pulse: bool) -> None:
     state = make()
     if pulse:
-        state.attach(str(tmp_path / "position"))
+        state._recovery.attach(str(tmp_path / "position"))
     step(state)
     state.model.eval()
     with torch.no_grad():
         for _ in range(passes):
             state.model(torch.randn(4, 2))
-    state.drop_step()
+    state._recovery.drop_step()
     assert modes(state) == [True, True, True, True]
 
 
@@ -48,7 +48,7 @@ def test_gradients_are_enabled_again() -> None:
     torch.set_grad_enabled(False)
     try:
         state.model.eval()(torch.randn(4, 2))
-        state.drop_step()
+        state._recovery.drop_step()
         assert torch.is_grad_enabled()
     finally:
         torch.set_grad_enabled(True)
@@ -59,18 +59,18 @@ def test_what_is_frozen_stays_so() -> None:
     state.model[2].eval()
     step(state)
     state.model.eval()
-    state.drop_step()
+    state._recovery.drop_step()
     assert modes(state) == [True, True, True, False]
     state.model.train()
     step(state)
-    state.drop_step()
+    state._recovery.drop_step()
     assert modes(state) == [True, True, True, True], "nothing is put back while it trains"
     with torch.no_grad():
         state.model.eval()(torch.randn(4, 2))
     state.model.train()[1].eval()
     step(state)
     state.model.eval()
-    state.drop_step()
+    state._recovery.drop_step()
     assert modes(state) == [True, True, False, True], "as after the last evaluation"
 
 
@@ -79,27 +79,27 @@ def test_a_model_that_trains_in_evaluation_mode_is_left_as_it_is() -> None:
     step(state)
     state.model.eval()
     step(state)
-    state.drop_step()
+    state._recovery.drop_step()
     assert modes(state) == [False, False, False, False]
 
 
 def test_a_model_in_which_nothing_was_trained_is_left_as_it_is() -> None:
     state = make()
     state.model.eval()
-    state.drop_step()
+    state._recovery.drop_step()
     assert modes(state) == [False, False, False, False]
 
 
 def test_a_pass_without_gradients_does_not_train(tmp_path: Path) -> None:
     """Neither in the core: a validation that forgets `model.eval()` is no next step."""
     state = make()
-    state.attach(str(tmp_path / "position"))
+    state._recovery.attach(str(tmp_path / "position"))
     step(state)
     with torch.no_grad():
         state.model(torch.randn(4, 2))
-    assert state.between_steps
+    assert state._recovery.between_steps
     state.model(torch.randn(4, 2))
-    assert not state.between_steps
+    assert not state._recovery.between_steps
 
 
 def test_a_copy_of_the_model_trains_alone() -> None:
@@ -107,6 +107,6 @@ def test_a_copy_of_the_model_trains_alone() -> None:
     step(state)
     other = copy.deepcopy(state.model)
     other.eval()
-    state.drop_step()
+    state._recovery.drop_step()
     assert not other.training
     assert state.model.training

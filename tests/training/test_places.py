@@ -193,7 +193,7 @@ def release(state: TrainState) -> None:
 
 def undisturbed(kind: str, train: Train, seed: int | None) -> Log:
     state, log = set_up(kind, seed), Log()
-    state.begin(0)
+    state._recovery.begin(0)
     train(state, log, (-1, ""))
     release(state)
     return log
@@ -202,25 +202,25 @@ def undisturbed(kind: str, train: Train, seed: int | None) -> Log:
 def disturbed(kind: str, train: Train, seed: int | None, cut: tuple[int, str], *, newcomer: bool) -> tuple[int, Log]:
     """The committed step, and what is seen from there on."""
     state = set_up(kind, seed)
-    state.begin(0)
+    state._recovery.begin(0)
     with pytest.raises(Cut) as caught:
         train(state, [], cut)
     if cut[1] == "stepped":
-        assert state.condition(caught.value) is Condition.STEPPED
-        state.adopt()
+        assert state._recovery.condition(caught.value) is Condition.STEPPED
+        state._recovery.adopt()
     del caught  # it holds iterators
     step = state.step
-    payload = state.position(step)
+    payload = state._recovery.position(step)
     if newcomer:
         release(state)
         state = set_up(kind, seed)
-        state.begin(0)
+        state._recovery.begin(0)
         next(iter(state.loader))  # as a newcomer's set-up may
-        with state.restoring(step):
+        with state._recovery.restoring(step):
             pass
     else:
         torch.rand(3), random.random()
-    note = state.return_to(step, payload)
+    note = state._recovery.return_to(step, payload)
     assert newcomer or not note
     log = Log()
     train(state, log, (-1, ""))
@@ -306,12 +306,12 @@ def test_where_the_order_of_a_pass_comes_from() -> None:
 
 def test_what_was_handed_out_is_not_loaded_again() -> None:
     state = set_up("shuffle")
-    state.begin(0)
+    state._recovery.begin(0)
     with pytest.raises(Cut):
         by_steps(state, [], (3, "committed"))
-    payload = state.position(3)
+    payload = state._recovery.position(3)
     other = set_up("shuffle")
-    other.return_to(3, payload)
+    other._recovery.return_to(3, payload)
     next(iter(other.loader))
     assert len(other.loader.dataset.loaded) == BATCH
 
@@ -323,10 +323,10 @@ def test_an_iterable_dataset_is_read_again_and_said_so(caplog: pytest.LogCapture
 
 def test_an_epoch_that_begins_again_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     state = set_up("distributed")
-    state.begin(0)
+    state._recovery.begin(0)
     with pytest.raises(Cut):
         by_steps(state, [], (7, "committed"))
-    state.return_to(7)
+    state._recovery.return_to(7)
     state.loader.sampler.set_epoch(0)
     iter(state.loader)
     assert "stands in epoch 1, and the script begins epoch 0 again" in caplog.text
@@ -346,10 +346,10 @@ def test_iterating_a_loader_leaves_the_global_generators() -> None:
 @pytest.mark.parametrize("by_hand", [True, False])
 def test_a_script_that_skips_by_hand_is_told_so(caplog: pytest.LogCaptureFixture, by_hand: bool) -> None:
     state = set_up("plain")
-    state.begin(0)
+    state._recovery.begin(0)
     with pytest.raises(Cut):
         by_steps(state, [], (2, "committed"))
-    state.return_to(2)
+    state._recovery.return_to(2)
     for _ in islice(state.loader, 2 if by_hand else 0, None):
         state.commit()
     assert ("has passed over 2 more" in caplog.text) is by_hand

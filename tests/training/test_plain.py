@@ -67,11 +67,11 @@ def test_a_step_that_is_done_again_moves_them_once(steps: int) -> None:
     state, calm = make(), make()
     for one in (state, calm):
         one.model(torch.ones(4, 2))  # a pass of the set-up
-        one.begin(0)
+        one._recovery.begin(0)
         for number in range(steps):
             step(one, number)
     forward(state, steps)
-    state.rollback()
+    state._recovery.rollback()
     for one in (state, calm):
         step(one, steps)
     assert values(state) == values(calm)
@@ -79,16 +79,16 @@ def test_a_step_that_is_done_again_moves_them_once(steps: int) -> None:
 
 def test_a_new_process_takes_those_that_have_changed() -> None:
     donor, newcomer = make(), make()
-    donor.begin(0)
-    newcomer.declare_empty()
+    donor._recovery.begin(0)
+    newcomer._recovery.declare_empty()
     newcomer.model.rate = donor.model.rate = 0.2
     for number in range(5):
         step(donor, number)
-    changed = donor.parts.plain.changed()
+    changed = donor._recovery.parts.plain.changed()
     assert {name for _, name, _, _ in changed} == {"tau", "seen", "mean", "cache", "shape", "last_loss", "rate"}
-    newcomer.parts.plain.put(changed)
+    newcomer._recovery.parts.plain.put(changed)
     assert values(newcomer)[:4] == values(donor)[:4]
-    assert newcomer.parts.plain.changed() == changed
+    assert newcomer._recovery.parts.plain.changed() == changed
 
 
 def test_a_torn_process_takes_those_of_the_step_that_is_done_again() -> None:
@@ -96,29 +96,29 @@ def test_a_torn_process_takes_those_of_the_step_that_is_done_again() -> None:
     for steps in (0, 5):
         donor, torn = make(), make()
         for one in (donor, torn):
-            one.begin(0)
+            one._recovery.begin(0)
             for number in range(steps):
                 step(one, number)
         before = [repr(value) for value in values(donor)[:4]]
         forward(torn, steps)
-        torn.parts.plain.put(donor.parts.plain.changed())
+        torn._recovery.parts.plain.put(donor._recovery.parts.plain.changed())
         assert [repr(value) for value in values(torn)[:4]] == before
 
 
 def test_what_differed_before_stays_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
     donor, newcomer = make(), make()
     donor.model.tau = 0.5
-    donor.begin(0)
-    newcomer.declare_empty()
+    donor._recovery.begin(0)
+    newcomer._recovery.declare_empty()
     step(donor, 0)
-    newcomer.parts.plain.put(donor.parts.plain.changed())
+    newcomer._recovery.parts.plain.put(donor._recovery.parts.plain.changed())
     assert newcomer.model.tau == 1.0
     assert "model.tau has been changed" in caplog.text
 
 
 def test_those_that_move_are_told_once_with_the_line_that_reads_them(caplog: pytest.LogCaptureFixture) -> None:
     state = make()
-    state.begin(0)
+    state._recovery.begin(0)
     for number in range(2):
         step(state, number)
     assert not caplog.records
@@ -129,7 +129,7 @@ def test_those_that_move_are_told_once_with_the_line_that_reads_them(caplog: pyt
     assert "that of its set-up" in lost
     assert kept.startswith(f"model.tau (Net, {__file__}:33) (and 2 more) is changed by the training"), kept
     assert "a peer's" in kept
-    state.rollback()
+    state._recovery.rollback()
     assert len(caplog.records) == 2
 
 
@@ -145,7 +145,7 @@ class Scheduled(torch.nn.Module):
 
 def test_what_changes_between_commit_and_forward_stays_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
     state = make(Scheduled())
-    state.begin(0)
+    state._recovery.begin(0)
     for number in range(3):
         step(state, number)
         state.model.drop *= 0.9
@@ -153,31 +153,31 @@ def test_what_changes_between_commit_and_forward_stays_and_is_told(caplog: pytes
     assert "between a commit and the next forward pass" in caplog.text
     forward(state, 3)
     now = state.model.drop
-    state.rollback()
+    state._recovery.rollback()
     assert state.model.drop == now
 
 
 def test_what_changes_late_is_told_when_a_step_is_done_again(caplog: pytest.LogCaptureFixture) -> None:
     state = make(Scheduled())
-    state.begin(0)
+    state._recovery.begin(0)
     for number in range(8):
         step(state, number)
     state.model.drop = 0.1
     forward(state, 8)
     assert not caplog.records
     for _ in range(2):
-        state.rollback()
+        state._recovery.rollback()
     assert [record.getMessage()[:31] for record in caplog.records] == ["model.drop (Scheduled, " + __file__[:8]]
 
 
 def test_constants_cost_nothing_after_the_first_steps(caplog: pytest.LogCaptureFixture) -> None:
     state = make(Scheduled())
-    state.begin(0)
+    state._recovery.begin(0)
     for number in range(5):
         step(state, number)
-    assert not state.parts.plain.watching
+    assert not state._recovery.parts.plain.watching
     assert not state.model._forward_pre_hooks, "taken off"
-    assert state.parts.plain.changed() == []
+    assert state._recovery.parts.plain.changed() == []
     assert not caplog.records
 
 
@@ -193,10 +193,10 @@ def test_what_cannot_be_looked_at_is_left_alone() -> None:
             self.far = torch.empty(2, device="meta")
 
     state = make(Odd())
-    state.begin(0)
+    state._recovery.begin(0)
     for number in range(4):
         step(state, number)
-    assert state.parts.plain.changed() == []
+    assert state._recovery.parts.plain.changed() == []
 
 
 def test_without_a_session_nothing_is_looked_at() -> None:

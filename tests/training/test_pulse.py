@@ -28,9 +28,9 @@ def make(path: Path) -> TrainState:
     state = TrainState(
         model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), second=torch.optim.SGD(model.parameters())
     )
-    state.attach(str(path))
-    assert state.shows_steps, "steps are counted in Python: the rest of this file would test nothing"
-    state.begin()
+    state._recovery.attach(str(path))
+    assert state._recovery.shows_steps, "steps are counted in Python: the rest of this file would test nothing"
+    state._recovery.begin()
     return state
 
 
@@ -73,17 +73,17 @@ def numbers_of_numpy_and_python() -> None:
 @pytest.mark.parametrize("draw", [nothing, a_spare_number, seeds, many, numbers_of_numpy_and_python])
 def test_an_entry_is_what_python_would_have_written(draw: Callable[[], None], tmp_path: Path) -> None:
     state = make(tmp_path / "position")
-    file: Any = state._positions
+    file: Any = state._recovery._positions
     for at in range(1, 9):
         draw()
         backward(state)
         if at % 2:
             draw()
-        assert file.read()[at] == pack(state._rng.capture()) or at % 2
+        assert file.read()[at] == pack(state._recovery._rng.capture()) or at % 2
         state.optimizer.step()
         state.second.step()
         state.commit()
-        assert file.read()[at] == pack(state._rng.capture())
+        assert file.read()[at] == pack(state._recovery._rng.capture())
         assert {at - 1, at} <= set(file.read())
 
 
@@ -91,13 +91,13 @@ def test_a_spare_number_at_the_start_passes(tmp_path: Path) -> None:
     random.seed(5)
     random.gauss(0, 1)
     state = make(tmp_path / "position")
-    file: Any = state._positions
-    assert file.read()[0] == pack(state._rng.capture())
+    file: Any = state._recovery._positions
+    assert file.read()[0] == pack(state._recovery._rng.capture())
     wanted = random.gauss(0, 1)
-    assert state.return_to(0) == ""
+    assert state._recovery.return_to(0) == ""
     assert random.gauss(0, 1) == wanted
     step(state)
-    assert file.read()[1] == pack(state._rng.capture())
+    assert file.read()[1] == pack(state._recovery._rng.capture())
 
 
 def test_another_bit_generator_under_numpy_is_seen(tmp_path: Path) -> None:
@@ -109,12 +109,12 @@ def test_another_bit_generator_under_numpy_is_seen(tmp_path: Path) -> None:
         legacy.set_bit_generator(np.random.MT19937(5))
         step(state)
         wanted = np.random.rand()
-        assert state.return_to(2) == ""
+        assert state._recovery.return_to(2) == ""
         assert np.random.rand() == wanted
     finally:
         legacy.set_bit_generator(before)
     step(state)
-    assert state.return_to(3) == ""
+    assert state._recovery.return_to(3) == ""
 
 
 def test_what_a_killed_process_half_copied_is_not_taken_for_whole(tmp_path: Path) -> None:
@@ -122,34 +122,34 @@ def test_what_a_killed_process_half_copied_is_not_taken_for_whole(tmp_path: Path
     path = tmp_path / "position"
     first = make(path)
     step(first)
-    file: Any = first._positions
+    file: Any = first._recovery._positions
     second = make(path)
     second.step = 1
     for slot in range(5):
         file._bytes[slot * SLOT_BYTES + 1000 : slot * SLOT_BYTES + 1100] = bytes(100)
     backward(second)
     second.commit()
-    assert file.read()[2] == pack(second._rng.capture())
+    assert file.read()[2] == pack(second._recovery._rng.capture())
 
 
 def test_conditions_are_those_of_the_hooks_in_python(tmp_path: Path) -> None:
     state = make(tmp_path / "position")
-    assert state.condition() is Condition.CLEAN
+    assert state._recovery.condition() is Condition.CLEAN
     backward(state)
     state.optimizer.step()
-    assert state.condition() is Condition.TORN  # the second has not stepped
+    assert state._recovery.condition() is Condition.TORN  # the second has not stepped
     state.second.step()
-    assert state.condition() is Condition.STEPPED
+    assert state._recovery.condition() is Condition.STEPPED
     state.second.step()
-    assert state.condition() is Condition.TORN
+    assert state._recovery.condition() is Condition.TORN
     state.commit()
-    assert state.condition() is Condition.CLEAN
+    assert state._recovery.condition() is Condition.CLEAN
     with pytest.raises(ZeroDivisionError):
         state.optimizer.step(lambda: 1 / 0)
-    assert state.condition() is Condition.CLEAN  # the tensors are untouched
-    with state.restoring(1):
-        assert state.condition() is Condition.TORN
-    assert state.condition() is Condition.CLEAN
+    assert state._recovery.condition() is Condition.CLEAN  # the tensors are untouched
+    with state._recovery.restoring(1):
+        assert state._recovery.condition() is Condition.TORN
+    assert state._recovery.condition() is Condition.CLEAN
 
 
 def test_a_step_that_the_script_set_is_believed(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_forked_child_leaves_the_file_alone(tmp_path: Path) -> None:
         try:
             step(state)
         finally:
-            os._exit(0 if state.step == 2 and 2 in state._positions.read() else 1)
+            os._exit(0 if state.step == 2 and 2 in state._recovery._positions.read() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert file.read() == before
 
@@ -236,7 +236,7 @@ def test_a_killed_process_leaves_only_whole_entries(launcher: Launcher, tmp_path
         for at in file.read():
             assert PositionFile(str(path)).read()[at]
             (tmp_path / "mine").write_bytes(path.read_bytes())
-            assert reader.return_to(at) == ""
+            assert reader._recovery.return_to(at) == ""
             found = (torch.rand(1), random.random())
             torch.manual_seed(at - 1)
             random.seed(at - 1)

@@ -28,7 +28,7 @@ class Script:
         self.scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
         self.ema = AveragedModel(model)
         self.state = TrainState(model=model, optimizer=optimizer, scheduler=self.scheduler, ema=self.ema)
-        self.state.begin(0)
+        self.state._recovery.begin(0)
         self.names: dict[str, Any] = {
             "torch": torch,
             "state": self.state,
@@ -230,10 +230,10 @@ MAY_BE_MOVED = {
 def test_a_step_is_kept_where_nothing_would_have_moved_a_part(name: str, tmp_path: Path) -> None:
     script = Script(tmp_path / "train.py", LEFT_ALONE[name])
     error = script.run()
-    assert script.state.condition(error) is Condition.STEPPED
-    assert script.state.left_out == script.line()
+    assert script.state._recovery.condition(error) is Condition.STEPPED
+    assert script.state._recovery.left_out == script.line()
     before = script.scheduler.last_epoch, int(script.ema.n_averaged)
-    script.state.adopt()
+    script.state._recovery.adopt()
     assert (script.scheduler.last_epoch, int(script.ema.n_averaged)) == before
     assert script.state.step == INTERRUPTED + 1
 
@@ -244,8 +244,8 @@ def test_a_step_is_torn_where_a_part_might_have_been_moved(
 ) -> None:
     script = Script(tmp_path / "train.py", MAY_BE_MOVED[name])
     error = script.run()
-    assert script.state.condition(error) is Condition.TORN
-    assert script.state.condition() is Condition.TORN, "later too, when the error is gone"
+    assert script.state._recovery.condition(error) is Condition.TORN
+    assert script.state._recovery.condition() is Condition.TORN, "later too, when the error is gone"
     assert "step 4 cannot be kept: the optimizer has stepped, and ReduceLROnPlateau has not followed" in caplog.text
 
 

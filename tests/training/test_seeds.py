@@ -67,27 +67,27 @@ def test_generators_made_alike_get_different_seeds() -> None:
 def test_each_step_begins_with_its_own_numbers(attached: bool, tmp_path: Path) -> None:
     state = make(9)
     if attached:
-        state.attach(str(tmp_path / "position"))
-        assert state.shows_steps, "the core does not count these steps"
-    state.begin(4)
+        state._recovery.attach(str(tmp_path / "position"))
+        assert state._recovery.shows_steps, "the core does not count these steps"
+    state._recovery.begin(4)
     seen = []
     for step in range(3):
         seen.append(draw())
         assert seen[step] == numbers_of(9, 4, step)
         state.commit()
     elsewhere = make(9)  # on another node: no position file
-    elsewhere.enter_world(4, 3, 4, 5)
+    elsewhere._recovery.enter_world(4, 3, 4, 5)
     elsewhere.step = 2
-    assert elsewhere.return_to(2) == ""
+    assert elsewhere._recovery.return_to(2) == ""
     assert draw() == seen[2]
-    assert state.return_to(1) == ""
+    assert state._recovery.return_to(1) == ""
     assert draw() == seen[1], "the rank kept going"
 
 
 def test_no_numbers_are_put_down(tmp_path: Path) -> None:
     state = make(9)
-    state.attach(str(tmp_path / "position"))
-    state.begin()
+    state._recovery.attach(str(tmp_path / "position"))
+    state._recovery.begin()
     state.commit()
     written = (tmp_path / "position").read_bytes()
     assert all(not any(written[at + 28 : at + SLOT_BYTES]) for at in range(0, len(written), SLOT_BYTES))
@@ -95,24 +95,24 @@ def test_no_numbers_are_put_down(tmp_path: Path) -> None:
 
 def test_data_positions_are_put_down_with_a_seed_too(tmp_path: Path) -> None:
     counter = Counter()
-    state = make(9, loader=counter)
-    state.attach(str(tmp_path / "position"))
-    state.begin(1)
+    state = make(9, data={"loader": counter})
+    state._recovery.attach(str(tmp_path / "position"))
+    state._recovery.begin(1)
     for step in (1, 2):
         counter.at = 10 * step
         state.commit()
-    again = make(9, loader=Counter())
-    again.attach(str(tmp_path / "position"))
-    again.enter_world(1, 1, 2, 2)
-    assert again.return_to(1) == ""
+    again = make(9, data={"loader": Counter()})
+    again._recovery.attach(str(tmp_path / "position"))
+    again._recovery.enter_world(1, 1, 2, 2)
+    assert again._recovery.return_to(1) == ""
     assert (again.loader.at, draw()) == (10, numbers_of(9, 1, 1))
-    note = make(9, loader=Counter()).return_to(1)
+    note = make(9, data={"loader": Counter()})._recovery.return_to(1)
     assert note == "data position (loader) of step 1 not known on this node: this rank goes on with its own"
 
 
 def test_without_a_seed_the_remedy_is_named() -> None:
     line = make.__code__.co_firstlineno + 2
-    assert f"TrainState(seed=...) at {__file__}:{line} random numbers are exact" in make(None).return_to(5)
+    assert f"TrainState(seed=...) at {__file__}:{line} random numbers are exact" in make(None)._recovery.return_to(5)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64, 1.5, "1", True])

@@ -241,7 +241,7 @@ def test_a_smaller_batch_is_told(agent: Agent, launcher: Launcher) -> None:
     agent.expect(Stage.JOINED, Stage.RESTORED, Stage.FINISHED)
     agent.tell(Release(generation=1))
     assert process.wait(20) == 0
-    assert "1 of 2 ranks go on, and the script does not use state.microbatches()" in launcher.output(process)
+    assert "1 of 2 ranks go on, and the script does not use state.shares()" in launcher.output(process)
 
 
 def test_a_job_ends_with_a_checkpoint(agent: Agent, launcher: Launcher) -> None:

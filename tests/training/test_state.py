@@ -98,7 +98,7 @@ def test_a_wrapped_optimizer_is_seen_through() -> None:
     state = TrainState(model=model, optimizer=wrapped)
     assert state.optimizer is wrapped
     wrapped.step()
-    assert state.condition() is Condition.STEPPED
+    assert state._recovery.condition() is Condition.STEPPED
     with pytest.raises(ConfigError, match=r"'optimizer' is a Wrapped without an optimizer's hooks"):
         TrainState(model=model, optimizer=Wrapped(None))
 
@@ -106,17 +106,17 @@ def test_a_wrapped_optimizer_is_seen_through() -> None:
 def test_condition_over_a_step() -> None:
     state = make()
     seen: list[Condition] = []
-    state.optimizer.register_step_pre_hook(lambda *_: seen.append(state.condition()))
-    assert state.condition() is Condition.CLEAN
+    state.optimizer.register_step_pre_hook(lambda *_: seen.append(state._recovery.condition()))
+    assert state._recovery.condition() is Condition.CLEAN
     backward(state)
-    assert state.condition() is Condition.CLEAN
+    assert state._recovery.condition() is Condition.CLEAN
     state.optimizer.step()
     assert seen == [Condition.TORN]
-    assert state.condition() is Condition.STEPPED
+    assert state._recovery.condition() is Condition.STEPPED
     state.optimizer.step()
-    assert state.condition() is Condition.TORN
+    assert state._recovery.condition() is Condition.TORN
     state.commit()
-    assert (state.step, state.condition()) == (1, Condition.CLEAN)
+    assert (state.step, state._recovery.condition()) == (1, Condition.CLEAN)
 
 
 def test_a_step_that_breaks_off_is_torn_for_good() -> None:
@@ -125,7 +125,7 @@ def test_a_step_that_breaks_off_is_torn_for_good() -> None:
     state.model[0].weight.grad = torch.ones(4, 4).to_sparse()  # AdamW refuses it in the middle
     with pytest.raises(RuntimeError):
         state.optimizer.step()
-    assert state.condition() is Condition.TORN
+    assert state._recovery.condition() is Condition.TORN
 
 
 def test_two_optimizers_must_both_have_stepped() -> None:
@@ -133,25 +133,25 @@ def test_two_optimizers_must_both_have_stepped() -> None:
     state = make(other=other)
     backward(state)
     state.optimizer.step()
-    assert state.condition() is Condition.TORN
+    assert state._recovery.condition() is Condition.TORN
     other.step()
-    assert state.condition() is Condition.STEPPED
+    assert state._recovery.condition() is Condition.STEPPED
 
 
 def test_newcomer_is_empty_until_restored() -> None:
     state = make()
-    state.declare_empty()
-    assert state.condition() is Condition.EMPTY
-    with state.restoring(5):
-        assert state.condition() is Condition.EMPTY
-    assert (state.step, state.condition()) == (5, Condition.CLEAN)
+    state._recovery.declare_empty()
+    assert state._recovery.condition() is Condition.EMPTY
+    with state._recovery.restoring(5):
+        assert state._recovery.condition() is Condition.EMPTY
+    assert (state.step, state._recovery.condition()) == (5, Condition.CLEAN)
 
 
 def test_a_restore_that_breaks_off_is_torn() -> None:
     state = make()
-    with pytest.raises(KeyError), state.restoring(5):
+    with pytest.raises(KeyError), state._recovery.restoring(5):
         raise KeyError
-    assert (state.step, state.condition()) == (0, Condition.TORN)
+    assert (state.step, state._recovery.condition()) == (0, Condition.TORN)
 
 
 def test_rollback_undoes_the_forward_pass() -> None:
@@ -161,8 +161,8 @@ def test_rollback_undoes_the_forward_pass() -> None:
     state.model(torch.randn(8, 4))
     state.model(torch.randn(8, 4))
     assert not torch.equal(before[0], state.model[1].running_mean)
-    assert state.condition() is Condition.CLEAN
-    state.rollback()
+    assert state._recovery.condition() is Condition.CLEAN
+    state._recovery.rollback()
     assert all(torch.equal(a, b) for a, b in zip(before, state.model.buffers(), strict=True))
 
 
@@ -170,16 +170,16 @@ def test_a_replaced_buffer_cannot_be_rolled_back() -> None:
     state = make()
     state.model(torch.randn(8, 4))
     state.model[1].running_mean = torch.ones(4)
-    assert state.condition() is Condition.TORN
+    assert state._recovery.condition() is Condition.TORN
 
 
 def test_evaluation_touches_nothing() -> None:
     state = make()
-    state.begin()
-    before = state._positions.read()
+    state._recovery.begin()
+    before = state._recovery._positions.read()
     state.model.eval()
     state.model(torch.randn(8, 4))
-    assert state._positions.read() == before
+    assert state._recovery._positions.read() == before
 
 
 @pytest.mark.parametrize("stepped_already", [False, True])
@@ -187,7 +187,7 @@ def test_adopt_brings_the_scheduler_forward_once(stepped_already: bool) -> None:
     state = make()
     scheduler = torch.optim.lr_scheduler.StepLR(state.optimizer, 1, 0.5)
     state = TrainState(model=state.model, optimizer=state.optimizer, scheduler=scheduler)
-    state.begin()
+    state._recovery.begin()
     for _ in range(2):
         backward(state)
         state.optimizer.step()
@@ -197,20 +197,20 @@ def test_adopt_brings_the_scheduler_forward_once(stepped_already: bool) -> None:
     state.optimizer.step()
     if stepped_already:
         scheduler.step()
-    assert state.condition() is Condition.STEPPED
-    state.adopt()
-    assert (state.step, scheduler.last_epoch, state.condition()) == (3, 3, Condition.CLEAN)
+    assert state._recovery.condition() is Condition.STEPPED
+    state._recovery.adopt()
+    assert (state.step, scheduler.last_epoch, state._recovery.condition()) == (3, 3, Condition.CLEAN)
 
 
 def test_of_its_set_up_a_newcomer_knows_the_random_numbers(tmp_path: Path) -> None:
     """Whom it replaces may have died before it put down any; what the file has comes first."""
     state = make()
-    state.attach(str(tmp_path / "position"))
-    state.declare_empty()
+    state._recovery.attach(str(tmp_path / "position"))
+    state._recovery.declare_empty()
     first = draw()
-    assert state.return_to(0, lent=b"of a donor") == ""
+    assert state._recovery.return_to(0, lent=b"of a donor") == ""
     assert draw() == first
-    assert "random numbers of step 1 not known" in state.return_to(1)
+    assert "random numbers of step 1 not known" in state._recovery.return_to(1)
 
 
 def draw() -> tuple[object, ...]:
@@ -233,7 +233,7 @@ def test_random_numbers_come_back(lead: int) -> None:
     state.commit()
     first = draw()
     draw()
-    assert state.return_to(1) == ""
+    assert state._recovery.return_to(1) == ""
     assert draw() == first
 
 
@@ -257,7 +257,7 @@ def test_the_fast_reading_is_in_use_and_equals_the_public_one() -> None:
 
 def test_the_slow_reading_comes_back_too() -> None:
     state = make()
-    capture = state._rng
+    capture = state._recovery._rng
     assert isinstance(capture, rng.RngCapture)
     capture.capture()
     capture._python = capture._torch = capture._same = None
@@ -265,28 +265,28 @@ def test_the_slow_reading_comes_back_too() -> None:
     assert all(isinstance(part, bytes) for part in capture.capture())
     state.commit()
     first = draw()
-    assert state.return_to(1) == ""
+    assert state._recovery.return_to(1) == ""
     assert draw() == first
 
 
 def test_a_step_done_again_has_its_newest_position() -> None:
     counter = Counter()
-    state = make(loader=counter)
+    state = make(data={"loader": counter})
     for at in (1, 2):  # the second time around, the first commit of step 1 is an old story
         state.step = 0
         counter.state["at"] = at
         state.model(torch.randn(8, 4))
         counter.state["at"] = at if at == 2 else 7
         state.commit()
-    assert state.return_to(1) == ""
+    assert state._recovery.return_to(1) == ""
     assert counter.state["at"] == 2
 
 
 def test_two_committed_steps_and_a_tentative_one_are_kept(tmp_path: Path) -> None:
     counter = Counter()
-    state = make(loader=counter)
-    state.attach(str(tmp_path / "position"))
-    state.begin()
+    state = make(data={"loader": counter})
+    state._recovery.attach(str(tmp_path / "position"))
+    state._recovery.begin()
     for at in range(1, 4):
         counter.state["at"] = at
         step(state)
@@ -294,24 +294,24 @@ def test_two_committed_steps_and_a_tentative_one_are_kept(tmp_path: Path) -> Non
     state.model(torch.randn(8, 4))
     for wanted in (2, 3, 4):
         counter.state["at"] = -1
-        assert state.return_to(wanted) == ""
+        assert state._recovery.return_to(wanted) == ""
         assert counter.state["at"] == wanted
-    assert "not known" in state.return_to(1)
-    other = make(loader=Counter())
-    other.attach(str(tmp_path / "position"))
-    assert other.return_to(3) == ""
+    assert "not known" in state._recovery.return_to(1)
+    other = make(data={"loader": Counter()})
+    other._recovery.attach(str(tmp_path / "position"))
+    assert other._recovery.return_to(3) == ""
     assert other.loader.state["at"] == 3
 
 
 def test_a_data_position_too_large_is_left_out_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    state = make(loader=Counter(b"x" * CAPACITY_BYTES))
+    state = make(data={"loader": Counter(b"x" * CAPACITY_BYTES)})
     with caplog.at_level(logging.WARNING):
         state.commit()
         state.commit()
     assert len(caplog.records) == 1
     assert f"takes {CAPACITY_BYTES + 31} bytes, and" in caplog.records[0].message
     first = random.random()
-    assert state.return_to(2) == "the data position of loader was not recorded"
+    assert state._recovery.return_to(2) == "the data position of loader was not recorded"
     assert random.random() == first
 
 
@@ -321,24 +321,24 @@ def test_a_distributed_sampler_goes_by_its_epoch() -> None:
     sampler.set_epoch(3)
     state.commit()
     sampler.set_epoch(9)
-    assert state.return_to(1) == ""
+    assert state._recovery.return_to(1) == ""
     assert sampler.epoch == 3
 
 
 def test_position_parts_are_not_replicated() -> None:
-    state = make(loader=Counter(), train_sampler=Counter(), ema=Counter())
-    assert list(state.parts.positions) == ["loader", "train_sampler"]
-    assert list(state.parts.replicated) == ["model", "optimizer", "ema"]
+    state = make(replicated={"ema": Counter(), "loader": Counter()}, data={"stream": Counter(), "model_ema": Counter()})
+    assert list(state._recovery.parts.positions) == ["stream", "model_ema"]
+    assert list(state._recovery.parts.replicated) == ["model", "optimizer", "ema", "loader"]
 
 
 def test_on_commit_sees_each_step_but_not_an_adopted_one() -> None:
     state = make()
     seen: list[int] = []
-    state.on_commit = seen.append
+    state._recovery.on_commit = seen.append
     step(state)
     backward(state)
     state.optimizer.step()
-    state.adopt()
+    state._recovery.adopt()
     step(state)
     assert seen == [1, 3]
 
@@ -354,7 +354,7 @@ def test_a_stateful_loader_goes_on_with_the_next_batch() -> None:
     data = TensorDataset(torch.arange(64))
     loader = StatefulDataLoader(data, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(3))
     state = make(loader=loader)
-    state.begin()
+    state._recovery.begin()
     batches, seen = iter(loader), []
     for _ in range(6):
         seen.append(next(batches)[0].tolist())
@@ -362,8 +362,8 @@ def test_a_stateful_loader_goes_on_with_the_next_batch() -> None:
     for back_to in (5, 6):
         fresh = StatefulDataLoader(data, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(9))
         other = make(loader=fresh)
-        other._positions = state._positions
-        assert other.return_to(back_to) == ""
+        other._recovery._positions = state._recovery._positions
+        assert other._recovery.return_to(back_to) == ""
         again = [batch[0].tolist() for batch in fresh]
         assert again[: 6 - back_to] == seen[back_to:]
         assert sorted(itertools.chain(*seen[:back_to], *again)) == list(range(64))

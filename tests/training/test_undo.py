@@ -30,7 +30,7 @@ class Gan:
         self.state = TrainState(
             faces=self.faces, judge=self.judge, first=first, second=second, schedule=self.schedule, average=self.average
         )
-        self.state.begin(0)
+        self.state._recovery.begin(0)
 
     def step(self, fault: str = "") -> None:
         state = self.state
@@ -49,7 +49,7 @@ class Gan:
         state.commit()
 
     def seen(self) -> dict[str, Any]:
-        return {name: copy.deepcopy(part.state_dict()) for name, part in self.state.parts.replicated.items()}
+        return {name: copy.deepcopy(part.state_dict()) for name, part in self.state._recovery.parts.replicated.items()}
 
 
 def meet(fault: str, place: str) -> None:
@@ -80,11 +80,11 @@ def test_a_gan_does_its_step_again(critics: int, place: str) -> None:
     before = gan.seen()
     with pytest.raises(Fault):
         gan.step(place)
-    assert gan.state.condition() is Condition.CLEAN
-    gan.state.rollback()
+    assert gan.state._recovery.condition() is Condition.CLEAN
+    gan.state._recovery.rollback()
     assert same(gan.seen(), before)
-    assert gan.state.condition() is Condition.CLEAN
-    gan.state.return_to(3)
+    assert gan.state._recovery.condition() is Condition.CLEAN
+    gan.state._recovery.return_to(3)
     for _ in range(2):
         gan.step()
     assert same(gan.seen(), whole.seen())
@@ -107,7 +107,7 @@ def test_a_fault_inside_a_closure(kind: Any) -> None:
     """Nothing was changed before the first backward is done; LBFGS goes on changing, and is undone."""
     model = nn.Linear(2, 2)
     state = TrainState(model=model, optimizer=kind(model.parameters(), lr=0.001))
-    state.begin(0)
+    state._recovery.begin(0)
     calls, faulty = [0], [0]
 
     def closure() -> Any:
@@ -127,9 +127,9 @@ def test_a_fault_inside_a_closure(kind: Any) -> None:
         faulty[0] = calls[0] + later
         with pytest.raises(Fault):
             state.optimizer.step(closure)
-        assert state.condition() is Condition.CLEAN
-        state.rollback()
+        assert state._recovery.condition() is Condition.CLEAN
+        state._recovery.rollback()
         assert same((model.state_dict(), state.optimizer.state_dict()), before)
         state.optimizer.step(closure)
-        assert state.condition() is Condition.STEPPED or kind is torch.optim.LBFGS
+        assert state._recovery.condition() is Condition.STEPPED or kind is torch.optim.LBFGS
         state.commit()

@@ -32,6 +32,7 @@ from taskd.adaptors.training import checkpoint_files as files
 from taskd.adaptors.training import payload
 from taskd.adaptors.training.checkpoint_content import Content, Draft, collect
 from taskd.adaptors.training.checkpoint_ranks import OF_PARTS, Failures, Ranks
+from taskd.adaptors.training.recovery import Recovery
 from taskd.adaptors.training.rng import RngCapture
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import CheckpointError, RestoreError
@@ -42,14 +43,14 @@ from taskd.wire.messages import Condition
 _log = logging.getLogger(__name__)
 
 
-def dump(state: TrainState, directory: Path, *, step: int, job_id: str, reason: str) -> Path:
+def dump(recovery: Recovery, directory: Path, *, step: int, job_id: str, reason: str) -> Path:
     """Write the state of step `step` to `directory` as `step-N`, and return that path.
 
     Collective over the default group, or for this process alone where there is none. If this job has written that step
     before, nothing is done. Where the name is taken by something else, it is `step-N.1` and so on.
 
     Args:
-        state: clean, and at `step`, on every rank.
+        recovery: of a state that is clean, and at `step`, on every rank.
         directory: where checkpoints are kept: the same for all ranks, on a disk that all nodes share.
         step: the last committed step.
         job_id: the name of the job, for the manifest.
@@ -60,8 +61,8 @@ def dump(state: TrainState, directory: Path, *, step: int, job_id: str, reason: 
     """
     ranks = Ranks()
     try:
-        _agree_on_state(state, step, ranks)
-        content = ranks.do(lambda: collect(state.parts, ranks.rank == 0))
+        _agree_on_state(recovery, step, ranks)
+        content = ranks.do(lambda: collect(recovery.parts, ranks.rank == 0))
         identity = ranks.gather(secrets.token_hex(7))[0]
         manifest = files.Manifest(
             format=files.FORMAT,
@@ -72,10 +73,10 @@ def dump(state: TrainState, directory: Path, *, step: int, job_id: str, reason: 
             identity=identity,
             written_at=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
             versions={"taskd": taskd.__version__, "torch": str(torch.__version__), "python": platform.python_version()},
-            parts={text.name(name): text.name(type(part).__name__) for name, part in state.parts.all.items()},
+            parts={text.name(name): text.name(type(part).__name__) for name, part in recovery.parts.all.items()},
             files={},
         )
-        return _Writer(ranks, directory, manifest, content).run(state)
+        return _Writer(ranks, directory, manifest, content).run(recovery)
     except Failures as failures:
         raise CheckpointError(
             f"step {step} was not written to {directory}: {failures}; expected a directory that all nodes share and "
@@ -99,7 +100,7 @@ def load_latest(state: TrainState, path: "str | os.PathLike[str]") -> int | None
         CheckpointError: the directory cannot be read, ranks see different checkpoints there, or the newest does not fit
             the parts of `state`, which is TORN then if it has been touched.
     """
-    directory, ranks = Path(path), Ranks()
+    directory, ranks, recovery = Path(path), Ranks(), state._recovery
     try:
         paths = files.newest_first(directory)
     except OSError as error:
@@ -111,18 +112,18 @@ def load_latest(state: TrainState, path: "str | os.PathLike[str]") -> int | None
         _agree_on_checkpoint(chosen, directory, ranks)
         if chosen is None:
             return None
-        read = _read(state, chosen, ranks)
+        read = _read(recovery, chosen, ranks)
         failed_on = ranks.first(isinstance(read, str))
         if isinstance(read, str):
             if failed_on in (ranks.rank, None):
                 _log.warning("checkpoint %s is passed over: it cannot be read: %s", chosen.path, read)
         elif failed_on is None:
-            _put(state, chosen, read, ranks)
+            _put(recovery, chosen, read, ranks)
             return chosen.manifest.step
 
 
-def _agree_on_state(state: TrainState, step: int, ranks: Ranks) -> None:
-    everyone = ranks.gather((state.step, state.condition(), sorted(state.parts.all)))
+def _agree_on_state(recovery: Recovery, step: int, ranks: Ranks) -> None:
+    everyone = ranks.gather((recovery.step, recovery.condition(), sorted(recovery.parts.all)))
     for rank, (at, condition, parts) in enumerate(everyone):
         if (at, condition) != (step, Condition.CLEAN):
             raise CheckpointError(
@@ -147,7 +148,7 @@ class _Writer:
         self._size_mb = content.size_bytes / 1e6
         self._folder: OwnFolder | None = None
 
-    def run(self, state: TrainState) -> Path:
+    def run(self, recovery: Recovery) -> Path:
         """Write all files and rename them into place. Raises Failures, or RuntimeError if a rank has died."""
         begun = time.monotonic()
         place = self._ranks.gather(self._ranks.do(self._reserve))[0]
@@ -156,7 +157,7 @@ class _Writer:
             return place.final
         try:
             try:
-                final = self._fill(place.partial, state)
+                final = self._fill(place.partial, recovery)
             finally:
                 files.drop(place.partial, self._ranks.rank)  # finds nothing where all went well
                 if self._folder is not None:
@@ -180,10 +181,10 @@ class _Writer:
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({self._free()})")
         return place
 
-    def _fill(self, partial: Path, state: TrainState) -> Path:
+    def _fill(self, partial: Path, recovery: Recovery) -> Path:
         ranks = self._ranks
         folder = ranks.do(lambda: self._open(partial))
-        ranks.do(lambda: self._write_own(folder, state))
+        ranks.do(lambda: self._write_own(folder, recovery))
         self._write_tensors(folder)
         written: dict[str, int] = {}
         for sizes in ranks.gather(ranks.do(lambda: self._own_sizes(folder))):
@@ -197,8 +198,8 @@ class _Writer:
         self._folder = OwnFolder(partial, make=False)
         return self._folder
 
-    def _write_own(self, folder: OwnFolder, state: TrainState) -> None:
-        data = msgspec.msgpack.encode(state.parts.pack_positions())
+    def _write_own(self, folder: OwnFolder, recovery: Recovery) -> None:
+        data = msgspec.msgpack.encode(recovery.parts.pack_positions())
         files.write(folder, files.position_file(self._ranks.rank), payload.pack(RngCapture().capture(), data))
         if self._ranks.rank == 0:
             files.write(folder, files.OUTLINE, self._content.outline)
@@ -257,7 +258,7 @@ def _agree_on_checkpoint(chosen: files.Checkpoint | None, directory: Path, ranks
         )
 
 
-def _read(state: TrainState, chosen: files.Checkpoint, ranks: Ranks) -> _Loaded | str:
+def _read(recovery: Recovery, chosen: files.Checkpoint, ranks: Ranks) -> _Loaded | str:
     """Read all of it, without touching the state; a line that says why not if that cannot be done.
 
     Raises:
@@ -268,7 +269,7 @@ def _read(state: TrainState, chosen: files.Checkpoint, ranks: Ranks) -> _Loaded 
     from taskd.adaptors.training.checkpoint_reader import reader
 
     try:
-        read = _prepare(state, chosen, ranks)
+        read = _prepare(recovery, chosen, ranks)
         targets = read.draft.targets
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -295,22 +296,22 @@ def _told(why: BaseException) -> str:
     return str(why) if isinstance(why, RestoreError) else repr(why)
 
 
-def _prepare(state: TrainState, chosen: files.Checkpoint, ranks: Ranks) -> _Loaded:
+def _prepare(recovery: Recovery, chosen: files.Checkpoint, ranks: Ranks) -> _Loaded:
     """Read all but the tensors."""
-    draft = Draft(state.parts, files.read(chosen.path / files.OUTLINE, files.MOST_OTHER_BYTES))
+    draft = Draft(recovery.parts, files.read(chosen.path / files.OUTLINE, files.MOST_OTHER_BYTES))
     if chosen.manifest.world_size != ranks.size:
         return _Loaded(draft, None)
     position = files.read(chosen.path / files.position_file(ranks.rank), files.MOST_OTHER_BYTES)
     return _Loaded(draft, payload.unpack(position))
 
 
-def _put(state: TrainState, chosen: files.Checkpoint, loaded: _Loaded, ranks: Ranks) -> None:
+def _put(recovery: Recovery, chosen: files.Checkpoint, loaded: _Loaded, ranks: Ranks) -> None:
     """Put what has been read into the state."""
     manifest = chosen.manifest
     try:
-        with state.restoring(manifest.step):
+        with recovery.restoring(manifest.step):
             loaded.draft.put()
-        missing = [] if loaded.position is None else state.parts.unpack_positions(loaded.position[1])
+        missing = [] if loaded.position is None else recovery.parts.unpack_positions(loaded.position[1])
         if loaded.position is not None:
             RngCapture().restore(loaded.position[0])
     except OF_PARTS as error:
@@ -325,7 +326,7 @@ def _put(state: TrainState, chosen: files.Checkpoint, loaded: _Loaded, ranks: Ra
             chosen.path,
             manifest.world_size,
             ranks.size,
-            ", ".join(("random numbers", *state.parts.positions)),
+            ", ".join(("random numbers", *recovery.parts.positions)),
         )
     for name in [*loaded.draft.left_out, *missing]:
         ranks.warn("checkpoint %s: part %r is only there or only here, and is not loaded", chosen.path, name)

@@ -31,8 +31,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.groups.lone import finished
 from taskd.adaptors.groups.world import World
+from taskd.adaptors.training.recovery import Recovery
 from taskd.adaptors.training.sameness import Refuse, digest, gather, parameters, point, prove, taking_part
-from taskd.adaptors.training.state import TrainState
 from taskd.errors import RebuildError
 from taskd.wire.messages import Condition, WorldPlan
 
@@ -50,7 +50,7 @@ class RepointReport:
     adopted: int
 
 
-def repoint(state: TrainState, world: World, plan: WorldPlan, refuse: Refuse = _log.warning) -> RepointReport:
+def repoint(recovery: Recovery, world: World, plan: WorldPlan, refuse: Refuse = _log.warning) -> RepointReport:
     """Point every DDP wrapper of the process at the groups that `world` has formed, and agree on the bucket layouts.
 
     Collective over the default group. To be called after `World.rebuild` and before `restore`. `refuse` is called with
@@ -61,17 +61,17 @@ def repoint(state: TrainState, world: World, plan: WorldPlan, refuse: Refuse = _
         RebuildError: a layout could not be imposed or agreed on, or a peer died.
     """
     try:
-        return _repoint(state, world, plan, refuse)
+        return _repoint(recovery, world, plan, refuse)
     except RuntimeError as error:
         raise RebuildError(
             f"the ranks did not agree on their DDP wrappers: {error}; a peer died: the next generation decides"
         ) from error
 
 
-def _repoint(state: TrainState, world: World, plan: WorldPlan, refuse: Refuse) -> RepointReport:
-    wrappers = taking_part(state, refuse)
-    condition = state.condition()
-    counts = state.has_committed or (bool(plan.adopt) and condition is Condition.STEPPED)
+def _repoint(recovery: Recovery, world: World, plan: WorldPlan, refuse: Refuse) -> RepointReport:
+    wrappers = taking_part(recovery, refuse)
+    condition = recovery.condition()
+    counts = recovery.has_committed or (bool(plan.adopt) and condition is Condition.STEPPED)
     groups = [world.current(wrapper.process_group) for wrapper in wrappers]
     for wrapper, group in zip(wrappers, groups, strict=True):
         if _is_settled(wrapper) or (counts and _rebuild_alone(wrapper)):

@@ -4,7 +4,7 @@ Rules:
 
 1. A replicated part is equal on all ranks, and a donor's copy is good for everybody: model, optimizer, scheduler …
 2. A position part differs from rank to rank and goes into the rank's position file: samplers and data loaders.
-3. A part that cannot be saved and loaded is refused at once, by name.
+3. Which is which, `kinds` tells.
 4. A data loader of torch's, or of a kind made from it, is kept at its exact place (see `places`). One that has a
    `state_dict` of its own keeps it itself; making an iterator of it leaves the global generator as it was. A pass whose
    last batch was given is over for torchdata's loaders too, unless the script loops over `state.epochs()`.
@@ -20,7 +20,6 @@ from typing import Any
 import msgspec
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DistributedSampler, Sampler
 
 from taskd.adaptors.groups.sites import script_line
 from taskd.adaptors.groups.wrappers import living, watching
@@ -28,6 +27,7 @@ from taskd.adaptors.seams.parts import IN_WORKER
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.epochs import Epochs
 from taskd.adaptors.training.indices import samplers
+from taskd.adaptors.training.kinds import Sorted, has_epoch_only, has_state
 from taskd.adaptors.training.loading import Meter
 from taskd.adaptors.training.loose import Loose
 from taskd.adaptors.training.payload import head_of
@@ -41,19 +41,24 @@ _log = logging.getLogger(__name__)
 
 
 class Parts:
-    """The arguments of a `TrainState`, checked and sorted, and its epochs. Arguments that are None are left out."""
+    """The parts of a `TrainState`, and its epochs.
 
-    def __init__(self, given: dict[str, Any]) -> None:
+    Args:
+        given: checked and sorted.
+
+    Raises:
+        ConfigError: there is no optimizer among them, or one whose steps cannot be seen.
+    """
+
+    def __init__(self, given: Sorted) -> None:
         self.epochs = Epochs()
         self.made_at = script_line()
         self._told_too_large = False
-        self.all = {name: part for name, part in given.items() if part is not None}
-        for name, part in self.all.items():
-            _check(name, part)
+        self.all = given.all
         fits = not IN_WORKER.misfit()  # else the optimizers alone are watched, by torch's public hooks
         kept = {name: part for name, part in self.all.items() if fits or isinstance(part, torch.optim.Optimizer)}
         bare = {name: _bare(name, part) for name, part in kept.items()}
-        self.positions = {name: part for name, part in kept.items() if _is_position(name, part)}
+        self.positions = {name: part for name, part in kept.items() if name in given.positions}
         self.replicated = {name: part for name, part in bare.items() if name not in self.positions}
         self.modules = [part for part in self.replicated.values() if isinstance(part, torch.nn.Module)]
         self.optimizers = [part for part in self.replicated.values() if isinstance(part, torch.optim.Optimizer)]
@@ -71,7 +76,7 @@ class Parts:
             )
 
     def _keep(self, name: str, loader: Any) -> None:
-        if _has_state(loader):
+        if has_state(loader):
             _iterate_quietly(loader, self.meter)
             return
         self.places[name] = LoaderPlace(loader, name, self.meter, self.epochs)
@@ -91,7 +96,7 @@ class Parts:
         place = self.places.get(name)
         if place is not None:
             return place.pack()
-        return tree.pack(part.epoch if _has_epoch_only(part) else part.state_dict())
+        return tree.pack(part.epoch if has_epoch_only(part) else part.state_dict())
 
     def unpack_positions(self, packed: dict[str, bytes]) -> list[str]:
         """Put back what `pack_positions` returned; return the names of the parts that it did not have."""
@@ -113,7 +118,7 @@ class Parts:
         value = tree.unpack(data)
         if begins_anew and isinstance(part, torch.utils.data.DataLoader) and _handed(value) >= _batches(part):
             value["_iterator_finished"] = True
-        part.set_epoch(value) if _has_epoch_only(part) else part.load_state_dict(value)
+        part.set_epoch(value) if has_epoch_only(part) else part.load_state_dict(value)
 
     def wrappers(self) -> list[DistributedDataParallel]:
         """Return every DDP wrapper of the process, or of the modules where nobody watches them being made."""
@@ -148,11 +153,6 @@ class Parts:
         return found
 
 
-def _is_position(name: str, part: Any) -> bool:
-    data = isinstance(part, Sampler | torch.utils.data.DataLoader)
-    return data or name in ("sampler", "loader") or name.endswith(("_sampler", "_loader"))
-
-
 def _iterate_quietly(loader: Any, meter: Meter) -> None:
     make = loader._get_iterator
 
@@ -166,10 +166,6 @@ def _iterate_quietly(loader: Any, meter: Meter) -> None:
         return iterator
 
     loader._get_iterator = make_quietly
-
-
-def _has_epoch_only(part: Any) -> bool:
-    return isinstance(part, DistributedSampler) and not hasattr(part, "state_dict")
 
 
 def _handed(state: Any) -> float:
@@ -200,16 +196,3 @@ def _bare(name: str, part: Any) -> Any:
             "has them; pass the torch optimizer that it wraps"
         )
     return _bare(name, inner)
-
-
-def _has_state(part: Any) -> bool:
-    return callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))
-
-
-def _check(name: str, part: Any) -> None:
-    if _has_epoch_only(part) or _has_state(part) or isinstance(part, torch.utils.data.DataLoader):
-        return
-    raise ConfigError(
-        f"TrainState argument {name!r} is a {type(part).__name__}, expected something with state_dict() and "
-        "load_state_dict(), or a DataLoader; pass an object that has both"
-    )

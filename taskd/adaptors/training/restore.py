@@ -22,7 +22,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.plain import Sent
-from taskd.adaptors.training.state import TrainState
+from taskd.adaptors.training.recovery import Recovery
 from taskd.errors import RestoreError
 from taskd.wire.messages import Condition, Transfer, WorldPlan
 
@@ -68,7 +68,7 @@ class RestoreReport:
     note: str
 
 
-def restore(state: TrainState, plan: WorldPlan, rank: int) -> RestoreReport:
+def restore(recovery: Recovery, plan: WorldPlan, rank: int) -> RestoreReport:
     """Bring this rank to `plan.target_step`: weights, optimizer and the rest, then RNG and data position.
 
     `rank` is that in the plan's world.
@@ -81,37 +81,37 @@ def restore(state: TrainState, plan: WorldPlan, rank: int) -> RestoreReport:
     notes: list[str] = []
     receives = any(rank in transfer.receivers for transfer in plan.transfers)
     if not receives:
-        notes.append(_keep(state, plan, rank))
+        notes.append(_keep(recovery, plan, rank))
     size_bytes, lent = 0, b""
     try:
         for transfer in plan.transfers:
             if rank == transfer.donor:
-                size_bytes += _donate(state, _Lane(transfer, plan.world_size))
+                size_bytes += _donate(recovery, _Lane(transfer, plan.world_size))
             elif rank in transfer.receivers:
                 lane = _Lane(transfer, plan.world_size)
-                lent = _receive(state, lane, plan.target_step)
+                lent = _receive(recovery, lane, plan.target_step)
                 size_bytes += lane.size_bytes
     except (RuntimeError, ValueError, KeyError, TypeError, msgspec.DecodeError) as error:
         raise RestoreError(
             f"rank {rank} was not brought to step {plan.target_step}: {error!r}; a peer died, or the scripts differ"
         ) from error
-    state.drop_step()
-    notes.append(state.return_to(plan.target_step, lent))
+    recovery.drop_step()
+    notes.append(recovery.return_to(plan.target_step, lent))
     return RestoreReport(size_bytes, (time.monotonic() - begun) * 1e3, "; ".join(note for note in notes if note))
 
 
-def _keep(state: TrainState, plan: WorldPlan, rank: int) -> str:
+def _keep(recovery: Recovery, plan: WorldPlan, rank: int) -> str:
     """Make this rank's own state the one of the target step; return what is not known about it."""
-    condition = state.condition()
-    if rank in plan.adopt and condition is Condition.STEPPED and state.step + 1 == plan.target_step:
-        state.adopt()
+    condition = recovery.condition()
+    if rank in plan.adopt and condition is Condition.STEPPED and recovery.step + 1 == plan.target_step:
+        recovery.adopt()
         return ""
-    if condition is not Condition.CLEAN or state.step != plan.target_step:
+    if condition is not Condition.CLEAN or recovery.step != plan.target_step:
         raise RestoreError(
-            f"rank {rank} is {condition.value} at step {state.step} and receives nothing; "
+            f"rank {rank} is {condition.value} at step {recovery.step} and receives nothing; "
             f"expected clean at step {plan.target_step}"
         )
-    return state.rollback()
+    return recovery.rollback()
 
 
 class _Lane:
@@ -141,7 +141,7 @@ class _Lane:
             dist.recv(tensor, self._donor)
 
 
-def _donate(state: TrainState, lane: _Lane) -> int:
+def _donate(recovery: Recovery, lane: _Lane) -> int:
     tensors: list[torch.Tensor] = []
     slots: list[_Slot] = []
     seen: dict[tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]], int] = {}
@@ -160,10 +160,10 @@ def _donate(state: TrainState, lane: _Lane) -> int:
         slots.append(_Slot(tree.dtype_name(tensor.dtype), list(tensor.shape), tensor.device.type))
         return len(tensors) - 1
 
-    parts = {name: tree.fold(part.state_dict(), take) for name, part in state.parts.replicated.items()}
-    loose = tree.fold(state.parts.loose.changed(), take)
-    position, changed = state.position(state.step), state.parts.plain.changed()
-    manifest = msgspec.msgpack.encode(_Manifest(state.step, parts, slots, position, loose, changed))
+    parts = {name: tree.fold(part.state_dict(), take) for name, part in recovery.parts.replicated.items()}
+    loose = tree.fold(recovery.parts.loose.changed(), take)
+    position, changed = recovery.position(recovery.step), recovery.parts.plain.changed()
+    manifest = msgspec.msgpack.encode(_Manifest(recovery.step, parts, slots, position, loose, changed))
     lane.send(torch.tensor([len(manifest)], dtype=torch.int64, device=lane.device))
     lane.send(torch.frombuffer(bytearray(manifest), dtype=torch.uint8).to(lane.device))
     for parcel in _parcels(slots):
@@ -172,14 +172,14 @@ def _donate(state: TrainState, lane: _Lane) -> int:
     return lane.size_bytes
 
 
-def _receive(state: TrainState, lane: _Lane, target_step: int) -> bytes:
+def _receive(recovery: Recovery, lane: _Lane, target_step: int) -> bytes:
     """Fill the state with the donor's; return the donor's own position."""
     manifest = _receive_manifest(lane)
     if manifest.step != target_step:
         raise ValueError(f"the donor stands at step {manifest.step}, expected {target_step}")
-    if set(manifest.parts) != set(state.parts.replicated):
+    if set(manifest.parts) != set(recovery.parts.replicated):
         raise ValueError(
-            f"the donor's state has the parts {sorted(manifest.parts)}, this one {sorted(state.parts.replicated)}"
+            f"the donor's state has the parts {sorted(manifest.parts)}, this one {sorted(recovery.parts.replicated)}"
         )
     targets: dict[int, torch.Tensor] = {}
 
@@ -189,18 +189,18 @@ def _receive(state: TrainState, lane: _Lane, target_step: int) -> bytes:
             targets[index] = _target(slot, own)
         return targets[index]
 
-    with state.restoring(target_step):
+    with recovery.restoring(target_step):
         filled = {
             name: tree.unfold(manifest.parts[name], give, part.state_dict())
-            for name, part in state.parts.replicated.items()
+            for name, part in recovery.parts.replicated.items()
         }
-        loose = tree.unfold(manifest.loose, give, state.parts.loose.own())
+        loose = tree.unfold(manifest.loose, give, recovery.parts.loose.own())
         for parcel in _parcels(manifest.slots):
             _fill([targets[index] for index in parcel], lane)
-        for name, part in state.parts.replicated.items():
+        for name, part in recovery.parts.replicated.items():
             part.load_state_dict(filled[name])
-        state.parts.loose.put(loose or {})
-        state.parts.plain.put(manifest.plain)
+        recovery.parts.loose.put(loose or {})
+        recovery.parts.plain.put(manifest.plain)
     return manifest.position
 
 

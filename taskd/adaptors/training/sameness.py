@@ -23,25 +23,25 @@ from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.groups.lone import communicating
 from taskd.adaptors.groups.wrappers import line_of, made_inside
-from taskd.adaptors.training.state import TrainState
+from taskd.adaptors.training.recovery import Recovery
 from taskd.errors import RefusedError
 from taskd.wire.messages import Condition
 
 Refuse = Callable[[str], None]
 
 
-def taking_part(state: TrainState, refuse: Refuse) -> list[DistributedDataParallel]:
+def taking_part(recovery: Recovery, refuse: Refuse) -> list[DistributedDataParallel]:
     """Return the wrappers that all ranks have. Collective over the default group.
 
     Raises:
         RefusedError: the ranks have other wrappers than one another.
     """
-    empty = state.condition() is Condition.EMPTY
-    table = _counts(state, empty)
+    empty = recovery.condition() is Condition.EMPTY
+    table = _counts(recovery, empty)
     if len({row[0] for row in table}) > 1 or len({row[1] for row in table}) > 1:
         gc.collect()  # what a script has dropped may live on in a cycle, here and not there
-        table = _counts(state, empty)
-    wrappers = _current(state)
+        table = _counts(recovery, empty)
+    wrappers = _current(recovery)
     if any(row[2] for row in table) or len({row[1] for row in table}) > 1:
         for wrapper in filter(made_inside, wrappers):
             point(wrapper, OutdatedGroup(line_of(wrapper), refuse))
@@ -141,11 +141,11 @@ def digest(thing: list[Any]) -> int:
     return int.from_bytes(hashlib.blake2b(repr(thing).encode(), digest_size=8).digest(), "big") >> 1
 
 
-def _current(state: TrainState) -> list[DistributedDataParallel]:
-    return [wrapper for wrapper in state.parts.wrappers() if not isinstance(wrapper.process_group, OutdatedGroup)]
+def _current(recovery: Recovery) -> list[DistributedDataParallel]:
+    return [wrapper for wrapper in recovery.parts.wrappers() if not isinstance(wrapper.process_group, OutdatedGroup)]
 
 
-def _counts(state: TrainState, empty: bool) -> list[list[int]]:
+def _counts(recovery: Recovery, empty: bool) -> list[list[int]]:
     """Of each rank: wrappers made outside and inside of the resilient function, and whether it is a newcomer."""
-    inside = [made_inside(wrapper) for wrapper in _current(state)]
+    inside = [made_inside(wrapper) for wrapper in _current(recovery)]
     return gather([inside.count(False), inside.count(True), empty])

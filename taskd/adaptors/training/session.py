@@ -38,6 +38,7 @@ from taskd.adaptors.training.behind import BehindCommit
 from taskd.adaptors.training.checkpoint import dump
 from taskd.adaptors.training.layout import repoint
 from taskd.adaptors.training.outside import tell_outside
+from taskd.adaptors.training.recovery import Recovery
 from taskd.adaptors.training.refusals import Matter, Refusals, matters, tell_inexact
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.sameness import gather
@@ -89,13 +90,13 @@ class Runtime:
             path = link.config.position.with_suffix(".setup")
             self._setup = self.world.replay(path) if link.joins else Recording(path, self.world.is_own)
 
-    def end_setup(self, state: TrainState) -> None:
+    def end_setup(self, recovery: Recovery) -> None:
         """The resilient function is entered: nothing is recorded any more, and it is told what stands in the way."""
         setup, self._setup = self._setup, None
         unkept = setup.end() if setup is not None else None
-        self.refusals.add(*matters(state.parts, unkept or [], joins=self.link.joins))
+        self.refusals.add(*matters(recovery.parts, unkept or [], joins=self.link.joins))
         if self.rank == 0:
-            tell_inexact(state.parts)
+            tell_inexact(recovery.parts)
         strange = self.world.strangers()
         if strange:
             self.refusals.add(Matter(strange, "Groups of new_group can be recovered in place.", no_rebuild=True))
@@ -117,16 +118,16 @@ class Runtime:
 
     def _note_failure(self) -> None:
         if self.session is not None:
-            self.session.state.failures.note()
+            self.session.recovery.failures.note()
 
     def _is_inside(self) -> bool:
         session = self.session
-        return session is not None and session.inside and not session.state.committing
+        return session is not None and session.inside and not session.recovery.committing
 
     def standing(self, stack: Sequence[str], usual: Standing) -> Standing:
         """What this process is about."""
         session = self.session
-        return see_standing(stack, usual, () if session is None else session.state.parts.modules)
+        return see_standing(stack, usual, () if session is None else session.recovery.parts.modules)
 
     def leave_at_commit(self) -> None:
         """The main thread is to leave the resilient function, at its next commit at the latest."""
@@ -139,7 +140,7 @@ class Runtime:
         if self.link.interrupted and self._is_inside():
             interrupt()
 
-    def form(self, plan: WorldPlan, state: TrainState) -> None:
+    def form(self, plan: WorldPlan, recovery: Recovery) -> None:
         """Form the groups of the plan's generation, and point the model's wrappers at them.
 
         Raises:
@@ -149,7 +150,7 @@ class Runtime:
         try:
             self.world.rebuild(plan, self.rank)
             self._rebuilt(plan.generation)
-            repoint(state, self.world, plan, self.refuse_rebuild)
+            repoint(recovery, self.world, plan, self.refuse_rebuild)
         finally:
             self._building = False
         self.world.bury()
@@ -197,12 +198,12 @@ def resilient(state: TrainState) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            runtime = current()
+            runtime, recovery = current(), state._recovery
             if runtime is None:
-                state.begin()
+                recovery.begin()
                 return function(*args, **kwargs)
-            tell_outside(function, state.parts.all, tells=runtime.rank == 0)
-            return Session(runtime, state).run(lambda: function(*args, **kwargs))
+            tell_outside(function, recovery.parts.all, tells=runtime.rank == 0)
+            return Session(runtime, recovery).run(lambda: function(*args, **kwargs))
 
         return run
 
@@ -212,10 +213,10 @@ def resilient(state: TrainState) -> Callable[[Callable[P, R]], Callable[P, R]]:
 class Session:
     """One resilient function of this process, over all generations."""
 
-    def __init__(self, runtime: Runtime, state: TrainState) -> None:
+    def __init__(self, runtime: Runtime, recovery: Recovery) -> None:
         self._runtime = runtime
         self._link = runtime.link
-        self.state = state
+        self.recovery = recovery
         self._strays = Strays()
         self._behind = BehindCommit()
         self.inside = False
@@ -231,32 +232,32 @@ class Session:
             return self._go_on(function)
         finally:
             self._strays.stop()
-            self._runtime.session = self.state.on_commit = self.state.on_non_finite = None
+            self._runtime.session = self.recovery.on_commit = self.recovery.on_non_finite = None
 
     def _open(self) -> None:
-        state, link = self.state, self._link
+        recovery, link = self.recovery, self._link
         if link.config.position is not None:
             try:
-                state.attach(os.fspath(link.config.position))
+                recovery.attach(os.fspath(link.config.position))
             except RestoreError as error:
                 logger.warning("rank %d: positions do not outlive this process: %s", self._runtime.rank, error)
         if link.joins:
-            state.declare_empty()
+            recovery.declare_empty()
         else:
-            state.begin(self._runtime.rank)
+            recovery.begin(self._runtime.rank)
             self._enter_smaller_world()
-        state.on_non_finite = link.saw_non_finite
-        state.parts.meter.recorder = self._runtime.recorder
+        recovery.on_non_finite = link.saw_non_finite
+        recovery.parts.meter.recorder = self._runtime.recorder
         self._runtime.world.section += 1
-        self._runtime.end_setup(state)
-        link.enter(state.step, state.condition())
+        self._runtime.end_setup(recovery)
+        link.enter(recovery.step, recovery.condition())
 
     def _enter_smaller_world(self) -> None:
         """The job may start, or start anew, with fewer nodes than it is made for."""
         replicas, runtime = self._link.config.replicas, self._runtime
         if replicas and dist.is_initialized() and dist.get_world_size() < replicas:
             rank, world_size = dist.get_rank(), dist.get_world_size()
-            self.state.enter_world(runtime.rank, rank, world_size, replicas)
+            self.recovery.enter_world(runtime.rank, rank, world_size, replicas)
 
     def _go_on(self, function: Callable[[], R]) -> R:
         plan = self._link.await_order() if self._link.joins else None
@@ -279,7 +280,7 @@ class Session:
 
     def _attempt(self, function: Callable[[], R], plan: WorldPlan | None) -> tuple[list[R], BaseException | None]:
         """Join the plan's world, if there is one, and call the function once: its result, or why it was left."""
-        state = self.state
+        recovery = self.recovery
         try:
             if plan is not None:
                 self._join(plan)
@@ -291,7 +292,7 @@ class Session:
             try:
                 with inside():
                     if plan is not None:
-                        state.do_again()
+                        recovery.do_again()
                     result = [function()]
             finally:
                 self.inside = False
@@ -311,37 +312,37 @@ class Session:
                 self._runtime.refuse_rebuild(str(error))
             elif plan is not None and self._link.first_step and not self._link.interrupted and failures.is_own(error):
                 self._runtime.refusals.first_step(f"the first step of the new world has failed: {_describe(error)}")
-            condition = state.condition(error)
-            between = condition is Condition.CLEAN and state.between_steps
-            self._behind.note(error, state.step, between=between, rest=state.left_out)
-            self._link.raised(state.step, condition, _describe(error))
+            condition = recovery.condition(error)
+            between = condition is Condition.CLEAN and recovery.between_steps
+            self._behind.note(error, recovery.step, between=between, rest=recovery.left_out)
+            self._link.raised(recovery.step, condition, _describe(error))
             return [], error
         self._runtime.recorder.phase(Phase.FINISHED)
-        self._link.returned(state.step, state.condition())
+        self._link.returned(recovery.step, recovery.condition())
         return result, None
 
     def _join(self, plan: WorldPlan) -> None:
-        state, runtime = self.state, self._runtime
+        recovery, runtime = self.recovery, self._runtime
         rank = Members.of(plan).rank_of(runtime.rank)
         replicas = plan.replicas or plan.world_size
         runtime.refusals.first_step("")
         runtime.recorder.phase(Phase.REBUILDING)
-        runtime.form(plan, state)
-        self._link.joined(state.step, state.condition())
+        runtime.form(plan, recovery)
+        self._link.joined(recovery.step, recovery.condition())
         runtime.recorder.phase(Phase.RESTORING)
-        state.enter_world(runtime.rank, rank, plan.world_size, replicas)
-        report = restore(state, plan, rank)
+        recovery.enter_world(runtime.rank, rank, plan.world_size, replicas)
+        report = restore(recovery, plan, rank)
         if report.note:
-            logger.warning("rank %d, step %d: %s", runtime.rank, state.step, report.note)
-        if rank == 0 and replicas > plan.world_size and not (plan.dump or state.uses_microbatches):
+            logger.warning("rank %d, step %d: %s", runtime.rank, recovery.step, report.note)
+        if rank == 0 and replicas > plan.world_size and not (plan.dump or recovery.shares.used):
             logger.warning(
-                "%d of %d ranks go on, and the script does not use state.microbatches(): the global batch is smaller",
+                "%d of %d ranks go on, and the script does not use state.shares(): the global batch is smaller",
                 plan.world_size,
                 replicas,
             )
         self._behind.tell(gather(self._behind.known(plan)), plan, rank)
-        runtime.recorder.step(state.step)
-        self._link.restored(state.step)
+        runtime.recorder.step(recovery.step)
+        self._link.restored(recovery.step)
 
     def _dump(self, plan: WorldPlan) -> RecoveryError:
         """Write the checkpoint that the job ends with; return what the resilient function is left with then.
@@ -349,13 +350,13 @@ class Session:
         Raises:
             CheckpointError: it could not be written.
         """
-        config, step = self._link.config, self.state.step
+        config, step = self._link.config, self.recovery.step
         directory = Path(plan.dump_to) if plan.dump_to else config.checkpoint_dir
         if directory is None:
             raise CheckpointError(
                 "no directory for checkpoints is known to the manager or to this rank; set TASKD_CHECKPOINT_DIR"
             )
-        path = dump(self.state, directory, step=step, job_id=config.job_id, reason=plan.dump)
+        path = dump(self.recovery, directory, step=step, job_id=config.job_id, reason=plan.dump)
         self._link.dumped(step)
         if self._link.interrupted:  # a peer was lost meanwhile
             raise Interrupted
@@ -374,13 +375,13 @@ class Session:
 
         The control thread calls this too.
         """
-        self.state.on_commit = self._committed
+        self.recovery.on_commit = self._committed
 
     def _committed(self, step: int) -> None:
         self._strays.report()
         self._behind.committed()
-        if self.state.shows_steps:
-            self.state.on_commit = None  # before the link is asked: an order that comes now puts it back
+        if self.recovery.shows_steps:
+            self.recovery.on_commit = None  # before the link is asked: an order that comes now puts it back
         else:
             self._runtime.recorder.step(step)
         if self._link.committed(step):

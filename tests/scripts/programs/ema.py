@@ -38,7 +38,7 @@ class Average:
 model = DistributedDataParallel(network())
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 ema = Average(model.module)
-state = taskd.TrainState(model=model, optimizer=optimizer, ema=ema, seed=1)
+state = taskd.TrainState(model=model, optimizer=optimizer, replicated={"ema": ema}, seed=1)
 diary.moment("setup done")
 
 

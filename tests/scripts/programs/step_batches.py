@@ -24,7 +24,7 @@ def train():
     for step in range(state.step, 40):
         diary.moment("step")
         optimizer.zero_grad()
-        for share in state.microbatches():
+        for share in state.shares():
             ids, rows, kinds = batch_of(step, share.index, share.count)
             loss = cross_entropy(model(rows), kinds)
             diary.saw(step, loss, ids)

@@ -1,0 +1,320 @@
+"""What a recovery does with one rank's training state: what that is worth, and how it comes to a committed step.
+
+Rules:
+
+1. `commit` counts the step, and puts down where this rank stands in random numbers and data. It copies no weights.
+2. Between two commits the hooks of the optimizers tell what the state in memory is worth: CLEAN while none has
+   changed anything, or what was changed can be undone (see `undo`); STEPPED when each has stepped exactly once; TORN in
+   all other cases, a commit that was left half way among them.
+3. A forward pass may change buffers (BatchNorm) although the weights are still clean: `rollback` puts them back.
+4. With a seed, the random numbers of a step come from its number, and none are put down.
+5. Whoever reads these methods at a fault does so on the thread that trains, outside of the training function.
+"""
+
+import logging
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from taskd.adaptors.training.afterwards import Afterwards
+from taskd.adaptors.training.buffers import Buffers
+from taskd.adaptors.training.failures import Failures
+from taskd.adaptors.training.finite import Losses
+from taskd.adaptors.training.followers import Followers
+from taskd.adaptors.training.hooks import StepHooks
+from taskd.adaptors.training.parts import Parts
+from taskd.adaptors.training.payload import pack, unpack
+from taskd.adaptors.training.pending import Pending
+from taskd.adaptors.training.position_file import PositionFile, Slot
+from taskd.adaptors.training.positions import PositionMemory, Positions, not_known
+from taskd.adaptors.training.rest import Rest
+from taskd.adaptors.training.rng import RngCapture
+from taskd.adaptors.training.seeds import Seeds
+from taskd.adaptors.training.shares import Shares
+from taskd.adaptors.training.undo import Undo
+from taskd.errors import ShimError
+from taskd.runtime.pulse import Pulse
+from taskd.wire.messages import Condition
+
+_log = logging.getLogger(__name__)
+
+
+def _leaver(recovery: "Recovery") -> Callable[[], None]:
+    """What a forked child does: the file is its parent's."""
+    known = weakref.ref(recovery)
+
+    def leave() -> None:
+        left = known()
+        if left is not None:
+            left._positions, left._count, left.shows_steps = PositionMemory(), left._count_slowly, False
+
+    return leave
+
+
+class Recovery:
+    """What lies behind one `TrainState`.
+
+    Args:
+        parts: those of the state.
+        seeds: of its random numbers, if it was given a seed.
+        commit: the state's own method, by which a script's text is read.
+
+    Attributes:
+        step: committed steps.
+        on_commit: called with the step at the end of `commit`; the resilient function sets it.
+        on_non_finite: called with step and value when the loss given to `commit` is the first that is not finite.
+        shows_steps, committing: whether `commit` shows the step in the black box too; whether it is counting one now.
+        shares: those of the global batch.
+        afterwards: what is done after certain commits.
+        failures: errors that the script may swallow.
+    """
+
+    def __init__(self, parts: Parts, seeds: Seeds | None, commit: Callable[..., None]) -> None:
+        self.step = 0
+        self.on_commit: Callable[[int], None] | None = None
+        self.on_non_finite: Callable[[int, str], None] | None = None
+        self.parts = parts
+        self.shares = Shares(seeds)
+        self.committing = self._restoring = self._adopting = False
+        self.shows_steps = False
+        self._commit_of_script = commit
+        self._positions: Positions = PositionMemory()
+        self._seeds = seeds
+        self._rng = seeds or RngCapture()
+        self._rank: int | None = None
+        self._losses = Losses(self._tell_non_finite)
+        self._empty = False
+        self._start: dict[int, bytes] = {}
+        self._commits = 0
+        self._followers = Followers(parts.replicated)
+        parts.epochs.ended = self._followers.hold
+        self._buffers = Buffers(parts.modules, parts.optimizers, parts.plain)
+        self.afterwards = Afterwards(parts.modules)
+        self._hooks = StepHooks(parts, self._buffers.save, self._record_tentative)
+        self._pending = Pending(parts)
+        self._undo = Undo(parts, lambda: sum(self._hooks.counts[1::2]), self._can_copy)
+        self.failures = Failures(lambda: sum(self._hooks.counts))
+        self._count: Callable[[int], None] = self._count_slowly
+
+    def commit(self, loss: float | torch.Tensor | None = None) -> None:
+        """As `TrainState.commit`."""
+        self.committing = True
+        self.step = step = self.step + 1
+        if self._pending.armed or not self._hooks.counts[1]:
+            self._pending.committed(step, stepped=any(self._hooks.stepped))
+        self._buffers.committed()
+        if self.failures.any:
+            self.failures.commit()
+        if self._seeds is not None:
+            self._seeds.sow(self._own_rank(), step)
+        self._count(step)
+        self._commits += 1
+        if self._followers.any:
+            self._followers.mark()
+        if self._undo.busy:
+            self._undo.forget()
+        self.committing = False
+        if loss is not None:
+            self._losses.look(loss, step)
+        if self.on_commit is not None:
+            self.on_commit(step)
+        if self.afterwards.any and not self._adopting:
+            self.afterwards.run(step)
+
+    def do_again(self) -> None:
+        """Do what follows the present step's commit. Called after a recovery, before the training goes on."""
+        self.afterwards.run(self.step)
+
+    def attach(self, path: str) -> None:
+        """Keep positions in the file at `path` from now on; what a dead process left there is found by `return_to`.
+
+        Raises:
+            RestoreError: the file cannot be used.
+        """
+        self._positions = file = PositionFile(path)
+        os.register_at_fork(after_in_child=_leaver(self))
+        sources = None if self.parts.positions or self.parts.epochs.used else self._rng.sources()
+        if sources is not None:
+            try:
+                pulse = Pulse(self, file.target, sources, self._hooks.counts, (self._record, self._record_tentative))
+            except ShimError as error:
+                _log.debug("steps are counted in Python: %s", error)
+                return
+            self._hooks.use(pulse)
+            self._count = pulse.commit
+            self.shows_steps = True
+
+    def begin(self, rank: int | None = None) -> None:
+        """Record where this rank stands before its first step. Called as training begins, but not in a newcomer.
+
+        `rank` is that in the job; if it is not given, that of `torch.distributed`.
+        """
+        self._rank = rank
+        self._buffers.begin()
+        self._followers.settle()
+        if self._seeds is not None:
+            self._seeds.sow(self._own_rank(), self.step)
+        self._record()
+
+    def enter_world(self, slot: int, rank: int, world_size: int, replicas: int) -> None:
+        """Say that the job's rank `slot` is `rank` of `world_size` now, and that the full world has `replicas`."""
+        self._rank = slot
+        self.shares.enter(rank, world_size, replicas, self.parts.wrappers)
+
+    def declare_empty(self) -> None:
+        """Say that this is a newcomer, whose weights count for nothing."""
+        self._empty = True
+        self._buffers.begin()
+        rng = self._rng.capture()
+        self._start = {self.step: pack(rng, self.parts.data_position(rng))}
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether a step is committed, and no training forward pass has ended since."""
+        return self.step > 0 and self.step + 1 not in self._positions.read()
+
+    @property
+    def has_committed(self) -> bool:
+        """Whether this process has committed a step since it began or was last restored from a donor."""
+        return self._commits > 0
+
+    def condition(self, error: BaseException | None = None) -> Condition:
+        """Return what the state in memory is worth now; `error` is that by which the training was just left."""
+        if self._empty:
+            return Condition.EMPTY
+        if self._restoring or self.committing or self.failures.committed:
+            return Condition.TORN
+        if self._undo.ready or self._hooks.untouched(self._undo.untouched):
+            return Condition.CLEAN if self._can_be_done_again() else Condition.TORN
+        if self.failures.stepped or self._hooks.torn or not all(self._hooks.stepped):
+            return Condition.TORN
+        if error is not None:
+            self._followers.rest = Rest(error, self._commit_of_script)
+        return Condition.TORN if self._followers.lag(self.step + 1, known=self._commits > 0) else Condition.STEPPED
+
+    @property
+    def left_out(self) -> str:
+        """`file:line` of the first work that a STEPPED state's own step had still to do; "" for none."""
+        return self._followers.rest.line
+
+    def adopt(self) -> None:
+        """Count a STEPPED state as committed, with the schedulers and averages that have followed in each step."""
+        self.failures.forget()
+        worked_at = self.position(self.step + 1)
+        if worked_at and (data := unpack(worked_at)[1]):  # the loop's iterator has gone with the loop
+            self.parts.unpack_positions(data)
+        self._followers.complete()
+        on_commit, self.on_commit, self._adopting = self.on_commit, None, True
+        self.commit()
+        self.on_commit, self._adopting = on_commit, False
+
+    def rollback(self) -> str:
+        """Undo what was done since the commit: a CLEAN state is then the committed one. Return what was left, or ""."""
+        if self._undo.ready:
+            self._undo.apply()
+            self._followers.settle()
+        self.failures.forget()
+        note = self._followers.rollback()
+        self._buffers.put_back()
+        self._followers.refresh()
+        self._hooks.reset()
+        return note
+
+    @contextmanager
+    def restoring(self, step: int) -> Iterator[None]:
+        """Mark the state TORN while the body fills it, and as committed step `step` when the body ends well."""
+        self._restoring = True
+        yield
+        self.step = step
+        self._hooks.reset()
+        for held in (self._undo, self.failures, self._losses):
+            held.forget()
+        self._buffers.touched = False
+        self._commits = 0
+        self._followers.settle()
+        self._empty = self._restoring = self.committing = False
+
+    def drop_step(self) -> None:
+        """Let go of a step that was interrupted: no gradient is left, and no evaluation goes on."""
+        for parameter in self.parts.parameters():
+            parameter.grad = None
+        self._pending.forget()
+        self._hooks.train_on()
+
+    def position(self, step: int) -> bytes:
+        """What is recorded of `step`, to be lent to a rank that has nothing; empty if nothing is.
+
+        Of the step with which its set-up ended a newcomer knows it in any case: whom it replaces may have died before
+        it put down anything, and has come to the same place.
+        """
+        return self._positions.read().get(step) or self._start.get(step, b"")
+
+    def return_to(self, step: int, lent: bytes = b"") -> str:
+        """Put random numbers and data position of `step` back; return what is not exact, or "".
+
+        `lent` is a donor's position, for a rank that has none of its own.
+
+        Raises:
+            RestoreError: what was recorded cannot be read or put back.
+        """
+        payload = self.position(step)
+        missing = self._go_back(payload or lent)
+        if self._seeds is not None:
+            self._seeds.sow(self._own_rank(), step)
+        if not payload:
+            return not_known(step, self.parts, seeded=self._seeds is not None, lent=bool(lent))
+        return f"the data position of {', '.join(missing)} was not recorded" if missing else ""
+
+    # Inside.
+
+    def _can_be_done_again(self) -> bool:
+        ahead = not self._undo.ready and self._followers.ahead(self._buffers.covers)
+        return not ahead and self._buffers.can_be_put_back()
+
+    def _can_copy(self) -> bool:
+        self._followers.stepping()
+        can = self._can_be_done_again()
+        self._buffers.stepping()
+        return can
+
+    def _go_back(self, payload: bytes) -> list[str]:
+        """Put a position back; return the names of the parts that it did not have."""
+        if not payload:
+            self.parts.epochs.unpack(None)
+            return []
+        rng, data = unpack(payload)
+        missing = self.parts.unpack_positions(data)
+        self._rng.restore(rng)
+        return missing
+
+    def _tell_non_finite(self, step: int, value: str) -> None:
+        if self.on_non_finite is not None:
+            self.on_non_finite(step, value)
+
+    def _own_rank(self) -> int:
+        if self._rank is None:
+            self._rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        return self._rank
+
+    def begin_epochs(self) -> None:
+        """The script asks for its epochs for the first time: they are recorded from now on."""
+        self._followers.save()
+        if self.shows_steps:
+            self._hooks.use(None)
+            self._count, self.shows_steps = self._count_slowly, False
+
+    def _count_slowly(self, _step: int) -> None:
+        self._hooks.reset()
+        self._record()
+
+    def _record(self) -> None:
+        rng = self._rng.capture()
+        self._positions.write(Slot.COMMITTED, self.step, rng, self.parts.data_position(rng))
+
+    def _record_tentative(self) -> None:
+        rng = self._rng.capture()
+        self._positions.write(Slot.TENTATIVE, self.step + 1, rng, self.parts.data_position(rng))
