@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from taskd.runtime.rankfiles import KEPT_BOXES
+from taskd.runtime.agent.rankfiles import KEPT_BOXES
 
 Counts = dict[str, float]
 

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from taskd.runtime.blackbox import library_path
+from taskd.runtime.box.blackbox import library_path
 
 _PROGRAM = r"""
 #include <dlfcn.h>

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from benchmarks.census import Counts, holdings, sockets
 from benchmarks.job import BenchmarkError, Job, started, stock_environment
-from taskd.runtime.identity import Role, keys_from_secret
+from taskd.runtime.links.identity import Role, keys_from_secret
 
 JOB: Final = "default"
 CONNECTIONS_A_SECOND: Final = 50

@@ -52,7 +52,7 @@ from benchmarks.job import (
 )
 from taskd.core.verdict import Kind
 from taskd.errors import ShimError
-from taskd.runtime.blackbox import Box
+from taskd.runtime.box.blackbox import Box
 
 RHYTHM_STEPS = 250
 LARGE_STEPS = 50

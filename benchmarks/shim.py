@@ -30,14 +30,14 @@ from pathlib import Path
 
 from benchmarks.constructor import constructor_us
 from benchmarks.job import ROOT
-from taskd.runtime.blackbox import Box, library_path
+from taskd.runtime.box.blackbox import Box, library_path
 
 _SOURCE = ROOT / "benchmarks" / "scripts" / "shim_calls.c"
 _BOUND_NS = 1000
 _WORKER = """
 import sys, time
 from pathlib import Path
-from taskd.runtime.recorder import Recorder
+from taskd.runtime.box.recorder import Recorder
 Recorder().attach(Path(sys.argv[1]), 0, 0)
 print("up", flush=True)
 while True:

@@ -21,7 +21,7 @@ from taskd.core.recovery import Action, AskCluster, AskKernel, Phase, Publish, R
 from taskd.wire.messages import Directive, Order, Stage
 
 KERNEL_S = 0.3
-"""A kernel that does not answer is given so long (`taskd/runtime/kernels.py`)."""
+"""A kernel that does not answer is given so long (`taskd/runtime/manager/kernels.py`)."""
 FIRST = Directive(job_id="trace", sequence=-1, generation=0, order=Order.FORM)
 _COLUMN = {
     Phase.PAUSING: "replace",

@@ -28,7 +28,7 @@ from msgspec import inspect
 
 from taskd.config.address import LOOPBACK, Address
 from taskd.core.evidence import Evidence
-from taskd.runtime.identity import agent_of
+from taskd.runtime.links.identity import agent_of
 from taskd.wire import codec
 from taskd.wire.checks import Inspect
 from taskd.wire.messages import Directive, Drain, Modules, NodeStatus, RankStatus, Testimony

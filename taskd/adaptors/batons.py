@@ -25,7 +25,7 @@ from typing import Any, Final
 from taskd.adaptors.seams.parts import IN_BUILDS
 from taskd.core.locks import Hold, Holding
 from taskd.errors import StaleLockError
-from taskd.runtime import lockfile, worker
+from taskd.runtime.worker import lockfile, worker
 from taskd.wire import text
 from taskd.wire.accounts import LockSeen
 

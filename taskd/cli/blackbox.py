@@ -26,11 +26,11 @@ from taskd.config.process import environment
 from taskd.config.reading import Source
 from taskd.config.rundir import run_dir
 from taskd.errors import RecordError, ShimError, TaskdError
-from taskd.runtime.blackbox import Box
-from taskd.runtime.chronicle import read_jobs
-from taskd.runtime.faultfile import read_evidence
-from taskd.runtime.lookup import agents_boxes, mapped_boxes, namespaced_pids
-from taskd.runtime.portrait import Portrait, portray
+from taskd.runtime.box.blackbox import Box
+from taskd.runtime.records.chronicle import read_jobs
+from taskd.runtime.records.faultfile import read_evidence
+from taskd.runtime.records.lookup import agents_boxes, mapped_boxes, namespaced_pids
+from taskd.runtime.records.portrait import Portrait, portray
 
 _MOST_DIGITS: Final = 19
 _EPILOG: Final = """\

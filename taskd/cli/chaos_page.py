@@ -16,10 +16,10 @@ from taskd.cli.chaos_words import SCENES
 from taskd.cli.complaint import complain
 from taskd.cli.tables import GOOD, QUIET, Listing, Row, heading, line, output, page, pairs
 from taskd.errors import ChaosError, TaskdError
-from taskd.runtime.cgroups import cgroups
 from taskd.runtime.chaos import network
 from taskd.runtime.chaos.burden import MIB, cpus_of, memory_of
 from taskd.runtime.chaos.job import Job, choose_job, find_jobs
+from taskd.runtime.system.cgroups import cgroups
 
 _LINKS: Final = ("cut-link", "slow-link")
 _RANKS: Final = ("kill", "stop", "pause", "delay")

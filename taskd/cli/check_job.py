@@ -37,8 +37,8 @@ def check_job(address: Address, timeout_s: float, *, as_json: bool) -> int:
         source = Source(environment())
         security = Security.from_source(source)
         security.check(address, "connect to")
-        from taskd.runtime.loopback import secured
-        from taskd.runtime.operator import inspect
+        from taskd.runtime.links.loopback import secured
+        from taskd.runtime.links.operator import inspect
 
         text = inspect(address, secured(security, address, run_dir(source)), timeout_s, job_id(source))
     except TaskdError as error:

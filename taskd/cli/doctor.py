@@ -104,8 +104,8 @@ def _fit() -> Iterator[Finding]:
 
 
 def _gate() -> Finding:
-    from taskd.runtime.elf import flaw
-    from taskd.runtime.shim import library_path
+    from taskd.runtime.box.elf import flaw
+    from taskd.runtime.box.shim import library_path
 
     path = library_path("libtaskd.so")
     remedy = "reinstall taskd for this machine, or build it: python -m pip install -e ."
@@ -128,7 +128,7 @@ def _gate() -> Finding:
 
 
 def _core() -> Finding:
-    from taskd.runtime.shim import core, interface
+    from taskd.runtime.box.shim import core, interface
 
     version = core().taskd_version()
     text = version if isinstance(version, int) else interface().string(version).decode()

@@ -16,9 +16,9 @@ import msgspec
 
 from taskd.cli.fault_page import outcome, title, told_in_full
 from taskd.cli.job_page import Evidenced, Kept, is_recovering, is_running
-from taskd.runtime.chronicle import Chronicle, FaultEntry, KeptBox
-from taskd.runtime.faultfile import FaultRecord
-from taskd.runtime.portrait import Portrait
+from taskd.runtime.records.chronicle import Chronicle, FaultEntry, KeptBox
+from taskd.runtime.records.faultfile import FaultRecord
+from taskd.runtime.records.portrait import Portrait
 
 VERSION: Final = 1
 _DEEPEST: Final = 100

@@ -48,8 +48,8 @@ def drain(arguments: Sequence[str]) -> int:
         address = options.manager or _find_manager(env)
         security = Security.from_source(source)
         security.check(address, "connect to")
-        from taskd.runtime.loopback import secured
-        from taskd.runtime.operator import drain as ask
+        from taskd.runtime.links.loopback import secured
+        from taskd.runtime.links.operator import drain as ask
 
         security = secured(security, address, run_dir(source))
         print(line(ask(address, security, options.node, options.timeout, job_id(source))))

@@ -10,9 +10,9 @@ from taskd.core.account import operation
 from taskd.core.endings import died_of, signal_name
 from taskd.core.evidence import Collective, Evidence, RunState
 from taskd.core.verdict import PACES, Kind, names
-from taskd.runtime.chronicle import FaultEntry
-from taskd.runtime.entries import Recovery, VerdictEntry
-from taskd.runtime.faultfile import FaultRecord
+from taskd.runtime.records.chronicle import FaultEntry
+from taskd.runtime.records.entries import Recovery, VerdictEntry
+from taskd.runtime.records.faultfile import FaultRecord
 
 REPORTED: Final = frozenset(kind.name for kind in (Kind.NON_FINITE, Kind.ORPHANED, *PACES))
 """Kinds that are told, and no recovery comes of them by itself."""

@@ -26,9 +26,9 @@ from taskd.cli.tables import (
 )  # fmt: skip
 from taskd.core.phases import Phase
 from taskd.core.verdict import names
-from taskd.runtime.chronicle import Chronicle, FaultEntry, KeptBox
-from taskd.runtime.faultfile import FaultRecord
-from taskd.runtime.portrait import Portrait
+from taskd.runtime.records.chronicle import Chronicle, FaultEntry, KeptBox
+from taskd.runtime.records.faultfile import FaultRecord
+from taskd.runtime.records.portrait import Portrait
 
 _FAULTS: Final = 10
 _SILENT_S: Final = 1.0

@@ -24,8 +24,8 @@ from taskd.cli.tables import (
     span,
 )
 from taskd.core.endings import describe, size
-from taskd.runtime.lookup import ProcessView
-from taskd.runtime.portrait import ClocksView, CollectiveView, Portrait, SignalView
+from taskd.runtime.records.lookup import ProcessView
+from taskd.runtime.records.portrait import ClocksView, CollectiveView, Portrait, SignalView
 
 FEW: Final = 12
 _FRAMES: Final = 12

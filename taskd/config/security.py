@@ -4,7 +4,7 @@ Rules:
 
 1. Beyond loopback there is no traffic without a secret, unless `TASKD_INSECURE=on` says so.
 2. Who has a secret uses it, on loopback too.
-3. A secret serves one job at a time: the keys that are made of it hold the job's name (`runtime/identity.py`).
+3. A secret serves one job at a time: the keys that are made of it hold the job's name (`runtime/links/identity.py`).
 """
 
 from dataclasses import dataclass, field

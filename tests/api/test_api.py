@@ -14,8 +14,8 @@ import pytest
 
 from taskd.config.address import LOOPBACK, Address
 from taskd.config.security import Security
-from taskd.runtime.links import AgentSocket
-from taskd.runtime.loopback import secured
+from taskd.runtime.links.links import AgentSocket
+from taskd.runtime.links.loopback import secured
 
 ROOT = Path(__file__).resolve().parents[2]
 MANAGER = """

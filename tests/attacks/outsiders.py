@@ -12,7 +12,7 @@ from pathlib import Path
 from torch.distributed import TCPStore
 
 from taskd.config.security import Security
-from taskd.runtime.links import ManagerSocket
+from taskd.runtime.links.links import ManagerSocket
 from taskd.wire.messages import Directive, Order
 from tests.attacks.job import WRONG_SECRET, Attack, AttackedJob, reachable
 from tests.attacks.peers import STATUS, Insider

@@ -9,7 +9,7 @@ import msgspec
 import zmq
 
 from taskd.config.address import Address
-from taskd.runtime.identity import agent_of
+from taskd.runtime.links.identity import agent_of
 from taskd.wire import codec
 from taskd.wire.messages import Answer, Drain, NodeStatus
 from tests.attacks.job import SECRET, AttackedJob

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from taskd.runtime.chaos.job import find_jobs
-from taskd.runtime.processes import stat
+from taskd.runtime.system.processes import stat
 from tests.shim.armed import plain, until
 
 NODE = Path(__file__).with_name("programs") / "chaos_node.py"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from taskd.runtime.blackbox import Box
+from taskd.runtime.box.blackbox import Box
 from tests.cli.chaos import ChaosNode
 from tests.cli.jobs import Records
 from tests.launch import Launcher
@@ -20,7 +20,7 @@ Blackbox = Callable[..., Told]
 PROGRAM = """
 import ctypes, os, signal, sys, threading, time
 from pathlib import Path
-from taskd.runtime.recorder import Phase, Recorder
+from taskd.runtime.box.recorder import Phase, Recorder
 r = Recorder()
 r.attach(Path({box!r}), 3, 1)
 r.phase(Phase.TRAINING)

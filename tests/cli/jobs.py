@@ -12,7 +12,7 @@ from taskd.core.evidence import Evidence, Standing, Thread
 from taskd.core.stragglers.detector import Layout
 from taskd.core.stragglers.pacing import Pacing
 from taskd.core.verdict import Verdict
-from taskd.runtime.journal import Journal
+from taskd.runtime.manager.journal import Journal
 from taskd.wire.messages import RankSpan
 from tests.core.scenes import FAULTS, HANG
 

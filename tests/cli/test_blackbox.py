@@ -15,8 +15,8 @@ from taskd.cli.tables import page
 from taskd.core.endings import NATIVE_FAULTS
 from taskd.core.verdict import PRESUMED, Kind
 from taskd.errors import ShimError
-from taskd.runtime.blackbox import Box
-from taskd.runtime.portrait import portray
+from taskd.runtime.box.blackbox import Box
+from taskd.runtime.records.portrait import portray
 from tests.cli.conftest import WAITS
 from tests.shim.armed import REPOSITORY, plain, until
 
@@ -239,7 +239,7 @@ def test_another_users_process_and_box(start) -> None:
     for target, text in ((worker.pid, "belongs to user 0, and this is user 65534"), (path, "Permission denied")):
         code = (
             "import locale, os, sys\nfrom taskd.cli.blackbox import blackbox\n"
-            "from taskd.runtime.shim import core\ncore()\n"
+            "from taskd.runtime.box.shim import core\ncore()\n"
             f"os.setgid(65534); os.setuid(65534); sys.exit(blackbox(['{target}']))"
         )
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
@@ -267,7 +267,7 @@ def test_wrong_usage(blackbox) -> None:
 
 
 def test_only_the_command_line_loads_rich(launcher) -> None:
-    parts = "taskd, taskd.adaptors.torchrun.start, taskd.runtime.agent, taskd.runtime.worker, taskd.cli"
+    parts = "taskd, taskd.adaptors.torchrun.start, taskd.runtime.agent.agent, taskd.runtime.worker.worker, taskd.cli"
     code = f"import sys, {parts}; print('rich' in sys.modules)"
     assert launcher.run(["python", "-c", code], env=plain()) == (0, "False\n")
     code = "import sys, taskd.cli.blackbox; print({'markdown_it', 'pygments', 'torch'} & sys.modules.keys())"

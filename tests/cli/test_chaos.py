@@ -12,7 +12,7 @@ from taskd.core.nodecheck.probes import CHECK_NAME
 from taskd.errors import ChaosError
 from taskd.runtime.chaos.guardian import NAME as GUARDIAN
 from taskd.runtime.chaos.quarry import descends, quarry, send
-from taskd.runtime.processes import children, read
+from taskd.runtime.system.processes import children, read
 from tests.cli.chaos import state
 from tests.shim.armed import end_of, plain, until
 

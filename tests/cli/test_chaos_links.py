@@ -16,7 +16,7 @@ from taskd.runtime.chaos.guardian import Guardian
 from taskd.runtime.chaos.network import Step
 from taskd.runtime.chaos.pressure import change_network
 from taskd.runtime.chaos.stage import Stage
-from taskd.runtime.processes import read
+from taskd.runtime.system.processes import read
 from tests.cli.chaos import ChaosNode, Process
 from tests.nodes import Node, Nodes
 from tests.nodes_or_skip import nodes_or_skip

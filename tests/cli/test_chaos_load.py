@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from taskd.runtime.processes import children, read, stat
+from taskd.runtime.system.processes import children, read, stat
 from tests.cli.chaos import ChaosNode, Process, state
 from tests.faults.cgroups import CgroupUnavailableError, small
 from tests.shim.armed import end_of, until

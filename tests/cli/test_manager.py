@@ -10,8 +10,8 @@ import pytest
 
 from taskd.config.address import parse_address
 from taskd.config.security import Security
-from taskd.runtime.links import AgentSocket
-from taskd.runtime.loopback import secured
+from taskd.runtime.links.links import AgentSocket
+from taskd.runtime.links.loopback import secured
 from tests.cli.managers import serving
 from tests.e2e.job import ROOT, no_outer_job
 from tests.launch import Launcher

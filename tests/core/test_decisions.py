@@ -10,7 +10,7 @@ from taskd.core.ranks import Held, plan_restore
 from taskd.core.record import FaultRecord
 from taskd.core.strategy import Situation, choose
 from taskd.core.world import RankView
-from taskd.runtime.journal import as_fields, as_text
+from taskd.runtime.manager.journal import as_fields, as_text
 from taskd.wire.messages import Condition, RankStatus, Stage
 
 

@@ -19,8 +19,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import taskd
-from taskd.runtime.blackbox import Box
-from taskd.runtime.pace import Pacer
+from taskd.runtime.agent.pace import Pacer
+from taskd.runtime.box.blackbox import Box
 
 PLAN = json.loads(sys.argv[1])
 WIDTH, USUAL = 384, 768

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from taskd.runtime.processes import stat
+from taskd.runtime.system.processes import stat
 from tests.e2e.conftest import STEPS, MakeJob
 from tests.e2e.job import Job, lives
 from tests.e2e.plan import point

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from taskd.runtime.rankfiles import RankFiles
+from taskd.runtime.agent.rankfiles import RankFiles
 from tests.e2e.conftest import MakeJob
 from tests.e2e.job import SCRIPTS, Job, await_none
 from tests.e2e.plan import point

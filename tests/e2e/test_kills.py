@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from taskd.runtime.blackbox import Box, Phase
-from taskd.runtime.portrait import portray
+from taskd.runtime.box.blackbox import Box, Phase
+from taskd.runtime.records.portrait import portray
 from tests.e2e.conftest import STEPS, MakeJob
 from tests.e2e.job import Job, lives
 from tests.e2e.plan import point

@@ -8,8 +8,8 @@ from typing import Final
 
 from taskd.config.address import LOOPBACK, Address
 from taskd.config.security import Security
-from taskd.runtime.links import ManagerSocket, Peer
-from taskd.runtime.loopback import secured
+from taskd.runtime.links.links import ManagerSocket, Peer
+from taskd.runtime.links.loopback import secured
 from taskd.wire.messages import FromManager, NodeStatus
 from tests.fuzz.nodes import Node
 from tests.fuzz.wellformed import Known, Maker

@@ -11,9 +11,9 @@ import msgspec
 
 from taskd.config.manager import ManagerConfig
 from taskd.core.phases import Phase
-from taskd.runtime.identity import agent_of
-from taskd.runtime.links import AgentSocket
-from taskd.runtime.manager import Manager
+from taskd.runtime.links.identity import agent_of
+from taskd.runtime.links.links import AgentSocket
+from taskd.runtime.manager.manager import Manager
 from taskd.wire import codec
 from taskd.wire.messages import Directive, FromAgent, Refusal
 from tests.fuzz.nodes import PER_NODE, Node

@@ -25,11 +25,11 @@ from taskd.cli.process_page import process_page
 from taskd.cli.tables import page
 from taskd.core.evidence import Evidence
 from taskd.errors import ShimError
-from taskd.runtime.blackbox import Box, Command
-from taskd.runtime.box_evidence import tell
-from taskd.runtime.observer import progress_of
-from taskd.runtime.pace import Pacer
-from taskd.runtime.portrait import portray
+from taskd.runtime.agent.box_evidence import tell
+from taskd.runtime.agent.observer import progress_of
+from taskd.runtime.agent.pace import Pacer
+from taskd.runtime.box.blackbox import Box, Command
+from taskd.runtime.records.portrait import portray
 from taskd.wire.codec import pack, sendable
 from tests.fuzz.record_damage import IN_PLACE, WORDS, damage
 

@@ -23,8 +23,8 @@ from taskd.core.phases import Action, Phase
 from taskd.core.policy import Policy, Strategy
 from taskd.core.recovery import Recovery
 from taskd.errors import TransitionError
-from taskd.runtime.crowd import own_evidence, unfit
-from taskd.runtime.identity import agent_of
+from taskd.runtime.links.identity import agent_of
+from taskd.runtime.manager.crowd import own_evidence, unfit
 from taskd.wire import codec
 from taskd.wire.messages import Condition, FromAgent, NodeStatus, Order, RankStatus, Stage, Testimony
 from tests.fuzz.wellformed import Known, Maker

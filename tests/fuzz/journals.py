@@ -27,9 +27,9 @@ from taskd.cli.job_page import job_page
 from taskd.cli.tables import page
 from taskd.core.evidence import Evidence
 from taskd.errors import RecordError
-from taskd.runtime.chronicle import Chronicle, read_job
-from taskd.runtime.entries import DirectiveEntry, Ended, Processes, Recovery, VerdictEntry
-from taskd.runtime.faultfile import read_evidence
+from taskd.runtime.records.chronicle import Chronicle, read_job
+from taskd.runtime.records.entries import DirectiveEntry, Ended, Processes, Recovery, VerdictEntry
+from taskd.runtime.records.faultfile import read_evidence
 from tests.fuzz.record_damage import damage
 from tests.fuzz.shapes import STRANGE_FLOATS, STRANGE_NUMBERS, STRANGE_TEXTS, anything
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from taskd.config.address import Address
 from taskd.config.agent import AgentConfig
 from taskd.core.meeting import Meeting
-from taskd.runtime.agent import NodeAgent
-from taskd.runtime.ports import NodeIdentity
+from taskd.runtime.agent.agent import NodeAgent
+from taskd.runtime.agent.ports import NodeIdentity
 from tests.runtime.host import Host
 
 PER_NODE = 2

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from taskd.runtime.blackbox import Box
-from taskd.runtime.sockets import LocalServer
+from taskd.runtime.agent.sockets import LocalServer
+from taskd.runtime.box.blackbox import Box
 from tests.launch import Launcher
 from tests.runtime.local import Ear
 from tests.runtime.watched import Rank, Start

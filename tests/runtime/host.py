@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 
 from taskd.errors import RecoveryError
-from taskd.runtime.ports import Command, Logs
+from taskd.runtime.agent.ports import Command, Logs
 
 NO_LOGS = Logs(None, None, None)
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from taskd.runtime.sockets import LocalServer, Peer
+from taskd.runtime.agent.sockets import LocalServer, Peer
 from taskd.wire.messages import FromLocal
 from tests.launch import Launcher
 

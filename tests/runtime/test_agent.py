@@ -16,11 +16,11 @@ from taskd.config.address import LOOPBACK, Address
 from taskd.config.agent import AgentConfig
 from taskd.core.evidence import Ending, Evidence, RunState
 from taskd.core.meeting import Meeting
-from taskd.runtime.agent import NodeAgent
-from taskd.runtime.journal import Journal
-from taskd.runtime.links import ManagerSocket, Peer
-from taskd.runtime.loopback import secured
-from taskd.runtime.ports import NodeIdentity
+from taskd.runtime.agent.agent import NodeAgent
+from taskd.runtime.agent.ports import NodeIdentity
+from taskd.runtime.links.links import ManagerSocket, Peer
+from taskd.runtime.links.loopback import secured
+from taskd.runtime.manager.journal import Journal
 from taskd.wire import messages
 from taskd.wire.messages import Directive, NodeStatus, Order, RankOrder, Refusal, Stage
 from tests.runtime.host import Host

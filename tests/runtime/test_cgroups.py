@@ -14,8 +14,8 @@ from taskd.core.conditions import condition_of_end, condition_of_hang
 from taskd.core.endings import cause, ending_of
 from taskd.core.evidence import Evidence
 from taskd.core.verdict import Kind
-from taskd.runtime import cgroups
-from taskd.runtime.witness import Witness
+from taskd.runtime.agent.witness import Witness
+from taskd.runtime.system import cgroups
 
 pytestmark = [pytest.mark.root]
 ROOT = Path("/sys/fs/cgroup")

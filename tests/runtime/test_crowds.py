@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from taskd.config.manager import ManagerConfig
-from taskd.runtime.checks import MOST_INSPECTIONS
-from taskd.runtime.crowd import most_waiting
-from taskd.runtime.identity import agent_of
-from taskd.runtime.links import AgentSocket
-from taskd.runtime.manager import Manager
+from taskd.runtime.links.identity import agent_of
+from taskd.runtime.links.links import AgentSocket
+from taskd.runtime.manager.checks import MOST_INSPECTIONS
+from taskd.runtime.manager.crowd import most_waiting
+from taskd.runtime.manager.manager import Manager
 from taskd.wire import codec, messages
 from taskd.wire.checks import Inspect, Inspection
 from taskd.wire.messages import Ledger, Order, Refusal

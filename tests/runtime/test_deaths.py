@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from taskd.runtime.blackbox import Box
-from taskd.runtime.deaths import DeathWatch, Ending, ending_status
+from taskd.runtime.agent.deaths import DeathWatch, Ending, ending_status
+from taskd.runtime.box.blackbox import Box
 from tests.launch import Launcher
 from tests.runtime.local import LIMIT_S, PROGRAMS, ROOT, readable
 

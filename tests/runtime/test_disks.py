@@ -11,7 +11,7 @@ import pytest
 
 from taskd.core.conditions import condition_of_end
 from taskd.core.verdict import Kind
-from taskd.runtime.disks import full_disk
+from taskd.runtime.agent.disks import full_disk
 from tests.runtime.watched import Start
 
 SIZE_BYTES = 64 << 10

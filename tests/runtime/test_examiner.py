@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from taskd.runtime.deaths import DeathWatch
-from taskd.runtime.examiner import Examiner
-from taskd.runtime.standbys import StandbyPool
+from taskd.runtime.agent.deaths import DeathWatch
+from taskd.runtime.agent.examiner import Examiner
+from taskd.runtime.agent.standbys import StandbyPool
 from taskd.wire.checks import CheckState, Cleared, Examine, Examined, Trial
 from taskd.wire.messages import Hello, Probed
 from tests.launch import Launcher

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from taskd.runtime.kernels import MOST_NAMES, Kernels
+from taskd.runtime.manager.kernels import MOST_NAMES, Kernels
 from tests.runtime.local import PROGRAMS, ROOT
 from tests.runtime.watched import until
 

@@ -25,7 +25,8 @@ from taskd.core.evidence import LockFile
 from taskd.core.locks import Hold
 from taskd.core.verdict import Kind
 from taskd.errors import StaleLockError
-from taskd.runtime import lockfile, processes
+from taskd.runtime.system import processes
+from taskd.runtime.worker import lockfile
 from taskd.wire.accounts import Account, LockSeen
 from tests.runtime.local import ROOT
 from tests.runtime.watched import Start
@@ -191,7 +192,7 @@ def test_of_another_container_no_lock_is_proof_on_a_file_server(
 ) -> None:
     build(lock, within=container()).says("builds").close()
     assert lockfile.look(str(lock)).hold is Hold.STALE
-    monkeypatch.setattr("taskd.runtime.lockfile._LOCAL", frozenset())
+    monkeypatch.setattr("taskd.runtime.worker.lockfile._LOCAL", frozenset())
     assert lockfile.look(str(lock)).hold is Hold.UNKNOWN
     assert lockfile.take(str(lock))[0] is None
 
@@ -275,9 +276,8 @@ def test_a_lock_that_nobody_signed_is_told_of(
 
 def leave(lock: Path) -> None:
     """A process signs it and ends, without torch."""
-    program = (
-        "import os, sys; from taskd.runtime.lockfile import sign; sign(os.open(sys.argv[1], os.O_CREAT | os.O_EXCL))"
-    )
+    opening = "os.open(sys.argv[1], os.O_CREAT | os.O_EXCL)"
+    program = f"import os, sys; from taskd.runtime.worker.lockfile import sign; sign({opening})"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", program, lock], env=env, timeout=LIMIT_S, check=True, start_new_session=True)
 

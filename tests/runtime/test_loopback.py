@@ -9,8 +9,8 @@ import pytest
 from taskd.config.address import LOOPBACK, Address
 from taskd.config.security import Security
 from taskd.errors import SecretError
-from taskd.runtime.links import AgentSocket
-from taskd.runtime.loopback import secured
+from taskd.runtime.links.links import AgentSocket
+from taskd.runtime.links.loopback import secured
 from tests.wire.peers import NONE, ServingManager, status, until
 
 HERE = Address(LOOPBACK, 9601)

@@ -10,10 +10,10 @@ import pytest
 from taskd.config.manager import ManagerConfig
 from taskd.config.security import Security
 from taskd.errors import LinkError
-from taskd.runtime.identity import agent_of
-from taskd.runtime.links import AgentSocket
-from taskd.runtime.loopback import secured
-from taskd.runtime.manager import Manager
+from taskd.runtime.links.identity import agent_of
+from taskd.runtime.links.links import AgentSocket
+from taskd.runtime.links.loopback import secured
+from taskd.runtime.manager.manager import Manager
 from taskd.wire.messages import Condition, Directive, FromManager, NodeStatus, Order, RankStatus, Refusal, Stage
 from tests.wire.peers import until
 

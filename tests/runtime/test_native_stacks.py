@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from taskd.runtime.native_stacks import py_spy, take_native
+from taskd.runtime.agent.native_stacks import py_spy, take_native
 from tests.runtime.watched import Start
 
 
@@ -22,7 +22,7 @@ def test_native_stacks(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     before_s = time.monotonic()
     assert take_native(rank.pid, timeout_s=0.001) == ""
     assert time.monotonic() - before_s < 0.5
-    monkeypatch.setattr("taskd.runtime.native_stacks.py_spy", lambda: None)
+    monkeypatch.setattr("taskd.runtime.agent.native_stacks.py_spy", lambda: None)
     assert take_native(rank.pid) == ""
 
 

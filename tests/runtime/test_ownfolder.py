@@ -14,10 +14,10 @@ import pytest
 from taskd.config.reading import Source
 from taskd.config.rundir import run_dir as chosen
 from taskd.errors import FolderError
-from taskd.runtime.journal import Journal
-from taskd.runtime.ownfolder import OwnFolder
-from taskd.runtime.rankfiles import RankFiles
-from taskd.runtime.shape import Shape
+from taskd.runtime.agent.rankfiles import RankFiles
+from taskd.runtime.agent.shape import Shape
+from taskd.runtime.folders.ownfolder import OwnFolder
+from taskd.runtime.manager.journal import Journal
 
 NEIGHBOUR = 54321
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="another user's folder can be made by root alone")

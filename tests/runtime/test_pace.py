@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from taskd.runtime.blackbox import Backend, Box, Operation, Phase
-from taskd.runtime.pace import Pacer, covered_ns
-from taskd.runtime.shim import core
+from taskd.runtime.agent.pace import Pacer, covered_ns
+from taskd.runtime.box.blackbox import Backend, Box, Operation, Phase
+from taskd.runtime.box.shim import core
 from taskd.wire.messages import RankSpan
 from tests.launch import Launcher
 

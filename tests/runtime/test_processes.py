@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from taskd.runtime import processes
+from taskd.runtime.system import processes
 from tests.runtime.watched import LIMIT_S
 
 
 @pytest.mark.parametrize("pid", [0, 4_194_303])
 def test_the_children_of_a_container_whose_session_began_outside_are_nobodys(pid: int) -> None:
     """Their session and group read as 0 in there."""
-    look = f"from taskd.runtime.processes import orphans; print(orphans({pid}, [], []))"
+    look = f"from taskd.runtime.system.processes import orphans; print(orphans({pid}, [], []))"
     namespace = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     program = ["sh", "-c", 'sleep 60 & "$0" -c "$1"; kill $!', sys.executable, look]
     done = subprocess.run([*namespace, *program], capture_output=True, text=True, timeout=LIMIT_S, check=False)

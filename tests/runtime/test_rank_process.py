@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from taskd.runtime.rank_process import RankProcesses
-from taskd.runtime.rankfiles import RankFiles
-from taskd.runtime.shape import Shape
-from taskd.runtime.sockets import Peer
+from taskd.runtime.agent.rank_process import RankProcesses
+from taskd.runtime.agent.rankfiles import RankFiles
+from taskd.runtime.agent.shape import Shape
+from taskd.runtime.agent.sockets import Peer
 from taskd.wire.messages import Abandon, Hello
 from tests.runtime.host import Host
 

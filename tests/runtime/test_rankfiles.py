@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from taskd.runtime.chronicle import find_jobs, read_job
-from taskd.runtime.journal import Journal
-from taskd.runtime.rankfiles import RankFiles
-from taskd.runtime.shape import Shape
+from taskd.runtime.agent.rankfiles import RankFiles
+from taskd.runtime.agent.shape import Shape
+from taskd.runtime.manager.journal import Journal
+from taskd.runtime.records.chronicle import find_jobs, read_job
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def test_two_living_jobs_of_one_name_share_no_folder(run_dir: Path, caplog: pyte
 
 def test_a_job_that_was_killed_has_left_its_folder(run_dir: Path) -> None:
     script = (
-        "import os; from pathlib import Path; from taskd.runtime.jobfolder import JobFolder; "
+        "import os; from pathlib import Path; from taskd.runtime.folders.jobfolder import JobFolder; "
         f"JobFolder(Path({str(run_dir)!r}), 'j'); os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9

@@ -7,12 +7,12 @@ import pytest
 from taskd.core.evidence import Evidence
 from taskd.core.phases import Diagnosed
 from taskd.core.verdict import Finding, Kind, Verdict
-from taskd.runtime import faultfolder
-from taskd.runtime.chronicle import read_job
-from taskd.runtime.faultfile import read_evidence
-from taskd.runtime.faultfolder import FaultFolder
-from taskd.runtime.journal import Journal, most_bytes
-from taskd.runtime.ownfolder import OwnFolder
+from taskd.runtime.folders.ownfolder import OwnFolder
+from taskd.runtime.manager import faultfolder
+from taskd.runtime.manager.faultfolder import FaultFolder
+from taskd.runtime.manager.journal import Journal, most_bytes
+from taskd.runtime.records.chronicle import read_job
+from taskd.runtime.records.faultfile import read_evidence
 
 MOST = 100_000
 

@@ -1,7 +1,7 @@
 """What the processes of a world of another size are told."""
 
 from taskd.config.worker import WorkerConfig, as_ranges
-from taskd.runtime.shape import Shape
+from taskd.runtime.agent.shape import Shape
 from taskd.wire.messages import Directive, Order, RankOrder
 
 GIVEN = {"WORLD_SIZE": "6", "RANK": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}

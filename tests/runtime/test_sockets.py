@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from taskd.errors import LinkError
-from taskd.runtime.sockets import LocalServer
+from taskd.runtime.agent.sockets import LocalServer
 from taskd.wire.codec import encode
 from taskd.wire.messages import Hello, Modules, Release
 from tests.launch import Launcher

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from taskd.runtime.sockets import Peer
-from taskd.runtime.standbys import StandbyPool
-from taskd.runtime.warmth import Warmth
+from taskd.runtime.agent.sockets import Peer
+from taskd.runtime.agent.standbys import StandbyPool
+from taskd.runtime.agent.warmth import Warmth
 from taskd.wire.messages import Hello
 from tests.launch import Launcher
 from tests.runtime.local import LIMIT_S, Ear, start

@@ -7,10 +7,10 @@ import pytest
 
 from taskd.core.plausible import MOST_AHEAD, implausible, strange
 from taskd.errors import RecoveryError
-from taskd.runtime.agent import NodeAgent
-from taskd.runtime.shape import Shape
-from taskd.runtime.sockets import Peer
-from taskd.runtime.standbys import StandbyPool
+from taskd.runtime.agent.agent import NodeAgent
+from taskd.runtime.agent.shape import Shape
+from taskd.runtime.agent.sockets import Peer
+from taskd.runtime.agent.standbys import StandbyPool
 from taskd.wire import codec
 from taskd.wire.bounds import LONGEST_S, MOST_RANKS, NUMBERS
 from taskd.wire.checks import Examine

@@ -14,10 +14,10 @@ from msgspec import inspect
 
 from taskd.config.manager import ManagerConfig
 from taskd.core.evidence import Evidence, NonFinite, Process
-from taskd.runtime.crowd import most_waiting
-from taskd.runtime.identity import agent_of
-from taskd.runtime.links import AgentSocket
-from taskd.runtime.manager import Manager
+from taskd.runtime.links.identity import agent_of
+from taskd.runtime.links.links import AgentSocket
+from taskd.runtime.manager.crowd import most_waiting
+from taskd.runtime.manager.manager import Manager
 from taskd.wire import codec, messages
 from taskd.wire.checks import Inspect
 from taskd.wire.messages import Drain, Ledger, Modules, NodeStatus, Order, Refusal, Stage

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from taskd.runtime.teardown import NICENESS, make_way
+from taskd.runtime.agent.teardown import NICENESS, make_way
 
 PARTED = """
 import ctypes, os, threading, time

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from taskd.core.evidence import Stillness
-from taskd.runtime.threads import compare, look
+from taskd.runtime.agent.threads import compare, look
 from tests.launch import Launcher
 from tests.runtime.watched import until
 
 WINDOW_S = 0.3
 SET_UP = """
 import ctypes, os, signal, socket, subprocess, sys, threading, time
-from taskd.runtime.processes import call_me
+from taskd.runtime.system.processes import call_me
 
 def begin(work, name=""):
     def run():
@@ -103,7 +103,7 @@ def test_threads_of_taskd_do_not_count(still: Callable[[str], Stillness]) -> Non
 def test_threads_of_taskd_that_come_and_go_do_not_count(still: Callable[[str], Stillness]) -> None:
     """They are as a rank has them; each begins the next one and ends."""
     known = still("""
-from taskd.runtime.hidden import HiddenThread
+from taskd.runtime.system.hidden import HiddenThread
 def come():
     time.sleep(0.02)
     HiddenThread(come, 'taskd-bury')

@@ -13,9 +13,9 @@ from taskd.core.conditions import condition_of_end, condition_of_hang
 from taskd.core.endings import cause, ending_of
 from taskd.core.evidence import Evidence, NonFinite, RunState, Standing
 from taskd.core.verdict import Kind
-from taskd.runtime import processes
-from taskd.runtime.blackbox import Box
-from taskd.runtime.witness import FRESH_S, Witness
+from taskd.runtime.agent.witness import FRESH_S, Witness
+from taskd.runtime.box.blackbox import Box
+from taskd.runtime.system import processes
 from taskd.wire.accounts import Account, ThreadStack
 from taskd.wire.messages import SawNonFinite
 from tests.launch import Launcher
@@ -54,7 +54,7 @@ def test_what_it_says_itself_holds_for_a_while(start: Start, monkeypatch: pytest
     assert [thread.name for thread in known.threads] == ["MainThread"]
     assert known.non_finite == NonFinite(41, "loss", "inf"), "the newest: the process tells the first of each streak"
     later = time.monotonic() + FRESH_S + 0.1
-    monkeypatch.setattr("taskd.runtime.witness.monotonic", lambda: later)
+    monkeypatch.setattr("taskd.runtime.agent.witness.monotonic", lambda: later)
     known = rank.take()
     assert (known.standing, known.stack, known.threads) == (Standing.TRAINING, (), ())
     rank.witness.begin(3, rank.pid, 1)

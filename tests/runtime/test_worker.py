@@ -12,8 +12,8 @@ import pytest
 
 from taskd.config.worker import WorkerConfig
 from taskd.core.evidence import Standing
-from taskd.runtime.sockets import Peer
-from taskd.runtime.worker import AbandonedError, WorkerLink
+from taskd.runtime.agent.sockets import Peer
+from taskd.runtime.worker.worker import AbandonedError, WorkerLink
 from taskd.wire.accounts import Account, LockSeen
 from taskd.wire.messages import (
     Abandon,

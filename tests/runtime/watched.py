@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from taskd.core.endings import ending_of
 from taskd.core.evidence import Evidence, RunState
-from taskd.runtime.blackbox import Box
-from taskd.runtime.witness import Witness
+from taskd.runtime.agent.witness import Witness
+from taskd.runtime.box.blackbox import Box
 from tests.launch import Launcher
 from tests.runtime.local import ROOT
 
@@ -15,7 +15,7 @@ LIMIT_S = 20.0
 PROGRAM = """
 import ctypes, mmap, os, signal, subprocess, sys, threading, time
 from pathlib import Path
-from taskd.runtime.recorder import Phase, Recorder
+from taskd.runtime.box.recorder import Phase, Recorder
 r = Recorder()
 r.attach(Path({box!r}), 0, 0)
 r.phase(Phase.TRAINING)
@@ -24,7 +24,7 @@ held, free = ctypes.PyDLL(None), ctypes.CDLL(None)
 
 def await_beats():
     # the core notes at each beat of its own thread which library is where
-    from taskd.runtime.blackbox import Box
+    from taskd.runtime.box.blackbox import Box
     box = Box.open(Path({box!r}))
     while box.read().native_count < 2:
         time.sleep(0.01)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
-from taskd.runtime.blackbox import library_path
+from taskd.runtime.box.blackbox import library_path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).with_name("programs")

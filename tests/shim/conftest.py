@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from taskd.runtime.blackbox import Box
+from taskd.runtime.box.blackbox import Box
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 import taskd
 from taskd.errors import ShimError
-from taskd.runtime.blackbox import Box, Command, Life
+from taskd.runtime.box.blackbox import Box, Command, Life
 from tests.shim.armed import CORE, PROGRAMS, REPOSITORY, plain, until
 
 LINE = 64
@@ -156,7 +156,7 @@ def test_random_bytes_never_crash_the_reader(seed, box, launcher, tmp_path):
 def test_the_core_that_is_missing_is_an_error_with_a_remedy(launcher, tmp_path):
     shutil.copytree(Path(taskd.__file__).parent, tmp_path / "taskd", ignore=shutil.ignore_patterns("libs"))
     program = (
-        "from taskd.runtime.blackbox import open_recorder, Phase\n"
+        "from taskd.runtime.box.blackbox import open_recorder, Phase\n"
         "r = open_recorder(); r.step(1); r.phase(Phase.TRAINING)\n"
         "print(r.attached, r.break_collectives(), r.census().sockets, r.reason)"
     )
@@ -171,7 +171,7 @@ def test_a_second_core_is_refused(box, launcher, tmp_path):
     shutil.copy(CORE, copy)
     program = f"""
 import ctypes; ctypes.CDLL({str(copy)!r}, mode=ctypes.RTLD_GLOBAL)
-from taskd.runtime.blackbox import load_core
+from taskd.runtime.box.blackbox import load_core
 load_core()
 """
     status, output = launcher.run(["python", "-c", program], env=plain())

@@ -11,7 +11,7 @@ SECOND_NS = 1_000_000_000
 PROGRAM = """
 import ctypes, os, signal, sys, threading, time
 from pathlib import Path
-from taskd.runtime.recorder import Recorder
+from taskd.runtime.box.recorder import Recorder
 r = Recorder()
 r.attach(Path({box!r}), 0, 0)
 held = ctypes.PyDLL(None)           # calls without letting go of the GIL
@@ -124,7 +124,7 @@ def test_lives_that_end_at_any_moment_of_a_beat_end_well(make_box, launcher):
         program = f"""
 import time
 from pathlib import Path
-from taskd.runtime.recorder import Recorder
+from taskd.runtime.box.recorder import Recorder
 Recorder().attach(Path({str(box.path)!r}), 0, 0)
 time.sleep({0.17 + number % 10 * 0.01})
 """

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from taskd.runtime.blackbox import Backend, Operation, Phase, communicator_id
+from taskd.runtime.box.blackbox import Backend, Operation, Phase, communicator_id
 from tests.shim.armed import PROGRAMS, armed, plain, until
 
 dist = pytest.importorskip("torch.distributed")
@@ -97,7 +97,7 @@ def build(launcher, target, *options):
 RUN = """
 import ctypes
 from pathlib import Path
-from taskd.runtime.recorder import Recorder
+from taskd.runtime.box.recorder import Recorder
 r = Recorder()
 r.attach(Path({box!r}), 0, 0)
 libraries = [ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL) for path in {libraries!r}]

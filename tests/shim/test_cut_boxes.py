@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from taskd.runtime.blackbox import Life
+from taskd.runtime.box.blackbox import Life
 from tests.shim.armed import PROGRAMS, armed, plain, until
 
 LENGTHS = [0, 1, 4096, 60_000]
@@ -14,7 +14,7 @@ WAYS = 10
 WORKER = """
 import sys, time
 from pathlib import Path
-from taskd.runtime.recorder import Phase, Recorder
+from taskd.runtime.box.recorder import Phase, Recorder
 r = Recorder()
 r.attach(Path({box!r}), 3, 1)
 r.phase(Phase.TRAINING)
@@ -64,7 +64,7 @@ AGENT = """
 import os, sys
 from pathlib import Path
 from taskd.errors import ShimError
-from taskd.runtime.blackbox import Box, Command
+from taskd.runtime.box.blackbox import Box, Command
 box = Box.open(Path(sys.argv[1]))
 os.truncate(box.path, 0)
 Path(sys.argv[2]).touch()
@@ -91,7 +91,7 @@ POSITION = """
 import os, sys
 from pathlib import Path
 from taskd.adaptors.training.position_file import PositionFile, Slot
-from taskd.runtime.recorder import Recorder
+from taskd.runtime.box.recorder import Recorder
 Recorder().attach(Path(sys.argv[1]), 3, 1)
 file = PositionFile(sys.argv[2])
 os.truncate(sys.argv[2], int(sys.argv[3]))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import taskd
-from taskd.runtime.elf import flaw
+from taskd.runtime.box.elf import flaw
 from tests.e2e.job import no_outer_job
 from tests.launch import Launcher
 from tests.shim.armed import CORE, GATE, plain
@@ -65,10 +65,10 @@ NODE = """
 import json, logging, os, subprocess, sys
 from pathlib import Path
 import taskd; assert taskd.__file__.startswith(sys.argv[1]), taskd.__file__
-from taskd.runtime.given import preload
-from taskd.runtime.rankfiles import RankFiles
-from taskd.runtime.recorder import open_recorder
-from taskd.runtime.shape import Shape
+from taskd.runtime.agent.given import preload
+from taskd.runtime.agent.rankfiles import RankFiles
+from taskd.runtime.box.recorder import open_recorder
+from taskd.runtime.agent.shape import Shape
 said = []
 handler = logging.Handler(logging.WARNING)
 handler.emit = lambda record: said.append(record.getMessage())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from taskd.runtime.blackbox import Life, Sender
+from taskd.runtime.box.blackbox import Life, Sender
 from tests.shim.armed import CORE, PROGRAMS, armed, plain, until
 
 CAUSES = {
@@ -26,8 +26,8 @@ CAUSES = {
 PROGRAM = """
 import ctypes, faulthandler, os, signal, sys, threading, time
 from pathlib import Path
-from taskd.runtime.blackbox import Box
-from taskd.runtime.recorder import Recorder
+from taskd.runtime.box.blackbox import Box
+from taskd.runtime.box.recorder import Recorder
 crash = ctypes.CDLL({library!r})
 r = Recorder()
 r.attach(Path({box!r}), 0, 0)
@@ -213,7 +213,7 @@ def test_a_standby_has_the_chain_of_its_template(box, library, launcher):
     body = f"""
 import ctypes, os, signal, sys, time
 from pathlib import Path
-from taskd.runtime.recorder import Recorder
+from taskd.runtime.box.recorder import Recorder
 crash = ctypes.CDLL({str(library)!r})
 r = Recorder()
 pid = os.fork()

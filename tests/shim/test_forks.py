@@ -5,13 +5,13 @@ import signal
 
 import pytest
 
-from taskd.runtime.blackbox import Life
+from taskd.runtime.box.blackbox import Life
 from tests.shim.armed import GATE, armed, plain, until
 
 PARENT = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from taskd.runtime.recorder import Phase, Recorder
+from taskd.runtime.box.recorder import Phase, Recorder
 r = Recorder()
 
 def write(recorder):
@@ -97,7 +97,7 @@ signal.pause()
 def test_a_template_without_a_box_forks_single_threaded_workers(make_box, launcher):
     boxes = [make_box() for _ in range(3)]
     body = f"""
-from taskd.runtime.blackbox import load_core
+from taskd.runtime.box.blackbox import load_core
 paths = {[str(box.path) for box in boxes]!r}
 for rank, path in enumerate(paths):
     assert len(os.listdir("/proc/self/task")) == 1

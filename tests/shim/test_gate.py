@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from taskd.runtime.blackbox import Life
+from taskd.runtime.box.blackbox import Life
 from tests.shim.armed import GATE, armed, plain, until
 
 PYTHON = [

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import taskd
-from taskd.runtime.blackbox import Command, Phase
+from taskd.runtime.box.blackbox import Command, Phase
 from tests.shim.armed import PROGRAMS, REPOSITORY, armed, plain, until
 from tests.shim.sources import build_libs
 

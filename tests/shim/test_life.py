@@ -9,7 +9,7 @@ import time
 import pytest
 
 from taskd.errors import ShimError
-from taskd.runtime.blackbox import Command, Life, Phase
+from taskd.runtime.box.blackbox import Command, Life, Phase
 from tests.shim.armed import armed, plain, until
 
 WAIT = "import signal\nsignal.pause()\n"
@@ -35,7 +35,7 @@ def seconds_to_see_a_kill(box, worker):
 @pytest.mark.parametrize("megabytes", [0, 200])
 def test_kill_9_is_seen_within_50_ms_whatever_the_size(megabytes, make_box, launcher):
     touch = f"memory = bytearray(b'x') * ({megabytes} << 20)\n"
-    touch += "from taskd.runtime.recorder import Recorder\nRecorder().step(1)\n"
+    touch += "from taskd.runtime.box.recorder import Recorder\nRecorder().step(1)\n"
     delays = []
     for _ in range(5):
         box = make_box()
@@ -102,7 +102,7 @@ def test_a_signal_ends_the_process_as_ever(number, box, launcher):
 
 def test_progress_and_beats_are_read(box, launcher):
     program = """
-from taskd.runtime.recorder import Phase, Recorder
+from taskd.runtime.box.recorder import Phase, Recorder
 r = Recorder()
 r.step(41); r.step(42); r.phase(Phase.RESTORING); r.gil_beat()
 """
@@ -134,7 +134,7 @@ def test_attaching_needs_no_preload(box, launcher):
     program = f"""
 import threading
 from pathlib import Path
-from taskd.runtime.recorder import Recorder
+from taskd.runtime.box.recorder import Recorder
 r = Recorder()
 assert not r.attached
 r.attach(Path({str(box.path)!r}), 5, 2)

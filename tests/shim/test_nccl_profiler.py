@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from taskd.runtime.blackbox import Backend, Operation
+from taskd.runtime.box.blackbox import Backend, Operation
 from tests.shim.armed import CORE, PROGRAMS, plain
 from tests.shim.test_collectives import build_nccl, run
 

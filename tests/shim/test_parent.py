@@ -9,7 +9,7 @@ from tests.shim.armed import armed, end_of, plain, until
 
 WORKER = """
 import os, signal, subprocess, sys
-from taskd.runtime.recorder import Recorder
+from taskd.runtime.box.recorder import Recorder
 child = subprocess.Popen(["sleep", "60"])
 r = Recorder()
 {before}
@@ -85,7 +85,7 @@ def test_an_agent_that_was_gone_before_the_attach_counts(box, launcher):
 def test_watching_can_begin_without_a_box(launcher):
     program = """
 import os, signal
-from taskd.runtime.recorder import Recorder
+from taskd.runtime.box.recorder import Recorder
 r = Recorder()
 agent = os.fork()
 if agent:

@@ -36,7 +36,7 @@ def test_two_gloos_in_one_process_keep_to_their_own_code(launcher, tmp_path):
         assert launcher.run(build) == (0, "")
     program = f"""
 import ctypes
-from taskd.runtime.recorder import Recorder
+from taskd.runtime.box.recorder import Recorder
 r = Recorder()
 peers = [ctypes.CDLL({str(tmp_path)!r} + f"/libpeer{{n}}.so") for n in (1, 2)]
 print([peer.receive_one() for peer in peers for _ in range(2)], r.census().waits_hooked)
@@ -50,7 +50,7 @@ def test_a_wait_that_was_jumped_to_finds_the_gloo_there_is(launcher, tmp_path):
     assert launcher.run(build) == (0, "")
     program = f"""
 import ctypes
-from taskd.runtime.recorder import Recorder
+from taskd.runtime.box.recorder import Recorder
 r = Recorder()
 print(ctypes.CDLL({str(library)!r}).receive_by_a_jump() & 255, r.census().waits_hooked)
 """

@@ -10,7 +10,7 @@ from types import TracebackType
 
 from taskd.adaptors.torchrun.children import AdoptedProcess
 from taskd.adaptors.torchrun.template_process import TemplateProcess
-from taskd.runtime.ports import Command
+from taskd.runtime.agent.ports import Command
 from taskd.wire.codec import encode
 from taskd.wire.messages import Become, Fork, Hello
 from tests.torchrun.scripted import DEADLINE_S, LocalSocket, hear

@@ -7,7 +7,7 @@ import socket
 import threading
 from pathlib import Path
 
-from taskd.runtime.ports import NodeIdentity, Outlook, Templates, WorkerHost
+from taskd.runtime.agent.ports import NodeIdentity, Outlook, Templates, WorkerHost
 from taskd.wire.codec import decode_from_local, encode
 from taskd.wire.messages import Become, Fork, Hello
 

@@ -9,8 +9,8 @@ import pytest
 
 from taskd.config.address import LOOPBACK, Address
 from taskd.config.security import Security
-from taskd.runtime.links import ManagerSocket
-from taskd.runtime.loopback import secured
+from taskd.runtime.links.links import ManagerSocket
+from taskd.runtime.links.loopback import secured
 from taskd.wire.messages import Answer, Drain
 from tests.e2e.test_manager import free_port
 from tests.launch import Launcher

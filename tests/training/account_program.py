@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import taskd
 from taskd.adaptors.training import session
-from taskd.runtime.worker import start_from_environment
+from taskd.runtime.worker.worker import start_from_environment
 
 CASE = sys.argv[1]
 

@@ -14,7 +14,7 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import taskd
-from taskd.runtime.recorder import Phase, Recorder
+from taskd.runtime.box.recorder import Phase, Recorder
 
 STEPS, MAKE_S, STEP_S = 4, 0.02, 0.005
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import taskd
 from taskd.adaptors.training import session
-from taskd.runtime.worker import current, start_from_environment
+from taskd.runtime.worker.worker import current, start_from_environment
 
 CASE = sys.argv[1]
 

@@ -15,8 +15,8 @@ from taskd.config.worker import WorkerConfig
 from taskd.core.conditions import condition_of_hang
 from taskd.core.evidence import Clocks, Evidence, Standing
 from taskd.core.verdict import Kind
-from taskd.runtime.sockets import LocalServer, Peer
-from taskd.runtime.stacks import MOST_FRAMES, MOST_THREADS, all_stacks, main_stack
+from taskd.runtime.agent.sockets import LocalServer, Peer
+from taskd.runtime.worker.stacks import MOST_FRAMES, MOST_THREADS, all_stacks, main_stack
 from taskd.wire.accounts import Account
 from taskd.wire.codec import MAX_LOCAL_BYTES, encode
 from taskd.wire.messages import Ask, Hello, Release, Stage, WorkerReport

@@ -12,7 +12,7 @@ from taskd.adaptors.training.checkpoint import dump, load_latest
 from taskd.adaptors.training.checkpoint_reader import writer
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import FolderError
-from taskd.runtime.ownfolder import OwnFolder
+from taskd.runtime.folders.ownfolder import OwnFolder
 from tests.training.checkpoint_state import contents, make, train
 
 NEIGHBOUR = 54321

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from taskd.adaptors.training.loading import size
-from taskd.runtime.blackbox import Box
+from taskd.runtime.box.blackbox import Box
 from tests.launch import Launcher
 
 PROGRAM = Path(__file__).with_name("loading_program.py")

@@ -17,7 +17,7 @@ from torch import nn
 from taskd.adaptors.training.payload import pack
 from taskd.adaptors.training.position_file import SLOT_BYTES, PositionFile
 from taskd.adaptors.training.state import TrainState
-from taskd.runtime.shim import core
+from taskd.runtime.box.shim import core
 from taskd.wire.messages import Condition
 from tests.launch import Launcher
 from tests.training.job import ENVIRONMENT

@@ -10,7 +10,7 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from taskd.config.worker import WorkerConfig
-from taskd.runtime.sockets import LocalServer, Peer
+from taskd.runtime.agent.sockets import LocalServer, Peer
 from taskd.wire.messages import (
     Abandon,
     Condition,

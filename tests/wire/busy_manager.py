@@ -6,7 +6,7 @@ Prints its port, `busy`, and in the end the number of messages that it has heard
 import sys
 
 from taskd.config.address import LOOPBACK, Address
-from taskd.runtime.links import ManagerSocket, Peer
+from taskd.runtime.links.links import ManagerSocket, Peer
 from taskd.wire.messages import FromAgent
 from tests.wire.peers import LIMIT_S, SECRET, directive
 

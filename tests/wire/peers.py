@@ -10,8 +10,8 @@ import zmq
 
 from taskd.config.address import LOOPBACK, Address
 from taskd.config.security import Security
-from taskd.runtime.identity import Role, keys_from_secret
-from taskd.runtime.links import AgentSocket, ManagerSocket
+from taskd.runtime.links.identity import Role, keys_from_secret
+from taskd.runtime.links.links import AgentSocket, ManagerSocket
 from taskd.wire import messages
 
 SECRET = Security(b"correct horse battery")

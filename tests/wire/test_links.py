@@ -13,8 +13,8 @@ import zmq
 
 from taskd.config.address import LOOPBACK, Address
 from taskd.errors import LinkError
-from taskd.runtime.identity import Role, keys_from_secret
-from taskd.runtime.links import AgentSocket, ManagerSocket
+from taskd.runtime.links.identity import Role, keys_from_secret
+from taskd.runtime.links.links import AgentSocket, ManagerSocket
 from taskd.wire import codec
 from tests.wire.peers import (
     LIMIT_S,

@@ -12,8 +12,8 @@ from zmq.utils.monitor import recv_monitor_message
 from taskd.config.address import LOOPBACK, Address
 from taskd.config.security import Security
 from taskd.errors import SecretError
-from taskd.runtime.identity import Role, keys_from_secret
-from taskd.runtime.links import STRANGER, AgentSocket, ManagerSocket
+from taskd.runtime.links.identity import Role, keys_from_secret
+from taskd.runtime.links.links import STRANGER, AgentSocket, ManagerSocket
 from taskd.wire import codec
 from tests.wire.peers import (
     ANOTHER_JOB,
@@ -50,7 +50,7 @@ def test_a_wrong_secret_is_told_from_no_manager(manager_side, agent_side, words,
         until(agent, lambda _: manager.socket.refused[STRANGER] >= 4)  # it keeps trying
         assert manager.served == 0
     told = [r.name for r in caplog.records if r.levelno == logging.WARNING]
-    assert sorted(told) == ["taskd.runtime.links", "taskd.runtime.monitor"]  # each side once
+    assert sorted(told) == ["taskd.runtime.links.links", "taskd.runtime.links.monitor"]  # each side once
 
 
 def test_a_secret_of_two_jobs_opens_to_each_only_its_own(caplog):
@@ -64,7 +64,7 @@ def test_a_secret_of_two_jobs_opens_to_each_only_its_own(caplog):
             assert not stray.send(status())
             refused(manager, STRANGER)
             ask(agent, 1)
-        (told,) = [r.getMessage() for r in caplog.records if r.name == "taskd.runtime.links"]
+        (told,) = [r.getMessage() for r in caplog.records if r.name == "taskd.runtime.links.links"]
         assert "the secret of job 'default'; either the peer has another secret or job id" in told
         assert manager.served == 1
     with ServingManager(security=ANOTHER_JOB) as manager, AgentSocket(manager.address, ANOTHER_JOB) as agent:
@@ -93,7 +93,7 @@ def test_a_peer_with_the_secret_cannot_harm_with_garbage(manager, caplog):
     dealer.close(0)
     context.term()
     assert manager.served == 2
-    logged = [record.getMessage() for record in caplog.records if record.name == "taskd.runtime.links"]
+    logged = [record.getMessage() for record in caplog.records if record.name == "taskd.runtime.links.links"]
     assert len(logged) == len(bad), logged  # once per kind and peer
     assert all(LOOPBACK in line for line in logged)
 

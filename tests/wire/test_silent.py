@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from taskd.config.address import LOOPBACK, Address
-from taskd.runtime import halfopen, links
-from taskd.runtime.halfopen import FLOOD, WINDOW_S, Flood, HalfOpen
-from taskd.runtime.links import AgentSocket, ManagerSocket
+from taskd.runtime.links import halfopen, links
+from taskd.runtime.links.halfopen import FLOOD, WINDOW_S, Flood, HalfOpen
+from taskd.runtime.links.links import AgentSocket, ManagerSocket
 from tests.wire.peers import LIMIT_S, SECRET, ServingManager, ask
 
 FLOODER = Path(__file__).parents[1] / "attacks" / "flooder.py"
@@ -125,7 +125,7 @@ def test_a_manager_that_is_busy_does_not_stop_the_thread_of_its_connections():
 
 def test_a_turn_takes_a_portion_of_the_news(monkeypatch):
     with ManagerSocket(Address(LOOPBACK, 0), SECRET) as manager:
-        monkeypatch.setattr("taskd.runtime.monitor._EVENTS_PER_CALL", 3)
+        monkeypatch.setattr("taskd.runtime.links.monitor._EVENTS_PER_CALL", 3)
         with contextlib.ExitStack() as stack:
             for _ in range(8):
                 stack.enter_context(opened(manager.address))

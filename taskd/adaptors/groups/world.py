@@ -44,7 +44,7 @@ from taskd.adaptors.groups.thread_names import ThreadNames
 from taskd.adaptors.groups.wrappers import watch
 from taskd.adaptors.seams.worker import ABORT, TIMEOUT
 from taskd.errors import RebuildError, RefusedError
-from taskd.runtime.hidden import HiddenThread
+from taskd.runtime.system.hidden import HiddenThread
 from taskd.wire.messages import WorldPlan
 
 _log = logging.getLogger(__name__)

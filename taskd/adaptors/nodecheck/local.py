@@ -21,7 +21,7 @@ import msgspec
 
 from taskd.core.nodecheck.probes import lost
 from taskd.errors import ProbeError
-from taskd.runtime.processes import end_with
+from taskd.runtime.system.processes import end_with
 from taskd.wire.checks import Trial
 from taskd.wire.probes import ProbeOrder, ProbeResult
 

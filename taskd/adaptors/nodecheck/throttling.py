@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from taskd.runtime.cgroups import cgroup_directories
+from taskd.runtime.system.cgroups import cgroup_directories
 
 _ROOT: Final = Path("/sys/fs/cgroup")
 

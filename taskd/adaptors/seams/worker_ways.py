@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from typing_extensions import override
 
-from taskd.runtime.hidden import HiddenThread
+from taskd.runtime.system.hidden import HiddenThread
 
 
 def fake_made_inside(rank: int, size: int) -> Any:

@@ -35,7 +35,7 @@ from taskd.config.process import environment, profile_nccl, starting_with, withh
 from taskd.config.settings import SECRET
 from taskd.core.budget import DEFAULT_MAX_RESTARTS
 from taskd.errors import TaskdError
-from taskd.runtime.ports import Command, NodeIdentity, NodeRuntime, Outlook
+from taskd.runtime.agent.ports import Command, NodeIdentity, NodeRuntime, Outlook
 
 logger = logging.getLogger(__name__)
 
@@ -48,9 +48,9 @@ def _make_node_runtime(given_master_addr: str | None, node_count: int) -> NodeRu
     with sheltered():
         from taskd.adaptors.torchrun.store import NodeStore
         from taskd.config.agent import AgentConfig
-        from taskd.runtime.agent import NodeAgent
-        from taskd.runtime.elf import flaw
-        from taskd.runtime.shim import REINSTALL, library_path
+        from taskd.runtime.agent.agent import NodeAgent
+        from taskd.runtime.box.elf import flaw
+        from taskd.runtime.box.shim import REINSTALL, library_path
 
     config = AgentConfig.from_environment(master_addr=given_master_addr, node_count=node_count)
     withhold(SECRET)  # a rank needs none, and shows its environment to trackers and logs

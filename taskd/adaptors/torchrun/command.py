@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from taskd.runtime.ports import Command
+from taskd.runtime.agent.ports import Command
 
 START: Final = str(Path(__file__).resolve().parents[2] / "python" / "start")
 """The directory whose `sitecustomize` prepares a rank or a template."""

@@ -19,7 +19,7 @@ from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup, Work
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler
 
 from taskd.adaptors.torchrun.waiting import withdraw
-from taskd.runtime.ports import NodeRuntime, Outlook
+from taskd.runtime.agent.ports import NodeRuntime, Outlook
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from taskd.adaptors.torchrun.children import OrphanGroups, has_failed, signal_group, status_of
-from taskd.runtime.deaths import ending_status
+from taskd.runtime.agent.deaths import ending_status
 
 
 class RankHandles:

@@ -33,7 +33,7 @@ from taskd.adaptors.torchrun.logs import RankLogs
 from taskd.adaptors.torchrun.template_process import TemplateProcess
 from taskd.config.process import environment
 from taskd.errors import RecoveryError
-from taskd.runtime.ports import Command, Logs
+from taskd.runtime.agent.ports import Command, Logs
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ StockPoll = Callable[[], "RunProcsResult | None"]
 
 
 class TorchrunHost:
-    """Implements `taskd.runtime.ports.WorkerHost` for one start of torchrun's worker group.
+    """Implements `taskd.runtime.agent.ports.WorkerHost` for one start of torchrun's worker group.
 
     With `stand_ins` the processes that torch has started hold no ranks, and how they end means nothing.
     """

@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing.api import LogsSpecs, SubprocessC
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
 from taskd.adaptors.seams.launcher import TAILS
-from taskd.runtime.ports import Logs
+from taskd.runtime.agent.ports import Logs
 
 _ATTEMPT = re.compile(r"attempt_(\d+)")
 

@@ -19,8 +19,8 @@ from taskd.errors import ShimError
 
 if TYPE_CHECKING:
     from taskd.adaptors.groups.world import World
-    from taskd.runtime.recorder import NullRecorder, Recorder
-    from taskd.runtime.worker import WorkerLink
+    from taskd.runtime.box.recorder import NullRecorder, Recorder
+    from taskd.runtime.worker.worker import WorkerLink
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def prepare_rank(sheltered: AbstractContextManager[None]) -> None:
         return
     after_import("torch.distributed.rendezvous", prefix_stores)
     _attach(config)
-    from taskd.runtime.worker import current, start_from_environment
+    from taskd.runtime.worker.worker import current, start_from_environment
 
     _current = current
     link = start_from_environment(installed_modules)
@@ -83,7 +83,7 @@ def _watch_builds(module: ModuleType, sheltered: AbstractContextManager[None]) -
 
 
 def _attach(config: WorkerConfig) -> None:
-    from taskd.runtime.recorder import open_recorder
+    from taskd.runtime.box.recorder import open_recorder
 
     global _recorder  # noqa: PLW0603 - one per process
     _recorder = recorder = open_recorder()  # loads the core, which must come before torch

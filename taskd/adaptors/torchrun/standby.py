@@ -35,7 +35,7 @@ from taskd.adaptors.torchrun.prefault import Range, mapped_files, prefault
 from taskd.config.process import forget_start, replace_environment
 from taskd.config.worker import TemplateConfig
 from taskd.core.nodecheck.probes import CHECK_NAME
-from taskd.runtime.processes import call_me
+from taskd.runtime.system.processes import call_me
 from taskd.wire.codec import MAX_LOCAL_BYTES, decode_to_local, encode
 from taskd.wire.messages import Abandon, Ask, Become, Fork, Hello, Join, Modules, Pause, Probe, Probed, Release, ToLocal
 
@@ -49,7 +49,7 @@ DEFAULT_MODULES: Final = (
     "torch.nn.parallel",
     "torch.optim",
     "taskd.adaptors.training.session",
-    "taskd.runtime.worker",
+    "taskd.runtime.worker.worker",
 )
 _ACCELERATORS: Final = ("torch.cuda", "torch.xpu", "torch.npu", "torch.mtia")
 _MAX_SHOWN_CHARS: Final = 300
@@ -278,7 +278,7 @@ def _load_core() -> None:
     from taskd.errors import ShimError
 
     try:
-        from taskd.runtime.blackbox import load_core
+        from taskd.runtime.box.blackbox import load_core
 
         load_core()
     except (ImportError, ShimError) as error:

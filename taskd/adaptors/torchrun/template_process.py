@@ -18,7 +18,7 @@ from taskd.adaptors.torchrun.children import OrphanGroups, become_subreaper, has
 from taskd.adaptors.torchrun.command import START, template_arguments
 from taskd.config.process import starting_with
 from taskd.errors import RecoveryError
-from taskd.runtime.ports import Command
+from taskd.runtime.agent.ports import Command
 
 logger = logging.getLogger(__name__)
 

@@ -36,7 +36,7 @@ from taskd.adaptors.training.recovery import Recovery
 from taskd.adaptors.training.rng import RngCapture
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import CheckpointError, RestoreError
-from taskd.runtime.ownfolder import OwnFolder
+from taskd.runtime.folders.ownfolder import OwnFolder
 from taskd.wire import text
 from taskd.wire.messages import Condition
 

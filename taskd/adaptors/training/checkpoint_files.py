@@ -26,8 +26,8 @@ from typing import Annotated, BinaryIO, Final
 import msgspec
 from msgspec import Meta
 
-from taskd.runtime.ownfolder import OwnFolder, owner_of_new_files
-from taskd.runtime.regular import open_record
+from taskd.runtime.folders.ownfolder import OwnFolder, owner_of_new_files
+from taskd.runtime.folders.regular import open_record
 from taskd.wire.bounds import MOST_RANKS, Counter, Line, Name
 from taskd.wire.text import line
 

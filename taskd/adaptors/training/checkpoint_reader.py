@@ -31,7 +31,7 @@ from typing_extensions import override
 from taskd.adaptors.training import checkpoint_files as files
 from taskd.adaptors.training.checkpoint_index import Piece, Wanted, find
 from taskd.errors import RestoreError
-from taskd.runtime.ownfolder import OwnFolder
+from taskd.runtime.folders.ownfolder import OwnFolder
 
 
 def reader(path: Path, targets: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> FileSystemReader:

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from taskd.adaptors.training.modes import Mode
 from taskd.adaptors.training.parts import Parts
-from taskd.runtime.pulse import Hook, Pulse
+from taskd.runtime.worker.pulse import Hook, Pulse
 
 
 class StepHooks:

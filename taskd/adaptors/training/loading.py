@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from taskd.runtime.recorder import NullRecorder, Recorder
+from taskd.runtime.box.recorder import NullRecorder, Recorder
 
 _DEEP, _PARTS = 3, 16
 """A batch is looked into so far, and at so many of its parts."""

@@ -35,7 +35,7 @@ from taskd.adaptors.training.places import LoaderPlace
 from taskd.adaptors.training.plain import Plain
 from taskd.adaptors.training.position_file import CAPACITY_BYTES
 from taskd.errors import ConfigError, RestoreError
-from taskd.runtime.pulse import Buffer
+from taskd.runtime.worker.pulse import Buffer
 
 _log = logging.getLogger(__name__)
 

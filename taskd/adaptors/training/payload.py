@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from taskd.runtime.pulse import Buffer
+from taskd.runtime.worker.pulse import Buffer
 
 _COUNT = struct.Struct("<I")
 

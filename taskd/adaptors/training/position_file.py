@@ -11,7 +11,7 @@ Rules:
 3. One writer (the rank's process), readers when that process is dead or the same process itself.
 4. Writing is done twice in each step, in caches that the step has emptied: there, an assignment to a slice of memory
    takes 1 us, a call through cffi or ctypes 10, and joining the buffers first 10 more. Where it can be, it is done by
-   the core instead (`taskd.runtime.pulse`, `csrc/pulse.c`), in the same way.
+   the core instead (`taskd.runtime.worker.pulse`, `csrc/pulse.c`), in the same way.
 5. A file that somebody cuts costs what stands in it, and not its writer.
 """
 
@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 from taskd.adaptors.training.payload import head_of
 from taskd.errors import RestoreError
-from taskd.runtime.pulse import Buffer, Target, shelter
+from taskd.runtime.worker.pulse import Buffer, Target, shelter
 
 SLOT_BYTES = 64 * 1024
 SLOTS = 5

@@ -6,7 +6,7 @@ from typing import Protocol
 from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.payload import pack
 from taskd.adaptors.training.position_file import Slot
-from taskd.runtime.pulse import Buffer
+from taskd.runtime.worker.pulse import Buffer
 
 
 class Positions(Protocol):

@@ -37,7 +37,7 @@ from taskd.adaptors.training.seeds import Seeds
 from taskd.adaptors.training.shares import Shares
 from taskd.adaptors.training.undo import Undo
 from taskd.errors import ShimError
-from taskd.runtime.pulse import Pulse
+from taskd.runtime.worker.pulse import Pulse
 from taskd.wire.messages import Condition
 
 _log = logging.getLogger(__name__)

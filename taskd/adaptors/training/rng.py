@@ -25,7 +25,7 @@ from taskd.adaptors.training.rng_memory import (
     torch_view,
 )
 from taskd.errors import RestoreError
-from taskd.runtime.pulse import Buffer, Sources
+from taskd.runtime.worker.pulse import Buffer, Sources
 
 _WORDS = 624
 _GAUSS = struct.Struct("<id")

@@ -21,7 +21,7 @@ import torch
 
 from taskd.adaptors.training.payload import head_of
 from taskd.errors import ConfigError
-from taskd.runtime.pulse import Buffer, Sources
+from taskd.runtime.worker.pulse import Buffer, Sources
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -49,8 +49,8 @@ from taskd.adaptors.training.tripwire import Interrupted, Tripwire, interrupt
 from taskd.core.evidence import Standing
 from taskd.core.faults import FaultKind
 from taskd.errors import CheckpointError, RecoveryError, RefusedError, RestoreError, ShimError
-from taskd.runtime import worker
-from taskd.runtime.recorder import NullRecorder, Phase, Recorder, open_recorder
+from taskd.runtime.box.recorder import NullRecorder, Phase, Recorder, open_recorder
+from taskd.runtime.worker import worker
 from taskd.wire.messages import Condition, WorldPlan
 
 logger = logging.getLogger(__name__)

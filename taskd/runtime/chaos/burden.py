@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from taskd.errors import ChaosError
-from taskd.runtime.cgroups import cgroup_directories
 from taskd.runtime.chaos.stage import ENDING
-from taskd.runtime.processes import call_me, end_with, read
+from taskd.runtime.system.cgroups import cgroup_directories
+from taskd.runtime.system.processes import call_me, end_with, read
 
 MIB: Final = 1 << 20
 _CGROUPS: Final = "/sys/fs/cgroup"

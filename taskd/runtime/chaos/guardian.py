@@ -23,7 +23,7 @@ from taskd.errors import ChaosError
 from taskd.runtime.chaos.quarry import Quarry, send
 from taskd.runtime.chaos.stage import ENDING, say
 from taskd.runtime.chaos.tools import run_tool
-from taskd.runtime.processes import call_me
+from taskd.runtime.system.processes import call_me
 
 NAME: Final = "taskd-guardian"
 _MAX_BYTES: Final = 65536

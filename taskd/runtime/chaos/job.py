@@ -23,11 +23,11 @@ from taskd.config.reading import Source
 from taskd.config.rundir import run_dir
 from taskd.core.nodecheck.probes import CHECK_NAME
 from taskd.errors import ChaosError, ShimError
-from taskd.runtime.blackbox import Box, Life
+from taskd.runtime.box.blackbox import Box, Life
 from taskd.runtime.chaos.quarry import Quarry, descends, quarry
-from taskd.runtime.lookup import view
-from taskd.runtime.ownfolder import owner_of_folder
-from taskd.runtime.processes import children, read
+from taskd.runtime.folders.ownfolder import owner_of_folder
+from taskd.runtime.records.lookup import view
+from taskd.runtime.system.processes import children, read
 
 CHECK_MODULE: Final = "taskd.adaptors.nodecheck"
 """The module of one that is started cold: `python -m …`."""

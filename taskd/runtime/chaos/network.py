@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from taskd.errors import ChaosError
 from taskd.runtime.chaos.tools import find_tool, run_tool
-from taskd.runtime.processes import read
+from taskd.runtime.system.processes import read
 
 _CAP_NET_ADMIN: Final = 12
 _LEAST_BURST_BYTES: Final = 65_536

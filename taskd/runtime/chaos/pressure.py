@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 from taskd.errors import ChaosError
-from taskd.runtime.cgroups import cgroups
 from taskd.runtime.chaos import network
 from taskd.runtime.chaos.burden import (
     MIB,
@@ -31,6 +30,7 @@ from taskd.runtime.chaos.guardian import Commands, Guardian
 from taskd.runtime.chaos.job import Job
 from taskd.runtime.chaos.stage import Stage, say
 from taskd.runtime.chaos.tools import run_tool
+from taskd.runtime.system.cgroups import cgroups
 
 _RISKY_SHARE: Final = 0.95
 """Of a memory or a disk that others use too."""

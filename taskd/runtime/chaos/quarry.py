@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from taskd.errors import ChaosError
-from taskd.runtime.processes import Stat, read, stat
+from taskd.runtime.system.processes import Stat, read, stat
 
 _MOST_ANCESTORS: Final = 64
 

@@ -18,14 +18,14 @@ import time
 from pathlib import Path
 
 from taskd.core.nodecheck.probes import CHECK_NAME
-from taskd.runtime.rankfiles import RankFiles
-from taskd.runtime.shape import Shape
-from taskd.runtime.sockets import LocalServer
+from taskd.runtime.agent.rankfiles import RankFiles
+from taskd.runtime.agent.shape import Shape
+from taskd.runtime.agent.sockets import LocalServer
 
 RANK = """
 import sys, time
 from pathlib import Path
-from taskd.runtime.recorder import Phase, Recorder
+from taskd.runtime.box.recorder import Phase, Recorder
 r = Recorder()
 r.attach(Path(sys.argv[1]), int(sys.argv[2]), 0)
 r.phase(Phase.TRAINING)

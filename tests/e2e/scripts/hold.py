@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.e2e.scripts.points import PLAN, note, rank, reach
 
 if PLAN.get("commits"):
-    from taskd.runtime.worker import current
+    from taskd.runtime.worker.worker import current
     from taskd.wire.messages import Condition
 
 loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line}

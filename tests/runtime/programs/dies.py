@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from taskd.runtime.recorder import open_recorder
+from taskd.runtime.box.recorder import open_recorder
 
 box, status = sys.argv[1:3]
 if box != "-":

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from taskd.config.worker import WorkerConfig
-from taskd.runtime.worker import WorkerLink
+from taskd.runtime.worker.worker import WorkerLink
 
 config = WorkerConfig(
     agent_socket=Path(sys.argv[1]),

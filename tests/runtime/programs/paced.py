@@ -4,8 +4,8 @@ import sys
 import time
 from pathlib import Path
 
-from taskd.runtime.recorder import Phase, Recorder
-from taskd.runtime.shim import core
+from taskd.runtime.box.recorder import Phase, Recorder
+from taskd.runtime.box.shim import core
 
 GLOO_ALLREDUCE = 1 | 1 << 8
 recorder = Recorder()

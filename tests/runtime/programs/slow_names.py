@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 
-from taskd.runtime.kernels import Kernels
+from taskd.runtime.manager.kernels import Kernels
 
 NAMES = 100
 LIMIT_S = 20.0

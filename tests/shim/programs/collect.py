@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
-from taskd.runtime.recorder import Phase, Recorder
+from taskd.runtime.box.recorder import Phase, Recorder
 
 recorder = Recorder()
 

@@ -8,8 +8,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from taskd.errors import ShimError
-from taskd.runtime.blackbox import Box, Command
-from taskd.runtime.shim import interface
+from taskd.runtime.box.blackbox import Box, Command
+from taskd.runtime.box.shim import interface
 
 path, lengths = Path(sys.argv[1]), [int(word) for word in sys.argv[2:]]
 whole = path.read_bytes()

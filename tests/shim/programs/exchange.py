@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from taskd.runtime.recorder import Recorder
+from taskd.runtime.box.recorder import Recorder
 
 recorder = Recorder()
 

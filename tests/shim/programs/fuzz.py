@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from taskd.errors import ShimError
-from taskd.runtime.blackbox import Box, Command
+from taskd.runtime.box.blackbox import Box, Command
 
 template, scratch, seed, rounds = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 HEADER = 16

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from taskd.runtime.recorder import Recorder
-from taskd.runtime.shim import core
+from taskd.runtime.box.recorder import Recorder
+from taskd.runtime.box.shim import core
 from tests.nccl import COLLECTIVE, Communicator, Plugin
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from taskd.runtime.recorder import Phase, Recorder
+from taskd.runtime.box.recorder import Phase, Recorder
 
 recorder = Recorder()
 

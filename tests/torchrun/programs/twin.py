@@ -16,7 +16,7 @@ from typing import Any
 
 if "TASKD_PROCESS_ENABLE" in os.environ:
     import taskd.python.adaptor.patch
-    import taskd.runtime.agent  # noqa: F401
+    import taskd.runtime.agent.agent  # noqa: F401
 
 torchrun = importlib.import_module("torch.distributed.run")
 importlib.import_module("torch.distributed.launch")

@@ -1,0 +1,400 @@
+"""The agent of one node: a thread inside torchrun that owns the node's processes and obeys the manager.
+
+Rules:
+
+1. `taskd.core.agent` decides what is done with each process; this loop receives, asks it, and performs.
+2. One thread owns all state. torchrun's main thread only leaves notes in the inbox.
+3. Without an answer of the manager for `manager_wait_s`, torchrun's own behaviour takes over, with one warning; when
+   the manager answers again, taskd takes back.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from math import ceil, inf
+
+import zmq
+from typing_extensions import assert_never
+
+from taskd.config.agent import AgentConfig
+from taskd.core.agent import Action, Node
+from taskd.core.meeting import Meeting
+from taskd.core.plausible import strange
+from taskd.runtime.agent.crew import Crew
+from taskd.runtime.agent.deaths import DeathWatch
+from taskd.runtime.agent.embedded import connect
+from taskd.runtime.agent.examiner import Examiner
+from taskd.runtime.agent.observer import Observer
+from taskd.runtime.agent.patience import Patience
+from taskd.runtime.agent.ports import NodeIdentity, Outlook, Templates, WorkerHost
+from taskd.runtime.agent.prospect import Prospect
+from taskd.runtime.agent.rankfiles import RankFiles
+from taskd.runtime.agent.sockets import LocalServer, Peer
+from taskd.runtime.agent.standbys import StandbyPool
+from taskd.runtime.agent.statuses import Reports
+from taskd.runtime.agent.warmth import SDKLESS_DELAY_S, Warmth
+from taskd.runtime.links.identity import agent_of
+from taskd.runtime.links.links import AgentSocket
+from taskd.runtime.manager.manager import Manager
+from taskd.wire.accounts import Account
+from taskd.wire.checks import CheckState, Cleared, Dismissed, Examine, Inspection
+from taskd.wire.messages import (
+    Abandon,
+    Answer,
+    Directive,
+    FromLocal,
+    FromManager,
+    Heard,
+    Hello,
+    LastWords,
+    Modules,
+    Order,
+    Probed,
+    RankStatus,
+    Refusal,
+    Refuses,
+    SawNonFinite,
+    Stage,
+    WorkerReport,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class NodeAgent:
+    """Implements `taskd.runtime.agent.ports.NodeRuntime`. `serve_store` makes the node's store server."""
+
+    def __init__(self, config: AgentConfig, serve_store: Callable[[], Meeting]) -> None:
+        self._config = config
+        self._serve_store = serve_store
+        self._reports = Reports(config.job_id)
+        self._node = Node(agent_id=agent_of(self._reports.proof))
+        self._files = RankFiles(config.run_dir, config.job_id)
+        self._server = LocalServer(self._files.socket)
+        self._deaths = DeathWatch()
+        self._pool = StandbyPool(self._server, config.standbys, lambda: self._crew.start_template())  # noqa: PLW0108  no crew yet
+        self._crew = Crew(self._files, self._deaths, self._pool, config.preload)
+        self._processes = self._crew.processes
+        self._observer = Observer(config.job_id, self._crew, self._reports.proof)
+        self._identity: NodeIdentity | None = None
+        self._link: AgentSocket | None = None
+        self._manager: Manager | None = None
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread: threading.Thread | None = None
+        self._done = self._closed = self._leaving = self._warned = False
+        self._told: object = None
+        self._stock = config.presumes_manager  # until one answers
+        self._local_ranks, self._sent_s = 1, 0.0
+        self._patience = Patience(config.manager_wait_s)
+        self._prospect = Prospect(config.manager_wait_s, presumed=config.presumes_manager)
+        self._warmth = Warmth(self._pool, self._processes.any_peer, self._crew.runs_python, learn=config.learn_modules)
+        self._examiner = Examiner(self._pool, self._deaths, config.run_dir)
+
+    # ---- torchrun's side (main thread)
+
+    def worker_environment(self, local_rank: int) -> dict[str, str]:
+        """Variables of a process that torchrun itself is about to start."""
+        return self._crew.fresh_environment(local_rank, self._node.generation, self.places or 0)
+
+    def started(self, host: WorkerHost, identity: NodeIdentity) -> None:
+        """All processes of this node run."""
+        self._post(lambda: self._take_over(host, identity))
+        self._begin()
+
+    def ask(self, wants: int, local_ranks: int, least: int, templates: Templates) -> None:
+        """Tell the manager that this node comes."""
+        self._reports.wants, self._reports.least, self._local_ranks = wants, least, local_ranks
+        self._crew.lend(templates)
+        self._post(self._come)
+        self._begin()
+
+    @property
+    def checks(self) -> bool:
+        """Whether this node is to be checked before it trains."""
+        return self._config.node_check
+
+    def await_check(self) -> str:
+        """Wait until it was: why it must leave, or nothing."""
+        return self._prospect.await_check() if self.checks else ""
+
+    def outlook(self, timeout_s: float | None) -> Outlook:
+        """What this node finds; see `Prospect.outlook`."""
+        return self._prospect.outlook(timeout_s)
+
+    @property
+    def places(self) -> int | None:
+        """Places of the job, as the manager says."""
+        return self._prospect.places
+
+    def await_end(self, timeout_s: float) -> bool:
+        """Wait until the job has ended, if its world is no longer the one that torchrun has formed."""
+        if self._stock or (self._node.generation == 0 and not self._resized):
+            return False
+        self._prospect.await_end(timeout_s)
+        return True
+
+    def _begin(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="taskd-agent", daemon=True)
+            self._thread.start()
+
+    @property
+    def _resized(self) -> bool:
+        identity = self._identity
+        return identity is None or identity.candidate or self._crew.moved
+
+    def stopping(self) -> None:
+        """torchrun is about to end the processes: recover nothing any more. Returns when that is certain."""
+        if self._closed:
+            return
+        quiet = threading.Event()
+
+        def leave() -> None:
+            self._leaving = True
+            self._crew.rest()
+            quiet.set()
+
+        self._post(leave)
+        if self._thread is not None and self._thread.is_alive():
+            quiet.wait(5.0)
+
+    def stop(self) -> None:
+        """The processes have ended: close everything."""
+        if self._closed:
+            return
+        self._post(self._finish)
+        if self._thread is not None:
+            self._thread.join()
+        self._closed = True
+        self._pool.close()
+        self._server.close()
+        self._files.close()
+        self._deaths.close()
+        if self._manager is not None:
+            self._manager.stop()
+        if self._link is not None:
+            self._link.close(flush_s=0.2)  # the last word: this node leaves
+        os.close(self._wake)
+
+    def _post(self, note: Callable[[], None]) -> None:
+        self._inbox.append(note)
+        os.eventfd_write(self._wake, 1)
+
+    def _finish(self) -> None:
+        self._leaving = self._done = True
+
+    # ---- the loop (its own thread)
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        for fd in (self._wake, self._server.fileno(), self._deaths.fileno()):
+            poller.register(fd, zmq.POLLIN)
+        try:
+            while not self._done:
+                poller.poll(self._pause_ms())
+                self._turn(poller)
+        except Exception:
+            logger.exception("the agent of this node has failed; torchrun goes on without taskd (please report this)")
+            self._crew.stock()
+        self._report()
+
+    def _pause_ms(self) -> int:
+        due_s = min(self._sent_s + self._config.heartbeat_s, self._observer.due_s or inf, self._examiner.due_s)
+        return max(0, ceil((due_s - time.monotonic()) * 1000))
+
+    def _turn(self, poller: zmq.Poller) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        while self._inbox:
+            self._inbox.popleft()()
+        endings = self._deaths.events()
+        for peer, message in self._server.receive():  # what the dead have said explains their end
+            self._hear_local(peer, message)
+        for ending in endings:
+            if not self._examiner.ended(ending):
+                self._perform_all(self._crew.ended(self._node, ending))
+        if self._link is not None:
+            for socket in self._link.sockets:
+                if socket not in poller:
+                    poller.register(socket, zmq.POLLIN)
+            for answer in self._link.receive():
+                self._hear_manager(answer)
+        self._watch_the_clock()
+        if time.monotonic() >= self._sent_s + self._config.heartbeat_s or self._state() != self._told:
+            self._report()
+        for testimony in self._observer.testimonies(self._node, time.monotonic()):
+            if self._link is not None:
+                self._link.send(testimony)
+
+    def _take_over(self, host: WorkerHost, identity: NodeIdentity) -> None:
+        first = self._identity is None
+        self._identity, self._local_ranks = identity, len(host.local_ranks)
+        self._leaving = False
+        if first:
+            self._open_link()
+            self._patience.renew()
+        if self._stock:
+            host.stock()
+        if identity.candidate:
+            self._crew.wait(host)
+            self._pool.want(max(self._config.standbys, len(host.local_ranks)))
+        else:
+            self._node.place = identity.node_rank
+            self._crew.take(host, self._node)
+        self._warmth.due_in(0.0 if identity.candidate else SDKLESS_DELAY_S)
+
+    def _come(self) -> None:
+        if self.checks:
+            self._examiner.ask_for(self._local_ranks, strict=self._config.exclude_straggler)
+        self._open_link()
+
+    def _open_link(self) -> None:
+        if self._link is None:
+            self._reports.store = self._serve_store()
+            self._link, self._manager = connect(self._config, self._local_ranks, self._files)
+
+    # ---- what comes in
+
+    def _hear_local(self, peer: Peer, message: FromLocal | None) -> None:
+        match message:
+            case None:
+                self._pool.gone(peer)
+                self._processes.gone(peer)
+            case Hello(role="worker"):
+                if self._processes.hello(peer, message):
+                    self._perform_all(self._node.connected(message.rank))
+            case Hello():
+                self._pool.hello(peer, message)
+                self._crew.starts.serve(self._node)
+                self._examiner.serve()
+            case WorkerReport():
+                self._hear_report(peer, message)
+            case Probed():
+                self._examiner.hear(peer, message.result)
+            case Account() | SawNonFinite() | LastWords() | Refuses():
+                self._observer.hear(self._processes.rank_of(peer), message, self._node)
+            case Modules():
+                self._pool.import_modules(message.names)
+                self._pool.open()
+                if self._link is not None:
+                    self._link.send(message)  # so that a spare can import them too; lost, it costs only its warmth
+            case _:
+                assert_never(message)
+
+    def _hear_report(self, peer: Peer, report: WorkerReport) -> None:
+        if (rank := self._processes.rank_of(peer)) is None:
+            return
+        self._perform_all(self._node.report(rank, report))
+        if report.stage is Stage.COMMITTED:
+            self._warmth.committed(peer)
+        if self._stock and report.stage in (Stage.PAUSED, Stage.FINISHED):
+            peer.send(Abandon(reason="no manager answers"))
+
+    def _hear_manager(self, message: FromManager) -> None:
+        self._patience.renew()
+        match message:
+            case Refusal():
+                self._go_stock(f"the manager refuses this node: {message.reason}")
+            case Answer() | Inspection():
+                logger.error("the manager answers what nobody has asked; it is ignored")
+            case Modules():
+                self._pool.import_modules(message.names)
+            case Examine():
+                self._examiner.obey(message, self._local_ranks)
+            case Cleared():
+                self._examiner.clear(message)
+                self._pool.want(self._config.standbys)
+                self._prospect.clear()
+            case Dismissed():
+                self._leave(message.reason)
+            case Directive() | Heard():
+                if (directive := self._reports.shorthand.hear(message)) is not None:
+                    self._follow(directive)
+            case _:
+                assert_never(message)
+
+    def _follow(self, directive: Directive) -> None:
+        if (odd := strange(directive, self._local_ranks)) and self._link is not None:
+            self._link.refuse("order", "a directive", odd)
+            return
+        self._prospect.learn(directive)
+        if self._identity is None:
+            return  # not ready for a place; it is told again
+        if self._stock:
+            self._stock = False
+            if self._warned:
+                logger.warning("the manager answers: taskd recovers again")
+            self._crew.manage()
+        self._files.records = directive.records
+        if directive.order is Order.RUN:
+            self._pool.refill()
+        self._perform_all(self._node.obey(directive))
+        self._observer.inquire(self._node, directive.inquiry)
+
+    def _watch_the_clock(self) -> None:
+        now_s = time.monotonic()
+        waited_s = self._patience.spent_s(self._prospect.places or 1, ended=self._crew.have_ended(self._node))
+        if waited_s is not None and self._link is not None and (self._identity is not None or self.checks):
+            where = self._link.trouble or f"no manager answers at {self._config.manager}"
+            self._go_stock(f"{where} for {waited_s:g} s")
+        self._warmth.look(now_s)
+        self._crew.starts.expire(self._node, now_s)
+        self._examiner.expire()
+
+    def _leave(self, reason: str) -> None:
+        """This node was found unfit: nothing of it may train."""
+        if not self._prospect.dismissed:
+            logger.error("%s", reason)
+            self._prospect.dismiss(reason)
+            if self._identity is not None:
+                self._crew.give_up(reason)
+
+    def _go_stock(self, reason: str) -> None:
+        if self._node.place is None and self._identity is not None:
+            self._crew.give_up(f"{reason}, and this node holds no place")
+        elif not self._stock:
+            self._stock = self._warned = True
+            logger.warning("%s: torchrun's own behaviour takes over; taskd keeps trying", reason)
+            self._crew.stock()
+        self._prospect.give_up()
+
+    # ---- what goes out
+
+    def _perform_all(self, actions: list[Action]) -> None:
+        self._crew.perform(self._node, actions, may_start=not self._leaving and not self._stock)
+
+    def _state(self) -> tuple[tuple[RankStatus, ...], int, int, bool, bool, CheckState | None]:
+        """What the manager hears at once when it changes; all else of a report, with the next heartbeat."""
+        generation = max(self._processes.generation, self._node.generation)
+        return (
+            tuple(slot.status for slot in self._node.slots.values()),
+            self._pool.count,
+            generation,
+            self._leaving,
+            self._reports.shorthand.knows(self._node.directive),
+            self._examiner.state,
+        )
+
+    def _report(self) -> None:
+        self._told = _, standbys, generation, leaving, _, check = self._state()
+        self._sent_s = time.monotonic()
+        self._crew.reap()
+        if self._link is None:
+            return
+        self._link.send(
+            self._reports.compose(
+                self._node,
+                self._identity,
+                standbys=standbys,
+                generation=generation,
+                leaving=leaving,
+                seen=self._observer.look(self._node),
+                check=check,
+                sent_s=self._sent_s,
+            )
+        )

@@ -1,0 +1,265 @@
+"""The processes of one node: what is done with them, and what follows when one ends.
+
+Rules:
+
+1. Who holds which rank, and how it is spoken to, `RankProcesses` knows; how a rank gets its process, `Starts`.
+2. What is heard counts only if it comes from the process that now holds the rank.
+"""
+
+import logging
+import os
+import time
+from signal import SIGKILL
+
+from typing_extensions import assert_never
+
+from taskd.config.process import environment, without_rank
+from taskd.config.worker import TemplateConfig
+from taskd.core.agent import (
+    Action,
+    Evict,
+    Fence,
+    Node,
+    Start,
+    State,
+    StopNode,
+    Take,
+    TellJoin,
+    TellPause,
+    TellRelease,
+)
+from taskd.core.endings import cause, ending_of
+from taskd.core.evidence import Evidence
+from taskd.errors import RecoveryError, TaskdError
+from taskd.runtime.agent.deaths import DeathWatch, Ending, ending_status
+from taskd.runtime.agent.given import preload
+from taskd.runtime.agent.ports import Templates, WorkerHost
+from taskd.runtime.agent.rank_process import RankProcesses
+from taskd.runtime.agent.rankfiles import RankFiles
+from taskd.runtime.agent.shape import Shape
+from taskd.runtime.agent.standbys import StandbyPool
+from taskd.runtime.agent.starts import Starts
+from taskd.runtime.agent.witness import Witness
+from taskd.runtime.system.cgroups import thaw
+from taskd.wire.messages import Join, Pause, Release, Stage
+
+logger = logging.getLogger(__name__)
+LAST_WORDS_S = 2.0
+_LOOK_S = 0.01
+
+
+class Crew:
+    """All processes of one node. Used by the agent's thread; `fresh_environment` by torchrun's main thread before."""
+
+    def __init__(self, files: RankFiles, deaths: DeathWatch, pool: StandbyPool, preload: tuple[str, ...]) -> None:
+        self._files = files
+        self.processes = RankProcesses(files)
+        self._preload = preload
+        self._host: WorkerHost | None = None
+        self._templates: Templates | None = None
+        """What starts a template before torchrun has started a process."""
+        self.witness = Witness()
+        self.starts = Starts(files, deaths, pool, self.processes, self.witness)
+        self.seen: dict[int, Evidence] = {}
+        """By rank: what nobody has asked for, and the manager has not been told yet."""
+        self.moved = False
+        """This node has been given a place, or lost one, since torchrun formed the world."""
+
+    # ---- torchrun has started, or restarted, the whole group
+
+    def fresh_environment(self, local_rank: int, generation: int, places: int = 0) -> dict[str, str]:
+        """Variables of a process of a fresh world that torchrun itself starts, in a job of so many places."""
+        incarnation, generation = self.processes.number_fresh(local_rank, generation)
+        config = self._files.prepare(local_rank, incarnation, generation, Shape(places=places), joins=False)
+        return {**config.environment(), **preload()}
+
+    def take(self, host: WorkerHost, node: Node) -> None:
+        """Watch the processes that torchrun has just started."""
+        self._host = host
+        self.starts.clear()
+        self.processes.hold(host)
+        for process in tuple(self.processes):
+            first = Start(process.rank, process.incarnation, self.processes.generation, joins=False)
+            self.starts.begin(node, first, host.pid(process.local_rank), warm=False)
+
+    def wait(self, host: WorkerHost) -> None:
+        """This node holds no place: nothing runs on it."""
+        self._host = host
+        self.processes.let_go()
+
+    def evict(self) -> None:
+        """Kill every process, and forget what they held."""
+        self.moved = True
+        self.starts.clear()
+        for process in self.processes:
+            self._need_host().kill(process.local_rank, SIGKILL)
+            self.processes.end(process, keep=False)
+        self.processes.let_go()
+
+    def settle(self, place: int) -> tuple[int, ...]:
+        """The ranks of the place that this node holds now. Positions of ranks that it held before are not theirs."""
+        host = self._need_host()
+        self.moved = True
+        host.assign(place)
+        self.processes.hold(host)
+        for local in host.local_ranks:
+            self._files.forget(local)
+        return tuple(process.rank for process in self.processes)
+
+    def dismiss(self) -> None:
+        """The job has ended well."""
+        if self._host is not None:
+            self._host.dismiss()
+
+    def runs_python(self) -> bool:
+        """Whether a standby can run what the ranks run."""
+        if self._host is None:
+            return False
+        command = self._host.command(self._host.local_ranks[0])
+        if not command.python:
+            logger.info("no warm processes: %s", command.reason)
+        return command.python
+
+    def lend(self, templates: Templates) -> None:
+        """Standbys are wanted before there is a rank: for a node check."""
+        self._templates = templates
+
+    def start_template(self) -> int:
+        """Start the process that forks standbys, with the ranks' environment less what is a rank's own."""
+        host = self._host
+        template = TemplateConfig(self._files.socket, os.getpid(), self._preload).environment()
+        if host is None and self._templates is not None:
+            return self._templates.start({**without_rank(environment()), **template})
+        host = self._need_host()
+        return host.start_template({**without_rank(host.environment(host.local_ranks[0])), **template})
+
+    # ---- what the node's table wants
+
+    def perform(self, node: Node, actions: list[Action], *, may_start: bool) -> None:
+        """Do it, one after the other; what fails is logged."""
+        for action in actions:
+            self._try(node, action, may_start=may_start)
+
+    def _try(self, node: Node, action: Action, *, may_start: bool) -> None:
+        try:
+            self._perform(node, action, may_start=may_start)
+        except TaskdError:
+            logger.exception("%s failed", action)
+
+    def _perform(self, node: Node, action: Action, *, may_start: bool) -> None:
+        match action:
+            case Evict():
+                logger.warning("this node holds no place any more: its processes end, and it waits for another")
+                self.evict()
+            case Take():
+                logger.warning("this node takes place %d", action.place)
+                self.perform(node, node.occupy(self.settle(action.place)), may_start=may_start)
+            case Fence():
+                self.fence(action.rank)
+            case Start():
+                if may_start:
+                    self.starts.order(node, self._need_host(), action)
+            case TellPause():
+                pause = Pause(generation=action.generation, reason=action.reason, at_commit=action.at_commit)
+                self.processes.tell(action.rank, pause)
+            case TellJoin():
+                self.processes.tell(action.rank, Join(plan=action.plan))
+            case TellRelease():
+                self.processes.tell(action.rank, Release(generation=action.generation))
+            case StopNode():
+                self.starts.clear()
+                if action.exit_code:
+                    self._await_the_dying(node)
+                    self.give_up(action.reason)
+                else:
+                    self.dismiss()
+            case _:
+                assert_never(action)
+
+    def _await_the_dying(self, node: Node) -> None:
+        """Who has said what it dies of is to be dead before the others end: torchrun reports the first as the cause."""
+        until_s = time.monotonic() + LAST_WORDS_S
+        dying = [rank for rank, slot in node.slots.items() if slot.words[0] and slot.state is State.RUNNING]
+        while dying and time.monotonic() < until_s:
+            time.sleep(_LOOK_S)
+            dying = [rank for rank in dying if self._exit_status(rank) is None]
+
+    # ---- one process
+
+    def rest(self) -> None:
+        """Start nothing any more. Whoever lives yet is about to be ended, which is no fault of its own."""
+        self.starts.clear()
+        for process in self.processes:
+            if self._exit_status(process.rank) is None and ending_status(process.pid) is None:
+                process.fenced = True
+
+    def _exit_status(self, rank: int) -> int | None:
+        return self._need_host().exit_status(self.processes[rank].local_rank)
+
+    def ended(self, node: Node, ending: Ending) -> list[Action]:
+        """A process is ending, or gone: what follows for the rank that it holds, if it still holds one."""
+        process = self.processes.by_pid(ending.pid)
+        if process is None:
+            return []
+        if not self.processes.holds(process):
+            if ending.gone:  # another process has its rank already
+                self.processes.end(process)
+            return []
+        rank = process.rank
+        status = self._exit_status(rank) if ending.gone else ending_status(ending.pid)
+        if status is None:
+            return []
+        slot = node.slots[rank]
+        process.fenced = process.fenced or slot.state is State.FENCED
+        finished = slot.status.stage in (Stage.FINISHED, Stage.RELEASED)
+        end = ending_of(status, finished=finished, fenced=process.fenced)
+        known = self.witness.take(rank, ending.pid, process.box, node=node.place, ending=end)
+        if not process.fenced:
+            self.seen[rank] = known
+        if ending.gone:
+            self.processes.end(process, keep=status != 0)
+        return node.ended(rank, clean=status == 0, cause=cause(known, status), at_s=time.monotonic())
+
+    def have_ended(self, node: Node) -> bool:
+        """Whether this node has ranks, and all of them have ended well."""
+        return bool(node.slots) and all(slot.status.stage is Stage.EXITED for slot in node.slots.values())
+
+    def fence(self, rank: int) -> None:
+        """Kill the rank's whole process group."""
+        host, local = self._need_host(), self.processes[rank].local_rank
+        host.kill(local, SIGKILL)
+        thawed = thaw(host.pid(local))
+        if thawed is not None:
+            logger.warning("rank %d was frozen: %s is thawed, so that its process can end", rank, thawed)
+
+    # ---- whose behaviour holds
+
+    def stock(self) -> None:
+        """torchrun decides."""
+        self.starts.clear()
+        if self._host is not None:
+            self._host.stock()
+
+    def manage(self) -> None:
+        """taskd decides."""
+        if self._host is not None:
+            self._host.manage()
+
+    def give_up(self, reason: str) -> None:
+        """End the job on this node."""
+        if self._host is not None:
+            self._host.give_up(reason)
+        else:
+            logger.error("the job ends, before a process was started here: %s", reason)
+
+    def reap(self) -> None:
+        """Collect dead standbys."""
+        if self._host is not None:
+            self._host.reap_standbys()
+        elif self._templates is not None:
+            self._templates.reap()
+
+    def _need_host(self) -> WorkerHost:
+        if self._host is None:
+            raise RecoveryError("torchrun has started no process yet")
+        return self._host

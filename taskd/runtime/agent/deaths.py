@@ -1,0 +1,145 @@
+"""Knows of a process's death as early as the kernel does, without polling.
+
+Rules:
+
+1. Two sources: the life futex in the black box (the kernel wakes us before it tears the memory down) and a pidfd (the
+   process can be reaped). A process without a box has the second alone.
+2. The futex tells only that the process is ending. How, `/proc/PID/stat` knows at once for a signal or a failing
+   status. A status of 0 is not believed before the process is fully gone: it also means "not known yet".
+3. Whoever listens polls `fileno()` and then takes `events()`.
+"""
+
+import logging
+import os
+import select
+import threading
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from taskd.errors import ShimError
+from taskd.runtime.agent.teardown import make_way
+
+logger = logging.getLogger(__name__)
+_EXIT_CODE_FIELD = 52
+"""Position of `exit_code` in /proc/PID/stat, counted from 1 (proc(5))."""
+
+
+class LifeFutex(Protocol):
+    """The black box of one process, as far as its death goes."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it tells nothing any more."""
+        ...
+
+    def await_death(self, timeout_s: float) -> bool:
+        """Whether the process's beat thread has ended, waiting at most so long. `ShimError`: it cannot be told."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A process has begun to end (`gone` False) or has ended (`gone` True)."""
+
+    pid: int
+    gone: bool
+
+
+class DeathWatch:
+    """Watches processes of this node."""
+
+    def __init__(self) -> None:
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll = select.epoll()
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._dying: deque[int] = deque()
+        self._gone: deque[int] = deque()
+        self._pids: dict[int, int] = {}  # pidfd to pid
+        self._closed = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def fileno(self) -> int:
+        """Readable when `events` has something to tell."""
+        return self._epoll.fileno()
+
+    def watch(self, pid: int, life: LifeFutex | None) -> None:
+        """Watch a process until it is gone. One that is gone already, and reaped, is among the next events."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._gone.append(pid)
+            os.eventfd_write(self._wake, 1)
+            return
+        self._pids[pidfd] = pid
+        self._epoll.register(pidfd, select.EPOLLIN)
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        if life is not None:
+            thread = threading.Thread(target=self._await, args=(pid, life), name=f"taskd-life-{pid}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def events(self) -> list[Ending]:
+        """What has happened since the last call, without blocking."""
+        found = []
+        for fd, _ in self._epoll.poll(0):
+            if fd == self._wake:
+                with suppress(BlockingIOError):
+                    os.eventfd_read(self._wake)
+            else:
+                found.append(Ending(self._forget(fd), gone=True))
+        while self._dying:
+            found.insert(0, Ending(self._dying.popleft(), gone=False))
+        while self._gone:
+            found.append(Ending(self._gone.popleft(), gone=True))
+        return found
+
+    def close(self) -> None:
+        """Stop watching; waits for the waiting threads, half a second at most each."""
+        self._closed.set()
+        for thread in self._threads:
+            thread.join()
+        for pidfd in list(self._pids):
+            self._forget(pidfd)
+        self._epoll.close()
+        os.close(self._wake)
+
+    def _forget(self, pidfd: int) -> int:
+        self._epoll.unregister(pidfd)
+        os.close(pidfd)
+        return self._pids.pop(pidfd)
+
+    def _await(self, pid: int, life: LifeFutex) -> None:
+        while not (self._closed.is_set() or life.closed):
+            try:
+                died = life.await_death(0.5)
+            except ShimError as error:
+                logger.warning("process %d: %s; its death is seen when it is gone", pid, error)
+                return
+            if died:
+                self._dying.append(pid)
+                os.eventfd_write(self._wake, 1)
+                make_way(pid)
+                return
+            if not _exists(pid):
+                return
+
+
+def ending_status(pid: int) -> int | None:
+    """How a process that has begun to end will end: -N for signal N, or its exit code; None if 0 or not known yet."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    status = int(fields[_EXIT_CODE_FIELD - 3])
+    return os.waitstatus_to_exitcode(status) if status else None
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

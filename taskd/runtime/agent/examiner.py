@@ -1,0 +1,251 @@
+"""Carries out the manager's orders to check this node: its check processes, their ends, their results.
+
+Rules:
+
+1. A check process is a standby that is told `Probe`: it imports nothing any more, and ends when it has answered. There
+   is one for each local rank of each trial; those of the first trial check their own devices before.
+2. Every process has an end: by its own time limit, and by SIGKILL soon after. One whose mate in the same trial has
+   failed waits in vain and gets `IN_VAIN_S` more.
+3. An order is carried out once. Heard again it may only shorten the time.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from signal import SIGKILL
+
+import msgspec
+
+from taskd.core.nodecheck.probes import lost, merge_own, merge_trial
+from taskd.runtime.agent.deaths import DeathWatch, Ending, ending_status
+from taskd.runtime.agent.sockets import Peer
+from taskd.runtime.agent.standbys import StandbyPool
+from taskd.wire.bounds import LONGEST_S
+from taskd.wire.checks import CheckState, Cleared, Examine, Examined, Own, Trial, TrialResult
+from taskd.wire.messages import Probe
+from taskd.wire.probes import ProbeOrder, ProbeResult
+
+logger = logging.getLogger(__name__)
+IN_VAIN_S = 2.0
+_LATE_S = 1.0
+"""A process ends by its own limit first: it can say more than its killer."""
+
+
+@dataclass(slots=True)
+class Seat:
+    """One check process: what it is for, and what became of it. `due_s` counts once it has begun."""
+
+    order: ProbeOrder
+    due_s: float
+    peer: Peer | None = None
+    own: Own | None = None
+    trial: TrialResult | None = None
+
+    @property
+    def peer_node(self) -> str:
+        """The other node of its trial; empty without one."""
+        return "" if self.order.trial is None else self.order.trial.peer
+
+    @property
+    def lacks(self) -> ProbeOrder:
+        """What of its order has not been answered."""
+        order = self.order
+        trial = order.trial if self.trial is None else None
+        return msgspec.structs.replace(order, own=order.own and self.own is None, trial=trial)
+
+    @property
+    def done(self) -> bool:
+        """Whether all of it has been answered."""
+        return not self.lacks.own and self.lacks.trial is None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has answered that something is wrong."""
+        return any(part is not None and not part.ok for part in (self.own, self.trial))
+
+    @property
+    def result(self) -> ProbeResult:
+        """What is known of it."""
+        return ProbeResult(local_rank=self.order.local_rank, own=self.own, trial=self.trial)
+
+
+class Examiner:
+    """Used by the agent's thread."""
+
+    def __init__(self, pool: StandbyPool, deaths: DeathWatch, run_dir: Path) -> None:
+        self._pool = pool
+        self._deaths = deaths
+        self._run_dir = run_dir
+        self._state: CheckState | None = None
+        self._order: Examine | None = None
+        self._seats: list[Seat] = []
+        self._started_s = 0.0
+        self._clock_s = 0.0
+
+    @property
+    def state(self) -> CheckState | None:
+        """What the manager hears of it."""
+        if self._state is None:
+            return None
+        return msgspec.structs.replace(self._state, ready=self._pool.count > 0 or self._pool.pending)
+
+    @property
+    def due_s(self) -> float:
+        """When `expire` has something to do."""
+        return min((seat.due_s + _LATE_S for seat in self._seats if not seat.done), default=inf)
+
+    def ask_for(self, local_ranks: int, *, strict: bool) -> None:
+        """This node is to be checked before it may train. `strict`: slow nodes are to be excluded too."""
+        self._state = CheckState(wants=True, strict=strict)
+        self._pool.want(local_ranks)
+        self._pool.open()  # what a check process imports takes longer than the check
+
+    def clear(self, message: Cleared) -> None:
+        """It may train."""
+        if self._state is not None and not self._state.cleared:
+            self._state = msgspec.structs.replace(self._state, cleared=True)
+            logger.info("this node was checked and may train%s", f": {message.note}" if message.note else "")
+
+    # ---- an order
+
+    def obey(self, order: Examine, local_ranks: int) -> None:
+        """Begin what the manager wants."""
+        if self._order is not None and order.number <= self._order.number:
+            if order.number == self._order.number:
+                self._hurry(order.timeout_s)
+            return
+        self._kill_all()
+        self._order, self._started_s = order, time.monotonic()
+        self._clock_s = max(-LONGEST_S, min(time.time() - order.clock_s, LONGEST_S))
+        trials: tuple[Trial | None, ...] = order.trials or (None,)
+        self._seats = [
+            Seat(self._order_of(order, trial, local_rank, local_ranks), self._started_s + order.timeout_s)
+            for trial in trials
+            for local_rank in range(local_ranks)
+        ]
+        self._pool.open()
+        self._tell()
+        self.serve()
+
+    def _order_of(self, order: Examine, trial: Trial | None, local_rank: int, local_ranks: int) -> ProbeOrder:
+        first = trial is None or trial == order.trials[0]
+        return ProbeOrder(
+            own=order.own and first,
+            trial=trial,
+            local_rank=local_rank,
+            local_world_size=local_ranks,
+            run_dir=os.fspath(self._run_dir),
+            timeout_s=order.timeout_s,
+        )
+
+    def _hurry(self, timeout_s: float) -> None:
+        for seat in self._seats:
+            seat.due_s = min(seat.due_s, self._started_s + timeout_s)
+
+    def serve(self) -> None:
+        """Give work to the standbys that there are, and ask for those that lack."""
+        waiting = [seat for seat in self._seats if seat.peer is None and not seat.done]
+        while waiting and (peer := self._pool.take()) is not None:
+            seat = waiting[0]
+            left_s = max(0.1, seat.due_s - time.monotonic())
+            if peer.send(Probe(order=msgspec.structs.replace(seat.order, timeout_s=left_s))):
+                seat.peer = peer
+                self._deaths.watch(peer.pid, None)
+                waiting.pop(0)
+        if waiting:
+            self._pool.refill(extra=len(waiting))
+
+    # ---- what comes back
+
+    def hear(self, peer: Peer, result: ProbeResult) -> None:
+        """A process has answered."""
+        seat = next((seat for seat in self._seats if seat.peer is peer), None)
+        if seat is not None and not seat.done:
+            self._settle(seat, result)
+
+    def ended(self, ending: Ending) -> bool:
+        """Whether it was a check process of the present order that has ended; without an answer, it has failed."""
+        seat = next((seat for seat in self._seats if seat.peer is not None and seat.peer.pid == ending.pid), None)
+        if seat is None:
+            return False
+        if ending.gone and not seat.done:
+            self._settle(seat, lost(seat.lacks, ending_status(ending.pid) or 0, self._passed_s))
+        return True
+
+    @property
+    def _passed_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def expire(self) -> None:
+        """Kill what has had its time."""
+        now_s = time.monotonic()
+        for seat in self._seats:
+            if not seat.done and now_s >= seat.due_s + _LATE_S:
+                if seat.peer is not None:
+                    _kill(seat.peer.pid)
+                self._settle(seat, self._given_up(seat))
+
+    def close(self) -> None:
+        """End all check processes."""
+        self._kill_all()
+        self._seats.clear()
+
+    def _given_up(self, seat: Seat) -> ProbeResult:
+        """What is put down for one that has had its time. One that was at its trial has waited for the other node."""
+        lacking, trial, passed_s = seat.lacks, seat.lacks.trial, self._passed_s
+        if seat.peer is not None and (lacking.own or trial is None):
+            return lost(lacking, None, passed_s)
+        cause = f"no {'answer' if seat.peer is not None else 'process to check it'} within {passed_s:.0f} s"
+        own = Own(ok=False, cause=cause, elapsed_s=passed_s) if lacking.own else None
+        failed = None if trial is None else TrialResult(peer=trial.peer, ok=False, cause=cause, elapsed_s=passed_s)
+        return ProbeResult(local_rank=lacking.local_rank, own=own, trial=failed)
+
+    def _settle(self, seat: Seat, result: ProbeResult) -> None:
+        seat.own, seat.trial = seat.own or result.own, seat.trial or result.trial
+        if seat.failed:
+            for mate in self._seats:
+                if mate.peer_node == seat.peer_node:
+                    mate.due_s = min(mate.due_s, time.monotonic() + IN_VAIN_S)
+        self._tell()
+
+    def _kill_all(self) -> None:
+        for seat in self._seats:
+            if seat.peer is not None and not seat.done:
+                _kill(seat.peer.pid)
+
+    def _tell(self) -> None:
+        order = self._order
+        if order is None:
+            return
+        done = all(seat.done for seat in self._seats)
+        own = self._own() if done else None
+        examined = Examined(number=order.number, done=done, own=own, trials=tuple(self._trials(order)))
+        self._state = msgspec.structs.replace(self._state or CheckState(), examined=examined)
+
+    def _own(self) -> Own | None:
+        own = merge_own(_results(seat for seat in self._seats if seat.order.own))
+        return None if own is None else msgspec.structs.replace(own, clock_s=self._clock_s)
+
+    def _trials(self, order: Examine) -> list[TrialResult]:
+        """Those that have ended."""
+        ended = (seats for seats in map(self._tried, order.trials) if all(seat.trial is not None for seat in seats))
+        found = [merge_trial(_results(seats)) for seats in ended]
+        return [trial for trial in found if trial is not None]
+
+    def _tried(self, trial: Trial) -> list[Seat]:
+        return [seat for seat in self._seats if seat.order.trial == trial]
+
+
+def _results(seats: Iterable[Seat]) -> list[ProbeResult]:
+    return [seat.result for seat in seats]
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, SIGKILL)
+    except ProcessLookupError:
+        return

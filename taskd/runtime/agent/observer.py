@@ -1,0 +1,177 @@
+"""What one node's agent sees of its ranks: how far they are, and, when it matters, what they are about.
+
+Rules:
+
+1. Progress is read from the black boxes, so that nothing of it costs a step anything.
+2. An inquiry asks every process for an account of itself, and waits `ACCOUNT_S` for those that could give one and
+   have not. What box, /proc and cgroup tell is taken after that, of all ranks at one moment.
+3. Each inquiry is answered once. A death is testified to unasked, right after the report of it.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+import msgspec
+
+from taskd.core.agent import Node, State
+from taskd.core.conditions import cannot_answer, holds_still
+from taskd.core.evidence import Evidence
+from taskd.errors import ShimError
+from taskd.runtime.agent.crew import Crew
+from taskd.runtime.agent.native_stacks import take_native
+from taskd.runtime.agent.pace import Pacer
+from taskd.runtime.box.blackbox import Box, Phase
+from taskd.wire.accounts import Account
+from taskd.wire.codec import pack, sendable
+from taskd.wire.messages import Ask, LastWords, Progress, RankSpan, Refuses, SawNonFinite, Testimony
+
+ACCOUNT_S = 0.2
+SILENT_S = 0.5
+"""A rank that has committed nothing for so long is looked at more closely, in case that it is asked about."""
+LOOK_S = 1.0
+"""So often it is seen how fast the ranks are and where they live: at each heartbeat that cost a step 0.2 %."""
+NATIVE_S = 0.06
+"""The verdict waits for py-spy: enough for Python's frames (some 25 ms), and for native ones if they are quick."""
+
+
+def progress_of(box: Box) -> Progress | None:
+    """How far a rank that trains is; None if it does not, or if what its box says cannot be."""
+    try:
+        said = box.read()
+    except ShimError:
+        return None
+    if said.phase != Phase.TRAINING:
+        return None
+    step, since_ns = (said.step, said.step_ns) if said.step_ns else (-1, said.phase_ns)
+    found = Progress(step=step, age_s=max(0.0, (time.monotonic_ns() - since_ns) / 1e9))
+    return found if sendable(found) else None
+
+
+class Observer:
+    """The eyes of one agent."""
+
+    def __init__(self, job_id: str, crew: Crew, proof: str) -> None:
+        self._job_id = job_id
+        self._proof = proof
+        self._crew = crew
+        self._pacers: dict[tuple[int, int], Pacer] = {}
+        self._looked_s = 0.0
+        self._answered = 0
+        """The newest inquiry that was answered or is being answered."""
+        self._asked: set[int] = set()
+        self._mute: set[int] = set()
+        """Those among the asked that cannot answer, as box, /proc and cgroup say: they are not waited for."""
+        self._due_s: float | None = None
+
+    # ---- at each heartbeat
+
+    def look(self, node: Node) -> tuple[Progress | None, tuple[RankSpan, ...]]:
+        """How far the ranks of this node are, and how fast."""
+        newest: Progress | None = None
+        now_s = time.monotonic()
+        closely = now_s - self._looked_s >= LOOK_S
+        self._looked_s = now_s if closely else self._looked_s
+        spans = []
+        for rank, pid, box in self._boxes(node):
+            if closely:
+                self._crew.witness.look(rank)
+            progress = progress_of(box)
+            if progress is None:
+                continue
+            if closely and progress.age_s >= SILENT_S:
+                self._crew.witness.watch(rank, progress.step)
+            span = self._span(rank, pid, box) if closely else None
+            if span is not None:
+                spans.append(span)
+            if newest is None or (progress.step, progress.age_s) > (newest.step, newest.age_s):
+                newest = progress
+        return newest, tuple(spans)
+
+    def _span(self, rank: int, pid: int, box: Box) -> RankSpan | None:
+        try:
+            found = self._pacer(rank, pid).look(box, time.monotonic_ns())
+        except ShimError:
+            return None
+        return found if found is not None and sendable(found) else None
+
+    def _pacer(self, rank: int, pid: int) -> Pacer:
+        if (rank, pid) not in self._pacers:
+            self._pacers = {key: pacer for key, pacer in self._pacers.items() if key[0] != rank}
+            self._pacers[rank, pid] = Pacer(rank)
+        return self._pacers[rank, pid]
+
+    def _boxes(self, node: Node) -> Iterable[tuple[int, int, Box]]:
+        for rank, slot in node.slots.items():
+            box = self._crew.processes.box(rank) if slot.state is State.RUNNING else None
+            if box is not None:
+                yield rank, slot.status.pid, box
+
+    # ---- an inquiry
+
+    def inquire(self, node: Node, inquiry: int) -> None:
+        """The manager wants to know what the ranks are about."""
+        if inquiry in (0, self._answered):
+            return
+        self._answered, self._due_s = inquiry, time.monotonic() + ACCOUNT_S
+        self._asked = self._crew.processes.tell_all(Ask(number=inquiry))
+        for rank in node.slots:
+            self._crew.witness.look(rank)
+        live = [rank for rank in self._asked if rank in node.slots]
+        self._mute = {rank for rank in live if cannot_answer(self._take(node, rank))}
+
+    def hear(self, rank: int | None, message: Account | SawNonFinite | LastWords | Refuses, node: Node) -> None:
+        """A process says something of itself; it counts if it is one that holds a rank."""
+        if rank is None:
+            return
+        if isinstance(message, Refuses):
+            node.refuses(rank, message)
+            return
+        if isinstance(message, LastWords):
+            node.last_words(rank, message.cause, message.kind)
+            self._crew.seen[rank] = self._take(node, rank)
+            return
+        self._crew.witness.hear(rank, message)
+        if isinstance(message, Account):
+            self._asked.discard(rank)
+        elif rank in node.slots:
+            self._crew.seen[rank] = self._take(node, rank)
+
+    @property
+    def due_s(self) -> float | None:
+        """When the accounts of the processes are waited for no longer."""
+        return self._due_s
+
+    def testimonies(self, node: Node, now_s: float) -> list[Testimony]:
+        """What is to be sent to the manager now."""
+        out = []
+        found, self._crew.seen = self._crew.seen, {}
+        if found:
+            out.append(self._testimony(node, 0, found))
+        if self._due_s is not None and (self._asked <= self._mute or now_s >= self._due_s):
+            self._due_s = None
+            live = [rank for rank, slot in node.slots.items() if slot.state is State.RUNNING]
+            evidence = {rank: self._take(node, rank) for rank in live}
+            for rank in sorted(self._asked & evidence.keys()):  # one of them tells enough
+                if holds_still(evidence[rank]):
+                    continue  # it has been stopped: where, tells nothing
+                native = take_native(node.slots[rank].status.pid, NATIVE_S)
+                evidence[rank] = replace(evidence[rank], native=native)
+                break
+            out.append(self._testimony(node, self._answered, evidence))
+            for rank in live:
+                self._crew.witness.watch(rank)  # the next question is about what comes after this one
+        return out
+
+    def _take(self, node: Node, rank: int) -> Evidence:
+        pid = node.slots[rank].status.pid
+        return self._crew.witness.take(rank, pid, self._crew.processes.box(rank), node=node.place)
+
+    def _testimony(self, node: Node, inquiry: int, evidence: dict[int, Evidence]) -> Testimony:
+        return Testimony(
+            job_id=self._job_id,
+            agent_id=node.agent_id,
+            proof=self._proof,
+            inquiry=inquiry,
+            evidence={rank: msgspec.Raw(pack(known)) for rank, known in evidence.items()},
+        )

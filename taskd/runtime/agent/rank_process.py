@@ -1,0 +1,145 @@
+"""The processes of one node's ranks: a record of each, and one owner of all records.
+
+Rules:
+
+1. A rank that this node holds has a record, also before its first process is started: then one of pid -1.
+2. The newest process of a rank holds it. An older one is known until it is gone, and what it says counts for nothing.
+3. Numbers of processes (incarnations) and of worlds (generations) only rise, also when torchrun restarts the group: its
+   own thread takes the next ones then, under the lock. All else belongs to the agent's thread.
+"""
+
+import logging
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from taskd.runtime.agent.ports import WorkerHost
+from taskd.runtime.agent.rankfiles import RankFiles
+from taskd.runtime.agent.sockets import Peer
+from taskd.runtime.box.blackbox import Box
+from taskd.wire.messages import Hello, ToLocal
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class RankProcess:
+    """One process of a rank, from its start until it is gone."""
+
+    rank: int
+    local_rank: int
+    incarnation: int
+    pid: int = -1
+    box: Box | None = None
+    peer: Peer | None = None
+    """Its socket, while it can be spoken to."""
+    fenced: bool = False
+    """This agent ends it: its end is no fault of its own."""
+
+
+class RankProcesses:
+    """All of one node."""
+
+    def __init__(self, files: RankFiles) -> None:
+        self._files = files
+        self._lock = threading.Lock()
+        self._newest: dict[int, int] = {}
+        """By local rank: the incarnation that was numbered last."""
+        self._held: dict[int, RankProcess] = {}  # by rank
+        self._known: dict[int, RankProcess] = {}  # by pid, until it is gone
+        self.generation = 0
+
+    def number_fresh(self, local_rank: int, generation: int) -> tuple[int, int]:
+        """Incarnation and generation of a process of a fresh world that torchrun itself is about to start."""
+        with self._lock:
+            incarnation = self._newest[local_rank] = self._newest.get(local_rank, -1) + 1
+            self.generation = max(generation, self.generation) if incarnation == 0 else generation + 1
+            return incarnation, self.generation
+
+    def number(self, local_rank: int, incarnation: int, generation: int) -> None:
+        """The manager has given these numbers to a process that is about to start."""
+        with self._lock:
+            self._newest[local_rank] = incarnation
+            self.generation = max(self.generation, generation)
+
+    # ---- who holds which rank
+
+    def hold(self, host: WorkerHost) -> None:
+        """This node holds the host's ranks from now on, and no process of theirs is known yet."""
+        with self._lock:
+            found = [RankProcess(host.rank_of(local), local, self._newest.get(local, 0)) for local in host.local_ranks]
+        self._held = {process.rank: process for process in found}
+
+    def let_go(self) -> None:
+        """This node holds no rank."""
+        self._held = {}
+
+    def begin(self, rank: int, incarnation: int, pid: int) -> Box | None:
+        """A process holds the rank from now on; its black box."""
+        local_rank = self._held[rank].local_rank
+        box = self._files.box(local_rank, incarnation)
+        self._held[rank] = self._known[pid] = RankProcess(rank, local_rank, incarnation, pid, box)
+        return box
+
+    def end(self, process: RankProcess, *, keep: bool = True) -> None:
+        """It is gone, or will be and is of no interest; its black box stays among the job's records, or does not."""
+        self._known.pop(process.pid, None)
+        process.box = None
+        name = f"rank-{process.rank}-incarnation-{process.incarnation}.box" if keep else ""
+        self._files.discard(process.local_rank, process.incarnation, keep_as=name)
+
+    def __iter__(self) -> Iterator[RankProcess]:
+        """Those that hold a rank, or are to."""
+        return iter(self._held.values())
+
+    def __getitem__(self, rank: int) -> RankProcess:
+        """The one that holds this rank."""
+        return self._held[rank]
+
+    def holds(self, process: RankProcess) -> bool:
+        """Whether no other has its rank already."""
+        return self._held.get(process.rank) is process
+
+    def by_pid(self, pid: int) -> RankProcess | None:
+        """One that is not known to be gone, whether it holds its rank still or not."""
+        return self._known.get(pid)
+
+    def box(self, rank: int) -> Box | None:
+        """The black box of a rank's process."""
+        process = self._held.get(rank)
+        return None if process is None else process.box
+
+    # ---- their sockets
+
+    def hello(self, peer: Peer, hello: Hello) -> bool:
+        """A worker has connected: whether it is the process that holds its rank."""
+        process = self._held.get(hello.rank)
+        if process is None or (process.pid, process.incarnation) != (peer.pid, hello.incarnation):
+            logger.debug("process %d says it is rank %d; it is not", peer.pid, hello.rank)
+            return False
+        process.peer = peer
+        return True
+
+    def gone(self, peer: Peer) -> None:
+        """A socket has closed. What that means for the rank, the death watch tells."""
+        for process in self:
+            if process.peer is peer:
+                process.peer = None
+
+    def rank_of(self, peer: Peer) -> int | None:
+        """The rank whose process this is."""
+        return next((process.rank for process in self if process.peer is peer), None)
+
+    def any_peer(self) -> Peer | None:
+        """Some worker that can be spoken to."""
+        return next((process.peer for process in self if process.peer is not None), None)
+
+    def tell(self, rank: int, message: ToLocal) -> None:
+        """Tell a rank's process; one that has not connected yet is told when it does."""
+        process = self._held.get(rank)
+        if process is not None and process.peer is not None:
+            process.peer.send(message)
+
+    def tell_all(self, message: ToLocal) -> set[int]:
+        """Tell every process that can be spoken to; their ranks."""
+        return {process.rank for process in self if process.peer is not None and process.peer.send(message)}

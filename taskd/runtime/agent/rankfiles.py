@@ -1,0 +1,168 @@
+"""The files that one agent keeps for its processes: sockets, black boxes, positions. All gone when the agent ends.
+
+Rules:
+
+1. One directory of mode 0700 in shared memory, named after this process and locked by it. What dead agents of the same
+   user have left behind is removed at the start; an agent that lives in another container is not dead.
+2. Every process gets a black box of its own. The position file belongs to the rank and outlives its processes; a
+   fresh world (nobody's state is kept) begins with an empty one.
+3. Boxes of the dead are kept where the manager has its records, or, where that is not seen, in a folder of this agent's
+   own: never in one of another job (`jobfolder.py`).
+4. A file that cannot be made costs a feature, not the job: one warning, and the process starts without it.
+"""
+
+import logging
+import os
+import shutil
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+from taskd.config.worker import WorkerConfig
+from taskd.errors import ShimError
+from taskd.runtime.agent.shape import Shape
+from taskd.runtime.box.blackbox import Box
+from taskd.runtime.folders.jobfolder import JobFolder, locked, marked
+from taskd.runtime.folders.ownfolder import OwnFolder
+from taskd.runtime.folders.regular import open_record
+
+logger = logging.getLogger(__name__)
+KEPT_BOXES = 64
+_MOST_BOX_BYTES = 1 << 20
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+class RankFiles:
+    """The directory of one agent."""
+
+    def __init__(self, run_dir: Path, job_id: str) -> None:
+        parent = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+        _sweep(parent)
+        self.directory, lock = _made(parent)
+        self._lock: int | None = lock
+        self.socket = self.directory / "agent.sock"
+        self._run_dir = run_dir
+        self._job_id = job_id
+        self.records = ""
+        """The mark of the folder of the job's records, as far as it is known."""
+        self._own: JobFolder | None = None
+        self._boxes: dict[tuple[int, int], Box] = {}
+        self._missed = ""
+        """Why the newest box that could not be made was not."""
+
+    def prepare(
+        self, rank: int, incarnation: int, generation: int, shape: Shape, term: int = 0, *, joins: bool
+    ) -> WorkerConfig:
+        """Make the files of a process that is about to start; what its environment has to say of them."""
+        position = self.directory / f"position-{rank}"
+        if not joins:
+            self.forget(rank)
+        return WorkerConfig(
+            agent_socket=self.socket,
+            agent_pid=os.getpid(),
+            run_dir=self._run_dir,
+            rank=rank,
+            incarnation=incarnation,
+            generation=generation,
+            term=term,
+            joins=joins,
+            blackbox=self._make_box(rank, incarnation),
+            position=position,
+            members=shape.members,
+            places=shape.places,
+        )
+
+    def forget(self, rank: int) -> None:
+        """A rank starts anew, or another takes its place: what is known of positions and set-up is not its own."""
+        for path in self.directory.glob(f"position-{rank}*"):
+            if path.name.partition(".")[0] == f"position-{rank}":
+                path.unlink(missing_ok=True)
+
+    def box(self, rank: int, incarnation: int) -> Box | None:
+        """The black box of a process that was prepared."""
+        return self._boxes.get((rank, incarnation))
+
+    def close(self) -> None:
+        """Remove everything. Whoever waits on a box is let go."""
+        for box in self._boxes.values():
+            box.close()
+        self._boxes.clear()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+        if self._own is not None:
+            self._own.close()
+            self._own = None
+
+    def discard(self, rank: int, incarnation: int, keep_as: str = "") -> None:
+        """Remove the box of a process that is gone. Whoever waits on it is let go.
+
+        With a name it stays among the records of the job, the newest `KEPT_BOXES` of which do.
+        """
+        box = self._boxes.pop((rank, incarnation), None)
+        if box is not None:
+            if keep_as:
+                self._keep(box.path, keep_as)
+            box.close()
+            box.path.unlink(missing_ok=True)
+
+    def _keep(self, box: Path, name: str) -> None:
+        try:
+            with open_record(box) as file:
+                content = file.read(_MOST_BOX_BYTES)
+            with closing(self._folder()) as folder, closing(OwnFolder(folder.path / "boxes", folder)) as boxes:
+                boxes.write(name, content)
+                kept = sorted((known for known in boxes.names() if known.endswith(".box")), key=boxes.changed_s)
+                for former in kept[:-KEPT_BOXES]:
+                    boxes.remove(former)
+        except OSError as error:
+            where = error.filename2 or error.filename or self._run_dir
+            logger.warning("the black box %s cannot be kept: %s (%s)", name, where, error.strerror)
+
+    def _folder(self) -> OwnFolder:
+        found = marked(self._run_dir, self._job_id, self.records)
+        if found is None:
+            self._own = self._own or JobFolder(self._run_dir, self._job_id)
+            found = self._own.path
+        return OwnFolder(found, make=False)
+
+    def _make_box(self, rank: int, incarnation: int) -> Path | None:
+        path = self.directory / f"box-{rank}-{incarnation}"
+        try:
+            self._boxes[rank, incarnation] = Box.create(path)
+        except ShimError as error:
+            if str(error) != self._missed:
+                self._missed = str(error)
+                logger.warning("rank %d runs without a black box (said once of all ranks): %s", rank, error)
+            return None
+        return path
+
+
+def _sweep(parent: Path) -> None:
+    for directory in parent.glob("taskd-*-*"):
+        pid = directory.name.split("-")[1]
+        try:
+            if not pid.isdecimal() or directory.stat().st_uid != os.getuid() or Path(f"/proc/{pid}").exists():
+                continue
+            lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                if locked(lock):
+                    shutil.rmtree(directory, ignore_errors=True)
+            finally:
+                os.close(lock)
+        except OSError:
+            continue  # another agent sweeps too
+
+
+def _made(parent: Path) -> tuple[Path, int]:
+    """A new directory, and the lock on it."""
+    while True:
+        directory = Path(tempfile.mkdtemp(prefix=f"taskd-{os.getpid()}-", dir=parent))
+        try:
+            lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue  # swept, by an agent that does not see this process
+        if locked(lock) and directory.exists():
+            return directory, lock
+        os.close(lock)

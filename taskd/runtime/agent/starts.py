@@ -1,0 +1,108 @@
+"""How a rank gets its process.
+
+Rules:
+
+1. It is a standby, if one waits or is on its way; else the process is started cold, and that is said.
+2. Only the newest order for a rank counts.
+"""
+
+import logging
+import os
+import time
+from collections import deque
+
+from taskd.core.agent import Node, Start
+from taskd.errors import RecoveryError
+from taskd.runtime.agent.deaths import DeathWatch
+from taskd.runtime.agent.given import new_environment
+from taskd.runtime.agent.ports import WorkerHost
+from taskd.runtime.agent.rank_process import RankProcesses
+from taskd.runtime.agent.rankfiles import RankFiles
+from taskd.runtime.agent.sockets import Peer
+from taskd.runtime.agent.standbys import StandbyPool
+from taskd.runtime.agent.witness import Witness
+from taskd.wire.messages import Become, RankStatus, Stage
+
+logger = logging.getLogger(__name__)
+STANDBY_WAIT_S = 5.0
+"""A standby that was asked for is awaited so long; then the rank is started cold."""
+
+
+class Starts:
+    """Starts the processes of one node, some of them later: when a standby arrives."""
+
+    def __init__(
+        self, files: RankFiles, deaths: DeathWatch, pool: StandbyPool, processes: RankProcesses, witness: Witness
+    ) -> None:
+        self._files = files
+        self._deaths = deaths
+        self._pool = pool
+        self._processes = processes
+        self._witness = witness
+        self._waiting: deque[tuple[WorkerHost, Start, float]] = deque()
+
+    def order(self, node: Node, host: WorkerHost, start: Start) -> None:
+        """Start a rank's new process; if a standby is on its way, when it arrives."""
+        self._waiting = deque(entry for entry in self._waiting if entry[1].rank != start.rank)
+        warm = host.command(self._processes[start.rank].local_rank).python
+        standby = self._pool.take() if warm else None
+        if standby is None and warm and self._pool.pending:
+            self._waiting.append((host, start, time.monotonic() + STANDBY_WAIT_S))
+            self._pool.refill(extra=len(self._waiting))
+            return
+        self._try_launch(node, host, start, standby)
+
+    def serve(self, node: Node) -> None:
+        """A standby may have arrived."""
+        while self._waiting:
+            standby = self._pool.take()
+            if standby is None:
+                return
+            self._try_launch(node, *self._waiting.popleft()[:2], standby)
+
+    def expire(self, node: Node, now_s: float) -> None:
+        """Start those cold that have waited too long for a standby."""
+        while self._waiting and (now_s >= self._waiting[0][2] or not self._pool.pending):
+            self._try_launch(node, *self._waiting.popleft()[:2], self._pool.take())
+
+    def clear(self) -> None:
+        """Nobody is to be started any more."""
+        self._waiting.clear()
+
+    def _try_launch(self, node: Node, host: WorkerHost, start: Start, standby: Peer | None) -> None:
+        try:
+            self._launch(node, host, start, standby)
+        except RecoveryError as error:  # mostly torchrun has begun to end its ranks: that is for it alone to tell
+            logger.info("%s", error)
+
+    def _launch(self, node: Node, host: WorkerHost, start: Start, standby: Peer | None) -> None:
+        local = self._processes[start.rank].local_rank
+        self._processes.number(local, start.incarnation, start.generation)
+        env, logs = new_environment(self._files, host, node.directive, start, local)
+        if standby is not None:
+            argv = host.command(local).argv
+            become = Become(env=env, argv=argv, cwd=os.getcwd(), stdout=logs.stdout, stderr=logs.stderr)
+            if standby.send(become):
+                host.adopt(local, standby.pid, env, logs)
+                self.begin(node, start, standby.pid, warm=True)
+                return
+        logger.info("rank %d starts cold: no warm process was ready", start.rank)
+        self.begin(node, start, host.spawn(local, env, logs), warm=False)
+
+    def begin(self, node: Node, start: Start, pid: int, *, warm: bool) -> None:
+        """A process that was started holds its rank: watch it."""
+        node.started(
+            RankStatus(
+                rank=start.rank,
+                incarnation=start.incarnation,
+                generation=start.generation,
+                stage=Stage.STARTING,
+                pid=pid,
+                warm=warm,
+                at_s=time.monotonic(),
+                term=start.term,
+            )
+        )
+        box = self._processes.begin(start.rank, start.incarnation, pid)
+        self._witness.begin(start.rank, pid, start.incarnation)
+        self._deaths.watch(pid, box)

@@ -1,0 +1,73 @@
+"""What an agent tells the manager of its node."""
+
+import os
+import socket
+
+from taskd.core.agent import Node
+from taskd.core.meeting import NOWHERE
+from taskd.core.shorthand import Shorthand
+from taskd.runtime.agent.ports import NodeIdentity
+from taskd.runtime.links.identity import new_proof
+from taskd.wire.checks import CheckState
+from taskd.wire.messages import NodeStatus, Progress, RankSpan
+
+HOST = socket.gethostname()
+CORES = len(os.sched_getaffinity(0))
+
+
+class Reports:
+    """The reports of one node, one after the other."""
+
+    def __init__(self, job_id: str) -> None:
+        self._job_id = job_id
+        self.proof = new_proof()
+        self._sequence = 0
+        self.store = NOWHERE
+        """The node's store."""
+        self.wants = -1
+        """The place that its launcher meant it for."""
+        self.least = 0
+        """MIN of torchrun's `--nnodes=MIN:MAX`; 0 if it names one number."""
+        self.shorthand = Shorthand()
+
+    def compose(
+        self,
+        node: Node,
+        identity: NodeIdentity | None,
+        *,
+        standbys: int,
+        generation: int,
+        leaving: bool,
+        seen: tuple[Progress | None, tuple[RankSpan, ...]],
+        check: CheckState | None,
+        sent_s: float,
+    ) -> NodeStatus:
+        """The next one; without an identity torchrun has not started its processes yet, and the node holds no place."""
+        self._sequence += 1
+        place = None if identity is None else node.place
+        return NodeStatus(
+            job_id=self._job_id,
+            node_rank=-1 if place is None else place,
+            agent_id=node.agent_id,
+            proof=self.proof,
+            sequence=self._sequence,
+            node_count=identity.node_count if identity is not None else 0,
+            ranks=tuple(slot.status for slot in node.slots.values()),
+            store_host=self.store.host,
+            store_port=self.store.port,
+            store_key=self.store.key,
+            standbys=standbys,
+            max_restarts=identity.max_restarts if identity is not None else 0,
+            generation=generation,
+            sent_s=sent_s,
+            leaving=leaving,
+            host=HOST,
+            cores=CORES,
+            wants=self.wants,
+            min_nodes=identity.min_nodes if identity is not None else self.least,
+            ledger=self.shorthand.ledger(node.directive),
+            heard=self.shorthand.heard,
+            progress=seen[0],
+            spans=seen[1],
+            check=check,
+        )

@@ -1,0 +1,172 @@
+"""From the processes of one node to the evidence of a diagnosis: /proc, cgroups, black box, what they say themselves.
+
+Rules:
+
+1. Nothing has to be there, and nothing here raises because it is not: what cannot be known is None.
+2. What a rank's process has said belongs to that process. Its children outlive it, and are looked for further on.
+3. Taking evidence of a rank costs a fraction of a millisecond and never waits for the rank; only a file system that
+   may be full is waited for, for 50 ms at most, and only if something could not be written.
+"""
+
+import re
+from collections import deque
+from dataclasses import dataclass, field, replace
+from time import monotonic
+from typing import Any, Final
+
+from taskd.core.evidence import Child, Ending, Evidence, LockFile, NonFinite, Process, PythonError, Standing, Thread
+from taskd.runtime.agent.box_evidence import tell
+from taskd.runtime.agent.disks import full_disk
+from taskd.runtime.agent.threads import Look, compare, look
+from taskd.runtime.box.blackbox import Box
+from taskd.runtime.system.cgroups import Counters, Habitat
+from taskd.runtime.system.processes import ProcessWatch
+from taskd.wire.accounts import Account
+from taskd.wire.messages import SawNonFinite
+
+FRESH_S: Final = 5.0
+"""What a process has said of itself holds for so long."""
+_MOST_FORMER: Final = 4
+_NOT_WRITTEN: Final = re.compile(r"PytorchStreamWriter|unexpected pos|failed writing|write error|No space left|OSError")
+_STANDINGS: Final = {standing.value: standing for standing in Standing}
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of the process that holds a rank."""
+
+    pid: int
+    incarnation: int
+    observer: ProcessWatch
+    habitat: Habitat
+    first: Look | None = None
+    """How its threads stood when the job was first seen to be silent."""
+    first_step: int = -2
+    """The step that it stood at then."""
+    former: deque[ProcessWatch] = field(default_factory=lambda: deque(maxlen=_MOST_FORMER))
+    """Processes that held the rank before, as long as some child of theirs lives."""
+    left: dict[int, Child] = field(default_factory=dict)
+    """Children that it had when its end was seen. They may have been killed since."""
+    account: Account | None = None
+    heard_s: float = 0.0
+    non_finite: NonFinite | None = None
+
+
+class Witness:
+    """What can be known of the processes of one node. For one thread."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[int, _Known] = {}
+        self._counters = Counters()
+
+    def begin(self, rank: int, pid: int, incarnation: int) -> None:
+        """A process has started and holds this rank: what is noted of its cgroup's counters is how it has begun.
+
+        What was noted of the rank's former process is dropped, but for the children that it may have left.
+        """
+        former = self._ranks.get(rank)
+        known = self._ranks[rank] = _Known(pid, incarnation, ProcessWatch(pid), Habitat(pid, self._counters))
+        if former is not None:
+            known.former.extend(former.former)
+            known.former.append(former.observer)
+
+    def look(self, rank: int) -> None:
+        """See what the rank's process does and where it lives, so that the next evidence says how busy it is and so on.
+
+        To be called some time before `take`: with each heartbeat, and when the rank is asked for its account at the
+        latest. Costs some 50 us.
+        """
+        known = self._ranks.get(rank)
+        if known is not None:
+            known.observer.look()
+            known.habitat.look()
+
+    def watch(self, rank: int, step: int | None = None) -> None:
+        """The rank is silent after this step: see how its threads stand, unless that was seen before.
+
+        Without a step, see it anew, if it was seen at all: the next evidence compares with now. Costs some milliseconds
+        for a process of many threads, once for each step that is watched.
+        """
+        known = self._ranks.get(rank)
+        if known is None:
+            return
+        if step is None or known.first is None or known.first_step != step:
+            known.first, known.first_step = look(known.pid), known.first_step if step is None else step
+
+    def hear(self, rank: int, message: Account | SawNonFinite) -> None:
+        """The rank's process has said this."""
+        known = self._ranks.get(rank)
+        if known is None:
+            return
+        if isinstance(message, Account):
+            known.account, known.heard_s = message, monotonic()
+        else:
+            known.non_finite = NonFinite(message.step, message.what, message.value)
+
+    def take(
+        self,
+        rank: int,
+        pid: int,
+        box: Box | None,
+        *,
+        node: int | None,
+        ending: Ending | None = None,
+        events: int = 48,
+    ) -> Evidence:
+        """All that is known of the rank's process `pid` now, with at most so many of its collectives that have ended.
+
+        With `ending` it has ended, or is about to. Without, so it is if its black box or /proc says so.
+        """
+        known = self._ranks.get(rank)
+        if known is None or known.pid != pid:
+            self.begin(rank, pid, known.incarnation if known is not None else 0)
+            known = self._ranks[rank]
+        told = tell(box, events)
+        gone = ending is not None or told.get("life_lost") is True
+        process = _with_orphans(known.observer.report(ending=gone), known)
+        gone = gone or process.state is None
+        if not gone and known.first is not None:
+            process = replace(process, still=compare(pid, known.first))
+        evidence = Evidence(
+            node=node,
+            process=process,
+            cgroup=known.habitat.report(gone=process.state is None),
+            ending=ending,
+            non_finite=known.non_finite,
+            **{**told, **_said(known, told.get("standing"), told.get("standing_s"), gone=gone)},
+        )
+        return replace(evidence, full_disk=full_disk(pid)) if _may_lack_space(evidence) else evidence
+
+
+def _said(known: _Known, standing: Standing | None, standing_s: float | None, *, gone: bool) -> dict[str, Any]:
+    """Fields of `Evidence` from the newest account, if it still holds; how long ago it began, if that is known."""
+    account = known.account
+    if account is None or gone or monotonic() - known.heard_s > FRESH_S:
+        return {}
+    threads = tuple(Thread(thread.name, thread.stack) for thread in account.threads)
+    fields: dict[str, Any] = {"stack": threads[0].stack if threads else (), "threads": threads}
+    if account.lock is not None:
+        fields["lock_file"] = LockFile(account.lock.path, account.lock.owner, account.lock.pid, account.lock.stale)
+    said = _STANDINGS.get(account.standing)
+    if said is not None:
+        fields |= {"standing": said, "standing_s": standing_s if said is standing else None}
+    return fields
+
+
+def _with_orphans(process: Process, known: _Known) -> Process:
+    """With those that it had left when its end was first seen, and those that the rank's former processes have left."""
+    known.left = {child.pid: child for child in process.orphans} | known.left
+    found = dict(known.left)
+    for former in list(known.former):
+        left = former.left()
+        found |= {child.pid: child for child in left}
+        if not left:
+            known.former.remove(former)
+    return replace(process, orphans=tuple(found.values()))
+
+
+def _may_lack_space(evidence: Evidence) -> bool:
+    error: PythonError | None = evidence.error
+    return (error is not None and _NOT_WRITTEN.search(error.text) is not None) or (
+        evidence.standing is Standing.CHECKPOINT and not evidence.gone
+    )

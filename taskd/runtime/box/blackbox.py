@@ -1,0 +1,279 @@
+"""The black box: a small shared file that a worker writes and its agent reads, also after the worker's death.
+
+Rules:
+
+1. `Box` is the agent's side; the worker's is `Recorder`, which has its own file and is found here as well.
+2. Every error is a `ShimError` with its remedy. A box may be cut at any moment: whatever reads it raises then, too.
+3. Times are nanoseconds of `time.monotonic_ns()`; 0 means never.
+"""
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from taskd.core.operation import Operation
+from taskd.errors import ShimError
+from taskd.runtime.box.operations import (
+    Backend,
+    Communicator,
+    Event,
+    communicator_id,
+    event,
+    newest_events,
+    newest_kernel,
+    read_communicators,
+)
+from taskd.runtime.box.postmortem import (
+    Fault,
+    Frame,
+    LastWords,
+    Postmortem,
+    Request,
+    Sender,
+    read_fault,
+    read_last_words,
+    read_request,
+)
+from taskd.runtime.box.recorder import Census, NullRecorder, Phase, Recorder, open_recorder
+from taskd.runtime.box.shim import check, core, interface, library_path, load_core, told
+
+__all__ = [
+    "Backend", "Box", "Census", "Clocks", "Command", "Communicator", "Event", "Fault", "Frame", "LastWords", "Life",
+    "NullRecorder", "Operation", "Phase", "Postmortem", "Reading", "Recorder", "Request", "Sender", "communicator_id",
+    "library_path", "load_core", "open_recorder",
+]  # fmt: skip
+
+
+class Life(Enum):
+    """Whether the owner of a box lives. After a death by exec, the new program claims the box again."""
+
+    UNCLAIMED = 0
+    HELD = 1
+    LOST = 2
+
+
+class Command(Enum):
+    """What the core's own thread does for the agent, whatever the worker's Python threads are stuck in."""
+
+    PING = 1
+    BREAK = 2  # break gloo's collectives and hold them broken
+    MEND = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A box at one moment. Fields of one line were written together."""
+
+    owner_pid: int
+    rank: int
+    incarnation: int
+    claims: int
+    claimed_ns: int
+    native_ns: int
+    native_count: int
+    gil_ns: int
+    main_ns: int
+    gil_asked_ns: int
+    main_asked_ns: int
+    step: int
+    phase: int
+    step_ns: int
+    phase_ns: int
+    data_ns: int
+    work: int
+    data_since_ns: int
+    life: Life
+    exit_status: int | None
+    end_ns: int
+    events: int
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Who in the process went on, and until when. Compare them with `time.monotonic_ns()`.
+
+    Attributes:
+        native_ns: the core's own thread, every 200 ms. It stands still if the whole process does.
+        gil_ns: some Python thread had the GIL.
+        main_ns: Python's main thread, between two bytecodes.
+        gil_asked_ns: since when nobody has answered by taking the GIL; 0 if nobody is asked.
+        main_asked_ns: since when the main thread has not answered; 0 if it has.
+        open_event: the newest noted operation that has not ended.
+
+    """
+
+    native_ns: int
+    gil_ns: int
+    main_ns: int
+    gil_asked_ns: int
+    main_asked_ns: int
+    open_event: Event | None
+
+
+def _milliseconds(timeout_s: float | None) -> int:
+    return -1 if timeout_s is None else max(0, ceil(timeout_s * 1000))
+
+
+class BoxClosedError(ShimError):
+    """A box is used after it was closed."""
+
+
+class Box:
+    """The agent's side of one worker's box. Threads may share it; `close` ends the waits of all of them."""
+
+    def __init__(self, path: Path, handle: Any) -> None:
+        self.path = path
+        self._handle = handle
+        self._users = 0
+        self._idle = threading.Condition()
+
+    @classmethod
+    def create(cls, path: Path) -> "Box":
+        """Make a new box, its space reserved. Raises `ShimError`, also if something is there or no space is left."""
+        return cls._made(path, "taskd_box_create", "black box cannot be made at")
+
+    @classmethod
+    def open(cls, path: Path) -> "Box":
+        """Open a box that exists. Raises `ShimError` if there is none of this version and of this user."""
+        return cls._made(path, "taskd_box_open", "black box cannot be opened at")
+
+    @classmethod
+    def _made(cls, path: Path, function: str, doing: str) -> "Box":
+        handle = interface().new("struct taskd_handle **")
+        check(getattr(core(), function)(os.fsencode(path), handle), f"{doing} {path}")
+        return cls(path, handle[0])
+
+    @contextmanager
+    def _in_use(self) -> Iterator[Any]:
+        with self._idle:
+            if self._handle is None:
+                raise self._closed_error()
+            handle = self._handle
+            self._users += 1
+        try:
+            yield handle
+        finally:
+            with self._idle:
+                self._users -= 1
+                self._idle.notify_all()
+
+    def _closed_error(self) -> BoxClosedError:
+        return BoxClosedError(f"black box {self.path} is used after it was closed; close it last")
+
+    @property
+    def closed(self) -> bool:
+        """True once `close` has begun."""
+        return self._handle is None
+
+    def read(self) -> Reading:
+        """What the box says now."""
+        out = interface().new("struct taskd_reading *")
+        with self._in_use() as handle:
+            told(core().taskd_box_read(handle, out))
+        values = {name: getattr(out, name) for name in Reading.__dataclass_fields__ if name != "exit_status"}
+        ended = out.end_cause == core().TASKD_END_EXIT
+        values |= {"life": Life(out.life), "end_ns": out.end_ns if ended else 0}
+        return Reading(**values, exit_status=out.end_status if ended else None)
+
+    def events(self, most: int = 1024) -> list[Event]:
+        """The newest whole events, newest first."""
+        out = interface().new("struct taskd_event[]", most)
+        with self._in_use() as handle:
+            count = told(core().taskd_box_events(handle, out, most))
+        return [event(raw) for raw in out[0:count]]
+
+    def operations(self, each: int = 16, most: int = 48) -> list[Event]:
+        """The newest operations of communicators, newest first: `each` of one, `most` in all, and all that are open."""
+        with self._in_use() as handle:
+            return newest_events(handle, each, most)
+
+    def kernel(self) -> Event | None:
+        """The newest time in which kernels of NCCL ran on the device; None if NCCL has told of none."""
+        with self._in_use() as handle:
+            return newest_kernel(handle)
+
+    def news(self, reading: Any, events: Any, after: int) -> int:
+        """For whoever looks often: copy a reading, and the newest whole events behind ticket `after`, newest first.
+
+        Both are memory of `interface()`; of more events than there is room for, the oldest are left out. Returns how
+        many there are. Some of up to `after` may be among them.
+        """
+        library = core()
+        with self._idle:  # nothing here waits, so that the lock alone keeps the handle
+            if self._handle is None:
+                raise self._closed_error()
+            told(library.taskd_box_read(self._handle, reading))
+            most = min(reading.events - after, len(events))
+            return told(library.taskd_box_events(self._handle, events, most)) if most > 0 else 0
+
+    def postmortem(self, said: Reading | None = None) -> Postmortem:
+        """What the process has left to be said of its end, also while it still runs; `said` is what was just read."""
+        said = said or self.read()
+        with self._in_use() as handle:
+            return Postmortem(
+                exit_status=said.exit_status,
+                exit_ns=said.end_ns,
+                fault=read_fault(handle),
+                request=read_request(handle),
+                last_words=read_last_words(handle),
+            )
+
+    def communicators(self) -> list[Communicator]:
+        """All that the process has opened, the first one in front; of more than 128, the newest."""
+        with self._in_use() as handle:
+            return read_communicators(handle)
+
+    def clocks(self) -> Clocks:
+        """What tells a stopped process, a held GIL and a stuck main thread apart."""
+        said, out = self.read(), interface().new("struct taskd_event *")
+        with self._in_use() as handle:
+            opened = told(core().taskd_box_open_event(handle, out))
+        return Clocks(
+            said.native_ns,
+            said.gil_ns,
+            said.main_ns,
+            said.gil_asked_ns,
+            said.main_asked_ns,
+            event(out) if opened else None,
+        )
+
+    def await_death(self, timeout_s: float | None = None) -> bool:
+        """Wait until the owner has died: True. False: not in time, or the box was closed meanwhile.
+
+        A box that nobody has claimed is waited for too. An exec of the owner counts as a death. Raises `ShimError` if
+        the box was cut.
+        """
+        try:
+            with self._in_use() as handle:
+                result = core().taskd_box_await_death(handle, _milliseconds(timeout_s))
+        except BoxClosedError:
+            return False
+        return result != -errno.ECANCELED and bool(check(result, f"black box {self.path} tells of no death"))
+
+    def command(self, command: Command, timeout_s: float = 1.0) -> int:
+        """Have the worker's core do it; return its count. Raises `ShimError` if the owner is absent, dead or silent."""
+        with self._in_use() as handle:
+            result = core().taskd_box_command(handle, command.value, _milliseconds(timeout_s))
+        return check(result, f"command {command.name} to black box {self.path} failed")
+
+    def close(self) -> None:
+        """End all waits, then let go of the memory. The file stays. Closing twice does nothing."""
+        with self._idle:
+            handle, self._handle = self._handle, None
+            if handle is None:
+                return
+            core().taskd_box_cancel(handle)
+            self._idle.wait_for(lambda: self._users == 0)
+        core().taskd_box_close(handle)
+
+    def unlink(self) -> None:
+        """Remove the file, if it is still there. Whoever has it open keeps it."""
+        self.path.unlink(missing_ok=True)

@@ -1,0 +1,235 @@
+"""The worker's side of the black box: what the process says of itself, and the breaking of stuck collectives.
+
+Rules:
+
+1. Nothing here may slow a step: every call is one call into C, without a lock; and what each step needs is a store
+   into the box, since the first call into C after a step costs 10 us.
+2. A worker whose core cannot be loaded runs on with a `NullRecorder`; `reason` says what was missing.
+"""
+
+import atexit
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from time import monotonic_ns
+from traceback import TracebackException
+
+from taskd.errors import ShimError
+from taskd.runtime.box.operations import communicator_id
+from taskd.runtime.box.shim import check, core, interface, load_core
+from taskd.runtime.system.hidden import HiddenThread
+
+_LONGEST_END_S = 1.0
+_DATA_NS, _WORK, _DATA_SINCE_NS, _DATA_NOW_NS, _WORK_NOW = range(3, 8)
+"""Where that lies among the 8 bytes each of `TASKD_PROGRESS_BYTES`."""
+
+
+class Phase(IntEnum):
+    """What a worker's main thread is about, as its box shows it."""
+
+    STARTING = 0
+    TRAINING = 1
+    PAUSED = 2
+    REBUILDING = 3
+    RESTORING = 4
+    FINISHED = 5
+
+
+@dataclass(frozen=True)
+class Census:
+    """What gloo holds in this process, whether its calls come through the core, and how much was broken so far."""
+
+    sockets: int = 0
+    waiters: int = 0
+    sockets_hooked: bool = False
+    waits_hooked: bool = False
+    collectives_hooked: bool = False
+    broken: bool = False
+    shut: int = 0
+    kicked: int = 0
+
+
+class Recorder:
+    """The worker's side. Before `attach`, what is recorded is lost; breaking works without a box too."""
+
+    def __init__(self) -> None:
+        load_core()
+        self._core = core()
+        self._phase = 0
+        self._find_progress()
+        os.register_at_fork(after_in_child=self._find_progress)
+
+    def _find_progress(self) -> None:
+        """Of this process's box, or of nothing: what is stored there then is lost."""
+        address = self._core.taskd_progress()
+        self._progress = memoryview(interface().buffer(address, self._core.TASKD_PROGRESS_BYTES)).cast("q")
+
+    def attach(self, path: Path, rank: int, incarnation: int) -> None:
+        """Claim the box and start the native thread. Again with the same path: set rank and incarnation.
+
+        With `TASKD_AGENT_PID` set, the process from now on ends with its agent. Raises `ShimError`.
+        """
+        doing = f"black box {path} cannot be attached"
+        check(self._core.taskd_attach(os.fsencode(path), rank, incarnation), doing)
+        self._find_progress()
+        self._answer_probes()
+
+    def _answer_probes(self) -> None:
+        """Lets the native thread ask for the GIL and the main thread; until the interpreter ends."""
+        if self._core.taskd_probe(1):
+            atexit.register(self._end_probes, HiddenThread(self._answer, "taskd-gil"))
+
+    def _answer(self) -> None:
+        while self._core.taskd_gil_wait():  # to come back here takes the GIL
+            pass
+
+    def _end_probes(self, thread: HiddenThread) -> None:
+        self._core.taskd_probe(0)
+        thread.join(_LONGEST_END_S)
+
+    @property
+    def attached(self) -> bool:
+        """Whether this process has a box. A forked child has none."""
+        return bool(self._core.taskd_attached())
+
+    def watch_parent(self, pid: int) -> None:
+        """End this process, with its group if it leads one, within 200 ms of the end of `pid`."""
+        check(self._core.taskd_watch_parent(pid), f"process {pid} cannot be watched")
+
+    def step(self, step: int) -> None:
+        """Step `step` is committed. Only the main thread says so, and tells its phase."""
+        progress = self._progress
+        progress[_DATA_NS], progress[_WORK] = progress[_DATA_NOW_NS], progress[_WORK_NOW]
+        progress[0] = step << 8 | self._phase
+        progress[1] = monotonic_ns()
+
+    def await_data(self) -> None:
+        """The main thread waits for its next batch from now on."""
+        self._progress[_DATA_SINCE_NS] = monotonic_ns()
+
+    def got_data(self, work: int) -> None:
+        """The main thread waits no longer. `work`: how much it was given to do, in any unit; 0 if that is not known."""
+        progress = self._progress
+        since_ns, progress[_DATA_SINCE_NS] = progress[_DATA_SINCE_NS], 0
+        if since_ns:  # a child that was forked meanwhile has not waited
+            progress[_DATA_NOW_NS] += monotonic_ns() - since_ns
+        progress[_WORK_NOW] += work
+
+    def phase(self, phase: Phase) -> None:
+        """What the main thread is about to do."""
+        self._phase = int(phase)
+        self._core.taskd_phase(phase)
+
+    def gil_beat(self) -> None:
+        """Some Python thread could run."""
+        self._core.taskd_gil_beat()
+
+    def last_words(self, error: BaseException) -> None:
+        """This exception ends the process, or one of its threads. For excepthooks: raises nothing; the newest stays."""
+        text = _words(error).encode(errors="replace")
+        self._core.taskd_last_words(text, len(text))
+
+    def break_collectives(self) -> int:
+        """Break gloo's sockets and waits, and hold them broken until `mend`. Returns how many were hit."""
+        return check(self._core.taskd_break(), "collectives cannot be held broken")
+
+    def mend(self) -> None:
+        """Let new groups be formed."""
+        self._core.taskd_mend()
+
+    @contextmanager
+    def naming(self, name: str) -> Iterator[None]:
+        """The gloo group that this thread forms inside has the same name on all its ranks; see `communicator_id`.
+
+        Without a name the n-th group of a size is taken for the n-th group of that size everywhere.
+        """
+        self._core.taskd_name_comm(communicator_id(name))
+        try:
+            yield
+        finally:
+            self._core.taskd_name_comm(0)
+
+    def census(self) -> Census:
+        """What gloo holds in this process."""
+        out = interface().new("struct taskd_census *")
+        self._core.taskd_census(out)
+        return Census(
+            sockets=out.sockets,
+            waiters=out.waiters,
+            sockets_hooked=bool(out.hooks & self._core.TASKD_HOOK_SOCKETS),
+            waits_hooked=bool(out.hooks & self._core.TASKD_HOOK_WAITS),
+            collectives_hooked=bool(out.hooks & self._core.TASKD_HOOK_COLLECTIVES),
+            broken=bool(out.broken),
+            shut=out.shut,
+            kicked=out.kicked,
+        )
+
+
+class NullRecorder:
+    """Stands in for a `Recorder` where the core is missing; `reason` says why. It records and breaks nothing."""
+
+    attached = False
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def attach(self, path: Path, rank: int, incarnation: int) -> None:
+        """Nothing."""
+
+    def watch_parent(self, pid: int) -> None:
+        """Nothing."""
+
+    def step(self, step: int) -> None:
+        """Nothing."""
+
+    def phase(self, phase: Phase) -> None:
+        """Nothing."""
+
+    def await_data(self) -> None:
+        """Nothing."""
+
+    def got_data(self, work: int) -> None:
+        """Nothing."""
+
+    def gil_beat(self) -> None:
+        """Nothing."""
+
+    def last_words(self, error: BaseException) -> None:
+        """Nothing."""
+
+    def break_collectives(self) -> int:
+        """Nothing; 0 were hit."""
+        return 0
+
+    def mend(self) -> None:
+        """Nothing."""
+
+    @contextmanager
+    def naming(self, name: str) -> Iterator[None]:
+        """Nothing."""
+        yield
+
+    def census(self) -> Census:
+        """Nothing is known."""
+        return Census()
+
+
+def _words(error: BaseException) -> str:
+    """Type, last frame and message, a line each; the message may have more."""
+    said = TracebackException(type(error), error, error.__traceback__, limit=-1, lookup_lines=False)
+    kind = type(error).__qualname__
+    where = f"{said.stack[-1].filename}:{said.stack[-1].lineno} in {said.stack[-1].name}" if said.stack else ""
+    summary = "".join(said.format_exception_only()).strip()
+    message = summary.removeprefix(f"{type(error).__module__}.").removeprefix(kind).removeprefix(": ")
+    return f"{kind}\n{where}\n{message}"
+
+
+def open_recorder() -> Recorder | NullRecorder:
+    """The recorder of this process, or a null one if the core cannot be loaded."""
+    try:
+        return Recorder()
+    except ShimError as error:
+        return NullRecorder(str(error))

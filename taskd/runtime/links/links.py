@@ -1,0 +1,321 @@
+"""The two ends of the link between agents and manager: ZeroMQ sockets that take and give whole messages.
+
+Rules:
+
+1. What a peer sends never raises here. It is refused, counted in `refused`, and logged once per kind and peer.
+2. A link keeps no history: nothing is queued for a peer that is away, because senders repeat their newest state.
+3. A link belongs to one thread. Its loop registers all of `sockets` with a poller and calls `receive()` when one is
+   readable and at least at each heartbeat; handshakes and reconnections advance only there.
+4. With a secret both ends use CURVE and accept only the other role's key (ZAP). Without one both use NULL, on loopback.
+   Keys are derived from the secret and the job's name (`identity.py`).
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Final, NewType, TypeVar
+
+import zmq
+from zmq.utils import z85
+
+from taskd.config.address import Address
+from taskd.config.security import Security
+from taskd.runtime.links.halfopen import HalfOpen, least_handshake_bytes, most_half_open
+from taskd.runtime.links.identity import Role, keys_from_secret
+from taskd.runtime.links.limits import descriptor_limit
+from taskd.runtime.links.listening import bind
+from taskd.runtime.links.monitor import Connections, Dial, watch
+from taskd.wire import codec
+from taskd.wire.messages import FromAgent, FromManager
+
+logger = logging.getLogger(__name__)
+
+Peer = NewType("Peer", bytes)
+"""Who sent a message, as the manager's socket names it: one connection of one agent."""
+
+STRANGER: Final = "handshake"
+"""Key of `refused` for connections that ended before the peer had shown that it may speak."""
+
+_M = TypeVar("_M")
+_L = TypeVar("_L", bound="_Link")
+_ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
+_ZAP_DOMAIN: Final = b"taskd"
+_MAX_MESSAGE_BYTES: Final = 2 * codec.MAX_FRAME_BYTES
+"""Beyond it ZeroMQ cuts the connection; up to it the codec refuses the frame and can say who sent it."""
+_QUEUE_MESSAGES: Final = 16
+_AGENT_QUEUE_MESSAGES: Final = 4
+"""Of each agent, at the manager: what it says at once. More waits in its own memory."""
+_MAX_FRAMES_PER_CALL: Final = 256
+_MAX_BYTES_PER_CALL: Final = 4 * codec.MAX_FRAME_BYTES
+"""Of all messages together: to read them takes time, in which nothing else is done. 256 honest reports have 1 MB."""
+_PARTS: Final = 2
+"""Of a message with the name of its sender."""
+_MAX_LOGGED: Final = 256
+_HANDSHAKE_MS: Final = 5_000
+_BACKLOG: Final = 4_096
+_KERNEL_ASKS: Final = (
+    (zmq.TCP_KEEPALIVE, 1),
+    (zmq.TCP_KEEPALIVE_IDLE, 2),
+    (zmq.TCP_KEEPALIVE_INTVL, 2),
+    (zmq.TCP_KEEPALIVE_CNT, 3),
+    (zmq.TCP_MAXRT, 8_000),
+)
+"""A connection whose other end has vanished ends after 8 s. ZeroMQ's own heartbeats are not used: libzmq 4.3.5 aborts
+when it is to send one to a peer that has hung up while its messages wait in the queue."""
+
+
+class _Link:
+    """What both ends share: one socket in its own context, its monitor, and the count of what was refused."""
+
+    def __init__(self, kind: int, security: Security) -> None:
+        self.refused: Counter[str] = Counter()
+        """Frames and connections refused so far, by `codec.Fault` value or `STRANGER`."""
+        self._logged: set[tuple[str, str]] = set()
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(kind)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.SNDHWM, _QUEUE_MESSAGES)
+        self._socket.setsockopt(zmq.RCVHWM, _QUEUE_MESSAGES)
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+        for option, value in _KERNEL_ASKS:
+            self._socket.setsockopt(option, value)
+        self._monitor = watch(self._context, self._socket)
+        self._secured = security.secret is not None
+        self._job_id = security.job_id
+
+    @property
+    def sockets(self) -> tuple["zmq.Socket[bytes]", ...]:
+        """All sockets whose becoming readable means that `receive()` has work."""
+        return (self._socket, self._monitor)
+
+    def poll(self, timeout_s: float) -> bool:
+        """Wait until `receive()` has work, at most `timeout_s` seconds; whether it has."""
+        poller = zmq.Poller()
+        for socket in self.sockets:
+            poller.register(socket, zmq.POLLIN)
+        return bool(poller.poll(max(0, round(timeout_s * 1000))))
+
+    def close(self, flush_s: float = 0.0) -> None:
+        """Close for good; what was sent but has not left may take `flush_s` seconds more.
+
+        What the peer has not read by then can be lost if it sends something meanwhile: nobody reads that, and the
+        kernel resets the connection.
+        """
+        self._socket.disable_monitor()
+        for socket in set(self.sockets) - {self._socket}:
+            socket.close(0)
+        self._socket.close(round(flush_s * 1000))
+        self._context.term()
+
+    def __enter__(self: _L) -> _L:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _frames(self) -> Iterator[list[zmq.Frame]]:
+        """The messages that are there now, each as its frames; bounded in number and sum: no flood holds the loop."""
+        left = _MAX_BYTES_PER_CALL
+        for _ in range(_MAX_FRAMES_PER_CALL):
+            if left <= 0 or not self._socket.poll(0):
+                return
+            frames, size_bytes = self._read()
+            left -= size_bytes
+            yield frames
+
+    def _read(self) -> tuple[list[zmq.Frame], int]:
+        """One message and its size. Of one with more parts than any of taskd the rest is dropped as it comes."""
+        frames = [self._socket.recv(zmq.NOBLOCK, copy=False)]
+        size_bytes = len(frames[0])
+        while frames[-1].more:
+            frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+            size_bytes += len(frame)
+            if len(frames) > _PARTS:
+                frames[-1] = frame
+            else:
+                frames.append(frame)
+        return frames, size_bytes
+
+    def _decoded(self, frames: list[zmq.Frame], decode: Callable[[bytes], _M]) -> _M | None:
+        try:
+            if len(frames) != 1:
+                raise codec.BadFrameError(
+                    codec.Fault.CONTENT, "found a message of several parts, expected 1: the peer is not taskd"
+                )
+            return decode(frames[0].bytes)
+        except codec.BadFrameError as error:
+            self.refuse(error.fault.value, f"a frame from {_peer_host(frames)}", str(error))
+            return None
+
+    def refuse(self, kind: str, what: str, reason: str) -> bool:
+        """Count a refusal; whether it was logged, as the first one of this kind and peer."""
+        self.refused[kind] += 1
+        if (kind, what) in self._logged or len(self._logged) >= _MAX_LOGGED:
+            return False
+        self._logged.add((kind, what))
+        logger.warning("refused %s: %s (further ones of this kind are only counted)", what, reason)
+        return True
+
+
+class ManagerSocket(_Link):
+    """The manager's end: listens, and serves any number of agents."""
+
+    def __init__(self, listen: Address, security: Security) -> None:
+        """Listen. Port 0 takes a free one; see `address`.
+
+        Raises `SecretError` if the address needs a secret, `LinkError` if it cannot be bound.
+        """
+        security.check(listen, "listen on")
+        super().__init__(zmq.ROUTER, security)
+        most = most_half_open(descriptor_limit())
+        self._half_open = HalfOpen(least_handshake_bytes(secured=self._secured), most)
+        self._connections = Connections(self._monitor, self._half_open, time.monotonic)
+        self._gate: zmq.Socket[bytes] | None = None
+        try:
+            self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
+            self._socket.setsockopt(zmq.RCVHWM, _AGENT_QUEUE_MESSAGES)
+            if security.secret is not None:
+                self._secure(security.secret)
+            self.address = bind(self._socket, listen)
+            self._half_open.port = self.address.port
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def sockets(self) -> tuple["zmq.Socket[bytes]", ...]:
+        """All sockets whose becoming readable means that `receive()` has work."""
+        return super().sockets if self._gate is None else (*super().sockets, self._gate)
+
+    def close(self, flush_s: float = 0.0) -> None:
+        """Close for good, as every link."""
+        super().close(flush_s)
+        self._half_open.close()
+
+    def receive(self) -> list[tuple[Peer, FromAgent]]:
+        """All messages that are there now. Never waits, never raises for what a peer did."""
+        self._open_gate()
+        for _ in range(self._connections.refused()):
+            self.refuse(
+                STRANGER,
+                "a connection",
+                f"it ended before the peer had shown the secret of job {self._job_id!r}; either the peer has another "
+                "secret or job id (its own log says so), or it is no agent of taskd",
+            )
+        messages: list[tuple[Peer, FromAgent]] = []
+        for peer, *frames in self._frames():
+            message = self._decoded(frames, codec.decode_from_agent)
+            if message is not None:
+                messages.append((Peer(peer.bytes), message))
+        return messages
+
+    def send(self, peer: Peer, message: FromManager) -> bool:
+        """Send to one agent; False if its connection is gone or it does not read (it will ask again)."""
+        frame = self._frame(message)
+        return frame is not None and self._send(peer, frame)
+
+    def send_all(self, peers: Iterable[Peer], message: FromManager) -> None:
+        """Send to all of them, as `send` does: the message is encoded once."""
+        frame = self._frame(message)
+        if frame is not None:
+            for peer in peers:
+                self._send(peer, frame)
+
+    def _frame(self, message: FromManager) -> bytes | None:
+        """None for one that cannot be sent: what peers have said may add up to more than a message holds."""
+        try:
+            return codec.encode(message)
+        except codec.BadFrameError as error:
+            self.refuse(error.fault.value, f"to send {type(message).__name__}", str(error))
+            return None
+
+    def _send(self, peer: Peer, frame: bytes) -> bool:
+        try:
+            self._socket.send_multipart([peer, frame], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
+        return True
+
+    def _secure(self, secret: bytes) -> None:
+        self._agent_key = keys_from_secret(secret, Role.AGENT, self._job_id).public
+        self._gate = self._context.socket(zmq.REP)
+        self._gate.setsockopt(zmq.LINGER, 0)
+        self._gate.bind(_ZAP_ENDPOINT)
+        self._socket.setsockopt(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
+        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys_from_secret(secret, Role.MANAGER, self._job_id).secret)
+
+    def _open_gate(self) -> None:
+        """Answer the questions of our own socket about its peers (ZAP, RFC 27)."""
+        for _ in range(_MAX_FRAMES_PER_CALL):
+            if self._gate is None:
+                return
+            try:
+                version, request, _domain, _address, _identity, mechanism, *keys = self._gate.recv_multipart(
+                    zmq.NOBLOCK
+                )
+            except zmq.Again:
+                return
+            welcome = mechanism == b"CURVE" and keys == [z85.decode(self._agent_key)]
+            status, text = (b"200", b"OK") if welcome else (b"400", b"not a key of this job")
+            self._gate.send_multipart([version, request, status, text, b"", b""])
+
+
+class AgentSocket(_Link):
+    """An agent's end: connects to the manager, and again whenever the connection is lost."""
+
+    def __init__(self, manager: Address, security: Security, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin to connect; nothing is waited for. Raises `SecretError` if the address needs a secret."""
+        security.check(manager, "connect to")
+        super().__init__(zmq.DEALER, security)
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        if security.secret is not None:
+            own = keys_from_secret(security.secret, Role.AGENT, self._job_id)
+            theirs = keys_from_secret(security.secret, Role.MANAGER, self._job_id)
+            self._socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
+            self._socket.setsockopt(zmq.CURVE_SERVERKEY, theirs.public)
+        job_id = self._job_id if self._secured else None
+        self._dial = Dial(self._socket, self._monitor, manager, job_id=job_id, clock=clock)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the manager has accepted us and the connection stands (as of the last `receive()`)."""
+        return self._dial.connected
+
+    @property
+    def trouble(self) -> str | None:
+        """Why somebody at the manager's address does not serve us; None if nobody is there, or all is well."""
+        return self._dial.trouble
+
+    def receive(self) -> list[FromManager]:
+        """All messages that are there now. Never waits, never raises for what a peer did."""
+        self._dial.advance()
+        found = (self._decoded(frames, codec.decode_from_manager) for frames in self._frames())
+        return [message for message in found if message is not None]
+
+    def send(self, message: FromAgent) -> bool:
+        """Send to the manager; False if there is no connection or it does not read (send again at the next change)."""
+        frame = codec.encode(message)
+        try:
+            self._socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+
+def _peer_host(frames: list[zmq.Frame]) -> str:
+    try:
+        return str(frames[0].get("Peer-Address"))
+    except (IndexError, zmq.ZMQError):
+        return "an unknown address"

@@ -1,0 +1,199 @@
+"""What ZeroMQ tells about the connections of a socket, and what follows from it.
+
+Rules:
+
+1. A refused TCP connection (nobody there) is left to ZeroMQ, which dials again after 0.1 to 1 s, and is no trouble.
+2. A connection that ends is dialled again by us: at once if it was established, after `REDIAL_S` if it ended during
+   its handshake. Left alone, ZeroMQ would, depending on what it met, never come back or ten times a second.
+3. Two such ends in a row are trouble, logged once until a handshake succeeds; one may be a manager that is stopping.
+4. A host given by name is tried by IPv4 first, then by IPv6, in turn. The name is resolved anew at each try.
+5. ZeroMQ's own thread waits while the queue of events is full, and all connections with it, and whoever ends the watch
+   then waits for that thread for ever. So the queue has no end, holds only what is used here, and is read in portions.
+"""
+
+import errno
+import ipaddress
+import logging
+import struct
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import zmq
+
+from taskd.config.address import LOOPBACK, Address
+from taskd.runtime.links.halfopen import Flood, HalfOpen
+
+logger = logging.getLogger(__name__)
+
+REDIAL_S: Final = 0.5
+_RETRY_MS: Final = 100
+_MAX_RETRY_MS: Final = 1_000
+_CONNECT_MS: Final = 3_000
+_TRIES_PER_FAMILY: Final = 5
+_FAILURES_FOR_TROUBLE: Final = 2
+_FAILED: Final = (
+    zmq.Event.HANDSHAKE_FAILED_AUTH,
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL,
+)
+_WATCHED: Final = (
+    zmq.EVENT_ACCEPTED
+    | zmq.EVENT_CONNECT_RETRIED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
+_ENDPOINT: Final = "inproc://taskd.monitor"
+_EVENTS_PER_CALL: Final = 512
+
+
+def watch(context: "zmq.Context[zmq.Socket[bytes]]", socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
+    """What tells about the connections of the only socket of this context that is watched."""
+    socket.monitor(_ENDPOINT, _WATCHED)
+    monitor = context.socket(zmq.PAIR)
+    monitor.setsockopt(zmq.RCVHWM, 0)
+    monitor.connect(_ENDPOINT)
+    return monitor
+
+
+def _events(monitor: "zmq.Socket[bytes]") -> Iterator[tuple[int, int]]:
+    """The events that are there now, each with its value; bounded, so that a flood cannot hold the loop."""
+    for _ in range(_EVENTS_PER_CALL):
+        try:
+            told, _endpoint = monitor.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        yield struct.unpack("=hi", told)
+
+
+class Connections:
+    """Counts the connections to a listening socket that ended before their handshake was done; bounds the half-open."""
+
+    def __init__(self, monitor: "zmq.Socket[bytes]", half_open: HalfOpen, clock: Callable[[], float]) -> None:
+        self._monitor, self._half_open, self._clock = monitor, half_open, clock
+        self._flood = Flood(half_open.most)
+        self._open = 0  # accepted, handshake not done
+        self._counted = False  # the failure whose DISCONNECTED comes next is counted already
+
+    def close(self) -> None:
+        """Bound nothing any more."""
+        self._half_open.close()
+
+    def refused(self) -> int:
+        """How many have ended so since the last call."""
+        before = silent = 0
+        for event, value in _events(self._monitor):
+            if event == zmq.Event.ACCEPTED:
+                self._open += 1
+                self._half_open.accepted(value)
+            elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
+                self._open = max(0, self._open - 1)
+            elif event in _FAILED or (event == zmq.Event.DISCONNECTED and not self._counted and self._open):
+                before += 1
+                self._open = max(0, self._open - 1)
+            if event == zmq.Event.DISCONNECTED:
+                self._half_open.gone(value)
+            silent += event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL and value == errno.EAGAIN
+            self._counted = event in _FAILED
+        self._flood.take(silent + self._half_open.trim(), self._clock())
+        return before
+
+
+class Dial:
+    """Keeps one socket connected to one address, and knows how that stands."""
+
+    def __init__(
+        self,
+        socket: "zmq.Socket[bytes]",
+        monitor: "zmq.Socket[bytes]",
+        address: Address,
+        *,
+        job_id: str | None,
+        clock: Callable[[], float],
+    ) -> None:
+        """Begin to connect. `job_id` is our own, None if there is no secret."""
+        self.connected = False
+        self.trouble: str | None = None
+        self._socket, self._monitor, self._clock, self._job_id = socket, monitor, clock, job_id
+        self._address = Address(LOOPBACK, address.port) if address.host == "localhost" else address
+        self._ipv6 = ":" in address.host
+        self._tries = self._failures = 0
+        self._redial_at_s: float | None = None
+        socket.setsockopt(zmq.RECONNECT_IVL, _RETRY_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, _MAX_RETRY_MS)
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
+        self._connect()
+
+    def advance(self) -> None:
+        """Take in what has happened, and dial again if it is time."""
+        for event, value in _events(self._monitor):
+            self._take(event, value)
+        if self._redial_at_s is not None and self._clock() >= self._redial_at_s:
+            self._connect()
+
+    def _take(self, event: int, value: int) -> None:
+        if event == zmq.Event.HANDSHAKE_SUCCEEDED:
+            self.connected, self.trouble = True, None
+            self._tries = self._failures = 0
+        elif event == zmq.Event.CONNECT_RETRIED and self._redial_at_s is None:
+            self._tries += 1
+            if self._tries >= _TRIES_PER_FAMILY and not _is_numeric(self._address.host):
+                self._ipv6, self._tries = not self._ipv6, 0
+                self._hang_up(after_s=0.0)
+        elif event == zmq.Event.DISCONNECTED and self.connected:
+            self.connected = False
+            self._hang_up(after_s=0.0)
+        elif event in _FAILED or event == zmq.Event.DISCONNECTED:
+            self._failed(event, value)
+
+    def _failed(self, event: int, value: int) -> None:
+        """A handshake failed. The DISCONNECTED that follows a named failure comes here too and finds us hung up."""
+        if self._redial_at_s is not None:
+            return
+        self._failures += 1
+        self._hang_up(after_s=REDIAL_S)
+        if self._failures >= _FAILURES_FOR_TROUBLE and self.trouble is None:
+            self.trouble = self._explain(event, value)
+            logger.warning("%s; taskd keeps trying", self.trouble)
+
+    def _explain(self, event: int, value: int) -> str:
+        if event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL and value == errno.EAGAIN:
+            return f"who listens at {self._address} does not answer: a manager that hangs, or no manager at all"
+        if event == zmq.Event.DISCONNECTED:
+            return (
+                f"who listens at {self._address} is no manager of taskd: set TASKD_MANAGER to the manager's host:port"
+            )
+        if self._job_id is not None:
+            return (
+                f"the manager at {self._address} refused our secret, or has none, or manages another job than "
+                f"{self._job_id!r} (secret or job id differ; its log names its own): give manager and agents the same "
+                "TASKD_JOB_ID and TASKD_SECRET (or TASKD_SECRET_FILE), or where no secret is given the same user and "
+                "TASKD_RUN_DIR"
+            )
+        return (
+            f"the manager at {self._address} refused us because we have no secret: set its TASKD_SECRET (or "
+            "TASKD_SECRET_FILE) here too"
+        )
+
+    def _hang_up(self, after_s: float) -> None:
+        self._redial_at_s = self._clock() + after_s
+        try:
+            self._socket.disconnect(self._address.endpoint)
+        except zmq.ZMQError as error:
+            if error.errno != errno.ENOENT:  # ZeroMQ has given this connection up by itself
+                raise
+
+    def _connect(self) -> None:
+        self._redial_at_s = None
+        self._socket.setsockopt(zmq.IPV6, int(self._ipv6))
+        self._socket.connect(self._address.endpoint)
+
+
+def _is_numeric(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,146 @@
+"""The manager's desk for node checks: gives `core.nodecheck.checkup` the time, tells what it finds, keeps the record.
+
+Rules:
+
+1. `core.nodecheck.checkup` decides. Nothing here changes a verdict.
+2. One line for each round in the words that people search for (`elapsed`), one for each node or link that is not well.
+"""
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+from typing_extensions import assert_never
+
+from taskd.core.nodecheck.checkup import Checked, Checkup, Order, RoundOver, Wanted
+from taskd.core.nodecheck.verdict import Standing
+from taskd.core.phases import Phase
+from taskd.core.policy import Policy
+from taskd.core.recovery import Recovery
+from taskd.runtime.manager.cluster import Cluster
+from taskd.runtime.manager.journal import Journal
+from taskd.wire.checks import Examine, Inspect, Inspection, Own
+from taskd.wire.messages import NodeStatus
+
+logger = logging.getLogger(__name__)
+MOST_INSPECTIONS = 16
+"""Operators who ask at the same time."""
+
+
+class CheckDesk:
+    """All checks of one manager. `number` tells them from those of managers before."""
+
+    def __init__(self, policy: Policy, number: int, journal: Journal, cluster: Cluster) -> None:
+        self._checkup = Checkup(policy, number)
+        self._journal = journal
+        self._cluster = cluster
+        self._inspections: dict[str, str] = {}
+        """By the key of whoever has asked, what was found; nothing while it is not known."""
+
+    def inspect(self, request: Inspect, job: Recovery) -> Inspection:
+        """An operator wants all nodes checked: what is known by now."""
+        if request.job_id != job.policy.job_id:
+            other = f"found job {request.job_id!r}, expected {job.policy.job_id!r}; set TASKD_JOB_ID"
+            return Inspection(key=request.key, refusal=other)
+        if job.phase in (Phase.FORMING, Phase.STOPPED):
+            early = f"the job is {job.phase.value}, expected its nodes to be there; try again when it trains"
+            return Inspection(key=request.key, refusal=early)
+        if request.key not in self._inspections:
+            if not self._has_room():
+                busy = f"{MOST_INSPECTIONS} others wait for the nodes to be checked; try again when that was done"
+                return Inspection(key=request.key, refusal=busy)
+            self._inspections[request.key] = ""
+            self._checkup.inspect()
+        return Inspection(key=request.key, document=self._inspections[request.key])
+
+    def _has_room(self) -> bool:
+        """For one more that asks. What was found for the first is forgotten then: it was told many times."""
+        told = [key for key, found in self._inspections.items() if found]
+        if len(self._inspections) >= MOST_INSPECTIONS and told:
+            del self._inspections[told[0]]
+        return len(self._inspections) < MOST_INSPECTIONS
+
+    def hear(self, status: NodeStatus) -> None:
+        """An agent has reported."""
+        self._checkup.hear(status)
+
+    def order_for(self, status: NodeStatus) -> Order | None:
+        """What this node is to be told now, apart from the directive."""
+        order = self._checkup.order_for(status)
+        return msgspec.structs.replace(order, clock_s=time.time()) if isinstance(order, Examine) else order
+
+    def turn(self, job: Recovery) -> bool:
+        """Let time pass; whether there may be new orders."""
+        if not self._checkup.due or job.superseded or job.phase is Phase.STOPPED:
+            return False
+        if job.phase is Phase.FORMING and any(view.status.ledger.term for view in job.world.views()):
+            return False  # of an earlier manager's job: it is known first
+        before = self._checkup.number
+        actions = self._checkup.tick(job.world, forming=job.phase is Phase.FORMING, now_s=time.monotonic())
+        for action in actions:
+            match action:
+                case RoundOver():
+                    elapsed = _numbers(action.elapsed_s)
+                    shown = {int(name) if name.isdigit() else name: seconds for name, seconds in elapsed.items()}
+                    logger.info("Round %d: The node elapsed time are %s", action.number, shown)
+                    self._journal.write("node check round", round=action.number, elapsed_s=elapsed)
+                case Checked():
+                    self._tell(action)
+                case Wanted():
+                    self._journal.write("node wanted", node_rank=action.node_rank, reason=action.reason)
+                    self._cluster.request(action.node_rank, action.reason)
+                case _:
+                    assert_never(action)
+        return bool(actions) or self._checkup.number != before
+
+    def _tell(self, checked: Checked) -> None:
+        verdict = checked.verdict
+        ill = {name: found for name, found in verdict.nodes.items() if found.standing is not Standing.HEALTHY}
+        counts = Counter(found.standing for found in verdict.nodes.values())
+        summary = ", ".join(f"{counts[standing]} {standing.value}" for standing in Standing if counts[standing])
+        rounds = f"{checked.rounds} round{'s' if checked.rounds != 1 else ''}"
+        level = logging.WARNING if ill or verdict.links else logging.INFO
+        logger.log(level, "node check: %s (%s, %.1f s)", summary, rounds, checked.lasted_s)
+        for name, found in ill.items():
+            logger.warning("%s is %s: %s", name, found.standing.value, found.text)
+        for link in verdict.links:
+            logger.warning("the link of %s and %s is %s: %s", *link.edge, link.standing.value, link.text)
+        for note in verdict.notes:
+            logger.warning("node check: %s", note)
+        document = _document(checked)
+        self._journal.write("node check", **document)
+        if checked.inspection:
+            text = json.dumps(document)
+            self._inspections = {key: known or text for key, known in self._inspections.items()}
+
+
+def _as_fields(own: Own) -> dict[str, object]:
+    return {name: getattr(own, name) for name in own.__struct_fields__}
+
+
+def _document(checked: Checked) -> dict[str, object]:
+    verdict, own = checked.verdict, checked.own
+    return {
+        "rounds": checked.rounds,
+        "lasted_s": round(checked.lasted_s, 3),
+        "inspection": checked.inspection,
+        "nodes": {
+            name: {
+                "standing": found.standing.value,
+                "text": found.text,
+                "slow": [what.value for what in found.what],
+                "own": _as_fields(own[name]) if name in own else None,
+            }
+            for name, found in verdict.nodes.items()
+        },
+        "links": [{"nodes": link.edge, "standing": link.standing.value, "text": link.text} for link in verdict.links],
+        "notes": verdict.notes,
+        "leave": {leave.node: leave.words for leave in checked.leaves},
+    }
+
+
+def _numbers(elapsed_s: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(seconds, 3) for name, seconds in sorted(elapsed_s.items())}

@@ -1,0 +1,82 @@
+"""The folder with the evidence of a job's faults, one file for each: as large as somebody reads, and no larger.
+
+Rules:
+
+1. A file holds the evidence of whoever the verdict names, and of the others as much as fits. It says how many do not:
+   a reader takes no more (`faultfile.py`), and 100,000 ranks that have all testified say 200 MB.
+2. The newest `MOST_FILES` stay, and of these `MOST_BYTES`: the verdicts on all stand in the journal.
+"""
+
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from taskd.core.evidence import Evidence
+from taskd.core.verdict import Verdict
+from taskd.runtime.folders.ownfolder import OwnFolder
+
+MOST_FILES: Final = 10_000
+"""A reader tells of no more faults (`chronicle.py`)."""
+MOST_BYTES: Final = 4 << 30
+MOST_EVIDENCE_BYTES: Final = 48 << 20
+"""In one file, of which a reader takes 64 MiB; the verdict is in it too."""
+_MOST_DIGITS: Final = 9
+_SUFFIX: Final = ".json"
+
+
+class FaultFolder:
+    """Below the folder of a job, made when there is something to keep. `newest` is the highest number of a file."""
+
+    def __init__(self, job: OwnFolder, *, most_files: int = MOST_FILES, most_bytes: int = MOST_BYTES) -> None:
+        """Raises `OSError` if there is one that cannot be read."""
+        self._job = job
+        self._path: Path = job.path / "faults"
+        self._most_files, self._most_bytes = most_files, most_bytes
+        self._sizes: dict[int, int] = {}
+        with suppress(FileNotFoundError), closing(OwnFolder(self._path, job, make=False)) as folder:
+            for name in folder.names():
+                stem = name.removesuffix(_SUFFIX)
+                if stem.isdecimal() and stem.isascii() and len(stem) <= _MOST_DIGITS:
+                    self._sizes[int(stem)] = folder.size(name)
+        self.newest = max(self._sizes, default=0)
+
+    def write(self, number: int, head: Mapping[str, object], verdict: Verdict, evidence: Mapping[int, Evidence]) -> int:
+        """Keep what is known of a fault, in place of what was. Returns how many older files it has cost.
+
+        Raises `OSError`.
+        """
+        content = msgspec.json.encode({**head, **_fitting(verdict, evidence)})
+        cost = 0
+        with closing(OwnFolder(self._path, self._job)) as folder:
+            folder.write(_name(number), content)
+            self._sizes.pop(number, None)
+            self._sizes[number] = len(content)
+            while len(self._sizes) > self._most_files or sum(self._sizes.values()) > self._most_bytes:
+                oldest = min(self._sizes)
+                if oldest == number:
+                    break
+                folder.remove(_name(oldest))
+                del self._sizes[oldest]
+                cost += 1
+        return cost
+
+
+def _name(number: int) -> str:
+    return f"{number:04d}{_SUFFIX}"
+
+
+def _fitting(verdict: Verdict, evidence: Mapping[int, Evidence]) -> dict[str, object]:
+    named = {*verdict.culprits, *(fact.rank for fact in verdict.facts)}
+    kept: dict[int, msgspec.Raw] = {}
+    left = MOST_EVIDENCE_BYTES
+    for rank in sorted(evidence, key=lambda rank: (rank not in named, rank)):
+        raw = msgspec.json.encode(evidence[rank])
+        left -= len(raw)
+        if left < 0:
+            break
+        kept[rank] = msgspec.Raw(raw)
+    found: dict[str, object] = {"evidence": {str(rank): raw for rank, raw in sorted(kept.items())}}
+    return found if len(kept) == len(evidence) else {**found, "omitted": len(evidence) - len(kept)}

@@ -1,0 +1,382 @@
+"""The manager of one job: receives the agents' reports, asks the core, publishes its directives.
+
+Rules:
+
+1. `taskd.core.recovery` decides. This loop gives it the time and the reports, and performs its actions.
+2. Every report is answered with the newest directive, so that a lost message costs one heartbeat.
+3. It is never on the path of a training step: training goes on while it is away.
+4. When the job has ended it serves until the agents have left, `LINGER_S` at most.
+"""
+
+import logging
+import threading
+import time
+from math import ceil
+
+import msgspec
+import zmq
+from typing_extensions import assert_never
+
+from taskd.config.address import Address
+from taskd.config.manager import ManagerConfig
+from taskd.core.evidence import Evidence
+from taskd.core.recovery import (
+    Action,
+    AskCluster,
+    AskKernel,
+    Diagnosed,
+    Note,
+    Publish,
+    Recovered,
+    Recovery,
+    Setback,
+    Stopped,
+    Superseded,
+)
+from taskd.core.shorthand import answer, is_short
+from taskd.errors import TransitionError
+from taskd.runtime.links.identity import agent_of
+from taskd.runtime.links.links import ManagerSocket, Peer
+from taskd.runtime.links.loopback import secured
+from taskd.runtime.manager.checks import CheckDesk
+from taskd.runtime.manager.cluster import Cluster, cluster_of
+from taskd.runtime.manager.crowd import Peers, own_evidence, unfit
+from taskd.runtime.manager.journal import Journal, as_fields, as_text, at_step, most_bytes
+from taskd.runtime.manager.kernels import Kernels
+from taskd.wire.checks import Inspect
+from taskd.wire.codec import MAX_MODULES_BYTES
+from taskd.wire.messages import Answer, Directive, Drain, FromAgent, Modules, NodeStatus, Refusal, Stage, Testimony
+from taskd.wire.text import line
+
+logger = logging.getLogger(__name__)
+LINGER_S = 10.0
+TICK_MS = 100
+QUICK_TICK_MS = 20
+RESTART_S = 0.1
+"""Times the failures so far: how long a manager that has failed waits before it begins anew."""
+MOST_RESTART_S = 5.0
+_evidence = msgspec.msgpack.Decoder(Evidence)
+
+
+class Manager:
+    """Serves one job. `run` in the caller's thread, or `start` and `stop` in one of its own."""
+
+    def __init__(
+        self,
+        config: ManagerConfig,
+        cluster: Cluster | None = None,
+        *,
+        embedded: bool = False,
+        stop: threading.Event | None = None,
+    ) -> None:
+        """Listen. `cluster` is asked for nodes, in place of the configured command.
+
+        One that is `embedded` in an agent leaves it to the agent to say why the job has ended. `stop`, once it is set,
+        ends `run` as the method does.
+
+        Raises:
+            SecretError: the address needs a secret.
+            LinkError: the address cannot be bound.
+
+        """
+        self._config = config
+        self._embedded = embedded
+        self._socket = ManagerSocket(config.listen, secured(config.security, config.listen, config.run_dir))
+        ranks = config.policy.node_count * config.policy.ranks_per_node
+        self._journal = Journal(config.run_dir, config.job_id, most=most_bytes(ranks))
+        self._cluster = cluster or cluster_of(config.node_command, config.job_id)
+        self._kernels = Kernels()
+        self._modules: set[str] = set()
+        self._modules_bytes = 0
+        self._standbys: dict[int, int] = {}
+        self._pids: dict[int, dict[str, int]] = {}
+        self._first_step = -1
+        self._failed = 0
+        self._told: set[str] = set()
+        self._begin(0)
+        self._stop = stop or threading.Event()
+        self._thread: threading.Thread | None = None
+        self.exit_code = 0
+
+    def _begin(self, last: int) -> None:
+        """Know nothing of the job: its agents will tell. `last` is the last directive of whoever managed it before."""
+        # Its directives must count as newer than those of every manager that this job had before.
+        self._core = Recovery(self._config.policy, sequence=max(time.time_ns() // 1_000_000, last + 1))
+        self._desk = CheckDesk(self._config.policy, self._core.sequence, self._journal, self._cluster)
+        self._peers = Peers(self._config.policy.node_count)
+        self._directive: Directive | None = None
+        self._ended_s: float | None = None
+
+    @property
+    def address(self) -> Address:
+        """Where it listens."""
+        return self._socket.address
+
+    @property
+    def mark(self) -> str:
+        """By which the folder of the job's records is known."""
+        return self._journal.mark
+
+    def run(self) -> int:
+        """Serve until the job has ended or `stop` is called. Returns the job's exit code."""
+        self._journal.write("manager started", job_id=self._config.job_id, address=str(self.address))
+        try:
+            while not self._stop.is_set() and not self._over():
+                self._serve()
+        finally:
+            self._socket.close(flush_s=0.2)
+            self._kernels.close()
+            if self._socket.refused:
+                self._journal.write("refused", counts=dict(self._socket.refused))
+            self._journal.close()
+        return self.exit_code
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        for socket in self._socket.sockets:
+            poller.register(socket, zmq.POLLIN)
+        try:
+            while not self._stop.is_set() and not self._over():
+                poller.poll(self._pause_ms())
+                self._turn()
+        except Exception:
+            self._failed += 1
+            logger.exception("the manager has failed by a bug in taskd (please report this), and begins anew")
+            self._journal.write("manager failed", count=self._failed)
+            self._stop.wait(min(RESTART_S * self._failed, MOST_RESTART_S))
+            self._begin(self._core.sequence)
+
+    def start(self) -> None:
+        """Serve in a thread of its own."""
+        self._thread = threading.Thread(target=self.run, name="taskd-manager", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End `run`; waits for the thread that `start` made."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _over(self) -> bool:
+        if self._ended_s is None:
+            return self._core.superseded
+        world = self._core.world
+        left = all(node.status.leaving for node in world.views())
+        return left or time.monotonic() - self._ended_s > LINGER_S
+
+    def _pause_ms(self) -> int:
+        if self._kernels.pending:
+            return QUICK_TICK_MS
+        due_s = self._core.watch.ask_s  # a hang is to be found at once
+        return TICK_MS if due_s is None else max(1, min(TICK_MS, ceil((due_s - time.monotonic()) * 1000)))
+
+    def _turn(self) -> None:
+        for peer, message in self._socket.receive():
+            self._take(peer, message)
+        for agent_id, listening in self._kernels.answers():
+            self._perform(self._core.answered(agent_id, listening=listening, now_s=time.monotonic()))
+        self._perform(self._core.tick(time.monotonic()))
+        if self._desk.turn(self._core):
+            for view in self._core.world.views():
+                self._order_check(view.status)
+
+    def _take(self, peer: Peer, message: FromAgent) -> None:
+        """One bad report costs that report."""
+        try:
+            self._obey(peer, message)
+        except Exception as error:  # noqa: BLE001  a bug, whatever it raises
+            self._tell_bug(f"a {type(message).__name__} was ignored", error)
+
+    def _tell_bug(self, what: str, error: Exception) -> None:
+        """With its trace, once for each kind: what has gone wrong may come again with every report."""
+        kind = f"{what}: {type(error).__name__}"
+        if kind not in self._told:
+            self._told.add(kind)
+            logger.error("%s by a bug in taskd (please report this; further ones are not told)", what, exc_info=error)
+
+    def _obey(self, peer: Peer, message: FromAgent) -> None:
+        if isinstance(message, NodeStatus | Testimony) and message.agent_id != agent_of(message.proof):
+            reason = "it speaks for another agent, expected one's own; install the same taskd on every node"
+            self._socket.refuse("identity", f"a {type(message).__name__}", reason)
+            return
+        match message:
+            case Drain():
+                self._drain(peer, message)
+            case Modules():
+                self._learn(message.names)
+            case NodeStatus():
+                self._hear(peer, message)
+            case Testimony():
+                self._hear_testimony(message)
+            case Inspect():
+                self._socket.send(peer, self._desk.inspect(message, self._core))
+            case _:
+                assert_never(message)
+
+    def _order_check(self, status: NodeStatus) -> None:
+        order, peer = self._desk.order_for(status), self._peers.get(status.agent_id)
+        if order is not None and peer is not None:
+            self._socket.send(peer, order)
+
+    def _hear_testimony(self, message: Testimony) -> None:
+        if message.job_id != self._config.job_id:
+            return
+        own, wrong = own_evidence(message, self._core)
+        try:
+            evidence = {rank: _evidence.decode(raw) for rank, raw in (own or {}).items()}
+        except msgspec.MsgspecError as error:
+            own, wrong = None, f"agent {message.agent_id} testifies what cannot be read: {line(str(error))}"
+        if wrong:
+            self._socket.refuse("testimony", "a testimony", wrong)
+        if own is None:
+            return
+        self._perform(self._core.testify(message.agent_id, message.inquiry, evidence, time.monotonic()))
+
+    def _learn(self, names: tuple[str, ...]) -> None:
+        """What the ranks import, for the warm processes of nodes that have no rank to learn it from."""
+        known = len(self._modules)
+        for name in sorted(set(names) - self._modules):
+            size_bytes = self._modules_bytes + len(name.encode()) + 5
+            if size_bytes <= MAX_MODULES_BYTES:
+                self._modules.add(name)
+                self._modules_bytes = size_bytes
+        if len(self._modules) == known:
+            return
+        for agent_id in self._core.world.candidates:
+            self._teach(agent_id)
+
+    def _teach(self, agent_id: str) -> None:
+        peer = self._peers.get(agent_id)
+        if peer is not None and self._modules:
+            self._socket.send(peer, Modules(names=tuple(sorted(self._modules))))
+
+    def _drain(self, peer: Peer, message: Drain) -> None:
+        if message.job_id != self._config.job_id:
+            refusal = f"found job {message.job_id!r}, expected {self._config.job_id!r}; set TASKD_JOB_ID"
+        else:
+            refusal, actions = self._core.move_from(message.node, time.monotonic())
+            self._perform(actions)
+        text = refusal or f"the ranks of node {message.node} move to another node"
+        self._socket.send(peer, Answer(granted=not refusal, text=text))
+
+    def _hear(self, peer: Peer, status: NodeStatus) -> None:
+        refusal = unfit(status, self._core)
+        if refusal is not None:
+            self._socket.send(peer, Refusal(reason=refusal))
+            return
+        crowded = self._peers.crowded_out(status, self._core)
+        if crowded:
+            self._socket.refuse("crowd", "a report", crowded)
+            return
+        self._peers.put(status.agent_id, peer, self._core)
+        before = self._directive
+        try:
+            self._perform(self._core.hear(status, time.monotonic()))
+        except TransitionError as error:
+            self._tell_bug(f"a part of the report of node {status.node_rank} was ignored", error)
+        if self._core.superseded:
+            return
+        if not is_short(status, self._core.term):
+            self._note(status)
+        if self._directive is before and before is not None:
+            self._socket.send(peer, answer(status, before))
+        self._desk.hear(status)
+        self._order_check(status)
+
+    def _note(self, status: NodeStatus) -> None:
+        """Put down what has changed since the node's last report, if it speaks for the place that it holds."""
+        if status.node_rank < 0:
+            if status.agent_id not in self._peers.waiting:
+                self._peers.waiting.add(status.agent_id)
+                self._teach(status.agent_id)
+                self._journal.write("node waits", agent_id=status.agent_id, host=status.host, wants=status.wants)
+            return
+        if self._core.world.place_of(status.agent_id) != status.node_rank:
+            return
+        if self._standbys.get(status.node_rank) != status.standbys:
+            self._standbys[status.node_rank] = status.standbys
+            self._journal.write("standbys", node_rank=status.node_rank, count=status.standbys)
+        pids = {str(rank.rank): rank.pid for rank in status.ranks}
+        if self._pids.get(status.node_rank) != pids:
+            self._pids[status.node_rank] = pids
+            self._journal.write("processes", node_rank=status.node_rank, pids=pids)
+        world = self._core.world
+        if self._first_step < world.generation and world.ranks and world.all_at((Stage.COMMITTED,)):
+            self._first_step = world.generation
+            self._journal.write("first step", generation=world.generation)
+
+    def _perform(self, actions: list[Action]) -> None:
+        before = self._directive
+        self._perform_each(actions)
+        if self._directive is not None and self._directive is not before:  # of several only the newest counts
+            self._socket.send_all(self._peers.values(), self._directive)
+
+    def _perform_each(self, actions: list[Action]) -> None:
+        for action in actions:
+            self._perform_safely(action)
+
+    def _perform_safely(self, action: Action) -> None:
+        """What cannot be done costs itself, not what is to be done after it."""
+        try:
+            self._perform_one(action)
+        except Exception as error:  # noqa: BLE001  a bug, whatever it raises
+            self._tell_bug(f"{type(action).__name__} was not done", error)
+
+    def _perform_one(self, action: Action) -> None:
+        match action:
+            case Publish():
+                self._publish(action.directive)
+            case Recovered():
+                fault = self._journal.fault(action.record.fault)
+                logger.warning("%s", as_text(action.record, fault))
+                self._journal.write("recovered", **as_fields(action.record, fault))
+            case Setback():
+                self._tell_setback(action)
+            case Stopped():
+                self._end(action)
+            case Diagnosed():
+                self._journal.verdict(action)
+                if action.reported:
+                    logger.warning(
+                        "fault %d, %s: %s",
+                        self._journal.fault(action.fault),
+                        at_step(action.step),
+                        action.verdict.sentence,
+                    )
+            case AskKernel():
+                self._kernels.ask(action.agent_id, action.host, action.port)
+            case AskCluster():
+                self._journal.write("node wanted", node_rank=action.node_rank, reason=action.reason)
+                self._cluster.request(action.node_rank, action.reason)
+            case Superseded():
+                logger.error("the agents obey a newer manager: this one ends")
+                self._journal.write("superseded", term=action.term)
+                self.exit_code = 1
+            case Note():
+                logger.log(logging.WARNING if action.warns else logging.INFO, "%s", action.text)
+            case _:
+                assert_never(action)
+
+    def _tell_setback(self, action: Setback) -> None:
+        fault = self._journal.fault(action.record.fault)
+        logger.warning("fault %d, %s", fault, action.text)
+        self._journal.setback(action, fault)
+
+    def _publish(self, directive: Directive) -> None:
+        self._directive = msgspec.structs.replace(directive, records=self._journal.mark)
+        self._journal.write(
+            "directive",
+            generation=directive.generation,
+            order=directive.order.value,
+            phase=self._core.phase.value,
+            reason=directive.reason,
+        )
+
+    def _end(self, action: Stopped) -> None:
+        self._ended_s = time.monotonic()
+        self.exit_code = action.exit_code
+        if not self._embedded:
+            logger.log(logging.ERROR if action.exit_code else logging.INFO, "the job has ended: %s", action.reason)
+        record = action.record
+        fault = as_fields(record, self._journal.fault(record.fault)) if record is not None else {}
+        self._journal.write("stopped", reason=action.reason, exit_code=action.exit_code, fault=fault)

@@ -1,0 +1,86 @@
+"""The file of one fault: the evidence of all ranks by which its verdict was found.
+
+Rules:
+
+1. A path that stands in a record is never followed out of the job's folder.
+2. A later fault may have the same number (of a manager whose journal could not be read, of an older taskd): a file
+   counts only if it was written for this entry of the journal.
+3. What is damaged, or of a newer taskd, is named and not fatal: each rank's evidence is read by itself.
+"""
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from taskd.core.evidence import Evidence
+from taskd.runtime.folders.regular import open_record
+from taskd.runtime.records.chronicle import FAULTS, FaultEntry
+from taskd.runtime.records.entries import VerdictEntry
+
+_FILE_BYTES: Final = 64 << 20
+_SAME_S: Final = 5.0
+"""Journal and file are written one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultRecord:
+    """What a fault's file holds. `raw`: each rank's evidence as it stands there; `unread`: ranks that do not fit."""
+
+    file: str
+    evidence: dict[int, Evidence] = field(default_factory=dict)
+    raw: dict[str, Any] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def read_evidence(folder: Path, fault: FaultEntry) -> FaultRecord | None:
+    """The evidence of one fault; None if nothing says that there is some. What is wrong stands in `problem`."""
+    verdict = fault.verdict
+    if verdict is None or not verdict.evidence:
+        return None
+    path = folder / FAULTS / Path(verdict.evidence).name
+    record = FaultRecord(str(path))
+    try:
+        with open_record(path) as file:
+            content = file.read(_FILE_BYTES + 1)
+        if len(content) > _FILE_BYTES:
+            return replace(record, problem=f"it is larger than {_FILE_BYTES >> 20} MiB")
+        found = json.loads(content)
+        ranks = {str(int(rank)): value for rank, value in found["evidence"].items()}
+        own = _is_of(found, verdict)
+    except OSError as error:
+        return replace(record, problem=error.strerror or str(error))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return replace(record, problem=f"it is damaged ({type(error).__name__})")
+    if not own:
+        return replace(record, problem="it was written for another fault of that number, of a later job of this name")
+    return _converted(replace(record, raw=ranks))
+
+
+def _is_of(found: dict[str, Any], verdict: VerdictEntry) -> bool:
+    """Whether a fault's file was written for this entry, as far as their times tell."""
+    theirs = found.get("verdict") if isinstance(found.get("verdict"), dict) else {}
+    for ours_s, theirs_s in (
+        (verdict.since_s, theirs.get("since_s")),  # type: ignore[union-attr]
+        (verdict.monotonic_s, found.get("monotonic_s")),
+    ):
+        if ours_s is not None and isinstance(theirs_s, int | float):
+            return abs(theirs_s - ours_s) <= _SAME_S
+    return True
+
+
+def _converted(record: FaultRecord) -> FaultRecord:
+    found = {rank: _evidence(value) for rank, value in record.raw.items()}
+    evidence = {int(rank): known for rank, known in found.items() if known is not None}
+    unread = tuple(rank for rank, known in found.items() if known is None)
+    return replace(record, evidence=dict(sorted(evidence.items())), unread=unread)
+
+
+def _evidence(value: object) -> Evidence | None:
+    try:
+        return msgspec.convert(value, Evidence)
+    except (msgspec.ValidationError, RecursionError):
+        return None

@@ -1,0 +1,1 @@
+"""What the kernel says of processes, threads and cgroups."""

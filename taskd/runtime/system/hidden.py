@@ -1,0 +1,73 @@
+"""Threads of ours in a process that is the user's: it neither sees nor feels them.
+
+Rules:
+
+1. `threading` does not know them: a script that joins all threads, or counts them, finds its own alone.
+2. They block every signal. A handler runs only when the main thread, or a thread of the script, lets its signal in.
+3. A thread that logs is entered into `threading`'s list by `logging`; it takes itself out with `forget`.
+4. The kernel knows them by their names, so that nobody takes them for the script's (`threads.py`).
+5. As daemons they do not keep the process alive. In a forked child they are not.
+"""
+
+import _thread
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from taskd.runtime.system.processes import call_me
+
+logger = logging.getLogger(__name__)
+
+_EVERY: Final = signal.valid_signals() - {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+"""Those that a thread brings upon itself come anyway, and whoever handles them is to see them."""
+_names: Final[dict[int, str]] = {}
+
+
+class HiddenThread:
+    """A thread that runs `target` from now on."""
+
+    def __init__(self, target: Callable[[], object], name: str) -> None:
+        self.name: Final = name
+        self._target = target
+        self._pid = os.getpid()
+        self._ended = threading.Event()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _EVERY)
+        try:
+            _thread.start_new_thread(self._run, ())
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _run(self) -> None:
+        ident = threading.get_ident()
+        _names[ident] = self.name
+        call_me(self.name)
+        try:
+            self._target()
+        except Exception:
+            logger.exception("taskd's thread %s has failed", self.name)
+        finally:
+            del _names[ident]
+            forget()
+            self._ended.set()
+
+    def is_alive(self) -> bool:
+        """Whether it still runs, in this process."""
+        return self._pid == os.getpid() and not self._ended.is_set()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait until it has ended, at most so long."""
+        if self.is_alive():
+            self._ended.wait(timeout_s)
+
+
+def forget() -> None:
+    """Take this thread, a hidden one, out of `threading`'s list again."""
+    vars(threading)["_active"].pop(threading.get_ident(), None)
+
+
+def names() -> dict[int, str]:
+    """The names of those that run, by their identifiers."""
+    return dict(_names)

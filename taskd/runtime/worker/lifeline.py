@@ -1,0 +1,136 @@
+"""The rank's end of the socket to its agent: a descriptor among the user's.
+
+Rules:
+
+1. A program may close every descriptor, and its own files then have our number. A number is used only while it is still
+   our socket: it is compared by its inode each time.
+2. A socket that has been closed so is made anew, and `Hello` said again. Whoever waits in the old one still hears what
+   the agent had sent there.
+3. Two threads use one end: each sends whole packets; one alone receives.
+"""
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from taskd.errors import LinkError
+from taskd.runtime.system.hidden import HiddenThread, forget
+from taskd.wire.codec import MAX_LOCAL_BYTES
+
+logger = logging.getLogger(__name__)
+
+
+class Lifeline:
+    """One process's link to its agent, and the hidden thread that listens to it.
+
+    Args:
+        path: the agent's socket.
+        agent_pid: the torchrun that listens there, for the error's text.
+        hello: the first packet of each connection.
+        hear: called on the thread with each packet.
+        ended: called on the thread, as the last, when the agent has closed the connection or cannot be reached.
+
+    Raises:
+        LinkError: the agent does not listen.
+
+    """
+
+    def __init__(
+        self, path: Path, agent_pid: int, hello: bytes, hear: Callable[[bytes], None], ended: Callable[[], None]
+    ) -> None:
+        self._path = path
+        self._agent_pid = agent_pid
+        self._hello = hello
+        self._hear = hear
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._end = self._connect()
+
+    def listen(self) -> None:
+        """Let the thread begin."""
+        self.thread = HiddenThread(partial(self._listen, self._end), "taskd-control")
+
+    def send(self, frame: bytes) -> None:
+        """Send one packet. Raises `OSError` or `LinkError` if the agent is gone."""
+        end = self._end
+        if end.is_lost():
+            end = self._renew(end)
+        end.socket.sendall(frame)
+
+    def _listen(self, end: "_End") -> None:
+        while frame := end.receive():
+            self._hear(frame)
+            forget()
+            if end.is_lost():
+                break
+        if end.is_lost():
+            try:
+                self._renew(end)
+            except LinkError as error:
+                logger.warning("the script has closed taskd's socket, and another one cannot be had: %s", error)
+            else:
+                return
+        end.close()
+        self._ended()
+
+    def _renew(self, lost: "_End") -> "_End":
+        with self._lock:
+            if self._end is lost:
+                lost.close()
+                self._end = self._connect()
+                self.listen()
+            return self._end
+
+    def _connect(self) -> "_End":
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            link.connect(str(self._path))
+            link.sendall(self._hello)
+        except OSError as error:
+            link.close()
+            raise LinkError(
+                f"cannot connect to the agent's socket {self._path}: {error.strerror}; expected the torchrun process "
+                f"{self._agent_pid} to listen there"
+            ) from error
+        return _End(link)
+
+
+class _End:
+    """A socket, and how it is known again."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self.socket = link
+        self._inode = _inode(link.fileno())
+
+    def is_lost(self) -> bool:
+        """Whether somebody else has closed it."""
+        number = self.socket.fileno()
+        return number < 0 or _inode(number) != self._inode
+
+    def receive(self) -> bytes:
+        """The agent's next packet; empty if it has gone, or the socket was closed."""
+        if self.is_lost():
+            return b""
+        try:
+            return self.socket.recv(MAX_LOCAL_BYTES)
+        except OSError:
+            return b""
+
+    def close(self) -> None:
+        """Close what is ours, and nothing else."""
+        if self.is_lost():
+            self.socket.detach()
+        else:
+            self.socket.close()
+
+
+def _inode(number: int) -> tuple[int, int] | None:
+    try:
+        found = os.fstat(number)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,0 +1,67 @@
+"""What Python's threads of this process are doing, without stopping them and without any lock.
+
+Rules:
+
+1. `threading.enumerate` takes a lock, which the thread that is asked about may hold for good. So it is not called.
+2. What is made is bounded: it fits a message whatever the program does.
+3. Nothing is kept: a frame holds everything that its function has.
+"""
+
+import sys
+import threading
+from types import FrameType
+from typing import Final
+
+from taskd.runtime.system import hidden
+from taskd.wire.accounts import ThreadStack
+
+MOST_THREADS: Final = 64
+MOST_FRAMES: Final = 60
+_DEEPEST: Final = 2000
+_MOST_PATH_CHARS: Final = 160
+_MOST_NAME_CHARS: Final = 80
+_MOST_BYTES: Final = 128 << 10
+"""Of all frames together, of the 200 KiB that one message may have."""
+
+
+def main_stack() -> tuple[str, ...]:
+    """The main thread's frames, innermost first, each `file:line in function`."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return _frames(frame, _DEEPEST)
+
+
+def all_stacks() -> tuple[ThreadStack, ...]:
+    """All threads but the one that asks, the main thread in front."""
+    main, asking = threading.main_thread().ident, threading.get_ident()
+    threads = vars(threading)["_active"]
+    names = {ident: thread.name for ident, thread in list(threads.items())} | hidden.names()
+    frames = sys._current_frames()
+    order = sorted((ident for ident in frames if ident != asking), key=lambda ident: (ident != main, ident))
+    stacks, left = [], _MOST_BYTES
+    for ident in order[:MOST_THREADS]:
+        name = _sendable(names.get(ident, f"thread {ident}")[:_MOST_NAME_CHARS])
+        stack = _frames(frames[ident], MOST_FRAMES)
+        left -= sum(len(text.encode()) for text in (name, *stack))
+        if left < 0:
+            break
+        stacks.append(ThreadStack(name=name, stack=stack))
+    return tuple(stacks)
+
+
+def _frames(frame: FrameType | None, most: int) -> tuple[str, ...]:
+    found: list[str] = []
+    while frame is not None and len(found) < most:
+        code = frame.f_code
+        where = f"{_short(code.co_filename)}:{frame.f_lineno} in {code.co_name[:_MOST_NAME_CHARS]}"
+        found.append(_sendable(where))
+        frame = frame.f_back
+    return tuple(found)
+
+
+def _sendable(text: str) -> str:
+    """A file's name may hold bytes that are no text."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
+
+
+def _short(path: str) -> str:
+    return path if len(path) <= _MOST_PATH_CHARS else f"…{path[1 - _MOST_PATH_CHARS :]}"

@@ -1,0 +1,336 @@
+"""The control thread of one rank's process: listens to the agent, and hands the main thread its orders.
+
+Rules:
+
+1. The machine of `taskd.core.worker` decides; this file locks, sends and wakes.
+2. The control thread never runs the user's code. It breaks and mends collectives, and tells what the process is about,
+   through the `Breaker` that the training adaptor gives it.
+3. A forked child has no link: `current()` answers None there.
+4. When the agent is gone, this process ends: no orphan outlives its agent.
+"""
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from taskd.config.worker import WorkerConfig
+from taskd.core.evidence import Standing
+from taskd.core.worker import Break, Event, GiveUp, Input, Report, State, Wake, Worker
+from taskd.errors import LinkError, TaskdError, WireError
+from taskd.runtime.worker.lifeline import Lifeline
+from taskd.runtime.worker.stacks import all_stacks, main_stack
+from taskd.wire.accounts import Account, LockSeen
+from taskd.wire.codec import decode_to_local, encode
+from taskd.wire.messages import (
+    Abandon,
+    Ask,
+    Condition,
+    FromLocal,
+    Hello,
+    Join,
+    LastWords,
+    Modules,
+    Pause,
+    Refuses,
+    Release,
+    SawNonFinite,
+    Stage,
+    ToLocal,
+    WorkerReport,
+    WorldPlan,
+)
+
+logger = logging.getLogger(__name__)
+_STANDINGS: Final = {
+    State.SETUP: Standing.STARTING,
+    State.TRAINING: Standing.TRAINING,
+    State.INTERRUPTED: Standing.TRAINING,
+    State.PAUSED: Standing.PAUSED,
+    State.JOINING: Standing.PAUSED,
+    State.FINISHED: Standing.FINISHED,
+    State.RELEASED: Standing.FINISHED,
+}
+
+
+class Breaker(Protocol):
+    """Frees a main thread that is stuck in a collective, and allows collectives again."""
+
+    def break_collectives(self) -> None:
+        """From now on, until `mend`, every collective of this process fails at once."""
+        ...
+
+    def mend(self) -> None:
+        """Collectives may work again."""
+        ...
+
+    def leave_at_commit(self) -> None:
+        """The main thread is to leave the resilient function: it asks `WorkerLink.committed` at its next commit."""
+        ...
+
+    def leave_wait(self) -> None:
+        """The main thread waits, in no collective: raises what the resilient function is left by, if it is to leave."""
+        ...
+
+    def standing(self, stack: Sequence[str], usual: Standing) -> Standing:
+        """What the process is about, seen by its main thread's stack too; `usual` by what it was told and has said."""
+        ...
+
+
+class AbandonedError(TaskdError):
+    """The agent said that no recovery will come. The main thread lets its own exception go on."""
+
+
+class WorkerLink:
+    """The process's end of the link to its agent."""
+
+    def __init__(self, config: WorkerConfig, modules: Callable[[], tuple[str, ...]]) -> None:
+        self.config = config
+        self.pid = os.getpid()
+        self._modules = modules
+        self._machine = Worker(generation=config.generation, joins=config.joins)
+        self._changed = threading.Condition()
+        self._breaker: Breaker | None = None
+        self._broken = False
+        self._lock_seen: LockSeen | None = None
+        self._orders: list[WorldPlan | AbandonedError | None] = []
+        hello = Hello(
+            role="worker",
+            pid=self.pid,
+            rank=config.rank,
+            incarnation=config.incarnation,
+            generation=config.generation,
+        )
+        self._line = Lifeline(config.agent_socket, config.agent_pid, encode(hello), self._hear, self._hung_up)
+        self._line.listen()
+
+    # ---- the main thread's side
+
+    @property
+    def joins(self) -> bool:
+        """Whether this process comes into a living world and has not joined it yet."""
+        return self._machine.joins
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the main thread is to leave the resilient function."""
+        return self._machine.state is State.INTERRUPTED
+
+    @property
+    def pause_generation(self) -> int:
+        """The oldest world that may still be formed, as far as this process was told."""
+        return self._machine.pause_generation
+
+    @property
+    def first_step(self) -> bool:
+        """Whether no step of the present world has been committed yet."""
+        return self._machine.first_commit
+
+    @property
+    def outside(self) -> bool:
+        """Whether no resilient function has been entered yet, or the last one was left by all ranks together."""
+        return self._machine.state in (State.SETUP, State.RELEASED)
+
+    def attach(self, breaker: Breaker) -> None:
+        """Use this breaker from now on."""
+        with self._changed:
+            self._breaker = breaker
+            if self._broken:
+                breaker.break_collectives()
+
+    def enter(self, step: int, condition: Condition) -> None:
+        """The resilient function is about to be called, or, for a newcomer, the wait for a plan begins."""
+        self._feed(Input(Event.ENTER, step=step, condition=condition))
+
+    def raised(self, step: int, condition: Condition, cause: str) -> None:
+        """The main thread came out of the resilient function, or out of a world that could not be built."""
+        self._feed(Input(Event.RAISED, step=step, condition=condition, cause=cause))
+
+    def last_words(self, cause: str, kind: str) -> None:
+        """An exception goes up out of the resilient function: nobody recovers this process."""
+        self._send(LastWords(cause=cause, kind=kind))
+
+    def refuse(self, *, no_rebuild: str = "", no_newcomer: str = "") -> None:
+        """Say beforehand why this process cannot be recovered in place: at a fault all processes start anew instead.
+
+        Args:
+            no_rebuild: why no world can be rebuilt with it, even if every process lives.
+            no_newcomer: why no new process can take the place of a lost one.
+
+        The newest call counts; an empty reason takes the former one back.
+
+        """
+        self._send(Refuses(no_rebuild=no_rebuild, no_newcomer=no_newcomer))
+
+    def saw_non_finite(self, step: int, value: str) -> None:
+        """The loss of this step is NaN or infinite, the first of its streak."""
+        self._send(SawNonFinite(step=step, what="loss", value=value))
+
+    def waits_for(self, lock: LockSeen | None) -> None:
+        """The main thread waits until this lock file is gone; None if it does not any more.
+
+        Raises what the resilient function is left by, if that is to be left.
+        """
+        self._lock_seen = lock
+        if lock is not None and self._breaker is not None:
+            self._breaker.leave_wait()
+
+    def joined(self, step: int, condition: Condition) -> None:
+        """The groups of the new world are formed."""
+        self._feed(Input(Event.JOINED, step=step, condition=condition))
+
+    def restored(self, step: int) -> None:
+        """The state is that of the target step."""
+        self._feed(Input(Event.RESTORED, step=step, condition=Condition.CLEAN))
+
+    def dumped(self, step: int) -> None:
+        """The state of the target step is in a checkpoint."""
+        self._feed(Input(Event.DUMPED, step=step, condition=Condition.CLEAN))
+
+    def returned(self, step: int, condition: Condition) -> None:
+        """The resilient function returned."""
+        self._feed(Input(Event.RETURNED, step=step, condition=condition))
+
+    def committed(self, step: int) -> bool:
+        """A step was committed; return `interrupted`. To be told of the first of a world and of one in a pause."""
+        if self._machine.first_commit:
+            self._feed(Input(Event.COMMITTED, step=step, condition=Condition.CLEAN))
+        return self.interrupted
+
+    def await_order(self) -> WorldPlan | None:
+        """Wait for the plan of the next world; None means that every rank has finished.
+
+        Raises:
+            AbandonedError: no recovery will come.
+
+        """
+        with self._changed:
+            while not self._orders:
+                self._changed.wait()
+            order = self._orders.pop(0)
+        if isinstance(order, AbandonedError):
+            raise order
+        return order
+
+    # ---- the control thread's side
+
+    def _hear(self, frame: bytes) -> None:
+        try:
+            self._obey(decode_to_local(frame))
+        except WireError as error:
+            logger.error("refused a message of the agent: %s", error)
+
+    def _hung_up(self) -> None:
+        if not _alive(self.config.agent_pid):
+            _end_group()
+
+    def _obey(self, message: ToLocal) -> None:
+        match message:
+            case Pause():
+                at_commit = message.at_commit
+                self._feed(Input(Event.PAUSE, message.generation, cause=message.reason, at_commit=at_commit))
+            case Join():
+                self._feed(Input(Event.JOIN, plan=message.plan))
+            case Release():
+                self._feed(Input(Event.RELEASE, generation=message.generation))
+            case Abandon():
+                self._feed(Input(Event.ABANDON, cause=message.reason))
+            case Ask():
+                self._send(self._account(message.number))
+            case Modules():
+                self._send(Modules(names=self._modules()))
+            case _:
+                logger.error("the agent sent %s to a worker; it is ignored", type(message).__name__)
+
+    def _account(self, number: int) -> Account:
+        standing, breaker = _STANDINGS[self._machine.state], self._breaker
+        if breaker is not None:
+            standing = breaker.standing(main_stack(), standing)
+        return Account(number=number, standing=standing.value, threads=all_stacks(), lock=self._lock_seen)
+
+    # ---- both
+
+    def _feed(self, given: Input) -> None:
+        with self._changed:
+            for action in self._machine.feed(given):
+                match action:
+                    case Report():
+                        self._report(action)
+                    case Break.BREAK:
+                        self._set_broken(True)
+                    case Break.MEND:
+                        self._set_broken(False)
+                    case Wake():
+                        self._orders.append(action.plan)
+                    case GiveUp():
+                        self._orders.append(AbandonedError(action.reason))
+            if self.interrupted and self._breaker is not None:
+                self._breaker.leave_at_commit()
+            self._changed.notify_all()
+
+    def _set_broken(self, broken: bool) -> None:
+        self._broken = broken
+        if self._breaker is not None:
+            (self._breaker.break_collectives if broken else self._breaker.mend)()
+
+    def _report(self, report: Report) -> None:
+        if report.stage is Stage.PAUSED:
+            self._orders.clear()  # an order of the world that has just failed
+        self._send(
+            WorkerReport(
+                generation=report.generation,
+                stage=report.stage,
+                step=report.step,
+                condition=report.condition,
+                cause=report.cause,
+                at_s=time.monotonic(),
+            )
+        )
+
+    def _send(self, message: FromLocal) -> None:
+        try:
+            self._line.send(encode(message))
+        except (OSError, LinkError):
+            logger.debug("the agent's socket is gone", exc_info=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _end_group() -> None:
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+_link: WorkerLink | None = None
+
+
+def start_from_environment(modules: Callable[[], tuple[str, ...]]) -> WorkerLink | None:
+    """Link this process to its agent; None if no agent started it. `modules` names the installed modules in use.
+
+    Raises:
+        ConfigError: the agent's variables contradict each other.
+        LinkError: the agent does not listen.
+
+    """
+    global _link  # noqa: PLW0603 - one link per process
+    config = WorkerConfig.from_environment()
+    if config is not None:
+        _link = WorkerLink(config, modules)
+    return current()
+
+
+def current() -> WorkerLink | None:
+    """The link of this very process; None without an agent, and in forked children."""
+    return _link if _link is not None and _link.pid == os.getpid() else None
