@@ -75,12 +75,12 @@ def sockets(pid: int) -> int:
     return held
 
 
-def files(run_dir: Path) -> Counts:
-    """Files below the run directory, but for those of which each fault has one; and what lies in shared memory.
+def files(run_dir: Path, agent: int) -> Counts:
+    """Files below the run directory, but for those of which each fault has one; and the agent's in shared memory.
 
     Of the black boxes that are kept only those count that are more than are to be.
     """
-    shared = [path for path in Path("/dev/shm").rglob("*") if path.is_file()]
+    shared = [path for path in Path("/dev/shm").glob(f"taskd-{agent}-*/**/*") if path.is_file()]
     size_bytes = 0
     for path in shared:
         with suppress(FileNotFoundError):

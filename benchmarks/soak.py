@@ -212,12 +212,21 @@ class Soak:
 
         job.await_until(settled, "a step and a warm process", RECOVERY_LIMIT_S)
 
+    def _rest(self, job: Job) -> None:
+        """Wait until nothing is under way either: the dead are collected, and torchrun has its ranks, the template and
+        the one standby below it. On a busy machine that takes a while after a fault, and others' descriptors with it.
+        """
+        self._settle(job)
+        job.await_until(
+            lambda: len(below(job.pid)) <= self._args.ranks + 3, "the dead to be collected", RECOVERY_LIMIT_S
+        )
+
     def _count(self, number: int, pids: dict[str, int], job: Job) -> None:
         """Ten times in a run, 50 times in a hostile one, when there is nothing to be done."""
         faults = self._args.faults
         if number != faults and number % max(1, faults // (COUNTS_OF_HOSTILE if self.hostile is not None else 10)):
             return
-        self._settle(job)
+        self._rest(job)
         now = {name: holdings([pid]) for name, pid in pids.items()}
         if self.hostile is not None:
             now |= self._count_more(self.hostile, number, pids)
@@ -236,7 +245,7 @@ class Soak:
             "manager": hostile.census(pids["manager"]),
             "ranks": holdings(self._journal.pids.values()),
             "below the agent": {"processes": len(below(pids["agent"]))},
-            FILES: files(run_dir),
+            FILES: files(run_dir, pids["agent"]),
             RECORDS: {"faults": number, **records(run_dir, self._manager_log)},
         }
 
