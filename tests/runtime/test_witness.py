@@ -298,7 +298,7 @@ def test_files_that_are_cut_or_cannot_be_read(start: Start, monkeypatch: pytest.
         "4:memory\n::\n0::/nowhere",
         "oom_kill x",
     ):
-        for module in ("processes", "cgroups", "disks"):
+        for module in ("system.processes", "system.cgroups", "agent.disks"):
             monkeypatch.setattr(f"taskd.runtime.{module}.read", lambda _path, text=text: text)
         for ending in (None, ending_of(-9)):
             known = rank.witness.take(3, rank.pid, rank.box, node=0, ending=ending)

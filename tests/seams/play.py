@@ -39,9 +39,9 @@ def play(farm: Farm, *arguments: str, on: bool = True, restarts: int = 0) -> Out
     """One job of two ranks in the farm's torch, to its end or to the limit."""
     mark = uuid.uuid4().hex
     usual = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TASKD_STANDBY": "0", "PYTHONPATH": "", MARK: mark}
-    ours = {"TASKD_PROCESS_ENABLE": "on"} if on else {}
     command = [str(farm.python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     with tempfile.TemporaryDirectory(prefix="taskd-seams-") as folder:
+        ours = {"TASKD_PROCESS_ENABLE": "on", "TASKD_RUN_DIR": f"{folder}/run"} if on else {}
         launcher = Launcher(Path(folder), mark)
         process = launcher.start(
             [*command, f"--max-restarts={restarts}", JOB, *arguments], env={**no_outer_job(), **usual, **ours}
