@@ -220,6 +220,20 @@ def test_a_death_is_testified_to_unasked_and_one_that_was_ordered_is_not(
     assert isinstance(ending, Ending)
 
 
+def test_a_death_is_testified_to_when_the_manager_knows_whose_rank_it_was(
+    agent: NodeAgent, host: Host, manager: ScriptedManager
+) -> None:
+    """Before its first order it may not have heard of this agent: a report can be lost, and a testimony come through."""
+    manager.until(lambda status: True)
+    host.processes[1].kill()
+    manager.until(lambda status: status.ranks[1].stage is Stage.DEAD)
+    agent.stopping()
+    manager.until(lambda status: status.leaving)
+    assert manager.testimonies == []
+    manager.say(Order.RUN, 0, 0, 0)
+    assert list(manager.testimony(asked=False)) == [1]
+
+
 def test_a_question_is_answered_once_with_what_is_known_of_all_that_live(
     agent: NodeAgent, host: Host, manager: ScriptedManager
 ) -> None:
@@ -314,6 +328,7 @@ def test_leaving_is_told_and_nothing_started_any_more(agent: NodeAgent, host: Ho
 def test_a_rank_that_torchrun_ends_has_not_failed(agent: NodeAgent, host: Host, manager: ScriptedManager) -> None:
     """Only the one that died before says something of the fault."""
     manager.until(lambda status: True)
+    manager.say(Order.RUN, 0, 0, 0)
     host.processes[1].kill()
     manager.until(lambda status: status.ranks[1].stage is Stage.DEAD)
     agent.stopping()

@@ -275,6 +275,18 @@ def test_evidence_that_cannot_be_read_is_told_once(make: Make, caplog: pytest.Lo
     assert sum("cannot be read" in record.getMessage() for record in caplog.records) == 1
 
 
+def test_a_manager_that_is_new_passes_over_what_it_cannot_place(make: Make) -> None:
+    """It has taken over a job, and an agent of that testifies before it has reported: neither is at fault."""
+    manager = make()
+    with Agent(manager) as agent:
+        until(agent.link, lambda _: agent.link.connected)
+        own, proof = agent.status.agent_id, agent.status.proof
+        told = messages.Testimony(job_id="job", agent_id=own, inquiry=0, evidence={0: msgspec.Raw(b"\x80")}, proof=proof)
+        assert agent.link.send(told)
+        agent.obey(Order.RUN)
+        assert not manager._socket.refused
+
+
 def test_what_was_refused_is_counted_in_the_journal(make: Make) -> None:
     manager = make()
     with Agent(manager) as agent, linked(manager) as stranger:

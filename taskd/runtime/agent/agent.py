@@ -227,8 +227,8 @@ class NodeAgent:
         self._watch_the_clock()
         if time.monotonic() >= self._sent_s + self._config.heartbeat_s or self._state() != self._told:
             self._report()
-        for testimony in self._observer.testimonies(self._node, time.monotonic()):
-            if self._link is not None:
+        if self._link is not None and self._node.directive is not None:  # a manager that knows whose ranks they are
+            for testimony in self._observer.testimonies(self._node, time.monotonic()):
                 self._link.send(testimony)
 
     def _take_over(self, host: WorkerHost, identity: NodeIdentity) -> None:

@@ -104,6 +104,8 @@ def unfit(status: NodeStatus, core: Recovery) -> str | None:
 
 def own_evidence(message: Testimony, core: Recovery) -> tuple[dict[int, msgspec.Raw] | None, str]:
     """What a testimony says of its agent's own ranks, None if that has none; and what is wrong with the rest."""
+    if core.phase is Phase.FORMING:
+        return None, ""  # a manager that has just taken over: who holds which place is not known yet
     places = core.world.known_places(message.agent_id)
     if not places:
         return None, "it comes from an agent that holds no place, expected the ranks' own"
