@@ -39,7 +39,7 @@ from benchmarks.job import (
 )
 from benchmarks.works import EVALUATION, LONGEST_S, Work, works
 from taskd.core.evidence import Clocks, Evidence, RunState, Standing, Stillness
-from taskd.core.phases import Phase
+from taskd.core.recovery import Phase
 from taskd.wire.messages import Progress
 from tests.core.driver import Job
 from tests.core.scenes import base, entered
@@ -106,7 +106,7 @@ class Day:
         self.seen["told"] = len({told.fault for told in job.verdicts})
         self.seen["proven"] = sum(told.verdict.proven for told in job.verdicts)
         self.seen["replaced"] = sum(job.incarnations)
-        self.seen["restarts"] = job.core.budget.spent if job.core.budget is not None else 0
+        self.seen["restarts"] = job.core.job.budget.spent if job.core.job.budget is not None else 0
         return self.seen
 
     def _do(self, work: Work) -> None:

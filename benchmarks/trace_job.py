@@ -23,7 +23,7 @@ from benchmarks.trace_nodes import Node
 from benchmarks.trace_play import FIRST, Play
 from benchmarks.trace_times import Times
 from taskd.core.policy import Policy
-from taskd.core.recovery import Phase, Recovery, Stopped
+from taskd.core.recovery import JobEnded, Phase, Recovery
 from taskd.wire.messages import Order, Stage
 
 DRAIN_S = 60.0
@@ -85,7 +85,7 @@ class Job(Play):
         self._book()
         self._later(length_s, self._stages, rest)
 
-    def _stopped(self, stopped: Stopped) -> None:
+    def _stopped(self, stopped: JobEnded) -> None:
         dumped = any(node.stage is Stage.DUMPED for node in self.holders.values())
         bug = bool(self._buggy)
         self.outcomes["stopped: dump" if dumped else "stopped: bug" if bug else "stopped"] += 1

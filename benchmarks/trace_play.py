@@ -17,7 +17,7 @@ from benchmarks.trace_meter import TRAIN, WAIT_NODE, Meter
 from benchmarks.trace_nodes import Clock, Node
 from benchmarks.trace_times import Times
 from taskd.core.policy import Policy
-from taskd.core.recovery import Action, AskCluster, AskKernel, Phase, Publish, Recovered, Recovery, Stopped
+from taskd.core.recovery import Action, AskCluster, AskKernel, JobEnded, Phase, Publish, Recovered, Recovery
 from taskd.wire.messages import Directive, Order, Stage
 
 KERNEL_S = 0.3
@@ -96,7 +96,7 @@ class Play(ABC):
                     again = " (all processes anew)" if action.record.restart else ""
                     self.outcomes[action.record.strategy.value + again] += 1
                     self._flowing = not self._blocked()
-                case Stopped():
+                case JobEnded():
                     self._stopped(action)
                 case _:
                     pass
@@ -105,7 +105,7 @@ class Play(ABC):
     # ---- what a job does about it
 
     @abstractmethod
-    def _stopped(self, stopped: Stopped) -> None:
+    def _stopped(self, stopped: JobEnded) -> None:
         """The core has ended the job."""
 
     @abstractmethod

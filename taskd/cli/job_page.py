@@ -24,7 +24,7 @@ from taskd.cli.tables import (
     span,
     wall,
 )  # fmt: skip
-from taskd.core.phases import Phase
+from taskd.core.recovery import Phase
 from taskd.core.verdict import names
 from taskd.runtime.records.chronicle import Chronicle, FaultEntry, KeptBox
 from taskd.runtime.records.faultfile import FaultRecord

@@ -7,11 +7,12 @@ Rules:
 3. The same tables give the same text.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 from taskd.core import agent, recovery, worker
+from taskd.core.recovery import Event
 from taskd.core.table import AnyTable
 
 
@@ -23,15 +24,25 @@ class Machine:
     table: AnyTable
     first: Enum
     last: tuple[Enum, ...] = ()
+    everywhere: Mapping[Enum, tuple[Enum, ...]] = field(default_factory=dict)
+    """By a state the events that lead to it from wherever they happen: in a note, and not by an arrow each."""
 
 
 MACHINES = (
-    Machine("recovery", recovery.TABLE, recovery.Phase.FORMING, (recovery.Phase.STOPPED,)),
+    Machine(
+        "recovery",
+        recovery.TABLE,
+        recovery.Phase.FORMING,
+        (recovery.Phase.STOPPED,),
+        {
+            recovery.Phase.CHOOSING: (Event.NODE_LOST, Event.NODE_LEAVES),
+            recovery.Phase.STOPPED: (Event.ISOLATED,),
+            recovery.Phase.RUNNING: (Event.OVERTAKEN,),
+        },
+    ),
     Machine("node", agent.TABLE, agent.State.RUNNING),
     Machine("worker", worker.TABLE, worker.State.SETUP, (worker.State.RELEASED,)),
 )
-FORMED = (recovery.Phase.FORMING, recovery.Phase.RUNNING, "all nodes have reported")
-"""The one transition that is no row: it is made by the number of nodes, and not by an event of a rank."""
 
 
 def mermaid(machine: Machine) -> str:
@@ -44,6 +55,9 @@ def mermaid(machine: Machine) -> str:
             if events:
                 lines.append(f"    {source.name} --> {target.name}: {', '.join(events)}")
     lines += [f"    {state.name} --> [*]" for state in machine.last]
+    for target, common in machine.everywhere.items():
+        names = ", ".join(event.value for event in common)
+        lines.append(f"    note right of {target.name}: {names}: from wherever it happens")
     return "\n".join(lines) + "\n"
 
 
@@ -55,9 +69,7 @@ def _arrows(machine: Machine) -> dict[tuple[Enum, Enum], list[str]]:
 
 
 def _moves(machine: Machine) -> Iterator[tuple[Enum, Enum, str]]:
-    if machine.first is FORMED[0]:
-        yield FORMED
     for (source, event), row in machine.table.items():
         for target in row.leads_to:
-            if target is not source:
+            if target is not source and event not in machine.everywhere.get(target, ()):
                 yield source, target, event.value

@@ -14,7 +14,7 @@ from enum import Enum
 
 from taskd.core.membership import Health, health, quorum
 from taskd.core.policy import Membership
-from taskd.wire.messages import NodeStatus, Place
+from taskd.wire.messages import Ledger, NodeStatus, Place
 
 _FORMER = 256
 """So many agents, and one for each place, are remembered that held a place before."""
@@ -258,6 +258,14 @@ class Places:
             return None
         silent = health(self.nodes[place].heard_s, now_s, policy) is not Health.ALIVE
         return place if silent and place not in self.dead_nodes else None
+
+    def newest_ledger(self) -> Ledger:
+        """What the holder that knows the newest world carries of it."""
+        return max((node.status for node in self.nodes.values()), key=age).ledger
+
+    def trust(self, ledger: Ledger) -> None:
+        """Take over what an earlier manager knew of the last world that came about."""
+        self.agreed = {place.node_rank: place.agent_id for place in ledger.agreed}
 
     def table(self) -> tuple[Place, ...]:
         """Who holds what."""

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 S = TypeVar("S", bound=Enum)
 E = TypeVar("E", bound=Enum)
-H = TypeVar("H", bound=Callable[..., None])
+H = TypeVar("H", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)

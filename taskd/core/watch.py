@@ -203,16 +203,14 @@ class Watch:
         """The newest step that anybody has testified to; -1 without any."""
         return max((known.step for known, _ in self._evidence.values() if known.step is not None), default=-1)
 
-    def excuse(self, verdict: Verdict | None) -> Activity | None:
-        """The phase that explains the silence, from now on known to the rhythm; None if none does."""
+    def excuse(self, verdict: Verdict | None) -> tuple[int, Activity] | None:
+        """The phase that explains the silence, and the node that is in it; None if none does."""
         if self.hang is None or (verdict is not None and not _may_be_silence(verdict)):
             return None
         for rank, (known, _) in sorted(self._evidence.items()):
             activity = _ACTIVITIES.get(known.standing) if known.standing is not None and not known.gone else None
             if activity is not None and activity is not self.rhythm.rhythm.activity:
-                place = known.node if known.node is not None else rank
-                self.rhythm.announce(place, activity, self.hang.since_s)
-                return activity
+                return (known.node if known.node is not None else rank), activity
         return None
 
     @property
@@ -220,26 +218,36 @@ class Watch:
         """How long after it was told whoever may be at work is waited for."""
         return max(self.tempo.patience_s, self.tempo.patience_gaps * self.rhythm.rhythm.longest_s)
 
-    def wait(self, fault: int, now_s: float) -> bool:
-        """The suspicion is not proven. False if patience is over; else it is asked about again."""
+    def patient(self, now_s: float) -> bool:
+        """Whether whoever may be at work is still waited for."""
         hang, doubt = self.hang, self.doubt
         if hang is None:
             return False
+        known = doubt is not None and doubt.since_s == hang.since_s
+        return now_s < (doubt.until_s if doubt is not None and known else now_s + self.patience_s)
+
+    def wait(self, fault: int, now_s: float) -> None:
+        """The suspicion is not proven: it is asked about again, until patience is over."""
+        hang, doubt = self.hang, self.doubt
+        if hang is None:
+            return
         if doubt is None or doubt.since_s != hang.since_s:
             doubt = self.doubt = Doubt(hang.since_s, hang.step, fault, until_s=now_s + self.patience_s)
         doubt.next_s = min(now_s + max(ASK_AGAIN_S, _RARER * hang.silent_s), max(doubt.until_s, now_s))
-        return now_s < doubt.until_s
 
     def interrupt(self, now_s: float) -> None:
         """What may have been work is ended by us."""
         self.rhythm.rhythm.interrupt(now_s)
 
-    def alarm(self) -> int:
-        """The suspicion was well founded, as far as can be said: how many alarms that makes at this step."""
+    def next_alarm(self) -> int:
+        """How many alarms there are at this step, with one more."""
+        step, times = self._alarm
+        return times + 1 if self.hang is not None and step >= self.hang.step else 1
+
+    def alarm(self) -> None:
+        """The suspicion was well founded, as far as can be said."""
         if self.hang is not None:
-            step, times = self._alarm
-            self._alarm = (self.hang.step, times + 1 if step >= self.hang.step else 1)
-        return self._alarm[1]
+            self._alarm = (self.hang.step, self.next_alarm())
 
     def close(self) -> None:
         """Nothing is the matter, or not any more: forget what was testified."""

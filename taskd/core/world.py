@@ -53,7 +53,7 @@ class RankView:
     """Key of its replica set, by what its newest process that was inside has reported; None if none was."""
     released_at_s: float | None = None
     """When it had finished, if it was let go and is not known to be inside a resilient function again."""
-    _order: RankOrder | None = None
+    _order: RankOrder | None = field(default=None, compare=False)
 
     def at(self, generation: int) -> Stage | None:
         """The stage that the wanted process has reached in `generation`."""
@@ -93,8 +93,11 @@ class RankView:
     def note(self, status: RankStatus) -> None:
         """Take in what was heard of it."""
         self.status = status
-        if status.stage in COOPERATIVE:
-            self.replicas = status.replicas
+        if status.stage not in COOPERATIVE or status.incarnation != self.incarnation:
+            return
+        self.replicas = status.replicas
+        if status.stage is not Stage.FINISHED or status.at_s != self.released_at_s:
+            self.released_at_s = None  # it is inside another resilient function
 
     def order(self, rank: int) -> RankOrder:
         """The process wanted for this rank."""
@@ -102,14 +105,6 @@ class RankView:
         if order is None or order.incarnation != self.incarnation or order.joins is not self.joins:
             order = self._order = RankOrder(rank=rank, incarnation=self.incarnation, joins=self.joins)
         return order
-
-    def reenter(self) -> None:
-        """Note that the rank is inside another resilient function, if its stage says so."""
-        status = self.known
-        if status is None or status.stage not in COOPERATIVE:
-            return
-        if status.stage is not Stage.FINISHED or status.at_s != self.released_at_s:
-            self.released_at_s = None
 
 
 @dataclass(slots=True)
@@ -120,9 +115,9 @@ class World(Places):
     ranks: dict[int, RankView] = field(default_factory=dict)
     _incarnations: dict[int, int] = field(default_factory=dict)
     """The newest process that was wanted for a rank that is absent now."""
-    _exceptions: dict[object, int] = field(default_factory=dict)
+    _exceptions: dict[object, int] = field(default_factory=dict, compare=False)
     """By what was asked of all ranks the one of which it did not hold, which is asked first the next time."""
-    _places: tuple[int, ...] | None = None
+    _places: tuple[int, ...] | None = field(default=None, compare=False)
 
     def admit(self, status: NodeStatus, now_s: float) -> None:
         """Take over the ranks, processes and generation that an agent carries: a manager's view is made of this."""
@@ -287,16 +282,16 @@ class World(Places):
                 return f"rank {rank}: {why(view.status)}"
         return ""
 
-    def _lost_set(self, gone: Collection[int]) -> str:
+    def _lost_set(self, gone: Collection[int], left: str = "left") -> str:
         """Why nobody would be left, without the nodes of these places, to give some rank its state; "" if all can."""
         survives: dict[str | None, bool] = {}
         for view in self.ranks.values():
             if not survives.get(view.replicas):  # of most sets the first rank survives
                 survives[view.replicas] = view.node_rank not in gone and not view.empty
         if not any(survives.values()):
-            return "no rank is left to give its state"
+            return f"no rank is {left} to give its state"
         lost = sorted(key for key, one in survives.items() if key is not None and not one)
-        return f"no rank of replica set {lost[0]!r} is left to give its state" if lost else ""
+        return f"no rank of replica set {lost[0]!r} is {left} to give its state" if lost else ""
 
     def _no_step(self) -> str:
         """What it means that no step can be resumed at."""
@@ -325,7 +320,7 @@ class World(Places):
                 rank for rank, view in views if rank not in lost and rank not in unreachable and not view.cooperative
             ),
             no_survivor=self._lost_set(away),
-            no_survivor_elsewhere=self._lost_set(failing),
+            no_survivor_elsewhere=self._lost_set(failing, "left on another node"),
             no_shrinking=self._unknown_set(failing),
             no_donor=self._no_step() if no_donor else "",
             no_rebuild=self._refusal(lambda status: status.no_rebuild),

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from taskd.core.evidence import Evidence
 from taskd.core.policy import Deadlines, Policy, Strategy
-from taskd.core.recovery import Action, Diagnosed, Phase, Publish, Recovered, Recovery, Stopped
+from taskd.core.recovery import Action, Diagnosed, JobEnded, Phase, Publish, Recovered, Recovery
 from taskd.wire.messages import (
     Condition,
     Directive,
@@ -290,9 +290,9 @@ class Job:
         return [action for action in self.actions if isinstance(action, Recovered)]
 
     @property
-    def stopped(self) -> Stopped:
+    def stopped(self) -> JobEnded:
         """How the job ended."""
-        return next(action for action in self.actions if isinstance(action, Stopped))
+        return next(action for action in self.actions if isinstance(action, JobEnded))
 
     @property
     def members(self) -> list[int]:

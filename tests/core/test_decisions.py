@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from taskd.core.membership import Health, health
 from taskd.core.policy import Membership, Policy, Strategy
 from taskd.core.ranks import Held, plan_restore
-from taskd.core.record import FaultRecord
+from taskd.core.recovery.record import FaultRecord
 from taskd.core.strategy import Situation, choose
 from taskd.core.world import RankView
 from taskd.runtime.manager.journal import as_fields, as_text

@@ -19,7 +19,7 @@ def test_a_node_that_fell_silent_while_the_job_formed_is_missed() -> None:
     job.now_s += 11.0
     job.core.tick(job.now_s)
     job.send(1)
-    assert job.core.held == {0}  # the half without the first node decides nothing
+    assert job.core.job.absence.held == {0}  # the half without the first node decides nothing
     job.spare(wants=0)
     job._take(job.core.tick(job.now_s))
     assert (job.phase, job.holder(0)) == (Phase.RESTARTING, "spare")

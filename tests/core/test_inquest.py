@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from taskd.core.evidence import Clocks, Evidence, NonFinite, PythonError, Standing
-from taskd.core.phases import Note, Phase
 from taskd.core.policy import Strategy, Tempo
+from taskd.core.recovery import Note, Phase
 from taskd.core.verdict import Kind
 from taskd.core.watch import AGAIN_S
 from taskd.wire.messages import Condition, Order, Stage
@@ -45,7 +45,7 @@ def test_whoever_holds_the_job_up_is_replaced_by_its_verdict() -> None:
     job.silent_for(1.9)
     assert job.at(Phase.RUNNING)
     job.silent_for(0.35)
-    assert job.at(Phase.STRAYED)
+    assert job.at(Phase.SUSPECTING)
     assert job.directive.inquiry > 0
     job.testify(0, seen("SIGSTOP", job))
     assert job.at(Phase.PAUSING)
@@ -110,7 +110,7 @@ def test_an_evaluation_is_no_hang_until_it_is_much_longer_than_those_before(phas
     for _ in range(2):
         for _ in range(22):  # 5.5 s in all
             job.silent_for(0.25)
-            if job.at(Phase.STRAYED):
+            if job.at(Phase.SUSPECTING):
                 job.testify(0, standing(job, rank_1=phase))
         assert job.at(Phase.RUNNING)
         job.train(20, STEP_S)
@@ -118,7 +118,7 @@ def test_an_evaluation_is_no_hang_until_it_is_much_longer_than_those_before(phas
     begun_s = job.now_s
     while not job.at(Phase.PAUSING):
         job.silent_for(0.25)
-        if job.at(Phase.STRAYED):
+        if job.at(Phase.SUSPECTING):
             job.testify(0, standing(job, rank_1=phase))
     assert 12.0 < job.now_s - begun_s < 18.0
 
@@ -149,9 +149,9 @@ def test_the_answers_of_all_nodes_are_waited_for_and_those_that_do_not_come_too(
     job.silent_for(0.5)
     found = seen("SIGSTOP", job)
     job.testify(0, {0: found[0], 1: found[1]})
-    assert job.at(Phase.STRAYED)
+    assert job.at(Phase.SUSPECTING)
     job.silent_for(1.0)
-    assert job.at(Phase.STRAYED)  # perhaps its node is lost
+    assert job.at(Phase.SUSPECTING)  # perhaps its node is lost
     job.silent.clear()
     job.silent_for(0.3)
     job.testify(0, {0: found[0], 1: found[1]})
@@ -166,7 +166,7 @@ def test_an_agent_that_is_heard_and_does_not_answer_is_asked_three_times_and_the
     asked = {job.directive.inquiry}
     for _ in range(5):
         job.testify(1, {2: found[2], 3: found[3]})
-        assert job.at(Phase.STRAYED)
+        assert job.at(Phase.SUSPECTING)
         job.silent_for(0.25)
         asked.add(job.directive.inquiry)
     assert len(asked) == 3
@@ -177,7 +177,7 @@ def test_answers_to_an_older_question_do_not_count() -> None:
     job = trained()
     job.silent_for(2.5)
     job.testify(0, seen("SIGSTOP", job), asked=False)
-    assert job.at(Phase.STRAYED)
+    assert job.at(Phase.SUSPECTING)
 
 
 def test_a_silent_node_is_no_reason_to_replace_its_ranks() -> None:
@@ -220,7 +220,7 @@ def asked_again(job: Job, fault: str, until_s: float) -> int:
     end_s, asked = job.now_s + until_s, 0
     while job.now_s < end_s and not job.at(Phase.PAUSING):
         job.silent_for(0.25)
-        if job.at(Phase.STRAYED):
+        if job.at(Phase.SUSPECTING):
             asked += 1
             job.testify(0, seen(fault, job))
     return asked
@@ -282,7 +282,7 @@ def test_alarms_without_proof_never_end_a_job_however_often_they_come() -> None:
             if job.at(Phase.PAUSING):
                 break
             job.silent_for(2.0, beat_s=2.0)
-            if job.at(Phase.STRAYED):
+            if job.at(Phase.SUSPECTING):
                 job.testify(0, seen("blocked in native code", job))
         job.paused((2,)).recovered()
     assert job.at(Phase.RUNNING)

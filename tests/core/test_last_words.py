@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from taskd.core.agent import Node
-from taskd.core.recovery import Phase, Stopped
+from taskd.core.recovery import JobEnded, Phase
 from taskd.wire.messages import RankStatus, Stage
 from tests.core.driver import Job
 
@@ -18,7 +18,7 @@ def test_a_bug_of_the_job_ends_it_at_once() -> None:
     job = Job().up()
     die(job, 1, "fatal")
     assert job.at(Phase.STOPPED)
-    stopped = [action for action in job.actions if isinstance(action, Stopped)]
+    stopped = [action for action in job.actions if isinstance(action, JobEnded)]
     assert stopped[0].exit_code == 1
     assert "rank 1: exit code 1: NameError" in stopped[0].reason
     assert "a bug of the job" in stopped[0].reason

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from taskd.core.agent import Fence, Node, Start, State, StopNode
-from taskd.core.phases import BUILDING, Phase
 from taskd.core.policy import Policy
-from taskd.core.recovery import Action, Publish, Recovery, Stopped
+from taskd.core.recovery import Action, JobEnded, Phase, Publish, Recovery
+from taskd.core.recovery.phases import BUILDING
 from taskd.core.worker import Event, Input, Worker
 from taskd.core.worker import State as WorkerState
 from taskd.errors import TransitionError
@@ -104,7 +104,6 @@ class RecoveryMachine(RuleBasedStateMachine):
         except TransitionError:
             before.world.nodes = self.core.world.nodes
             before.world.dead_nodes = self.core.world.dead_nodes
-            before._now_s = self.now_s
             for known, view in before.world.ranks.items():  # a node that is back has its time anew
                 view.since_s = self.core.world.ranks[known].since_s
             assert self.core == before
@@ -125,7 +124,7 @@ class RecoveryMachine(RuleBasedStateMachine):
                     assert newest[1] >= self.published[1]
                     self.published = newest
                     assert (directive.plan is not None) == (directive.order is Order.JOIN)
-                case Stopped(reason, _, _):
+                case JobEnded(reason, _, _):
                     assert reason
                     assert self.core.phase is Phase.STOPPED
                 case _:
@@ -135,8 +134,8 @@ class RecoveryMachine(RuleBasedStateMachine):
     def consistent(self) -> None:
         core = self.core
         assert (core.record is not None) == (core.phase in (*BUILDING, Phase.RESTARTING))
-        assert core.budget is None or core.budget.spent <= core.budget.max_restarts
-        assert core._out == []
+        assert core.job.budget is None or core.job.budget.spent <= core.job.budget.max_restarts
+        assert core.job.out == []
         assert core.directive is None or core.directive.generation == core.world.generation
 
 

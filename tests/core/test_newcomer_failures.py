@@ -13,8 +13,8 @@ ERROR = "exit code 1 at train.py:12 (RuntimeError: found 1 of 2 ranks)"
 
 
 def spent(job: Job) -> int:
-    assert job.core.budget is not None
-    return job.core.budget.spent
+    assert job.core.job.budget is not None
+    return job.core.job.budget.spent
 
 
 def setbacks(job: Job) -> list[str]:
@@ -129,7 +129,7 @@ def test_a_newcomer_that_waits_for_others_in_its_set_up_has_all_start_anew(
 ) -> None:
     """As soon as its set-up takes much longer than that of the processes which started together."""
     job = Job(max_restarts=1)
-    job.core.policy = replace(job.core.policy, deadlines=Deadlines())
+    job.core.job.policy = replace(job.core.policy, deadlines=Deadlines())
     job.send(0)
     if setup_s is not None:
         job.wait(setup_s)

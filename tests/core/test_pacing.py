@@ -2,8 +2,8 @@
 
 import pytest
 
-from taskd.core.phases import Note, Phase
 from taskd.core.policy import Strategy
+from taskd.core.recovery import Note, Phase
 from taskd.core.verdict import Kind
 from taskd.wire.messages import Order
 from tests.core.driver import STEP_S, Job
@@ -61,7 +61,7 @@ def test_a_slow_node_gives_its_place_to_a_spare_if_the_job_wants_it() -> None:
     job = even(recover_slow=True)
     job.spare("fresh")
     slowed(job, 2, 3)
-    assert job.at(Phase.PAUSING)
+    assert job.at(Phase.REARRANGING)
     assert job.order is Order.PAUSE
     assert job.core.record is not None
     assert job.core.record.strategy is Strategy.RECOVER
@@ -80,7 +80,7 @@ def test_without_a_spare_it_stays_until_one_comes() -> None:
     ]
     job.spare("fresh")
     job.train(20)
-    assert job.at(Phase.PAUSING)
+    assert job.at(Phase.REARRANGING)
 
 
 def test_a_node_that_is_well_again_stays() -> None:

@@ -47,8 +47,8 @@ def test_a_spare_gets_the_place_of_a_lost_node_at_once() -> None:
     record = job.successes[0].record
     assert (record.strategy, set(record.kept)) == (Strategy.RECOVER, {0, 1, 4, 5})
     assert record.reason.startswith("rank 2, 3 moves to another node, all others stay")
-    assert job.core.budget is not None
-    assert job.core.budget.spent == 1
+    assert job.core.job.budget is not None
+    assert job.core.job.budget.spent == 1
 
 
 def test_without_a_spare_the_cluster_is_asked_once_and_the_newcomer_takes_the_place() -> None:
@@ -153,22 +153,22 @@ def test_with_no_node_in_time_training_goes_on_with_fewer() -> None:
 
 def test_a_node_that_comes_makes_the_world_full_again() -> None:
     job = shrunken()
-    spent = job.core.budget.spent if job.core.budget is not None else -1
+    spent = job.core.job.budget.spent if job.core.job.budget is not None else -1
     job.spare()
-    assert (job.phase, job.members, job.holder(1)) == (Phase.PAUSING, [0, 1, 2, 3, 4, 5], "spare")
+    assert (job.phase, job.members, job.holder(1)) == (Phase.REARRANGING, [0, 1, 2, 3, 4, 5], "spare")
     assert [order.rank for order in job.directive.ranks if order.joins] == [2, 3]
     assert min(job.incarnations[2:4]) > 0
     job.paused(newcomers=(2, 3)).recovered()
     assert job.at(Phase.RUNNING)
-    assert job.core.budget is not None
-    assert job.core.budget.spent == spent  # nothing has failed
+    assert job.core.job.budget is not None
+    assert job.core.job.budget.spent == spent  # nothing has failed
     assert set(job.core.world.places) == {0, 1, 2}
 
 
 def test_the_node_that_was_given_up_is_a_candidate_when_it_is_back() -> None:
     job = shrunken()
     job.hear(job._report("agent 1", 1, (job.statuses[2], job.statuses[3]), leaving=False))
-    assert (job.phase, job.holder(1), job.members) == (Phase.PAUSING, "agent 1", [0, 1, 2, 3, 4, 5])
+    assert (job.phase, job.holder(1), job.members) == (Phase.REARRANGING, "agent 1", [0, 1, 2, 3, 4, 5])
 
 
 def test_what_a_node_says_that_holds_no_place_changes_no_rank() -> None:
@@ -236,7 +236,7 @@ def test_a_drained_node_hands_its_ranks_to_a_spare_and_nothing_is_charged() -> N
     job.spare()
     refusal, actions = job.core.move_from("node2", job.now_s)
     job._take(actions)
-    assert (refusal, job.phase, job.holder(2)) == ("", Phase.PAUSING, "agent 2")
+    assert (refusal, job.phase, job.holder(2)) == ("", Phase.REARRANGING, "agent 2")
     assert job.directive.reason == "node 2 is drained"
     for rank in range(6):
         job.say(rank, Stage.PAUSED)
@@ -245,8 +245,8 @@ def test_a_drained_node_hands_its_ranks_to_a_spare_and_nothing_is_charged() -> N
     job.paused(newcomers=(4, 5)).recovered()
     record = job.successes[0].record
     assert (record.target_step, set(record.replaced)) == (5, {4, 5})
-    assert job.core.budget is not None
-    assert job.core.budget.spent == 0
+    assert job.core.job.budget is not None
+    assert job.core.job.budget.spent == 0
 
 
 def drained() -> Job:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from taskd.core.membership import quorum
 from taskd.core.policy import Strategy
 from taskd.core.recovery import AskCluster, Phase, Publish, Superseded
+from taskd.core.recovery.orders import send
 from taskd.wire.messages import Ledger, NodeStatus, Order, RankStatus, Stage
 from tests.core.driver import Job
 
@@ -46,10 +47,10 @@ def test_the_half_with_the_first_node_goes_on() -> None:
 
 def test_the_half_without_the_first_node_decides_nothing_and_says_why_it_ends() -> None:
     job = four(wait_node_s=60.0)
-    sequence = job.core.sequence
+    sequence = job.core.job.orders.sequence
     job.silence(0, 1)
     job.wait(40.0)
-    assert (job.phase, job.core.sequence, job.core.held) == (Phase.RUNNING, sequence, {0, 1})
+    assert (job.phase, job.core.job.orders.sequence, job.core.job.absence.held) == (Phase.RUNNING, sequence, {0, 1})
     assert job.did(AskCluster) == []
     job.wait(60.0)
     assert job.stopped.reason == "node 0 is lost, and for 60 s too few others are heard"
@@ -61,7 +62,7 @@ def test_whoever_is_heard_again_before_anything_was_decided_was_not_lost() -> No
     job.silent.clear()
     job.wait(0.1)
     job.wait(1.0)
-    assert (job.phase, job.core.held, job.generation) == (Phase.RUNNING, set(), 0)
+    assert (job.phase, job.core.job.absence.held, job.generation) == (Phase.RUNNING, set(), 0)
 
 
 def test_with_a_newcomer_the_half_without_the_first_node_goes_on() -> None:
@@ -168,7 +169,7 @@ def test_a_manager_that_hears_nobody_of_the_world_gives_its_places_to_nobody() -
         job.spare(name)
     job.silence(0, 1, 2, 3)
     job.wait(5.0)
-    assert job.core.held == {0, 1, 2, 3}
+    assert job.core.job.absence.held == {0, 1, 2, 3}
     assert [job.holder(place) for place in range(4)] == [f"agent {place}" for place in range(4)]
 
 
@@ -176,7 +177,7 @@ def test_a_process_that_is_lost_while_too_few_are_heard_waits_for_the_decision()
     job = Job(nodes=4, per_node=1, allowed=(Strategy.RECOVER_IN_PLACE, Strategy.ELASTIC_TRAINING)).up()
     job.silence(0, 1)
     job.kill(2)
-    assert (job.phase, job.members) == (Phase.PAUSING, [0, 1, 2, 3])
+    assert (job.phase, job.members) == (Phase.AWAITING_QUORUM, [0, 1, 2, 3])
     assert job.core.record is not None
     assert job.core.record.reason == "too few nodes are heard to go on without the others"
     job.silent.clear()
@@ -207,15 +208,15 @@ def test_a_new_manager_goes_on_with_what_the_agents_carry() -> None:
     job.kill(1)
     job.paused(newcomers=(1,)).recovered()
     job.core.world.excluded.add("bad")
-    job.core._order(Order.RUN)
-    job._take(job.core._flush())
+    send(job.core.job, job.now_s, Order.RUN)
+    job._take(job.core._flush(job.now_s))
     after = successor(job)
     for node in range(4):
         after.send(node)
     assert (after.phase, after.generation, after.incarnations) == (Phase.RUNNING, 1, [0, 1, 0, 0])
     assert (after.core.term, after.directive.ledger.term) == (5001, 5001)
-    assert after.core.budget is not None
-    assert after.core.budget.spent == 1
+    assert after.core.job.budget is not None
+    assert after.core.job.budget.spent == 1
     assert after.directive.ledger.excluded == ("bad",)
 
 

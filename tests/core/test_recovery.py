@@ -60,11 +60,11 @@ def test_losses_that_come_together_cost_one_restart_and_later_ones_another() -> 
     job = Job(per_node=4).up()
     job.kill(0)
     job.kill(1)
-    assert job.core.budget is not None
-    assert job.core.budget.spent == 1
+    assert job.core.job.budget is not None
+    assert job.core.job.budget.spent == 1
     job.wait(5.0)
     job.kill(2)
-    assert job.core.budget.spent == 2
+    assert job.core.job.budget.spent == 2
 
 
 def test_a_rank_that_does_not_pause_is_fenced() -> None:
@@ -187,8 +187,8 @@ def test_what_a_process_refuses_is_not_tried(*, late: bool) -> None:
     assert job.core.phase is Phase.RESTARTING
     assert job.core.record is not None
     assert "PowerSGD (train.py:7)" in job.core.record.reason
-    assert job.core.budget is not None
-    assert job.core.budget.spent == 1
+    assert job.core.job.budget is not None
+    assert job.core.job.budget.spent == 1
 
 
 def test_stepped_survivors_adopt_their_step() -> None:

@@ -3,10 +3,9 @@
 import pytest
 
 from taskd.core.evidence import Cgroup, Evidence, Process, RunState, Standing, Stillness
-from taskd.core.phases import Note
 from taskd.core.policy import Deadlines
-from taskd.core.recovery import Phase
-from taskd.core.reprieve import reprieve
+from taskd.core.recovery import Note, Phase
+from taskd.core.recovery.reprieve import reprieve
 from taskd.wire.messages import Condition, Stage
 from tests.core.driver import DEADLINES, Job
 

@@ -1,14 +1,29 @@
 """Every row of every table can be reached by what an agent may really report, and its rows name where it leads."""
 
+import copy
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from taskd.core import agent, recovery, worker
 from taskd.core.agent import Node
-from taskd.core.phases import EVENT_OF_STAGE, Event, Phase
+from taskd.core.recovery import EVENT_OF_STAGE, Event, Phase
+from taskd.core.table import Row
 from taskd.core.worker import Input, Worker
-from taskd.wire.messages import Condition, Directive, Order, RankOrder, RankStatus, Stage, WorkerReport, WorldPlan
+from taskd.wire.messages import (
+    Condition,
+    Directive,
+    Ledger,
+    Order,
+    Place,
+    RankOrder,
+    RankStatus,
+    Stage,
+    WorkerReport,
+    WorldPlan,
+)
 from tests.core.driver import Job
 from tests.sim.recorder import name, recorders
 
@@ -24,22 +39,63 @@ def used(machine: str, act: Callable[[], object]) -> set[str]:
 # ---- the manager's table: a job in each phase, and what makes each event happen
 
 
+class Small(Job):
+    """Two nodes with one rank each."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(nodes=2, per_node=1, **more)
+
+
 def forming() -> Job:
-    job = Job(nodes=2, per_node=1)
+    job = Small()
     job.send(0)
     return job
 
 
+def running() -> Job:
+    return Small().up()
+
+
 def strayed() -> Job:
-    job = Job(nodes=2, per_node=1).up()
+    job = running()
     job.say(0, Stage.PAUSED)
     return job
 
 
+def suspecting() -> Job:
+    job = running().train(250)
+    job.silent_until_asked(5.0)
+    return job
+
+
+def awaiting_quorum() -> Job:
+    """Node 0 is silent, and the half without the first node decides nothing about the rank that it has lost."""
+    job = running()
+    job.now_s += 11.0
+    job.send(1)
+    job.core.tick(job.now_s)
+    job.kill(1)
+    return job
+
+
+def rearranging() -> Job:
+    job = running()
+    job.spare()
+    assert job.core.move_from("1", job.now_s)[0] == ""
+    return job
+
+
 def pausing() -> Job:
-    job = Job(nodes=2, per_node=1).up()
+    job = running()
     job.kill(0)
     return job
+
+
+def announcing() -> Job:
+    """Of the last world's five nodes three are not heard, so that it is not known whether they know of the next one."""
+    job = pausing()
+    job.core.world.agreed |= {place: f"agent {place}" for place in (2, 3, 4)}
+    return job.paused()
 
 
 def joining() -> Job:
@@ -60,70 +116,146 @@ def restarting() -> Job:
 
 
 def finishing() -> Job:
-    job = Job(nodes=2, per_node=1).up()
+    job = running()
     job.all(Stage.FINISHED)
     return job
 
 
 def stopped() -> Job:
-    job = Job(nodes=2, per_node=1, max_restarts=0).up()
+    job = Small(max_restarts=0).up()
     job.kill(0)
     return job
 
 
 PHASES: dict[Phase, Callable[[], Job]] = {
     Phase.FORMING: forming,
-    Phase.RUNNING: lambda: Job(nodes=2, per_node=1).up(),
+    Phase.RUNNING: running,
     Phase.STRAYED: strayed,
+    Phase.SUSPECTING: suspecting,
+    Phase.AWAITING_QUORUM: awaiting_quorum,
+    Phase.REARRANGING: rearranging,
     Phase.PAUSING: pausing,
+    Phase.ANNOUNCING: announcing,
     Phase.JOINING: joining,
     Phase.RESUMING: resuming,
     Phase.RESTARTING: restarting,
     Phase.FINISHING: finishing,
     Phase.STOPPED: stopped,
 }
-STAGES = {event: stage for stage, event in EVENT_OF_STAGE.items() if stage is not Stage.RELEASED}
+CHOICES: dict[Event, Callable[[], object]] = {
+    Event.KEPT: pausing,
+    Event.RESTARTED: restarting,
+    Event.UNDECIDED: awaiting_quorum,
+    Event.REFUSED: stopped,
+}
+"""CHOOSING is left before anything else can happen: what leads into it leads through it."""
+STAGES = {event.kind: stage for stage, event in EVENT_OF_STAGE.items() if stage is not Stage.RELEASED}
+
+
+def isolate(job: Job) -> None:
+    """Too few nodes are heard for so long as one is waited for."""
+    job.core.job.policy = replace(job.core.policy, wait_node_s=0.0)
+    if job.phase is Phase.FORMING:
+        agreed = tuple(Place(node_rank=place, agent_id=f"agent {place}") for place in range(3))
+        job.ledger = Ledger(term=job.core.term, places=(0, 1, 2), agreed=agreed)
+        job.now_s += 5.0
+        job.send(0)
+    else:
+        job.now_s += 11.0
+    job.core.tick(job.now_s)
+
+
+def lose_node(job: Job) -> None:
+    job.now_s += 11.0
+    if job.phase is not Phase.FORMING:
+        job.send(0)
+    job.core.tick(job.now_s)
+
+
+def expire(job: Job) -> None:
+    if job.phase is Phase.FINISHING:
+        job.kill(0)
+    job.wait(100.0)
+
+
+def hang(job: Job) -> None:
+    job.train(250)
+    job.silent_until_asked(5.0)
+
+
+def answer(job: Job) -> None:
+    job.wait(0.15)
+    for node in range(2):
+        job.testify(node, {})
+
+
+def drain(job: Job) -> None:
+    job.spare()
+    assert job.core.move_from("1", job.now_s)[0] == ""
+
+
+def overtake(job: Job) -> None:
+    job.statuses[1] = RankStatus(rank=1, incarnation=9, generation=9, stage=Stage.STARTING)
+    job.send(1)
+
+
+HAPPENINGS: dict[Event, Callable[[Job], object]] = {
+    Event.FORMED: lambda job: job.send(1),
+    Event.EXPIRED: expire,
+    Event.NODE_LOST: lose_node,
+    Event.ISOLATED: isolate,
+    Event.HUNG: hang,
+    Event.ANSWERED: answer,
+    Event.ECHOED: lambda job: job.wait(0.1),
+    Event.CANDIDATE: lambda job: job.spare(),
+    Event.DRAINED: drain,
+    Event.NODE_LEAVES: lambda job: job.send(1, leaving=True),
+    Event.OVERTAKEN: overtake,
+}
 
 
 def happen(job: Job, event: Event) -> None:
-    """Make it happen to rank or node 1, which has been as quiet as possible so far."""
-    if event is Event.EXPIRED:
-        if job.phase is Phase.FINISHING:
-            job.kill(0)
-        job.wait(100.0)
-    elif event is Event.NODE_LOST:
-        job.now_s += 11.0
-        silent = 0 if job.phase is Phase.FORMING else 1
-        if silent:
-            job.send(0)
-        job.core.tick(job.now_s)
-    elif event is Event.HUNG:
-        job.train(250)
-        job.silent_until_asked(5.0)
-    elif event is Event.TESTIFIED:
-        job.wait(0.15)
-        for node in range(2):
-            job.testify(node, {})
-    elif event is Event.CANDIDATE:
-        job.spare()
-    elif event is Event.DRAINED:
-        job.spare()
-        assert job.core.move_from("1", job.now_s)[0] == ""
-    elif event is Event.NODE_LEAVES:
-        job.send(1, leaving=True)
-    elif event is Event.OVERTAKEN:
-        job.statuses[1] = RankStatus(rank=1, incarnation=9, generation=9, stage=Stage.STARTING)
-        job.send(1)
+    """Make it happen to a rank or node that has been as quiet as possible so far."""
+    if event in HAPPENINGS:
+        HAPPENINGS[event](job)
     else:
-        job.say(1, STAGES[event], step=7)
+        job.say(0 if job.phase is Phase.AWAITING_QUORUM else 1, STAGES[event], step=7)
 
 
 @pytest.mark.parametrize("pair", recovery.TABLE, ids=name)
 def test_each_row_of_recovery(pair: tuple[Phase, Event]) -> None:
     phase, event = pair
+    if phase is Phase.CHOOSING:
+        assert name(pair) in used("recovery", CHOICES[event])
+        return
     job = PHASES[phase]()
     assert job.phase is phase
     assert name(pair) in used("recovery", lambda: happen(job, event))
+
+
+@pytest.mark.parametrize("pair", recovery.TABLE, ids=name)
+def test_a_handler_changes_nothing_itself(pair: tuple[Phase, Event], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads facts and returns what is to be done: the facts, the phase and the event are as they were."""
+    calls: list[bool] = []
+    for key, row in recovery.TABLE.items():
+
+        def act(phase: object, event: object, facts: object, now_s: float, row: Any = row) -> object:
+            before = copy.deepcopy((phase, event, facts))
+            following = row.act(phase, event, facts, now_s)
+            calls.append((phase, event, facts) == before)
+            return following
+
+        monkeypatch.setitem(recovery.TABLE, key, Row(act, row.leads_to))
+    test_each_row_of_recovery(pair)
+    assert calls
+    assert all(calls)
+
+
+@pytest.mark.parametrize("pair", recovery.TABLE, ids=name)
+def test_a_row_leads_to_two_phases_at_most(pair: tuple[Phase, Event]) -> None:
+    """To three where the end of a process may be a fault, the end of the training, or that of the job."""
+    more = pair[1] is Event.EXITED and pair[0] in (Phase.STRAYED, Phase.SUSPECTING)
+    assert len(recovery.TABLE[pair].leads_to) <= (3 if more else 2)
 
 
 # ---- the agent's table

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from taskd.core.evidence import Evidence, PythonError, RunState
-from taskd.core.phases import Phase
+from taskd.core.recovery import Phase
 from taskd.core.verdict import Kind
 from taskd.wire.messages import Order, Stage
 from tests.core.driver import Job

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from taskd.config.manager import ManagerConfig
-from taskd.core.phases import Phase
+from taskd.core.recovery import Phase
 from taskd.runtime.links.identity import agent_of
 from taskd.runtime.links.links import AgentSocket
 from taskd.runtime.manager.manager import Manager
@@ -81,8 +81,8 @@ class Tongue:
             "generation": [generation, generation, max(0, generation - 1), generation + 1],
             "term": [0] * 4 + [term, term, term - 1, term + 1, term + 60_000],
             "sequence": [self._sequence, self._sequence, self._sequence - 3],
-            "heard": [core.sequence, core.sequence - 1, 0],
-            "inquiry": [core.watch.inquiry, 0, core.sequence],
+            "heard": [core.job.orders.sequence, core.job.orders.sequence - 1, 0],
+            "inquiry": [core.watch.inquiry, 0, core.job.orders.sequence],
             "step": [-1, 0, 3, 4, 100],
             "node_count": [NODES] * 9 + [1, NODES + 1],
             "min_nodes": [0, 0, 1, NODES],
@@ -90,7 +90,7 @@ class Tongue:
             "store_port": [1],
             "key": ["key", "another"],
             "names": ["numpy", "torch", "json"],
-            "number": [core.sequence, 0],
+            "number": [core.job.orders.sequence, 0],
             "host": ["host", "another"],
         }
 

@@ -19,9 +19,8 @@ from typing import Any, Final
 import msgspec
 
 from taskd.core.evidence import Evidence
-from taskd.core.phases import Action, Phase
 from taskd.core.policy import Policy, Strategy
-from taskd.core.recovery import Recovery
+from taskd.core.recovery import Action, Phase, Recovery
 from taskd.errors import TransitionError
 from taskd.runtime.links.identity import agent_of
 from taskd.runtime.manager.crowd import own_evidence, unfit

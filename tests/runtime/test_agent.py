@@ -223,7 +223,7 @@ def test_a_death_is_testified_to_unasked_and_one_that_was_ordered_is_not(
 def test_a_death_is_testified_to_when_the_manager_knows_whose_rank_it_was(
     agent: NodeAgent, host: Host, manager: ScriptedManager
 ) -> None:
-    """Before its first order it may not have heard of this agent: a report can be lost, and a testimony come through."""
+    """Before its first order it may not have heard of this agent: a report can be lost, a testimony come through."""
     manager.until(lambda status: True)
     host.processes[1].kill()
     manager.until(lambda status: status.ranks[1].stage is Stage.DEAD)

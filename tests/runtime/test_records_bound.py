@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from taskd.core.evidence import Evidence
-from taskd.core.phases import Diagnosed
+from taskd.core.recovery import Diagnosed
 from taskd.core.verdict import Finding, Kind, Verdict
 from taskd.runtime.folders.ownfolder import OwnFolder
 from taskd.runtime.manager import faultfolder

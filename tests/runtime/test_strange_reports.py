@@ -281,7 +281,9 @@ def test_a_manager_that_is_new_passes_over_what_it_cannot_place(make: Make) -> N
     with Agent(manager) as agent:
         until(agent.link, lambda _: agent.link.connected)
         own, proof = agent.status.agent_id, agent.status.proof
-        told = messages.Testimony(job_id="job", agent_id=own, inquiry=0, evidence={0: msgspec.Raw(b"\x80")}, proof=proof)
+        told = messages.Testimony(
+            job_id="job", agent_id=own, inquiry=0, evidence={0: msgspec.Raw(b"\x80")}, proof=proof
+        )
         assert agent.link.send(told)
         agent.obey(Order.RUN)
         assert not manager._socket.refused

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from taskd.core.agent import Action as NodeAction
 from taskd.core.agent import Start
-from taskd.core.phases import Diagnosed
-from taskd.core.record import FaultRecord
-from taskd.core.recovery import Action, Recovery
+from taskd.core.recovery import Action, Diagnosed, Recovery
+from taskd.core.recovery.record import FaultRecord
 from taskd.core.verdict import Kind
 from taskd.core.worker import State
 from taskd.wire.messages import Condition, Directive, Join, NodeStatus, Order, Pause, Release, Stage, WorldPlan
@@ -197,7 +196,7 @@ class Judge:
 
     def published(self, manager: "Manager", directive: Directive) -> None:
         core = manager.core
-        budget = core.budget
+        budget = core.job.budget
         demand(not core.superseded, "{} decides although it is superseded", manager.name)
         demand(budget is None or budget.spent <= budget.max_restarts, "{} restarts are spent", budget and budget.spent)
         holders = {place.node_rank: place.agent_id for place in directive.places}

@@ -7,18 +7,18 @@ from typing_extensions import assert_never
 
 from taskd.core.budget import EARLY_S
 from taskd.core.evidence import Evidence
-from taskd.core.phases import Phase
 from taskd.core.recovery import (
     Action,
     AskCluster,
     AskKernel,
     Diagnosed,
+    JobEnded,
     Note,
+    Phase,
     Publish,
     Recovered,
     Recovery,
     Setback,
-    Stopped,
     Superseded,
 )
 from taskd.core.shorthand import answer
@@ -44,7 +44,7 @@ class Manager:
         self.core = Recovery(sim.policy, sequence=sequence)
         self.directive: Directive | None = None
         self.dead = False
-        self.stopped: Stopped | None = None
+        self.stopped: JobEnded | None = None
         self._heard: dict[str, Agent] = {}
         self._idle_since_s: float | None = None
 
@@ -91,7 +91,7 @@ class Manager:
                     self.sim.successes += 1
                     self.sim.clock.note(self.name, "recovered: {}", action.record.phases_ms())
                     self.sim.judge.recovered(action.record)
-                case Stopped():
+                case JobEnded():
                     demand(self.stopped is None, "stopped twice: {}", action.reason)
                     self.stopped = action
                     self.sim.clock.note(self.name, "stops the job ({}): {}", action.exit_code, action.reason)
@@ -142,7 +142,7 @@ class Manager:
         absent = set(range(core.policy.node_count)) - set(core.world.places)
         waits = any(core.world.candidate_for(place) is not None for place in absent)
         outside = not core.world.all_cooperate() and self.sim.clock.now_s - core.world.youngest_s() < EARLY_S
-        if core.superseded or core.phase is not Phase.RUNNING or not waits or outside or core.held:
+        if core.superseded or core.phase is not Phase.RUNNING or not waits or outside or core.job.absence.held:
             self._idle_since_s = None
         elif self._idle_since_s is None:
             self._idle_since_s = self.sim.clock.now_s

@@ -17,7 +17,8 @@ class Recorder:
     """The rows of one table that were used, each with the states that it led to."""
 
     table: dict[Pair, Row[Any, Any]]
-    state_of: Callable[[Any, Any], Enum]
+    state_of: Callable[[tuple[Any, ...], Any], Enum]
+    """From what a row was given and has returned to the state that it led to."""
     seen: dict[Pair, set[Enum]] = field(default_factory=dict)
 
     @property
@@ -46,9 +47,10 @@ class Recorder:
     def _watched(self, pair: Pair, row: Row[Any, Any]) -> Row[Any, Any]:
         seen, state_of = self.seen, self.state_of
 
-        def act(machine: Any, subject: Any) -> None:
-            row.act(machine, subject)
-            seen.setdefault(pair, set()).add(state_of(machine, subject))
+        def act(*given: Any) -> Any:
+            result = row.act(*given)
+            seen.setdefault(pair, set()).add(state_of(given, result))
+            return result
 
         return Row(act, row.leads_to)
 
@@ -70,7 +72,7 @@ def name(pair: Pair) -> str:
 def recorders() -> dict[str, Recorder]:
     """One for each machine."""
     return {
-        "recovery": Recorder(recovery.TABLE, lambda machine, _subject: machine.phase),
-        "node": Recorder(agent.TABLE, lambda machine, rank: machine.slots[rank].state),
-        "worker": Recorder(worker.TABLE, lambda machine, _given: machine.state),
+        "recovery": Recorder(recovery.TABLE, lambda _given, following: following[0].kind),
+        "node": Recorder(agent.TABLE, lambda given, _: given[0].slots[given[1]].state),
+        "worker": Recorder(worker.TABLE, lambda given, _: given[0].state),
     }

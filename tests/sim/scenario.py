@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from random import Random
 
-from taskd.core.phases import Phase
 from taskd.core.policy import Deadlines, Membership, Policy, Strategy, Tempo
+from taskd.core.recovery import Phase
 
 DEADLINES = Deadlines(
     confirm_s=2.0, pause_s=15.0, replace_s=40.0, join_s=15.0, resume_s=30.0, takeover_s=10.0, merge_s=1.0

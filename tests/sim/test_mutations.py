@@ -7,14 +7,33 @@ from typing import Any
 import msgspec
 import pytest
 
-from taskd.core import agent, attempts, ranks, recovery
+from taskd.core import agent, ranks, recovery
 from taskd.core.agent import Evict, Fence, Node, Start
-from taskd.core.attempts import Attempts
 from taskd.core.budget import Budget, Charge, Fault
-from taskd.core.course import Course
-from taskd.core.phases import Phase
 from taskd.core.ranks import Held, Restore
-from taskd.core.recovery import Recovery
+from taskd.core.recovery import attempts, intake, planning
+from taskd.core.recovery.actions import Next, do
+from taskd.core.recovery.events import Expired, Finished, Joined, Lost, Undecided
+from taskd.core.recovery.handlers import building, choosing, ending, membership, training
+from taskd.core.recovery.handlers.common import fault, ignore
+from taskd.core.recovery.job import Job
+from taskd.core.recovery.machine import Recovery
+from taskd.core.recovery.orders import send
+from taskd.core.recovery.phases import (
+    AnyPhase,
+    Building,
+    Choosing,
+    Finishing,
+    Joining,
+    Pausing,
+    Rearranging,
+    Restarting,
+    Resuming,
+    Running,
+    Strayed,
+    Training,
+)
+from taskd.core.recovery.takeover import release
 from taskd.core.table import Row
 from taskd.core.world import RankView, World
 from taskd.wire.messages import Condition, Directive, Order, RankStatus, Stage, Transfer, WorldPlan
@@ -24,7 +43,7 @@ Patch = pytest.MonkeyPatch
 SEEDS = 2000
 
 
-def put(patch: Patch, table: dict[Any, Row[Any, Any]], old: Callable[..., None], new: Callable[..., None]) -> None:
+def put(patch: Patch, table: dict[Any, Row[Any, Any]], old: Callable[..., Any], new: Callable[..., Any]) -> None:
     """Let every row of `old` do `new`."""
     for pair, row in table.items():
         if row.act is old:
@@ -33,13 +52,14 @@ def put(patch: Patch, table: dict[Any, Row[Any, Any]], old: Callable[..., None],
 
 def incarnation_ignored(patch: Patch) -> None:
     """A report of a former process counts for its successor."""
-    honest = Recovery._hear_rank
+    honest = intake._hear_rank
 
-    def hear_rank(self: Recovery, status: RankStatus) -> None:
-        view = self.world.ranks.get(status.rank)
-        honest(self, status if view is None else msgspec.structs.replace(status, incarnation=view.incarnation))
+    def hear_rank(core: Recovery, status: RankStatus, now_s: float) -> None:
+        view = core.world.ranks.get(status.rank)
+        wanted = status if view is None else msgspec.structs.replace(status, incarnation=view.incarnation)
+        honest(core, wanted, now_s)
 
-    patch.setattr(Recovery, "_hear_rank", hear_rank)
+    patch.setattr(intake, "_hear_rank", hear_rank)
 
 
 def torn_donor(patch: Patch) -> None:
@@ -50,17 +70,17 @@ def torn_donor(patch: Patch) -> None:
         others = tuple(rank for rank in held if rank != donor)
         return Restore(held[donor].step, (), (Transfer(donor=donor, receivers=others),) if others else ())
 
-    patch.setattr(attempts, "plan_restore", plan_restore)
+    patch.setattr(planning, "plan_restore", plan_restore)
 
 
 def same_generation(patch: Patch) -> None:
     """A loss in JOINING does not raise the generation."""
 
-    def lose_more(self: Course, rank: int) -> None:
-        self._need_record().causes[rank] = self._cause(rank)
-        self._attempt(new_world=False)
+    def lose_more(_phase: Building, event: Lost, job: Job, now_s: float) -> Next:
+        blamed = do(attempts.blame, {event.rank: job.cause(event.rank)})
+        return Choosing(now_s), (blamed, do(attempts.choose_again, new_world=False))
 
-    put(patch, recovery.TABLE, Course.lose_more, lose_more)
+    put(patch, recovery.TABLE, building.lose_more, lose_more)
 
 
 def old_pause_counts(patch: Patch) -> None:
@@ -76,13 +96,12 @@ def old_pause_counts(patch: Patch) -> None:
 def early_release(patch: Patch) -> None:
     """RELEASE as soon as one rank has finished."""
 
-    def finish(self: Course, rank: int) -> None:
-        if self.world.ranks[rank].at(self.world.generation) is Stage.FINISHED:
-            self._enter(Phase.FINISHING)
-            self.world.release()
-            self._order(Order.RELEASE)
+    def finish(phase: Training, event: Finished, job: Job, now_s: float) -> Next:
+        if job.world.ranks[event.rank].at(job.world.generation) is not Stage.FINISHED:
+            return phase, ()
+        return Finishing(now_s), (do(release), do(send, Order.RELEASE))
 
-    put(patch, recovery.TABLE, Course.finish, finish)
+    put(patch, recovery.TABLE, training.finish, finish)
 
 
 def no_waiting_for_death(patch: Patch) -> None:
@@ -130,14 +149,14 @@ def stepped_is_clean(patch: Patch) -> None:
         }
         return honest(clean)
 
-    patch.setattr(attempts, "plan_restore", plan_restore)
+    patch.setattr(planning, "plan_restore", plan_restore)
 
 
 def one_set_for_all(patch: Patch) -> None:
     """Whoever is clean gives its state to everybody."""
     honest = ranks.plan_restore
     patch.setattr(
-        attempts,
+        planning,
         "plan_restore",
         lambda held: honest({rank: Held(h.step, h.condition) for rank, h in held.items()}),
     )
@@ -153,7 +172,7 @@ def all_adopt(patch: Patch) -> None:
             return restore
         return replace(restore, adopt=tuple(r for r, h in held.items() if h.condition is not Condition.EMPTY))
 
-    patch.setattr(attempts, "plan_restore", plan_restore)
+    patch.setattr(planning, "plan_restore", plan_restore)
 
 
 def nobody_adopts(patch: Patch) -> None:
@@ -164,13 +183,13 @@ def nobody_adopts(patch: Patch) -> None:
         restore = honest(held)
         return restore if restore is None else replace(restore, adopt=())
 
-    patch.setattr(attempts, "plan_restore", plan_restore)
+    patch.setattr(planning, "plan_restore", plan_restore)
 
 
 def a_lost_set_is_done_without(patch: Patch) -> None:
     """As long as anybody is left, the job goes on with what it holds."""
 
-    def lost_set(self: World, unreachable: Collection[int]) -> str:
+    def lost_set(self: World, unreachable: Collection[int], _left: str = "") -> str:
         left = any(not view.empty and rank not in unreachable for rank, view in self.ranks.items())
         return "" if left else "no rank is left to give its state"
 
@@ -192,7 +211,7 @@ def set_forgotten_with_the_process(patch: Patch) -> None:
 
 def released_but_thought_inside(patch: Patch) -> None:
     """After RELEASE a loss is handled as if all others were still inside."""
-    put(patch, recovery.TABLE, Course.lose_outside, Course.lose)
+    put(patch, recovery.TABLE, ending.lose_outside, training.lose)
     patch.setattr(World, "release", lambda self: None)
 
 
@@ -217,7 +236,7 @@ def evicted_but_alive(patch: Patch) -> None:
 
 def never_grows(patch: Patch) -> None:
     """A node that comes back finds no place."""
-    put(patch, recovery.TABLE, Course.grow, Course.ignore)
+    put(patch, recovery.TABLE, membership.grow, ignore)
 
 
 def two_places_for_one(patch: Patch) -> None:
@@ -234,18 +253,94 @@ def two_places_for_one(patch: Patch) -> None:
 
 def absent_ranks_expected(patch: Patch) -> None:
     """The plan of a smaller world names its receivers by their ranks in the full one."""
-    honest = Attempts._order
 
-    def tell(self: Attempts, order: Order, plan: WorldPlan | None = None, *args: Any, **more: Any) -> None:
-        if plan is not None:
-            by_slot = tuple(
-                Transfer(donor=plan.ranks[t.donor], receivers=tuple(plan.ranks[r] for r in t.receivers))
-                for t in plan.transfers
-            )
-            plan = msgspec.structs.replace(plan, transfers=by_slot)
-        honest(self, order, plan, *args, **more)
+    def tell(job: Job, now_s: float, order: Order, plan: WorldPlan) -> None:
+        by_rank = tuple(
+            Transfer(donor=plan.ranks[t.donor], receivers=tuple(plan.ranks[r] for r in t.receivers))
+            for t in plan.transfers
+        )
+        send(job, now_s, order, msgspec.structs.replace(plan, transfers=by_rank))
 
-    patch.setattr(Course, "_order", tell)
+    patch.setattr(planning, "send", tell)
+
+
+def resumed_before_restored(patch: Patch) -> None:
+    """RESUMING begins as soon as all have joined, and is over when one has committed."""
+
+    def advance(phase: Joining | Resuming, _event: Joined, job: Job, now_s: float) -> Next:
+        if any(view.at(job.world.generation) is Stage.COMMITTED for view in job.world.ranks.values()):
+            return Running(now_s), (do(attempts.succeed),)
+        return phase, ()
+
+    put(patch, recovery.TABLE, building.advance, advance)
+
+
+def announced_to_nobody(patch: Patch) -> None:
+    """The next world is built although too few nodes of the last one know of it."""
+    patch.setattr(World, "is_known", lambda *_: True)
+
+
+def strayed_for_ever(patch: Patch) -> None:
+    """The news that explains why a rank has come out is awaited without end."""
+
+    def stray(phase: Training, _event: AnyPhase, job: Job, now_s: float) -> Next:
+        ended = job.ended()
+        return fault(now_s, ended) if ended else (Strayed(now_s, float("inf")), ())
+
+    put(patch, recovery.TABLE, training.stray, stray)
+
+
+def losses_after_the_end_forgotten(patch: Patch) -> None:
+    """After RELEASE a loss sets no time by which the others must be inside again."""
+    put(patch, recovery.TABLE, ending.lose_outside, ignore)
+
+
+def restart_spends_nothing(patch: Patch) -> None:
+    """Only the first loss of a fault is charged, however late the next one comes."""
+
+    def choose_again(job: Job, now_s: float, *, charge: Collection[int] = (), **more: Any) -> Any:
+        return honest(job, now_s, charge=(), **more)
+
+    honest = attempts.choose_again
+    patch.setattr(attempts, "choose_again", choose_again)
+
+
+def undecided_for_ever(patch: Patch) -> None:
+    """Nobody looks again whether enough nodes are heard."""
+    put(patch, recovery.TABLE, membership.decide, ignore)
+
+
+def decided_by_too_few(patch: Patch) -> None:
+    """Too few nodes are heard, and the job goes on as if its processes were kept."""
+
+    def wait(_phase: Choosing, _event: Undecided, job: Job, now_s: float) -> Next:
+        replaced = do(attempts.replace_lost, everybody=False, new_world=True)
+        return Pausing(now_s), (replaced, do(send, Order.PAUSE))
+
+    put(patch, recovery.TABLE, choosing.wait, wait)
+
+
+def met_nowhere(patch: Patch) -> None:
+    """The processes of a restart are not told where they meet."""
+
+    def restart(_phase: Choosing, _event: Undecided, _job: Job, now_s: float) -> Next:
+        return Restarting(now_s), (do(send, Order.RUN),)
+
+    put(patch, recovery.TABLE, choosing.restart, restart)
+
+
+def drained_at_once(patch: Patch) -> None:
+    """A step that was waited for is given up at once, and the node that is to be emptied is forgotten."""
+
+    def hurry(phase: Rearranging, _event: Expired, _job: Job, _now_s: float) -> Next:
+        return Pausing(phase.since_s), (do(send, Order.PAUSE),)
+
+    put(patch, recovery.TABLE, building.hurry, hurry)
+
+
+def late_ranks_waited_for(patch: Patch) -> None:
+    """A rank that never pauses is never fenced."""
+    put(patch, recovery.TABLE, building.fence_late, ignore)
 
 
 MUTATIONS = [
@@ -269,6 +364,16 @@ MUTATIONS = [
     never_grows,
     two_places_for_one,
     absent_ranks_expected,
+    resumed_before_restored,
+    announced_to_nobody,
+    strayed_for_ever,
+    losses_after_the_end_forgotten,
+    restart_spends_nothing,
+    undecided_for_ever,
+    decided_by_too_few,
+    met_nowhere,
+    drained_at_once,
+    late_ranks_waited_for,
 ]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from taskd.core.phases import Phase
+from taskd.core.recovery import Phase
 from tests.sim.recorder import recorders
 from tests.sim.scenario import draw, sociable
 from tests.sim.world import play, simulate

@@ -39,7 +39,7 @@ def explain(sim: "Sim") -> str:
 
 
 def _explained(sim: "Sim", reason: str, hits: list[str]) -> bool:
-    allowed, budget = sim.policy.allowed, sim.manager.core.budget
+    allowed, budget = sim.policy.allowed, sim.manager.core.job.budget
     left = any(agent.leaving for agent in sim.agents)  # also where all ranks of a node had exited
     left = left or sim.judge.takeovers > 0  # of a job that has hardly begun, a new manager cannot tell who takes part
     of_nodes = left or any(kind in OF_NODES or kind in ("term", "leave") for kind in hits)

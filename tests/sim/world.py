@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from random import Random
 
-from taskd.core.phases import Phase, Stopped
+from taskd.core.recovery import JobEnded, Phase
 from tests.sim.clock import Clock
 from tests.sim.fabric import Fabric
 from tests.sim.faults import strike
@@ -33,6 +33,15 @@ class Outcome:
     lives: int
     virtual_s: float
     trace: list[str] = field(default_factory=list, repr=False)
+
+
+LIKE = {
+    Phase.SUSPECTING: Phase.STRAYED,
+    Phase.AWAITING_QUORUM: Phase.PAUSING,
+    Phase.REARRANGING: Phase.PAUSING,
+    Phase.ANNOUNCING: Phase.PAUSING,
+}
+"""Faults that wait for one phase strike in those that resemble it, too."""
 
 
 class Sim:
@@ -70,7 +79,7 @@ class Sim:
         return self.managers[-1]
 
     @property
-    def stopped(self) -> Stopped | None:
+    def stopped(self) -> JobEnded | None:
         """How the newest manager has ended the job; or an earlier one, of which every agent heard before the newest."""
         ends = [manager.stopped for manager in self.managers if manager.stopped is not None]
         if self.manager.stopped is None and ends and self.manager.core.phase is Phase.FORMING:
@@ -123,6 +132,7 @@ class Sim:
 
     def struck_by(self, phase: Phase) -> None:
         """The manager is in this phase: some faults have waited for it."""
+        phase = LIKE.get(phase, phase)
         for fault in [fault for fault in self._armed if fault.phase is phase]:
             self._armed.remove(fault)
             self.clock.after(fault.delay_s, self._strike, fault)

@@ -17,9 +17,8 @@ from typing_extensions import assert_never
 
 from taskd.core.nodecheck.checkup import Checked, Checkup, Order, RoundOver, Wanted
 from taskd.core.nodecheck.verdict import Standing
-from taskd.core.phases import Phase
 from taskd.core.policy import Policy
-from taskd.core.recovery import Recovery
+from taskd.core.recovery import Phase, Recovery
 from taskd.runtime.manager.cluster import Cluster
 from taskd.runtime.manager.journal import Journal
 from taskd.wire.checks import Examine, Inspect, Inspection, Own

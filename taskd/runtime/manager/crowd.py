@@ -10,9 +10,8 @@ Rules:
 
 import msgspec
 
-from taskd.core.phases import Phase
 from taskd.core.plausible import implausible
-from taskd.core.recovery import Recovery
+from taskd.core.recovery import Phase, Recovery
 from taskd.runtime.links.links import Peer
 from taskd.wire.messages import Ledger, NodeStatus, Testimony
 

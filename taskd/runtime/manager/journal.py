@@ -16,8 +16,8 @@ from io import FileIO
 from pathlib import Path
 
 from taskd.config.rundir import job_dir
-from taskd.core.phases import Diagnosed, Setback
-from taskd.core.record import FaultRecord, tell
+from taskd.core.recovery import Diagnosed, Setback
+from taskd.core.recovery.record import FaultRecord, tell
 from taskd.runtime.folders.jobfolder import JobFolder
 from taskd.runtime.manager.faultfolder import FaultFolder
 from taskd.runtime.records.chronicle import JOURNAL, OLD_JOURNAL

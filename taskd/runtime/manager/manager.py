@@ -25,12 +25,12 @@ from taskd.core.recovery import (
     AskCluster,
     AskKernel,
     Diagnosed,
+    JobEnded,
     Note,
     Publish,
     Recovered,
     Recovery,
     Setback,
-    Stopped,
     Superseded,
 )
 from taskd.core.shorthand import answer, is_short
@@ -102,7 +102,7 @@ class Manager:
         """Know nothing of the job: its agents will tell. `last` is the last directive of whoever managed it before."""
         # Its directives must count as newer than those of every manager that this job had before.
         self._core = Recovery(self._config.policy, sequence=max(time.time_ns() // 1_000_000, last + 1))
-        self._desk = CheckDesk(self._config.policy, self._core.sequence, self._journal, self._cluster)
+        self._desk = CheckDesk(self._config.policy, self._core.job.orders.sequence, self._journal, self._cluster)
         self._peers = Peers(self._config.policy.node_count)
         self._directive: Directive | None = None
         self._ended_s: float | None = None
@@ -144,7 +144,7 @@ class Manager:
             logger.exception("the manager has failed by a bug in taskd (please report this), and begins anew")
             self._journal.write("manager failed", count=self._failed)
             self._stop.wait(min(RESTART_S * self._failed, MOST_RESTART_S))
-            self._begin(self._core.sequence)
+            self._begin(self._core.job.orders.sequence)
 
     def start(self) -> None:
         """Serve in a thread of its own."""
@@ -332,7 +332,7 @@ class Manager:
                 self._journal.write("recovered", **as_fields(action.record, fault))
             case Setback():
                 self._tell_setback(action)
-            case Stopped():
+            case JobEnded():
                 self._end(action)
             case Diagnosed():
                 self._journal.verdict(action)
@@ -372,7 +372,7 @@ class Manager:
             reason=directive.reason,
         )
 
-    def _end(self, action: Stopped) -> None:
+    def _end(self, action: JobEnded) -> None:
         self._ended_s = time.monotonic()
         self.exit_code = action.exit_code
         if not self._embedded:

@@ -1,0 +1,252 @@
+"""The attempts to bring a job through one fault: begun, paid for, planned, and ended.
+
+Rules:
+
+1. Every attempt to build a world takes a new generation. A loss while one is being built joins the failing set.
+2. A strategy has failed for a fault when it has failed `max_attempts` times: a world was not built in time, or one of
+   its new processes was lost. The loss of a survivor is the machine's fault and not the strategy's.
+3. It has failed at once, and nothing more is charged, if a process ended by itself before the world had committed a
+   step, and nobody was ended by others: the script cannot go on in that world, and may well from its beginning.
+4. Every attempt that fails leaves its reason.
+
+All functions are commands: `(job, now_s, …)`. Those that choose return what was chosen.
+"""
+
+from collections.abc import Collection, Mapping
+
+from taskd.core.budget import Budget, Fault
+from taskd.core.policy import Strategy
+from taskd.core.recovery.actions import JobEnded, Note, Recovered, Setback
+from taskd.core.recovery.case import close_case, open_case
+from taskd.core.recovery.events import Chosen, Kept, Refused, Restarted, Undecided
+from taskd.core.recovery.job import Incident, Job
+from taskd.core.recovery.nodes import exclude, fill
+from taskd.core.recovery.orders import send
+from taskd.core.recovery.pace import forget_paces
+from taskd.core.recovery.record import FaultRecord, tell
+from taskd.core.strategy import KEEPING, Decision, choose, may_stay, strategy_name
+from taskd.wire.messages import Order
+
+
+def refuse(_job: Job, _now_s: float, reason: str) -> Chosen:
+    """The job ends."""
+    return Refused(reason)
+
+
+def begin(job: Job, now_s: float, causes: Mapping[int, str], *, free: bool = False) -> Chosen:
+    """A fault: choose what is done about it. `free`: perhaps it is none, and spends no restart."""
+    record = FaultRecord(now_s, job.step, causes=dict(causes), fault=job.case.faults)
+    job.incident = Incident(record)
+    if free:
+        job.out.append(Note("no restart is spent: the hang is not proven"))
+    return _choose(job, now_s, charge=() if free else tuple(causes), new_world=True)
+
+
+def blame(job: Job, _now_s: float, causes: Mapping[int, str]) -> None:
+    """These belong to the fault too."""
+    job.under_way.record.causes.update(causes)
+
+
+def choose_again(
+    job: Job,
+    now_s: float,
+    *,
+    charge: Collection[int] = (),
+    setback: str = "",
+    new_world: bool = True,
+    no_donor: bool = False,
+) -> Chosen:
+    """Choose what is done next about the fault under way.
+
+    `charge`: ranks for whose loss a restart is spent. `setback`: why the attempt so far has failed, if it has.
+    """
+    return _choose(job, now_s, charge=charge, setback=setback, new_world=new_world, no_donor=no_donor)
+
+
+def _choose(
+    job: Job,
+    now_s: float,
+    *,
+    charge: Collection[int],
+    setback: str = "",
+    new_world: bool,
+    no_donor: bool = False,
+) -> Chosen:
+    incident, world = job.under_way, job.world
+    refusal = _charge(job, now_s, charge) if charge else ""
+    if refusal:
+        return Refused(refusal)
+    if setback:
+        fail(job, now_s, setback)
+    record = incident.record
+    if world.usable() and world.blames_node():
+        incident.tried[Strategy.RECOVER_IN_PLACE, False] = "the process says that its node is at fault"
+    undecided = bool(world.vacant) and not job.has_quorum(now_s)
+    if undecided:
+        decision = Decision(Strategy.RECOVER, False, "too few nodes are heard to go on without the others")
+    else:
+        decision = choose(world.situation(no_donor=no_donor), job.policy, incident.tried)
+    record.strategy, record.restart, record.reason = decision.strategy, decision.restart, decision.reason
+    if decision.strategy is Strategy.EXIT:
+        return Refused(f"{tell(record.causes)}; no strategy is left: {decision.reason}")
+    new_world = new_world or decision.strategy in (Strategy.ELASTIC_TRAINING, Strategy.DUMP)  # fewer ranks
+    record.attempts += new_world or decision.restart
+    world.generation += new_world or decision.restart
+    record.begin_attempt(world.generation)
+    _reshape(job, now_s, decision.strategy)
+    if undecided:
+        return Undecided()
+    replace_lost(job, now_s, everybody=decision.restart, new_world=new_world)
+    return Restarted() if decision.restart else Kept()
+
+
+def _charge(job: Job, now_s: float, ranks: Collection[int]) -> str:
+    """Spend a restart; why that is refused, "" if it is not."""
+    incident, budget = job.under_way, job.budget or Budget()
+    causes = incident.record.causes
+    charge = budget.charge([_fault(job, rank, causes.get(rank, ""), now_s) for rank in ranks], now_s=now_s)
+    if not charge.granted:
+        return charge.reason
+    if charge.anew:
+        incident.tried |= dict.fromkeys(KEEPING, charge.anew)
+    job.out.append(Note(charge.reason))
+    return ""
+
+
+def _fault(job: Job, rank: int, cause: str, now_s: float) -> Fault:
+    if not job.failed_to_start(rank, now_s):
+        return Fault(rank, job.step, cause)
+    status = job.world.ranks[rank].known
+    raised = status is not None and not status.kind and ": " in cause.partition(" (")[0]
+    return Fault(-1, -1, cause, early=True, raised=raised)
+
+
+def fail(job: Job, _now_s: float, why: str, *, at_once: bool = False) -> None:
+    """The attempt under way has failed. `at_once`: its strategy is not tried again."""
+    incident, record = job.under_way, job.under_way.record
+    name = strategy_name(record.strategy, record.restart)
+    record.setbacks.append(f"attempt {record.attempts} ({name}) failed: {why}")
+    job.out.append(Setback(record, record.setbacks[-1], why))
+    incident.failures += 1
+    if at_once or incident.failures >= _most_failures(job, record):
+        incident.tried[record.strategy, record.restart] = "it has failed for this fault"
+        incident.failures = 0
+
+
+def _most_failures(job: Job, record: FaultRecord) -> int:
+    """Failures after which a strategy is given up: 1 for a new process on its node, if another node waits."""
+    in_place = (record.strategy, record.restart) == (Strategy.RECOVER_IN_PLACE, False)
+    elsewhere = Strategy.RECOVER in job.policy.allowed and job.world.situation(no_donor=False).candidates > 0
+    return 1 if in_place and elsewhere else job.policy.max_attempts
+
+
+def give_up_waiting(job: Job, _now_s: float) -> None:
+    """No node came for a vacant place: what waits for one has failed."""
+    incident = job.under_way
+    text, strategy = f"no node came within {job.wait_s():g} s", incident.record.strategy
+    incident.tried |= {(strategy, False): text, (strategy, True): text}
+    job.out.append(Note(text))
+
+
+def _reshape(job: Job, now_s: float, strategy: Strategy) -> None:
+    """Which nodes and ranks take part in the next world."""
+    world, incident = job.world, job.under_way
+    situation = world.situation(no_donor=False)
+    stay = situation.unreachable and may_stay(job.policy, incident.tried, restart=incident.record.restart)
+    lost = situation.unreachable if stay else (*situation.lost, *situation.unreachable)
+    failing = {world.ranks[rank].node_rank for rank in lost}
+    match strategy:
+        case Strategy.RECOVER:
+            for place in failing - world.dead_nodes:
+                exclude(world, place)
+            if incident.record.restart:
+                for place in world.vacant:  # nobody else starts processes of the world that is to come
+                    world.vacate(place)
+                    world.vacated.add(place)
+            fill(job, now_s)
+        case Strategy.ELASTIC_TRAINING:
+            for place in failing:
+                if place not in world.dead_nodes:
+                    world.excluded.add(world.holders[place])
+                world.remove(world.on_node(place))
+                world.vacate(place)
+        case Strategy.DUMP:
+            world.remove({*situation.lost, *situation.unreachable})
+        case _:
+            pass
+
+
+def replace_lost(job: Job, now_s: float, *, everybody: bool, new_world: bool) -> None:
+    """Want new processes for those that have none, or for all; the others of a new world have their time anew."""
+    for rank, view in job.world.ranks.items():
+        if view.node_rank in job.world.dead_nodes and not everybody:
+            continue
+        if everybody or view.gone:
+            job.world.replace(rank, now_s, joins=not everybody)
+        elif new_world and not view.starting:
+            view.since_s = now_s
+    if everybody:
+        job.step = -1
+
+
+def fence(job: Job, now_s: float, causes: Mapping[int, str]) -> None:
+    """Replace living processes, for these reasons."""
+    job.under_way.record.causes.update(causes)
+    for rank in causes:
+        job.world.replace(rank, now_s, joins=True)
+
+
+def rearrange(
+    job: Job, now_s: float, strategy: Strategy, reason: str, causes: Mapping[int, str], *, restart: bool = False
+) -> Restarted | None:
+    """Form another world although nothing has failed: nothing is charged, and no committed step is lost.
+
+    With `restart` all processes start anew: no other strategy is chosen from.
+    """
+    record = FaultRecord(now_s, job.step, causes=dict(causes))
+    record.strategy, record.restart, record.reason, record.attempts = strategy, restart, reason, 1
+    job.incident = Incident(record)
+    job.world.generation += 1
+    record.begin_attempt(job.world.generation)
+    replace_lost(job, now_s, everybody=restart, new_world=True)
+    return Restarted() if restart else None
+
+
+def agree(job: Job, _now_s: float) -> None:
+    """The present world has come about."""
+    job.world.agreed = {place: job.world.holders[place] for place in job.world.places}
+
+
+def progress(job: Job, _now_s: float) -> None:
+    """Every rank has committed a step."""
+    if job.budget is not None:
+        job.budget.progressed(job.world.common_step())
+
+
+def succeed(job: Job, now_s: float) -> None:
+    """Every rank has committed one more step, or all processes run: the fault is over."""
+    record = job.under_way.record
+    record.close(now_s, job.world.ranks)
+    job.incident = None
+    agree(job, now_s)
+    for view in job.world.ranks.values():
+        view.joins = False
+    if job.budget is not None and record.restart:
+        job.budget.restarted()
+    elif job.budget is not None:
+        job.budget.progressed(job.world.common_step())
+    send(job, now_s, Order.RUN)
+    job.out.append(Recovered(record))
+    close_case(job)
+    forget_paces(job.pace)
+    job.pace.not_finite.clear()
+    job.case.watch.begin(now_s)
+
+
+def stop(job: Job, now_s: float, reason: str, exit_code: int = 1) -> None:
+    """The job ends."""
+    if exit_code and not job.case.open and job.ended():  # else a launcher ends its ranks: that needs no verdict
+        open_case(job, now_s)
+    send(job, now_s, Order.STOP, reason=reason, exit_code=exit_code)
+    job.out.append(JobEnded(reason, exit_code, job.record))
+    job.incident = None

@@ -1,0 +1,36 @@
+"""Steps that several phases have in common."""
+
+from collections.abc import Collection, Mapping
+
+from taskd.core.recovery.actions import Command, Next, do
+from taskd.core.recovery.attempts import begin, refuse, stop
+from taskd.core.recovery.case import report_verdict, take_up
+from taskd.core.recovery.job import Job
+from taskd.core.recovery.phases import AnyPhase, Choosing, Stopped
+
+
+def ignore(phase: AnyPhase, _event: object, _job: Job, _now_s: float) -> Next:
+    """Known, and nothing follows."""
+    return phase, ()
+
+
+def fault(now_s: float, causes: Mapping[int, str], *, free: bool = False, before: Collection[Command] = ()) -> Next:
+    """A fault begins, of these ranks."""
+    explained = all(map(_explains_itself, causes.values()))
+    commands = (do(take_up, explained=explained), do(begin, causes, free=free), do(report_verdict))
+    return Choosing(now_s), (*before, *commands)
+
+
+def end(now_s: float, reason: str, exit_code: int = 1) -> Next:
+    """The job ends."""
+    return Stopped(now_s), (do(stop, reason, exit_code),)
+
+
+def give_up(now_s: float, reason: str) -> Next:
+    """The job cannot go on."""
+    return Choosing(now_s), (do(refuse, reason),)
+
+
+def _explains_itself(cause: str) -> bool:
+    """A signal from outside, or for what the process itself has done. All else may be the consequence of another's."""
+    return cause.startswith("signal ") and not cause.startswith(("signal 6 ", "signal 15 "))

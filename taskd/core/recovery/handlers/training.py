@@ -1,0 +1,225 @@
+"""While the ranks train, and from there into a fault.
+
+Rules:
+
+1. A rank that comes out of its collectives, or fails before any step, is mostly explained by the news of another: that
+   is awaited (`Strayed`). Whoever fails in that time belongs to it.
+2. A job without progress is asked about (`Suspecting`). A verdict that names living ranks has them replaced, as if they
+   had died. One that names nobody leaves all processes alive: the step is done again.
+3. An agent that does not answer is waited for as long as it may be silent: whether its node is lost is not judged here.
+   One that is heard is asked again. A verdict that names all ranks is only reported, until it has come again and again.
+4. A verdict on a hang that is not proven is reported at once, and acted upon when patience is over (`core/watch.py`).
+   That spends no restart: it may have been a false alarm.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Final
+
+from taskd.core.recovery import case
+from taskd.core.recovery.actions import Command, Next, do
+from taskd.core.recovery.attempts import agree, progress
+from taskd.core.recovery.events import (
+    DONE,
+    DUMPED,
+    RESUMED,
+    Answered,
+    Committed,
+    Dumped,
+    Exited,
+    Expired,
+    Finished,
+    Formed,
+    Hung,
+    Lost,
+    Paused,
+    Started,
+)
+from taskd.core.recovery.handlers.common import end, fault, give_up
+from taskd.core.recovery.job import Job
+from taskd.core.recovery.orders import send
+from taskd.core.recovery.phases import Finishing, Forming, Running, Strayed, Suspecting, Training
+from taskd.core.recovery.takeover import release, take_over
+from taskd.core.verdict import Kind, Verdict
+from taskd.core.watch import AGAIN_S, ANSWER_S
+from taskd.wire.messages import Order, Stage
+
+_QUESTIONS: Final = 3
+"""So often an agent that is heard is asked."""
+_QUIET_HEARTBEATS: Final = 1.5
+"""An agent that was not heard for so many heartbeats is perhaps lost."""
+_OF_THE_LIVING: Final = (Kind.SIZE_MISMATCH, Kind.OP_MISMATCH, Kind.SKIPPED)
+"""What a rank that came out with an error may be explained by, though every process lives."""
+
+
+def formed(_phase: Forming, event: Formed, job: Job, now_s: float) -> Next:
+    """The job is there when all of its nodes are; a job of an earlier manager, when enough of them are."""
+    known = do(agree) if event.ledger is None else do(take_over, event.ledger)
+    return Running(now_s), (known, do(send, Order.RUN))
+
+
+def lose(phase: Training, event: Lost, job: Job, now_s: float) -> Next:
+    """A process ended while training: a fault begins."""
+    fatal = job.fatal(event.rank)
+    if fatal:
+        return give_up(now_s, fatal)
+    ended = job.ended()
+    if len(ended) < len(job.world.ranks) and all(job.failed_to_start(rank, now_s) for rank in ended):
+        return _await_news(phase, now_s, job.policy.deadlines.merge_s)  # if all fail alike, it is a bug
+    return fault(now_s, ended)
+
+
+def stray(phase: Training, _event: Paused, job: Job, now_s: float) -> Next:
+    """A rank came out of its collectives on its own. Mostly a peer is dead, and that news is on its way."""
+    ended = job.ended()
+    return fault(now_s, ended) if ended else _await_news(phase, now_s, job.policy.deadlines.confirm_s)
+
+
+def _await_news(phase: Training, now_s: float, wait_s: float) -> Next:
+    """Begin nothing yet: what comes until then tells what has happened."""
+    return (Strayed(now_s, now_s + wait_s), ()) if isinstance(phase, Running) else (phase, ())
+
+
+def note_progress(phase: Training, _event: Committed, job: Job, _now_s: float) -> Next:
+    """A step was committed outside any recovery; by every rank, it is progress."""
+    if job.budget is not None and job.budget.remembers and job.world.all_at(RESUMED):
+        return phase, (do(progress),)
+    return phase, ()
+
+
+def finish(phase: Training, _event: Started | Finished | Exited, job: Job, now_s: float) -> Next:
+    """When every rank's resilient function has returned (or is known to have been let go), let them go."""
+    if not job.world.all_at(DONE):
+        return phase, ()
+    return Finishing(now_s), (do(case.withdraw), do(release), do(send, Order.RELEASE))
+
+
+def leave(phase: Training, event: Exited, job: Job, now_s: float) -> Next:
+    """A process ended with status 0; the job is done when all have."""
+    if len(job.world.exited()) == len(job.world.ranks):
+        return end(now_s, "every rank exited with status 0", 0)
+    return finish(phase, event, job, now_s)
+
+
+def leave_others(phase: Strayed | Suspecting, event: Exited, job: Job, now_s: float) -> Next:
+    """The same while a rank has come out: that was the reason."""
+    all_gone = len(job.world.exited()) == len(job.world.ranks)
+    if not all_gone and job.world.at_stage(Stage.PAUSED):
+        return fault(now_s, job.ended())
+    return leave(phase, event, job, now_s)
+
+
+def unexplained(_phase: Strayed, _event: Expired, job: Job, now_s: float) -> Next:
+    """No loss was reported: whoever has left is the culprit, or every process lives."""
+    ended = job.ended()
+    if not ended and job.world.starting() and now_s - _phase.since_s < job.policy.deadlines.replace_s:
+        return replace(_phase, until_s=now_s + job.policy.deadlines.confirm_s), ()
+    return fault(now_s, ended or {rank: job.cause(rank) for rank in job.world.at_stage(Stage.PAUSED)})
+
+
+def dumped_before(phase: Training, event: Dumped, job: Job, now_s: float) -> Next:
+    """A former manager had a checkpoint written, and was gone before it could end the job."""
+    stages = [view.at(job.world.generation) for view in job.world.ranks.values()]
+    if not all(stage in (None, *DUMPED) for stage in stages):  # ranks of an older generation had no part in it
+        return phase, ()
+    known = job.world.ranks[event.rank].known
+    at = f" of step {known.step}" if known is not None else ""
+    return end(now_s, f"an earlier manager ended the job; a checkpoint{at} was written")
+
+
+# ---- a job without progress
+
+
+def suspect(phase: Running, _event: Hung, job: Job, now_s: float) -> Next:
+    """The job makes no progress: ask every rank."""
+    hang = job.case.watch.question(now_s)
+    if hang is None:
+        return phase, ()
+    return Suspecting(now_s, now_s + ANSWER_S), (do(case.probe, hang),)
+
+
+def explain(phase: Strayed, _event: Answered, job: Job, now_s: float) -> Next:
+    """All that can be known of why a rank has come out is known."""
+    ended = job.ended()
+    if ended:
+        return fault(now_s, ended)
+    verdict = job.case.watch.verdict(job.world.ranks, now_s)
+    if verdict is not None and verdict.kind in _OF_THE_LIVING:
+        return _accuse(verdict, job, now_s)
+    if verdict is not None and verdict.kind in case.OWN_ERRORS:
+        said = {fact.rank: fact.text for fact in verdict.facts}  # it is dying, and its status not known yet
+        return fault(now_s, {rank: job.cause(rank) or said.get(rank, "") for rank in verdict.culprits})
+    return phase, ()  # the news of a loss may still be on its way
+
+
+def overdue(phase: Suspecting, event: Expired, job: Job, now_s: float) -> Next:
+    """The time for answers is over: those that are missing are asked for again, waited for, or done without."""
+    watch, membership = job.case.watch, job.policy.membership
+    asked_s = watch.asked_s if watch.asked_s is not None else phase.since_s
+    missing = watch.missing(case.expected(job))
+    silent = [place for place in job.world.places if job.world.holders.get(place) in missing]
+    heard_s = min((job.world.nodes[place].heard_s for place in silent if place in job.world.nodes), default=asked_s)
+    quiet = now_s - heard_s > _QUIET_HEARTBEATS * membership.heartbeat_s
+    if missing and quiet and now_s - asked_s < membership.dead_s:
+        return replace(phase, until_s=now_s + membership.heartbeat_s), ()
+    if missing and watch.asked < _QUESTIONS:  # the question or the answer was lost
+        return replace(phase, until_s=now_s + ANSWER_S), (do(case.probe, watch.hang),)
+    return judge(phase, event, job, now_s)
+
+
+def judge(_phase: Suspecting, _event: Answered | Expired, job: Job, now_s: float) -> Next:
+    """All that can be known of a hang is known."""
+    ended = job.ended()
+    if ended:
+        return fault(now_s, ended)
+    watch, hang = job.case.watch, job.case.watch.hang
+    verdict = watch.verdict(job.world.ranks, now_s)
+    certain = verdict is not None and verdict.proven and bool(_named(verdict)) and not watch.got_on()
+    if hang is None or (hang.early and not certain):
+        return Running(now_s), (do(case.withdraw, glanced=True),)
+    excuse = watch.excuse(verdict)
+    if excuse is not None:
+        place, activity = excuse
+        text = f"no step for {hang.silent_s:.1f} s: it is the {activity.value}"
+        known = do(case.announce, place, activity, hang.since_s)
+        return Running(now_s), (known, do(case.withdraw, glanced=True, note=text))
+    if watch.got_on():
+        return Running(now_s), (do(case.withdraw, glanced=True),)
+    if verdict is not None and not verdict.proven:
+        return _doubt(verdict, job, now_s)
+    return _alarm(verdict, job, now_s)
+
+
+def _doubt(verdict: Verdict, job: Job, now_s: float) -> Next:
+    """Whoever may be at work is reported at once, and is waited for."""
+    watch, hang = job.case.watch, job.case.watch.hang
+    new = watch.doubt is None or hang is None or watch.doubt.since_s != hang.since_s
+    again = do(case.doubt, job.case.faults + 1)
+    if not watch.patient(now_s):
+        return _alarm(verdict, job, now_s, again)
+    reported = (do(case.report_once),) if new else ()
+    return Running(now_s), (again, *reported, do(case.withdraw))
+
+
+def _alarm(verdict: Verdict | None, job: Job, now_s: float, *before: Command) -> Next:
+    """Somebody has to be replaced. If all are named, nobody is left to give the state: somebody has paused the job."""
+    named = _named(verdict) if verdict is not None else ()
+    alarms = job.case.watch.next_alarm()
+    spares_somebody = alarms > len(AGAIN_S) or not set(job.world.ranks) <= set(named)
+    counted = (*before, do(case.count_alarm))
+    if job.policy.recover_hangs and verdict is not None and spares_somebody:
+        return _accuse(verdict, job, now_s, counted)
+    return Running(now_s), (*counted, do(case.report_once), do(case.withdraw))
+
+
+def _accuse(verdict: Verdict, job: Job, now_s: float, before: Collection[Command] = ()) -> Next:
+    """Whoever the verdict names is replaced; if it names nobody, every process may go on."""
+    causes = {rank: verdict.kind.value for rank in _named(verdict) if rank in job.world.ranks}
+    replaced = do(case.replace_accused, tuple(causes), proven=verdict.proven)
+    causes = causes or {min(verdict.victims or job.world.ranks): verdict.kind.value}
+    return fault(now_s, causes, free=not verdict.proven, before=(*before, replaced))
+
+
+def _named(verdict: Verdict) -> tuple[int, ...]:
+    """Who is to be replaced. That a node is silent is no reason: whether it is lost, its heartbeats tell."""
+    return () if verdict.kind is Kind.SILENT else verdict.culprits

@@ -1,0 +1,154 @@
+"""From what agents report to events.
+
+Rules:
+
+1. A rank's report counts only if it is of the wanted process (incarnation), and, but for its death, of the current
+   generation. All else is news of a world that is gone.
+2. Whatever was heard while a phase could do nothing with it is looked at again when the job runs.
+"""
+
+from typing import TYPE_CHECKING
+
+from taskd.core.budget import Budget
+from taskd.core.places import age
+from taskd.core.recovery.events import EVENT_OF_STAGE, Formed, Isolated, NodeLeaves, NodeLost, Overtaken
+from taskd.core.recovery.job import Job
+from taskd.core.recovery.phases import Forming, Phase
+from taskd.core.world import newest_generation, stage_in
+from taskd.errors import TransitionError
+from taskd.wire.messages import NodeStatus, RankStatus, Stage
+
+if TYPE_CHECKING:
+    from taskd.core.recovery.machine import Recovery
+
+
+def hear_holder(core: "Recovery", status: NodeStatus, place: int, now_s: float) -> None:
+    """A node of the world has reported."""
+    dead = core.world.dead_nodes
+    unfinished = any(rank.stage is not Stage.EXITED for rank in status.ranks)
+    if status.leaving and unfinished and place not in dead:
+        core.fire(NodeLeaves(place), now_s)  # before the deaths that it brings look like faults
+    if core.phase is not Phase.FORMING and newest_generation(status) > core.world.generation:
+        core.fire(Overtaken(place), now_s)
+    if core.phase is Phase.FORMING:
+        _admit(core, status, now_s)
+    elif core.phase is not Phase.STOPPED and place not in dead:
+        _hear_ranks(core, status, now_s)
+    if status.leaving and place not in dead:
+        core.fire(NodeLeaves(place), now_s)
+
+
+def _admit(core: "Recovery", status: NodeStatus, now_s: float) -> None:
+    job, policy = core.job, core.job.policy
+    job.world.admit(status, now_s)
+    if isinstance(core.state, Forming) and not core.state.since_s:
+        core.state = Forming(now_s)
+    if job.budget is None:
+        limit = policy.max_restarts
+        job.budget = Budget(
+            max_restarts=status.max_restarts if limit is None else limit,
+            repeats=policy.repeats,
+            window_s=policy.restart_window_s,
+        )
+    job.step = max([job.step, *(rank.step for rank in status.ranks)])
+
+
+def _hear_ranks(core: "Recovery", status: NodeStatus, now_s: float) -> None:
+    refused = [error for rank in status.ranks if (error := _try_rank(core, rank, now_s)) is not None]
+    if refused:
+        raise refused[0]
+
+
+def _try_rank(core: "Recovery", status: RankStatus, now_s: float) -> TransitionError | None:
+    try:
+        _hear_rank(core, status, now_s)
+    except TransitionError as error:
+        return error
+    return None
+
+
+def _hear_rank(core: "Recovery", status: RankStatus, now_s: float) -> None:
+    job, world = core.job, core.world
+    view = world.ranks.get(status.rank)
+    if view is None or status.incarnation < view.incarnation or status == view.status or core.phase is Phase.STOPPED:
+        return
+    newer = status.incarnation > view.incarnation
+    if view.gone and not newer:  # a second report of the same end only knows its cause better
+        if job.record is not None and status.rank in job.record.causes and status.cause:
+            job.record.causes[status.rank] = status.cause
+        return
+    stage = stage_in(status, world.generation)
+    foreign = stage is None or status.term != job.orders.term
+    if foreign and core.phase is Phase.RESTARTING:  # another manager's order: it waits for others in vain
+        stage = Stage.DEAD if stage is not Stage.EXITED else stage
+    if stage is not None:
+        core.row(EVENT_OF_STAGE[stage].kind, status.rank)
+    if newer:
+        world.adopt(status, now_s)
+    if view.starting and not view.joins and status.stage is Stage.TRAINING:
+        job.setup_s = max(job.setup_s or 0.0, now_s - view.since_s)
+    view.note(status)
+    if stage is not None:
+        job.step = max(job.step, status.step)
+        core.fire(EVENT_OF_STAGE[stage](status.rank), now_s)
+
+
+# ---- a job that forms
+
+
+def form(core: "Recovery", now_s: float) -> None:
+    """Begin, if the job is there: lost nodes of a former manager's world come first."""
+    event = _formed(core.job, core.state, now_s) if isinstance(core.state, Forming) else None
+    if event is None:
+        return
+    core.fire(event, now_s)
+    if core.phase is Phase.RUNNING:
+        for place in sorted(core.world.dead_nodes):
+            core.fire(NodeLost(place), now_s)
+
+
+def _formed(job: Job, phase: Forming, now_s: float) -> Formed | Isolated | None:
+    world, views = job.world, job.world.views()
+    if not views:
+        return None
+    ledger = max((view.status for view in views), key=age).ledger
+    if ledger.term == 0:
+        return Formed(None) if _is_whole(job) else None
+    world.trust(ledger)
+    newest = max(age(view.status)[:2] for view in views)
+    for place, view in list(world.nodes.items()):
+        member = place in ledger.places and world.was_held(place, view.status.agent_id)
+        displaced = age(view.status)[:2] < newest and not member
+        if displaced or _is_alone(view.status, world.generation):
+            world.remove(world.on_node(place))  # of an older world, or it has begun as if the job were new
+            world.demote(place)
+    missing = set(ledger.places) - set(world.holders)
+    if not world.ranks:
+        return None
+    waited_s = now_s - phase.since_s
+    if missing and waited_s < job.policy.deadlines.takeover_s:
+        return None
+    if not missing or world.has_quorum(ledger.places, now_s, job.policy.membership):
+        return Formed(ledger)
+    if waited_s >= job.policy.wait_node_s:
+        return Isolated(f"for {job.policy.wait_node_s:g} s too few others are heard to take over the job")
+    return None
+
+
+def may_be_whole(job: Job, status: NodeStatus) -> bool:
+    """Whether so many nodes are heard as this one speaks of. If fewer are, time will tell (`tick`)."""
+    return len(job.world.nodes) >= (len(status.ledger.places) or status.node_count or job.policy.node_count)
+
+
+def _is_whole(job: Job) -> bool:
+    """Every node that torchrun's rendezvous has formed is there: with `--nnodes=MIN:MAX` perhaps fewer than MAX."""
+    formed = {view.status.node_count for view in job.world.nodes.values()} or {job.policy.node_count}
+    if len(job.world.nodes) < max(formed):
+        return False
+    return job.world.places == tuple(range(max(formed)))
+
+
+def _is_alone(status: NodeStatus, generation: int) -> bool:
+    """A node of which no former manager knew. One that only missed the first directive has taken part in a step."""
+    known = status.ledger.term > 0 or (generation == 0 and any(rank.step >= 0 for rank in status.ranks))
+    return not known

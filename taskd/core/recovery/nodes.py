@@ -1,0 +1,94 @@
+"""Places given and taken: commands on the nodes of a job.
+
+A place is given to a node that waits; if none does the cluster is asked for one.
+"""
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from taskd.core.recovery.actions import AskCluster, Note
+from taskd.core.recovery.events import NodeLost
+from taskd.core.recovery.pace import forget_paces
+from taskd.core.recovery.record import tell
+from taskd.core.world import World
+
+if TYPE_CHECKING:
+    from taskd.core.recovery.job import Job
+
+
+def fill(job: "Job", now_s: float) -> None:
+    """Give vacant places to nodes that wait for one, and ask the cluster for the others."""
+    if not job.has_quorum(now_s):
+        return
+    incident = job.under_way
+    for place in job.world.vacant:
+        agent_id = job.world.candidate_for(place)
+        if agent_id is not None:
+            give(job, now_s, place, agent_id)
+        elif place not in incident.asked_s:
+            incident.asked_s[place] = now_s
+            job.world.wanted.add(place)
+            job.out.append(AskCluster(place, tell(incident.record.causes)))
+
+
+def give(job: "Job", now_s: float, place: int, agent_id: str) -> None:
+    """A place, and new processes for its ranks, to another node."""
+    host = job.world.candidates[agent_id].status.host or agent_id
+    job.world.assign(place, agent_id)
+    joins = job.record is None or not job.record.restart
+    for rank in job.world.on_node(place):
+        job.world.replace(rank, now_s, joins=joins)
+    job.out.append(Note(f"node {place} is now {host}"))
+
+
+def exclude(world: World, place: int) -> None:
+    """Take a place from a node that gets none any more."""
+    world.excluded.add(world.holders[place])
+    world.dead_nodes.add(place)
+    world.demote(place)
+    world.vacated.add(place)
+
+
+def move(job: "Job", now_s: float, place: int, agent_id: str) -> None:
+    """A drained node gives its place to another one."""
+    job.world.excluded.add(job.world.holders[place])
+    give(job, now_s, place, agent_id)
+    job.under_way.record.replaced_s = None
+
+
+def come_back(job: "Job", now_s: float, places: Collection[int]) -> None:
+    """These places were absent from the world, and nodes wait for them."""
+    for place in places:
+        agent_id = job.world.candidate_for(place)
+        if agent_id is not None:
+            job.world.expect(place, job.policy.ranks_per_node, now_s)
+            give(job, now_s, place, agent_id)
+
+
+def mark_dead(job: "Job", _now_s: float, place: int, text: str) -> NodeLost | None:
+    """A node is gone; with a text it is lost to the job, too."""
+    job.world.dead_nodes.add(place)
+    return NodeLost(place, text) if text else None
+
+
+def hold_back(job: "Job", _now_s: float, place: int, text: str) -> None:
+    """Do nothing about a lost node yet."""
+    job.absence.held.add(place)
+    job.out.append(Note(f"{text}; too few nodes are heard to go on without it: waiting for more"))
+
+
+def let_go(job: "Job", _now_s: float, place: int) -> None:
+    """A lost node is given up."""
+    job.absence.held.discard(place)
+
+
+def follow(job: "Job", now_s: float) -> None:
+    """The agents know a newer world than this manager: what they carry is the truth."""
+    job.incident = None
+    forget_paces(job.pace)
+    for node in job.world.nodes.values():
+        job.world.admit(node.status, now_s)
+    ledger = job.world.newest_ledger()
+    if ledger.term != job.orders.term:
+        job.world.trust(ledger)
+    job.out.append(Note(f"the agents carry generation {job.world.generation}: the manager follows"))

@@ -1,0 +1,63 @@
+"""What is heard of the ranks beside their stages: how far and how fast they are, and what evidence there is of them."""
+
+from collections.abc import Mapping
+
+from taskd.core.evidence import Evidence
+from taskd.core.recovery.actions import Note
+from taskd.core.recovery.case import OWN_ERRORS, STEPS_AHEAD, close_case, open_case, report_verdict
+from taskd.core.recovery.job import Job
+from taskd.core.recovery.pace import note_not_finite, note_spans
+from taskd.core.recovery.phases import LIVE, Phase
+from taskd.wire.messages import NodeStatus
+
+
+def note_progress(job: Job, phase: Phase, status: NodeStatus, place: int, now_s: float) -> None:
+    """How far the ranks of a node are, and how fast."""
+    if phase not in (Phase.RUNNING, Phase.SUSPECTING):
+        return
+    case, watch = job.case, job.case.watch
+    watch.progress(place, status.progress, now_s)
+    step = status.progress.step if status.progress is not None else -1
+    if case.open and job.record is None and step > case.opened_at + STEPS_AHEAD:  # who reported an error lives
+        close_case(job)
+        watch.close()
+    job.step = max(job.step, step)
+    _note_end_of_doubt(job, now_s)
+    if status.spans:
+        note_spans(job, status.spans)
+
+
+def _note_end_of_doubt(job: Job, now_s: float) -> None:
+    watch, rhythm = job.case.watch, job.case.watch.rhythm.rhythm
+    doubt = watch.doubt
+    if doubt is not None and rhythm.step > doubt.step:
+        watch.doubt = None
+        took_s = (rhythm.progress_s or now_s) - doubt.since_s
+        job.out.append(Note(f"the job gets on: it was at work for {took_s:.1f} s, which is known from now on"))
+
+
+def note_evidence(
+    job: Job, phase: Phase, agent_id: str, inquiry: int, evidence: Mapping[int, Evidence], now_s: float
+) -> None:
+    """What an agent knows of its processes. What it says of ranks that are not its own is passed over."""
+    places, case = job.world.known_places(agent_id), job.case
+    if not places:
+        return
+    own = {rank: known for rank, known in evidence.items() if rank // job.policy.ranks_per_node in places}
+    case.watch.hear(agent_id, inquiry, own, now_s)
+    seen = {rank: known for rank, known in own.items() if known.non_finite is not None}
+    if seen:
+        note_not_finite(job, now_s, seen)
+    live = phase in LIVE
+    if case.open and (job.record is not None or case.reported is None):
+        report_verdict(job, now_s, live=live)
+    elif not case.open and live and case.watch.hang is None:
+        _note_own_error(job, now_s)
+
+
+def _note_own_error(job: Job, now_s: float) -> None:
+    """A rank says what it dies of: that is known before it is dead."""
+    verdict = job.case.watch.verdict(job.world.ranks, now_s)
+    if verdict is not None and verdict.kind in OWN_ERRORS:
+        open_case(job, now_s)
+        report_verdict(job, now_s, live=True)

@@ -1,0 +1,70 @@
+"""The plan of the next world, and the milestones on the way to it."""
+
+from taskd.core.policy import Strategy
+from taskd.core.ranks import Restore, plan_restore
+from taskd.core.recovery.actions import Note
+from taskd.core.recovery.events import Echoed
+from taskd.core.recovery.job import Job
+from taskd.core.recovery.orders import send
+from taskd.core.recovery.record import tell
+from taskd.wire.messages import NodeStatus, Order, Transfer, WorldPlan
+from taskd.wire.text import line
+
+
+def mark(job: Job, now_s: float, milestone: str) -> None:
+    """All have reached a milestone of the record."""
+    setattr(job.under_way.record, milestone, now_s)
+
+
+def note(job: Job, _now_s: float, text: Note) -> None:
+    """Tell the operator."""
+    job.out.append(text)
+
+
+def announced(job: Job, now_s: float) -> Echoed:
+    """The next world was announced by the order to pause: who is known to know of it by now?"""
+    known = job.world.echoes(job.orders.term, job.world.generation, now_s, job.policy.membership)
+    job.under_way.echoes = {status.agent_id for status in known}
+    return Echoed()
+
+
+def echoes(job: Job, status: NodeStatus) -> bool:
+    """Whether, with this report, enough nodes may know of the next world. The whole question takes longer."""
+    known, most = job.under_way.echoes, len(job.world.agreed)
+    few = 2 * len(known) < most  # else no more names are needed
+    if few and status.ledger.term == job.orders.term and status.generation >= job.world.generation:
+        known.add(status.agent_id)
+    return 2 * len(known) >= most
+
+
+def plan_of(job: Job) -> Restore | None:
+    """Which step all resume at, and who gives its state to whom; None if that cannot be."""
+    return plan_restore(job.world.held())
+
+
+def plan_world(job: Job, now_s: float, restore: Restore) -> None:
+    """Have all ranks build the next world."""
+    record, policy = job.under_way.record, job.policy
+    host, members = job.world.store_host(), sorted(job.world.ranks)
+    at = {rank: index for index, rank in enumerate(members)}
+    record.planned_s, record.target_step = now_s, restore.target_step
+    dumps = record.strategy is Strategy.DUMP
+    plan = WorldPlan(
+        generation=job.world.generation,
+        world_size=len(members),
+        store_host=host.store_host,
+        store_port=host.store_port,
+        store_key=host.store_key,
+        target_step=restore.target_step,
+        adopt=tuple(at[rank] for rank in restore.adopt),
+        transfers=tuple(
+            Transfer(donor=at[transfer.donor], receivers=tuple(at[rank] for rank in transfer.receivers))
+            for transfer in restore.transfers
+        ),
+        timeout_s=policy.deadlines.join_s,
+        members=() if members == list(range(len(members))) else tuple(members),
+        replicas=policy.world_size,
+        dump=line(tell(record.causes)) if dumps else "",
+        dump_to=policy.dump_to if dumps else "",
+    )
+    send(job, now_s, Order.JOIN, plan)
