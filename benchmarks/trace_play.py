@@ -93,8 +93,8 @@ class Play(ABC):
                 case AskKernel():
                     self._later(KERNEL_S, self._answer, action.agent_id)
                 case Recovered():
-                    again = " (all processes anew)" if action.record.restart else ""
-                    self.outcomes[action.record.strategy.value + again] += 1
+                    again = " (all processes anew)" if action.record.decision.restart else ""
+                    self.outcomes[action.record.decision.strategy.value + again] += 1
                     self._flowing = not self._blocked()
                 case JobEnded():
                     self._stopped(action)

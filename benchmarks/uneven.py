@@ -92,8 +92,8 @@ def watch_alarms(seed: int, step_s: float, seen: Counter[str]) -> list[str]:
             ahead = next(coming, None)
         if ahead is None:
             break
-        hang = watch.suspicion(now_s)  # as the manager does when a deadline passes, before the news that is on its way
-        if hang is not None:
+        hang = watch.question(now_s)  # as the manager does when a deadline passes, before the news that is on its way
+        if hang is not None and not hang.early:
             alarms[hang.step] = f"watch, seed {seed}, steps of {step_s:g} s, step {step}: {hang.reason}"
         watch.progress(beat % 2, Progress(step=step, age_s=now_s - at_s), now_s)
     return [*alarms.values()]

@@ -32,6 +32,7 @@ check "style" "$bin/ruff" check --quiet .
 check "types" "$bin/mypy"
 check "layers" check_layers
 check "os.environ" "$bin/python" scripts/check-environ.py
+check "classes of the core" "$bin/python" scripts/check-classes.py
 check "file length" "$bin/python" scripts/check-length.py
 check "C" compile_c
 [[ ! -f scripts/make-docs.py ]] || check "generated pages" "$bin/python" scripts/make-docs.py --check

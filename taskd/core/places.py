@@ -8,11 +8,10 @@ Rules:
 3. A holder that is dead keeps its place until that is given away, so a node that comes back in time goes on.
 """
 
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from taskd.core.membership import Health, health, quorum
+from taskd.core.membership import Health, health
 from taskd.core.policy import Membership
 from taskd.wire.messages import Ledger, NodeStatus, Place
 
@@ -49,11 +48,11 @@ class NodeView:
 
 
 @dataclass(slots=True)
-class Places:
+class Nodes:
     """The nodes of one job."""
 
     holders: dict[int, str] = field(default_factory=dict)
-    nodes: dict[int, NodeView] = field(default_factory=dict)
+    by_place: dict[int, NodeView] = field(default_factory=dict)
     """By place, what its holder last reported."""
     candidates: dict[str, NodeView] = field(default_factory=dict)
     excluded: set[str] = field(default_factory=set)
@@ -71,7 +70,7 @@ class Places:
     def hear(self, status: NodeStatus, now_s: float, *, claims: range = range(0)) -> Standing:
         """Note that an agent reported. `claims` are the places that may be claimed now."""
         place = self.place_of(status.agent_id)
-        known = self.candidates.get(status.agent_id) if place is None else self.nodes.get(place)
+        known = self.candidates.get(status.agent_id) if place is None else self.by_place.get(place)
         if known is not None and known.status.agent_id != status.agent_id:
             known = None
         if known is not None and status.sequence <= known.status.sequence:
@@ -84,7 +83,7 @@ class Places:
         if place is None:
             self.candidates[status.agent_id] = view
             return Standing.CANDIDATE
-        self.nodes[place] = view
+        self.by_place[place] = view
         if status.leaving:  # it cannot go on elsewhere
             self.agreed = {place: holder for place, holder in self.agreed.items() if holder != status.agent_id}
         else:
@@ -94,7 +93,7 @@ class Places:
     def _may_claim(self, status: NodeStatus) -> bool:
         """The place is free, or its holder only knows an older world: it was given to this agent since."""
         place = status.node_rank
-        if place in self.holders and age(status) > age(self.nodes[place].status):
+        if place in self.holders and age(status) > age(self.by_place[place].status):
             self.demote(place)
         return place not in self.holders
 
@@ -137,17 +136,17 @@ class Places:
         self.vacate(place)
         self.vacated.discard(place)
         self._hold(place, agent_id)
-        self.nodes[place] = self.candidates.pop(agent_id)
+        self.by_place[place] = self.candidates.pop(agent_id)
         self.dead_nodes.discard(place)
 
     def vacate(self, place: int) -> None:
         """Take a place from its holder, who is a candidate again as soon as it is heard."""
         self.holders.pop(place, None)
-        self.nodes.pop(place, None)
+        self.by_place.pop(place, None)
 
     def demote(self, place: int) -> None:
         """The holder of a place had no right to it."""
-        view = self.nodes[place]
+        view = self.by_place[place]
         self.vacate(place)
         self.candidates[view.status.agent_id] = view
 
@@ -155,75 +154,16 @@ class Places:
         """The place that a person means: its number, or the name of its node."""
         if node.isascii() and node.isdecimal():
             return int(node) if int(node) in self.holders else None
-        return next((place for place, view in self.nodes.items() if view.status.host == node), None)
+        return next((place for place, view in self.by_place.items() if view.status.host == node), None)
 
-    def has_quorum(self, places: Collection[int], now_s: float, policy: Membership) -> bool:
-        """Whether enough nodes are heard to decide about the others: of the present world, and of the last one.
-
-        `places` are those of the present world. One without a holder does not count: that was decided when enough were
-        heard. The world before it may still be the one that trains, for all that the others know.
-        """
-        present = {place: self.holders.get(place, "") for place in places if place not in self.vacated}
-        heard = self._heard(now_s, policy)
-        return self._has_most(present, heard) and self._has_most(self.agreed, heard)
-
-    def is_known(self, term: int, generation: int, now_s: float, policy: Membership) -> bool:
-        """Whether enough nodes of the last world have said that they know of the world `generation` of manager `term`.
-
-        No other manager can then form another one without hearing of this: it needs as many of the same nodes. (Two
-        majorities of one set have a member in common; see the joint consensus of Raft, section 6 of its paper.)
-        """
-        return self._has_most(self.agreed, self.echoes(term, generation, now_s, policy))
-
-    def echoes(self, term: int, generation: int, now_s: float, policy: Membership) -> list[NodeStatus]:
-        """Who has said that it knows of the world `generation` of manager `term`, and is heard."""
-        return [
-            status
-            for status in self._heard(now_s, policy)
-            if status.ledger.term == term and status.generation >= generation
-        ]
-
-    def _has_most(self, members: Mapping[int, str], heard: Collection[NodeStatus]) -> bool:
-        """`members` by place. A node that has said itself that it leaves cannot go on elsewhere: it does not count."""
-        views = self.views()
-        left = {view.status.agent_id for view in views if view.status.leaving}
-        members = {place: agent_id for place, agent_id in members.items() if agent_id not in left}
-        names = {status.agent_id for status in heard}
-        present = {place for place, agent_id in members.items() if agent_id in names}
-        replaced = self._replaced({place: members[place] for place in members.keys() - present}, names)
-        first_heard = not members or min(members) in present
-        return quorum(len(members), len(present), len(replaced), first_heard=first_heard)
-
-    def _replaced(self, missing: Mapping[int, str], heard: Collection[str]) -> set[int]:
-        """For which places a launcher has started another node since the missing agent was heard the last time.
-
-        One that this manager has asked for itself says nothing, nor does one that has waited as a spare.
-        """
-        if not missing:
-            return set()
-        last_s: dict[str, float] = {}
-        new_s: dict[int, float] = {}
-        for view in self.views():
-            status = view.status
-            last_s[status.agent_id] = max(view.heard_s, last_s.get(status.agent_id, 0.0))
-            if status.agent_id in heard and view.new_since_s is not None:
-                new_s[status.wants] = max(view.new_since_s, new_s.get(status.wants, 0.0))
-        return {
-            place
-            for place, agent_id in missing.items()
-            if place not in self.wanted and new_s.get(place, 0.0) > last_s.get(agent_id, 0.0)
-        }
+    @property
+    def least(self) -> int:
+        """MIN of torchrun's `--nnodes=MIN:MAX`; 0 if it names one number."""
+        return max((view.status.min_nodes for view in self.by_place.values()), default=0)
 
     def views(self) -> list[NodeView]:
         """All nodes: those that hold a place, and those that wait for one."""
-        return [*self.nodes.values(), *self.candidates.values()]
-
-    def _heard(self, now_s: float, policy: Membership) -> list[NodeStatus]:
-        """Who was heard since the time at which any node that is suspected by now fell silent."""
-        dead = {self.holders.get(place) for place in self.dead_nodes}
-        since_s = now_s - (policy.suspect_s - policy.heartbeat_s)
-        views = [view for view in self.views() if view.heard_s > since_s]
-        return [view.status for view in views if view.status.agent_id not in dead and not view.status.leaving]
+        return [*self.by_place.values(), *self.candidates.values()]
 
     # ---- silence
 
@@ -234,7 +174,7 @@ class Places:
                 del self.candidates[name]
         return [
             place
-            for place, view in self.nodes.items()
+            for place, view in self.by_place.items()
             if place not in self.dead_nodes
             and not view.status.leaving
             and health(view.heard_s, now_s, policy) is Health.DEAD
@@ -243,7 +183,7 @@ class Places:
     def to_ask(self, now_s: float, policy: Membership) -> list[NodeStatus]:
         """Agents that have been silent for so long that their kernel is to be asked, and was not lately."""
         found = []
-        for place, view in self.nodes.items():
+        for place, view in self.by_place.items():
             suspect = health(view.heard_s, now_s, policy) is Health.SUSPECT and place not in self.dead_nodes
             if suspect and not view.status.leaving and now_s - view.asked_s >= policy.suspect_s:
                 view.asked_s = now_s
@@ -256,12 +196,12 @@ class Places:
         if place is None:
             self.candidates.pop(agent_id, None)
             return None
-        silent = health(self.nodes[place].heard_s, now_s, policy) is not Health.ALIVE
+        silent = health(self.by_place[place].heard_s, now_s, policy) is not Health.ALIVE
         return place if silent and place not in self.dead_nodes else None
 
     def newest_ledger(self) -> Ledger:
         """What the holder that knows the newest world carries of it."""
-        return max((node.status for node in self.nodes.values()), key=age).ledger
+        return max((node.status for node in self.by_place.values()), key=age).ledger
 
     def trust(self, ledger: Ledger) -> None:
         """Take over what an earlier manager knew of the last world that came about."""

@@ -14,15 +14,9 @@ from taskd.core.policy import Policy, Strategy
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
-    """What is known of a fault when a strategy is chosen."""
+class Refusals:
+    """Why processes cannot be kept, as sentences; "" where nothing speaks against it."""
 
-    lost: tuple[int, ...]
-    """Ranks without a process, or with one that has no state yet."""
-    unreachable: tuple[int, ...] = ()
-    """Ranks whose node has no living agent."""
-    uncooperative: tuple[int, ...] = ()
-    """Living ranks that are not inside a resilient function and cannot be paused."""
     no_survivor: str = ""
     """Why nobody is left to give a rank its state: every rank of a replica set has lost its process."""
     no_survivor_elsewhere: str = ""
@@ -35,6 +29,19 @@ class Situation:
     """Why a living process says that no world can be rebuilt with it."""
     no_newcomer: str = ""
     """Why a process says that no new one can come into its world."""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What is known of a fault when a strategy is chosen."""
+
+    lost: tuple[int, ...]
+    """Ranks without a process, or with one that has no state yet."""
+    unreachable: tuple[int, ...] = ()
+    """Ranks whose node has no living agent."""
+    uncooperative: tuple[int, ...] = ()
+    """Living ranks that are not inside a resilient function and cannot be paused."""
+    refusals: Refusals = Refusals()
     places: int = 1
     """Nodes of the present world."""
     failing: int = 0
@@ -174,11 +181,11 @@ def _keeping_refusal(strategy: Strategy, situation: Situation, policy: Policy, f
         return "no process is lost, and to rebuild the groups has failed"
     if situation.uncooperative:
         return f"rank {_ranks(situation.uncooperative)} is not inside a resilient function"
-    if situation.no_rebuild:
-        return situation.no_rebuild
+    if situation.refusals.no_rebuild:
+        return situation.refusals.no_rebuild
     shrinks = strategy is Strategy.DUMP or (strategy is Strategy.ELASTIC_TRAINING and not situation.cut_off)
-    if situation.no_newcomer and not nothing_lost and not shrinks:
-        return situation.no_newcomer
+    if situation.refusals.no_newcomer and not nothing_lost and not shrinks:
+        return situation.refusals.no_newcomer
     return _state_refusal(strategy, situation, policy, failed)
 
 
@@ -186,13 +193,13 @@ def _state_refusal(strategy: Strategy, situation: Situation, policy: Policy, fai
     """Why those that would be left do not hold all of the state."""
     leaves = strategy in (Strategy.RECOVER, Strategy.ELASTIC_TRAINING)
     stays = bool(situation.unreachable) and may_stay(policy, failed, restart=False)
-    if situation.no_survivor:
-        return situation.no_survivor
-    if leaves and not stays and situation.no_survivor_elsewhere:
-        return situation.no_survivor_elsewhere
-    if strategy in (Strategy.ELASTIC_TRAINING, Strategy.DUMP) and situation.no_shrinking:
-        return situation.no_shrinking
-    return situation.no_donor or None
+    if situation.refusals.no_survivor:
+        return situation.refusals.no_survivor
+    if leaves and not stays and situation.refusals.no_survivor_elsewhere:
+        return situation.refusals.no_survivor_elsewhere
+    if strategy in (Strategy.ELASTIC_TRAINING, Strategy.DUMP) and situation.refusals.no_shrinking:
+        return situation.refusals.no_shrinking
+    return situation.refusals.no_donor or None
 
 
 def _praise(strategy: Strategy, restart: bool, situation: Situation) -> str:

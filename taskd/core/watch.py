@@ -82,7 +82,7 @@ class Watch:
     """When it was asked, if it is open."""
     asked: int = 0
     """How often it was."""
-    _answered: set[str] = field(default_factory=set)
+    answered: set[str] = field(default_factory=set)
     _evidence: dict[int, tuple[Evidence, float]] = field(default_factory=dict)
     _active: set[int] = field(default_factory=set)
     """Nodes with a rank that trains."""
@@ -152,17 +152,14 @@ class Watch:
         ask_s = self.ask_s
         if ask_s is None or now_s <= ask_s:
             return None
-        return self.suspicion(now_s) or self.rhythm.rhythm.glance(now_s)
+        due_s = self.due_s
+        hang = self.rhythm.hang(now_s) if due_s is not None and now_s > due_s else None
+        return hang or self.rhythm.rhythm.glance(now_s)
 
     def glanced(self, now_s: float) -> None:
         """Nothing is proven, and what the job has shown explains it so far."""
         if self.hang is not None:
             self._glanced = (self.hang.since_s, now_s + max(ASK_AGAIN_S, _RARER * self.hang.silent_s))
-
-    def suspicion(self, now_s: float) -> Hang | None:
-        """The job has been silent for too long."""
-        due_s = self.due_s
-        return self.rhythm.hang(now_s) if due_s is not None and now_s > due_s else None
 
     # ---- evidence
 
@@ -170,20 +167,16 @@ class Watch:
         """The agents are asked: each answers this number once."""
         self.asked = self.asked + 1 if self.asked_s is not None else 1
         self.inquiry, self.asked_s, self.hang = inquiry, now_s, hang
-        self._answered.clear()
+        self.answered.clear()
 
     def hear(self, agent_id: str, inquiry: int, evidence: Mapping[int, Evidence], now_s: float) -> None:
         """An agent has testified, asked or not."""
         if inquiry == self.inquiry:
-            self._answered.add(agent_id)
+            self.answered.add(agent_id)
         for rank, known in evidence.items():
             before = self._evidence.get(rank)
             if before is None or before[0].ending is None or known.ending is not None:
                 self._evidence[rank] = (known, now_s)
-
-    def missing(self, agents: Collection[str]) -> set[str]:
-        """Those that have not answered."""
-        return set(agents) - self._answered
 
     def evidence(self, now_s: float) -> dict[int, Evidence]:
         """What is known by now."""
@@ -235,10 +228,6 @@ class Watch:
             doubt = self.doubt = Doubt(hang.since_s, hang.step, fault, until_s=now_s + self.patience_s)
         doubt.next_s = min(now_s + max(ASK_AGAIN_S, _RARER * hang.silent_s), max(doubt.until_s, now_s))
 
-    def interrupt(self, now_s: float) -> None:
-        """What may have been work is ended by us."""
-        self.rhythm.rhythm.interrupt(now_s)
-
     def next_alarm(self) -> int:
         """How many alarms there are at this step, with one more."""
         step, times = self._alarm
@@ -252,7 +241,7 @@ class Watch:
     def close(self) -> None:
         """Nothing is the matter, or not any more: forget what was testified."""
         self.hang, self.asked_s = None, None
-        self._answered.clear()
+        self.answered.clear()
         self._evidence.clear()
 
 

@@ -10,11 +10,7 @@ Rules:
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from taskd.core.faults import FaultKind
-from taskd.core.meeting import NOWHERE, Meeting
-from taskd.core.places import Places
-from taskd.core.ranks import Held
-from taskd.core.strategy import Situation
+from taskd.core.places import Nodes
 from taskd.wire.messages import Condition, NodeStatus, RankOrder, RankStatus, Stage
 
 _GONE = (Stage.DEAD, Stage.EXITED)
@@ -108,9 +104,10 @@ class RankView:
 
 
 @dataclass(slots=True)
-class World(Places):
+class World:
     """The ranks of the present world, and the nodes of the job. Ranks that are not in `ranks` are absent."""
 
+    nodes: Nodes = field(default_factory=Nodes)
     generation: int = 0
     ranks: dict[int, RankView] = field(default_factory=dict)
     _incarnations: dict[int, int] = field(default_factory=dict)
@@ -156,7 +153,7 @@ class World(Places):
     @property
     def vacant(self) -> tuple[int, ...]:
         """Places of the world whose holder is gone."""
-        return tuple(place for place in self.places if place in self.dead_nodes)
+        return tuple(place for place in self.places if place in self.nodes.dead_nodes)
 
     def replace(self, rank: int, now_s: float, *, joins: bool) -> None:
         """Want a new process for a rank."""
@@ -165,16 +162,6 @@ class World(Places):
         view.joins = joins
         view.since_s = now_s
         view.released_at_s = None
-
-    def give_time(self, place: int, now_s: float) -> None:
-        """A node is back: its ranks have as long to pause as the others had."""
-        for rank in self.on_node(place):
-            self.ranks[rank].since_s = now_s
-
-    def blames_node(self) -> bool:
-        """Whether a process that has just ended has said that its node is at fault."""
-        known = [view.known for view in self.ranks.values() if view.gone]
-        return any(status is not None and status.kind == FaultKind.NODE.value for status in known)
 
     def release(self) -> None:
         """Every rank that is still there is let go."""
@@ -189,10 +176,6 @@ class World(Places):
     def all_cooperate(self) -> bool:
         """Every rank can be paused."""
         return self._all("cooperative", lambda view: view.cooperative)
-
-    def youngest_s(self) -> float:
-        """When the newest process was wanted."""
-        return max(view.since_s for view in self.ranks.values())
 
     def all_at(self, stages: Collection[Stage]) -> bool:
         """Every rank has reached one of these stages in this generation."""
@@ -240,94 +223,3 @@ class World(Places):
     def on_node(self, node_rank: int) -> list[int]:
         """Ranks that live on a node."""
         return [rank for rank, view in self.ranks.items() if view.node_rank == node_rank]
-
-    def held(self) -> dict[int, Held]:
-        """What every rank reported to hold when it paused."""
-        return {
-            rank: Held(view.status.step, view.status.condition, view.status.replicas)
-            for rank, view in self.ranks.items()
-            if view.status is not None
-        }
-
-    def store_host(self) -> NodeStatus:
-        """The node whose agent serves the next world's store: the first of the world that lives."""
-        return self.nodes[min(place for place in self.places if place not in self.dead_nodes)].status
-
-    def meeting(self) -> Meeting:
-        """The store at which the processes of a world that starts anew meet; none if no node lives."""
-        if set(self.places) <= self.dead_nodes:
-            return NOWHERE
-        host = self.store_host()
-        return Meeting(host.store_host, host.store_port, host.store_key)
-
-    @property
-    def least(self) -> int:
-        """MIN of torchrun's `--nnodes=MIN:MAX`; 0 if it names one number."""
-        return max((node.status.min_nodes for node in self.nodes.values()), default=0)
-
-    def orders(self) -> tuple[RankOrder, ...]:
-        """The process wanted for every rank."""
-        return tuple(self.ranks[rank].order(rank) for rank in sorted(self.ranks))
-
-    def refused(self) -> bool:
-        """Whether a process says that the world that is being built cannot be: it has been learnt only now."""
-        newcomers = any(view.joins for view in self.ranks.values())
-        no_newcomer = newcomers and self._refusal(lambda status: status.no_newcomer)
-        return bool(no_newcomer or self._refusal(lambda status: status.no_rebuild))
-
-    def _refusal(self, why: Callable[[RankStatus], str]) -> str:
-        """The first rank that refuses, and why. One that has ended may refuse its own successor (`core.agent`)."""
-        for rank, view in sorted(self.ranks.items()):
-            if view.status is not None and why(view.status):
-                return f"rank {rank}: {why(view.status)}"
-        return ""
-
-    def _lost_set(self, gone: Collection[int], left: str = "left") -> str:
-        """Why nobody would be left, without the nodes of these places, to give some rank its state; "" if all can."""
-        survives: dict[str | None, bool] = {}
-        for view in self.ranks.values():
-            if not survives.get(view.replicas):  # of most sets the first rank survives
-                survives[view.replicas] = view.node_rank not in gone and not view.empty
-        if not any(survives.values()):
-            return f"no rank is {left} to give its state"
-        lost = sorted(key for key, one in survives.items() if key is not None and not one)
-        return f"no rank of replica set {lost[0]!r} is {left} to give its state" if lost else ""
-
-    def _no_step(self) -> str:
-        """What it means that no step can be resumed at."""
-        if len({view.replicas for view in self.ranks.values()}) == 1:
-            return "no rank holds a consistent state"
-        return "no step is held by a rank of every replica set"
-
-    def _unknown_set(self, gone: Collection[int]) -> str:
-        """Why it cannot be told whether those elsewhere hold all of the state; "" if they do, for all have the same."""
-        if not any(view.replicas for view in self.ranks.values()):
-            return ""
-        unknown = [rank for rank, view in self.ranks.items() if view.replicas is None and view.node_rank in gone]
-        return f"which replica set rank {min(unknown)} was of is not known" if unknown else ""
-
-    def situation(self, *, no_donor: bool) -> Situation:
-        """The facts by which a strategy is chosen."""
-        views = sorted(self.ranks.items())
-        away = self.dead_nodes | {place for place, node in self.nodes.items() if node.status.leaving}
-        unreachable = tuple(rank for rank, view in views if view.node_rank in away)
-        lost = tuple(rank for rank, view in views if view.gone or view.joins)
-        failing = {self.ranks[rank].node_rank for rank in (*lost, *unreachable)}
-        return Situation(
-            lost=lost,
-            unreachable=unreachable,
-            uncooperative=tuple(
-                rank for rank, view in views if rank not in lost and rank not in unreachable and not view.cooperative
-            ),
-            no_survivor=self._lost_set(away),
-            no_survivor_elsewhere=self._lost_set(failing, "left on another node"),
-            no_shrinking=self._unknown_set(failing),
-            no_donor=self._no_step() if no_donor else "",
-            no_rebuild=self._refusal(lambda status: status.no_rebuild),
-            no_newcomer=self._refusal(lambda status: status.no_newcomer),
-            places=len(self.places),
-            failing=len(failing),
-            cut_off=len({self.ranks[rank].node_rank for rank in unreachable}),
-            candidates=len(self.usable()),
-            least=self.least,
-        )

@@ -96,7 +96,7 @@ class Job:
 
     def holder(self, node: int) -> str:
         """The agent that reports for a place."""
-        return self.core.world.holders.get(node, f"agent {node}")
+        return self.core.world.nodes.holders.get(node, f"agent {node}")
 
     def spare(self, agent_id: str = "spare", *, wants: int = -1, leaving: bool = False) -> list[Action]:
         """An agent without a place reports."""
@@ -200,7 +200,7 @@ class Job:
             if self.holder(node) not in self.silent:
                 self.send(node)
         for agent_id in self.spares:
-            if agent_id not in self.core.world.holders.values() and agent_id not in self.silent:
+            if agent_id not in self.core.world.nodes.holders.values() and agent_id not in self.silent:
                 self.spare(agent_id)
         return self._take(self.core.tick(self.now_s))
 

@@ -8,7 +8,7 @@ import pytest
 
 from taskd.core.nodecheck.checkup import GRACE_S, Checked, Checkup, RoundOver, Wanted
 from taskd.core.nodecheck.verdict import DOWN_WORDS, SLOW_WORDS, Standing
-from taskd.core.places import Places
+from taskd.core.places import Nodes
 from taskd.core.policy import NodeCheck, Policy
 from taskd.wire.checks import CheckState, Cleared, Dismissed, Examine, Examined, Own, TrialResult
 from taskd.wire.messages import NodeStatus
@@ -22,7 +22,7 @@ class Cluster:
     def __init__(self, places: int, **limits: float) -> None:
         policy = Policy(job_id="job", node_count=places, ranks_per_node=1, node_check=NodeCheck(**limits))
         self.checkup = Checkup(policy, number=100)
-        self.world = Places()
+        self.world = Nodes()
         self.now_s = 1000.0
         self.forming = True
         self.did: list[Any] = []

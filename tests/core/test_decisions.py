@@ -8,7 +8,7 @@ from taskd.core.membership import Health, health
 from taskd.core.policy import Membership, Policy, Strategy
 from taskd.core.ranks import Held, plan_restore
 from taskd.core.recovery.record import FaultRecord
-from taskd.core.strategy import Situation, choose
+from taskd.core.strategy import Decision, Refusals, Situation, choose
 from taskd.core.world import RankView
 from taskd.runtime.manager.journal import as_fields, as_text
 from taskd.wire.messages import Condition, RankStatus, Stage
@@ -119,13 +119,16 @@ def test_without_a_loss_the_groups_are_rebuilt() -> None:
     [
         (Situation(lost=(1,), uncooperative=(0,)), "not recover-in-place: rank 0 is not inside a resilient function"),
         (
-            Situation(lost=(0, 1), no_survivor="no rank is left to give its state"),
+            Situation(lost=(0, 1), refusals=Refusals(no_survivor="no rank is left to give its state")),
             "not recover-in-place: no rank is left to give its state",
         ),
-        (Situation(lost=(), no_rebuild="rank 0: a hook"), "not retry: rank 0: a hook"),
-        (Situation(lost=(1,), no_newcomer="rank 0: PowerSGD"), "not recover-in-place: rank 0: PowerSGD"),
+        (Situation(lost=(), refusals=Refusals(no_rebuild="rank 0: a hook")), "not retry: rank 0: a hook"),
         (
-            Situation(lost=(1,), no_donor="no rank holds a consistent state"),
+            Situation(lost=(1,), refusals=Refusals(no_newcomer="rank 0: PowerSGD")),
+            "not recover-in-place: rank 0: PowerSGD",
+        ),
+        (
+            Situation(lost=(1,), refusals=Refusals(no_donor="no rank holds a consistent state")),
             "not recover-in-place: no rank holds a consistent state",
         ),
     ],
@@ -139,8 +142,8 @@ def test_when_all_start_anew_the_reason_is_told(situation: Situation, why: str) 
 
 def test_who_can_have_no_newcomer_goes_on_without_one() -> None:
     said = "rank 0: PowerSGD"
-    assert choose(Situation(lost=(), no_newcomer=said), ALL, {}).strategy is Strategy.RETRY
-    fewer = Situation(lost=(1,), no_newcomer=said, places=2, failing=1)
+    assert choose(Situation(lost=(), refusals=Refusals(no_newcomer=said)), ALL, {}).strategy is Strategy.RETRY
+    fewer = Situation(lost=(1,), refusals=Refusals(no_newcomer=said), places=2, failing=1)
     assert choose(fewer, policy(Strategy.ELASTIC_TRAINING), {}).restart is False
 
 
@@ -168,10 +171,13 @@ def test_what_has_failed_is_not_tried_again() -> None:
         lost=st.sampled_from([(), (1,)]),
         unreachable=st.sampled_from([(), (1,)]),
         uncooperative=st.sampled_from([(), (0,)]),
-        no_survivor=st.sampled_from(["", "no rank is left"]),
-        no_survivor_elsewhere=st.sampled_from(["", "no rank is left elsewhere"]),
-        no_shrinking=st.sampled_from(["", "a set is not known"]),
-        no_donor=st.sampled_from(["", "no rank holds a consistent state"]),
+        refusals=st.builds(
+            Refusals,
+            no_survivor=st.sampled_from(["", "no rank is left"]),
+            no_survivor_elsewhere=st.sampled_from(["", "no rank is left elsewhere"]),
+            no_shrinking=st.sampled_from(["", "a set is not known"]),
+            no_donor=st.sampled_from(["", "no rank holds a consistent state"]),
+        ),
     ),
     st.sets(st.sampled_from(Strategy)),
 )
@@ -200,7 +206,7 @@ def test_of_a_start_of_all_it_is_told_how_long_it_took_and_not_where_the_script_
     record.begin_attempt(1)
     record.target_step = 5
     record.begin_attempt(2)
-    record.restart = True
+    record.decision = Decision(Strategy.RECOVER, True, "")
     record.close(10.029, {})
     assert record.phases_ms() == {"started": 29.0}
     assert as_fields(record, 1)["target_step"] == -1
@@ -212,12 +218,12 @@ def test_of_a_start_of_all_it_is_told_how_long_it_took_and_not_where_the_script_
 def test_phases_are_told_as_far_as_they_were_reached() -> None:
     record = FaultRecord(10.0, 5)
     record.begin_attempt(1)
-    record.paused_s, record.replaced_s = 10.01, 10.03
+    record.milestones.paused_s, record.milestones.replaced_s = 10.01, 10.03
     assert record.phases_ms() == {"pause": 10.0, "replace": 30.0}
     record.begin_attempt(2)
     assert record.phases_ms() == {}
-    record.paused_s, record.replaced_s, record.planned_s = 10.5, 10.6, 10.6
-    record.joined_s, record.restored_s = 10.7, 10.75
+    record.milestones.paused_s, record.milestones.replaced_s, record.milestones.planned_s = 10.5, 10.6, 10.6
+    record.milestones.joined_s, record.milestones.restored_s = 10.7, 10.75
     status = RankStatus(rank=0, incarnation=1, generation=2, stage=Stage.COMMITTED, pid=7, warm=True)
     record.close(11.0, {0: RankView(0, 1, joins=True, status=status), 1: RankView(0)})
     assert record.phases_ms() == {
@@ -228,7 +234,7 @@ def test_phases_are_told_as_far_as_they_were_reached() -> None:
         "first_step": 250.0,
         "total": 1000.0,
     }
-    assert (record.kept, record.replaced, record.warm) == ({}, {0: 7}, {0: True})
+    assert (record.processes.kept, record.processes.replaced, record.processes.warm) == ({}, {0: 7}, {0: True})
 
 
 @pytest.mark.parametrize(

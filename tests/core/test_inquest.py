@@ -59,7 +59,7 @@ def test_whoever_holds_the_job_up_is_replaced_by_its_verdict() -> None:
     assert job.directive.reason == "rank 2: stopped"
     job.paused((2,)).recovered()
     (success,) = job.successes
-    assert success.record.strategy is Strategy.RECOVER_IN_PLACE
+    assert success.record.decision.strategy is Strategy.RECOVER_IN_PLACE
     assert success.record.fault == 1
     assert success.record.verdict == told.verdict
 
@@ -139,7 +139,7 @@ def test_where_nobody_can_be_blamed_the_step_is_done_again() -> None:
     assert job.incarnations == [0, 0, 0, 0]
     assert job.verdicts[-1].verdict.kind is Kind.CONNECTION_CUT
     job.paused(()).recovered()
-    assert job.successes[-1].record.strategy is Strategy.RETRY
+    assert job.successes[-1].record.decision.strategy is Strategy.RETRY
 
 
 def test_the_answers_of_all_nodes_are_waited_for_and_those_that_do_not_come_too() -> None:
@@ -266,7 +266,7 @@ def test_what_was_interrupted_is_done_again_spends_no_restart_and_is_no_alarm_th
     assert job.at(Phase.PAUSING)
     job.paused((2,)).recovered()
     (success,) = job.successes
-    assert success.record.strategy is Strategy.RECOVER_IN_PLACE
+    assert success.record.decision.strategy is Strategy.RECOVER_IN_PLACE
     job.train(50, STEP_S)
     told = len(job.verdicts)
     asked_again(job, "blocked in native code", 40.0)

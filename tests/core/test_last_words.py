@@ -36,7 +36,7 @@ def test_a_process_that_must_be_replaced_is_replaced_in_place() -> None:
     die(job, 1, "process", "exit code 1: RuntimeError: device-side assert")
     assert job.at(Phase.PAUSING)
     assert job.core.record is not None
-    assert job.core.record.strategy.value == "recover-in-place"
+    assert job.core.record.decision.strategy.value == "recover-in-place"
 
 
 def test_words_belong_to_one_process() -> None:
@@ -55,12 +55,12 @@ def test_a_node_at_fault_is_left_at_once_if_another_waits() -> None:
     job.spare()
     die(job, 1, "node", "exit code 1: RuntimeError: Xid 79")
     assert job.core.record is not None
-    assert job.core.record.strategy.value == "recover"
-    assert job.core.world.holders[1] == "spare"
+    assert job.core.record.decision.strategy.value == "recover"
+    assert job.core.world.nodes.holders[1] == "spare"
 
 
 def test_without_another_node_it_is_tried_where_it_is() -> None:
     job = Job(nodes=2, per_node=1).up()
     die(job, 1, "node", "exit code 1: RuntimeError: Xid 79")
     assert job.core.record is not None
-    assert job.core.record.strategy.value == "recover-in-place"
+    assert job.core.record.decision.strategy.value == "recover-in-place"

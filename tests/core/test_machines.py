@@ -102,8 +102,8 @@ class RecoveryMachine(RuleBasedStateMachine):
         try:
             actions = self.core.hear(report, self.now_s)
         except TransitionError:
-            before.world.nodes = self.core.world.nodes
-            before.world.dead_nodes = self.core.world.dead_nodes
+            before.world.nodes.by_place = self.core.world.nodes.by_place
+            before.world.nodes.dead_nodes = self.core.world.nodes.dead_nodes
             for known, view in before.world.ranks.items():  # a node that is back has its time anew
                 view.since_s = self.core.world.ranks[known].since_s
             assert self.core == before

@@ -34,7 +34,7 @@ def test_a_set_up_that_fails_in_a_newcomer_alone_has_all_start_anew(after_s: flo
     assert job.core.record is not None
     assert job.core.record.setbacks == setbacks(job)
     assert job.directive.reason.startswith(f"rank 0: {ERROR}")
-    assert "not recover-in-place: it has failed for this fault" in job.core.record.reason
+    assert "not recover-in-place: it has failed for this fault" in job.core.record.decision.reason
 
 
 @pytest.mark.parametrize("at", [Phase.JOINING, Phase.RESUMING])

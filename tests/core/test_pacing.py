@@ -64,11 +64,11 @@ def test_a_slow_node_gives_its_place_to_a_spare_if_the_job_wants_it() -> None:
     assert job.at(Phase.REARRANGING)
     assert job.order is Order.PAUSE
     assert job.core.record is not None
-    assert job.core.record.strategy is Strategy.RECOVER
+    assert job.core.record.decision.strategy is Strategy.RECOVER
     assert set(job.core.record.causes.values()) == {"node 1 is slower than the others"}
     job.paused(())
     assert job.holder(1) == "fresh"
-    assert job.core.world.excluded == {"agent 1"}
+    assert job.core.world.nodes.excluded == {"agent 1"}
 
 
 def test_without_a_spare_it_stays_until_one_comes() -> None:

@@ -22,7 +22,7 @@ def shrunken(**more: Any) -> Job:
     survivors_pause(job)
     job.wait(31.0)
     assert job.core.record is not None
-    assert job.core.record.strategy is Strategy.ELASTIC_TRAINING
+    assert job.core.record.decision.strategy is Strategy.ELASTIC_TRAINING
     job.paused(newcomers=()).recovered()
     return job
 
@@ -45,8 +45,8 @@ def test_a_spare_gets_the_place_of_a_lost_node_at_once() -> None:
     assert job.did(AskCluster) == []
     job.paused(newcomers=(2, 3)).recovered()
     record = job.successes[0].record
-    assert (record.strategy, set(record.kept)) == (Strategy.RECOVER, {0, 1, 4, 5})
-    assert record.reason.startswith("rank 2, 3 moves to another node, all others stay")
+    assert (record.decision.strategy, set(record.processes.kept)) == (Strategy.RECOVER, {0, 1, 4, 5})
+    assert record.decision.reason.startswith("rank 2, 3 moves to another node, all others stay")
     assert job.core.job.budget is not None
     assert job.core.job.budget.spent == 1
 
@@ -98,7 +98,7 @@ def test_a_node_on_which_the_process_fails_again_and_again_gives_way_to_a_spare(
     assert job.holder(1) == "spare"
     assert "agent 1" in job.directive.ledger.excluded
     job.hear(job._report("agent 1", -1, (), leaving=False))
-    assert job.core.world.candidate_for(1) is None  # it gets no place any more
+    assert job.core.world.nodes.candidate_for(1) is None  # it gets no place any more
 
 
 def test_with_every_survivor_gone_too_all_start_anew_on_what_is_there() -> None:
@@ -124,7 +124,7 @@ def test_a_restart_waits_for_the_node_that_the_cluster_was_asked_for() -> None:
     job.spare()
     assert (job.holder(2), job.order) == ("spare", Order.RUN)
     job.all(Stage.STARTING, step=-1)
-    assert (job.phase, job.successes[0].record.strategy) == (Phase.RUNNING, Strategy.RECOVER)
+    assert (job.phase, job.successes[0].record.decision.strategy) == (Phase.RUNNING, Strategy.RECOVER)
 
 
 # ---- elastic training, dump, exit
@@ -148,7 +148,7 @@ def test_with_no_node_in_time_training_goes_on_with_fewer() -> None:
     assert (plan.world_size, plan.members, plan.replicas) == (4, (0, 1, 4, 5), 6)
     assert [(transfer.donor, transfer.receivers) for transfer in plan.transfers] == [(0, (1, 3))]
     job.recovered()
-    assert "not recover: no node came within 30 s" in job.successes[0].record.reason
+    assert "not recover: no node came within 30 s" in job.successes[0].record.decision.reason
 
 
 def test_a_node_that_comes_makes_the_world_full_again() -> None:
@@ -244,7 +244,7 @@ def test_a_drained_node_hands_its_ranks_to_a_spare_and_nothing_is_charged() -> N
     assert "agent 2" in job.directive.ledger.excluded
     job.paused(newcomers=(4, 5)).recovered()
     record = job.successes[0].record
-    assert (record.target_step, set(record.replaced)) == (5, {4, 5})
+    assert (record.target_step, set(record.processes.replaced)) == (5, {4, 5})
     assert job.core.job.budget is not None
     assert job.core.job.budget.spent == 0
 
@@ -285,7 +285,7 @@ def test_a_drain_does_not_wait_for_a_step_that_cannot_end(one_is_out: bool) -> N
 
 def test_a_drain_for_which_nobody_waits_any_more_moves_nobody() -> None:
     job = drained()
-    job.core.world.candidates.clear()
+    job.core.world.nodes.candidates.clear()
     for rank in range(6):
         job.say(rank, Stage.PAUSED, step=6)
     assert (job.order, job.holder(2), job.incarnations) == (Order.JOIN, "agent 2", [0] * 6)
@@ -351,4 +351,4 @@ def test_a_candidate_whose_port_is_closed_is_forgotten() -> None:
     job = three()
     job.spare()
     job.core.answered("spare", listening=False, now_s=job.now_s)
-    assert job.core.world.candidate_for(0) is None
+    assert job.core.world.nodes.candidate_for(0) is None

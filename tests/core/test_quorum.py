@@ -81,7 +81,7 @@ def test_a_newcomer_that_is_no_replacement_has_no_voice(known: str) -> None:
     if known == "waits":
         job.spare("newcomer", wants=0)
         job.wait(0.5)
-    job.core.world.wanted = {0} if known == "asked for" else set()
+    job.core.world.nodes.wanted = {0} if known == "asked for" else set()
     job.silence(0)
     job.spare("newcomer", wants=1 if known == "wants another" else 0)
     job.wait(0.1)
@@ -179,11 +179,11 @@ def test_a_process_that_is_lost_while_too_few_are_heard_waits_for_the_decision()
     job.kill(2)
     assert (job.phase, job.members) == (Phase.AWAITING_QUORUM, [0, 1, 2, 3])
     assert job.core.record is not None
-    assert job.core.record.reason == "too few nodes are heard to go on without the others"
+    assert job.core.record.decision.reason == "too few nodes are heard to go on without the others"
     job.silent.clear()
     job.wait(0.1)
     job.wait(1.0)
-    assert (job.core.record.strategy, job.incarnations) == (Strategy.RECOVER_IN_PLACE, [0, 0, 1, 0])
+    assert (job.core.record.decision.strategy, job.incarnations) == (Strategy.RECOVER_IN_PLACE, [0, 0, 1, 0])
 
 
 def test_a_node_that_has_said_that_it_leaves_is_not_waited_for() -> None:
@@ -207,7 +207,7 @@ def test_a_new_manager_goes_on_with_what_the_agents_carry() -> None:
     job = four()
     job.kill(1)
     job.paused(newcomers=(1,)).recovered()
-    job.core.world.excluded.add("bad")
+    job.core.world.nodes.excluded.add("bad")
     send(job.core.job, job.now_s, Order.RUN)
     job._take(job.core._flush(job.now_s))
     after = successor(job)
@@ -260,7 +260,7 @@ def test_a_newcomer_that_started_processes_of_its_own_becomes_a_candidate() -> N
     assert after.directive.ranks[0].incarnation > 1  # what it has started is not wanted
     record = after.core.record
     assert record is not None
-    assert (record.strategy, set(record.causes)) == (Strategy.RECOVER, {0})
+    assert (record.decision.strategy, set(record.causes)) == (Strategy.RECOVER, {0})
 
 
 def test_places_that_are_absent_stay_absent_under_a_new_manager() -> None:
@@ -287,7 +287,7 @@ def test_of_two_claims_of_a_place_that_of_the_newer_world_counts() -> None:
             "agent 1", 1, (RankStatus(rank=1, incarnation=0, generation=0, stage=Stage.PAUSED),), leaving=False
         )
     )
-    after.core.world.nodes[1].status = _older(after.core.world.nodes[1].status)
+    after.core.world.nodes.by_place[1].status = _older(after.core.world.nodes.by_place[1].status)
     after.hear(after._report("spare", 1, (after.statuses[1],), leaving=False))
     for node in (0, 2, 3):
         after.send(node)

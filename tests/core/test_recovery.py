@@ -25,9 +25,9 @@ def test_a_killed_rank_is_replaced_and_restored() -> None:
     job.recovered()
     assert (job.phase, job.order) == (Phase.RUNNING, Order.RUN)
     record = job.successes[0].record
-    assert record.strategy is Strategy.RECOVER_IN_PLACE
+    assert record.decision.strategy is Strategy.RECOVER_IN_PLACE
     assert record.causes == {0: "signal 9 (SIGKILL)"}
-    assert (record.kept, record.replaced) == ({1: 11, 2: 12}, {0: 110})
+    assert (record.processes.kept, record.processes.replaced) == ({1: 11, 2: 12}, {0: 110})
 
 
 def test_success_is_told_only_after_every_rank_has_committed() -> None:
@@ -99,7 +99,7 @@ def test_a_stray_error_is_retried_with_the_same_processes() -> None:
     assert (job.phase, job.order, job.incarnations) == (Phase.PAUSING, Order.PAUSE, [0, 0])
     job.paused(newcomers=()).recovered()
     record = job.successes[0].record
-    assert record.strategy is Strategy.RETRY
+    assert record.decision.strategy is Strategy.RETRY
     assert record.causes == {1: "RuntimeError: connection reset"}
 
 
@@ -132,7 +132,7 @@ def test_all_killed_at_once_start_anew() -> None:
     assert [order.joins for order in job.directive.ranks] == [False, False]
     job.all(Stage.STARTING, step=-1)
     assert job.at(Phase.RUNNING)
-    assert job.successes[0].record.restart
+    assert job.successes[0].record.decision.restart
 
 
 def test_a_newcomer_that_is_restored_counts_as_survivor() -> None:
@@ -151,7 +151,7 @@ def test_a_script_without_the_sdk_restarts_as_a_whole() -> None:
     job.kill(0)
     assert job.at(Phase.RESTARTING)
     assert job.core.record is not None
-    assert "rank 1 is not inside a resilient function" in job.core.record.reason
+    assert "rank 1 is not inside a resilient function" in job.core.record.decision.reason
 
 
 def test_a_stale_report_of_the_former_process_is_not_cooperation() -> None:
@@ -170,7 +170,7 @@ def test_no_consistent_state_starts_anew() -> None:
     job.say(1, Stage.PAUSED, step=5, condition=Condition.TORN)
     assert job.at(Phase.RESTARTING)
     assert job.core.record is not None
-    assert "no rank holds a consistent state" in job.core.record.reason
+    assert "no rank holds a consistent state" in job.core.record.decision.reason
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["beforehand", "by the newcomer"])
@@ -186,7 +186,7 @@ def test_what_a_process_refuses_is_not_tried(*, late: bool) -> None:
         job.say(1, Stage.PAUSED, condition=Condition.EMPTY, refuses=said)
     assert job.core.phase is Phase.RESTARTING
     assert job.core.record is not None
-    assert "PowerSGD (train.py:7)" in job.core.record.reason
+    assert "PowerSGD (train.py:7)" in job.core.record.decision.reason
     assert job.core.job.budget is not None
     assert job.core.job.budget.spent == 1
 
@@ -246,7 +246,10 @@ def test_an_error_that_no_new_world_mends_climbs_the_ladder() -> None:
     job.wait(2.5)
     assert job.at(Phase.RESTARTING)
     assert job.core.record is not None
-    assert "not recover-in-place: no process is lost, and to rebuild the groups has failed" in job.core.record.reason
+    assert (
+        "not recover-in-place: no process is lost, and to rebuild the groups has failed"
+        in job.core.record.decision.reason
+    )
 
 
 def test_a_spent_budget_ends_the_job() -> None:
@@ -285,7 +288,7 @@ def test_what_cannot_happen_raises_and_changes_nothing_but_the_rest_is_heard() -
     job.statuses[1] = type(honest)(rank=1, incarnation=0, generation=1, stage=Stage.JOINED, step=5)
     with pytest.raises(TransitionError, match="JOINED of 1 in phase PAUSING, generation 1"):
         job.send(0)
-    before.world.nodes = job.core.world.nodes
+    before.world.nodes.by_place = job.core.world.nodes.by_place
     assert job.core == before
     job.statuses[1] = honest
     job.say(0, Stage.PAUSED, step=-1, condition=Condition.EMPTY)
@@ -302,4 +305,4 @@ def test_a_failed_strategy_gives_way_to_the_next() -> None:
         job.wait(21.0)  # the world is not built in time
     assert job.at(Phase.RESTARTING)
     assert job.core.record is not None
-    assert "not recover-in-place: it has failed for this fault" in job.core.record.reason
+    assert "not recover-in-place: it has failed for this fault" in job.core.record.decision.reason

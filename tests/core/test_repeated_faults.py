@@ -27,7 +27,7 @@ def test_a_newcomer_that_dies_at_once_as_its_predecessor_did_is_a_repetition() -
         job.say(1, Stage.PAUSED, condition=Condition.CLEAN)
     assert job.at(Phase.RESTARTING)
     assert job.core.record is not None
-    assert "rank 0 has failed 3 times at step 5" in job.core.record.reason
+    assert "rank 0 has failed 3 times at step 5" in job.core.record.decision.reason
 
 
 def test_a_script_that_fails_before_its_first_step_ends_the_job_at_the_third_time() -> None:

@@ -20,7 +20,7 @@ def sharded(nodes: int = 1, *, per_node: int = 4, allowed: tuple[Strategy, ...] 
 
 def reason(job: Job) -> str:
     assert job.core.record is not None
-    return job.core.record.reason
+    return job.core.record.decision.reason
 
 
 def test_a_rank_receives_from_its_own_set_alone() -> None:
@@ -116,4 +116,4 @@ def test_a_node_is_not_given_up_with_a_living_rank_that_alone_holds_a_shard() ->
     job.replicas = {0: "shared", 1: "of rank 1", 2: "shared", 3: "shared"}
     job.up().kill(0)
     assert job.phase is Phase.RESTARTING
-    assert "no rank of replica set 'of rank 1' is left to give its state" in reason(job)
+    assert "no rank of replica set 'of rank 1' is left on another node to give its state" in reason(job)

@@ -94,7 +94,7 @@ def pausing() -> Job:
 def announcing() -> Job:
     """Of the last world's five nodes three are not heard, so that it is not known whether they know of the next one."""
     job = pausing()
-    job.core.world.agreed |= {place: f"agent {place}" for place in (2, 3, 4)}
+    job.core.world.nodes.agreed |= {place: f"agent {place}" for place in (2, 3, 4)}
     return job.paused()
 
 

@@ -33,7 +33,7 @@ def test_a_restart_for_which_no_node_comes_goes_on_with_fewer_and_grows_back() -
     for rank in (0, 1):
         job.say(rank, Stage.STARTING, step=-1)
     record = job.successes[0].record
-    assert (record.strategy, record.restart) == (Strategy.ELASTIC_TRAINING, True)
+    assert (record.decision.strategy, record.decision.restart) == (Strategy.ELASTIC_TRAINING, True)
     job.wait(EARLY_S / 2)
     job.spare()
     assert (job.phase, job.members) == (Phase.RUNNING, [0, 1]), "they may be about to reach a resilient function"

@@ -69,9 +69,9 @@ class Tongue:
         ranks, places = [*range(NODES * PER_NODE), NODES * PER_NODE], [0, 1, 2, NODES, -1]
         return {
             "job_id": ["job"] * 50 + ["other"],
-            "agent_id": [*world.holders.values(), *map(agent_of, self._names)],
-            "excluded": [*world.holders.values()],
-            "proof": [*self._names, *world.holders.values()],
+            "agent_id": [*world.nodes.holders.values(), *map(agent_of, self._names)],
+            "excluded": [*world.nodes.holders.values()],
+            "proof": [*self._names, *world.nodes.holders.values()],
             "node_rank": [-1] * 12 + places[:4],
             "wants": places,
             "places": places[:4],
@@ -108,7 +108,7 @@ class ManagerSide:
         self._nodes = [Node(self._manager.address, folder, place, NODES) for place in range(NODES)]
         self._link = AgentSocket(self._manager.address, security_of(self._manager))
         self._await(lambda: self._manager._core.phase is Phase.RUNNING and self._link.connected, "the job did not form")
-        self._holders = dict(self._manager._core.world.holders)
+        self._holders = dict(self._manager._core.world.nodes.holders)
         self._tongue = Tongue(dice, self._manager)
         self._link._socket.send(self._tongue.register())
         self._await(lambda: len(self._manager._peers) > NODES, "the peer is not heard")
@@ -158,7 +158,7 @@ class ManagerSide:
         except AssertionError:
             wrong.append(f"agents {[node.place for node in self._nodes if node.heard_s <= asked_s]} are not answered")
         core = self._manager._core
-        found = (core.phase, core.world.generation, core.world.holders)
+        found = (core.phase, core.world.generation, core.world.nodes.holders)
         if found != (Phase.RUNNING, 0, self._holders):
             wrong.append(f"found {found}, expected the job to run as it did")
         if not self._direct and not (self._manager._thread and self._manager._thread.is_alive()):

@@ -110,7 +110,7 @@ class Job:
         """One message: what became of it."""
         kind = self.dice.choice(("NodeStatus", "NodeStatus", "Testimony"))
         own = agent_of(LIAR)
-        held = self.core.world.place_of(own)
+        held = self.core.world.nodes.place_of(own)
         place = {"node_rank": held} if held is not None and self.dice.random() < 0.9 else {}
         self.sequence += 1
         said: dict[str, Any] = {"proof": LIAR, "agent_id": own, "job_id": "job", "node_count": NODES, **place}

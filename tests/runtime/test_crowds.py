@@ -56,7 +56,7 @@ def test_one_peer_with_many_names_is_not_many_nodes(
             proof = f"proof {number}"
             say(liar, codec.encode(msgspec.structs.replace(STATUS, proof=proof, agent_id=agent_of(proof))))
         until(liar, lambda _: manager._socket.refused["crowd"] >= NAMES - 2 * most_waiting(1))
-        assert len(manager._core.world.candidates) <= most_waiting(1)
+        assert len(manager._core.world.nodes.candidates) <= most_waiting(1)
         assert len(manager._peers) <= 3 * most_waiting(1)
         assert len(manager._peers.waiting) <= 3 * most_waiting(1)
         assert agent.obey(Order.RUN).generation == 0
@@ -87,7 +87,7 @@ def test_the_past_of_nodes_that_wait_has_a_sum(manager: Manager, liar: AgentSock
             large = msgspec.structs.replace(STATUS, proof=proof, agent_id=agent_of(proof), ledger=ledger)
             say(liar, codec.encode(large))
         until(liar, lambda _: manager._socket.refused["crowd"] == 4)
-        known = [view.status.ledger for view in manager._core.world.candidates.values()]
+        known = [view.status.ledger for view in manager._core.world.nodes.candidates.values()]
         assert sum(len(ledger.places) for ledger in known) <= 4 << 20
         assert agent.obey(Order.RUN).generation == 0
 

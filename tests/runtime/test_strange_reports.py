@@ -256,7 +256,7 @@ def test_many_names_are_forgotten(make: Make) -> None:
                 crowd._socket.send(codec.encode(msgspec.structs.replace(STATUS, proof=proof, agent_id=agent_of(proof))))
             await_waiting(manager, crowd, 250 * (wave + 1))
             end_s = time.monotonic() + LIMIT_S
-            while manager._core.world.candidates:
+            while manager._core.world.nodes.candidates:
                 assert time.monotonic() < end_s
                 agent.obey(Order.RUN)
         assert len(manager._peers) <= 2 * (1 + most_waiting(1))

@@ -170,7 +170,7 @@ class Judge:
         if core.phase.value in ("forming", "restarting"):  # a restart looks also at those it did not start
             return False
         ranks = core.world.ranks
-        if core.world.place_of(status.agent_id) is None or not status.ranks or status.ledger.term > core.term:
+        if core.world.nodes.place_of(status.agent_id) is None or not status.ranks or status.ledger.term > core.term:
             return False
         newer = max(status.generation, *(rank.generation for rank in status.ranks)) > core.world.generation
         if newer or status.leaving or any(rank.rank not in ranks for rank in status.ranks):
@@ -252,8 +252,8 @@ class Judge:
         self.lives += 1
         self.life = core.world.generation
         self.settled = 0
-        self.sim.clock.note("judge", "all start anew: {}", core.record and core.record.reason)
-        reason = core.record.reason if core.record is not None else ""
+        self.sim.clock.note("judge", "all start anew: {}", core.record and core.record.decision.reason)
+        reason = core.record.decision.reason if core.record is not None else ""
         self.anew.append(reason)
         holders = self._holders_of_a_step(core.world.ranks)
         if set(self.sim.struck) & {"partition", "split", "both", "manager", "usurp", "drain", "node", "agent"}:
@@ -278,20 +278,20 @@ class Judge:
     def recovered(self, record: FaultRecord) -> None:
         times = [
             record.detected_s,
-            record.paused_s,
-            record.planned_s,
-            record.joined_s,
-            record.restored_s,
-            record.resumed_s,
+            record.milestones.paused_s,
+            record.milestones.planned_s,
+            record.milestones.joined_s,
+            record.milestones.restored_s,
+            record.milestones.resumed_s,
         ]
         known = [time for time in times if time is not None]
         demand(known == sorted(known), "milestones out of order: {}", record)
-        demand(record.restart or None not in times, "a milestone is missing: {}", record)
+        demand(record.decision.restart or None not in times, "a milestone is missing: {}", record)
 
     def _living(self, ranks: Collection[int]) -> list[Process]:
         """The processes of these ranks, at the holders of their places, that the manager can know of."""
         sim, per_node = self.sim, self.sim.policy.ranks_per_node
-        holders = sim.manager.core.world.holders
+        holders = sim.manager.core.world.nodes.holders
         found = []
         for rank in ranks:
             agent = sim.by_name.get(holders.get(rank // per_node, ""))

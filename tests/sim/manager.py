@@ -140,8 +140,9 @@ class Manager:
     def _watch_growth(self) -> None:
         core = self.core
         absent = set(range(core.policy.node_count)) - set(core.world.places)
-        waits = any(core.world.candidate_for(place) is not None for place in absent)
-        outside = not core.world.all_cooperate() and self.sim.clock.now_s - core.world.youngest_s() < EARLY_S
+        waits = any(core.world.nodes.candidate_for(place) is not None for place in absent)
+        youngest_s = max((view.since_s for view in core.world.ranks.values()), default=0.0)
+        outside = not core.world.all_cooperate() and self.sim.clock.now_s - youngest_s < EARLY_S
         if core.superseded or core.phase is not Phase.RUNNING or not waits or outside or core.job.absence.held:
             self._idle_since_s = None
         elif self._idle_since_s is None:

@@ -10,8 +10,9 @@ import pytest
 from taskd.core import agent, ranks, recovery
 from taskd.core.agent import Evict, Fence, Node, Start
 from taskd.core.budget import Budget, Charge, Fault
+from taskd.core.places import Nodes
 from taskd.core.ranks import Held, Restore
-from taskd.core.recovery import attempts, intake, planning
+from taskd.core.recovery import attempts, intake, planning, situation
 from taskd.core.recovery.actions import Next, do
 from taskd.core.recovery.events import Expired, Finished, Joined, Lost, Undecided
 from taskd.core.recovery.handlers import building, choosing, ending, membership, training
@@ -189,11 +190,11 @@ def nobody_adopts(patch: Patch) -> None:
 def a_lost_set_is_done_without(patch: Patch) -> None:
     """As long as anybody is left, the job goes on with what it holds."""
 
-    def lost_set(self: World, unreachable: Collection[int], _left: str = "") -> str:
-        left = any(not view.empty and rank not in unreachable for rank, view in self.ranks.items())
+    def lost_set(world: World, unreachable: Collection[int], _left: str = "") -> str:
+        left = any(not view.empty and rank not in unreachable for rank, view in world.ranks.items())
         return "" if left else "no rank is left to give its state"
 
-    patch.setattr(World, "_lost_set", lost_set)
+    patch.setattr(situation, "_lost_set", lost_set)
 
 
 def set_forgotten_with_the_process(patch: Patch) -> None:
@@ -206,7 +207,7 @@ def set_forgotten_with_the_process(patch: Patch) -> None:
             self.replicas = None
 
     patch.setattr(RankView, "note", note)
-    patch.setattr(World, "_unknown_set", lambda *_: "")
+    patch.setattr(situation, "_unknown_set", lambda *_: "")
 
 
 def released_but_thought_inside(patch: Patch) -> None:
@@ -217,7 +218,7 @@ def released_but_thought_inside(patch: Patch) -> None:
 
 def quorum_ignored(patch: Patch) -> None:
     """A manager that hears nobody of the world decides about it."""
-    patch.setattr(World, "has_quorum", lambda *_: True)
+    patch.setattr(Job, "has_quorum", lambda *_: True)
 
 
 def evicted_but_alive(patch: Patch) -> None:
@@ -241,14 +242,14 @@ def never_grows(patch: Patch) -> None:
 
 def two_places_for_one(patch: Patch) -> None:
     """A candidate that has got a place is a candidate still."""
-    honest = World.assign
+    honest = Nodes.assign
 
-    def assign(self: World, place: int, agent_id: str) -> None:
+    def assign(self: Nodes, place: int, agent_id: str) -> None:
         view = self.candidates[agent_id]
         honest(self, place, agent_id)
         self.candidates[agent_id] = view
 
-    patch.setattr(World, "assign", assign)
+    patch.setattr(Nodes, "assign", assign)
 
 
 def absent_ranks_expected(patch: Patch) -> None:
@@ -275,9 +276,15 @@ def resumed_before_restored(patch: Patch) -> None:
     put(patch, recovery.TABLE, building.advance, advance)
 
 
-def announced_to_nobody(patch: Patch) -> None:
-    """The next world is built although too few nodes of the last one know of it."""
-    patch.setattr(World, "is_known", lambda *_: True)
+def resuming_without_end(patch: Patch) -> None:
+    """The first step of a new world is waited for without end."""
+    honest = building.advance
+
+    def advance(phase: Joining | Resuming, event: Joined, job: Job, now_s: float) -> Next:
+        following, commands = honest(phase, event, job, now_s)
+        return replace(following, until_s=float("inf")) if isinstance(following, Resuming) else following, commands
+
+    put(patch, recovery.TABLE, building.advance, advance)
 
 
 def strayed_for_ever(patch: Patch) -> None:
@@ -295,14 +302,9 @@ def losses_after_the_end_forgotten(patch: Patch) -> None:
     put(patch, recovery.TABLE, ending.lose_outside, ignore)
 
 
-def restart_spends_nothing(patch: Patch) -> None:
-    """Only the first loss of a fault is charged, however late the next one comes."""
-
-    def choose_again(job: Job, now_s: float, *, charge: Collection[int] = (), **more: Any) -> Any:
-        return honest(job, now_s, charge=(), **more)
-
-    honest = attempts.choose_again
-    patch.setattr(attempts, "choose_again", choose_again)
+def nothing_looked_at_again(patch: Patch) -> None:
+    """What was heard while a world was built is forgotten when it runs."""
+    patch.setattr(Recovery, "_review", lambda *_: None)
 
 
 def undecided_for_ever(patch: Patch) -> None:
@@ -365,10 +367,10 @@ MUTATIONS = [
     two_places_for_one,
     absent_ranks_expected,
     resumed_before_restored,
-    announced_to_nobody,
+    resuming_without_end,
     strayed_for_ever,
     losses_after_the_end_forgotten,
-    restart_spends_nothing,
+    nothing_looked_at_again,
     undecided_for_ever,
     decided_by_too_few,
     met_nowhere,

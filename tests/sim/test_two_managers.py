@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from taskd.core import agent
+from taskd.core import agent, quorum
 from taskd.core.agent import Start
-from taskd.core.world import World
+from taskd.core.places import Nodes
+from taskd.core.recovery.handlers import building
 from taskd.wire.messages import NodeStatus
 from tests.sim.nodes import Agent
 from tests.sim.process import Process
@@ -29,21 +30,21 @@ def test_two_managers_never_both_decide(cooperative: bool) -> None:
 def everybody_has_a_voice(patch: Patch) -> None:
     """A node that waits on one side of the cut speaks for one on the other."""
 
-    def most(self: World, members: dict[int, str], heard: list[NodeStatus]) -> bool:
+    def most(nodes: Nodes, members: dict[int, str], heard: list[NodeStatus]) -> bool:
         names = {status.agent_id for status in heard}
         present = {place for place, agent_id in members.items() if agent_id in names}
         first_heard = not members or min(members) in present
-        return 2 * (len(present) + len(self.candidates)) > len(members) or first_heard
+        return 2 * (len(present) + len(nodes.candidates)) > len(members) or first_heard
 
-    patch.setattr(World, "_has_most", most)
+    patch.setattr(quorum, "_has_most", most)
 
 
 def last_world_forgotten(patch: Patch) -> None:
     """Only the nodes of the world that is to come are asked."""
-    honest = World._has_most
-    patch.setattr(World, "is_known", lambda *_: True)
+    honest = quorum._has_most
+    patch.setattr(building, "is_known", lambda *_: True)
     patch.setattr(
-        World, "_has_most", lambda self, members, heard: members is self.agreed or honest(self, members, heard)
+        quorum, "_has_most", lambda nodes, members, heard: members is nodes.agreed or honest(nodes, members, heard)
     )
 
 

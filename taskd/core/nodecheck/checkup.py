@@ -21,7 +21,7 @@ from taskd.core.nodecheck.evidence import CheckPolicy
 from taskd.core.nodecheck.examination import GRACE_S, Action, Checked, Examination, RoundOver, Wanted, limits
 from taskd.core.nodecheck.own import Baseline
 from taskd.core.nodecheck.verdict import CheckVerdict, Leave, Standing, choose_out
-from taskd.core.places import Places, may_train
+from taskd.core.places import Nodes, may_train
 from taskd.core.policy import Policy
 from taskd.wire.checks import Cleared, Dismissed, Examine
 from taskd.wire.messages import NodeStatus
@@ -38,6 +38,14 @@ _NOT_TOLD_APART = (
 
 
 @dataclass(slots=True)
+class _Since:
+    """Since when nodes wait to be checked, and since when their partners are not ready."""
+
+    waiting_s: float | None = None
+    unready_s: float | None = None
+
+
+@dataclass(slots=True)
 class Checkup:
     """All checks of one job. `number` of a manager that takes over must exceed those of its predecessors."""
 
@@ -50,8 +58,7 @@ class Checkup:
     """By agent, why it is to leave."""
     _doubts: Counter[str] = field(default_factory=Counter)
     _baseline: Baseline | None = None
-    _waiting_since_s: float | None = None
-    _unready_since_s: float | None = None
+    _since: _Since = field(default_factory=_Since)
     _seen: frozenset[str] = frozenset()
     _asked_for: bool = False
     """A node may wait to be checked."""
@@ -81,7 +88,7 @@ class Checkup:
         """Check all nodes as soon as no other check is under way. They go on with what they do, whatever is found."""
         self._wanted = True
 
-    def tick(self, world: Places, *, forming: bool, now_s: float) -> list[Action]:
+    def tick(self, world: Nodes, *, forming: bool, now_s: float) -> list[Action]:
         """Take in what the nodes have reported until now, and go on."""
         nodes = _nodes(world)
         if self._running is None:
@@ -91,7 +98,7 @@ class Checkup:
         out, self._out = self._out, []
         return out
 
-    def _begin(self, world: Places, nodes: Mapping[str, NodeStatus], *, forming: bool, now_s: float) -> None:
+    def _begin(self, world: Nodes, nodes: Mapping[str, NodeStatus], *, forming: bool, now_s: float) -> None:
         waiting = [
             status
             for agent, status in nodes.items()
@@ -99,7 +106,7 @@ class Checkup:
         ]
         if not waiting:
             self._asked_for = False
-            self._waiting_since_s = None
+            self._since.waiting_s = None
             if self._wanted and not forming:
                 self._inspect(nodes, now_s)
             return
@@ -107,7 +114,7 @@ class Checkup:
             return
         if not self._all_ready(waiting, now_s):
             return
-        self._waiting_since_s = None
+        self._since.waiting_s = None
         waiting.sort(key=lambda status: (status.wants, status.host, status.agent_id))
         asking = {status.agent_id for status in waiting}
         partners = [nodes[agent] for agent in self._known_good(world, nodes) if agent not in asking]
@@ -141,8 +148,8 @@ class Checkup:
 
     def _all_here(self, nodes: Mapping[str, NodeStatus], waiting: frozenset[str], now_s: float) -> bool:
         """Whether a job that forms has its nodes, or those that are there have waited long enough for the others."""
-        if waiting - self._seen or self._waiting_since_s is None:
-            self._waiting_since_s = now_s
+        if waiting - self._seen or self._since.waiting_s is None:
+            self._since.waiting_s = now_s
         self._seen = waiting
         present = [status for agent, status in nodes.items() if agent not in self._dismissed and not status.leaving]
         if len(present) >= self.policy.node_count:
@@ -150,21 +157,21 @@ class Checkup:
         least = max(status.min_nodes for status in present)
         patience = self.policy.node_check
         patience_s = patience.last_call_s if 0 < least <= len(present) else patience.gather_s
-        return now_s - self._waiting_since_s >= patience_s
+        return now_s - self._since.waiting_s >= patience_s
 
     def _all_ready(self, waiting: Iterable[NodeStatus], now_s: float) -> bool:
         """Whether all could begin at once: what a node needs to start its processes is no part of a round's time."""
         if all(status.check is not None and status.check.ready for status in waiting):
-            self._unready_since_s = None
+            self._since.unready_s = None
             return True
-        if self._unready_since_s is None:
-            self._unready_since_s = now_s
-        if now_s - self._unready_since_s < self.policy.node_check.timeout_s:
+        if self._since.unready_s is None:
+            self._since.unready_s = now_s
+        if now_s - self._since.unready_s < self.policy.node_check.timeout_s:
             return False
-        self._unready_since_s = None
+        self._since.unready_s = None
         return True
 
-    def _known_good(self, world: Places, nodes: Mapping[str, NodeStatus]) -> list[str]:
+    def _known_good(self, world: Nodes, nodes: Mapping[str, NodeStatus]) -> list[str]:
         """Nodes that wait for a place and were cleared, then the nodes of the world."""
         cleared = sorted(
             agent
@@ -228,7 +235,7 @@ class Checkup:
         return [Leave(leaver, words, verdict.nodes[leaver].text)]
 
 
-def _nodes(world: Places) -> dict[str, NodeStatus]:
+def _nodes(world: Nodes) -> dict[str, NodeStatus]:
     return {view.status.agent_id: view.status for view in world.views()}
 
 

@@ -88,10 +88,16 @@ class Examination:
     own: dict[str, Own] = field(default_factory=dict)
     _since_s: float = 0.0
     _orders: dict[str, Examine] = field(default_factory=dict)
-    _reports: dict[str, Examined] = field(default_factory=dict)
-    """Of those that are done."""
     _heard: dict[str, Examined] = field(default_factory=dict)
-    """The newest of each, done or not."""
+    """The newest report of each node of this round, done or not."""
+
+    @property
+    def _reports(self) -> dict[str, Examined]:
+        """Of those that are done."""
+        return {agent: examined for agent, examined in self._heard.items() if examined.done}
+
+    def _has_reported(self, agent: str) -> bool:
+        return agent in self._heard and self._heard[agent].done
 
     @property
     def all_reported(self) -> bool:
@@ -100,12 +106,12 @@ class Examination:
 
     def order_for(self, agent: str) -> Examine | None:
         """What an agent is to do, if it has not done it."""
-        return None if agent in self._reports else self._orders.get(agent)
+        return None if self._has_reported(agent) else self._orders.get(agent)
 
     def start_round(self, nodes: Mapping[str, NodeStatus], now_s: float) -> None:
         """Write the orders of the next round."""
         following = self._round()
-        self._since_s, self._reports, self._heard = now_s, {}, {}
+        self._since_s, self._heard = now_s, {}
         agents = {name: agent for agent, name in self.names.items()}
         edges: dict[str, list[Edge]] = {name: [] for name in following.own}
         for edge in following.edges:
@@ -144,28 +150,26 @@ class Examination:
     def listen(self, nodes: Mapping[str, NodeStatus], now_s: float) -> None:
         """Take in what has been reported."""
         for agent, order in self._orders.items():
-            if agent in self._reports:
+            if self._has_reported(agent):
                 continue
             status = nodes.get(agent)
             examined = None if status is None or status.check is None else status.check.examined
             gone = status is None or status.leaving
             if examined is not None and examined.number == self.number:
                 self._heard[agent] = examined
-            if agent in self._heard and self._heard[agent].done:
-                self._reports[agent] = self._heard[agent]
-            elif gone or now_s - self._since_s > order.timeout_s + GRACE_S:
-                self._reports[agent] = _silent(order, gone=gone)
+            if not self._has_reported(agent) and (gone or now_s - self._since_s > order.timeout_s + GRACE_S):
+                self._heard[agent] = _silent(order, gone=gone)
         self._hurry(now_s)
 
     def _hurry(self, now_s: float) -> None:
         """Rule 2."""
-        heard = {self.names[agent]: known for agent, known in (self._heard | self._reports).items()}
+        heard = {self.names[agent]: known for agent, known in self._heard.items()}
         ended = [trial.elapsed_s for known in heard.values() for trial in known.trials if trial.ok]
         policy = limits(self.policy.node_check)
         most = 2 * len(ended) >= sum(len(order.trials) for order in self._orders.values())
         enough_s = timeout_s(ended, policy) if most else policy.timeout_s
         for agent, order in self._orders.items():
-            if agent in self._reports:
+            if self._has_reported(agent):
                 continue
             name = self.names[agent]
             known = {trial.peer for trial in heard[name].trials} if name in heard else set()

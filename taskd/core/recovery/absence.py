@@ -28,9 +28,9 @@ class Absence:
 def look_again(job: "Job", phase: AnyPhase, now_s: float) -> list[NodeLost | Isolated]:
     """Which lost nodes may be given up now, or that it is too late."""
     absence, world = job.absence, job.world
-    absence.held &= world.dead_nodes & set(world.places)
+    absence.held &= world.nodes.dead_nodes & set(world.places)
     announcing = phase.kind is Phase.ANNOUNCING
-    waiting = absence.held or world.vacant or (set(world.agreed) if announcing else ())
+    waiting = absence.held or world.vacant or (set(world.nodes.agreed) if announcing else ())
     if waiting and not job.has_quorum(now_s):
         absence.cut_off_s = now_s
         absence.since_s = now_s if absence.since_s is None else absence.since_s

@@ -24,6 +24,7 @@ from taskd.core.recovery.nodes import exclude, fill
 from taskd.core.recovery.orders import send
 from taskd.core.recovery.pace import forget_paces
 from taskd.core.recovery.record import FaultRecord, tell
+from taskd.core.recovery.situation import blames_node, situation
 from taskd.core.strategy import KEEPING, Decision, choose, may_stay, strategy_name
 from taskd.wire.messages import Order
 
@@ -79,14 +80,14 @@ def _choose(
     if setback:
         fail(job, now_s, setback)
     record = incident.record
-    if world.usable() and world.blames_node():
+    if world.nodes.usable() and blames_node(world):
         incident.tried[Strategy.RECOVER_IN_PLACE, False] = "the process says that its node is at fault"
     undecided = bool(world.vacant) and not job.has_quorum(now_s)
     if undecided:
         decision = Decision(Strategy.RECOVER, False, "too few nodes are heard to go on without the others")
     else:
-        decision = choose(world.situation(no_donor=no_donor), job.policy, incident.tried)
-    record.strategy, record.restart, record.reason = decision.strategy, decision.restart, decision.reason
+        decision = choose(situation(world, no_donor=no_donor), job.policy, incident.tried)
+    record.decision = decision
     if decision.strategy is Strategy.EXIT:
         return Refused(f"{tell(record.causes)}; no strategy is left: {decision.reason}")
     new_world = new_world or decision.strategy in (Strategy.ELASTIC_TRAINING, Strategy.DUMP)  # fewer ranks
@@ -124,26 +125,26 @@ def _fault(job: Job, rank: int, cause: str, now_s: float) -> Fault:
 def fail(job: Job, _now_s: float, why: str, *, at_once: bool = False) -> None:
     """The attempt under way has failed. `at_once`: its strategy is not tried again."""
     incident, record = job.under_way, job.under_way.record
-    name = strategy_name(record.strategy, record.restart)
+    name = strategy_name(record.decision.strategy, record.decision.restart)
     record.setbacks.append(f"attempt {record.attempts} ({name}) failed: {why}")
     job.out.append(Setback(record, record.setbacks[-1], why))
     incident.failures += 1
     if at_once or incident.failures >= _most_failures(job, record):
-        incident.tried[record.strategy, record.restart] = "it has failed for this fault"
+        incident.tried[record.decision.strategy, record.decision.restart] = "it has failed for this fault"
         incident.failures = 0
 
 
 def _most_failures(job: Job, record: FaultRecord) -> int:
     """Failures after which a strategy is given up: 1 for a new process on its node, if another node waits."""
-    in_place = (record.strategy, record.restart) == (Strategy.RECOVER_IN_PLACE, False)
-    elsewhere = Strategy.RECOVER in job.policy.allowed and job.world.situation(no_donor=False).candidates > 0
+    in_place = (record.decision.strategy, record.decision.restart) == (Strategy.RECOVER_IN_PLACE, False)
+    elsewhere = Strategy.RECOVER in job.policy.allowed and situation(job.world, no_donor=False).candidates > 0
     return 1 if in_place and elsewhere else job.policy.max_attempts
 
 
 def give_up_waiting(job: Job, _now_s: float) -> None:
     """No node came for a vacant place: what waits for one has failed."""
     incident = job.under_way
-    text, strategy = f"no node came within {job.wait_s():g} s", incident.record.strategy
+    text, strategy = f"no node came within {job.wait_s():g} s", incident.record.decision.strategy
     incident.tried |= {(strategy, False): text, (strategy, True): text}
     job.out.append(Note(text))
 
@@ -151,27 +152,27 @@ def give_up_waiting(job: Job, _now_s: float) -> None:
 def _reshape(job: Job, now_s: float, strategy: Strategy) -> None:
     """Which nodes and ranks take part in the next world."""
     world, incident = job.world, job.under_way
-    situation = world.situation(no_donor=False)
-    stay = situation.unreachable and may_stay(job.policy, incident.tried, restart=incident.record.restart)
-    lost = situation.unreachable if stay else (*situation.lost, *situation.unreachable)
+    found = situation(world, no_donor=False)
+    stay = found.unreachable and may_stay(job.policy, incident.tried, restart=incident.record.decision.restart)
+    lost = found.unreachable if stay else (*found.lost, *found.unreachable)
     failing = {world.ranks[rank].node_rank for rank in lost}
     match strategy:
         case Strategy.RECOVER:
-            for place in failing - world.dead_nodes:
+            for place in failing - world.nodes.dead_nodes:
                 exclude(world, place)
-            if incident.record.restart:
+            if incident.record.decision.restart:
                 for place in world.vacant:  # nobody else starts processes of the world that is to come
-                    world.vacate(place)
-                    world.vacated.add(place)
+                    world.nodes.vacate(place)
+                    world.nodes.vacated.add(place)
             fill(job, now_s)
         case Strategy.ELASTIC_TRAINING:
             for place in failing:
-                if place not in world.dead_nodes:
-                    world.excluded.add(world.holders[place])
+                if place not in world.nodes.dead_nodes:
+                    world.nodes.excluded.add(world.nodes.holders[place])
                 world.remove(world.on_node(place))
-                world.vacate(place)
+                world.nodes.vacate(place)
         case Strategy.DUMP:
-            world.remove({*situation.lost, *situation.unreachable})
+            world.remove({*found.lost, *found.unreachable})
         case _:
             pass
 
@@ -179,7 +180,7 @@ def _reshape(job: Job, now_s: float, strategy: Strategy) -> None:
 def replace_lost(job: Job, now_s: float, *, everybody: bool, new_world: bool) -> None:
     """Want new processes for those that have none, or for all; the others of a new world have their time anew."""
     for rank, view in job.world.ranks.items():
-        if view.node_rank in job.world.dead_nodes and not everybody:
+        if view.node_rank in job.world.nodes.dead_nodes and not everybody:
             continue
         if everybody or view.gone:
             job.world.replace(rank, now_s, joins=not everybody)
@@ -204,7 +205,7 @@ def rearrange(
     With `restart` all processes start anew: no other strategy is chosen from.
     """
     record = FaultRecord(now_s, job.step, causes=dict(causes))
-    record.strategy, record.restart, record.reason, record.attempts = strategy, restart, reason, 1
+    record.decision, record.attempts = Decision(strategy, restart, reason), 1
     job.incident = Incident(record)
     job.world.generation += 1
     record.begin_attempt(job.world.generation)
@@ -214,7 +215,7 @@ def rearrange(
 
 def agree(job: Job, _now_s: float) -> None:
     """The present world has come about."""
-    job.world.agreed = {place: job.world.holders[place] for place in job.world.places}
+    job.world.nodes.agreed = {place: job.world.nodes.holders[place] for place in job.world.places}
 
 
 def progress(job: Job, _now_s: float) -> None:
@@ -231,7 +232,7 @@ def succeed(job: Job, now_s: float) -> None:
     agree(job, now_s)
     for view in job.world.ranks.values():
         view.joins = False
-    if job.budget is not None and record.restart:
+    if job.budget is not None and record.decision.restart:
         job.budget.restarted()
     elif job.budget is not None:
         job.budget.progressed(job.world.common_step())

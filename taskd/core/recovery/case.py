@@ -95,13 +95,13 @@ def take_up(job: "Job", now_s: float, *, explained: bool) -> None:
 def expected(job: "Job") -> list[str]:
     """The agents that can be asked."""
     world = job.world
-    return [world.holders[place] for place in world.places if place not in world.dead_nodes]
+    return [world.nodes.holders[place] for place in world.places if place not in world.nodes.dead_nodes]
 
 
 def all_answered(job: "Job") -> bool:
     """Whether every agent that can be asked has answered an open question."""
     watch = job.case.watch
-    return watch.asked_s is not None and not watch.missing(expected(job))
+    return watch.asked_s is not None and watch.answered >= set(expected(job))
 
 
 # ---- what follows from the answers
@@ -145,7 +145,7 @@ def replace_accused(job: "Job", now_s: float, ranks: Collection[int], *, proven:
     if told is not None and hang is not None and (told.since_s, told.fault) == (hang.since_s, case.faults):
         open_case(job, now_s, again=True)
     if not proven:
-        watch.interrupt(now_s)
+        watch.rhythm.rhythm.interrupt(now_s)
     for rank in ranks:
         job.world.replace(rank, now_s, joins=True)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from taskd.core.budget import Budget
 from taskd.core.places import age
+from taskd.core.quorum import has_quorum
 from taskd.core.recovery.events import EVENT_OF_STAGE, Formed, Isolated, NodeLeaves, NodeLost, Overtaken
 from taskd.core.recovery.job import Job
 from taskd.core.recovery.phases import Forming, Phase
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 def hear_holder(core: "Recovery", status: NodeStatus, place: int, now_s: float) -> None:
     """A node of the world has reported."""
-    dead = core.world.dead_nodes
+    dead = core.world.nodes.dead_nodes
     unfinished = any(rank.stage is not Stage.EXITED for rank in status.ranks)
     if status.leaving and unfinished and place not in dead:
         core.fire(NodeLeaves(place), now_s)  # before the deaths that it brings look like faults
@@ -36,6 +37,12 @@ def hear_holder(core: "Recovery", status: NodeStatus, place: int, now_s: float) 
         _hear_ranks(core, status, now_s)
     if status.leaving and place not in dead:
         core.fire(NodeLeaves(place), now_s)
+
+
+def give_time(job: Job, place: int, now_s: float) -> None:
+    """A node is back: its ranks have as long to pause as the others had."""
+    for rank in job.world.on_node(place):
+        job.world.ranks[rank].since_s = now_s
 
 
 def _admit(core: "Recovery", status: NodeStatus, now_s: float) -> None:
@@ -103,32 +110,32 @@ def form(core: "Recovery", now_s: float) -> None:
         return
     core.fire(event, now_s)
     if core.phase is Phase.RUNNING:
-        for place in sorted(core.world.dead_nodes):
+        for place in sorted(core.world.nodes.dead_nodes):
             core.fire(NodeLost(place), now_s)
 
 
 def _formed(job: Job, phase: Forming, now_s: float) -> Formed | Isolated | None:
-    world, views = job.world, job.world.views()
+    world, views = job.world, job.world.nodes.views()
     if not views:
         return None
     ledger = max((view.status for view in views), key=age).ledger
     if ledger.term == 0:
         return Formed(None) if _is_whole(job) else None
-    world.trust(ledger)
+    world.nodes.trust(ledger)
     newest = max(age(view.status)[:2] for view in views)
-    for place, view in list(world.nodes.items()):
-        member = place in ledger.places and world.was_held(place, view.status.agent_id)
+    for place, view in list(world.nodes.by_place.items()):
+        member = place in ledger.places and world.nodes.was_held(place, view.status.agent_id)
         displaced = age(view.status)[:2] < newest and not member
         if displaced or _is_alone(view.status, world.generation):
             world.remove(world.on_node(place))  # of an older world, or it has begun as if the job were new
-            world.demote(place)
-    missing = set(ledger.places) - set(world.holders)
+            world.nodes.demote(place)
+    missing = set(ledger.places) - set(world.nodes.holders)
     if not world.ranks:
         return None
     waited_s = now_s - phase.since_s
     if missing and waited_s < job.policy.deadlines.takeover_s:
         return None
-    if not missing or world.has_quorum(ledger.places, now_s, job.policy.membership):
+    if not missing or has_quorum(world.nodes, ledger.places, now_s, job.policy.membership):
         return Formed(ledger)
     if waited_s >= job.policy.wait_node_s:
         return Isolated(f"for {job.policy.wait_node_s:g} s too few others are heard to take over the job")
@@ -137,13 +144,13 @@ def _formed(job: Job, phase: Forming, now_s: float) -> Formed | Isolated | None:
 
 def may_be_whole(job: Job, status: NodeStatus) -> bool:
     """Whether so many nodes are heard as this one speaks of. If fewer are, time will tell (`tick`)."""
-    return len(job.world.nodes) >= (len(status.ledger.places) or status.node_count or job.policy.node_count)
+    return len(job.world.nodes.by_place) >= (len(status.ledger.places) or status.node_count or job.policy.node_count)
 
 
 def _is_whole(job: Job) -> bool:
     """Every node that torchrun's rendezvous has formed is there: with `--nnodes=MIN:MAX` perhaps fewer than MAX."""
-    formed = {view.status.node_count for view in job.world.nodes.values()} or {job.policy.node_count}
-    if len(job.world.nodes) < max(formed):
+    formed = {view.status.node_count for view in job.world.nodes.by_place.values()} or {job.policy.node_count}
+    if len(job.world.nodes.by_place) < max(formed):
         return False
     return job.world.places == tuple(range(max(formed)))
 

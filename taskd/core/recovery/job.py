@@ -13,6 +13,7 @@ from taskd.core.budget import EARLY_S, EXIT_CODE, Budget
 from taskd.core.endings import BY_ITSELF
 from taskd.core.faults import FaultKind
 from taskd.core.policy import Policy, Strategy
+from taskd.core.quorum import has_quorum
 from taskd.core.recovery.absence import Absence
 from taskd.core.recovery.actions import Action
 from taskd.core.recovery.case import Case
@@ -85,7 +86,7 @@ class Job:
 
     def _due_s(self, phase: AnyPhase, rank: int) -> float:
         view = self.world.ranks[rank]
-        if view.node_rank in self.world.dead_nodes:
+        if view.node_rank in self.world.nodes.dead_nodes:
             return self._asked_s(view.node_rank, view.since_s) + self.wait_s()
         return view.since_s + (self.newcomer_s() if view.joins else self.policy.deadlines.pause_s)
 
@@ -99,7 +100,7 @@ class Job:
     def wait_s(self) -> float:
         """How long a node is waited for before fewer have to do."""
         limit_s, sized_s = self.policy.wait_node_s, self.policy.sized_wait_s
-        if sized_s is not None and is_sized(self.world.least, self.policy):
+        if sized_s is not None and is_sized(self.world.nodes.least, self.policy):
             return min(limit_s, sized_s)
         return limit_s
 
@@ -144,7 +145,7 @@ class Job:
 
     def has_quorum(self, now_s: float) -> bool:
         """Whether enough nodes of the present world are heard to decide about the others."""
-        return self.world.has_quorum(self.world.places, now_s, self.policy.membership)
+        return has_quorum(self.world.nodes, self.world.places, now_s, self.policy.membership)
 
     def settled(self) -> bool:
         """After RELEASE: whether nobody can still be between two resilient functions."""

@@ -36,6 +36,7 @@ from taskd.core.recovery.orders import send
 from taskd.core.recovery.phases import LIVE, AnyPhase, Forming, Phase
 from taskd.core.recovery.planning import echoes
 from taskd.core.recovery.record import FaultRecord
+from taskd.core.recovery.situation import situation
 from taskd.core.recovery.table import TABLE
 from taskd.core.shorthand import is_short
 from taskd.core.table import Row
@@ -122,13 +123,13 @@ class Recovery:
             send(job, now_s, Order.FORM)
         if is_short(status, self.term):
             return self._flush(now_s)
-        was_dead = set(world.dead_nodes)
-        standing = world.hear(status, now_s, claims=range(job.policy.node_count if forming else 0))
+        was_dead = set(world.nodes.dead_nodes)
+        standing = world.nodes.hear(status, now_s, claims=range(job.policy.node_count if forming else 0))
         if forming and self.directive is None:
             send(job, now_s, Order.FORM)
-        place = world.place_of(status.agent_id)
-        if place in was_dead - world.dead_nodes:
-            world.give_time(place, now_s)
+        place = world.nodes.place_of(status.agent_id)
+        if place in was_dead - world.nodes.dead_nodes:
+            intake.give_time(job, place, now_s)
         if standing is Standing.CANDIDATE and not forming:
             self.fire(Candidate(), now_s)
         elif standing is Standing.HOLDER and place is not None and status.node_rank in (place, -1):
@@ -151,15 +152,15 @@ class Recovery:
     def answered(self, agent_id: str, *, listening: bool, now_s: float) -> list[Action]:
         """The kernel of a silent agent was asked (`AskKernel`) whether anybody listens at its port."""
         membership = self.job.policy.membership
-        place = None if listening or self.superseded else self.world.gone(agent_id, now_s, membership)
+        place = None if listening or self.superseded else self.world.nodes.gone(agent_id, now_s, membership)
         if place is not None:
-            self.world.dead_nodes.add(place)
+            self.world.nodes.dead_nodes.add(place)
             self.fire(NodeLost(place), now_s)
         return self._flush(now_s)
 
     def move_from(self, node: str, now_s: float) -> tuple[str, list[Action]]:
         """An operator wants a node empty: why that cannot be, or "", and what is done."""
-        place = self.world.named(node)
+        place = self.world.nodes.named(node)
         refusal = self._drain_refusal(node, place)
         if not refusal and place is not None:
             self.fire(Drained(place, f"node {place} is drained"), now_s)
@@ -170,10 +171,10 @@ class Recovery:
         if self.superseded:
             return []
         job, world, membership = self.job, self.job.world, self.job.policy.membership
-        for status in world.to_ask(now_s, membership):
+        for status in world.nodes.to_ask(now_s, membership):
             job.out.append(AskKernel(status.agent_id, status.store_host, status.store_port))
-        for place in world.silent(now_s, membership):
-            world.dead_nodes.add(place)
+        for place in world.nodes.silent(now_s, membership):
+            world.nodes.dead_nodes.add(place)
             self.fire(NodeLost(place), now_s)
         if self.phase is Phase.FORMING:
             intake.form(self, now_s)
@@ -231,7 +232,7 @@ class Recovery:
     def _obeys_another(self, status: NodeStatus) -> bool:
         """A node obeys a newer manager. If it is one of the world, this one's time is over."""
         newer = status.ledger.term > self.term
-        counts = self.phase is Phase.FORMING or bool(self.world.known_places(status.agent_id))
+        counts = self.phase is Phase.FORMING or bool(self.world.nodes.known_places(status.agent_id))
         if newer and counts and not self.superseded:
             self.superseded = True
             self.job.out.append(Superseded(status.ledger.term))
@@ -240,15 +241,15 @@ class Recovery:
     def _drain_refusal(self, node: str, place: int | None) -> str:
         """Why the node that was named, at this place, cannot be emptied; "" if it can."""
         if place is None:
-            known = ", ".join(f"{p} ({view.status.host})" for p, view in sorted(self.world.nodes.items()))
+            known = ", ".join(f"{p} ({view.status.host})" for p, view in sorted(self.world.nodes.by_place.items()))
             return f"found no node {node!r} in the job, expected one of {known}"
         if self.phase is not Phase.RUNNING:
             return f"the job is {self.phase.value}, expected it to train; try again when it does"
         if len(self.world.places) < 2:
             return "it is the only node, and its state can come from no other; start a second one first"
-        if self.world.candidate_for(place) is None:
+        if self.world.nodes.candidate_for(place) is None:
             return "no node waits for its place; start one more torchrun first"
-        if self.world.situation(no_donor=False).uncooperative:
+        if situation(self.world, no_donor=False).uncooperative:
             return "the ranks are not inside a resilient function"
         return ""
 
@@ -260,7 +261,7 @@ class Recovery:
                 stage = view.at(self.world.generation)
                 if stage is not None and self.phase in LIVE:
                     self.fire(EVENT_OF_STAGE[stage](rank), now_s)
-            if self.world.candidates and self.phase is Phase.RUNNING:
+            if self.world.nodes.candidates and self.phase is Phase.RUNNING:
                 self.fire(Candidate(), now_s)
 
     def _flush(self, now_s: float) -> list[Action]:

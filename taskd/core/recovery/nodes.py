@@ -22,20 +22,20 @@ def fill(job: "Job", now_s: float) -> None:
         return
     incident = job.under_way
     for place in job.world.vacant:
-        agent_id = job.world.candidate_for(place)
+        agent_id = job.world.nodes.candidate_for(place)
         if agent_id is not None:
             give(job, now_s, place, agent_id)
         elif place not in incident.asked_s:
             incident.asked_s[place] = now_s
-            job.world.wanted.add(place)
+            job.world.nodes.wanted.add(place)
             job.out.append(AskCluster(place, tell(incident.record.causes)))
 
 
 def give(job: "Job", now_s: float, place: int, agent_id: str) -> None:
     """A place, and new processes for its ranks, to another node."""
-    host = job.world.candidates[agent_id].status.host or agent_id
-    job.world.assign(place, agent_id)
-    joins = job.record is None or not job.record.restart
+    host = job.world.nodes.candidates[agent_id].status.host or agent_id
+    job.world.nodes.assign(place, agent_id)
+    joins = job.record is None or not job.record.decision.restart
     for rank in job.world.on_node(place):
         job.world.replace(rank, now_s, joins=joins)
     job.out.append(Note(f"node {place} is now {host}"))
@@ -43,23 +43,23 @@ def give(job: "Job", now_s: float, place: int, agent_id: str) -> None:
 
 def exclude(world: World, place: int) -> None:
     """Take a place from a node that gets none any more."""
-    world.excluded.add(world.holders[place])
-    world.dead_nodes.add(place)
-    world.demote(place)
-    world.vacated.add(place)
+    world.nodes.excluded.add(world.nodes.holders[place])
+    world.nodes.dead_nodes.add(place)
+    world.nodes.demote(place)
+    world.nodes.vacated.add(place)
 
 
 def move(job: "Job", now_s: float, place: int, agent_id: str) -> None:
     """A drained node gives its place to another one."""
-    job.world.excluded.add(job.world.holders[place])
+    job.world.nodes.excluded.add(job.world.nodes.holders[place])
     give(job, now_s, place, agent_id)
-    job.under_way.record.replaced_s = None
+    job.under_way.record.milestones.replaced_s = None
 
 
 def come_back(job: "Job", now_s: float, places: Collection[int]) -> None:
     """These places were absent from the world, and nodes wait for them."""
     for place in places:
-        agent_id = job.world.candidate_for(place)
+        agent_id = job.world.nodes.candidate_for(place)
         if agent_id is not None:
             job.world.expect(place, job.policy.ranks_per_node, now_s)
             give(job, now_s, place, agent_id)
@@ -67,7 +67,7 @@ def come_back(job: "Job", now_s: float, places: Collection[int]) -> None:
 
 def mark_dead(job: "Job", _now_s: float, place: int, text: str) -> NodeLost | None:
     """A node is gone; with a text it is lost to the job, too."""
-    job.world.dead_nodes.add(place)
+    job.world.nodes.dead_nodes.add(place)
     return NodeLost(place, text) if text else None
 
 
@@ -86,9 +86,9 @@ def follow(job: "Job", now_s: float) -> None:
     """The agents know a newer world than this manager: what they carry is the truth."""
     job.incident = None
     forget_paces(job.pace)
-    for node in job.world.nodes.values():
+    for node in job.world.nodes.by_place.values():
         job.world.admit(node.status, now_s)
-    ledger = job.world.newest_ledger()
+    ledger = job.world.nodes.newest_ledger()
     if ledger.term != job.orders.term:
-        job.world.trust(ledger)
+        job.world.nodes.trust(ledger)
     job.out.append(Note(f"the agents carry generation {job.world.generation}: the manager follows"))

@@ -40,7 +40,7 @@ def note_evidence(
     job: Job, phase: Phase, agent_id: str, inquiry: int, evidence: Mapping[int, Evidence], now_s: float
 ) -> None:
     """What an agent knows of its processes. What it says of ranks that are not its own is passed over."""
-    places, case = job.world.known_places(agent_id), job.case
+    places, case = job.world.nodes.known_places(agent_id), job.case
     if not places:
         return
     own = {rank: known for rank, known in evidence.items() if rank // job.policy.ranks_per_node in places}

@@ -53,7 +53,7 @@ def send(
         sequence=orders.sequence,
         generation=world.generation,
         order=order,
-        ranks=world.orders(),
+        ranks=tuple(world.ranks[rank].order(rank) for rank in sorted(world.ranks)),
         plan=plan,
         reason=line(reason),
         exit_code=exit_code,
@@ -63,13 +63,13 @@ def send(
         store_host=meeting.host,
         store_port=meeting.port,
         store_key=meeting.key,
-        places=world.table(),
+        places=world.nodes.table(),
         ledger=Ledger(
             term=orders.term,
             places=world.places,
-            agreed=tuple(Place(node_rank=place, agent_id=agent) for place, agent in sorted(world.agreed.items())),
+            agreed=tuple(Place(node_rank=place, agent_id=agent) for place, agent in sorted(world.nodes.agreed.items())),
             spent=job.budget.spent if job.budget is not None else 0,
-            excluded=tuple(sorted(world.excluded)),
+            excluded=tuple(sorted(world.nodes.excluded)),
         ),
     )
     job.out.append(Publish(orders.directive))

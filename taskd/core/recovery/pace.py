@@ -54,7 +54,7 @@ def note_spans(job: "Job", spans: Sequence[RankSpan]) -> None:
     """What ranks report of their newest steps."""
     pace, world = job.pace, job.world
     if pace.pacing is None:
-        crowded = any(0 < view.status.cores < len(view.status.ranks) for view in world.nodes.values())
+        crowded = any(0 < view.status.cores < len(view.status.ranks) for view in world.nodes.by_place.values())
         stages = {rank: job.policy.stage_of(rank) for rank in world.ranks}
         nodes = {rank: view.node_rank for rank, view in world.ranks.items()}
         pace.pacing = Pacing(Layout(nodes, stages), crowded=crowded)
@@ -74,7 +74,7 @@ def compare_paces(job: "Job", now_s: float) -> Exclusion | None:
             pace.slow.append(found)
     pace.slow = [found for found in pace.slow if pacing.lasts(found)]
     for found in pace.slow:
-        leaves = exclusion(found, pacing.layout, len(job.world.usable()), even=pacing.knows_work)
+        leaves = exclusion(found, pacing.layout, len(job.world.nodes.usable()), even=pacing.knows_work)
         if leaves.places:
             return leaves
         if leaves.reason not in pace.refused:

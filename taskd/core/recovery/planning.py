@@ -1,19 +1,22 @@
 """The plan of the next world, and the milestones on the way to it."""
 
+from taskd.core import quorum
+from taskd.core.meeting import NOWHERE, Meeting
 from taskd.core.policy import Strategy
-from taskd.core.ranks import Restore, plan_restore
+from taskd.core.ranks import Held, Restore, plan_restore
 from taskd.core.recovery.actions import Note
 from taskd.core.recovery.events import Echoed
 from taskd.core.recovery.job import Job
 from taskd.core.recovery.orders import send
 from taskd.core.recovery.record import tell
+from taskd.core.world import World
 from taskd.wire.messages import NodeStatus, Order, Transfer, WorldPlan
 from taskd.wire.text import line
 
 
 def mark(job: Job, now_s: float, milestone: str) -> None:
     """All have reached a milestone of the record."""
-    setattr(job.under_way.record, milestone, now_s)
+    setattr(job.under_way.record.milestones, milestone, now_s)
 
 
 def note(job: Job, _now_s: float, text: Note) -> None:
@@ -23,14 +26,14 @@ def note(job: Job, _now_s: float, text: Note) -> None:
 
 def announced(job: Job, now_s: float) -> Echoed:
     """The next world was announced by the order to pause: who is known to know of it by now?"""
-    known = job.world.echoes(job.orders.term, job.world.generation, now_s, job.policy.membership)
+    known = quorum.echoes(job.world.nodes, job.orders.term, job.world.generation, now_s, job.policy.membership)
     job.under_way.echoes = {status.agent_id for status in known}
     return Echoed()
 
 
 def echoes(job: Job, status: NodeStatus) -> bool:
     """Whether, with this report, enough nodes may know of the next world. The whole question takes longer."""
-    known, most = job.under_way.echoes, len(job.world.agreed)
+    known, most = job.under_way.echoes, len(job.world.nodes.agreed)
     few = 2 * len(known) < most  # else no more names are needed
     if few and status.ledger.term == job.orders.term and status.generation >= job.world.generation:
         known.add(status.agent_id)
@@ -39,16 +42,35 @@ def echoes(job: Job, status: NodeStatus) -> bool:
 
 def plan_of(job: Job) -> Restore | None:
     """Which step all resume at, and who gives its state to whom; None if that cannot be."""
-    return plan_restore(job.world.held())
+    return plan_restore(
+        {
+            rank: Held(view.status.step, view.status.condition, view.status.replicas)
+            for rank, view in job.world.ranks.items()
+            if view.status is not None
+        }
+    )
+
+
+def store_host(world: World) -> NodeStatus:
+    """The node whose agent serves the next world's store: the first of the world that lives."""
+    return world.nodes.by_place[min(place for place in world.places if place not in world.nodes.dead_nodes)].status
+
+
+def meeting_of(world: World) -> Meeting:
+    """The store at which the processes of a world that starts anew meet; none if no node lives."""
+    if set(world.places) <= world.nodes.dead_nodes:
+        return NOWHERE
+    host = store_host(world)
+    return Meeting(host.store_host, host.store_port, host.store_key)
 
 
 def plan_world(job: Job, now_s: float, restore: Restore) -> None:
     """Have all ranks build the next world."""
     record, policy = job.under_way.record, job.policy
-    host, members = job.world.store_host(), sorted(job.world.ranks)
+    host, members = store_host(job.world), sorted(job.world.ranks)
     at = {rank: index for index, rank in enumerate(members)}
-    record.planned_s, record.target_step = now_s, restore.target_step
-    dumps = record.strategy is Strategy.DUMP
+    record.milestones.planned_s, record.target_step = now_s, restore.target_step
+    dumps = record.decision.strategy is Strategy.DUMP
     plan = WorldPlan(
         generation=job.world.generation,
         world_size=len(members),

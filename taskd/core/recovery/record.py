@@ -6,10 +6,36 @@ Times are seconds on the manager's monotonic clock, when the manager heard of th
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from taskd.core.policy import Strategy
+from taskd.core.strategy import Decision
 from taskd.core.verdict import Verdict
 from taskd.core.world import RankView
+
+NOTHING: Final = Decision(Strategy.EXIT, False, "")
+
+
+@dataclass(slots=True)
+class Milestones:
+    """When all ranks had come so far in the newest attempt; None as long as they have not."""
+
+    paused_s: float | None = None
+    replaced_s: float | None = None
+    planned_s: float | None = None
+    joined_s: float | None = None
+    restored_s: float | None = None
+    resumed_s: float | None = None
+
+
+@dataclass(slots=True)
+class Processes:
+    """By rank the PIDs of those that lived through it, and of the new ones."""
+
+    kept: dict[int, int] = field(default_factory=dict)
+    replaced: dict[int, int] = field(default_factory=dict)
+    warm: dict[int, bool] = field(default_factory=dict)
+    """Of the new ones, whether they had been started before they were needed."""
 
 
 @dataclass(slots=True)
@@ -19,47 +45,36 @@ class FaultRecord:
     detected_s: float
     step: int
     """Newest committed step that was known when the fault struck."""
-    generation: int = 0
-    strategy: Strategy = Strategy.EXIT
-    restart: bool = False
-    reason: str = ""
     causes: dict[int, str] = field(default_factory=dict)
     """Rank to what ended its process, or the error it came out with."""
     fault: int = 0
     """Its number; 0 if nothing has failed."""
+    generation: int = 0
+    decision: Decision = NOTHING
     verdict: Verdict | None = None
     attempts: int = 0
     setbacks: list[str] = field(default_factory=list)
     """The attempts that failed, and why."""
     target_step: int = -1
-    paused_s: float | None = None
-    replaced_s: float | None = None
-    planned_s: float | None = None
-    joined_s: float | None = None
-    restored_s: float | None = None
-    resumed_s: float | None = None
-    kept: dict[int, int] = field(default_factory=dict)
-    """Rank to PID of the processes that lived through it."""
-    replaced: dict[int, int] = field(default_factory=dict)
-    """Rank to PID of the new processes."""
-    warm: dict[int, bool] = field(default_factory=dict)
+    milestones: Milestones = field(default_factory=Milestones)
+    processes: Processes = field(default_factory=Processes)
 
     def begin_attempt(self, generation: int) -> None:
         """Another world is tried: the milestones of the former one do not count."""
         self.generation = generation
         self.target_step = -1
-        self.paused_s = self.replaced_s = self.planned_s = self.joined_s = self.restored_s = None
+        self.milestones = Milestones()
 
     def close(self, now_s: float, ranks: Mapping[int, RankView]) -> None:
         """Training has resumed: note who lived through it and who is new."""
-        self.resumed_s = now_s
+        self.milestones.resumed_s = now_s
         for rank, view in ranks.items():
             if view.status is None:
                 continue
-            replaced = self.restart or view.joins
-            (self.replaced if replaced else self.kept)[rank] = view.status.pid
+            replaced = self.decision.restart or view.joins
+            (self.processes.replaced if replaced else self.processes.kept)[rank] = view.status.pid
             if replaced:
-                self.warm[rank] = view.status.warm
+                self.processes.warm[rank] = view.status.warm
 
     def phases_ms(self) -> dict[str, float]:
         """Length of each phase that was reached, in milliseconds.
@@ -67,13 +82,14 @@ class FaultRecord:
         `total` runs from detection to the committed step. Where all start anew there is `started` in its place: until
         all new processes run. What a script does then, and where it goes on, it alone knows.
         """
+        at = self.milestones
         spans = {
-            "pause": (self.detected_s, self.paused_s),
-            "replace": (self.detected_s, self.replaced_s),
-            "rebuild": (self.planned_s, self.joined_s),
-            "restore": (self.joined_s, self.restored_s),
-            "first_step": (self.restored_s, self.resumed_s),
-            "started" if self.restart else "total": (self.detected_s, self.resumed_s),
+            "pause": (self.detected_s, at.paused_s),
+            "replace": (self.detected_s, at.replaced_s),
+            "rebuild": (at.planned_s, at.joined_s),
+            "restore": (at.joined_s, at.restored_s),
+            "first_step": (at.restored_s, at.resumed_s),
+            "started" if self.decision.restart else "total": (self.detected_s, at.resumed_s),
         }
         return {
             name: round((end - start) * 1e3, 3)

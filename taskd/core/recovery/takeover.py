@@ -11,13 +11,13 @@ from taskd.wire.messages import Ledger, Order
 def take_over(job: Job, now_s: float, ledger: Ledger) -> None:
     """Go on with the job of an earlier manager; places of its world that are not heard are dead."""
     world = job.world
-    world.excluded.update(ledger.excluded)
+    world.nodes.excluded.update(ledger.excluded)
     if job.budget is not None:
-        spent = max(view.status.ledger.spent for view in world.views())
+        spent = max(view.status.ledger.spent for view in world.nodes.views())
         job.budget = replace(job.budget, spent=spent, since_s=now_s)
-    for place in sorted(set(ledger.places) - set(world.holders)):
+    for place in sorted(set(ledger.places) - set(world.nodes.holders)):
         world.expect(place, job.policy.ranks_per_node, now_s)
-        world.dead_nodes.add(place)
+        world.nodes.dead_nodes.add(place)
 
 
 def release(job: Job, _now_s: float) -> None:
@@ -28,6 +28,6 @@ def release(job: Job, _now_s: float) -> None:
 def stop_again(job: Job, now_s: float, place: int) -> None:
     """The order that has ended the job, in a generation newer than all that an agent knows."""
     last = job.orders.directive
-    job.world.generation = newest_generation(job.world.nodes[place].status)
+    job.world.generation = newest_generation(job.world.nodes.by_place[place].status)
     if last is not None:
         send(job, now_s, Order.STOP, reason=last.reason, exit_code=last.exit_code)

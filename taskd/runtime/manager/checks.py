@@ -75,10 +75,10 @@ class CheckDesk:
         """Let time pass; whether there may be new orders."""
         if not self._checkup.due or job.superseded or job.phase is Phase.STOPPED:
             return False
-        if job.phase is Phase.FORMING and any(view.status.ledger.term for view in job.world.views()):
+        if job.phase is Phase.FORMING and any(view.status.ledger.term for view in job.world.nodes.views()):
             return False  # of an earlier manager's job: it is known first
         before = self._checkup.number
-        actions = self._checkup.tick(job.world, forming=job.phase is Phase.FORMING, now_s=time.monotonic())
+        actions = self._checkup.tick(job.world.nodes, forming=job.phase is Phase.FORMING, now_s=time.monotonic())
         for action in actions:
             match action:
                 case RoundOver():

@@ -45,14 +45,14 @@ class Peers(dict[str, Peer]):
     def crowded_out(self, status: NodeStatus, core: Recovery) -> str:
         """Why an agent is not heard; empty if there is room."""
         world, forming, names = core.world, core.phase is Phase.FORMING, _names(status.ledger)
-        if not forming and names > _FEW_NAMES and world.place_of(status.agent_id) is None:
-            others = (view.status for name, view in world.candidates.items() if name != status.agent_id)
+        if not forming and names > _FEW_NAMES and world.nodes.place_of(status.agent_id) is None:
+            others = (view.status for name, view in world.nodes.candidates.items() if name != status.agent_id)
             if names + sum(_names(other.ledger) for other in others) > MOST_NAMES:
                 return f"it speaks of {names} agents of an earlier world, expected {MOST_NAMES} of all that wait"
-        if len(world.candidates) < self._most_waiting or status.agent_id in world.candidates:
+        if len(world.nodes.candidates) < self._most_waiting or status.agent_id in world.nodes.candidates:
             return ""
-        free = forming and status.node_rank >= 0 and status.node_rank not in world.holders
-        if free or world.place_of(status.agent_id) is not None:
+        free = forming and status.node_rank >= 0 and status.node_rank not in world.nodes.holders
+        if free or world.nodes.place_of(status.agent_id) is not None:
             return ""
         return f"found one more agent that wants a place, expected at most {self._most_waiting} to wait for one"
 
@@ -64,7 +64,7 @@ class Peers(dict[str, Peer]):
             for name in [name for name in self if not _known(name, core)]:
                 del self[name]
         if len(self.waiting) > self._most:
-            self.waiting &= world.candidates.keys()
+            self.waiting &= world.nodes.candidates.keys()
 
 
 def _names(ledger: Ledger) -> int:
@@ -72,7 +72,7 @@ def _names(ledger: Ledger) -> int:
 
 
 def _known(agent_id: str, core: Recovery) -> bool:
-    return agent_id in core.world.candidates or core.world.place_of(agent_id) is not None
+    return agent_id in core.world.nodes.candidates or core.world.nodes.place_of(agent_id) is not None
 
 
 def unfit(status: NodeStatus, core: Recovery) -> str | None:
@@ -105,7 +105,7 @@ def own_evidence(message: Testimony, core: Recovery) -> tuple[dict[int, msgspec.
     """What a testimony says of its agent's own ranks, None if that has none; and what is wrong with the rest."""
     if core.phase is Phase.FORMING:
         return None, ""  # a manager that has just taken over: who holds which place is not known yet
-    places = core.world.known_places(message.agent_id)
+    places = core.world.nodes.known_places(message.agent_id)
     if not places:
         return None, "it comes from an agent that holds no place, expected the ranks' own"
     per_node = core.policy.ranks_per_node

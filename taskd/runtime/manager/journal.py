@@ -104,8 +104,8 @@ class Journal:
             fault=fault,
             attempt=record.attempts,
             generation=record.generation,
-            strategy=record.strategy.value,
-            restart=record.restart,
+            strategy=record.decision.strategy.value,
+            restart=record.decision.restart,
             reason=told.why,
         )
 
@@ -159,9 +159,9 @@ def as_fields(record: FaultRecord, fault: int) -> dict[str, object]:
     return {
         "fault": fault,
         "generation": record.generation,
-        "strategy": record.strategy.value,
-        "restart": record.restart,
-        "reason": record.reason,
+        "strategy": record.decision.strategy.value,
+        "restart": record.decision.restart,
+        "reason": record.decision.reason,
         "causes": {str(rank): cause for rank, cause in sorted(record.causes.items())},
         "attempts": record.attempts,
         "setbacks": record.setbacks,
@@ -169,9 +169,9 @@ def as_fields(record: FaultRecord, fault: int) -> dict[str, object]:
         "target_step": record.target_step,
         "detected_s": round(record.detected_s, 6),
         "phases_ms": record.phases_ms(),
-        "kept": {str(rank): pid for rank, pid in sorted(record.kept.items())},
-        "replaced": {str(rank): pid for rank, pid in sorted(record.replaced.items())},
-        "warm": {str(rank): warm for rank, warm in sorted(record.warm.items())},
+        "kept": {str(rank): pid for rank, pid in sorted(record.processes.kept.items())},
+        "replaced": {str(rank): pid for rank, pid in sorted(record.processes.replaced.items())},
+        "warm": {str(rank): warm for rank, warm in sorted(record.processes.warm.items())},
     }
 
 
@@ -183,13 +183,13 @@ def at_step(step: int) -> str:
 def as_text(record: FaultRecord, fault: int) -> str:
     """A fault and its recovery in one paragraph, with what is known of the progress and no more."""
     verdict, phases = record.verdict, record.phases_ms()
-    what = verdict.sentence if verdict is not None else f"{tell(record.causes) or record.reason}."
+    what = verdict.sentence if verdict is not None else f"{tell(record.causes) or record.decision.reason}."
     tried = "".join(f"{setback}. " for setback in record.setbacks)
     new = ", ".join(
-        f"rank {rank} is process {pid} ({'warm' if record.warm.get(rank) else 'cold'})"
-        for rank, pid in sorted(record.replaced.items())
+        f"rank {rank} is process {pid} ({'warm' if record.processes.warm.get(rank) else 'cold'})"
+        for rank, pid in sorted(record.processes.replaced.items())
     )
-    if record.restart:
+    if record.decision.restart:
         done = f"all processes started anew after {phases.get('started', 0.0):.0f} ms"
         then = f"the script resumes by itself, in generation {record.generation}"
     else:
@@ -197,6 +197,6 @@ def as_text(record: FaultRecord, fault: int) -> str:
         spans = ", ".join(f"{name} {ms:.0f}" for name, ms in phases.items() if name != "total")
         then = f"training goes on after step {record.target_step} in generation {record.generation}. ms: {spans}"
     return (
-        f"fault {fault}, {at_step(record.step)}: {what} {tried}Therefore {done} by {record.strategy.value}: "
-        f"{record.reason}. {new or 'No new process'}, {len(record.kept)} kept; {then}"
+        f"fault {fault}, {at_step(record.step)}: {what} {tried}Therefore {done} by {record.decision.strategy.value}: "
+        f"{record.decision.reason}. {new or 'No new process'}, {len(record.processes.kept)} kept; {then}"
     )

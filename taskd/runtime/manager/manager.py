@@ -161,7 +161,7 @@ class Manager:
         if self._ended_s is None:
             return self._core.superseded
         world = self._core.world
-        left = all(node.status.leaving for node in world.views())
+        left = all(node.status.leaving for node in world.nodes.views())
         return left or time.monotonic() - self._ended_s > LINGER_S
 
     def _pause_ms(self) -> int:
@@ -177,7 +177,7 @@ class Manager:
             self._perform(self._core.answered(agent_id, listening=listening, now_s=time.monotonic()))
         self._perform(self._core.tick(time.monotonic()))
         if self._desk.turn(self._core):
-            for view in self._core.world.views():
+            for view in self._core.world.nodes.views():
                 self._order_check(view.status)
 
     def _take(self, peer: Peer, message: FromAgent) -> None:
@@ -242,7 +242,7 @@ class Manager:
                 self._modules_bytes = size_bytes
         if len(self._modules) == known:
             return
-        for agent_id in self._core.world.candidates:
+        for agent_id in self._core.world.nodes.candidates:
             self._teach(agent_id)
 
     def _teach(self, agent_id: str) -> None:
@@ -291,7 +291,7 @@ class Manager:
                 self._teach(status.agent_id)
                 self._journal.write("node waits", agent_id=status.agent_id, host=status.host, wants=status.wants)
             return
-        if self._core.world.place_of(status.agent_id) != status.node_rank:
+        if self._core.world.nodes.place_of(status.agent_id) != status.node_rank:
             return
         if self._standbys.get(status.node_rank) != status.standbys:
             self._standbys[status.node_rank] = status.standbys

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from taskd.core.conditions import of_a_connection
+from taskd.core.quorum import is_known
 from taskd.core.recovery import attempts, case
 from taskd.core.recovery.actions import Command, Next, Note, do
 from taskd.core.recovery.events import (
@@ -49,6 +50,7 @@ from taskd.core.recovery.phases import (
 from taskd.core.recovery.planning import announced, mark, note, plan_of, plan_world
 from taskd.core.recovery.record import tell
 from taskd.core.recovery.reprieve import reprieve
+from taskd.core.recovery.situation import refused
 from taskd.core.verdict import names
 from taskd.core.watch import ANSWER_S
 from taskd.wire.messages import Order, Stage
@@ -70,7 +72,7 @@ def lose_more(phase: Building | Restarting, event: Lost | Exited, job: Job, now_
     merged = not again and now_s - record.detected_s <= job.policy.deadlines.merge_s
     blamed = do(attempts.blame, {rank: cause})
     new = job.world.ranks[rank].joins
-    who = f"rank {rank}'s new process" if new or record.restart else f"rank {rank}"
+    who = f"rank {rank}'s new process" if new or record.decision.restart else f"rank {rank}"
     if _ends_by_itself(phase, rank, job):
         failed = do(attempts.fail, f"{who}: {cause}", at_once=True)
         return Choosing(now_s), (blamed, failed, do(attempts.choose_again))
@@ -106,23 +108,23 @@ def pausing(phase: AwaitingQuorum | Rearranging | Pausing, event: Paused, job: J
     if isinstance(phase, Rearranging) and phase.first_out_s is None and not job.world.ranks[event.rank].joins:
         phase = replace(phase, first_out_s=now_s)
     survivors = job.world.all_paused(newcomers=False)
-    if record.paused_s is None and survivors:
+    if record.milestones.paused_s is None and survivors:
         marks.append(do(mark, "paused_s"))
-    if not survivors and record.replaced_s is not None:
+    if not survivors and record.milestones.replaced_s is not None:
         return phase, ()
     newcomers = job.world.all_paused(newcomers=True)
-    if record.replaced_s is None and newcomers:
+    if record.milestones.replaced_s is None and newcomers:
         marks.append(do(mark, "replaced_s"))
     if not (survivors and newcomers):
         return phase, tuple(marks)
     drained = phase.drained if not isinstance(phase, AwaitingQuorum) else None
     if drained is None:
         return Announcing(now_s), (*marks, do(announced))
-    agent_id = job.world.candidate_for(drained)
+    agent_id = job.world.nodes.candidate_for(drained)
     if agent_id is None:
         text = f"node {drained} is not drained: no node waits for its place any more"
         return Announcing(now_s), (*marks, do(note, Note(text)), do(announced))
-    moved = (do(move, drained, agent_id), do(send, Order.PAUSE, reason=record.reason))
+    moved = (do(move, drained, agent_id), do(send, Order.PAUSE, reason=record.decision.reason))
     return Pausing(phase.since_s), (*marks, *moved)
 
 
@@ -131,15 +133,15 @@ def hurry(phase: Rearranging, _event: Expired, job: Job, _now_s: float) -> Next:
     pausing = Pausing(phase.since_s, drained=phase.drained)
     if job.world.all_paused(newcomers=False):
         return pausing, ()
-    return pausing, (do(send, Order.PAUSE, reason=job.under_way.record.reason),)
+    return pausing, (do(send, Order.PAUSE, reason=job.under_way.record.decision.reason),)
 
 
 def plan(phase: Announcing, _event: Echoed | Paused, job: Job, now_s: float) -> Next:
     """Every rank has paused: have them build the next world, as soon as enough nodes know of it."""
-    if not job.world.is_known(job.orders.term, job.world.generation, now_s, job.policy.membership):
+    if not is_known(job.world.nodes, job.orders.term, job.world.generation, now_s, job.policy.membership):
         return phase, ()
     restore = plan_of(job)
-    if restore is None or job.world.refused():
+    if restore is None or refused(job.world):
         return Choosing(now_s), (do(attempts.choose_again, no_donor=restore is None),)
     return Joining(now_s, now_s + job.policy.deadlines.join_s), (do(plan_world, restore),)
 
@@ -147,7 +149,7 @@ def plan(phase: Announcing, _event: Echoed | Paused, job: Job, now_s: float) -> 
 def fence_late(phase: Pausing, _event: Expired, job: Job, now_s: float) -> Next:
     """Ranks that did not come out, or did not come up, in time are replaced."""
     late = job.late(phase, now_s)
-    if any(job.world.ranks[rank].node_rank in job.world.dead_nodes for rank in late):
+    if any(job.world.ranks[rank].node_rank in job.world.nodes.dead_nodes for rank in late):
         return no_node_came(phase, job, now_s)
     new = [rank for rank in late if job.world.ranks[rank].joins]
     old = [rank for rank in late if rank not in new]
@@ -212,7 +214,7 @@ def advance(
 ) -> Next:
     """A rank got further in building the world."""
     record, marks = job.under_way.record, []
-    if record.joined_s is None and job.world.all_at(JOINED):
+    if record.milestones.joined_s is None and job.world.all_at(JOINED):
         marks.append(do(mark, "joined_s"))
     if isinstance(phase, Joining) and job.world.all_at(RESTORED):
         marks.append(do(mark, "restored_s"))

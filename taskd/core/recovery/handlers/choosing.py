@@ -7,6 +7,7 @@ from taskd.core.recovery.handlers.common import end
 from taskd.core.recovery.job import Job
 from taskd.core.recovery.orders import send
 from taskd.core.recovery.phases import AwaitingQuorum, Choosing, Pausing, Restarting
+from taskd.core.recovery.planning import meeting_of
 from taskd.wire.messages import Order
 
 
@@ -17,7 +18,7 @@ def pause(_phase: Choosing, _event: Kept, _job: Job, now_s: float) -> Next:
 
 def restart(_phase: Choosing, _event: Restarted, job: Job, now_s: float) -> Next:
     """All processes start anew; on several nodes they meet at a store of the manager's choice."""
-    meeting = job.world.meeting() if job.policy.node_count > 1 else NOWHERE
+    meeting = meeting_of(job.world) if job.policy.node_count > 1 else NOWHERE
     return Restarting(now_s, meeting), (do(send, Order.RUN, meeting=meeting),)
 
 

@@ -51,7 +51,7 @@ def leave_node(phase: AnyPhase, event: NodeLeaves, job: Job, now_s: float) -> Ne
     if ranks and all(world.ranks[rank].exited for rank in ranks):
         return phase, ()
     text = f"torchrun has ended on node {place}"
-    if not set(world.places) - world.dead_nodes - {place}:
+    if not set(world.places) - world.nodes.dead_nodes - {place}:
         return give_up(now_s, text)
     return phase, (do(nodes.mark_dead, place, text),)
 
@@ -61,7 +61,7 @@ def leave_forming(phase: Forming, event: NodeLeaves, job: Job, now_s: float) -> 
     ranks = job.world.on_node(event.place)
     if ranks and all(job.world.ranks[rank].exited for rank in ranks):
         return phase, ()
-    if job.world.nodes[event.place].status.ledger.term > 0:
+    if job.world.nodes.by_place[event.place].status.ledger.term > 0:
         return phase, (do(nodes.mark_dead, event.place, ""),)
     return end(now_s, f"torchrun has ended on node {event.place}")
 
@@ -74,9 +74,9 @@ def isolated(_phase: AnyPhase, event: Isolated, _job: Job, now_s: float) -> Next
 def welcome(phase: Pausing | Rearranging | Restarting, _event: Candidate, job: Job, now_s: float) -> Next:
     """A node waits for a place, and one is vacant."""
     record = job.under_way.record
-    if job.absence.held or record.strategy is not Strategy.RECOVER or not job.has_quorum(now_s):
+    if job.absence.held or record.decision.strategy is not Strategy.RECOVER or not job.has_quorum(now_s):
         return phase, ()
-    if not any(job.world.candidate_for(place) is not None for place in job.world.vacant):
+    if not any(job.world.nodes.candidate_for(place) is not None for place in job.world.vacant):
         return phase, (do(nodes.fill),)
     if isinstance(phase, Restarting):
         return replace(phase, since_s=now_s), (do(nodes.fill), do(send, Order.RUN, meeting=phase.meeting))
@@ -101,9 +101,9 @@ def grow(phase: Running, _event: Candidate, job: Job, now_s: float) -> Next:
     if not absent:
         return phase, ()
     anew = not world.all_cooperate()
-    if anew and (now_s - world.youngest_s() < EARLY_S or not job.has_quorum(now_s)):
+    if anew and (now_s - max(view.since_s for view in world.ranks.values()) < EARLY_S or not job.has_quorum(now_s)):
         return phase, ()  # they may be on their way into a resilient function; the node is heard again
-    count = min(len(absent), sum(not status.leaving for status in world.usable()))
+    count = min(len(absent), sum(not status.leaving for status in world.nodes.usable()))
     if not count:
         return phase, ()
     grown = absent[:count]

@@ -156,9 +156,12 @@ def overdue(phase: Suspecting, event: Expired, job: Job, now_s: float) -> Next:
     """The time for answers is over: those that are missing are asked for again, waited for, or done without."""
     watch, membership = job.case.watch, job.policy.membership
     asked_s = watch.asked_s if watch.asked_s is not None else phase.since_s
-    missing = watch.missing(case.expected(job))
-    silent = [place for place in job.world.places if job.world.holders.get(place) in missing]
-    heard_s = min((job.world.nodes[place].heard_s for place in silent if place in job.world.nodes), default=asked_s)
+    missing = set(case.expected(job)) - watch.answered
+    silent = [place for place in job.world.places if job.world.nodes.holders.get(place) in missing]
+    heard_s = min(
+        (job.world.nodes.by_place[place].heard_s for place in silent if place in job.world.nodes.by_place),
+        default=asked_s,
+    )
     quiet = now_s - heard_s > _QUIET_HEARTBEATS * membership.heartbeat_s
     if missing and quiet and now_s - asked_s < membership.dead_s:
         return replace(phase, until_s=now_s + membership.heartbeat_s), ()

@@ -1,0 +1,78 @@
+"""Whether enough nodes are heard to decide about the others."""
+
+from collections.abc import Collection, Mapping
+
+from taskd.core.membership import quorum
+from taskd.core.places import Nodes
+from taskd.core.policy import Membership
+from taskd.wire.messages import NodeStatus
+
+
+def has_quorum(nodes: Nodes, places: Collection[int], now_s: float, policy: Membership) -> bool:
+    """Whether enough nodes are heard to decide about the others: of the present world, and of the last one.
+
+    `places` are those of the present world. One without a holder does not count: that was decided when enough were
+    heard. The world before it may still be the one that trains, for all that the others know.
+    """
+    present = {place: nodes.holders.get(place, "") for place in places if place not in nodes.vacated}
+    heard = _heard(nodes, now_s, policy)
+    return _has_most(nodes, present, heard) and _has_most(nodes, nodes.agreed, heard)
+
+
+def is_known(nodes: Nodes, term: int, generation: int, now_s: float, policy: Membership) -> bool:
+    """Whether enough nodes of the last world have said that they know of the world `generation` of manager `term`.
+
+    No other manager can then form another one without hearing of this: it needs as many of the same nodes. (Two
+    majorities of one set have a member in common; see the joint consensus of Raft, section 6 of its paper.)
+    """
+    return _has_most(nodes, nodes.agreed, echoes(nodes, term, generation, now_s, policy))
+
+
+def echoes(nodes: Nodes, term: int, generation: int, now_s: float, policy: Membership) -> list[NodeStatus]:
+    """Who has said that it knows of the world `generation` of manager `term`, and is heard."""
+    return [
+        status
+        for status in _heard(nodes, now_s, policy)
+        if status.ledger.term == term and status.generation >= generation
+    ]
+
+
+def _has_most(nodes: Nodes, members: Mapping[int, str], heard: Collection[NodeStatus]) -> bool:
+    """`members` by place. A node that has said itself that it leaves cannot go on elsewhere: it does not count."""
+    views = nodes.views()
+    left = {view.status.agent_id for view in views if view.status.leaving}
+    members = {place: agent_id for place, agent_id in members.items() if agent_id not in left}
+    names = {status.agent_id for status in heard}
+    present = {place for place, agent_id in members.items() if agent_id in names}
+    replaced = _replaced(nodes, {place: members[place] for place in members.keys() - present}, names)
+    first_heard = not members or min(members) in present
+    return quorum(len(members), len(present), len(replaced), first_heard=first_heard)
+
+
+def _replaced(nodes: Nodes, missing: Mapping[int, str], heard: Collection[str]) -> set[int]:
+    """For which places a launcher has started another node since the missing agent was heard the last time.
+
+    One that this manager has asked for itself says nothing, nor does one that has waited as a spare.
+    """
+    if not missing:
+        return set()
+    last_s: dict[str, float] = {}
+    new_s: dict[int, float] = {}
+    for view in nodes.views():
+        status = view.status
+        last_s[status.agent_id] = max(view.heard_s, last_s.get(status.agent_id, 0.0))
+        if status.agent_id in heard and view.new_since_s is not None:
+            new_s[status.wants] = max(view.new_since_s, new_s.get(status.wants, 0.0))
+    return {
+        place
+        for place, agent_id in missing.items()
+        if place not in nodes.wanted and new_s.get(place, 0.0) > last_s.get(agent_id, 0.0)
+    }
+
+
+def _heard(nodes: Nodes, now_s: float, policy: Membership) -> list[NodeStatus]:
+    """Who was heard since the time at which any node that is suspected by now fell silent."""
+    dead = {nodes.holders.get(place) for place in nodes.dead_nodes}
+    since_s = now_s - (policy.suspect_s - policy.heartbeat_s)
+    views = [view for view in nodes.views() if view.heard_s > since_s]
+    return [view.status for view in views if view.status.agent_id not in dead and not view.status.leaving]

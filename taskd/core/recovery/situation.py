@@ -1,0 +1,85 @@
+"""The facts by which a strategy is chosen: who is lost, who is left, and what the processes themselves refuse."""
+
+from collections.abc import Callable, Collection
+
+from taskd.core.faults import FaultKind
+from taskd.core.strategy import Refusals, Situation
+from taskd.core.world import World
+from taskd.wire.messages import RankStatus
+
+
+def blames_node(world: World) -> bool:
+    """Whether a process that has just ended has said that its node is at fault."""
+    known = [view.known for view in world.ranks.values() if view.gone]
+    return any(status is not None and status.kind == FaultKind.NODE.value for status in known)
+
+
+def refused(world: World) -> bool:
+    """Whether a process says that the world that is being built cannot be: it has been learnt only now."""
+    newcomers = any(view.joins for view in world.ranks.values())
+    no_newcomer = newcomers and _refusal(world, lambda status: status.no_newcomer)
+    return bool(no_newcomer or _refusal(world, lambda status: status.no_rebuild))
+
+
+def _refusal(world: World, why: Callable[[RankStatus], str]) -> str:
+    """The first rank that refuses, and why. One that has ended may refuse its own successor (`core.agent`)."""
+    for rank, view in sorted(world.ranks.items()):
+        if view.status is not None and why(view.status):
+            return f"rank {rank}: {why(view.status)}"
+    return ""
+
+
+def _lost_set(world: World, gone: Collection[int], left: str = "left") -> str:
+    """Why nobody would be left, without the nodes of these places, to give some rank its state; "" if all can."""
+    survives: dict[str | None, bool] = {}
+    for view in world.ranks.values():
+        if not survives.get(view.replicas):  # of most sets the first rank survives
+            survives[view.replicas] = view.node_rank not in gone and not view.empty
+    if not any(survives.values()):
+        return f"no rank is {left} to give its state"
+    lost = sorted(key for key, one in survives.items() if key is not None and not one)
+    return f"no rank of replica set {lost[0]!r} is {left} to give its state" if lost else ""
+
+
+def _no_step(world: World) -> str:
+    """What it means that no step can be resumed at."""
+    if len({view.replicas for view in world.ranks.values()}) == 1:
+        return "no rank holds a consistent state"
+    return "no step is held by a rank of every replica set"
+
+
+def _unknown_set(world: World, gone: Collection[int]) -> str:
+    """Why it cannot be told whether those elsewhere hold all of the state; "" if they do, for all have the same."""
+    if not any(view.replicas for view in world.ranks.values()):
+        return ""
+    unknown = [rank for rank, view in world.ranks.items() if view.replicas is None and view.node_rank in gone]
+    return f"which replica set rank {min(unknown)} was of is not known" if unknown else ""
+
+
+def situation(world: World, *, no_donor: bool) -> Situation:
+    """The facts by which a strategy is chosen."""
+    views = sorted(world.ranks.items())
+    away = world.nodes.dead_nodes | {place for place, node in world.nodes.by_place.items() if node.status.leaving}
+    unreachable = tuple(rank for rank, view in views if view.node_rank in away)
+    lost = tuple(rank for rank, view in views if view.gone or view.joins)
+    failing = {world.ranks[rank].node_rank for rank in (*lost, *unreachable)}
+    return Situation(
+        lost=lost,
+        unreachable=unreachable,
+        uncooperative=tuple(
+            rank for rank, view in views if rank not in lost and rank not in unreachable and not view.cooperative
+        ),
+        refusals=Refusals(
+            no_survivor=_lost_set(world, away),
+            no_survivor_elsewhere=_lost_set(world, failing, "left on another node"),
+            no_shrinking=_unknown_set(world, failing),
+            no_donor=_no_step(world) if no_donor else "",
+            no_rebuild=_refusal(world, lambda status: status.no_rebuild),
+            no_newcomer=_refusal(world, lambda status: status.no_newcomer),
+        ),
+        places=len(world.places),
+        failing=len(failing),
+        cut_off=len({world.ranks[rank].node_rank for rank in unreachable}),
+        candidates=len(world.nodes.usable()),
+        least=world.nodes.least,
+    )
