@@ -32,6 +32,10 @@ class Clock:
         self.now_s = until_s
 
 
+STATUSES = {"exit code 1": 1, "signal 6 (SIGABRT)": -6}
+"""Of processes that end so, as Python's subprocess has them."""
+
+
 @dataclass(slots=True)
 class Node:
     """What is true of a node, and what its agent reports."""
@@ -86,6 +90,7 @@ class Node:
             step=self.step,
             condition=self.condition,
             cause=self.cause,
+            status=STATUSES.get(self.cause),
         )
 
     def reach(self, stage: Stage, generation: int, *, step: int | None = None, cause: str = "") -> None:

@@ -195,18 +195,22 @@ class Node:
         slot = self.slots[rank]
         slot.status = replace(slot.status, no_rebuild=said.no_rebuild, no_newcomer=said.no_newcomer)
 
-    def ended(self, rank: int, *, clean: bool, cause: str, at_s: float) -> list[Action]:
-        """A process has ended, or its death is certain. Told again with a better cause, only the cause changes."""
+    def ended(self, rank: int, *, status: int | None, cause: str, at_s: float) -> list[Action]:
+        """A process has ended, or its death is certain. Told again with a better cause, only the cause changes.
+
+        `status` is as Python's subprocess has it, negative for a signal; None if it is not known yet.
+        """
         slot = self.slots[rank]
         row = self._row(rank, Event.ENDED)
         again = slot.state is State.ENDED
-        stage = Stage.EXITED if clean else Stage.DEAD
-        status, (words, kind) = slot.status, slot.words
+        clean, before, (words, kind) = status == 0, slot.status, slot.words
         slot.status = replace(
-            status,
-            stage=status.stage if again else stage,
+            before,
+            stage=before.stage if again else Stage.EXITED if clean else Stage.DEAD,
             cause=f"{cause.removesuffix(f' ({words})')}: {words}" if words and not clean else cause,
-            at_s=status.at_s if again else at_s,
+            status=None if clean else status,
+            raised=bool(words) and not clean,
+            at_s=before.at_s if again else at_s,
             kind="" if clean else kind,
             no_rebuild="",  # but `no_newcomer` is also its own successor's: what it had, that one lacks
         )

@@ -22,8 +22,6 @@ from dataclasses import dataclass, field, replace
 
 DEFAULT_MAX_RESTARTS = 32767
 EARLY_S = 60.0
-EXIT_CODE = "exit code"
-"""How the cause of a process begins that was ended by nobody but itself."""
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\d{4,}")
 """An exit status or a signal has three digits at most, and tells one cause from another."""
 

@@ -11,7 +11,6 @@ Rules:
 
 from typing import Final
 
-from taskd.core.budget import EXIT_CODE
 from taskd.core.evidence import Cgroup, Ending, Evidence, Sender
 
 SIGABRT: Final = 6
@@ -43,8 +42,6 @@ _STATUSES: Final = {
     126: "the command cannot be executed",
     127: "the command or a library that it needs was not found",
 }
-BY_ITSELF: Final = (EXIT_CODE, "it exited", "signal 6 ")
-"""How the cause of a process begins that nobody else has ended. torch aborts one now and then that leaves."""
 _SHELL: Final = 128
 _FRAMES_TOLD: Final = 4
 _TEXT_CHARS: Final = 300
@@ -64,7 +61,7 @@ def ending_of(status: int, *, age_s: float = 0.0, finished: bool = False, fenced
 def in_words(status: int) -> str:
     """An exit status as torchrun reports it; negative for a signal."""
     if status >= 0:
-        return f"{EXIT_CODE} {status}"
+        return f"exit code {status}"
     return f"signal {-status}" + (f" ({_NAMES[-status]})" if -status in _NAMES else "")
 
 

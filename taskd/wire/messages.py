@@ -19,6 +19,7 @@ from taskd.wire.accounts import Account
 from taskd.wire.bounds import (
     Amount,
     Counter,
+    ExitStatus,
     Index,
     Line,
     Many,
@@ -76,6 +77,8 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pid: Pid = 0
     warm: bool = False
     cause: Line = ""  # of DEAD: "signal 9 (SIGKILL)", "exit code 1"; of PAUSED: the exception it came out with
+    status: ExitStatus | None = None  # of DEAD: as Python's subprocess has it, negative for a signal
+    raised: bool = False  # of DEAD: the process itself has said by what error it ends
     at_s: Seconds = 0.0  # when the stage was reached
     kind: Name = ""  # of DEAD: what kind of fault the process itself has said it is (`core.faults.FaultKind`)
     term: Counter = 0  # of the manager that had it started; 0 if torchrun did

@@ -1,5 +1,6 @@
 """Drives a real `Recovery` as the agents of a small job would, one report at a time."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,12 @@ from taskd.wire.messages import (
 
 STEP_S = 0.1
 DEADLINES = Deadlines(confirm_s=2.0, pause_s=10.0, replace_s=60.0, join_s=20.0, resume_s=30.0, merge_s=1.0)
+
+
+def status_of(cause: str) -> int | None:
+    """The status of a process that has ended so, as Python's subprocess has it."""
+    found = re.match(r"(exit code|signal) (\d+)", cause)
+    return None if found is None else int(found[2]) * (-1 if found[1] == "signal" else 1)
 
 
 class Job:
@@ -175,6 +182,8 @@ class Job:
             condition=condition,
             pid=10 + rank + 100 * wanted,
             cause=cause,
+            status=status_of(cause) if stage is Stage.DEAD else None,
+            raised=": " in cause,
             kind=kind,
             no_rebuild=refuses.no_rebuild if refuses else "",
             no_newcomer=refuses.no_newcomer if refuses else "",

@@ -68,22 +68,22 @@ def test_a_wanted_successor_is_started_only_after_the_fenced_process_has_ended()
     assert it.obey(directive(Order.PAUSE, incarnations=(1, 0))) == [Fence(0), TellPause(1, 1, "why")]
     assert it.slots[0].state is State.FENCED
     assert it.obey(directive(Order.PAUSE, sequence=2, incarnations=(1, 0))) == [TellPause(1, 1, "why")]
-    started = it.ended(0, clean=False, cause="signal 9 (SIGKILL)", at_s=1.0)
+    started = it.ended(0, status=-9, cause="signal 9 (SIGKILL)", at_s=1.0)
     assert started == [Fence(0), Start(0, 1, 1, joins=True, term=1)]
 
 
 def test_a_death_is_told_at_once_and_its_successor_started_when_the_manager_wants_one() -> None:
     it = node()
-    assert it.ended(0, clean=False, cause="", at_s=1.0) == [Fence(0)]
+    assert it.ended(0, status=-9, cause="", at_s=1.0) == [Fence(0)]
     assert it.slots[0].status.stage is Stage.DEAD
-    assert it.ended(0, clean=False, cause="signal 9 (SIGKILL)", at_s=2.0) == []
+    assert it.ended(0, status=-9, cause="signal 9 (SIGKILL)", at_s=2.0) == []
     assert (it.slots[0].status.cause, it.slots[0].status.at_s) == ("signal 9 (SIGKILL)", 1.0)
     assert it.obey(directive(Order.PAUSE, incarnations=(1, 0)))[0] == Start(0, 1, 1, joins=True, term=1)
 
 
 def test_a_start_is_given_once_and_again_only_for_a_newer_world() -> None:
     it = node()
-    it.ended(0, clean=False, cause="", at_s=1.0)
+    it.ended(0, status=-9, cause="", at_s=1.0)
     it.obey(directive(Order.PAUSE, incarnations=(1, 0)))
     assert Start(0, 1, 1, joins=True, term=1) not in it.obey(directive(Order.PAUSE, sequence=2, incarnations=(1, 0)))
     assert it.obey(directive(Order.PAUSE, 2, 3, (1, 0)))[0] == Start(0, 1, 2, joins=True, term=1)
@@ -91,10 +91,10 @@ def test_a_start_is_given_once_and_again_only_for_a_newer_world() -> None:
 
 def test_nothing_is_started_after_the_stop() -> None:
     it = node()
-    it.ended(0, clean=False, cause="", at_s=1.0)
+    it.ended(0, status=-9, cause="", at_s=1.0)
     assert it.obey(directive(Order.STOP, incarnations=(1, 1), exit_code=1)) == [StopNode("why", 1)]
     assert it.obey(directive(Order.STOP, sequence=2, incarnations=(1, 1), exit_code=1)) == []
-    assert it.ended(1, clean=False, cause="", at_s=2.0) == [Fence(1)]
+    assert it.ended(1, status=-9, cause="", at_s=2.0) == [Fence(1)]
 
 
 def test_a_plan_goes_only_to_a_rank_that_has_paused_for_it() -> None:
@@ -112,7 +112,7 @@ def test_what_a_process_refuses_stands_in_its_reports_and_its_own_successor_lack
     it.refuses(0, Refuses(no_rebuild="static graph", no_newcomer="PowerSGD"))
     it.report(0, report(Stage.TRAINING))
     assert (it.slots[0].status.no_rebuild, it.slots[0].status.no_newcomer) == ("static graph", "PowerSGD")
-    it.ended(0, clean=False, cause="signal 9 (SIGKILL)", at_s=1.0)
+    it.ended(0, status=-9, cause="signal 9 (SIGKILL)", at_s=1.0)
     assert (it.slots[0].status.no_rebuild, it.slots[0].status.no_newcomer) == ("", "PowerSGD")
     it.started(RankStatus(rank=0, incarnation=1, generation=1, stage=Stage.STARTING))
     assert it.slots[0].status.no_newcomer == ""
@@ -142,7 +142,7 @@ def test_an_older_directive_changes_nothing(generation: int, sequence: int) -> N
 
 def test_a_report_after_the_end_changes_nothing() -> None:
     it = node()
-    it.ended(0, clean=True, cause="exit code 0", at_s=1.0)
+    it.ended(0, status=0, cause="exit code 0", at_s=1.0)
     assert it.report(0, report(Stage.TRAINING)) == []
     assert it.slots[0].status.stage is Stage.EXITED
 

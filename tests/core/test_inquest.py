@@ -360,4 +360,4 @@ def test_a_rank_that_says_what_it_dies_of_before_it_is_dead_is_lost_for_that_rea
     dying = Evidence(error=PythonError("ValueError", "bad batch", "train.py:3 in step", main=True), node=0)
     job.testify(0, {1: dying})
     assert job.core.record is not None
-    assert "ValueError: bad batch" in job.core.record.causes[1]
+    assert "ValueError: bad batch" in job.core.record.causes[1].text

@@ -188,7 +188,7 @@ class NodeMachine(RuleBasedStateMachine):
 
     @rule(rank=ranks, clean=st.booleans())
     def end(self, rank: int, clean: bool) -> None:
-        self._perform(self.node.ended(rank, clean=clean, cause="x", at_s=2.0))
+        self._perform(self.node.ended(rank, status=0 if clean else -9, cause="x", at_s=2.0))
         assert self.node.slots[rank].state is State.ENDED
 
     @rule(rank=ranks)

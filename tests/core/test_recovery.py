@@ -6,6 +6,7 @@ import pytest
 
 from taskd.core.policy import Strategy
 from taskd.core.recovery import Phase
+from taskd.core.recovery.record import tell
 from taskd.errors import TransitionError
 from taskd.wire.messages import Condition, Order, Refuses, Stage
 from tests.core.driver import Job
@@ -26,7 +27,7 @@ def test_a_killed_rank_is_replaced_and_restored() -> None:
     assert (job.phase, job.order) == (Phase.RUNNING, Order.RUN)
     record = job.successes[0].record
     assert record.decision.strategy is Strategy.RECOVER_IN_PLACE
-    assert record.causes == {0: "signal 9 (SIGKILL)"}
+    assert tell(record.causes) == "rank 0: signal 9 (SIGKILL)"
     assert (record.processes.kept, record.processes.replaced) == ({1: 11, 2: 12}, {0: 110})
 
 
@@ -100,7 +101,7 @@ def test_a_stray_error_is_retried_with_the_same_processes() -> None:
     job.paused(newcomers=()).recovered()
     record = job.successes[0].record
     assert record.decision.strategy is Strategy.RETRY
-    assert record.causes == {1: "RuntimeError: connection reset"}
+    assert tell(record.causes) == "rank 1: RuntimeError: connection reset"
 
 
 def test_a_stray_error_is_explained_by_a_loss() -> None:
@@ -109,7 +110,7 @@ def test_a_stray_error_is_explained_by_a_loss() -> None:
     job.kill(0)
     assert job.at(Phase.PAUSING)
     assert job.core.record is not None
-    assert job.core.record.causes == {0: "signal 9 (SIGKILL)"}
+    assert tell(job.core.record.causes) == "rank 0: signal 9 (SIGKILL)"
 
 
 def test_a_stray_rank_waits_for_one_that_still_starts() -> None:

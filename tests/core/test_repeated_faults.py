@@ -42,6 +42,7 @@ def test_a_script_that_fails_before_its_first_step_ends_the_job_at_the_third_tim
                 generation=recovery.world.generation,
                 stage=stages[rank],
                 cause="exit code 1" if stages[rank] is Stage.DEAD else "",
+                status=1 if stages[rank] is Stage.DEAD else None,
                 term=recovery.term if incarnations[rank] else 0,
             )
             for rank in (0, 1)

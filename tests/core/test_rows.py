@@ -269,7 +269,7 @@ def do(node: Node, event: agent.Event) -> None:
             report = WorkerReport(generation=1, stage=Stage.TRAINING, step=1, condition=Condition.CLEAN)
             node.report(0, report)
         case agent.Event.ENDED:
-            node.ended(0, clean=False, cause="", at_s=1.0)
+            node.ended(0, status=-9, cause="", at_s=1.0)
         case agent.Event.STARTED:
             node.started(RankStatus(rank=0, incarnation=5, generation=1, stage=Stage.STARTING))
 
@@ -283,7 +283,7 @@ def test_each_row_of_the_node(pair: tuple[agent.State, agent.Event]) -> None:
         ranks = (RankOrder(rank=0, incarnation=1),)
         node.obey(Directive(job_id="job", sequence=1, generation=1, order=Order.RUN, ranks=ranks))
     elif state is agent.State.ENDED:
-        node.ended(0, clean=True, cause="", at_s=1.0)
+        node.ended(0, status=0, cause="", at_s=1.0)
     assert node.slots[0].state is state
     assert used("node", lambda: do(node, event)) == {name(pair)}
 

@@ -7,7 +7,6 @@ from msgspec.structs import replace
 from typing_extensions import assert_never
 
 from taskd.core.agent import Action, Evict, Fence, Node, Start, StopNode, Take, TellJoin, TellPause, TellRelease
-from taskd.core.budget import EXIT_CODE
 from taskd.core.shorthand import Shorthand
 from taskd.core.worker import Report
 from taskd.wire.messages import (
@@ -22,6 +21,7 @@ from taskd.wire.messages import (
     Stage,
     WorkerReport,
 )
+from tests.core.driver import status_of
 from tests.sim.process import Process
 
 if TYPE_CHECKING:
@@ -86,10 +86,11 @@ class Agent:
 
     def notice_end(self, process: Process, *, clean: bool, cause: str) -> None:
         """A process has ended: known soon, with its status if it ended by itself; all else a little later."""
-        own = cause.startswith(EXIT_CODE)
-        self.sim.clock.after(self._lag_s + 0.0003, self._ended, process, clean, cause if own else "")
+        own = clean or cause.startswith("exit code")
+        status = 0 if clean else status_of(cause)
+        self.sim.clock.after(self._lag_s + 0.0003, self._ended, process, status if own else None, cause if own else "")
         if not clean:
-            self.sim.clock.after(self._lag_s + 0.010, self._ended, process, clean, cause)
+            self.sim.clock.after(self._lag_s + 0.010, self._ended, process, status, cause)
 
     def _obey(self, directive: Directive) -> None:
         if self.dead or self.stopped:
@@ -118,10 +119,10 @@ class Agent:
         )
         self._send()
 
-    def _ended(self, process: Process, clean: bool, cause: str) -> None:
+    def _ended(self, process: Process, status: int | None, cause: str) -> None:
         if self.dead or self.processes.get(process.rank) is not process:
             return
-        self._perform(self.node.ended(process.rank, clean=clean, cause=cause, at_s=self.sim.clock.now_s))
+        self._perform(self.node.ended(process.rank, status=status, cause=cause, at_s=self.sim.clock.now_s))
         self._send()
 
     def _connected(self, process: Process) -> None:

@@ -15,6 +15,7 @@ All functions are commands: `(job, now_s, …)`. Those that choose return what w
 from collections.abc import Collection, Mapping
 
 from taskd.core.budget import Budget, Fault
+from taskd.core.causes import UNKNOWN, Cause
 from taskd.core.policy import Strategy
 from taskd.core.recovery.actions import JobEnded, Note, Recovered, Setback
 from taskd.core.recovery.case import close_case, open_case
@@ -34,7 +35,7 @@ def refuse(_job: Job, _now_s: float, reason: str) -> Chosen:
     return Refused(reason)
 
 
-def begin(job: Job, now_s: float, causes: Mapping[int, str], *, free: bool = False) -> Chosen:
+def begin(job: Job, now_s: float, causes: Mapping[int, Cause], *, free: bool = False) -> Chosen:
     """A fault: choose what is done about it. `free`: perhaps it is none, and spends no restart."""
     record = FaultRecord(now_s, job.step, causes=dict(causes), fault=job.case.faults)
     job.incident = Incident(record)
@@ -43,7 +44,7 @@ def begin(job: Job, now_s: float, causes: Mapping[int, str], *, free: bool = Fal
     return _choose(job, now_s, charge=() if free else tuple(causes), new_world=True)
 
 
-def blame(job: Job, _now_s: float, causes: Mapping[int, str]) -> None:
+def blame(job: Job, _now_s: float, causes: Mapping[int, Cause]) -> None:
     """These belong to the fault too."""
     job.under_way.record.causes.update(causes)
 
@@ -105,7 +106,8 @@ def _charge(job: Job, now_s: float, ranks: Collection[int]) -> str:
     """Spend a restart; why that is refused, "" if it is not."""
     incident, budget = job.under_way, job.budget or Budget()
     causes = incident.record.causes
-    charge = budget.charge([_fault(job, rank, causes.get(rank, ""), now_s) for rank in ranks], now_s=now_s)
+    faults = [_fault(job, rank, causes.get(rank, UNKNOWN), now_s) for rank in ranks]
+    charge = budget.charge(faults, now_s=now_s)
     if not charge.granted:
         return charge.reason
     if charge.anew:
@@ -114,12 +116,11 @@ def _charge(job: Job, now_s: float, ranks: Collection[int]) -> str:
     return ""
 
 
-def _fault(job: Job, rank: int, cause: str, now_s: float) -> Fault:
+def _fault(job: Job, rank: int, cause: Cause, now_s: float) -> Fault:
     if not job.failed_to_start(rank, now_s):
-        return Fault(rank, job.step, cause)
+        return Fault(rank, job.step, cause.text)
     status = job.world.ranks[rank].known
-    raised = status is not None and not status.kind and ": " in cause.partition(" (")[0]
-    return Fault(-1, -1, cause, early=True, raised=raised)
+    return Fault(-1, -1, cause.text, early=True, raised=cause.raised and status is not None and not status.kind)
 
 
 def fail(job: Job, _now_s: float, why: str, *, at_once: bool = False) -> None:
@@ -190,7 +191,7 @@ def replace_lost(job: Job, now_s: float, *, everybody: bool, new_world: bool) ->
         job.step = -1
 
 
-def fence(job: Job, now_s: float, causes: Mapping[int, str]) -> None:
+def fence(job: Job, now_s: float, causes: Mapping[int, Cause]) -> None:
     """Replace living processes, for these reasons."""
     job.under_way.record.causes.update(causes)
     for rank in causes:
@@ -198,7 +199,7 @@ def fence(job: Job, now_s: float, causes: Mapping[int, str]) -> None:
 
 
 def rearrange(
-    job: Job, now_s: float, strategy: Strategy, reason: str, causes: Mapping[int, str], *, restart: bool = False
+    job: Job, now_s: float, strategy: Strategy, reason: str, causes: Mapping[int, Cause], *, restart: bool = False
 ) -> Restarted | None:
     """Form another world although nothing has failed: nothing is charged, and no committed step is lost.
 

@@ -10,6 +10,7 @@ Rules:
 from typing import TYPE_CHECKING
 
 from taskd.core.budget import Budget
+from taskd.core.causes import of_process
 from taskd.core.places import age
 from taskd.core.quorum import has_quorum
 from taskd.core.recovery.events import EVENT_OF_STAGE, Formed, Isolated, NodeLeaves, NodeLost, Overtaken
@@ -82,7 +83,7 @@ def _hear_rank(core: "Recovery", status: RankStatus, now_s: float) -> None:
     newer = status.incarnation > view.incarnation
     if view.gone and not newer:  # a second report of the same end only knows its cause better
         if job.record is not None and status.rank in job.record.causes and status.cause:
-            job.record.causes[status.rank] = status.cause
+            job.record.causes[status.rank] = of_process(status.status, status.cause, raised=status.raised)
         return
     stage = stage_in(status, world.generation)
     foreign = stage is None or status.term != job.orders.term

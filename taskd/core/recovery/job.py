@@ -9,8 +9,8 @@ Rules:
 from dataclasses import dataclass, field
 from typing import Final
 
-from taskd.core.budget import EARLY_S, EXIT_CODE, Budget
-from taskd.core.endings import BY_ITSELF
+from taskd.core.budget import EARLY_S, Budget
+from taskd.core.causes import EARLY, Cause, CauseKind, of_process
 from taskd.core.faults import FaultKind
 from taskd.core.policy import Policy, Strategy
 from taskd.core.quorum import has_quorum
@@ -111,14 +111,19 @@ class Job:
 
     # ---- who has ended, and of what
 
-    def cause(self, rank: int) -> str:
+    def cause(self, rank: int) -> Cause:
         """Of what a rank's process has ended, or with what error it came out."""
         view = self.world.ranks[rank]
         if view.exited:
-            return "it exited with status 0 before the others"
-        return view.status.cause if view.status is not None else ""
+            return EARLY
+        status = view.status
+        return (
+            of_process(status.status, status.cause, raised=status.raised)
+            if status is not None
+            else Cause(CauseKind.UNKNOWN)
+        )
 
-    def ended(self) -> dict[int, str]:
+    def ended(self) -> dict[int, Cause]:
         """Ranks without a process. Those that exited with status 0 count only if no other has ended."""
         gone = [rank for rank, view in self.world.ranks.items() if view.gone]
         dead = [rank for rank in gone if not self.world.ranks[rank].exited]
@@ -134,12 +139,11 @@ class Job:
     def failed_to_start(self, rank: int, now_s: float) -> bool:
         """The process ended by itself, soon after its start, before any step was committed."""
         young = now_s - self.world.ranks[rank].since_s < EARLY_S
-        return young and self.step < 0 and self.cause(rank).startswith(EXIT_CODE)
+        return young and self.step < 0 and self.cause(rank).kind is CauseKind.EXITED
 
     def ended_by_themselves(self) -> bool:
         """Nobody outside has ended any of the processes that are gone."""
-        gone = (self.cause(rank) for rank, view in self.world.ranks.items() if view.gone)
-        return all(cause.startswith(BY_ITSELF) for cause in gone)
+        return all(self.cause(rank).by_itself for rank, view in self.world.ranks.items() if view.gone)
 
     # ---- who is heard
 

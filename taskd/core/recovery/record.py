@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from taskd.core.causes import Cause
 from taskd.core.policy import Strategy
 from taskd.core.strategy import Decision
 from taskd.core.verdict import Verdict
@@ -45,7 +46,7 @@ class FaultRecord:
     detected_s: float
     step: int
     """Newest committed step that was known when the fault struck."""
-    causes: dict[int, str] = field(default_factory=dict)
+    causes: dict[int, Cause] = field(default_factory=dict)
     """Rank to what ended its process, or the error it came out with."""
     fault: int = 0
     """Its number; 0 if nothing has failed."""
@@ -98,6 +99,6 @@ class FaultRecord:
         }
 
 
-def tell(causes: Mapping[int, str]) -> str:
+def tell(causes: Mapping[int, Cause]) -> str:
     """The causes of a fault in words."""
-    return "; ".join(f"rank {rank}: {cause or 'unknown cause'}" for rank, cause in sorted(causes.items()))
+    return "; ".join(f"rank {rank}: {cause.text or 'unknown cause'}" for rank, cause in sorted(causes.items()))

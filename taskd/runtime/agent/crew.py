@@ -218,7 +218,7 @@ class Crew:
             self.seen[rank] = known
         if ending.gone:
             self.processes.end(process, keep=status != 0)
-        return node.ended(rank, clean=status == 0, cause=cause(known, status), at_s=time.monotonic())
+        return node.ended(rank, status=status, cause=cause(known, status), at_s=time.monotonic())
 
     def have_ended(self, node: Node) -> bool:
         """Whether this node has ranks, and all of them have ended well."""

@@ -162,7 +162,7 @@ def as_fields(record: FaultRecord, fault: int) -> dict[str, object]:
         "strategy": record.decision.strategy.value,
         "restart": record.decision.restart,
         "reason": record.decision.reason,
-        "causes": {str(rank): cause for rank, cause in sorted(record.causes.items())},
+        "causes": {str(rank): cause.text for rank, cause in sorted(record.causes.items())},
         "attempts": record.attempts,
         "setbacks": record.setbacks,
         "step": record.step,

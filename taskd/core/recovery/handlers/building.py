@@ -10,6 +10,7 @@ Rules:
 from dataclasses import replace
 from typing import Final
 
+from taskd.core.causes import Cause, CauseKind
 from taskd.core.conditions import of_a_connection
 from taskd.core.quorum import is_known
 from taskd.core.recovery import attempts, case
@@ -74,9 +75,9 @@ def lose_more(phase: Building | Restarting, event: Lost | Exited, job: Job, now_
     new = job.world.ranks[rank].joins
     who = f"rank {rank}'s new process" if new or record.decision.restart else f"rank {rank}"
     if _ends_by_itself(phase, rank, job):
-        failed = do(attempts.fail, f"{who}: {cause}", at_once=True)
+        failed = do(attempts.fail, f"{who}: {cause.text}", at_once=True)
         return Choosing(now_s), (blamed, failed, do(attempts.choose_again))
-    setback = f"{who}: {cause}" if isinstance(phase, Restarting) or new else ""
+    setback = f"{who}: {cause.text}" if isinstance(phase, Restarting) or new else ""
     charge = () if merged else (rank,)
     pauses = isinstance(phase, Pausing | Rearranging | Announcing)
     return Choosing(now_s), (
@@ -172,13 +173,17 @@ def _fence(phase: Pausing, old: list[int], new: list[int], before: tuple[Command
         usual = f", for which the first processes needed {usual_s:.1f} s" if usual_s is not None else ""
         text = f"{names(new)} did not reach the resilient function within {limit_s:g} s{usual}"
         before = (*before, do(attempts.fail, text, at_once=True))
-    causes = dict.fromkeys(old, "it did not pause in time and was fenced")
-    causes |= dict.fromkeys(new, "it did not reach the resilient function in time and was fenced")
+    causes = dict.fromkeys(old, _late("pause"))
+    causes |= dict.fromkeys(new, _late("reach the resilient function"))
     return Choosing(now_s), (
         *before,
         do(attempts.fence, causes),
         do(attempts.choose_again, charge=tuple(old), new_world=False),
     )
+
+
+def _late(what: str) -> Cause:
+    return Cause(CauseKind.FENCED, f"it did not {what} in time and was fenced")
 
 
 def _spare(phase: Pausing, old: list[int], job: Job, now_s: float) -> tuple[Pausing, tuple[Command, ...]]:
@@ -234,8 +239,8 @@ def stray(phase: Joining | Resuming, _event: Paused, job: Job, now_s: float) -> 
 def fail_world(_phase: Joining | Resuming, _event: Expired, job: Job, now_s: float) -> Next:
     """The world could not be built, and nobody is known to be lost: try another."""
     errors = {rank: job.cause(rank) for rank in job.world.at_stage(Stage.PAUSED)}
-    known = {rank: cause for rank, cause in errors.items() if cause}
-    own = {rank: cause for rank, cause in known.items() if not of_a_connection(cause)}
+    known = {rank: cause for rank, cause in errors.items() if cause.text}
+    own = {rank: cause for rank, cause in known.items() if not of_a_connection(cause.text)}
     others = {rank: cause for rank, cause in known.items() if rank not in own}
     limit = "the world was not built, or committed no step, in time"
     text = "; ".join(filter(None, map(tell, (own, others)))) or limit

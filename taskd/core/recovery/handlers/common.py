@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
+from taskd.core.causes import Cause
 from taskd.core.recovery.actions import Command, Next, do
 from taskd.core.recovery.attempts import begin, refuse, stop
 from taskd.core.recovery.case import report_verdict, take_up
@@ -14,9 +15,9 @@ def ignore(phase: AnyPhase, _event: object, _job: Job, _now_s: float) -> Next:
     return phase, ()
 
 
-def fault(now_s: float, causes: Mapping[int, str], *, free: bool = False, before: Collection[Command] = ()) -> Next:
+def fault(now_s: float, causes: Mapping[int, Cause], *, free: bool = False, before: Collection[Command] = ()) -> Next:
     """A fault begins, of these ranks."""
-    explained = all(map(_explains_itself, causes.values()))
+    explained = all(cause.explains_itself for cause in causes.values())
     commands = (do(take_up, explained=explained), do(begin, causes, free=free), do(report_verdict))
     return Choosing(now_s), (*before, *commands)
 
@@ -29,8 +30,3 @@ def end(now_s: float, reason: str, exit_code: int = 1) -> Next:
 def give_up(now_s: float, reason: str) -> Next:
     """The job cannot go on."""
     return Choosing(now_s), (do(refuse, reason),)
-
-
-def _explains_itself(cause: str) -> bool:
-    """A signal from outside, or for what the process itself has done. All else may be the consequence of another's."""
-    return cause.startswith("signal ") and not cause.startswith(("signal 6 ", "signal 15 "))

@@ -7,7 +7,7 @@ can be kept, and is acted on at once.
 
 from dataclasses import replace
 
-from taskd.core.budget import EXIT_CODE
+from taskd.core.causes import CauseKind
 from taskd.core.recovery.actions import Next, do
 from taskd.core.recovery.attempts import succeed
 from taskd.core.recovery.events import (
@@ -48,7 +48,7 @@ def stop_late(phase: Restarting, _event: Expired, job: Job, now_s: float) -> Nex
 
 def lose_outside(phase: Finishing, event: Lost, job: Job, now_s: float) -> Next:
     """A process ended after all had finished: recover when the others can take part again, or soon."""
-    if job.cause(event.rank).startswith(EXIT_CODE) or job.settled():
+    if job.cause(event.rank).kind is CauseKind.EXITED or job.settled():
         return fault(now_s, job.ended())
     until_s = now_s + job.policy.deadlines.confirm_s
     return replace(phase, until_s=min(phase.until_s or until_s, until_s)), ()

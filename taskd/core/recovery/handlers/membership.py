@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from taskd.core.budget import EARLY_S
+from taskd.core.causes import Cause, CauseKind
 from taskd.core.policy import Strategy
 from taskd.core.recovery import nodes
 from taskd.core.recovery.actions import Command, Next, do
@@ -34,7 +35,7 @@ def lose_node(phase: AnyPhase, event: NodeLost, job: Job, now_s: float) -> Next:
         return phase, ()
     if not job.has_quorum(now_s):
         return phase, () if place in job.absence.held else (do(nodes.hold_back, place, text),)
-    causes = dict.fromkeys(ranks, text)
+    causes = dict.fromkeys(ranks, Cause(CauseKind.NODE, text))
     reported = do(report_lost_node, ranks, text)
     first: tuple[Command, ...]
     if job.incident is None:
@@ -116,7 +117,7 @@ def grow(phase: Running, _event: Candidate, job: Job, now_s: float) -> Next:
 
 def drain(_phase: Running, event: Drained, job: Job, now_s: float) -> Next:
     """Move the ranks of a living node to one that waits: an operator wants it so, or the node is slow."""
-    causes = dict.fromkeys(job.world.on_node(event.place), event.reason)
+    causes = dict.fromkeys(job.world.on_node(event.place), Cause(CauseKind.NODE, event.reason))
     return Rearranging(now_s, drained=event.place), (
         do(rearrange, Strategy.RECOVER, event.reason, causes),
         do(send, Order.PAUSE, reason=event.reason, at_commit=True),

@@ -16,6 +16,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
+from taskd.core.causes import Cause, CauseKind
 from taskd.core.recovery import case
 from taskd.core.recovery.actions import Command, Next, do
 from taskd.core.recovery.attempts import agree, progress
@@ -148,7 +149,7 @@ def explain(phase: Strayed, _event: Answered, job: Job, now_s: float) -> Next:
         return _accuse(verdict, job, now_s)
     if verdict is not None and verdict.kind in case.OWN_ERRORS:
         said = {fact.rank: fact.text for fact in verdict.facts}  # it is dying, and its status not known yet
-        return fault(now_s, {rank: job.cause(rank) or said.get(rank, "") for rank in verdict.culprits})
+        return fault(now_s, {rank: _dying(job.cause(rank), said.get(rank, "")) for rank in verdict.culprits})
     return phase, ()  # the news of a loss may still be on its way
 
 
@@ -217,10 +218,16 @@ def _alarm(verdict: Verdict | None, job: Job, now_s: float, *before: Command) ->
 
 def _accuse(verdict: Verdict, job: Job, now_s: float, before: Collection[Command] = ()) -> Next:
     """Whoever the verdict names is replaced; if it names nobody, every process may go on."""
-    causes = {rank: verdict.kind.value for rank in _named(verdict) if rank in job.world.ranks}
+    cause = Cause(CauseKind.DIAGNOSED, verdict.kind.value)
+    causes = {rank: cause for rank in _named(verdict) if rank in job.world.ranks}
     replaced = do(case.replace_accused, tuple(causes), proven=verdict.proven)
-    causes = causes or {min(verdict.victims or job.world.ranks): verdict.kind.value}
+    causes = causes or {min(verdict.victims or job.world.ranks): cause}
     return fault(now_s, causes, free=not verdict.proven, before=(*before, replaced))
+
+
+def _dying(cause: Cause, said: str) -> Cause:
+    """What a rank says of itself, as long as its end is not known."""
+    return cause if cause.text else Cause(CauseKind.DIAGNOSED, said)
 
 
 def _named(verdict: Verdict) -> tuple[int, ...]:

@@ -1,0 +1,57 @@
+"""Of what a process has ended, or with what error it came out: as a value for decisions, with a text for people."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+_OF_ITSELF: Final = -6
+"""SIGABRT. torch aborts a process now and then that leaves."""
+_FROM_LAUNCHERS: Final = (-6, -15)
+"""What a launcher sends to the others when one has failed, or what comes of it."""
+
+
+class CauseKind(Enum):
+    """What sort of cause it is."""
+
+    EXITED = "exited"  # with a status other than 0
+    EXITED_EARLY = "exited early"  # with status 0, before the others
+    SIGNALLED = "signalled"
+    CAME_OUT = "came out"  # of its collectives, with an error; the process lives
+    DIAGNOSED = "diagnosed"  # by what is known of all ranks
+    NODE = "node"  # it was lost with its node, or moves from it
+    FENCED = "fenced"  # it was late
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One rank's. `status` is that of its process, as Python's subprocess has it: negative for a signal."""
+
+    kind: CauseKind
+    text: str = ""
+    status: int | None = None
+    raised: bool = False
+    """The process itself has said by what error it ends."""
+
+    @property
+    def by_itself(self) -> bool:
+        """Nobody outside has ended the process."""
+        return self.kind in (CauseKind.EXITED, CauseKind.EXITED_EARLY) or self.status == _OF_ITSELF
+
+    @property
+    def explains_itself(self) -> bool:
+        """A signal from outside, or for what the process itself has done. Else another rank may be at fault."""
+        return self.kind is CauseKind.SIGNALLED and self.status not in _FROM_LAUNCHERS
+
+
+EARLY: Final = Cause(CauseKind.EXITED_EARLY, "it exited with status 0 before the others", 0)
+
+
+UNKNOWN: Final = Cause(CauseKind.UNKNOWN)
+
+
+def of_process(status: int | None, text: str, *, raised: bool) -> Cause:
+    """That of a process, by its status; None if it lives, or if its end is not known."""
+    if status is None:
+        return Cause(CauseKind.CAME_OUT if text else CauseKind.UNKNOWN, text)
+    return Cause(CauseKind.SIGNALLED if status < 0 else CauseKind.EXITED, text, status, raised)
