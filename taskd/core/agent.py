@@ -159,8 +159,10 @@ class Node:
             self.stopped = True
         else:
             mine = [order.rank for order in directive.ranks if order.rank in self.slots]
-            for rank in sorted(mine, key=lambda rank: self.slots[rank].state is not State.ENDED):  # starts take longest
-                self._fire(rank, Event.DIRECTED)
+            for rank in sorted(
+                mine, key=lambda rank: self.slots[rank].state is not RankState.ENDED
+            ):  # starts take longest
+                self._fire(rank, NodeEvent.DIRECTED)
         return self._flush()
 
     def occupy(self, ranks: tuple[int, ...]) -> list[Action]:
@@ -168,20 +170,20 @@ class Node:
         for rank in ranks:
             gone = RankStatus(rank=rank, incarnation=-1, generation=0, stage=Stage.DEAD)
             self.slots[rank] = Slot(gone, State.ENDED)
-            self._fire(rank, Event.DIRECTED)
+            self._fire(rank, NodeEvent.DIRECTED)
         return self._flush()
 
     def connected(self, rank: int) -> list[Action]:
         """A process can be spoken to: tell it what is wanted now."""
         self.slots[rank].told = None
-        self._fire(rank, Event.DIRECTED)
+        self._fire(rank, NodeEvent.DIRECTED)
         return self._flush()
 
     def report(self, rank: int, report: WorkerReport) -> list[Action]:
         """A process tells the stage that it has reached."""
         slot = self.slots[rank]
-        row = self._row(rank, Event.REPORTED)
-        if slot.state is State.RUNNING:
+        row = self._row(rank, NodeEvent.REPORTED)
+        if slot.state is RankState.RUNNING:
             slot.status = replace_status(slot.status, report)
         row.act(self, rank)
         return self._flush()
@@ -202,7 +204,7 @@ class Node:
         """
         slot = self.slots[rank]
         row = self._row(rank, Event.ENDED)
-        again = slot.state is State.ENDED
+        again = slot.state is RankState.ENDED
         clean, before, (words, kind) = status == 0, slot.status, slot.words
         slot.status = replace(
             before,
@@ -225,7 +227,7 @@ class Node:
         if order is None or self.directive is None:
             return
         if order.incarnation > slot.status.incarnation:
-            slot.state = State.FENCED
+            slot.state = RankState.FENCED
             self._out.append(Fence(rank))
             return
         self._tell(slot, self.directive)
@@ -331,13 +333,13 @@ def replace_status(status: RankStatus, report: WorkerReport) -> RankStatus:
 Handler = Callable[[Node, int], None]
 
 TABLE: dict[tuple[State, Event], Row[Handler, State]] = {
-    **rows((State.RUNNING,), Event.DIRECTED, Node.reconcile, State.FENCED),
-    **rows((State.RUNNING,), Event.REPORTED, Node.reconcile, State.FENCED),
-    **rows((State.RUNNING, State.FENCED), Event.ENDED, Node.bury, State.ENDED),
-    **rows((State.FENCED,), Event.DIRECTED, Node.ignore),
-    **rows((State.FENCED,), Event.REPORTED, Node.ignore),
-    **rows((State.ENDED,), Event.DIRECTED, Node.succeed),
-    **rows((State.ENDED,), Event.REPORTED, Node.ignore),
+    **rows((State.RUNNING,), NodeEvent.DIRECTED, Node.reconcile, RankState.FENCED),
+    **rows((State.RUNNING,), NodeEvent.REPORTED, Node.reconcile, RankState.FENCED),
+    **rows((State.RUNNING, RankState.FENCED), Event.ENDED, Node.reap, State.ENDED),
+    **rows((RankState.FENCED,), NodeEvent.DIRECTED, Node.ignore),
+    **rows((RankState.FENCED,), NodeEvent.REPORTED, Node.ignore),
+    **rows((State.ENDED,), NodeEvent.DIRECTED, Node.succeed),
+    **rows((State.ENDED,), NodeEvent.REPORTED, Node.ignore),
     **rows((State.ENDED,), Event.ENDED, Node.ignore),
     **rows(State, Event.STARTED, Node.take, State.RUNNING),
 }

@@ -40,8 +40,8 @@ MACHINES = (
             recovery.Phase.RUNNING: (Event.OVERTAKEN,),
         },
     ),
-    Machine("node", agent.TABLE, agent.State.RUNNING),
-    Machine("worker", worker.TABLE, worker.State.SETUP, (worker.State.RELEASED,)),
+    Machine("node", agent.TABLE, agent.RankState.RUNNING),
+    Machine("worker", worker.TABLE, worker.WorkerState.SETUP, (worker.WorkerState.RELEASED,)),
 )
 
 

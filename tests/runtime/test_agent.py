@@ -15,7 +15,7 @@ import pytest
 from taskd.config.address import LOOPBACK, Address
 from taskd.config.agent import AgentConfig
 from taskd.core.evidence import Ending, Evidence, RunState
-from taskd.core.meeting import Meeting
+from taskd.core.rendezvous import Rendezvous
 from taskd.runtime.agent.agent import NodeAgent
 from taskd.runtime.agent.ports import NodeIdentity
 from taskd.runtime.links.links import ManagerSocket, Peer
@@ -27,7 +27,7 @@ from tests.runtime.host import Host
 from tests.wire.peers import NONE
 
 LIMIT_S = 20.0
-STORE = Meeting("127.0.0.1", 1)
+STORE = Rendezvous("127.0.0.1", 1)
 IDENTITY = NodeIdentity(0, 1, (0, 1), None, 5)
 
 
@@ -37,7 +37,7 @@ class ScriptedManager:
     def __init__(self, socket: ManagerSocket) -> None:
         self.socket = socket
         self.heard: list[NodeStatus] = []
-        self.testimonies: list[messages.Testimony] = []
+        self.evidence_reports: list[messages.EvidenceReport] = []
         self.sequence = 0
         self.records = ""
         self._peer: Peer | None = None
@@ -55,20 +55,20 @@ class ScriptedManager:
         if self.socket.poll(length_s):
             for peer, status in self.socket.receive():
                 self._peer = peer
-                if isinstance(status, messages.Testimony):
-                    self.testimonies.append(status)
+                if isinstance(status, messages.EvidenceReport):
+                    self.evidence_reports.append(status)
                     continue
                 assert isinstance(status, NodeStatus)
                 self.heard.append(status)
 
-    def testimony(self, *, asked: bool) -> dict[int, Evidence]:
-        """The next testimony, of this sort."""
+    def evidence_report(self, *, asked: bool) -> dict[int, Evidence]:
+        """The next evidence_report, of this sort."""
         end_s = time.monotonic() + LIMIT_S
-        while not self.testimonies:
+        while not self.evidence_reports:
             assert time.monotonic() < end_s
             self.listen(0.05)
-        told = self.testimonies.pop(0)
-        assert bool(told.inquiry) is asked
+        told = self.evidence_reports.pop(0)
+        assert bool(told.probe) is asked
         return {rank: msgspec.msgpack.decode(raw, type=Evidence) for rank, raw in told.evidence.items()}
 
     def say(
@@ -78,7 +78,7 @@ class ScriptedManager:
         *incarnations: int,
         reason: str = "",
         exit_code: int = 0,
-        inquiry: int = 0,
+        probe: int = 0,
     ) -> None:
         """Direct the agent; `incarnations` of ranks 0 and 1."""
         assert self._peer is not None
@@ -92,7 +92,7 @@ class ScriptedManager:
             ranks=ranks,
             reason=reason,
             exit_code=exit_code,
-            inquiry=inquiry,
+            probe=probe,
             records=self.records,
         )
         assert self.socket.send(self._peer, directive)
@@ -209,7 +209,7 @@ def test_a_death_is_testified_to_unasked_and_one_that_was_ordered_is_not(
     manager.until(lambda status: status.ranks[0].incarnation == 1)
     pid = host.pid(1)
     host.processes[1].kill()
-    found = manager.testimony(asked=False)
+    found = manager.evidence_report(asked=False)
     assert list(found) == [1]
     assert found[1].node == 0
     assert found[1].process is not None
@@ -223,15 +223,15 @@ def test_a_death_is_testified_to_unasked_and_one_that_was_ordered_is_not(
 def test_a_death_is_testified_to_when_the_manager_knows_whose_rank_it_was(
     agent: NodeAgent, host: Host, manager: ScriptedManager
 ) -> None:
-    """Before its first order it may not have heard of this agent: a report can be lost, a testimony come through."""
+    """Before its first order it may not have heard of this agent: a report can be lost, a evidence_report come through."""
     manager.until(lambda status: True)
     host.processes[1].kill()
     manager.until(lambda status: status.ranks[1].stage is Stage.DEAD)
     agent.stopping()
     manager.until(lambda status: status.leaving)
-    assert manager.testimonies == []
+    assert manager.evidence_reports == []
     manager.say(Order.RUN, 0, 0, 0)
-    assert list(manager.testimony(asked=False)) == [1]
+    assert list(manager.evidence_report(asked=False)) == [1]
 
 
 def test_a_question_is_answered_once_with_what_is_known_of_all_that_live(
@@ -241,15 +241,15 @@ def test_a_question_is_answered_once_with_what_is_known_of_all_that_live(
     host.processes[1].send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, host.pid(1), os.WSTOPPED | os.WNOWAIT)
     for _ in range(3):
-        manager.say(Order.RUN, 0, 0, 0, inquiry=7)
-    found = manager.testimony(asked=True)
-    manager.say(Order.RUN, 0, 0, 0, inquiry=8)
-    assert manager.testimony(asked=True).keys() == found.keys() == {0, 1}
+        manager.say(Order.RUN, 0, 0, 0, probe=7)
+    found = manager.evidence_report(asked=True)
+    manager.say(Order.RUN, 0, 0, 0, probe=8)
+    assert manager.evidence_report(asked=True).keys() == found.keys() == {0, 1}
     assert found[1].process is not None
     assert found[1].process.state is RunState.STOPPED
     count = len(manager.heard)
     manager.until(lambda status: len(manager.heard) > count + 1)
-    assert manager.testimonies == []
+    assert manager.evidence_reports == []
 
 
 def test_the_generation_is_that_of_the_newest_order(agent: NodeAgent, manager: ScriptedManager) -> None:
@@ -336,7 +336,7 @@ def test_a_rank_that_torchrun_ends_has_not_failed(agent: NodeAgent, host: Host, 
     manager.until(lambda status: status.ranks[0].stage is Stage.DEAD)
     agent.stop()
     manager.listen(0.0)
-    told = [rank for testimony in manager.testimonies for rank in testimony.evidence]
+    told = [rank for evidence_report in manager.evidence_reports for rank in evidence_report.evidence]
     assert told == [1]
 
 

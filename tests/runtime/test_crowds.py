@@ -101,13 +101,13 @@ def test_nobody_testifies_to_the_ranks_of_others(
         agent.obey(Order.RUN)
         for number in range(100):
             evidence = dict.fromkeys(range(4096 * number, 4096 * (number + 1)), nothing)
-            testimony = messages.Testimony(
-                job_id="job", agent_id=STATUS.agent_id, proof=STATUS.proof, inquiry=0, evidence=evidence
+            evidence_report = messages.EvidenceReport(
+                job_id="job", agent_id=STATUS.agent_id, proof=STATUS.proof, probe=0, evidence=evidence
             )
-            say(liar, codec.encode(testimony))
-            own = msgspec.structs.replace(testimony, agent_id=agent.status.agent_id, proof=agent.status.proof)
+            say(liar, codec.encode(evidence_report))
+            own = msgspec.structs.replace(evidence_report, agent_id=agent.status.agent_id, proof=agent.status.proof)
             say(liar, codec.encode(own))
-        until(liar, lambda _: manager._socket.refused["testimony"] == 200)
+        until(liar, lambda _: manager._socket.refused["evidence_report"] == 200)
         assert set(manager._core.watch._evidence) <= {0, 1}
         assert agent.obey(Order.RUN).generation == 0
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1

@@ -20,8 +20,8 @@ from taskd.core.agent import Action as NodeAction
 from taskd.core.agent import Start
 from taskd.core.recovery import Action, Diagnosed, Recovery
 from taskd.core.recovery.record import FaultRecord
-from taskd.core.verdict import Kind
-from taskd.core.worker import State
+from taskd.core.findings import Kind
+from taskd.core.worker import WorkerState
 from taskd.wire.messages import Condition, Directive, Join, NodeStatus, Order, Pause, Release, Stage, WorldPlan
 from tests.sim.process import Process, chain
 
@@ -68,11 +68,11 @@ class Judge:
 
     def diagnosed(self, told: Diagnosed) -> None:
         """Nobody is blamed for a hang who is well."""
-        for fact in told.verdict.facts:
+        for fact in told.diagnosis.facts:
             process = told.evidence[fact.rank].process if fact.kind is Kind.STOPPED else None
             if process is not None:
                 hung = self._by_pid[process.pid].hung
-                demand(hung, "rank {} is blamed: {}", fact.rank, told.verdict.sentence)
+                demand(hung, "rank {} is blamed: {}", fact.rank, told.diagnosis.sentence)
                 self.hangs_found += 1
 
     # ---- processes
@@ -230,7 +230,7 @@ class Judge:
         missing = self._sets[1] - set(map(self.sim.replicas_of, plan.ranks))
         demand(not missing, "nobody is left of replica set {}: {}", missing, plan)
         for process in self._living(plan.ranks):
-            there = process.worker.state is State.PAUSED and process.worker.pause_generation == plan.generation
+            there = process.worker.state is WorkerState.PAUSED and process.worker.pause_generation == plan.generation
             demand(there, "{} is not paused for {}", process.name, plan)
             kept = plan.target_step >= process.step or process.step not in self._common_steps(plan.ranks)
             demand(kept or process.condition is not Condition.CLEAN, "{} holds a later step: {}", process.name, plan)
@@ -244,8 +244,10 @@ class Judge:
             return
         for process in self._living([order.rank for order in directive.ranks]):
             state = process.worker.state
-            demand(state in (State.FINISHED, State.RELEASED), "{} is let go in state {}", process.name, state)
-            bound = self.sim.script.bounds[process.call - (state is State.RELEASED)]
+            demand(
+                state in (WorkerState.FINISHED, WorkerState.RELEASED), "{} is let go in state {}", process.name, state
+            )
+            bound = self.sim.script.bounds[process.call - (state is WorkerState.RELEASED)]
             demand(process.step >= bound, "{} is let go at step {} of {}", process.name, process.step, bound)
 
     def _anew(self, core: Recovery) -> None:

@@ -9,7 +9,7 @@ from taskd.core.recovery.events import AnyEvent
 from taskd.core.recovery.phases import AnyPhase
 from taskd.core.recovery.record import FaultRecord
 from taskd.core.rhythm import Hang
-from taskd.core.verdict import Verdict
+from taskd.core.findings import Diagnosis
 from taskd.wire.messages import Directive
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Superseded:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosed:
-    """A fault has a verdict, or another one than before.
+    """A fault has a diagnosis, or another one than before.
 
     Attributes:
         fault: number of the fault, counted by this manager from 1.
@@ -86,7 +86,7 @@ class Diagnosed:
     """
 
     fault: int
-    verdict: Verdict
+    diagnosis: Diagnosis
     evidence: Mapping[int, Evidence]
     hang: Hang | None
     since_s: float

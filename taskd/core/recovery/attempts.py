@@ -247,7 +247,7 @@ def succeed(job: Job, now_s: float) -> None:
 
 def stop(job: Job, now_s: float, reason: str, exit_code: int = 1) -> None:
     """The job ends."""
-    if exit_code and not job.case.open and job.ended():  # else a launcher ends its ranks: that needs no verdict
+    if exit_code and not job.case.open and job.ended():  # else a launcher ends its ranks: that needs no diagnosis
         open_case(job, now_s)
     send(job, now_s, Order.STOP, reason=reason, exit_code=exit_code)
     job.out.append(JobEnded(reason, exit_code, job.record))

@@ -3,7 +3,7 @@
 Rules:
 
 1. A death is recovered from at once: evidence explains it and delays nothing.
-2. A verdict is reported once for a fault, and again only if its kind or its culprits change.
+2. A diagnosis is reported once for a fault, and again only if its kind or its culprits change.
 3. Slow ranks and losses that are not finite are reported and change nothing (`pace.py`).
 
 The functions that take a time are commands, `(job, now_s, …)`; what they know of the ranks is in `Case.watch`.
@@ -18,7 +18,7 @@ from taskd.core.evidence import Evidence
 from taskd.core.recovery.actions import Diagnosed, Note
 from taskd.core.recovery.orders import send
 from taskd.core.rhythm import Activity, Hang
-from taskd.core.verdict import Kind, Verdict
+from taskd.core.findings import Kind, Diagnosis
 from taskd.core.watch import Watch
 from taskd.wire.messages import Order
 
@@ -66,8 +66,8 @@ def close_case(job: "Job") -> None:
 
 def ask(job: "Job", now_s: float, hang: Hang | None) -> None:
     """The next directive carries a question, by a number that no other manager has asked by."""
-    job.orders.inquiry = job.orders.sequence + 1
-    job.case.watch.ask(job.orders.inquiry, now_s, hang)
+    job.orders.probe = job.orders.sequence + 1
+    job.case.watch.ask(job.orders.probe, now_s, hang)
 
 
 def probe(job: "Job", now_s: float, hang: Hang | None) -> None:
@@ -156,40 +156,40 @@ def replace_accused(job: "Job", now_s: float, ranks: Collection[int], *, proven:
 def report_verdict(job: "Job", now_s: float, *, live: bool = False) -> None:
     """Report what the fault is, as far as it is known, unless that was reported. `live`: the ranks train."""
     record, watch = job.record, job.case.watch
-    verdict = watch.verdict(job.world.ranks, now_s)
-    if verdict is None:
+    diagnosis = watch.diagnosis(job.world.ranks, now_s)
+    if diagnosis is None:
         return
-    if record is None and not verdict.proven and job.policy.recover_hangs:
-        text = f"Unless it gets on, it is recovered from in {watch.patience_s:.0f} s (TASKD_HANG_PATIENCE_S)."
-        verdict = replace(verdict, sentence=f"{verdict.sentence} {text}")
+    if record is None and not diagnosis.proven and job.policy.recover_hangs:
+        text = f"Unless it gets on, it is recovered from in {watch.unproven_s:.0f} s (TASKD_HANG_UNPROVEN_S)."
+        diagnosis = replace(diagnosis, sentence=f"{diagnosis.sentence} {text}")
     if record is not None:
-        record.verdict = verdict
+        record.diagnosis = diagnosis
         record.step = max(record.step, watch.newest_step())
-    _report_if_new(job, now_s, verdict, live=live)
+    _report_if_new(job, now_s, diagnosis, live=live)
 
 
 def report_lost_node(job: "Job", now_s: float, ranks: Collection[int], text: str) -> None:
     """Ranks are lost with their node, of which no evidence can come."""
-    verdict = lost_with_node(ranks, text)
-    if job.record is not None and job.record.verdict is None:
-        job.record.verdict = verdict
-    _report_if_new(job, now_s, verdict, live=False)
+    diagnosis = lost_with_node(ranks, text)
+    if job.record is not None and job.record.diagnosis is None:
+        job.record.diagnosis = diagnosis
+    _report_if_new(job, now_s, diagnosis, live=False)
 
 
-def _report_if_new(job: "Job", now_s: float, verdict: Verdict, *, live: bool) -> None:
+def _report_if_new(job: "Job", now_s: float, diagnosis: Diagnosis, *, live: bool) -> None:
     case = job.case
-    if case.reported != (verdict.kind, verdict.culprits):
-        case.reported = verdict.kind, verdict.culprits
-        quiet = job.record is not None or (live and case.open and verdict.kind in OWN_ERRORS)
-        report(job, now_s, verdict, case.watch.evidence(now_s), reported=not quiet)
+    if case.reported != (diagnosis.kind, diagnosis.culprits):
+        case.reported = diagnosis.kind, diagnosis.culprits
+        quiet = job.record is not None or (live and case.open and diagnosis.kind in OWN_ERRORS)
+        report(job, now_s, diagnosis, case.watch.evidence(now_s), reported=not quiet)
 
 
-def report(job: "Job", now_s: float, verdict: Verdict, evidence: Mapping[int, Evidence], *, reported: bool) -> None:
-    """The newest fault has this verdict. `reported`: nothing else tells of it."""
+def report(job: "Job", now_s: float, diagnosis: Diagnosis, evidence: Mapping[int, Evidence], *, reported: bool) -> None:
+    """The newest fault has this diagnosis. `reported`: nothing else tells of it."""
     job.out.append(
         Diagnosed(
             fault=job.case.faults,
-            verdict=verdict,
+            diagnosis=diagnosis,
             evidence=evidence,
             hang=job.case.watch.hang,
             since_s=now_s if job.case.since_s is None else job.case.since_s,

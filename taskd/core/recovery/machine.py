@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from taskd.core.evidence import Evidence
-from taskd.core.places import Standing
+from taskd.core.places import Reporter
 from taskd.core.policy import Policy
 from taskd.core.recovery import case, intake, observing, pace
 from taskd.core.recovery.absence import look_again
@@ -130,9 +130,9 @@ class Recovery:
         place = world.nodes.place_of(status.agent_id)
         if place in was_dead - world.nodes.dead_nodes:
             intake.give_time(job, place, now_s)
-        if standing is Standing.CANDIDATE and not forming:
+        if standing is Reporter.CANDIDATE and not forming:
             self.fire(Candidate(), now_s)
-        elif standing is Standing.HOLDER and place is not None and status.node_rank in (place, -1):
+        elif standing is Reporter.HOLDER and place is not None and status.node_rank in (place, -1):
             intake.hear_holder(self, status, place, now_s)
             observing.note_progress(job, self.phase, status, place, now_s)
         if self.phase is Phase.FORMING and intake.may_be_whole(job, status):
@@ -141,10 +141,10 @@ class Recovery:
             self.fire(Echoed(), now_s)
         return self._flush(now_s)
 
-    def testify(self, agent_id: str, inquiry: int, evidence: Mapping[int, Evidence], now_s: float) -> list[Action]:
-        """An agent says what it knows of its own processes, asked (`Directive.inquiry`) or because one has ended."""
+    def hear_evidence(self, agent_id: str, probe: int, evidence: Mapping[int, Evidence], now_s: float) -> list[Action]:
+        """An agent says what it knows of its own processes, asked (`Directive.probe`) or because one has ended."""
         if not self.superseded and self.phase is not Phase.FORMING:
-            observing.note_evidence(self.job, self.phase, agent_id, inquiry, evidence, now_s)
+            observing.note_evidence(self.job, self.phase, agent_id, probe, evidence, now_s)
             if self.phase in (Phase.STRAYED, Phase.SUSPECTING) and case.all_answered(self.job):
                 self.fire(Answered(), now_s)
         return self._flush(now_s)

@@ -37,14 +37,14 @@ def _note_end_of_doubt(job: Job, now_s: float) -> None:
 
 
 def note_evidence(
-    job: Job, phase: Phase, agent_id: str, inquiry: int, evidence: Mapping[int, Evidence], now_s: float
+    job: Job, phase: Phase, agent_id: str, probe: int, evidence: Mapping[int, Evidence], now_s: float
 ) -> None:
     """What an agent knows of its processes. What it says of ranks that are not its own is passed over."""
     places, case = job.world.nodes.known_places(agent_id), job.case
     if not places:
         return
     own = {rank: known for rank, known in evidence.items() if rank // job.policy.ranks_per_node in places}
-    case.watch.hear(agent_id, inquiry, own, now_s)
+    case.watch.hear(agent_id, probe, own, now_s)
     seen = {rank: known for rank, known in own.items() if known.non_finite is not None}
     if seen:
         note_not_finite(job, now_s, seen)
@@ -57,7 +57,7 @@ def note_evidence(
 
 def _note_own_error(job: Job, now_s: float) -> None:
     """A rank says what it dies of: that is known before it is dead."""
-    verdict = job.case.watch.verdict(job.world.ranks, now_s)
-    if verdict is not None and verdict.kind in OWN_ERRORS:
+    diagnosis = job.case.watch.diagnosis(job.world.ranks, now_s)
+    if diagnosis is not None and diagnosis.kind in OWN_ERRORS:
         open_case(job, now_s)
         report_verdict(job, now_s, live=True)

@@ -9,7 +9,7 @@ Rules:
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from taskd.core.meeting import NOWHERE, Meeting
+from taskd.core.rendezvous import NOWHERE, Rendezvous
 from taskd.core.recovery.actions import Publish
 from taskd.core.recovery.record import tell
 from taskd.wire.messages import Directive, Ledger, Order, Place, WorldPlan
@@ -27,7 +27,7 @@ class Orders:
     """Number of the newest directive. The first of a new manager must exceed those of the job's former ones."""
     term: int = 0
     """Number of this manager: agents obey the highest that they know."""
-    inquiry: int = 0
+    probe: int = 0
     """Number of the newest question to the agents."""
     directive: Directive | None = None
 
@@ -41,7 +41,7 @@ def send(
     reason: str = "",
     exit_code: int = 0,
     at_commit: bool = False,
-    meeting: Meeting = NOWHERE,
+    meeting: Rendezvous = NOWHERE,
 ) -> None:
     """Publish a directive. Without a `reason` it names the causes of the fault under way."""
     orders, world = job.orders, job.world
@@ -59,7 +59,7 @@ def send(
         exit_code=exit_code,
         node_count=job.policy.node_count,
         at_commit=at_commit,
-        inquiry=orders.inquiry,
+        probe=orders.probe,
         store_host=meeting.host,
         store_port=meeting.port,
         store_key=meeting.key,

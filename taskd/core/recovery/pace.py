@@ -18,7 +18,7 @@ from taskd.core.recovery.case import report
 from taskd.core.stragglers.detector import Layout
 from taskd.core.stragglers.exclusion import Exclusion, exclusion
 from taskd.core.stragglers.pacing import Pacing
-from taskd.core.stragglers.verdict import Straggler
+from taskd.core.stragglers.diagnosis import Straggler
 from taskd.wire.messages import RankSpan
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ def compare_paces(job: "Job", now_s: float) -> Exclusion | None:
     pace.compared_s = now_s
     for found in pacing.found():
         job.case.faults += 1
-        report(job, now_s, *pacing.verdict(found), reported=True)
-        if job.policy.recover_slow and found.accused:
+        report(job, now_s, *pacing.diagnosis(found), reported=True)
+        if job.policy.recover_slow and found.blamed:
             pace.slow.append(found)
     pace.slow = [found for found in pace.slow if pacing.lasts(found)]
     for found in pace.slow:
@@ -96,9 +96,9 @@ def note_not_finite(job: "Job", now_s: float, seen: Mapping[int, Evidence]) -> N
         pace.not_finite.setdefault(rank, Evidence(known.node, known.process, non_finite=known.non_finite))
     if set(pace.not_finite) == before:
         return
-    verdict = diagnose(pace.not_finite)
-    if verdict is None or (before and verdict.culprits == pace.reported):
+    diagnosis = diagnose(pace.not_finite)
+    if diagnosis is None or (before and diagnosis.culprits == pace.reported):
         return
     job.case.faults += not before
-    pace.reported = verdict.culprits
-    report(job, now_s, verdict, dict(pace.not_finite), reported=True)
+    pace.reported = diagnosis.culprits
+    report(job, now_s, diagnosis, dict(pace.not_finite), reported=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, TypeAlias
 
-from taskd.core.meeting import NOWHERE, Meeting
+from taskd.core.rendezvous import NOWHERE, Rendezvous
 
 
 class Phase(Enum):
@@ -142,7 +142,7 @@ class Restarting:
 
     kind: ClassVar[Phase] = Phase.RESTARTING
     since_s: float
-    meeting: Meeting = NOWHERE
+    meeting: Rendezvous = NOWHERE
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The plan of the next world, and the milestones on the way to it."""
 
 from taskd.core import quorum
-from taskd.core.meeting import NOWHERE, Meeting
+from taskd.core.rendezvous import NOWHERE, Rendezvous
 from taskd.core.policy import Strategy
 from taskd.core.ranks import Held, Restore, plan_restore
 from taskd.core.recovery.actions import Note
@@ -56,12 +56,12 @@ def store_host(world: World) -> NodeStatus:
     return world.nodes.by_place[min(place for place in world.places if place not in world.nodes.dead_nodes)].status
 
 
-def meeting_of(world: World) -> Meeting:
+def meeting_of(world: World) -> Rendezvous:
     """The store at which the processes of a world that starts anew meet; none if no node lives."""
     if set(world.places) <= world.nodes.dead_nodes:
         return NOWHERE
     host = store_host(world)
-    return Meeting(host.store_host, host.store_port, host.store_key)
+    return Rendezvous(host.store_host, host.store_port, host.store_key)
 
 
 def plan_world(job: Job, now_s: float, restore: Restore) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 from taskd.core.causes import Cause
 from taskd.core.policy import Strategy
 from taskd.core.strategy import Decision
-from taskd.core.verdict import Verdict
+from taskd.core.findings import Diagnosis
 from taskd.core.world import RankView
 
 NOTHING: Final = Decision(Strategy.EXIT, False, "")
@@ -52,7 +52,7 @@ class FaultRecord:
     """Its number; 0 if nothing has failed."""
     generation: int = 0
     decision: Decision = NOTHING
-    verdict: Verdict | None = None
+    diagnosis: Diagnosis | None = None
     attempts: int = 0
     setbacks: list[str] = field(default_factory=list)
     """The attempts that failed, and why."""

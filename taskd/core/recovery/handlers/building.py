@@ -52,7 +52,7 @@ from taskd.core.recovery.planning import announced, mark, note, plan_of, plan_wo
 from taskd.core.recovery.record import tell
 from taskd.core.recovery.reprieve import reprieve
 from taskd.core.recovery.situation import refused
-from taskd.core.verdict import names
+from taskd.core.findings import names
 from taskd.core.watch import ANSWER_S
 from taskd.wire.messages import Order, Stage
 

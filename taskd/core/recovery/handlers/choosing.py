@@ -1,6 +1,6 @@
 """From the strategy that was chosen to what is done first."""
 
-from taskd.core.meeting import NOWHERE
+from taskd.core.rendezvous import NOWHERE
 from taskd.core.recovery.actions import Next, do
 from taskd.core.recovery.events import Kept, Refused, Restarted, Undecided
 from taskd.core.recovery.handlers.common import end

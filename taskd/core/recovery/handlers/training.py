@@ -4,11 +4,11 @@ Rules:
 
 1. A rank that comes out of its collectives, or fails before any step, is mostly explained by the news of another: that
    is awaited (`Strayed`). Whoever fails in that time belongs to it.
-2. A job without progress is asked about (`Suspecting`). A verdict that names living ranks has them replaced, as if they
+2. A job without progress is asked about (`Suspecting`). A diagnosis that names living ranks has them replaced, as if they
    had died. One that names nobody leaves all processes alive: the step is done again.
 3. An agent that does not answer is waited for as long as it may be silent: whether its node is lost is not judged here.
-   One that is heard is asked again. A verdict that names all ranks is only reported, until it has come again and again.
-4. A verdict on a hang that is not proven is reported at once, and acted upon when patience is over (`core/watch.py`).
+   One that is heard is asked again. A diagnosis that names all ranks is only reported, until it has come again and again.
+4. A diagnosis on a hang that is not proven is reported at once, and acted upon after `unproven_s` (`core/watch.py`).
    That spends no restart: it may have been a false alarm.
 """
 
@@ -41,7 +41,7 @@ from taskd.core.recovery.job import Job
 from taskd.core.recovery.orders import send
 from taskd.core.recovery.phases import Finishing, Forming, Running, Strayed, Suspecting, Training
 from taskd.core.recovery.takeover import release, take_over
-from taskd.core.verdict import Kind, Verdict
+from taskd.core.findings import Kind, Diagnosis
 from taskd.core.watch import AGAIN_S, ANSWER_S
 from taskd.wire.messages import Order, Stage
 
@@ -144,12 +144,12 @@ def explain(phase: Strayed, _event: Answered, job: Job, now_s: float) -> Next:
     ended = job.ended()
     if ended:
         return fault(now_s, ended)
-    verdict = job.case.watch.verdict(job.world.ranks, now_s)
-    if verdict is not None and verdict.kind in _OF_THE_LIVING:
-        return _accuse(verdict, job, now_s)
-    if verdict is not None and verdict.kind in case.OWN_ERRORS:
-        said = {fact.rank: fact.text for fact in verdict.facts}  # it is dying, and its status not known yet
-        return fault(now_s, {rank: _dying(job.cause(rank), said.get(rank, "")) for rank in verdict.culprits})
+    diagnosis = job.case.watch.diagnosis(job.world.ranks, now_s)
+    if diagnosis is not None and diagnosis.kind in _OF_THE_LIVING:
+        return _accuse(diagnosis, job, now_s)
+    if diagnosis is not None and diagnosis.kind in case.OWN_ERRORS:
+        said = {fact.rank: fact.text for fact in diagnosis.facts}  # it is dying, and its status not known yet
+        return fault(now_s, {rank: _dying(job.cause(rank), said.get(rank, "")) for rank in diagnosis.culprits})
     return phase, ()  # the news of a loss may still be on its way
 
 
@@ -177,11 +177,11 @@ def judge(_phase: Suspecting, _event: Answered | Expired, job: Job, now_s: float
     if ended:
         return fault(now_s, ended)
     watch, hang = job.case.watch, job.case.watch.hang
-    verdict = watch.verdict(job.world.ranks, now_s)
-    certain = verdict is not None and verdict.proven and bool(_named(verdict)) and not watch.got_on()
+    diagnosis = watch.diagnosis(job.world.ranks, now_s)
+    certain = diagnosis is not None and diagnosis.proven and bool(_named(diagnosis)) and not watch.got_on()
     if hang is None or (hang.early and not certain):
         return Running(now_s), (do(case.withdraw, glanced=True),)
-    excuse = watch.excuse(verdict)
+    excuse = watch.excuse(diagnosis)
     if excuse is not None:
         place, activity = excuse
         text = f"no step for {hang.silent_s:.1f} s: it is the {activity.value}"
@@ -189,40 +189,40 @@ def judge(_phase: Suspecting, _event: Answered | Expired, job: Job, now_s: float
         return Running(now_s), (known, do(case.withdraw, glanced=True, note=text))
     if watch.got_on():
         return Running(now_s), (do(case.withdraw, glanced=True),)
-    if verdict is not None and not verdict.proven:
-        return _doubt(verdict, job, now_s)
-    return _alarm(verdict, job, now_s)
+    if diagnosis is not None and not diagnosis.proven:
+        return _doubt(diagnosis, job, now_s)
+    return _alarm(diagnosis, job, now_s)
 
 
-def _doubt(verdict: Verdict, job: Job, now_s: float) -> Next:
+def _doubt(diagnosis: Diagnosis, job: Job, now_s: float) -> Next:
     """Whoever may be at work is reported at once, and is waited for."""
     watch, hang = job.case.watch, job.case.watch.hang
     new = watch.doubt is None or hang is None or watch.doubt.since_s != hang.since_s
     again = do(case.doubt, job.case.faults + 1)
     if not watch.patient(now_s):
-        return _alarm(verdict, job, now_s, again)
+        return _alarm(diagnosis, job, now_s, again)
     reported = (do(case.report_once),) if new else ()
     return Running(now_s), (again, *reported, do(case.withdraw))
 
 
-def _alarm(verdict: Verdict | None, job: Job, now_s: float, *before: Command) -> Next:
+def _alarm(diagnosis: Diagnosis | None, job: Job, now_s: float, *before: Command) -> Next:
     """Somebody has to be replaced. If all are named, nobody is left to give the state: somebody has paused the job."""
-    named = _named(verdict) if verdict is not None else ()
+    named = _named(diagnosis) if diagnosis is not None else ()
     alarms = job.case.watch.next_alarm()
     spares_somebody = alarms > len(AGAIN_S) or not set(job.world.ranks) <= set(named)
     counted = (*before, do(case.count_alarm))
-    if job.policy.recover_hangs and verdict is not None and spares_somebody:
-        return _accuse(verdict, job, now_s, counted)
+    if job.policy.recover_hangs and diagnosis is not None and spares_somebody:
+        return _accuse(diagnosis, job, now_s, counted)
     return Running(now_s), (*counted, do(case.report_once), do(case.withdraw))
 
 
-def _accuse(verdict: Verdict, job: Job, now_s: float, before: Collection[Command] = ()) -> Next:
-    """Whoever the verdict names is replaced; if it names nobody, every process may go on."""
-    cause = Cause(CauseKind.DIAGNOSED, verdict.kind.value)
-    causes = {rank: cause for rank in _named(verdict) if rank in job.world.ranks}
-    replaced = do(case.replace_accused, tuple(causes), proven=verdict.proven)
-    causes = causes or {min(verdict.victims or job.world.ranks): cause}
-    return fault(now_s, causes, free=not verdict.proven, before=(*before, replaced))
+def _accuse(diagnosis: Diagnosis, job: Job, now_s: float, before: Collection[Command] = ()) -> Next:
+    """Whoever the diagnosis names is replaced; if it names nobody, every process may go on."""
+    cause = Cause(CauseKind.DIAGNOSED, diagnosis.kind.value)
+    causes = {rank: cause for rank in _named(diagnosis) if rank in job.world.ranks}
+    replaced = do(case.replace_accused, tuple(causes), proven=diagnosis.proven)
+    causes = causes or {min(diagnosis.victims or job.world.ranks): cause}
+    return fault(now_s, causes, free=not diagnosis.proven, before=(*before, replaced))
 
 
 def _dying(cause: Cause, said: str) -> Cause:
@@ -230,6 +230,6 @@ def _dying(cause: Cause, said: str) -> Cause:
     return cause if cause.text else Cause(CauseKind.DIAGNOSED, said)
 
 
-def _named(verdict: Verdict) -> tuple[int, ...]:
+def _named(diagnosis: Diagnosis) -> tuple[int, ...]:
     """Who is to be replaced. That a node is silent is no reason: whether it is lost, its heartbeats tell."""
-    return () if verdict.kind is Kind.SILENT else verdict.culprits
+    return () if diagnosis.kind is Kind.SILENT else diagnosis.culprits
