@@ -7,12 +7,12 @@ Method. Jobs that now and then do something else than steps, as `works.py` has i
 server that answers late, sleep, a loop in Python, garbage collection, compilation, checkpoints, evaluations. While rank
 0 is at it the others wait in a barrier.
 
-*Virtual*: the manager's core with four ranks, 24 hours for each of `--seeds` seeds. Whenever it asks, the ranks testify
+*Virtual*: the manager's core with four ranks, 24 hours for each of `--seeds` seeds. Whenever it asks, the ranks report
 what such work looks like from outside. Patience is 10 minutes, as is the default.
 
 *Real*: `scripts/foreign.py` with 4 ranks under taskd, with everything switched on, for so many hours.
 
-The last line counts the verdicts that were told, those of them that were taken for proven, the ranks replaced and the
+The last line counts the diagnoses that were told, those of them that were taken for proven, the ranks replaced and the
 restarts spent. The exit status is 1 unless the last three are 0.
 """
 
@@ -70,7 +70,7 @@ _LOOKS: Final = {
 """How the threads of a rank stand that is at this."""
 
 
-def testimony(work: Work, step: int, age_s: float) -> dict[int, Evidence]:
+def evidence_report(work: Work, step: int, age_s: float) -> dict[int, Evidence]:
     """Of all ranks, while this is done."""
     found = {}
     for rank in range(RANKS):
@@ -103,8 +103,8 @@ class Day:
                 job.train(1, STEP_S)
                 self.seen["steps"] += 1
             self._do(work)
-        self.seen["told"] = len({told.fault for told in job.verdicts})
-        self.seen["proven"] = sum(told.verdict.proven for told in job.verdicts)
+        self.seen["told"] = len({told.fault for told in job.diagnoses})
+        self.seen["proven"] = sum(told.diagnosis.proven for told in job.diagnoses)
         self.seen["replaced"] = sum(job.incarnations)
         self.seen["restarts"] = job.core.budget.spent if job.core.budget is not None else 0
         return self.seen
@@ -116,9 +116,9 @@ class Day:
         while job.now_s < end_s:
             job.silent_for(min(BEAT_S, end_s - job.now_s))
             if job.at(Phase.STRAYED) and job.progress is not None:
-                job.testify(0, testimony(work, job.progress.step, job.now_s - begun_s))
+                job.hear_evidence(0, evidence_report(work, job.progress.step, job.now_s - begun_s))
             if job.at(Phase.PAUSING) or job.at(Phase.STOPPED):
-                raise BenchmarkError(f"after step {work.after}: {work} was interrupted: {job.verdicts[-1].verdict}")
+                raise BenchmarkError(f"after step {work.after}: {work} was interrupted: {job.diagnoses[-1].diagnosis}")
 
 
 def virtual(_directory: Path, args: argparse.Namespace) -> None:
@@ -144,17 +144,17 @@ def real(directory: Path, args: argparse.Namespace) -> None:
         while time.monotonic() - begun_s < args.hours * 3600:
             if job.ended:
                 raise BenchmarkError(f"the job has ended, see {job.log}")
-            for verdict in journal.all("verdict")[told:]:
+            for diagnosis in journal.all("diagnosis")[told:]:
                 told += 1
-                say(args.json, verdict, f"after {time.monotonic() - begun_s:.0f} s: {verdict['sentence']}")
+                say(args.json, diagnosis, f"after {time.monotonic() - begun_s:.0f} s: {diagnosis['sentence']}")
             time.sleep(1)
         lasted_s = time.monotonic() - begun_s
-        verdicts, recovered = journal.all("verdict"), journal.all("recovered")  # before we end the job
+        diagnoses, recovered = journal.all("diagnosis"), journal.all("recovered")  # before we end the job
         last = min(max(logs.steps(rank, logs.starts(rank)[-1])) for rank in range(args.ranks))
     seen.update(work.kind for work in takewhile(lambda work: work.after < last, works(args.seed)))
     seen["steps"] = last
-    seen["told"] = len({verdict["fault"] for verdict in verdicts})
-    seen["proven"] = sum(bool(verdict["proven"]) for verdict in verdicts)
+    seen["told"] = len({diagnosis["fault"] for diagnosis in diagnoses})
+    seen["proven"] = sum(bool(diagnosis["proven"]) for diagnosis in diagnoses)
     seen["replaced"] = sum(len(record["replaced"]) for record in recovered)
     seen["restarts"] = len(recovered)
     _tell(args, {"mode": "real", "hours": round(lasted_s / 3600, 3)}, seen, lasted_s)

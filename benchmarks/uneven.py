@@ -13,7 +13,7 @@ question to the ranks would withdraw counts as an alarm too.
 
 *Real*: `scripts/uneven.py` with 4 ranks under taskd, with everything switched on, for so many minutes. The evaluation
 is seen by the model being in eval mode; rank 0 alone writes checkpoints; the slow steps are those of one rank. Every
-verdict in the journal counts as an alarm, of whatever kind, and every recovery.
+diagnosis in the journal counts as an alarm, of whatever kind, and every recovery.
 
 The last line has the counts. The exit status is 1 with any alarm.
 """
@@ -129,12 +129,12 @@ def real(directory: Path, args: argparse.Namespace) -> None:
         while time.monotonic() - begun_s < args.minutes * 60:
             if job.ended:
                 raise BenchmarkError(f"the job has ended, see {job.log}")
-            for verdict in journal.all("verdict")[told:]:
+            for diagnosis in journal.all("diagnosis")[told:]:
                 told += 1
-                say(args.json, verdict, f"after {time.monotonic() - begun_s:.0f} s: {verdict['sentence']}")
+                say(args.json, diagnosis, f"after {time.monotonic() - begun_s:.0f} s: {diagnosis['sentence']}")
             time.sleep(1)
         lasted_s = time.monotonic() - begun_s
-        alarms = [str(verdict["sentence"]) for verdict in journal.all("verdict")]  # before we end the job
+        alarms = [str(diagnosis["sentence"]) for diagnosis in journal.all("diagnosis")]  # before we end the job
         alarms += [f"a recovery: {record['reason']}" for record in journal.all("recovered")]
         last = min(max(logs.steps(rank, logs.starts(rank)[-1])) for rank in range(args.ranks))
     seen: Counter[str] = Counter()

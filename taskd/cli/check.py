@@ -226,7 +226,10 @@ def _print(found: Checked) -> None:
         pairs(own.versions.items()),
         line(""),
         Listing(
-            ("probe", ">slowest rank", "unit", "each rank", "verdict"), rows, spare=("each rank",), wide=("each rank",)
+            ("probe", ">slowest rank", "unit", "each rank", "diagnosis"),
+            rows,
+            spare=("each rank",),
+            wide=("each rank",),
         ),
     ]
     told = [(text, own.ok) for text in _BETWEEN.split(own.cause) if text]

@@ -2,7 +2,7 @@
 
 Rules:
 
-1. The manager's verdict is shown as it is; nothing follows from it for the job, which goes on meanwhile.
+1. The manager's diagnosis is shown as it is; nothing follows from it for the job, which goes on meanwhile.
 2. Exit codes: 0 if all nodes and links are well, 1 if not, or if there is no answer.
 """
 
@@ -64,7 +64,7 @@ def _print(found: Mapping[str, Any]) -> None:
     ]
     parts: list[RenderableType] = [
         line(f"{len(nodes)} node{'s' * (len(nodes) != 1)} · {rounds} · took {found['lasted_s']:.1f} s", HEAD),
-        Listing(("node", "verdict", *(title for title, _ in _RATES)), rows),
+        Listing(("node", "diagnosis", *(title for title, _ in _RATES)), rows),
     ]
     wrong = [f"{name} is {node['standing']}: {node['text']}" for name, node in nodes.items() if node["text"]]
     wrong += [

@@ -74,7 +74,7 @@ def _summary(job: Chronicle) -> Document:
 
 
 def _fault(fault: FaultEntry, record: FaultRecord | None, *, recovering: bool) -> Document:
-    verdict = fault.verdict
+    diagnosis = fault.diagnosis
     return {
         "fault": fault.number,
         "manager": fault.manager,
@@ -84,7 +84,7 @@ def _fault(fault: FaultEntry, record: FaultRecord | None, *, recovering: bool) -
         "culprits": fault.culprits,
         "outcome": outcome(fault, recovering=recovering),
         "total_ms": fault.total_ms,
-        "verdict": _plain(verdict) | {"took_s": verdict.took_s} if verdict is not None else None,
+        "diagnosis": _plain(diagnosis) | {"took_s": diagnosis.took_s} if diagnosis is not None else None,
         "changes": fault.changes,
         "recoveries": [_plain(one) for one in fault.recoveries],
         "evidence": record.raw if record is not None else None,

@@ -24,8 +24,8 @@ from taskd.cli.tables import (
     span,
     wall,
 )  # fmt: skip
+from taskd.core.findings import names
 from taskd.core.phases import Phase
-from taskd.core.verdict import names
 from taskd.runtime.records.chronicle import Chronicle, FaultEntry, KeptBox
 from taskd.runtime.records.faultfile import FaultRecord
 from taskd.runtime.records.portrait import Portrait
@@ -118,9 +118,9 @@ def _facts(job: Chronicle, ranks: Sequence[Portrait], *, running: bool) -> Itera
 def _table(faults: Sequence[FaultEntry], *, recovering: bool, everything: bool) -> Iterator[RenderableType]:
     shown = faults if everything else faults[-_FAULTS:]
     yield heading("Faults" + (f", the newest {len(shown)} of {len(faults)}" if len(shown) < len(faults) else ""))
-    columns = (">#", "when", ">step", "verdict", "culprit", ">found in", "done", ">total ms", "phases, ms")
+    columns = (">#", "when", ">step", "diagnosis", "culprit", ">found in", "done", ">total ms", "phases, ms")
     rows = [_fault(fault, recovering=recovering) for fault in shown]
-    yield Listing(columns, rows, spare=("phases, ms", ">found in", ">step", ">total ms"), wide=("verdict",))
+    yield Listing(columns, rows, spare=("phases, ms", ">found in", ">step", ">total ms"), wide=("diagnosis",))
 
 
 def _fault(fault: FaultEntry, *, recovering: bool) -> Row:
@@ -130,7 +130,7 @@ def _fault(fault: FaultEntry, *, recovering: bool) -> Row:
         str(fault.step) if fault.step is not None and fault.step >= 0 else "",
         title(fault),
         names(fault.culprits) if fault.culprits else "",
-        span(fault.verdict.took_s) if fault.verdict is not None else "",
+        span(fault.diagnosis.took_s) if fault.diagnosis is not None else "",
         line(outcome(fault, recovering=recovering), outcome_style(fault, recovering=recovering)),
         f"{fault.total_ms:.0f}" if fault.total_ms is not None else "",
         phases(fault.recoveries[-1]) if fault.recoveries else "",

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from taskd.config.schema import Kind, Reader, Setting, UnknownName, unknown_names
-from taskd.core.policy import Deadlines, Membership, NodeCheck, Policy, Tempo
+from taskd.core.policy import Deadlines, Membership, NodeCheckPolicy, Policy, Tempo
 
 PREFIX: Final = "TASKD_"
 EMBEDDED: Final = "embedded"
@@ -24,7 +24,7 @@ _WORKER: Final = (Reader.WORKER,)
 _DEADLINES: Final = Deadlines()
 _MEMBERSHIP: Final = Membership()
 _TEMPO: Final = Tempo()
-_CHECK: Final = NodeCheck()
+_CHECK: Final = NodeCheckPolicy()
 _POLICY: Final = Policy(job_id="", node_count=1, ranks_per_node=1)
 _DAY_S: Final = 86_400
 
@@ -173,8 +173,8 @@ HANG_PHASE_S = Setting(
     "The same in the first evaluation and in the first checkpoint; later ones may take 3 times as long as the longest.",
     0.5, 7 * _DAY_S,
 )  # fmt: skip
-HANG_PATIENCE_S = Setting(
-    "TASKD_HANG_PATIENCE_S", "hang_patience_s", Kind.SECONDS, f"{_TEMPO.patience_s:g}", _MANAGER,
+HANG_UNPROVEN_S = Setting(
+    "TASKD_HANG_UNPROVEN_S", "hang_unproven_s", Kind.SECONDS, f"{_TEMPO.unproven_s:g}", _MANAGER,
     "A rank that holds the others up and may be at work, as one that computes, reads, writes, sleeps or waits for a "
     "child, is told of at once and replaced only after so long, and not before 3 times the longest gap that the job "
     "has shown. That spends no restart. A hang that is proven is not waited for.", 0, 7 * _DAY_S,

@@ -96,7 +96,7 @@ class Attempts(JobState):
         record.setbacks.append(f"attempt {record.attempts} ({name}) failed: {why}")
         self._out.append(Setback(record, record.setbacks[-1], why))
         self._failures += 1
-        if at_once or self._failures >= self._patience(record):
+        if at_once or self._failures >= self._failures_allowed(record):
             self._tried[record.strategy, record.restart] = "it has failed for this fault"
             self._failures = 0
 
@@ -138,7 +138,7 @@ class Attempts(JobState):
         self._enter(Phase.RESTARTING if decision.restart else Phase.PAUSING)
         self._order(Order.RUN if decision.restart else Order.PAUSE)
 
-    def _patience(self, record: FaultRecord) -> int:
+    def _failures_allowed(self, record: FaultRecord) -> int:
         """Failures after which a strategy is given up: 1 for a new process on its node, if another node waits."""
         in_place = (record.strategy, record.restart) == (Strategy.RECOVER_IN_PLACE, False)
         elsewhere = Strategy.RECOVER in self.policy.allowed and self.world.situation(no_donor=False).candidates > 0

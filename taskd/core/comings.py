@@ -9,14 +9,14 @@ Rules:
 from dataclasses import dataclass, field
 
 from taskd.core.budget import EARLY_S
-from taskd.core.inquest import Inquest
+from taskd.core.inquest import Investigation
 from taskd.core.phases import Note, Phase
 from taskd.core.policy import Strategy
 from taskd.wire.messages import Order
 
 
 @dataclass(slots=True)
-class Comings(Inquest):
+class Comings(Investigation):
     """A handler for each kind of event of a node. Its subject is the node's place."""
 
     held: set[int] = field(default_factory=set)

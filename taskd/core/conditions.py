@@ -15,7 +15,7 @@ from typing import Final
 
 from taskd.core.endings import SIGABRT, died_of, faulted, killed_for_memory
 from taskd.core.evidence import Evidence, RunState, Standing
-from taskd.core.verdict import Kind
+from taskd.core.findings import Kind
 from taskd.core.waits import UNANSWERED_S
 
 _NO_SPACE: Final = re.compile(r"\[Errno (?:28|122)\]|No space left on device|Disk quota exceeded")

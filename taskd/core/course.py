@@ -17,11 +17,11 @@ from taskd.core.comings import Comings
 from taskd.core.conditions import of_a_connection
 from taskd.core.endings import BY_ITSELF
 from taskd.core.faults import FaultKind
+from taskd.core.findings import names
 from taskd.core.phases import BUILDING, DONE, DUMPED, JOINED, LIVE, RESTORED, RESUMED, UP, Note, Phase
 from taskd.core.places import age
 from taskd.core.record import tell
 from taskd.core.reprieve import reprieve
-from taskd.core.verdict import names
 from taskd.core.watch import ANSWER_S
 from taskd.core.world import newest_generation
 from taskd.wire.messages import Ledger, Order, Stage
@@ -176,7 +176,7 @@ class Course(Comings):
             self._ask(None)
             self._order(Order.PAUSE)
             return []
-        if now_s - self._pause_asked_s < ANSWER_S and not self.all_testified():
+        if now_s - self._pause_asked_s < ANSWER_S and not self.all_answered():
             return []
         self._pause_asked_s = None
         evidence, ranks = self.watch.evidence(now_s), self.world.ranks

@@ -43,7 +43,7 @@ class JobState:
     """Number of this manager: agents obey the highest that they know."""
     faults: int = 0
     """Faults that were given a number."""
-    _inquiry: int = 0
+    _probe: int = 0
     """Number of the newest question to the agents."""
     _asked: dict[int, float] = field(default_factory=dict)
     """Places for which the cluster was asked for a node, and when."""
@@ -163,7 +163,7 @@ class JobState:
             exit_code=exit_code,
             node_count=self.policy.node_count,
             at_commit=at_commit,
-            inquiry=self._inquiry,
+            probe=self._probe,
             store_host=self._meeting.host if anew else "",
             store_port=self._meeting.port if anew else 0,
             store_key=self._meeting.key if anew else "",

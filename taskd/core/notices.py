@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from taskd.core.attempts import Attempts
 from taskd.core.diagnosis import diagnose
 from taskd.core.evidence import Evidence
+from taskd.core.findings import Diagnosis
 from taskd.core.phases import Diagnosed, Note
 from taskd.core.stragglers.detector import Layout
+from taskd.core.stragglers.diagnosis import Straggler
 from taskd.core.stragglers.exclusion import Exclusion, exclusion
 from taskd.core.stragglers.pacing import Pacing
-from taskd.core.stragglers.verdict import Straggler
-from taskd.core.verdict import Verdict
 from taskd.core.watch import Watch
 from taskd.wire.messages import RankSpan
 
@@ -41,12 +41,12 @@ class Notices(Attempts):
     _not_finite: dict[int, Evidence] = field(default_factory=dict)
     _told_not_finite: tuple[int, ...] = ()
 
-    def tell(self, verdict: Verdict, evidence: Mapping[int, Evidence], *, reported: bool) -> None:
-        """The newest fault has this verdict. `reported`: nothing else tells of it."""
+    def tell(self, diagnosis: Diagnosis, evidence: Mapping[int, Evidence], *, reported: bool) -> None:
+        """The newest fault has this diagnosis. `reported`: nothing else tells of it."""
         self._out.append(
             Diagnosed(
                 fault=self.faults,
-                verdict=verdict,
+                diagnosis=diagnosis,
                 evidence=evidence,
                 hang=self.watch.hang,
                 since_s=self._now_s if self._fault_since_s is None else self._fault_since_s,
@@ -79,8 +79,8 @@ class Notices(Attempts):
         self._compared_s = self._now_s
         for found in self._pacing.found():
             self.faults += 1
-            self.tell(*self._pacing.verdict(found), reported=True)
-            if self.policy.recover_slow and found.accused:
+            self.tell(*self._pacing.diagnosis(found), reported=True)
+            if self.policy.recover_slow and found.blamed:
                 self._slow.append(found)
         self._slow = [found for found in self._slow if self._pacing.lasts(found)]
         for found in self._slow:
@@ -104,9 +104,9 @@ class Notices(Attempts):
             self._not_finite.setdefault(rank, Evidence(known.node, known.process, non_finite=known.non_finite))
         if set(self._not_finite) == before:
             return
-        verdict = diagnose(self._not_finite)
-        if verdict is None or (before and verdict.culprits == self._told_not_finite):
+        diagnosis = diagnose(self._not_finite)
+        if diagnosis is None or (before and diagnosis.culprits == self._told_not_finite):
             return
         self.faults += not before
-        self._told_not_finite = verdict.culprits
-        self.tell(verdict, dict(self._not_finite), reported=True)
+        self._told_not_finite = diagnosis.culprits
+        self.tell(diagnosis, dict(self._not_finite), reported=True)

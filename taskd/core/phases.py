@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from taskd.core.evidence import Evidence
+from taskd.core.findings import Diagnosis
 from taskd.core.record import FaultRecord
 from taskd.core.rhythm import Hang
-from taskd.core.verdict import Verdict
 from taskd.wire.messages import Directive, Stage
 
 
@@ -48,7 +48,7 @@ class Event(Enum):
     DRAINED = "drained"  # an operator wants a node empty
     DUMPED = "dumped"
     HUNG = "hung"  # no progress for longer than the job's rhythm explains
-    TESTIFIED = "testified"  # all that were asked have answered
+    ANSWERED = "answered"  # all that were asked have answered
     OVERTAKEN = "overtaken"  # an agent carries a newer generation: it has gone on without this manager
     EXPIRED = "expired"
 
@@ -135,7 +135,7 @@ class Superseded:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosed:
-    """A fault has a verdict, or another one than before.
+    """A fault has a diagnosis, or another one than before.
 
     Attributes:
         fault: number of the fault, counted by this manager from 1.
@@ -145,7 +145,7 @@ class Diagnosed:
     """
 
     fault: int
-    verdict: Verdict
+    diagnosis: Diagnosis
     evidence: Mapping[int, Evidence]
     hang: Hang | None
     since_s: float

@@ -20,7 +20,7 @@ _FORMER = 256
 """So many agents, and one for each place, are remembered that held a place before."""
 
 
-class Standing(Enum):
+class Reporter(Enum):
     """Whose report it is."""
 
     STALE = "stale"  # older than what is known of that agent
@@ -68,14 +68,14 @@ class Places:
     wanted: set[int] = field(default_factory=set)
     """Places for which this manager has asked the cluster for a node."""
 
-    def hear(self, status: NodeStatus, now_s: float, *, claims: range = range(0)) -> Standing:
+    def hear(self, status: NodeStatus, now_s: float, *, claims: range = range(0)) -> Reporter:
         """Note that an agent reported. `claims` are the places that may be claimed now."""
         place = self.place_of(status.agent_id)
         known = self.candidates.get(status.agent_id) if place is None else self.nodes.get(place)
         if known is not None and known.status.agent_id != status.agent_id:
             known = None
         if known is not None and status.sequence <= known.status.sequence:
-            return Standing.STALE
+            return Reporter.STALE
         if place is None and status.node_rank in claims and self._may_claim(status):
             place = status.node_rank
             self._hold(place, status.agent_id)
@@ -83,13 +83,13 @@ class Places:
         view = known.then(status, now_s) if known is not None else NodeView.first(status, now_s)
         if place is None:
             self.candidates[status.agent_id] = view
-            return Standing.CANDIDATE
+            return Reporter.CANDIDATE
         self.nodes[place] = view
         if status.leaving:  # it cannot go on elsewhere
             self.agreed = {place: holder for place, holder in self.agreed.items() if holder != status.agent_id}
         else:
             self.dead_nodes.discard(place)
-        return Standing.HOLDER
+        return Reporter.HOLDER
 
     def _may_claim(self, status: NodeStatus) -> bool:
         """The place is free, or its holder only knows an older world: it was given to this agent since."""

@@ -7,8 +7,8 @@ Times are seconds on the manager's monotonic clock, when the manager heard of th
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from taskd.core.findings import Diagnosis
 from taskd.core.policy import Strategy
-from taskd.core.verdict import Verdict
 from taskd.core.world import RankView
 
 
@@ -27,7 +27,7 @@ class FaultRecord:
     """Rank to what ended its process, or the error it came out with."""
     fault: int = 0
     """Its number; 0 if nothing has failed."""
-    verdict: Verdict | None = None
+    diagnosis: Diagnosis | None = None
     attempts: int = 0
     setbacks: list[str] = field(default_factory=list)
     """The attempts that failed, and why."""

@@ -35,7 +35,7 @@ from taskd.core.phases import (
     Stopped,
     Superseded,
 )
-from taskd.core.places import Standing, age
+from taskd.core.places import Reporter, age
 from taskd.core.shorthand import is_short
 from taskd.core.table import Row, rows
 from taskd.core.watch import Watch
@@ -84,9 +84,9 @@ class Recovery(Course):
         place = self.world.place_of(status.agent_id)
         if place in was_dead - self.world.dead_nodes:
             self.world.give_time(place, now_s)
-        if standing is Standing.CANDIDATE and not forming:
+        if standing is Reporter.CANDIDATE and not forming:
             self._fire(Event.CANDIDATE, -1)
-        elif standing is Standing.HOLDER and place is not None and status.node_rank in (place, -1):
+        elif standing is Reporter.HOLDER and place is not None and status.node_rank in (place, -1):
             self._hear_holder(status, place)
             self.note_progress(status, place)
         if self.phase is Phase.FORMING and self._may_be_whole(status):
@@ -95,13 +95,13 @@ class Recovery(Course):
             self.plan_world()
         return self._flush()
 
-    def testify(self, agent_id: str, inquiry: int, evidence: Mapping[int, Evidence], now_s: float) -> list[Action]:
-        """An agent says what it knows of its own processes, asked (`Directive.inquiry`) or because one has ended."""
+    def hear_evidence(self, agent_id: str, probe: int, evidence: Mapping[int, Evidence], now_s: float) -> list[Action]:
+        """An agent says what it knows of its own processes, asked (`Directive.probe`) or because one has ended."""
         self._now_s = now_s
         if not self.superseded and self.phase is not Phase.FORMING:
-            self.note_testimony(agent_id, inquiry, evidence)
-            if self.phase is Phase.STRAYED and self.all_testified():
-                self._fire(Event.TESTIFIED, -1)
+            self.note_evidence(agent_id, probe, evidence)
+            if self.phase is Phase.STRAYED and self.all_answered():
+                self._fire(Event.ANSWERED, -1)
         return self._flush()
 
     def answered(self, agent_id: str, *, listening: bool, now_s: float) -> list[Action]:
@@ -145,7 +145,7 @@ class Recovery(Course):
             if self.watch.question(now_s) is not None:
                 self._fire(Event.HUNG, -1)
         if self.phase is Phase.STRAYED and now_s - self._since_s >= ASK_STRAYED_S:
-            self.inquire_strayed()
+            self.probe_strayed()
         if self._expired():
             self._fire(Event.EXPIRED, -1)
         return self._flush()
@@ -341,7 +341,7 @@ def _is_alone(status: NodeStatus, generation: int) -> bool:
 Handler = Callable[[Course, int], None]
 _LAST = (Phase.RESTARTING, Phase.FINISHING)
 _BEGIN = (Phase.PAUSING, Phase.RESTARTING, Phase.STOPPED)
-_NOT_AFTER_THE_END = (Event.EXPIRED, Event.DRAINED, Event.HUNG, Event.TESTIFIED)
+_NOT_AFTER_THE_END = (Event.EXPIRED, Event.DRAINED, Event.HUNG, Event.ANSWERED)
 _OVER: Row[Handler, Phase] = Row(Course.ignore)
 
 TABLE: dict[tuple[Phase, Event], Row[Handler, Phase]] = {
@@ -379,7 +379,7 @@ TABLE: dict[tuple[Phase, Event], Row[Handler, Phase]] = {
     **rows((*LIVE, *BUILDING, *_LAST), Event.NODE_LEAVES, Course.leave_node, *_BEGIN),
     **rows((*LIVE, *BUILDING, *_LAST), Event.OVERTAKEN, Course.follow, Phase.RUNNING),
     **rows((Phase.RUNNING,), Event.HUNG, Course.suspect, Phase.STRAYED),
-    **rows((Phase.STRAYED,), Event.TESTIFIED, Course.judge, Phase.RUNNING, *_BEGIN),
+    **rows((Phase.STRAYED,), Event.ANSWERED, Course.judge, Phase.RUNNING, *_BEGIN),
     **rows((Phase.STRAYED,), Event.EXPIRED, Course.unexplained, Phase.RUNNING, *_BEGIN),
     **rows((Phase.FINISHING,), Event.EXPIRED, Course.unsettled, *_BEGIN),
     **rows((Phase.PAUSING,), Event.EXPIRED, Course.fence_late, *_BEGIN),

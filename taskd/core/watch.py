@@ -1,4 +1,4 @@
-"""Whether a job gets on, and what its ranks have testified if it does not.
+"""Whether a job gets on, and what its ranks have reported if it does not.
 
 Rules:
 
@@ -8,7 +8,7 @@ Rules:
    but silence speaks against them and one evaluates or writes a checkpoint: then that is the rhythm of such a phase.
 3. The ranks are asked early, without regard to the gaps that the job has shown; that counts only if a rank is proven to
    stand. A suspicion that is not proven (`core/proof.py`) is told once. Then the ranks are asked again and again, ever
-   more rarely: if it is proven by then, or patience is over, it is acted upon. Patience is a setting, and at least some
+   more rarely: if it is proven by then, or `unproven_s` is over, it is acted upon. It is a setting, and at least some
    times the longest gap that the job has shown. What was interrupted so counts as such a gap.
 4. Alarms at one and the same step are the script's own way of working, more likely with each: the second needs
    `AGAIN_S[0]` of silence, each further one `AGAIN_S[1]`. So a gap that nobody could know does not end a job.
@@ -21,9 +21,9 @@ from typing import Final
 
 from taskd.core.diagnosis import diagnose
 from taskd.core.evidence import Evidence, Standing
+from taskd.core.findings import PRESUMED, Diagnosis, Kind
 from taskd.core.policy import Tempo
 from taskd.core.rhythm import Activity, Hang, JobRhythm
-from taskd.core.verdict import PRESUMED, Kind, Verdict
 from taskd.wire.messages import Progress
 
 AGAIN_S: Final = (60.0, 1800.0)
@@ -56,7 +56,7 @@ class Doubt:
     Attributes:
         since_s: since when there was no progress.
         fault: the number that it was told by.
-        until_s: when patience is over.
+        until_s: after `unproven_s`.
         next_s: when the ranks are asked again.
 
     """
@@ -76,7 +76,7 @@ class Watch:
     rhythm: JobRhythm = field(init=False)
     hang: Hang | None = None
     """The suspicion that the ranks are being asked about."""
-    inquiry: int = 0
+    probe: int = 0
     """Number of the newest question."""
     asked_s: float | None = None
     """When it was asked, if it is open."""
@@ -166,15 +166,15 @@ class Watch:
 
     # ---- evidence
 
-    def ask(self, inquiry: int, now_s: float, hang: Hang | None) -> None:
+    def ask(self, probe: int, now_s: float, hang: Hang | None) -> None:
         """The agents are asked: each answers this number once."""
         self.asked = self.asked + 1 if self.asked_s is not None else 1
-        self.inquiry, self.asked_s, self.hang = inquiry, now_s, hang
+        self.probe, self.asked_s, self.hang = probe, now_s, hang
         self._answered.clear()
 
-    def hear(self, agent_id: str, inquiry: int, evidence: Mapping[int, Evidence], now_s: float) -> None:
-        """An agent has testified, asked or not."""
-        if inquiry == self.inquiry:
+    def hear(self, agent_id: str, probe: int, evidence: Mapping[int, Evidence], now_s: float) -> None:
+        """An agent has reported, asked or not."""
+        if probe == self.probe:
             self._answered.add(agent_id)
         for rank, known in evidence.items():
             before = self._evidence.get(rank)
@@ -189,7 +189,7 @@ class Watch:
         """What is known by now."""
         return {rank: _aged(known, now_s - heard_s) for rank, (known, heard_s) in self._evidence.items()}
 
-    def verdict(self, members: Collection[int], now_s: float) -> Verdict | None:
+    def diagnosis(self, members: Collection[int], now_s: float) -> Diagnosis | None:
         """What the evidence comes to; None without any."""
         known = self.evidence(now_s)
         return diagnose(known, members, self.hang) if known or self.hang is not None else None
@@ -200,12 +200,12 @@ class Watch:
         return hang is not None and max(self.rhythm.rhythm.step, self.newest_step()) > hang.step
 
     def newest_step(self) -> int:
-        """The newest step that anybody has testified to; -1 without any."""
+        """The newest step that anybody has reported; -1 without any."""
         return max((known.step for known, _ in self._evidence.values() if known.step is not None), default=-1)
 
-    def excuse(self, verdict: Verdict | None) -> Activity | None:
+    def excuse(self, diagnosis: Diagnosis | None) -> Activity | None:
         """The phase that explains the silence, from now on known to the rhythm; None if none does."""
-        if self.hang is None or (verdict is not None and not _may_be_silence(verdict)):
+        if self.hang is None or (diagnosis is not None and not _may_be_silence(diagnosis)):
             return None
         for rank, (known, _) in sorted(self._evidence.items()):
             activity = _ACTIVITIES.get(known.standing) if known.standing is not None and not known.gone else None
@@ -216,17 +216,17 @@ class Watch:
         return None
 
     @property
-    def patience_s(self) -> float:
+    def unproven_s(self) -> float:
         """How long after it was told whoever may be at work is waited for."""
-        return max(self.tempo.patience_s, self.tempo.patience_gaps * self.rhythm.rhythm.longest_s)
+        return max(self.tempo.unproven_s, self.tempo.unproven_gaps * self.rhythm.rhythm.longest_s)
 
     def wait(self, fault: int, now_s: float) -> bool:
-        """The suspicion is not proven. False if patience is over; else it is asked about again."""
+        """The suspicion is not proven. False if `unproven_s` is over; else it is asked about again."""
         hang, doubt = self.hang, self.doubt
         if hang is None:
             return False
         if doubt is None or doubt.since_s != hang.since_s:
-            doubt = self.doubt = Doubt(hang.since_s, hang.step, fault, until_s=now_s + self.patience_s)
+            doubt = self.doubt = Doubt(hang.since_s, hang.step, fault, until_s=now_s + self.unproven_s)
         doubt.next_s = min(now_s + max(ASK_AGAIN_S, _RARER * hang.silent_s), max(doubt.until_s, now_s))
         return now_s < doubt.until_s
 
@@ -242,14 +242,14 @@ class Watch:
         return self._alarm[1]
 
     def close(self) -> None:
-        """Nothing is the matter, or not any more: forget what was testified."""
+        """Nothing is the matter, or not any more: forget what was reported."""
         self.hang, self.asked_s = None, None
         self._answered.clear()
         self._evidence.clear()
 
 
-def _may_be_silence(verdict: Verdict) -> bool:
-    return verdict.kind in _SILENCE and not (verdict.proven and verdict.kind in _ASLEEP)
+def _may_be_silence(diagnosis: Diagnosis) -> bool:
+    return diagnosis.kind in _SILENCE and not (diagnosis.proven and diagnosis.kind in _ASLEEP)
 
 
 def _aged(known: Evidence, more_s: float) -> Evidence:

@@ -25,12 +25,12 @@ from taskd.wire.messages import (
     Answer,
     Directive,
     Drain,
+    EvidenceReport,
     FromAgent,
     FromLocal,
     FromManager,
     NodeStatus,
     Refusal,
-    Testimony,
     ToLocal,
 )
 
@@ -48,7 +48,7 @@ _UNSENDABLE: Final = (UnicodeError, OverflowError, RecursionError, msgspec.Valid
 _HEADER: Final = MAGIC + bytes([WIRE_VERSION])
 _MAX_DETAIL_CHARS: Final = 200
 
-_BETWEEN_NODES: Final = (NodeStatus, Testimony, Directive, Refusal, Drain, Answer, Inspection)
+_BETWEEN_NODES: Final = (NodeStatus, EvidenceReport, Directive, Refusal, Drain, Answer, Inspection)
 Message = FromAgent | FromManager | FromLocal | ToLocal
 _M = TypeVar("_M")
 _Out_co = TypeVar("_Out_co", covariant=True)

@@ -154,12 +154,12 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     check: CheckState | None = None  # None if the node is not checked, and was not asked to help
 
 
-class Testimony(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class EvidenceReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Agent to manager: what the node knows of its ranks' processes, asked for or because one of them has ended."""
 
     job_id: Name
     agent_id: Name
-    inquiry: Counter  # the newest that it answers; 0 if it was not asked
+    probe: Counter  # the newest that it answers; 0 if it was not asked
     evidence: Annotated[dict[Index, msgspec.Raw], Some]  # by rank: `core.evidence.Evidence`
     proof: Name = ""  # as in `NodeStatus`
 
@@ -235,7 +235,7 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     store_host: Name = ""  # where the processes of a world that starts anew meet; none: where torchrun says
     store_port: Port = 0
     store_key: Name = ""
-    inquiry: Counter = 0  # each new number is answered once, by a `Testimony`
+    probe: Counter = 0  # each new number is answered once, by an `EvidenceReport`
     records: Name = ""  # the mark of the folder with the job's records; agents that see it keep theirs there
 
 
@@ -385,7 +385,7 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     count: Amount
 
 
-FromAgent = NodeStatus | Testimony | Drain | Modules | Inspect
+FromAgent = NodeStatus | EvidenceReport | Drain | Modules | Inspect
 FromManager = Directive | Heard | Refusal | Answer | Modules | Examine | Cleared | Dismissed | Inspection
 FromLocal = Hello | WorkerReport | Refuses | LastWords | Account | SawNonFinite | Modules | Probed
 ToLocal = Pause | Join | Release | Abandon | Ask | Become | Fork | Modules | Probe

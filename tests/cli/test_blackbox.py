@@ -13,7 +13,7 @@ import pytest
 from taskd.cli.process_page import process_page
 from taskd.cli.tables import page
 from taskd.core.endings import NATIVE_FAULTS
-from taskd.core.verdict import PRESUMED, Kind
+from taskd.core.findings import PRESUMED, Kind
 from taskd.errors import ShimError
 from taskd.runtime.box.blackbox import Box
 from taskd.runtime.records.portrait import portray

@@ -23,7 +23,7 @@ from tests.nodes_or_skip import nodes_or_skip
 from tests.shim.armed import plain, until
 
 pytestmark = [pytest.mark.root]
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 AT_ONCE_S = 0.3
 INGRESS = "tc filter show dev eth0 ingress"
 Pair = tuple[socket.socket, socket.socket]
@@ -77,11 +77,11 @@ def connect(nodes: Nodes) -> Iterator[Callable[[int], Pair]]:
             listener.bind(("", 0))
             listener.listen()
             near = nodes[0].socket()
-            near.settimeout(PATIENCE_S)
+            near.settimeout(TIMEOUT_S)
             opened.append(near)
             near.connect((nodes[number].address, listener.getsockname()[1]))
             far = listener.accept()[0]
-            far.settimeout(PATIENCE_S)
+            far.settimeout(TIMEOUT_S)
             opened.append(far)
         return near, far
 
@@ -107,7 +107,7 @@ def goes(one: socket.socket, other: socket.socket) -> bool:
 def arrives(pair: Pair) -> bool:
     """Whether all that was sent arrives after all."""
     for one in pair:
-        one.settimeout(PATIENCE_S)
+        one.settimeout(TIMEOUT_S)
     return pair[1].recv(1) == pair[0].recv(1) == b"x"
 
 

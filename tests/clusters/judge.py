@@ -1,4 +1,4 @@
-"""Plays a check on a cluster and compares its verdict with the truth.
+"""Plays a check on a cluster and compares its diagnosis with the truth.
 
 What cannot be told, and is counted as such when it is not:
 
@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from taskd.core.nodecheck.check import NodeCheck
+from taskd.core.nodecheck.diagnosis import CheckDiagnosis, Standing
 from taskd.core.nodecheck.evidence import Edge, Round
 from taskd.core.nodecheck.own import What
 from taskd.core.nodecheck.pairing import rounds_at_most
-from taskd.core.nodecheck.verdict import CheckVerdict, Standing
 from tests.clusters.cluster import Cluster, Fault
 
 
@@ -29,7 +29,7 @@ class Played:
     """One check, and how it compares."""
 
     cluster: Cluster
-    verdict: CheckVerdict
+    diagnosis: CheckDiagnosis
     rounds: list[Round]
     bound: int
     plan_s: float
@@ -56,7 +56,7 @@ def play(cluster: Cluster) -> Played:
     """The whole check, compared."""
     check = NodeCheck(cluster.names)
     rounds, plan_s = conduct(check, cluster)
-    played = Played(cluster, check.verdict(), rounds, _bound(cluster), plan_s)
+    played = Played(cluster, check.diagnosis(), rounds, _bound(cluster), plan_s)
     _Comparison(played).compare()
     if len(rounds) > played.bound:
         played.wrong.append(f"{len(rounds)} rounds, the bound is {played.bound}")
@@ -75,7 +75,7 @@ def _bound(cluster: Cluster) -> int:
 
 class _Comparison:
     def __init__(self, played: Played) -> None:
-        self.played, self.cluster, self.verdict = played, played.cluster, played.verdict
+        self.played, self.cluster, self.diagnosis = played, played.cluster, played.diagnosis
         self.number = len(played.rounds)
         self.alone: set[Edge] = set()
         self.tried: dict[Edge, list[int]] = {}
@@ -92,7 +92,7 @@ class _Comparison:
         self.reachable = self._is_healthy_pair()
 
     def compare(self) -> None:
-        for name, found in self.verdict.nodes.items():
+        for name, found in self.diagnosis.nodes.items():
             self._node(name, found.standing, found.what)
         self._links()
 
@@ -112,7 +112,7 @@ class _Comparison:
             return
         slow = self._slow(name)
         if standing is Standing.DOWN or set(what) - slow.keys():
-            self.played.wrong.append(f"{name} is accused: {standing}, {what}")
+            self.played.wrong.append(f"{name} is blamed: {standing}, {what}")
         if standing is Standing.UNDECIDED and self.reachable:
             self.played.wrong.append(f"{name} is undecided")
         for kind, must in slow.items():
@@ -126,7 +126,7 @@ class _Comparison:
     def _slow(self, name: str) -> dict[What, bool]:
         """What the node is slow in, and whether it must be told."""
         slow: dict[What, bool] = {}
-        decided = self.verdict.nodes[name].standing is not Standing.UNDECIDED
+        decided = self.diagnosis.nodes[name].standing is not Standing.UNDECIDED
         if name in self.cluster.slow_own:
             kind = self.cluster.slow_own[name][0]
             same = sum(one is kind for one, _ in self.cluster.slow_own.values())
@@ -137,10 +137,10 @@ class _Comparison:
         return slow
 
     def _links(self) -> None:
-        told = {(link.edge, link.standing) for link in self.verdict.links}
+        told = {(link.edge, link.standing) for link in self.diagnosis.links}
         truth = {(edge, Standing.DOWN) for edge in self.cluster.down}
         truth |= {(edge, Standing.SLOW) for edge in self.cluster.slow_links}
-        self.played.wrong += [f"link {edge} is accused: {standing}" for edge, standing in sorted(told - truth, key=str)]
+        self.played.wrong += [f"link {edge} is blamed: {standing}" for edge, standing in sorted(told - truth, key=str)]
         for edge, standing in sorted(truth, key=str):
             tried = edge in self.tried and not self.cluster.faults.keys() & edge
             if standing is Standing.SLOW:

@@ -72,7 +72,7 @@ def hang() -> str:
     scene = json.loads(_run(sys.executable, "-m", "tests.faults", "--json", "--only", "a collective skipped"))
     if not scene["ok"]:
         raise NotKeptError("; ".join(scene["wrong"]))
-    return f"{scene['kind']} {scene['culprits']} after {scene['verdict_s']} s"
+    return f"{scene['kind']} {scene['culprits']} after {scene['diagnosis_s']} s"
 
 
 def ladder() -> str:
@@ -119,7 +119,7 @@ PROMISES: dict[str, Callable[[], str]] = {
     "doctor": doctor,
     "demo": demo,
     "restart without the SDK": restart,
-    "hang verdict": hang,
+    "hang diagnosis": hang,
     "ladder": ladder,
     "node check": node_check,
     "torchrun's behaviour": torchrun,

@@ -230,10 +230,10 @@ class Job:
             self.silent_for(0.25)
         return self.now_s - begun_s
 
-    def testify(self, node: int, evidence: Mapping[int, Evidence], *, asked: bool = True) -> list[Action]:
-        """The node's agent testifies."""
-        inquiry = self.directive.inquiry if asked else 0
-        return self._take(self.core.testify(self.holder(node), inquiry, evidence, self.now_s))
+    def hear_evidence(self, node: int, evidence: Mapping[int, Evidence], *, asked: bool = True) -> list[Action]:
+        """The node's agent reports."""
+        probe = self.directive.probe if asked else 0
+        return self._take(self.core.hear_evidence(self.holder(node), probe, evidence, self.now_s))
 
     # ---- whole stretches
 
@@ -282,7 +282,7 @@ class Job:
         return [order.incarnation for order in self.directive.ranks]
 
     @property
-    def verdicts(self) -> list[Diagnosed]:
+    def diagnoses(self) -> list[Diagnosed]:
         return [action for action in self.actions if isinstance(action, Diagnosed)]
 
     @property

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from taskd.core.nodecheck.checkup import GRACE_S, Checked, Checkup, RoundOver, Wanted
-from taskd.core.nodecheck.verdict import DOWN_WORDS, SLOW_WORDS, Standing
+from taskd.core.nodecheck.diagnosis import DOWN_WORDS, SLOW_WORDS, Standing
 from taskd.core.places import Places
-from taskd.core.policy import NodeCheck, Policy
+from taskd.core.policy import NodeCheckPolicy, Policy
 from taskd.wire.checks import CheckState, Cleared, Dismissed, Examine, Examined, Own, TrialResult
 from taskd.wire.messages import NodeStatus
 
@@ -20,7 +20,7 @@ class Cluster:
     """Nodes that report, and a manager's checkup that hears them."""
 
     def __init__(self, places: int, **limits: float) -> None:
-        policy = Policy(job_id="job", node_count=places, ranks_per_node=1, node_check=NodeCheck(**limits))
+        policy = Policy(job_id="job", node_count=places, ranks_per_node=1, node_check=NodeCheckPolicy(**limits))
         self.checkup = Checkup(policy, number=100)
         self.world = Places()
         self.now_s = 1000.0
@@ -199,7 +199,7 @@ def test_an_agent_that_falls_silent_costs_the_time_of_its_round() -> None:
     assert order.timeout_s == 15.0, "the others have shown what is enough"
     cluster.turns(int(2 * 4 * (15.0 + GRACE_S)))
     (check,) = cluster.checks
-    assert check.verdict.having(Standing.DOWN) == ("host-n3",)
+    assert check.diagnosis.having(Standing.DOWN) == ("host-n3",)
     assert cluster.cleared == {"n0", "n1", "n2"}
     assert check.lasted_s < 2 * (40.0 + GRACE_S)
 
@@ -223,7 +223,7 @@ def test_a_slow_node_leaves_only_if_that_was_asked_for(strict: bool) -> None:
     cluster.come("n0", "n1", "n2", "n3", check=CheckState(wants=True, strict=strict, ready=True))
     cluster.turns()
     (check,) = cluster.checks
-    assert check.verdict.having(Standing.SLOW) == ("host-n1",)
+    assert check.diagnosis.having(Standing.SLOW) == ("host-n1",)
     assert ("n1" in cluster.cleared) is not strict
     assert cluster.dismissed.get("n1", "").startswith(SLOW_WORDS) is strict
     note = next(order.note for order in cluster.told["n1"] if isinstance(order, Cleared)) if not strict else "0.2"
@@ -302,4 +302,4 @@ def test_where_cpus_move_the_bytes_a_link_may_be_slower() -> None:
         cluster.gbps = lambda one, other: 0.25 if "n1" in (one, other) else 1.0
         cluster.come("n0", "n1", "n2", "n3")
         cluster.turns()
-        assert (cluster.checks[0].verdict.having(Standing.SLOW) == ("host-n1",)) is slow
+        assert (cluster.checks[0].diagnosis.having(Standing.SLOW) == ("host-n1",)) is slow

@@ -2,9 +2,9 @@
 
 import pytest
 
+from taskd.core.findings import Kind
 from taskd.core.phases import Note, Phase
 from taskd.core.policy import Strategy
-from taskd.core.verdict import Kind
 from taskd.wire.messages import Order
 from tests.core.driver import STEP_S, Job
 
@@ -25,10 +25,10 @@ def slowed(job: Job, *ranks: int, by: float = 1.3, steps: int = 40) -> Job:
 
 def test_a_slow_rank_is_told_once() -> None:
     job = slowed(even(), 2, steps=100)
-    (told,) = job.verdicts
-    assert (told.verdict.kind, told.verdict.culprits, told.reported) == (Kind.SLOW, (2,), True)
-    assert "Rank 2 needs 0.078 s of its own" in told.verdict.sentence
-    assert "It is on node 1." in told.verdict.sentence
+    (told,) = job.diagnoses
+    assert (told.diagnosis.kind, told.diagnosis.culprits, told.reported) == (Kind.SLOW, (2,), True)
+    assert "Rank 2 needs 0.078 s of its own" in told.diagnosis.sentence
+    assert "It is on node 1." in told.diagnosis.sentence
     assert told.evidence[2].pace is not None
     assert told.evidence[2].pace.own_s == pytest.approx(0.078)
     assert told.evidence[0].pace is not None
@@ -38,7 +38,7 @@ def test_a_slow_rank_is_told_once() -> None:
 
 def test_ranks_that_are_slow_together_are_a_node() -> None:
     job = slowed(even(), 2, 3)
-    assert [(told.verdict.kind, told.verdict.culprits) for told in job.verdicts] == [(Kind.SLOW_NODE, (2, 3))]
+    assert [(told.diagnosis.kind, told.diagnosis.culprits) for told in job.diagnoses] == [(Kind.SLOW_NODE, (2, 3))]
 
 
 def test_what_costs_the_job_nothing_is_not_told() -> None:
@@ -46,7 +46,7 @@ def test_what_costs_the_job_nothing_is_not_told() -> None:
     job.owns_s = dict.fromkeys(range(4), 0.1 * STEP_S)
     job.train(60)
     job.owns_s[2] = 0.13 * STEP_S  # 30 % longer, and 3 % of a step
-    assert job.train(100).verdicts == []
+    assert job.train(100).diagnoses == []
 
 
 @pytest.mark.parametrize(("by", "told"), [(1.3, 0), (1.6, 1)])
@@ -54,7 +54,7 @@ def test_where_ranks_share_cores_only_what_is_far_slower_is_told(by: float, told
     job = Job(nodes=2, per_node=2).up()
     job.cores = 1
     job.owns_s = dict.fromkeys(range(4), USUAL_S)
-    assert len(slowed(job.train(60), 2, by=by).verdicts) == told
+    assert len(slowed(job.train(60), 2, by=by).diagnoses) == told
 
 
 def test_a_slow_node_gives_its_place_to_a_spare_if_the_job_wants_it() -> None:
@@ -95,25 +95,25 @@ def test_without_the_jobs_word_nobody_leaves() -> None:
     job = even()
     job.spare("fresh")
     slowed(job, 2, 3, steps=100)
-    assert len(job.verdicts) == 1
+    assert len(job.diagnoses) == 1
     assert job.at(Phase.RUNNING)
 
 
 def test_a_new_world_is_learned_anew() -> None:
     job = slowed(even(), 2)
-    assert len(job.verdicts) == 1
+    assert len(job.diagnoses) == 1
     job.kill(0)
     job.paused((0,)).recovered()
-    told = len(job.verdicts)
+    told = len(job.diagnoses)
     job.train(15)
-    assert len(job.verdicts) == told, "nothing is known of the new processes yet"
+    assert len(job.diagnoses) == told, "nothing is known of the new processes yet"
     job.train(100)
-    assert [one.verdict.culprits for one in job.verdicts[told:]] == [(2,)], "the old world is forgotten"
+    assert [one.diagnosis.culprits for one in job.diagnoses[told:]] == [(2,)], "the old world is forgotten"
 
 
 def test_a_stage_of_the_pipeline_that_has_more_to_do_accuses_nobody() -> None:
     job = Job(nodes=2, per_node=2, pipeline_stages=2).up()
     job.owns_s = {0: USUAL_S, 1: USUAL_S, 2: 1.3 * USUAL_S, 3: 1.3 * USUAL_S}
     job.train(150)
-    assert [(told.verdict.kind, told.verdict.culprits) for told in job.verdicts] == [(Kind.UNEVEN, ())]
-    assert "the pipeline is divided unequally" in job.verdicts[0].verdict.sentence
+    assert [(told.diagnosis.kind, told.diagnosis.culprits) for told in job.diagnoses] == [(Kind.UNEVEN, ())]
+    assert "the pipeline is divided unequally" in job.diagnoses[0].diagnosis.sentence

@@ -44,7 +44,7 @@ def late(known: Evidence | None, ranks: int = 2) -> Job:
     for _ in range(3):
         job.wait(DEADLINES.pause_s / 2)
         if known is not None:
-            job.testify(0, {1: known})
+            job.hear_evidence(0, {1: known})
     job.wait(0.6)
     return job
 
@@ -55,7 +55,7 @@ def test_a_late_rank_is_asked_what_it_does_before_it_is_fenced() -> None:
     (said,) = [note for note in job.did(Note) if note.warns]
     assert "rank 1 has not paused in 15 s, and is waited for: it is inside a checkpoint (at most 600 s" in said.text
     job.wait(300.0)
-    job.testify(0, {1: SAVES})
+    job.hear_evidence(0, {1: SAVES})
     job.wait(0.1)
     assert job.incarnations == [1, 0]
     job.say(1, Stage.PAUSED)
@@ -66,7 +66,7 @@ def test_the_wait_has_a_limit() -> None:
     job = late(SAVES)
     for _ in range(2):
         job.wait(Deadlines().pause_limit_s)
-        job.testify(0, {1: SAVES})
+        job.hear_evidence(0, {1: SAVES})
     job.wait(0.6)
     assert job.at(Phase.RESTARTING)
 
@@ -75,7 +75,7 @@ def test_it_is_fenced_when_it_has_left_its_checkpoint_and_still_does_not_come() 
     job = late(SAVES, ranks=3)
     assert job.incarnations == [1, 0, 0]
     job.wait(3.0)
-    job.testify(0, {1: BUSY})
+    job.hear_evidence(0, {1: BUSY})
     job.wait(0.1)
     assert job.incarnations == [1, 1, 0], "rank 2 has the state"
 

@@ -100,10 +100,10 @@ def happen(job: Job, event: Event) -> None:
     elif event is Event.HUNG:
         job.train(250)
         job.silent_until_asked(5.0)
-    elif event is Event.TESTIFIED:
+    elif event is Event.ANSWERED:
         job.wait(0.15)
         for node in range(2):
-            job.testify(node, {})
+            job.hear_evidence(node, {})
     elif event is Event.CANDIDATE:
         job.spare()
     elif event is Event.DRAINED:

@@ -52,7 +52,7 @@ def test_a_healthy_job_is_not_told_of() -> None:
 
 def test_a_rank_that_becomes_slow_is_told_once_with_its_figures() -> None:
     found = only(judge(trace(from_step(100, (5,), 1.2)), LAYOUT))
-    assert (found.cause, found.ranks, found.accused, found.from_start) == (Cause.COMPUTE, (5,), (5,), False)
+    assert (found.cause, found.ranks, found.blamed, found.from_start) == (Cause.COMPUTE, (5,), (5,), False)
     assert found.since in range(98, 103)
     assert found.excess == pytest.approx(0.2, abs=0.03)
     assert found.own_s == pytest.approx(0.12, abs=0.005)
@@ -83,12 +83,12 @@ def test_a_rank_that_gets_worse_bit_by_bit_is_found() -> None:
 
 def test_ranks_that_are_slow_together_are_a_slow_node() -> None:
     found = only(judge(trace(from_step(100, (4, 5, 6, 7), 1.2)), LAYOUT))
-    assert (found.cause, found.accused) == (Cause.NODE, (4, 5, 6, 7))
+    assert (found.cause, found.blamed) == (Cause.NODE, (4, 5, 6, 7))
 
 
 def test_a_rank_that_waits_for_data_is_told_so() -> None:
     found = only(judge(trace(data=lambda rank, step: 0.4 * (rank == 1 and step >= 100)), LAYOUT))
-    assert (found.cause, found.accused) == (Cause.DATA, (1,))
+    assert (found.cause, found.blamed) == (Cause.DATA, (1,))
     assert found.own_s == pytest.approx(0.04)
 
 
@@ -97,20 +97,20 @@ def test_collectives_that_take_longer_accuse_the_network_and_no_rank() -> None:
         [one._replace(step=one.step + 100, waited_s=one.waited_s + 0.03) for one in row] for row in trace(steps=60)
     ]
     found = only(judge(rows, LAYOUT))
-    assert (found.cause, found.ranks, found.accused) == (Cause.LINK, (), ())
+    assert (found.cause, found.ranks, found.blamed) == (Cause.LINK, (), ())
 
 
 def test_a_stage_that_always_has_more_to_do_accuses_nobody() -> None:
     rows = trace(from_step(0, (6, 7), 1.3), steps=300)
     staged = Layout(LAYOUT.nodes, {rank: rank // 2 for rank in range(RANKS)})
     found = only(judge(rows, staged))
-    assert (found.cause, found.ranks, found.accused) == (Cause.IMBALANCE, (6, 7), ())
+    assert (found.cause, found.ranks, found.blamed) == (Cause.IMBALANCE, (6, 7), ())
 
 
 def test_a_rank_of_an_unequal_pipeline_that_becomes_slow_is_found() -> None:
     staged = Layout(LAYOUT.nodes, {rank: rank // 2 for rank in range(RANKS)})
     rows = trace(lambda rank, step: 1.3 * (1.2 if step >= 150 and rank == 6 else 1.0) if rank > 5 else 1.0, steps=250)
-    assert {found.accused for found in judge(rows, staged)} == {(), (6,)}
+    assert {found.blamed for found in judge(rows, staged)} == {(), (6,)}
 
 
 def test_seasons_are_set_aside() -> None:
@@ -160,7 +160,7 @@ def test_more_work_is_no_slowness() -> None:
         ]
         rows.append([Step(r, step, own, max(owns) - own, 0.0, works[r]) for r, own in enumerate(owns)])
     found = judge(rows, LAYOUT)
-    assert [one.accused for one in found if one.accused] == [(5,)]
+    assert [one.blamed for one in found if one.blamed] == [(5,)]
     assert all(one.ranks == (3,) for one in found if one.cause is Cause.WORKLOAD)
     assert judge([[one._replace(work=0.0) for one in row] for row in rows], LAYOUT) == (), "one cannot know"
 
@@ -198,7 +198,7 @@ def test_a_step_of_which_a_rank_is_missing_is_not_judged() -> None:
 
 def test_two_ranks() -> None:
     rows = [row[:2] for row in trace(from_step(100, (1,), 1.3))]
-    assert only(judge(rows, Layout({0: 0, 1: 0}))).accused == (1,)
+    assert only(judge(rows, Layout({0: 0, 1: 0}))).blamed == (1,)
 
 
 @pytest.mark.parametrize("count", range(2, 9))

@@ -40,8 +40,8 @@ def test_a_killed_and_a_stopped_rank_are_replaced(make_job: MakeJob, same: Same)
     assert f"rank 0 (pid {stopped}) has ended: taskd, or somebody else, has replaced it; nothing to undo" in told
     record = job.recovered(2)
     assert record["replaced"].keys() == {"0"}
-    verdicts = [entry["kind"] for entry in job.named("verdict")]
-    assert verdicts[-1] == "STOPPED"
+    diagnoses = [entry["kind"] for entry in job.named("diagnosis")]
+    assert diagnoses[-1] == "STOPPED"
     assert job.end() == 0
     same(job)
 

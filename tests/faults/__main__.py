@@ -70,7 +70,7 @@ def show(scene: Scene, root: Path, native: Path, *, as_json: bool, keep: bool) -
     if as_json:
         print(json.dumps(line), flush=True)
     else:
-        told = f"{line['kind']} {line['culprits']} after {line['verdict_s']} s of {line['limit_s']}"
+        told = f"{line['kind']} {line['culprits']} after {line['diagnosis_s']} s of {line['limit_s']}"
         done = f"{line['strategy']} in {line['recovered_ms']} ms" if line["strategy"] else "nothing recovered"
         print(f"{'ok  ' if line['ok'] else 'FAIL'} {scene.name}: {told}; {done} {'; '.join(line['wrong'])}", flush=True)
     if line["ok"] and not keep:

@@ -29,21 +29,21 @@ class Played:
     @property
     def line(self) -> dict[str, Any]:
         """For JSON."""
-        verdict, took_s = self.seen.decisive or {}, self.seen.verdict_s
+        diagnosis, took_s = self.seen.decisive or {}, self.seen.diagnosis_s
         recovery = self.seen.recoveries[0] if self.seen.recoveries else None
         phases = recovery["phases_ms"] if recovery else {}
         took_ms = phases.get("total", phases.get("started"))
         return {
             "name": self.scene.name,
             "ok": not self.wrong,
-            "kind": verdict.get("kind"),
-            "culprits": verdict.get("culprits"),
-            "verdict_s": None if took_s is None else round(took_s, 3),
+            "kind": diagnosis.get("kind"),
+            "culprits": diagnosis.get("culprits"),
+            "diagnosis_s": None if took_s is None else round(took_s, 3),
             "limit_s": round(self.scene.expected.limit_s, 3),
             "recovered_ms": round(took_ms) if took_ms is not None else None,
             "strategy": recovery["strategy"] if recovery else None,
             "step_ms": self.scene.step_ms,
-            "sentence": self.seen.verdicts[-1]["sentence"] if self.seen.verdicts else None,
+            "sentence": self.seen.diagnoses[-1]["sentence"] if self.seen.diagnoses else None,
             "wrong": self.wrong,
         }
 
@@ -92,7 +92,7 @@ def _end(launcher: Launcher, folder: Path) -> None:
 
 
 def evidence(played: Played, folder: Path) -> dict[str, Any]:
-    """What the manager knew when it gave its verdict, as it has left it; empty without one."""
-    named = [event["evidence"] for event in played.seen.verdicts[-1:] if event.get("evidence")]
+    """What the manager knew when it gave its diagnosis, as it has left it; empty without one."""
+    named = [event["evidence"] for event in played.seen.diagnoses[-1:] if event.get("evidence")]
     paths = [path for name in named for path in folder.glob(f"run/*/{name}")]
     return json.loads(paths[0].read_text()) if paths else {}

@@ -30,7 +30,7 @@ SLOW_S = 20.0
 """Steps of less than a second are looked at once a second, and it takes six looks to know the noise and six more."""
 NODE_LOST_S = 2.0
 SMALL_BYTES = 256 << 20
-PATIENCE_S = 5.0
+TIMEOUT_S = 5.0
 SHORT_PATIENCE_S = 3.0
 
 Play = Callable[[FaultJob], list[str]]
@@ -51,7 +51,7 @@ class Scene:
         play: called when the job runs; what it returns is wrong.
         cgroup: makes the cgroup that the victim enters.
         nodes: 2: each with half of the ranks.
-        patience_s: with those that may be at work; 0 leaves the default, which no scene waits for.
+        unproven_s: with those that may be at work; 0 leaves the default, which no scene waits for.
 
     """
 
@@ -66,12 +66,12 @@ class Scene:
     cgroup: Callable[[str], AbstractContextManager[Path | None]] = field(default=lambda _: nullcontext(None))
     nodes: int = 1
     tells_loss: bool = False
-    patience_s: float = 0.0
+    unproven_s: float = 0.0
 
     def plan(self, folder: Path, cgroup: Path | None) -> Plan:
         """For the ranks."""
         plan = Plan(str(folder), self.fault, self.victims, self.at, self.at + self.after, SETTLED, QUICK_MS, STEP_MS)
-        return replace(plan, cgroup=str(cgroup or ""), tells_loss=self.tells_loss, patience_s=self.patience_s)
+        return replace(plan, cgroup=str(cgroup or ""), tells_loss=self.tells_loss, unproven_s=self.unproven_s)
 
     @property
     def step_ms(self) -> float:
@@ -99,7 +99,7 @@ def keeps_process(scene: Scene) -> Scene:
 
 def unproven(scene: Scene) -> Scene:
     """It may be work: it is told of as soon as others, and acted upon when patience is over."""
-    return replace(scene, expected=replace(scene.expected, proven=False), patience_s=SHORT_PATIENCE_S)
+    return replace(scene, expected=replace(scene.expected, proven=False), unproven_s=SHORT_PATIENCE_S)
 
 
 def strike(job: FaultJob) -> int:
@@ -119,7 +119,7 @@ def no_child_lives(job: FaultJob) -> list[str]:
     job.await_strike()
     job.recovered(1)
     children = job.children(VICTIM)
-    until_s = time.monotonic() + PATIENCE_S
+    until_s = time.monotonic() + TIMEOUT_S
     while left := [child for child in children if lives(child)]:
         if time.monotonic() > until_s:
             return [f"children of the dead rank live: {left}"]
@@ -128,7 +128,7 @@ def no_child_lives(job: FaultJob) -> list[str]:
 
 
 def cut_data(job: FaultJob) -> list[str]:
-    """Until the verdict, or for so long that there will be none."""
+    """Until the diagnosis, or for so long that there will be none."""
     assert isinstance(job, TwoNodesJob)
     strike(job)
     job.cut_data(1)
@@ -144,7 +144,7 @@ def cut_all(job: FaultJob) -> list[str]:
 
 def _mended_after(job: FaultJob, mend: Callable[[], None]) -> list[str]:
     try:
-        job.wait(job.verdicts, "a verdict on the cut", 15.0)
+        job.wait(job.diagnoses, "a diagnosis on the cut", 15.0)
     finally:
         mend()
     return []

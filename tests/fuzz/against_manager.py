@@ -57,7 +57,7 @@ class Tongue:
             proof = dice.choice(self._names)
             self._sequence += 1
             yield self._maker.frame(
-                dice.choice(("NodeStatus", "NodeStatus", "NodeStatus", "Testimony", None)),
+                dice.choice(("NodeStatus", "NodeStatus", "NodeStatus", "EvidenceReport", None)),
                 **({"proof": proof, "agent_id": agent_of(proof)} if dice.random() < 0.95 else {}),
                 **({"ranks": []} if dice.random() < 0.7 else {}),
             )
@@ -82,7 +82,7 @@ class Tongue:
             "term": [0] * 4 + [term, term, term - 1, term + 1, term + 60_000],
             "sequence": [self._sequence, self._sequence, self._sequence - 3],
             "heard": [core.sequence, core.sequence - 1, 0],
-            "inquiry": [core.watch.inquiry, 0, core.sequence],
+            "probe": [core.watch.probe, 0, core.sequence],
             "step": [-1, 0, 3, 4, 100],
             "node_count": [NODES] * 9 + [1, NODES + 1],
             "min_nodes": [0, 0, 1, NODES],

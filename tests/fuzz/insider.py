@@ -2,7 +2,7 @@
 
 Rules:
 
-1. Three nodes do as they are told. The fourth holds a place, and reports and testifies anything well-typed of it.
+1. Three nodes do as they are told. The fourth holds a place, and reports anything well-typed of it.
 2. What comes of it may cost the job restarts, and its end; it is decided without an error. What cannot be in the phase
    raises `TransitionError`: its table is there for that.
 3. Time is virtual. A job that has ended is followed by the next.
@@ -26,7 +26,7 @@ from taskd.errors import TransitionError
 from taskd.runtime.links.identity import agent_of
 from taskd.runtime.manager.crowd import own_evidence, unfit
 from taskd.wire import codec
-from taskd.wire.messages import Condition, FromAgent, NodeStatus, Order, RankStatus, Stage, Testimony
+from taskd.wire.messages import Condition, EvidenceReport, FromAgent, NodeStatus, Order, RankStatus, Stage
 from tests.fuzz.wellformed import Known, Maker
 from tests.runtime.test_strange_reports import STATUS
 
@@ -109,7 +109,7 @@ class Job:
 
     def lie(self) -> str:
         """One message: what became of it."""
-        kind = self.dice.choice(("NodeStatus", "NodeStatus", "Testimony"))
+        kind = self.dice.choice(("NodeStatus", "NodeStatus", "EvidenceReport"))
         own = agent_of(LIAR)
         held = self.core.world.place_of(own)
         place = {"node_rank": held} if held is not None and self.dice.random() < 0.9 else {}
@@ -125,13 +125,13 @@ class Job:
             if unfit(message, self.core) is not None:
                 return "unfit"
             self._did(self.core.hear(message, self.now_s))
-        elif isinstance(message, Testimony):
+        elif isinstance(message, EvidenceReport):
             found, _ = own_evidence(message, self.core)
             try:
                 evidence = {rank: msgspec.msgpack.decode(raw, type=Evidence) for rank, raw in (found or {}).items()}
             except msgspec.MsgspecError:
-                return "testimony"
-            self._did(self.core.testify(own, message.inquiry, evidence, self.now_s))
+                return "evidence"
+            self._did(self.core.hear_evidence(own, message.probe, evidence, self.now_s))
         return "accepted"
 
     def _known(self) -> Known:
@@ -148,7 +148,7 @@ class Job:
             "generation": [generation] * 8 + [max(0, generation - 1), generation + 1],
             "term": [core.term] * 8 + [0, core.term - 1],
             "sequence": [self.sequence],
-            "inquiry": [core.watch.inquiry, 0],
+            "probe": [core.watch.probe, 0],
             "step": [-1, 3, 3, 4, 5],
             "min_nodes": [0],
             "kind": ["", "", "fatal", "node", "x"],

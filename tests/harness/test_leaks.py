@@ -38,7 +38,7 @@ with ExitStack() as stack:
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is leaked on purpose will not go away by itself: do not wait for it."""
-    monkeypatch.setattr(leaks, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(leaks, "TIMEOUT_S", 0.05)
 
 
 def test_nothing_is_found_where_nothing_leaks(leak_mark: str) -> None:

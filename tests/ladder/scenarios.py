@@ -127,7 +127,7 @@ def slow(job: LadderJob) -> None:
         job.nodes[1].kill(pid, signal.SIGCONT)
         time.sleep(0.2)
     job.await_event("recovered")
-    told = job.named("verdict")
+    told = job.named("diagnosis")
     assert [(one["kind"], one["culprits"]) for one in told] == [("SLOW", [1])], [one["sentence"] for one in told]
 
 

@@ -37,7 +37,7 @@ class ScriptedManager:
     def __init__(self, socket: ManagerSocket) -> None:
         self.socket = socket
         self.heard: list[NodeStatus] = []
-        self.testimonies: list[messages.Testimony] = []
+        self.evidence_reports: list[messages.EvidenceReport] = []
         self.sequence = 0
         self.records = ""
         self._peer: Peer | None = None
@@ -55,20 +55,20 @@ class ScriptedManager:
         if self.socket.poll(length_s):
             for peer, status in self.socket.receive():
                 self._peer = peer
-                if isinstance(status, messages.Testimony):
-                    self.testimonies.append(status)
+                if isinstance(status, messages.EvidenceReport):
+                    self.evidence_reports.append(status)
                     continue
                 assert isinstance(status, NodeStatus)
                 self.heard.append(status)
 
-    def testimony(self, *, asked: bool) -> dict[int, Evidence]:
-        """The next testimony, of this sort."""
+    def evidence_report(self, *, asked: bool) -> dict[int, Evidence]:
+        """The next evidence report of this sort."""
         end_s = time.monotonic() + LIMIT_S
-        while not self.testimonies:
+        while not self.evidence_reports:
             assert time.monotonic() < end_s
             self.listen(0.05)
-        told = self.testimonies.pop(0)
-        assert bool(told.inquiry) is asked
+        told = self.evidence_reports.pop(0)
+        assert bool(told.probe) is asked
         return {rank: msgspec.msgpack.decode(raw, type=Evidence) for rank, raw in told.evidence.items()}
 
     def say(
@@ -78,7 +78,7 @@ class ScriptedManager:
         *incarnations: int,
         reason: str = "",
         exit_code: int = 0,
-        inquiry: int = 0,
+        probe: int = 0,
     ) -> None:
         """Direct the agent; `incarnations` of ranks 0 and 1."""
         assert self._peer is not None
@@ -92,7 +92,7 @@ class ScriptedManager:
             ranks=ranks,
             reason=reason,
             exit_code=exit_code,
-            inquiry=inquiry,
+            probe=probe,
             records=self.records,
         )
         assert self.socket.send(self._peer, directive)
@@ -201,7 +201,7 @@ def test_a_living_process_is_fenced_before_it_is_replaced(
     assert host.old[0].wait(LIMIT_S) == -signal.SIGKILL
 
 
-def test_a_death_is_testified_to_unasked_and_one_that_was_ordered_is_not(
+def test_the_evidence_of_a_death_is_sent_unasked_and_one_that_was_ordered_is_not(
     agent: NodeAgent, host: Host, manager: ScriptedManager
 ) -> None:
     manager.until(lambda status: True)
@@ -209,7 +209,7 @@ def test_a_death_is_testified_to_unasked_and_one_that_was_ordered_is_not(
     manager.until(lambda status: status.ranks[0].incarnation == 1)
     pid = host.pid(1)
     host.processes[1].kill()
-    found = manager.testimony(asked=False)
+    found = manager.evidence_report(asked=False)
     assert list(found) == [1]
     assert found[1].node == 0
     assert found[1].process is not None
@@ -220,18 +220,18 @@ def test_a_death_is_testified_to_unasked_and_one_that_was_ordered_is_not(
     assert isinstance(ending, Ending)
 
 
-def test_a_death_is_testified_to_when_the_manager_knows_whose_rank_it_was(
+def test_the_evidence_of_a_death_is_sent_when_the_manager_knows_whose_rank_it_was(
     agent: NodeAgent, host: Host, manager: ScriptedManager
 ) -> None:
-    """Before its first order it may not have heard of this agent: a report can be lost, and a testimony come through."""
+    """Before its first order it may not have heard of this agent: a report can be lost, and its evidence arrive."""
     manager.until(lambda status: True)
     host.processes[1].kill()
     manager.until(lambda status: status.ranks[1].stage is Stage.DEAD)
     agent.stopping()
     manager.until(lambda status: status.leaving)
-    assert manager.testimonies == []
+    assert manager.evidence_reports == []
     manager.say(Order.RUN, 0, 0, 0)
-    assert list(manager.testimony(asked=False)) == [1]
+    assert list(manager.evidence_report(asked=False)) == [1]
 
 
 def test_a_question_is_answered_once_with_what_is_known_of_all_that_live(
@@ -241,15 +241,15 @@ def test_a_question_is_answered_once_with_what_is_known_of_all_that_live(
     host.processes[1].send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, host.pid(1), os.WSTOPPED | os.WNOWAIT)
     for _ in range(3):
-        manager.say(Order.RUN, 0, 0, 0, inquiry=7)
-    found = manager.testimony(asked=True)
-    manager.say(Order.RUN, 0, 0, 0, inquiry=8)
-    assert manager.testimony(asked=True).keys() == found.keys() == {0, 1}
+        manager.say(Order.RUN, 0, 0, 0, probe=7)
+    found = manager.evidence_report(asked=True)
+    manager.say(Order.RUN, 0, 0, 0, probe=8)
+    assert manager.evidence_report(asked=True).keys() == found.keys() == {0, 1}
     assert found[1].process is not None
     assert found[1].process.state is RunState.STOPPED
     count = len(manager.heard)
     manager.until(lambda status: len(manager.heard) > count + 1)
-    assert manager.testimonies == []
+    assert manager.evidence_reports == []
 
 
 def test_the_generation_is_that_of_the_newest_order(agent: NodeAgent, manager: ScriptedManager) -> None:
@@ -336,7 +336,7 @@ def test_a_rank_that_torchrun_ends_has_not_failed(agent: NodeAgent, host: Host, 
     manager.until(lambda status: status.ranks[0].stage is Stage.DEAD)
     agent.stop()
     manager.listen(0.0)
-    told = [rank for testimony in manager.testimonies for rank in testimony.evidence]
+    told = [rank for report in manager.evidence_reports for rank in report.evidence]
     assert told == [1]
 
 

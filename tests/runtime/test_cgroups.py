@@ -13,7 +13,7 @@ import pytest
 from taskd.core.conditions import condition_of_end, condition_of_hang
 from taskd.core.endings import cause, ending_of
 from taskd.core.evidence import Evidence
-from taskd.core.verdict import Kind
+from taskd.core.findings import Kind
 from taskd.runtime.agent.witness import Witness
 from taskd.runtime.system import cgroups
 

@@ -92,7 +92,7 @@ def test_the_past_of_nodes_that_wait_has_a_sum(manager: Manager, liar: AgentSock
         assert agent.obey(Order.RUN).generation == 0
 
 
-def test_nobody_testifies_to_the_ranks_of_others(
+def test_nobody_reports_evidence_of_the_ranks_of_others(
     manager: Manager, liar: AgentSocket, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nor to 4,096 that there are not, in each report others."""
@@ -101,13 +101,13 @@ def test_nobody_testifies_to_the_ranks_of_others(
         agent.obey(Order.RUN)
         for number in range(100):
             evidence = dict.fromkeys(range(4096 * number, 4096 * (number + 1)), nothing)
-            testimony = messages.Testimony(
-                job_id="job", agent_id=STATUS.agent_id, proof=STATUS.proof, inquiry=0, evidence=evidence
+            report = messages.EvidenceReport(
+                job_id="job", agent_id=STATUS.agent_id, proof=STATUS.proof, probe=0, evidence=evidence
             )
-            say(liar, codec.encode(testimony))
-            own = msgspec.structs.replace(testimony, agent_id=agent.status.agent_id, proof=agent.status.proof)
+            say(liar, codec.encode(report))
+            own = msgspec.structs.replace(report, agent_id=agent.status.agent_id, proof=agent.status.proof)
             say(liar, codec.encode(own))
-        until(liar, lambda _: manager._socket.refused["testimony"] == 200)
+        until(liar, lambda _: manager._socket.refused["evidence"] == 200)
         assert set(manager._core.watch._evidence) <= {0, 1}
         assert agent.obey(Order.RUN).generation == 0
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1

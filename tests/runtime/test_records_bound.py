@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from taskd.core.evidence import Evidence
+from taskd.core.findings import Diagnosis, Finding, Kind
 from taskd.core.phases import Diagnosed
-from taskd.core.verdict import Finding, Kind, Verdict
 from taskd.runtime.folders.ownfolder import OwnFolder
 from taskd.runtime.manager import faultfolder
 from taskd.runtime.manager.faultfolder import FaultFolder
@@ -19,9 +19,9 @@ MOST = 100_000
 
 def diagnosed(fault: int, evidence: dict[int, Evidence]) -> Diagnosed:
     finding = Finding(7, Kind.STOPPED, "it stands")
-    verdict = Verdict(Kind.STOPPED, (7,), (), "rank 7 stands", (finding,))
+    diagnosis = Diagnosis(Kind.STOPPED, (7,), (), "rank 7 stands", (finding,))
     return Diagnosed(
-        fault=fault, verdict=verdict, evidence=evidence, hang=None, since_s=0.0, step=1, generation=0, reported=True
+        fault=fault, diagnosis=diagnosis, evidence=evidence, hang=None, since_s=0.0, step=1, generation=0, reported=True
     )
 
 
@@ -30,7 +30,7 @@ def test_a_node_that_always_changes_fills_no_disk(run_dir: Path) -> None:
     journal.write("manager started", job_id="job")
     for number in range(5000):
         journal.write("standbys", node_rank=0, count=number)
-    journal.verdict(diagnosed(1, {}))
+    journal.diagnosis(diagnosed(1, {}))
     journal.close()
     files = sorted(path.name for path in journal.folder.iterdir() if path.is_file())
     assert files == ["journal.jsonl", "journal.old.jsonl", "lock"]
@@ -41,7 +41,7 @@ def test_a_node_that_always_changes_fills_no_disk(run_dir: Path) -> None:
 def test_a_reader_goes_on_in_the_older_part(run_dir: Path) -> None:
     journal = Journal(run_dir, "job", most=MOST)
     journal.write("manager started", job_id="job")
-    journal.verdict(diagnosed(1, {}))
+    journal.diagnosis(diagnosed(1, {}))
     for number in range(1000):
         journal.write("standbys", node_rank=0, count=number)
     journal.close()
@@ -70,7 +70,7 @@ def test_faults_that_are_invented_leave_the_newest(run_dir: Path) -> None:
     cost = 0
     for number in range(1, 101):
         told = diagnosed(number, {7: Evidence(0)})
-        cost += folder.write(number, {"job_id": "job"}, told.verdict, told.evidence)
+        cost += folder.write(number, {"job_id": "job"}, told.diagnosis, told.evidence)
     files = sorted((run_dir / "job" / "faults").iterdir())
     assert cost == 100 - len(files)
     assert files[-1].name == "0100.json"
@@ -78,7 +78,7 @@ def test_faults_that_are_invented_leave_the_newest(run_dir: Path) -> None:
     assert sum(path.stat().st_size for path in files) <= 4000
     again = FaultFolder(job, most_files=3)
     assert again.newest == 100
-    again.write(101, {}, told.verdict, told.evidence)
+    again.write(101, {}, told.diagnosis, told.evidence)
     assert len(list((run_dir / "job" / "faults").iterdir())) == 3
     job.close()
 
@@ -88,7 +88,7 @@ def test_evidence_of_all_ranks_fits_what_is_read(run_dir: Path, monkeypatch: pyt
     monkeypatch.setattr(faultfolder, "MOST_EVIDENCE_BYTES", 20_000)
     journal = Journal(run_dir, "job")
     journal.write("manager started", job_id="job")
-    journal.verdict(diagnosed(1, {rank: Evidence(0) for rank in (*range(7), *range(8, 1000), 7)}))
+    journal.diagnosis(diagnosed(1, {rank: Evidence(0) for rank in (*range(7), *range(8, 1000), 7)}))
     journal.close()
     (fault,) = read_job(journal.folder).faults
     record = read_evidence(journal.folder, fault)

@@ -42,7 +42,7 @@ STATUS = NodeStatus(
 )
 MESSAGES = [
     STATUS,
-    messages.Testimony(job_id="job", agent_id=STATUS.agent_id, inquiry=0, evidence={}, proof=STATUS.proof),
+    messages.EvidenceReport(job_id="job", agent_id=STATUS.agent_id, probe=0, evidence={}, proof=STATUS.proof),
     Drain(job_id="job", node="7"),
     Modules(names=("numpy",)),
     Inspect(job_id="other", key="key"),
@@ -200,7 +200,7 @@ def test_nobody_speaks_for_another(make: Make) -> None:
         forged = msgspec.structs.replace(agent.status, sequence=10**6, ranks=dead, leaving=True, proof="")
         for proof in ("", told, "its prooF"):
             assert forger.send(msgspec.structs.replace(forged, proof=proof))
-            assert forger.send(messages.Testimony(job_id="job", agent_id=told, inquiry=0, evidence={}, proof=proof))
+            assert forger.send(messages.EvidenceReport(job_id="job", agent_id=told, probe=0, evidence={}, proof=proof))
         assert until(forger, lambda _: manager._socket.refused["identity"] >= 6) == []
         assert agent.obey(Order.RUN).generation == 0
 
@@ -215,15 +215,15 @@ def test_nobody_speaks_for_the_ranks_of_another(make: Make) -> None:
         evidence = {rank: Evidence(0, Process(1), step=2**50, non_finite=NonFinite(2)) for rank in range(2)}
         raw = {rank: msgspec.Raw(msgspec.msgpack.encode(known)) for rank, known in evidence.items()}
         assert liar.link.send(
-            messages.Testimony(
-                job_id="job", agent_id=liar.status.agent_id, inquiry=0, evidence=raw, proof=liar.status.proof
+            messages.EvidenceReport(
+                job_id="job", agent_id=liar.status.agent_id, probe=0, evidence=raw, proof=liar.status.proof
             )
         )
         assert liar.obey(Order.RUN).generation == 0
         assert agent.obey(Order.RUN).generation == 0
     assert [entry["pids"] for entry in journal(manager, "processes")] == [{"0": 100, "1": 101}]
     assert [entry["count"] for entry in journal(manager, "standbys")] == [1]
-    assert journal(manager, "verdict") == []
+    assert journal(manager, "diagnosis") == []
 
 
 def test_nobody_ends_the_manager_with_news_of_a_newer_one(make: Make) -> None:
@@ -269,19 +269,21 @@ def test_evidence_that_cannot_be_read_is_told_once(make: Make, caplog: pytest.Lo
         own, proof = agent.status.agent_id, agent.status.proof
         for number in range(10):
             evidence = {0: msgspec.Raw(msgspec.msgpack.encode(number))}
-            told = messages.Testimony(job_id="job", agent_id=own, inquiry=0, evidence=evidence, proof=proof)
+            told = messages.EvidenceReport(job_id="job", agent_id=own, probe=0, evidence=evidence, proof=proof)
             assert agent.link.send(told)
-        until(agent.link, lambda _: manager._socket.refused["testimony"] >= 10)
+        until(agent.link, lambda _: manager._socket.refused["evidence"] >= 10)
     assert sum("cannot be read" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_a_manager_that_is_new_passes_over_what_it_cannot_place(make: Make) -> None:
-    """It has taken over a job, and an agent of that testifies before it has reported: neither is at fault."""
+    """It has taken over a job, and an agent of that sends evidence before it has reported: neither is at fault."""
     manager = make()
     with Agent(manager) as agent:
         until(agent.link, lambda _: agent.link.connected)
         own, proof = agent.status.agent_id, agent.status.proof
-        told = messages.Testimony(job_id="job", agent_id=own, inquiry=0, evidence={0: msgspec.Raw(b"\x80")}, proof=proof)
+        told = messages.EvidenceReport(
+            job_id="job", agent_id=own, probe=0, evidence={0: msgspec.Raw(b"\x80")}, proof=proof
+        )
         assert agent.link.send(told)
         agent.obey(Order.RUN)
         assert not manager._socket.refused

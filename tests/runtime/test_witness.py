@@ -12,7 +12,7 @@ import pytest
 from taskd.core.conditions import condition_of_end, condition_of_hang
 from taskd.core.endings import cause, ending_of
 from taskd.core.evidence import Evidence, NonFinite, RunState, Standing
-from taskd.core.verdict import Kind
+from taskd.core.findings import Kind
 from taskd.runtime.agent.witness import FRESH_S, Witness
 from taskd.runtime.box.blackbox import Box
 from taskd.runtime.system import processes

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from taskd.core.agent import Action as NodeAction
 from taskd.core.agent import Start
+from taskd.core.findings import Kind
 from taskd.core.phases import Diagnosed
 from taskd.core.record import FaultRecord
 from taskd.core.recovery import Action, Recovery
-from taskd.core.verdict import Kind
 from taskd.core.worker import State
 from taskd.wire.messages import Condition, Directive, Join, NodeStatus, Order, Pause, Release, Stage, WorldPlan
 from tests.sim.process import Process, chain
@@ -69,11 +69,11 @@ class Judge:
 
     def diagnosed(self, told: Diagnosed) -> None:
         """Nobody is blamed for a hang who is well."""
-        for fact in told.verdict.facts:
+        for fact in told.diagnosis.facts:
             process = told.evidence[fact.rank].process if fact.kind is Kind.STOPPED else None
             if process is not None:
                 hung = self._by_pid[process.pid].hung
-                demand(hung, "rank {} is blamed: {}", fact.rank, told.verdict.sentence)
+                demand(hung, "rank {} is blamed: {}", fact.rank, told.diagnosis.sentence)
                 self.hangs_found += 1
 
     # ---- processes

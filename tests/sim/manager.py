@@ -70,10 +70,10 @@ class Manager:
         if self.directive is before and before is not None and not self.core.superseded:
             self._send(agent, answer(status, before))
 
-    def testimony(self, agent_id: str, inquiry: int, evidence: dict[int, Evidence]) -> None:
+    def evidence_report(self, agent_id: str, probe: int, evidence: dict[int, Evidence]) -> None:
         """An agent's answer to a question."""
         if not self.dead:
-            self._perform(self.core.testify(agent_id, inquiry, evidence, self.sim.clock.now_s))
+            self._perform(self.core.hear_evidence(agent_id, probe, evidence, self.sim.clock.now_s))
 
     def drain(self, place: int) -> None:
         """An operator wants a node empty."""
@@ -96,7 +96,7 @@ class Manager:
                     self.stopped = action
                     self.sim.clock.note(self.name, "stops the job ({}): {}", action.exit_code, action.reason)
                 case Diagnosed():
-                    self.sim.clock.note(self.name, "says: {}", action.verdict.sentence)
+                    self.sim.clock.note(self.name, "says: {}", action.diagnosis.sentence)
                     self.sim.judge.diagnosed(action)
                 case AskKernel():
                     self.sim.clock.after(0.3 * self.sim.rng.random(), self._ask_kernel, action.agent_id)

@@ -75,9 +75,9 @@ class Agent:
         """A message of a manager. Those of one machine, one after the other, have one connection."""
         directive = self._said.setdefault(machine, Shorthand()).hear(message)
         if directive is not None:
-            if directive.inquiry not in (0, self._answered.get(machine)):
-                self._answered[machine] = directive.inquiry
-                self.sim.clock.after(self._lag_s + 0.05, self._testify, machine, directive.inquiry)
+            if directive.probe not in (0, self._answered.get(machine)):
+                self._answered[machine] = directive.probe
+                self.sim.clock.after(self._lag_s + 0.05, self._report_evidence, machine, directive.probe)
             self.sim.clock.after(self._lag_s, self._obey, directive)
 
     def link(self, process: Process, report: Report) -> None:
@@ -258,13 +258,13 @@ class Agent:
             self._send()
             self.sim.clock.after(self.sim.policy.membership.heartbeat_s, self._beat)
 
-    def _testify(self, machine: int, inquiry: int) -> None:
+    def _report_evidence(self, machine: int, probe: int) -> None:
         """What is true of its processes now."""
         manager = next(it for it in self.sim.managers if it.machine == machine)
         living = [process for process in self.processes.values() if process.alive]
         evidence = {process.rank: process.evidence() for process in living}
         if not (self.dead or manager.dead):
-            self.sim.network.send(self, manager, True, partial(manager.testimony, self.name, inquiry), evidence)
+            self.sim.network.send(self, manager, True, partial(manager.evidence_report, self.name, probe), evidence)
 
     def _progress(self) -> Progress | None:
         """Of the rank that was the first to commit the newest step."""

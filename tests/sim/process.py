@@ -14,7 +14,7 @@ from taskd.core.agent import Start
 from taskd.core.evidence import Evidence, RunState, Standing
 from taskd.core.worker import Break, Event, GiveUp, Input, Report, State, Wake, Worker
 from taskd.wire.messages import Condition, Join, Pause, Release, WorldPlan
-from tests.sim.fabric import PATIENCE_S, CollectiveError, Group, Ticket
+from tests.sim.fabric import TIMEOUT_S, CollectiveError, Group, Ticket
 
 if TYPE_CHECKING:
     from tests.sim.nodes import Agent
@@ -36,7 +36,7 @@ class Meet:
     key: object
     among: Iterable[int]
     payload: Any = None
-    patience_s: float = 0.0
+    timeout_s: float = 0.0
 
 
 class AwaitOrder:
@@ -145,8 +145,8 @@ class Process:
         self.group = meet.group
         check = self.sim.judge.checks(meet.group.generation, meet.key)
         self._ticket = self.sim.fabric.arrive(meet.group, meet.key, self, meet.among, meet.payload, check)
-        if meet.patience_s:
-            self.sim.clock.after(meet.patience_s, self.sim.fabric.expire, meet.group, self._ticket)
+        if meet.timeout_s:
+            self.sim.clock.after(meet.timeout_s, self.sim.fabric.expire, meet.group, self._ticket)
 
     def _hand_over(self) -> None:
         if self._awaiting and self._orders:
@@ -235,7 +235,7 @@ class Process:
         if not self.joins:
             alone = self.agent.name if self.agent.alone and self.incarnation == 0 else None
             self.group = self.sim.fabric.group(self.worker.generation, alone or self.term)
-            checkpoints = yield Meet(self.group, "init", self.members, self.sim.checkpoint, PATIENCE_S)
+            checkpoints = yield Meet(self.group, "init", self.members, self.sim.checkpoint, TIMEOUT_S)
             self._load(min(checkpoints.values()))
             yield uniform(0.0, 0.3)
         if script.cooperative:
@@ -315,7 +315,7 @@ class Process:
         self.group = self.sim.fabric.group(plan.generation)
         self.members = members = plan.ranks
         yield self.rng.uniform(0.001, 0.05)
-        yield Meet(self.group, "rebuild", members, patience_s=plan.timeout_s)
+        yield Meet(self.group, "rebuild", members, timeout_s=plan.timeout_s)
         self.feed(Input(Event.JOINED, step=self.step, condition=self.condition))
         if members.index(self.rank) in plan.adopt:
             self.sim.judge.adopts(self, plan)

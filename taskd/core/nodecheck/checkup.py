@@ -17,10 +17,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from taskd.core.nodecheck.check import NodeCheck
+from taskd.core.nodecheck.diagnosis import CheckDiagnosis, Leave, Standing, choose_out
 from taskd.core.nodecheck.evidence import CheckPolicy
 from taskd.core.nodecheck.examination import GRACE_S, Action, Checked, Examination, RoundOver, Wanted, limits
 from taskd.core.nodecheck.own import Baseline
-from taskd.core.nodecheck.verdict import CheckVerdict, Leave, Standing, choose_out
 from taskd.core.places import Places, may_train
 from taskd.core.policy import Policy
 from taskd.wire.checks import Cleared, Dismissed, Examine
@@ -149,8 +149,8 @@ class Checkup:
             return True
         least = max(status.min_nodes for status in present)
         patience = self.policy.node_check
-        patience_s = patience.last_call_s if 0 < least <= len(present) else patience.gather_s
-        return now_s - self._waiting_since_s >= patience_s
+        unproven_s = patience.last_call_s if 0 < least <= len(present) else patience.gather_s
+        return now_s - self._waiting_since_s >= unproven_s
 
     def _all_ready(self, waiting: Iterable[NodeStatus], now_s: float) -> bool:
         """Whether all could begin at once: what a node needs to start its processes is no part of a round's time."""
@@ -188,16 +188,16 @@ class Checkup:
         self._conclude(running, nodes, now_s)
 
     def _conclude(self, running: Examination, nodes: Mapping[str, NodeStatus], now_s: float) -> None:
-        verdict, agents = running.check.verdict(), {name: agent for agent, name in running.names.items()}
+        diagnosis, agents = running.check.diagnosis(), {name: agent for agent, name in running.names.items()}
         lasted_s = now_s - running.began_s
         if running.inspection:
-            self._out.append(Checked(verdict, running.rounds, lasted_s, (), running.own, inspection=True))
+            self._out.append(Checked(diagnosis, running.rounds, lasted_s, (), running.own, inspection=True))
             return
         self._baseline = running.check.baseline()
-        leaves = [*choose_out(verdict, exclude_stragglers=running.strict), *self._doubtful(verdict, agents)]
-        self._out.append(Checked(verdict, running.rounds, lasted_s, tuple(leaves), running.own))
+        leaves = [*choose_out(diagnosis, exclude_stragglers=running.strict), *self._doubtful(diagnosis, agents)]
+        self._out.append(Checked(diagnosis, running.rounds, lasted_s, tuple(leaves), running.own))
         out = {leave.node: leave for leave in leaves}
-        for name, found in verdict.nodes.items():
+        for name, found in diagnosis.nodes.items():
             agent = agents[name]
             if name in out:
                 words, reason = out[name].words, out[name].reason
@@ -217,15 +217,15 @@ class Checkup:
         for agent in gone[: len(known) - most]:
             del known[agent]
 
-    def _doubtful(self, verdict: CheckVerdict, agents: Mapping[str, str]) -> list[Leave]:
+    def _doubtful(self, diagnosis: CheckDiagnosis, agents: Mapping[str, str]) -> list[Leave]:
         """Rule 5."""
-        undecided = verdict.having(Standing.UNDECIDED)
+        undecided = diagnosis.having(Standing.UNDECIDED)
         self._doubts.update(agents[name] for name in undecided)
         if len(undecided) < 2:
             return []
         leaver = max(enumerate(undecided), key=lambda entry: (self._doubts[agents[entry[1]]], entry[0]))[1]
         words = _NOT_TOLD_APART.format(names=" and ".join(undecided), node=leaver)
-        return [Leave(leaver, words, verdict.nodes[leaver].text)]
+        return [Leave(leaver, words, diagnosis.nodes[leaver].text)]
 
 
 def _nodes(world: Places) -> dict[str, NodeStatus]:

@@ -90,7 +90,7 @@ class NodeAgent:
         self._told: object = None
         self._stock = config.presumes_manager  # until one answers
         self._local_ranks, self._sent_s = 1, 0.0
-        self._patience = Patience(config.manager_wait_s)
+        self._failures_allowed = Patience(config.manager_wait_s)
         self._prospect = Prospect(config.manager_wait_s, presumed=config.presumes_manager)
         self._warmth = Warmth(self._pool, self._processes.any_peer, self._crew.runs_python, learn=config.learn_modules)
         self._examiner = Examiner(self._pool, self._deaths, config.run_dir)
@@ -228,8 +228,8 @@ class NodeAgent:
         if time.monotonic() >= self._sent_s + self._config.heartbeat_s or self._state() != self._told:
             self._report()
         if self._link is not None and self._node.directive is not None:  # a manager that knows whose ranks they are
-            for testimony in self._observer.testimonies(self._node, time.monotonic()):
-                self._link.send(testimony)
+            for report in self._observer.evidence_reports(self._node, time.monotonic()):
+                self._link.send(report)
 
     def _take_over(self, host: WorkerHost, identity: NodeIdentity) -> None:
         first = self._identity is None
@@ -237,7 +237,7 @@ class NodeAgent:
         self._leaving = False
         if first:
             self._open_link()
-            self._patience.renew()
+            self._failures_allowed.renew()
         if self._stock:
             host.stock()
         if identity.candidate:
@@ -296,7 +296,7 @@ class NodeAgent:
             peer.send(Abandon(reason="no manager answers"))
 
     def _hear_manager(self, message: FromManager) -> None:
-        self._patience.renew()
+        self._failures_allowed.renew()
         match message:
             case Refusal():
                 self._go_stock(f"the manager refuses this node: {message.reason}")
@@ -334,11 +334,11 @@ class NodeAgent:
         if directive.order is Order.RUN:
             self._pool.refill()
         self._perform_all(self._node.obey(directive))
-        self._observer.inquire(self._node, directive.inquiry)
+        self._observer.answer_probe(self._node, directive.probe)
 
     def _watch_the_clock(self) -> None:
         now_s = time.monotonic()
-        waited_s = self._patience.spent_s(self._prospect.places or 1, ended=self._crew.have_ended(self._node))
+        waited_s = self._failures_allowed.spent_s(self._prospect.places or 1, ended=self._crew.have_ended(self._node))
         if waited_s is not None and self._link is not None and (self._identity is not None or self.checks):
             where = self._link.trouble or f"no manager answers at {self._config.manager}"
             self._go_stock(f"{where} for {waited_s:g} s")

@@ -3,9 +3,9 @@
 Rules:
 
 1. Progress is read from the black boxes, so that nothing of it costs a step anything.
-2. An inquiry asks every process for an account of itself, and waits `ACCOUNT_S` for those that could give one and
+2. A probe asks every process for an account of itself, and waits `ACCOUNT_S` for those that could give one and
    have not. What box, /proc and cgroup tell is taken after that, of all ranks at one moment.
-3. Each inquiry is answered once. A death is testified to unasked, right after the report of it.
+3. Each probe is answered once. The evidence of a death is sent unasked, right after the report of it.
 """
 
 import time
@@ -24,7 +24,7 @@ from taskd.runtime.agent.pace import Pacer
 from taskd.runtime.box.blackbox import Box, Phase
 from taskd.wire.accounts import Account
 from taskd.wire.codec import pack, sendable
-from taskd.wire.messages import Ask, LastWords, Progress, RankSpan, Refuses, SawNonFinite, Testimony
+from taskd.wire.messages import Ask, EvidenceReport, LastWords, Progress, RankSpan, Refuses, SawNonFinite
 
 ACCOUNT_S = 0.2
 SILENT_S = 0.5
@@ -32,7 +32,7 @@ SILENT_S = 0.5
 LOOK_S = 1.0
 """So often it is seen how fast the ranks are and where they live: at each heartbeat that cost a step 0.2 %."""
 NATIVE_S = 0.06
-"""The verdict waits for py-spy: enough for Python's frames (some 25 ms), and for native ones if they are quick."""
+"""The diagnosis waits for py-spy: enough for Python's frames (some 25 ms), and for native ones if they are quick."""
 
 
 def progress_of(box: Box) -> Progress | None:
@@ -58,7 +58,7 @@ class Observer:
         self._pacers: dict[tuple[int, int], Pacer] = {}
         self._looked_s = 0.0
         self._answered = 0
-        """The newest inquiry that was answered or is being answered."""
+        """The newest probe that was answered or is being answered."""
         self._asked: set[int] = set()
         self._mute: set[int] = set()
         """Those among the asked that cannot answer, as box, /proc and cgroup say: they are not waited for."""
@@ -107,14 +107,14 @@ class Observer:
             if box is not None:
                 yield rank, slot.status.pid, box
 
-    # ---- an inquiry
+    # ---- a probe
 
-    def inquire(self, node: Node, inquiry: int) -> None:
+    def answer_probe(self, node: Node, probe: int) -> None:
         """The manager wants to know what the ranks are about."""
-        if inquiry in (0, self._answered):
+        if probe in (0, self._answered):
             return
-        self._answered, self._due_s = inquiry, time.monotonic() + ACCOUNT_S
-        self._asked = self._crew.processes.tell_all(Ask(number=inquiry))
+        self._answered, self._due_s = probe, time.monotonic() + ACCOUNT_S
+        self._asked = self._crew.processes.tell_all(Ask(number=probe))
         for rank in node.slots:
             self._crew.witness.look(rank)
         live = [rank for rank in self._asked if rank in node.slots]
@@ -142,12 +142,12 @@ class Observer:
         """When the accounts of the processes are waited for no longer."""
         return self._due_s
 
-    def testimonies(self, node: Node, now_s: float) -> list[Testimony]:
+    def evidence_reports(self, node: Node, now_s: float) -> list[EvidenceReport]:
         """What is to be sent to the manager now."""
         out = []
         found, self._crew.seen = self._crew.seen, {}
         if found:
-            out.append(self._testimony(node, 0, found))
+            out.append(self._evidence_report(node, 0, found))
         if self._due_s is not None and (self._asked <= self._mute or now_s >= self._due_s):
             self._due_s = None
             live = [rank for rank, slot in node.slots.items() if slot.state is State.RUNNING]
@@ -158,7 +158,7 @@ class Observer:
                 native = take_native(node.slots[rank].status.pid, NATIVE_S)
                 evidence[rank] = replace(evidence[rank], native=native)
                 break
-            out.append(self._testimony(node, self._answered, evidence))
+            out.append(self._evidence_report(node, self._answered, evidence))
             for rank in live:
                 self._crew.witness.watch(rank)  # the next question is about what comes after this one
         return out
@@ -167,11 +167,11 @@ class Observer:
         pid = node.slots[rank].status.pid
         return self._crew.witness.take(rank, pid, self._crew.processes.box(rank), node=node.place)
 
-    def _testimony(self, node: Node, inquiry: int, evidence: dict[int, Evidence]) -> Testimony:
-        return Testimony(
+    def _evidence_report(self, node: Node, probe: int, evidence: dict[int, Evidence]) -> EvidenceReport:
+        return EvidenceReport(
             job_id=self._job_id,
             agent_id=node.agent_id,
             proof=self._proof,
-            inquiry=inquiry,
+            probe=probe,
             evidence={rank: msgspec.Raw(pack(known)) for rank, known in evidence.items()},
         )

@@ -2,7 +2,7 @@
 
 Rules:
 
-1. `core.nodecheck.checkup` decides. Nothing here changes a verdict.
+1. `core.nodecheck.checkup` decides. Nothing here changes a diagnosis.
 2. One line for each round in the words that people search for (`elapsed`), one for each node or link that is not well.
 """
 
@@ -16,7 +16,7 @@ import msgspec
 from typing_extensions import assert_never
 
 from taskd.core.nodecheck.checkup import Checked, Checkup, Order, RoundOver, Wanted
-from taskd.core.nodecheck.verdict import Standing
+from taskd.core.nodecheck.diagnosis import Standing
 from taskd.core.phases import Phase
 from taskd.core.policy import Policy
 from taskd.core.recovery import Recovery
@@ -97,18 +97,18 @@ class CheckDesk:
         return bool(actions) or self._checkup.number != before
 
     def _tell(self, checked: Checked) -> None:
-        verdict = checked.verdict
-        ill = {name: found for name, found in verdict.nodes.items() if found.standing is not Standing.HEALTHY}
-        counts = Counter(found.standing for found in verdict.nodes.values())
+        diagnosis = checked.diagnosis
+        ill = {name: found for name, found in diagnosis.nodes.items() if found.standing is not Standing.HEALTHY}
+        counts = Counter(found.standing for found in diagnosis.nodes.values())
         summary = ", ".join(f"{counts[standing]} {standing.value}" for standing in Standing if counts[standing])
         rounds = f"{checked.rounds} round{'s' if checked.rounds != 1 else ''}"
-        level = logging.WARNING if ill or verdict.links else logging.INFO
+        level = logging.WARNING if ill or diagnosis.links else logging.INFO
         logger.log(level, "node check: %s (%s, %.1f s)", summary, rounds, checked.lasted_s)
         for name, found in ill.items():
             logger.warning("%s is %s: %s", name, found.standing.value, found.text)
-        for link in verdict.links:
+        for link in diagnosis.links:
             logger.warning("the link of %s and %s is %s: %s", *link.edge, link.standing.value, link.text)
-        for note in verdict.notes:
+        for note in diagnosis.notes:
             logger.warning("node check: %s", note)
         document = _document(checked)
         self._journal.write("node check", **document)
@@ -122,7 +122,7 @@ def _as_fields(own: Own) -> dict[str, object]:
 
 
 def _document(checked: Checked) -> dict[str, object]:
-    verdict, own = checked.verdict, checked.own
+    diagnosis, own = checked.diagnosis, checked.own
     return {
         "rounds": checked.rounds,
         "lasted_s": round(checked.lasted_s, 3),
@@ -134,10 +134,10 @@ def _document(checked: Checked) -> dict[str, object]:
                 "slow": [what.value for what in found.what],
                 "own": _as_fields(own[name]) if name in own else None,
             }
-            for name, found in verdict.nodes.items()
+            for name, found in diagnosis.nodes.items()
         },
-        "links": [{"nodes": link.edge, "standing": link.standing.value, "text": link.text} for link in verdict.links],
-        "notes": verdict.notes,
+        "links": [{"nodes": link.edge, "standing": link.standing.value, "text": link.text} for link in diagnosis.links],
+        "notes": diagnosis.notes,
         "leave": {leave.node: leave.words for leave in checked.leaves},
     }
 

@@ -5,7 +5,7 @@ Rules:
 1. A job has as many agents as places, and some that wait for one (`most_waiting`): those that are known go on to be
    heard, one more is not, until others have gone. It is not told to go away: it asks again with its next heartbeat.
 2. What those that wait may say of former worlds is bounded by its sum.
-3. An agent testifies to the ranks of the place that it holds, or held in the last world.
+3. An agent reports of the ranks of the place that it holds, or held in the last world.
 """
 
 import msgspec
@@ -14,7 +14,7 @@ from taskd.core.phases import Phase
 from taskd.core.plausible import implausible
 from taskd.core.recovery import Recovery
 from taskd.runtime.links.links import Peer
-from taskd.wire.messages import Ledger, NodeStatus, Testimony
+from taskd.wire.messages import EvidenceReport, Ledger, NodeStatus
 
 SPARES = 256
 """Agents that may wait, beyond `_PER_PLACE` for each place."""
@@ -102,8 +102,8 @@ def unfit(status: NodeStatus, core: Recovery) -> str | None:
     return None
 
 
-def own_evidence(message: Testimony, core: Recovery) -> tuple[dict[int, msgspec.Raw] | None, str]:
-    """What a testimony says of its agent's own ranks, None if that has none; and what is wrong with the rest."""
+def own_evidence(message: EvidenceReport, core: Recovery) -> tuple[dict[int, msgspec.Raw] | None, str]:
+    """What an evidence report says of its agent's own ranks, None if that has none; and what is wrong with the rest."""
     if core.phase is Phase.FORMING:
         return None, ""  # a manager that has just taken over: who holds which place is not known yet
     places = core.world.known_places(message.agent_id)

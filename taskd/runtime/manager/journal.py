@@ -78,16 +78,16 @@ class Journal:
         self._bytes = os.fstat(file.fileno()).st_size
         return file
 
-    def verdict(self, told: Diagnosed) -> None:
-        """Append a verdict, and put it with the evidence into a file; a later verdict on that fault replaces it."""
+    def diagnosis(self, told: Diagnosed) -> None:
+        """Append a diagnosis, and put it with the evidence into a file; a later diagnosis on that fault replaces it."""
         number = self._former_faults + told.fault
-        fields = {"fault": number, **_verdict_fields(told), "evidence": f"faults/{number:04d}.json"}
-        self.write("verdict", **fields)
+        fields = {"fault": number, **_diagnosis_fields(told), "evidence": f"faults/{number:04d}.json"}
+        self.write("diagnosis", **fields)
         if self._faults is None:
             return
-        head = {"job_id": self._job_id, **_now(), "verdict": fields}
+        head = {"job_id": self._job_id, **_now(), "diagnosis": fields}
         try:
-            cost = self._faults.write(number, head, told.verdict, told.evidence)
+            cost = self._faults.write(number, head, told.diagnosis, told.evidence)
         except OSError as error:
             where = self.folder / str(fields["evidence"])
             logger.error("evidence is not kept: %s cannot be written (%s)", where, error.strerror)
@@ -131,22 +131,22 @@ def _now() -> dict[str, float]:
     return {"unix_s": round(time.time(), 6), "monotonic_s": round(time.monotonic(), 6)}
 
 
-def _verdict_fields(told: Diagnosed) -> dict[str, object]:
-    verdict, hang = told.verdict, told.hang
+def _diagnosis_fields(told: Diagnosed) -> dict[str, object]:
+    diagnosis, hang = told.diagnosis, told.hang
     silence = (
         {"silent_s": hang.silent_s, "limit_s": hang.limit_s, "usual_s": hang.usual_s, "reason": hang.reason}
         if hang
         else None
     )
     return {
-        "kind": verdict.kind.name,
-        "title": verdict.kind.value,
-        "culprits": list(verdict.culprits),
-        "victims": list(verdict.victims),
-        "sentence": verdict.sentence,
-        "proven": verdict.proven,
-        "proof": verdict.proof,
-        "facts": [{"rank": fact.rank, "kind": fact.kind.name, "text": fact.text} for fact in verdict.facts],
+        "kind": diagnosis.kind.name,
+        "title": diagnosis.kind.value,
+        "culprits": list(diagnosis.culprits),
+        "victims": list(diagnosis.victims),
+        "sentence": diagnosis.sentence,
+        "proven": diagnosis.proven,
+        "proof": diagnosis.proof,
+        "facts": [{"rank": fact.rank, "kind": fact.kind.name, "text": fact.text} for fact in diagnosis.facts],
         "step": told.step,
         "generation": told.generation,
         "hang": silence,
@@ -182,8 +182,8 @@ def at_step(step: int) -> str:
 
 def as_text(record: FaultRecord, fault: int) -> str:
     """A fault and its recovery in one paragraph, with what is known of the progress and no more."""
-    verdict, phases = record.verdict, record.phases_ms()
-    what = verdict.sentence if verdict is not None else f"{tell(record.causes) or record.reason}."
+    diagnosis, phases = record.diagnosis, record.phases_ms()
+    what = diagnosis.sentence if diagnosis is not None else f"{tell(record.causes) or record.reason}."
     tried = "".join(f"{setback}. " for setback in record.setbacks)
     new = ", ".join(
         f"rank {rank} is process {pid} ({'warm' if record.warm.get(rank) else 'cold'})"

@@ -45,7 +45,7 @@ from taskd.runtime.manager.journal import Journal, as_fields, as_text, at_step, 
 from taskd.runtime.manager.kernels import Kernels
 from taskd.wire.checks import Inspect
 from taskd.wire.codec import MAX_MODULES_BYTES
-from taskd.wire.messages import Answer, Directive, Drain, FromAgent, Modules, NodeStatus, Refusal, Stage, Testimony
+from taskd.wire.messages import Answer, Directive, Drain, EvidenceReport, FromAgent, Modules, NodeStatus, Refusal, Stage
 from taskd.wire.text import line
 
 logger = logging.getLogger(__name__)
@@ -195,7 +195,7 @@ class Manager:
             logger.error("%s by a bug in taskd (please report this; further ones are not told)", what, exc_info=error)
 
     def _obey(self, peer: Peer, message: FromAgent) -> None:
-        if isinstance(message, NodeStatus | Testimony) and message.agent_id != agent_of(message.proof):
+        if isinstance(message, NodeStatus | EvidenceReport) and message.agent_id != agent_of(message.proof):
             reason = "it speaks for another agent, expected one's own; install the same taskd on every node"
             self._socket.refuse("identity", f"a {type(message).__name__}", reason)
             return
@@ -206,8 +206,8 @@ class Manager:
                 self._learn(message.names)
             case NodeStatus():
                 self._hear(peer, message)
-            case Testimony():
-                self._hear_testimony(message)
+            case EvidenceReport():
+                self._hear_evidence(message)
             case Inspect():
                 self._socket.send(peer, self._desk.inspect(message, self._core))
             case _:
@@ -218,19 +218,19 @@ class Manager:
         if order is not None and peer is not None:
             self._socket.send(peer, order)
 
-    def _hear_testimony(self, message: Testimony) -> None:
+    def _hear_evidence(self, message: EvidenceReport) -> None:
         if message.job_id != self._config.job_id:
             return
         own, wrong = own_evidence(message, self._core)
         try:
             evidence = {rank: _evidence.decode(raw) for rank, raw in (own or {}).items()}
         except msgspec.MsgspecError as error:
-            own, wrong = None, f"agent {message.agent_id} testifies what cannot be read: {line(str(error))}"
+            own, wrong = None, f"agent {message.agent_id} sends evidence that cannot be read: {line(str(error))}"
         if wrong:
-            self._socket.refuse("testimony", "a testimony", wrong)
+            self._socket.refuse("evidence", "an evidence report", wrong)
         if own is None:
             return
-        self._perform(self._core.testify(message.agent_id, message.inquiry, evidence, time.monotonic()))
+        self._perform(self._core.hear_evidence(message.agent_id, message.probe, evidence, time.monotonic()))
 
     def _learn(self, names: tuple[str, ...]) -> None:
         """What the ranks import, for the warm processes of nodes that have no rank to learn it from."""
@@ -335,13 +335,13 @@ class Manager:
             case Stopped():
                 self._end(action)
             case Diagnosed():
-                self._journal.verdict(action)
+                self._journal.diagnosis(action)
                 if action.reported:
                     logger.warning(
                         "fault %d, %s: %s",
                         self._journal.fault(action.fault),
                         at_step(action.step),
-                        action.verdict.sentence,
+                        action.diagnosis.sentence,
                     )
             case AskKernel():
                 self._kernels.ask(action.agent_id, action.host, action.port)

@@ -5,7 +5,7 @@ Rules:
 1. Nothing that is found here can stop the reading: a damaged line is counted and skipped, a damaged file is named. Nor
    can any amount of it: what is too much is left out, the oldest first, and `omitted` says so.
 2. Jobs of one name share a journal. The last one counts: it begins with the first manager after a `stopped`.
-3. A journal without verdicts, of an older taskd, tells its faults by their recoveries.
+3. A journal without diagnoses, of an older taskd, tells its faults by their recoveries.
 """
 
 import heapq
@@ -21,7 +21,7 @@ import msgspec
 
 from taskd.errors import RecordError
 from taskd.runtime.folders.regular import open_record
-from taskd.runtime.records.entries import DirectiveEntry, Ended, Processes, Recovery, VerdictEntry
+from taskd.runtime.records.entries import DiagnosisEntry, DirectiveEntry, Ended, Processes, Recovery
 from taskd.wire.bounds import LONGEST_S, NAME_CHARS
 
 JOURNAL: Final = "journal.jsonl"
@@ -44,9 +44,9 @@ class FaultEntry:
     """One fault, or a planned change of the world.
 
     Attributes:
-        number: as the manager counts; without verdicts, as its recoveries come; 0 if nothing had failed.
+        number: as the manager counts; without diagnoses, as its recoveries come; 0 if nothing had failed.
         unix_s: when it began, for a hang the last progress; None if that is not known.
-        changes: how many earlier verdicts on it were replaced.
+        changes: how many earlier diagnoses on it were replaced.
         recoveries: what was done. Empty: nothing, or it is under way.
         closed: the job ended afterwards, or another manager took over.
 
@@ -55,7 +55,7 @@ class FaultEntry:
     number: int
     manager: int
     unix_s: float | None = None
-    verdict: VerdictEntry | None = None
+    diagnosis: DiagnosisEntry | None = None
     changes: int = 0
     recoveries: tuple[Recovery, ...] = ()
     closed: bool = False
@@ -63,14 +63,14 @@ class FaultEntry:
     @property
     def step(self) -> int | None:
         """The newest committed step when it struck."""
-        steps = [one.step for one in (self.verdict, *self.recoveries) if one is not None]
+        steps = [one.step for one in (self.diagnosis, *self.recoveries) if one is not None]
         return next((step for step in steps if step is not None), None)
 
     @property
     def culprits(self) -> tuple[int, ...]:
-        """By the verdict; without one, the ranks that were lost."""
-        if self.verdict is not None:
-            return self.verdict.culprits
+        """By the diagnosis; without one, the ranks that were lost."""
+        if self.diagnosis is not None:
+            return self.diagnosis.culprits
         ranks = {rank for one in self.recoveries for rank in one.causes if rank.isdecimal()}
         return tuple(sorted(map(int, ranks)))
 
@@ -216,8 +216,8 @@ class _Reader:
         match entry["event"]:
             case "manager started":
                 self._begin(entry, unix_s)
-            case "verdict":
-                self._judge(msgspec.convert(entry, VerdictEntry))
+            case "diagnosis":
+                self._judge(msgspec.convert(entry, DiagnosisEntry))
             case "recovered":
                 self._recover(msgspec.convert(entry, Recovery))
             case "stopped":
@@ -250,12 +250,12 @@ class _Reader:
             self.faults[key] = replace(self.faults[key], closed=True)
         self.open.clear()
 
-    def _judge(self, verdict: VerdictEntry) -> None:
-        fault = self._fault(verdict.fault)
-        first = fault.verdict is None
-        began = _began(verdict.unix_s, verdict.monotonic_s, verdict.since_s) if first else fault.unix_s
+    def _judge(self, diagnosis: DiagnosisEntry) -> None:
+        fault = self._fault(diagnosis.fault)
+        first = fault.diagnosis is None
+        began = _began(diagnosis.unix_s, diagnosis.monotonic_s, diagnosis.since_s) if first else fault.unix_s
         changes = fault.changes + (not first)
-        self._put(replace(fault, verdict=verdict, unix_s=began, changes=changes))
+        self._put(replace(fault, diagnosis=diagnosis, unix_s=began, changes=changes))
 
     def _recover(self, recovery: Recovery) -> None:
         fault = self._fault(recovery.fault)

@@ -1,4 +1,4 @@
-"""The file of one fault: the evidence of all ranks by which its verdict was found.
+"""The file of one fault: the evidence of all ranks by which its diagnosis was found.
 
 Rules:
 
@@ -18,7 +18,7 @@ import msgspec
 from taskd.core.evidence import Evidence
 from taskd.runtime.folders.regular import open_record
 from taskd.runtime.records.chronicle import FAULTS, FaultEntry
-from taskd.runtime.records.entries import VerdictEntry
+from taskd.runtime.records.entries import DiagnosisEntry
 
 _FILE_BYTES: Final = 64 << 20
 _SAME_S: Final = 5.0
@@ -38,10 +38,10 @@ class FaultRecord:
 
 def read_evidence(folder: Path, fault: FaultEntry) -> FaultRecord | None:
     """The evidence of one fault; None if nothing says that there is some. What is wrong stands in `problem`."""
-    verdict = fault.verdict
-    if verdict is None or not verdict.evidence:
+    diagnosis = fault.diagnosis
+    if diagnosis is None or not diagnosis.evidence:
         return None
-    path = folder / FAULTS / Path(verdict.evidence).name
+    path = folder / FAULTS / Path(diagnosis.evidence).name
     record = FaultRecord(str(path))
     try:
         with open_record(path) as file:
@@ -50,7 +50,7 @@ def read_evidence(folder: Path, fault: FaultEntry) -> FaultRecord | None:
             return replace(record, problem=f"it is larger than {_FILE_BYTES >> 20} MiB")
         found = json.loads(content)
         ranks = {str(int(rank)): value for rank, value in found["evidence"].items()}
-        own = _is_of(found, verdict)
+        own = _is_of(found, diagnosis)
     except OSError as error:
         return replace(record, problem=error.strerror or str(error))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -60,12 +60,12 @@ def read_evidence(folder: Path, fault: FaultEntry) -> FaultRecord | None:
     return _converted(replace(record, raw=ranks))
 
 
-def _is_of(found: dict[str, Any], verdict: VerdictEntry) -> bool:
+def _is_of(found: dict[str, Any], diagnosis: DiagnosisEntry) -> bool:
     """Whether a fault's file was written for this entry, as far as their times tell."""
-    theirs = found.get("verdict") if isinstance(found.get("verdict"), dict) else {}
+    theirs = found.get("diagnosis") if isinstance(found.get("diagnosis"), dict) else {}
     for ours_s, theirs_s in (
-        (verdict.since_s, theirs.get("since_s")),  # type: ignore[union-attr]
-        (verdict.monotonic_s, found.get("monotonic_s")),
+        (diagnosis.since_s, theirs.get("since_s")),  # type: ignore[union-attr]
+        (diagnosis.monotonic_s, found.get("monotonic_s")),
     ):
         if ours_s is not None and isinstance(theirs_s, int | float):
             return abs(theirs_s - ours_s) <= _SAME_S

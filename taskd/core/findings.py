@@ -9,7 +9,7 @@ _RANGES_TOLD: Final = 6
 
 
 class Kind(Enum):
-    """What happened to a rank. Of several culprits, the kind that stands first here is the verdict's."""
+    """What happened to a rank. Of several culprits, the kind that stands first here is the diagnosis's."""
 
     OOM_CGROUP = "killed for memory"
     OOM_DEVICE = "device out of memory"
@@ -70,7 +70,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Diagnosis:
     """The diagnosis of one fault.
 
     Attributes:

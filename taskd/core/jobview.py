@@ -7,8 +7,8 @@ from functools import cached_property
 from taskd.core.account import finding
 from taskd.core.conditions import Row, condition_of_end, condition_of_standstill
 from taskd.core.evidence import Evidence
+from taskd.core.findings import Finding, Kind, precedence
 from taskd.core.rhythm import Hang
-from taskd.core.verdict import Finding, Kind, precedence
 from taskd.core.waits import Waits, find_waits
 
 
@@ -21,7 +21,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Scene:
+class JobView:
     """What is known. `members` are the ranks of the job's world; of some there may be no evidence."""
 
     evidence: Mapping[int, Evidence]
@@ -83,7 +83,7 @@ class Found:
 
     facts: list[Finding]
     kind: Kind | None = None
-    """Of a verdict without a culprit."""
+    """Of a diagnosis without a culprit."""
     reasons: Collection[str] = field(default_factory=tuple)
     doubt: str = ""
     """Why it is not certain, though its kind would be."""
@@ -91,16 +91,16 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One way to find a fault. With `suffering`, whoever waits does so because of it."""
+    """One way to find a fault. With `names_victims`, whoever waits does so because of it."""
 
-    find: Callable[[Scene], Found | None]
+    find: Callable[[JobView], Found | None]
     reason: str
-    suffering: bool = True
+    names_victims: bool = True
 
 
-def accuse(scene: Scene, ranks: Iterable[int], rows: Mapping[int, Row]) -> Found | None:
+def blame(view: JobView, ranks: Iterable[int], rows: Mapping[int, Row]) -> Found | None:
     """Hold its row against each of these ranks; None if there are none."""
-    accused = sorted(ranks, key=lambda rank: precedence(rows[rank].kind))
-    late = scene.waits.late
-    facts = [finding(rank, rows[rank].kind, scene.evidence[rank], late.get(rank)) for rank in accused]
-    return Found(facts, reasons=[rows[rank].reason for rank in accused]) if facts else None
+    blamed = sorted(ranks, key=lambda rank: precedence(rows[rank].kind))
+    late = view.waits.late
+    facts = [finding(rank, rows[rank].kind, view.evidence[rank], late.get(rank)) for rank in blamed]
+    return Found(facts, reasons=[rows[rank].reason for rank in blamed]) if facts else None
