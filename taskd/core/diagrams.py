@@ -27,8 +27,8 @@ class Machine:
 
 MACHINES = (
     Machine("recovery", recovery.TABLE, recovery.Phase.FORMING, (recovery.Phase.STOPPED,)),
-    Machine("node", agent.TABLE, agent.State.RUNNING),
-    Machine("worker", worker.TABLE, worker.State.SETUP, (worker.State.RELEASED,)),
+    Machine("node", agent.TABLE, agent.RankState.RUNNING),
+    Machine("worker", worker.TABLE, worker.WorkerState.SETUP, (worker.WorkerState.RELEASED,)),
 )
 FORMED = (recovery.Phase.FORMING, recovery.Phase.RUNNING, "all nodes have reported")
 """The one transition that is no row: it is made by the number of nodes, and not by an event of a rank."""

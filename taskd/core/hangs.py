@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from taskd.core.account import finding, operation
-from taskd.core.conditions import Row, condition_of_hang, waits_by_stack
+from taskd.core.conditions import Symptom, condition_of_hang, waits_by_stack
 from taskd.core.evidence import Collective, Evidence, Standing
 from taskd.core.findings import Kind, names
 from taskd.core.jobview import Found, JobView, blame
@@ -23,8 +23,8 @@ from taskd.core.waits import UNANSWERED_S, find_circles
 _WHATEVER_IT_WAITS_FOR: Final = (Kind.UNINTERRUPTIBLE, Kind.GIL_HELD)
 _OF_ANY: Final = (Kind.UNINTERRUPTIBLE, Kind.GIL_HELD, Kind.DISK_FULL, Kind.LOCK_FILE, Kind.DATA_BLOCKED)
 _OF_FEW: Final = (Kind.LOOP, Kind.DEADLOCK, Kind.BLOCKED)
-_LEFT_OUT: Final = Row(Kind.SKIPPED, lambda _: True, "it has gone on without entering what the others wait in")
-_ON_DEVICE: Final = Row(
+_LEFT_OUT: Final = Symptom(Kind.SKIPPED, lambda _: True, "it has gone on without entering what the others wait in")
+_ON_DEVICE: Final = Symptom(
     Kind.DEVICE_BEHIND, lambda _: True, "the devices of others wait in NCCL, and what it gave to its own has not ended"
 )
 """Instead of BLOCKED, where NCCL tells when its kernels run."""

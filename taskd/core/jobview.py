@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from taskd.core.account import finding
-from taskd.core.conditions import Row, condition_of_end, condition_of_standstill
+from taskd.core.conditions import Symptom, condition_of_end, condition_of_standstill
 from taskd.core.evidence import Evidence
 from taskd.core.findings import Finding, Kind, precedence
 from taskd.core.rhythm import Hang
@@ -30,13 +30,13 @@ class JobView:
     cuts: Collection[Cut]
 
     @cached_property
-    def ends(self) -> dict[int, Row]:
+    def ends(self) -> dict[int, Symptom]:
         """Ranks that have failed, or have ended with status 0, and why."""
         rows = ((rank, condition_of_end(known)) for rank, known in self.evidence.items())
         return {rank: row for rank, row in rows if row is not None}
 
     @cached_property
-    def standing_still(self) -> dict[int, Row]:
+    def standing_still(self) -> dict[int, Symptom]:
         """Ranks of which the whole process stands still, and why."""
         rows = ((rank, condition_of_standstill(known)) for rank, known in self.evidence.items() if not known.gone)
         return {rank: row for rank, row in rows if row is not None and rank not in self.ends}
@@ -98,7 +98,7 @@ class Rule:
     names_victims: bool = True
 
 
-def blame(view: JobView, ranks: Iterable[int], rows: Mapping[int, Row]) -> Found | None:
+def blame(view: JobView, ranks: Iterable[int], rows: Mapping[int, Symptom]) -> Found | None:
     """Hold its row against each of these ranks; None if there are none."""
     blamed = sorted(ranks, key=lambda rank: precedence(rows[rank].kind))
     late = view.waits.late

@@ -2,7 +2,7 @@
 
 import pytest
 
-from taskd.core.agent import Evict, Fence, Node, Start, State, StopNode, Take, TellJoin, TellPause, TellRelease
+from taskd.core.agent import Evict, Fence, Node, RankState, Start, StopNode, Take, TellJoin, TellPause, TellRelease
 from taskd.wire.messages import (
     Condition,
     Directive,
@@ -66,7 +66,7 @@ def report(stage: Stage, generation: int = 1) -> WorkerReport:
 def test_a_wanted_successor_is_started_only_after_the_fenced_process_has_ended() -> None:
     it = node()
     assert it.obey(directive(Order.PAUSE, incarnations=(1, 0))) == [Fence(0), TellPause(1, 1, "why")]
-    assert it.slots[0].state is State.FENCED
+    assert it.slots[0].state is RankState.FENCED
     assert it.obey(directive(Order.PAUSE, sequence=2, incarnations=(1, 0))) == [TellPause(1, 1, "why")]
     started = it.ended(0, clean=False, cause="signal 9 (SIGKILL)", at_s=1.0)
     assert started == [Fence(0), Start(0, 1, 1, joins=True, term=1)]
@@ -151,7 +151,7 @@ def test_torchrun_may_start_all_processes_itself() -> None:
     it = node()
     it.obey(directive(Order.PAUSE, incarnations=(1, 0)))
     it.started(RankStatus(rank=0, incarnation=2, generation=2, stage=Stage.STARTING))
-    assert it.slots[0].state is State.RUNNING
+    assert it.slots[0].state is RankState.RUNNING
     assert it.connected(0) == [TellPause(0, 1, "why")]
 
 

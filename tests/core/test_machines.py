@@ -8,12 +8,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from taskd.core.agent import Fence, Node, Start, State, StopNode
+from taskd.core.agent import Fence, Node, RankState, Start, StopNode
 from taskd.core.phases import BUILDING, Phase
 from taskd.core.policy import Policy
 from taskd.core.recovery import Action, Publish, Recovery, Stopped
-from taskd.core.worker import Event, Input, Worker
-from taskd.core.worker import State as WorkerState
+from taskd.core.worker import Input, Worker, WorkerEvent, WorkerState
 from taskd.errors import TransitionError
 from taskd.wire.messages import (
     Condition,
@@ -175,7 +174,7 @@ class NodeMachine(RuleBasedStateMachine):
     @rule(rank=ranks, stage=stages, generation=st.integers(0, 5))
     def report(self, rank: int, stage: Stage, generation: int) -> None:
         slot = self.node.slots[rank]
-        gone, before = slot.state is not State.RUNNING, slot.status
+        gone, before = slot.state is not RankState.RUNNING, slot.status
         self._perform(
             self.node.report(
                 rank, WorkerReport(generation=generation, stage=stage, step=1, condition=Condition.CLEAN, at_s=1.0)
@@ -190,7 +189,7 @@ class NodeMachine(RuleBasedStateMachine):
     @rule(rank=ranks, clean=st.booleans())
     def end(self, rank: int, clean: bool) -> None:
         self._perform(self.node.ended(rank, clean=clean, cause="x", at_s=2.0))
-        assert self.node.slots[rank].state is State.ENDED
+        assert self.node.slots[rank].state is RankState.ENDED
 
     @rule(rank=ranks)
     def start(self, rank: int) -> None:
@@ -201,19 +200,19 @@ class NodeMachine(RuleBasedStateMachine):
                     rank=rank, incarnation=wanted.incarnation, generation=wanted.generation, stage=Stage.STARTING
                 )
             )
-            assert self.node.slots[rank].state is State.RUNNING
+            assert self.node.slots[rank].state is RankState.RUNNING
 
     def _perform(self, actions: Sequence[object]) -> None:
         for action in actions:
             match action:
                 case Start(rank=rank, incarnation=incarnation):
                     slot = self.node.slots[rank]
-                    assert slot.state is State.ENDED
+                    assert slot.state is RankState.ENDED
                     assert incarnation > slot.status.incarnation
                     assert not self.node.stopped
                     self.waiting[rank] = action
                 case Fence(rank=rank):
-                    assert self.node.slots[rank].state is not State.RUNNING
+                    assert self.node.slots[rank].state is not RankState.RUNNING
                 case StopNode():
                     assert self.node.stopped
                 case _:
@@ -231,9 +230,9 @@ class WorkerMachine(RuleBasedStateMachine):
         super().__init__()
         self.worker = Worker(joins=False)
 
-    @rule(event=st.sampled_from(Event), generation=st.integers(0, 6), step=steps, condition=conditions)
-    def feed(self, event: Event, generation: int, step: int, condition: Condition) -> None:
-        given = Input(event, generation, step, condition, "", plan(generation) if event is Event.JOIN else None)
+    @rule(event=st.sampled_from(WorkerEvent), generation=st.integers(0, 6), step=steps, condition=conditions)
+    def feed(self, event: WorkerEvent, generation: int, step: int, condition: Condition) -> None:
+        given = Input(event, generation, step, condition, "", plan(generation) if event is WorkerEvent.JOIN else None)
         before = copy.deepcopy(self.worker)
         try:
             self.worker.feed(given)
@@ -242,11 +241,11 @@ class WorkerMachine(RuleBasedStateMachine):
             return
         assert self.worker.generation >= before.generation
         assert self.worker.pause_generation >= before.pause_generation
-        if event is Event.PAUSE and generation <= max(before.generation, before.pause_generation):
+        if event is WorkerEvent.PAUSE and generation <= max(before.generation, before.pause_generation):
             assert self.worker.state is before.state
-        if event is Event.JOIN and generation != before.pause_generation:
+        if event is WorkerEvent.JOIN and generation != before.pause_generation:
             assert self.worker == before
-        if event is Event.RELEASE and generation < before.generation:
+        if event is WorkerEvent.RELEASE and generation < before.generation:
             assert self.worker == before
 
     @invariant()

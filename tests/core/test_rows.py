@@ -129,28 +129,28 @@ def test_each_row_of_recovery(pair: tuple[Phase, Event]) -> None:
 # ---- the agent's table
 
 
-def do(node: Node, event: agent.Event) -> None:
+def do(node: Node, event: agent.NodeEvent) -> None:
     match event:
-        case agent.Event.DIRECTED:
+        case agent.NodeEvent.DIRECTED:
             node.connected(0)
-        case agent.Event.REPORTED:
+        case agent.NodeEvent.REPORTED:
             report = WorkerReport(generation=1, stage=Stage.TRAINING, step=1, condition=Condition.CLEAN)
             node.report(0, report)
-        case agent.Event.ENDED:
+        case agent.NodeEvent.ENDED:
             node.ended(0, clean=False, cause="", at_s=1.0)
-        case agent.Event.STARTED:
+        case agent.NodeEvent.STARTED:
             node.started(RankStatus(rank=0, incarnation=5, generation=1, stage=Stage.STARTING))
 
 
 @pytest.mark.parametrize("pair", agent.TABLE, ids=name)
-def test_each_row_of_the_node(pair: tuple[agent.State, agent.Event]) -> None:
+def test_each_row_of_the_node(pair: tuple[agent.RankState, agent.NodeEvent]) -> None:
     state, event = pair
     node = Node()
     node.started(RankStatus(rank=0, incarnation=0, generation=0, stage=Stage.STARTING))
-    if state is agent.State.FENCED:
+    if state is agent.RankState.FENCED:
         ranks = (RankOrder(rank=0, incarnation=1),)
         node.obey(Directive(job_id="job", sequence=1, generation=1, order=Order.RUN, ranks=ranks))
-    elif state is agent.State.ENDED:
+    elif state is agent.RankState.ENDED:
         node.ended(0, clean=True, cause="", at_s=1.0)
     assert node.slots[0].state is state
     assert used("node", lambda: do(node, event)) == {name(pair)}
@@ -168,20 +168,20 @@ PLAN = WorldPlan(
     transfers=(),
     timeout_s=1.0,
 )
-E = worker.Event
-PATHS: dict[worker.State, tuple[worker.Event, ...]] = {
-    worker.State.SETUP: (),
-    worker.State.TRAINING: (E.ENTER,),
-    worker.State.INTERRUPTED: (E.ENTER, E.PAUSE),
-    worker.State.PAUSED: (E.ENTER, E.PAUSE, E.RAISED),
-    worker.State.JOINING: (E.ENTER, E.PAUSE, E.RAISED, E.JOIN),
-    worker.State.FINISHED: (E.ENTER, E.RETURNED),
-    worker.State.RELEASED: (E.ENTER, E.RETURNED, E.RELEASE),
+E = worker.WorkerEvent
+PATHS: dict[worker.WorkerState, tuple[worker.WorkerEvent, ...]] = {
+    worker.WorkerState.SETUP: (),
+    worker.WorkerState.TRAINING: (E.ENTER,),
+    worker.WorkerState.INTERRUPTED: (E.ENTER, E.PAUSE),
+    worker.WorkerState.PAUSED: (E.ENTER, E.PAUSE, E.RAISED),
+    worker.WorkerState.JOINING: (E.ENTER, E.PAUSE, E.RAISED, E.JOIN),
+    worker.WorkerState.FINISHED: (E.ENTER, E.RETURNED),
+    worker.WorkerState.RELEASED: (E.ENTER, E.RETURNED, E.RELEASE),
 }
 
 
 @pytest.mark.parametrize("pair", worker.TABLE, ids=name)
-def test_each_row_of_the_worker(pair: tuple[worker.State, worker.Event]) -> None:
+def test_each_row_of_the_worker(pair: tuple[worker.WorkerState, worker.WorkerEvent]) -> None:
     state, event = pair
     machine = Worker()
     for step in PATHS[state]:

@@ -22,7 +22,7 @@ from taskd.core.findings import Kind
 from taskd.core.phases import Diagnosed
 from taskd.core.record import FaultRecord
 from taskd.core.recovery import Action, Recovery
-from taskd.core.worker import State
+from taskd.core.worker import WorkerState
 from taskd.wire.messages import Condition, Directive, Join, NodeStatus, Order, Pause, Release, Stage, WorldPlan
 from tests.sim.process import Process, chain
 
@@ -231,7 +231,7 @@ class Judge:
         missing = self._sets[1] - set(map(self.sim.replicas_of, plan.ranks))
         demand(not missing, "nobody is left of replica set {}: {}", missing, plan)
         for process in self._living(plan.ranks):
-            there = process.worker.state is State.PAUSED and process.worker.pause_generation == plan.generation
+            there = process.worker.state is WorkerState.PAUSED and process.worker.pause_generation == plan.generation
             demand(there, "{} is not paused for {}", process.name, plan)
             kept = plan.target_step >= process.step or process.step not in self._common_steps(plan.ranks)
             demand(kept or process.condition is not Condition.CLEAN, "{} holds a later step: {}", process.name, plan)
@@ -245,8 +245,10 @@ class Judge:
             return
         for process in self._living([order.rank for order in directive.ranks]):
             state = process.worker.state
-            demand(state in (State.FINISHED, State.RELEASED), "{} is let go in state {}", process.name, state)
-            bound = self.sim.script.bounds[process.call - (state is State.RELEASED)]
+            demand(
+                state in (WorkerState.FINISHED, WorkerState.RELEASED), "{} is let go in state {}", process.name, state
+            )
+            bound = self.sim.script.bounds[process.call - (state is WorkerState.RELEASED)]
             demand(process.step >= bound, "{} is let go at step {} of {}", process.name, process.step, bound)
 
     def _anew(self, core: Recovery) -> None:

@@ -20,8 +20,8 @@ from taskd.core.agent import (
     Evict,
     Fence,
     Node,
+    RankState,
     Start,
-    State,
     StopNode,
     Take,
     TellJoin,
@@ -179,7 +179,7 @@ class Crew:
     def _await_the_dying(self, node: Node) -> None:
         """Who has said what it dies of is to be dead before the others end: torchrun reports the first as the cause."""
         until_s = time.monotonic() + LAST_WORDS_S
-        dying = [rank for rank, slot in node.slots.items() if slot.words[0] and slot.state is State.RUNNING]
+        dying = [rank for rank, slot in node.slots.items() if slot.words[0] and slot.state is RankState.RUNNING]
         while dying and time.monotonic() < until_s:
             time.sleep(_LOOK_S)
             dying = [rank for rank in dying if self._exit_status(rank) is None]
@@ -210,7 +210,7 @@ class Crew:
         if status is None:
             return []
         slot = node.slots[rank]
-        process.fenced = process.fenced or slot.state is State.FENCED
+        process.fenced = process.fenced or slot.state is RankState.FENCED
         finished = slot.status.stage in (Stage.FINISHED, Stage.RELEASED)
         end = ending_of(status, finished=finished, fenced=process.fenced)
         known = self.witness.take(rank, ending.pid, process.box, node=node.place, ending=end)

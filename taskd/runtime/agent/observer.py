@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import msgspec
 
-from taskd.core.agent import Node, State
+from taskd.core.agent import Node, RankState
 from taskd.core.conditions import cannot_answer, holds_still
 from taskd.core.evidence import Evidence
 from taskd.errors import ShimError
@@ -103,7 +103,7 @@ class Observer:
 
     def _boxes(self, node: Node) -> Iterable[tuple[int, int, Box]]:
         for rank, slot in node.slots.items():
-            box = self._crew.processes.box(rank) if slot.state is State.RUNNING else None
+            box = self._crew.processes.box(rank) if slot.state is RankState.RUNNING else None
             if box is not None:
                 yield rank, slot.status.pid, box
 
@@ -150,7 +150,7 @@ class Observer:
             out.append(self._evidence_report(node, 0, found))
         if self._due_s is not None and (self._asked <= self._mute or now_s >= self._due_s):
             self._due_s = None
-            live = [rank for rank, slot in node.slots.items() if slot.state is State.RUNNING]
+            live = [rank for rank, slot in node.slots.items() if slot.state is RankState.RUNNING]
             evidence = {rank: self._take(node, rank) for rank in live}
             for rank in sorted(self._asked & evidence.keys()):  # one of them tells enough
                 if holds_still(evidence[rank]):
