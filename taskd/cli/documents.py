@@ -17,7 +17,7 @@ import msgspec
 from taskd.cli.fault_page import outcome, title, told_in_full
 from taskd.cli.job_page import Evidenced, Kept, is_recovering, is_running
 from taskd.runtime.records.chronicle import Chronicle, FaultEntry, KeptBox
-from taskd.runtime.records.faultfile import FaultRecord
+from taskd.runtime.records.faultfile import FaultFile
 from taskd.runtime.records.portrait import Portrait
 
 VERSION: Final = 1
@@ -73,7 +73,7 @@ def _summary(job: Chronicle) -> Document:
     }
 
 
-def _fault(fault: FaultEntry, record: FaultRecord | None, *, recovering: bool) -> Document:
+def _fault(fault: FaultEntry, record: FaultFile | None, *, recovering: bool) -> Document:
     diagnosis = fault.diagnosis
     return {
         "fault": fault.number,

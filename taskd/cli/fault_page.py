@@ -11,8 +11,8 @@ from taskd.core.endings import died_of, signal_name
 from taskd.core.evidence import Collective, Evidence, RunState
 from taskd.core.findings import PACES, Kind, names
 from taskd.runtime.records.chronicle import FaultEntry
-from taskd.runtime.records.entries import DiagnosisEntry, Recovery
-from taskd.runtime.records.faultfile import FaultRecord
+from taskd.runtime.records.entries import DiagnosisEntry, RecoveryEntry
+from taskd.runtime.records.faultfile import FaultFile
 
 REPORTED: Final = frozenset(kind.name for kind in (Kind.NON_FINITE, Kind.ORPHANED, *PACES))
 """Kinds that are told, and no recovery comes of them by itself."""
@@ -84,13 +84,13 @@ def is_reported(fault: FaultEntry) -> bool:
     return not fault.recoveries and fault.diagnosis is not None and fault.diagnosis.kind in REPORTED
 
 
-def phases(recovery: Recovery) -> str:
+def phases(recovery: RecoveryEntry) -> str:
     """The length of each phase, without the total."""
     return " · ".join(f"{name} {ms:.0f}" for name, ms in recovery.phases_ms.items() if name not in ("total", "started"))
 
 
 def fault_page(
-    fault: FaultEntry, record: FaultRecord | None, *, recovering: bool, everything: bool
+    fault: FaultEntry, record: FaultFile | None, *, recovering: bool, everything: bool
 ) -> Iterator[RenderableType]:
     """The whole account; without `everything`, the beginning of what is long."""
     blamed = names(fault.culprits) if fault.culprits else "nobody can be blamed"
@@ -158,7 +158,7 @@ def _hang(diagnosis: DiagnosisEntry) -> str:
     return told if hang.reason in diagnosis.sentence else f"{hang.reason} ({told})" if told else hang.reason
 
 
-def _done(one: Recovery) -> str:
+def _done(one: RecoveryEntry) -> str:
     total, started = one.phases_ms.get("total"), one.phases_ms.get("started")
     took = f" in {total:.0f} ms" if total is not None else ""
     if started is not None:

@@ -27,7 +27,7 @@ from taskd.cli.tables import (
 from taskd.core.findings import names
 from taskd.core.phases import Phase
 from taskd.runtime.records.chronicle import Chronicle, FaultEntry, KeptBox
-from taskd.runtime.records.faultfile import FaultRecord
+from taskd.runtime.records.faultfile import FaultFile
 from taskd.runtime.records.portrait import Portrait
 
 _FAULTS: Final = 10
@@ -35,7 +35,7 @@ _SILENT_S: Final = 1.0
 _RECOVERING: Final = frozenset(
     phase.value for phase in (Phase.PAUSING, Phase.JOINING, Phase.RESUMING, Phase.RESTARTING)
 )
-Evidenced = Callable[[FaultEntry], FaultRecord | None]
+Evidenced = Callable[[FaultEntry], FaultFile | None]
 Kept = Sequence[tuple[KeptBox, Portrait | None]]
 """Each with what it shows; None if it cannot be read."""
 

@@ -54,7 +54,7 @@ class Attempts(JobState):
         record.begin_attempt(self.world.generation)
         self._replace(everybody=restart, new_world=True)
         if restart:
-            self._meeting = self.world.meeting()
+            self._rendezvous = self.world.rendezvous()
             self._enter(Phase.RESTARTING)
             self._order(Order.RUN)
             return
@@ -132,7 +132,7 @@ class Attempts(JobState):
         record.begin_attempt(self.world.generation)
         self._reshape(decision.strategy)
         if decision.restart and self.policy.node_count > 1:
-            self._meeting = self.world.meeting()
+            self._rendezvous = self.world.rendezvous()
         if not self._undecided:
             self._replace(everybody=decision.restart, new_world=new_world)
         self._enter(Phase.RESTARTING if decision.restart else Phase.PAUSING)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from taskd.core.budget import Budget
-from taskd.core.meeting import NOWHERE, Meeting
 from taskd.core.phases import Action, Phase, Publish
 from taskd.core.policy import Policy, Strategy
 from taskd.core.record import FaultRecord, tell
+from taskd.core.rendezvous import NOWHERE, Rendezvous
 from taskd.core.strategy import is_sized
 from taskd.core.world import World
 from taskd.errors import TransitionError
@@ -55,7 +55,7 @@ class JobState:
     _review_due: bool = False
     _undecided: bool = False
     """The fault is met by waiting, until enough nodes are heard to choose a strategy."""
-    _meeting: Meeting = NOWHERE
+    _rendezvous: Rendezvous = NOWHERE
     """Where the processes of a world that starts anew meet: the same place for all of them, whenever they start."""
     _drained: int | None = None
     """A place that is to be given to another node as soon as all have paused."""
@@ -164,9 +164,9 @@ class JobState:
             node_count=self.policy.node_count,
             at_commit=at_commit,
             probe=self._probe,
-            store_host=self._meeting.host if anew else "",
-            store_port=self._meeting.port if anew else 0,
-            store_key=self._meeting.key if anew else "",
+            store_host=self._rendezvous.host if anew else "",
+            store_port=self._rendezvous.port if anew else 0,
+            store_key=self._rendezvous.key if anew else "",
             places=self.world.table(),
             ledger=Ledger(
                 term=self.term,

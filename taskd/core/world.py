@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from taskd.core.faults import FaultKind
-from taskd.core.meeting import NOWHERE, Meeting
 from taskd.core.places import Places
 from taskd.core.ranks import Held
+from taskd.core.rendezvous import NOWHERE, Rendezvous
 from taskd.core.strategy import Situation
 from taskd.wire.messages import Condition, NodeStatus, RankOrder, RankStatus, Stage
 
@@ -258,12 +258,12 @@ class World(Places):
         """The node whose agent serves the next world's store: the first of the world that lives."""
         return self.nodes[min(place for place in self.places if place not in self.dead_nodes)].status
 
-    def meeting(self) -> Meeting:
+    def rendezvous(self) -> Rendezvous:
         """The store at which the processes of a world that starts anew meet; none if no node lives."""
         if set(self.places) <= self.dead_nodes:
             return NOWHERE
         host = self.store_host()
-        return Meeting(host.store_host, host.store_port, host.store_key)
+        return Rendezvous(host.store_host, host.store_port, host.store_key)
 
     @property
     def least(self) -> int:

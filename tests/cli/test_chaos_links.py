@@ -13,7 +13,7 @@ import pytest
 
 from taskd.errors import ChaosError
 from taskd.runtime.chaos.guardian import Guardian
-from taskd.runtime.chaos.network import Step
+from taskd.runtime.chaos.network import NetworkCommand
 from taskd.runtime.chaos.pressure import change_network
 from taskd.runtime.chaos.stage import Stage
 from taskd.runtime.system.processes import read
@@ -196,7 +196,10 @@ def test_what_another_program_filters_is_left_alone(node, nodes) -> None:
 
 def test_a_step_that_fails_takes_the_others_back(run_dir) -> None:
     made = run_dir / "made"
-    steps = [Step(("touch", str(made)), (("rm", str(made)),)), Step(("false",), (("touch", str(made)),))]
+    steps = [
+        NetworkCommand(("touch", str(made)), (("rm", str(made)),)),
+        NetworkCommand(("false",), (("touch", str(made)),)),
+    ]
     guardian = Guardian()
     with Stage().open() as stage, pytest.raises(ChaosError, match="false: status 1"):
         change_network(stage, guardian, steps, "a change of two steps")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from taskd.core.nodecheck.check import NodeCheck
-from taskd.core.nodecheck.diagnosis import CheckDiagnosis, Standing
+from taskd.core.nodecheck.diagnosis import CheckDiagnosis, NodeHealth
 from taskd.core.nodecheck.evidence import Edge, Round
 from taskd.core.nodecheck.own import What
 from taskd.core.nodecheck.pairing import rounds_at_most
@@ -101,19 +101,19 @@ class _Comparison:
         bad = self.cluster.down | self.cluster.flickering
         return len(self.well) > 2 or any(pair not in bad for pair in pairwise(self.well))
 
-    def _node(self, name: str, standing: Standing, what: tuple[What, ...]) -> None:
+    def _node(self, name: str, standing: NodeHealth, what: tuple[What, ...]) -> None:
         truth = self.cluster.faults.get(name)
         if truth is not None:
             self._count(
-                f"faulty, {truth.name.lower()}", name, standing is Standing.DOWN, must=self._must_find(name, truth)
+                f"faulty, {truth.name.lower()}", name, standing is NodeHealth.DOWN, must=self._must_find(name, truth)
             )
-            if standing is Standing.SLOW:
+            if standing is NodeHealth.SLOW:
                 self.played.wrong.append(f"{name} is {truth}, not slow")
             return
         slow = self._slow(name)
-        if standing is Standing.DOWN or set(what) - slow.keys():
+        if standing is NodeHealth.DOWN or set(what) - slow.keys():
             self.played.wrong.append(f"{name} is blamed: {standing}, {what}")
-        if standing is Standing.UNDECIDED and self.reachable:
+        if standing is NodeHealth.UNDECIDED and self.reachable:
             self.played.wrong.append(f"{name} is undecided")
         for kind, must in slow.items():
             self._count(f"slow, {kind.value}", name, kind in what, must=must)
@@ -126,7 +126,7 @@ class _Comparison:
     def _slow(self, name: str) -> dict[What, bool]:
         """What the node is slow in, and whether it must be told."""
         slow: dict[What, bool] = {}
-        decided = self.diagnosis.nodes[name].standing is not Standing.UNDECIDED
+        decided = self.diagnosis.nodes[name].standing is not NodeHealth.UNDECIDED
         if name in self.cluster.slow_own:
             kind = self.cluster.slow_own[name][0]
             same = sum(one is kind for one, _ in self.cluster.slow_own.values())
@@ -138,14 +138,14 @@ class _Comparison:
 
     def _links(self) -> None:
         told = {(link.edge, link.standing) for link in self.diagnosis.links}
-        truth = {(edge, Standing.DOWN) for edge in self.cluster.down}
-        truth |= {(edge, Standing.SLOW) for edge in self.cluster.slow_links}
+        truth = {(edge, NodeHealth.DOWN) for edge in self.cluster.down}
+        truth |= {(edge, NodeHealth.SLOW) for edge in self.cluster.slow_links}
         self.played.wrong += [f"link {edge} is blamed: {standing}" for edge, standing in sorted(told - truth, key=str)]
         for edge, standing in sorted(truth, key=str):
             tried = edge in self.tried and not self.cluster.faults.keys() & edge
-            if standing is Standing.SLOW:
+            if standing is NodeHealth.SLOW:
                 tried = tried and edge in self.alone and edge not in self.cluster.flickering
-            enough = len(self.well) >= (3 if standing is Standing.DOWN else max(4, 4 * self.troubled))
+            enough = len(self.well) >= (3 if standing is NodeHealth.DOWN else max(4, 4 * self.troubled))
             self._count(f"link, {standing.value}", str(edge), (edge, standing) in told, must=tried and enough)
 
     def _count(self, what: str, who: str, found: bool, *, must: bool) -> None:

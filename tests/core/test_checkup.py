@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from taskd.core.nodecheck.checkup import GRACE_S, Checked, Checkup, RoundOver, Wanted
-from taskd.core.nodecheck.diagnosis import DOWN_WORDS, SLOW_WORDS, Standing
+from taskd.core.nodecheck.diagnosis import DOWN_WORDS, SLOW_WORDS, NodeHealth
 from taskd.core.places import Places
 from taskd.core.policy import NodeCheckPolicy, Policy
 from taskd.wire.checks import CheckState, Cleared, Dismissed, Examine, Examined, Own, TrialResult
@@ -199,7 +199,7 @@ def test_an_agent_that_falls_silent_costs_the_time_of_its_round() -> None:
     assert order.timeout_s == 15.0, "the others have shown what is enough"
     cluster.turns(int(2 * 4 * (15.0 + GRACE_S)))
     (check,) = cluster.checks
-    assert check.diagnosis.having(Standing.DOWN) == ("host-n3",)
+    assert check.diagnosis.having(NodeHealth.DOWN) == ("host-n3",)
     assert cluster.cleared == {"n0", "n1", "n2"}
     assert check.lasted_s < 2 * (40.0 + GRACE_S)
 
@@ -223,7 +223,7 @@ def test_a_slow_node_leaves_only_if_that_was_asked_for(strict: bool) -> None:
     cluster.come("n0", "n1", "n2", "n3", check=CheckState(wants=True, strict=strict, ready=True))
     cluster.turns()
     (check,) = cluster.checks
-    assert check.diagnosis.having(Standing.SLOW) == ("host-n1",)
+    assert check.diagnosis.having(NodeHealth.SLOW) == ("host-n1",)
     assert ("n1" in cluster.cleared) is not strict
     assert cluster.dismissed.get("n1", "").startswith(SLOW_WORDS) is strict
     note = next(order.note for order in cluster.told["n1"] if isinstance(order, Cleared)) if not strict else "0.2"
@@ -302,4 +302,4 @@ def test_where_cpus_move_the_bytes_a_link_may_be_slower() -> None:
         cluster.gbps = lambda one, other: 0.25 if "n1" in (one, other) else 1.0
         cluster.come("n0", "n1", "n2", "n3")
         cluster.turns()
-        assert (cluster.checks[0].diagnosis.having(Standing.SLOW) == ("host-n1",)) is slow
+        assert (cluster.checks[0].diagnosis.having(NodeHealth.SLOW) == ("host-n1",)) is slow

@@ -3,7 +3,7 @@
 import pytest
 
 from taskd.core.nodecheck.check import NodeCheck
-from taskd.core.nodecheck.diagnosis import Standing
+from taskd.core.nodecheck.diagnosis import NodeHealth
 from taskd.core.nodecheck.evidence import Book, CheckPolicy, Edge, Measured, Round, merged, timeout_s
 from taskd.core.nodecheck.network import Network
 from taskd.core.nodecheck.own import Baseline, What
@@ -74,7 +74,7 @@ def test_a_link_is_told_from_its_ends(number: int, edge: Edge, rounds: int) -> N
     check, taken = checked(Cluster(1, nodes(number), down={edge}))
     diagnosis = check.diagnosis()
     assert set(standings(check)) == {"H"}
-    assert [(link.edge, link.standing) for link in diagnosis.links] == [(edge, Standing.DOWN)]
+    assert [(link.edge, link.standing) for link in diagnosis.links] == [(edge, NodeHealth.DOWN)]
     said = f"{edge[0]} and {edge[1]} are well with others and have failed with each other 2 times"
     assert said in diagnosis.links[0].text
     assert rounds <= taken <= 4
@@ -177,7 +177,7 @@ def test_who_was_slow_alone_with_one_and_may_be_fast_with_another_is_tried_alone
 def test_a_slow_link_of_three_nodes_accuses_no_end_of_it(seed: int) -> None:
     """Whatever the noise: an end may have moved just less than the margin allows, in trials that it shared."""
     check, rounds = checked(Cluster(seed, nodes(3), slow_links={("a", "b"): Line(bandwidth=0.05)}))
-    assert (standings(check), [link.standing for link in check.diagnosis().links]) == ("HHH", [Standing.SLOW])
+    assert (standings(check), [link.standing for link in check.diagnosis().links]) == ("HHH", [NodeHealth.SLOW])
     assert rounds <= rounds_at_most(3, 0, slow=1)
 
 
@@ -185,7 +185,7 @@ def test_a_slow_link_of_three_nodes_accuses_no_end_of_it(seed: int) -> None:
 def test_a_slow_link_is_tried_with_others_and_once_more(line: Line) -> None:
     check, rounds = checked(Cluster(1, nodes(6), slow_links={("c", "d"): line}))
     assert (standings(check), rounds) == ("HHHHHH", 3)
-    assert [(link.edge, link.standing) for link in check.diagnosis().links] == [(("c", "d"), Standing.SLOW)]
+    assert [(link.edge, link.standing) for link in check.diagnosis().links] == [(("c", "d"), NodeHealth.SLOW)]
 
 
 @pytest.mark.parametrize(("backend", "links"), [("gloo", 0), ("nccl", 1)])

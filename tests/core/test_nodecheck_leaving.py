@@ -1,18 +1,18 @@
 """Who leaves because of a diagnosis, and with which words."""
 
-from taskd.core.nodecheck.diagnosis import CheckDiagnosis, LinkDiagnosis, NodeDiagnosis, Standing, choose_out
+from taskd.core.nodecheck.diagnosis import CheckDiagnosis, LinkDiagnosis, NodeDiagnosis, NodeHealth, choose_out
 from taskd.core.nodecheck.evidence import Edge
 
 
 def diagnosis(
     down: str = "", slow: str = "", cut: tuple[Edge, ...] = (), late: tuple[Edge, ...] = ()
 ) -> CheckDiagnosis:
-    thought = dict.fromkeys(down, Standing.DOWN) | dict.fromkeys(slow, Standing.SLOW)
+    thought = dict.fromkeys(down, NodeHealth.DOWN) | dict.fromkeys(slow, NodeHealth.SLOW)
     return CheckDiagnosis(
-        nodes={name: NodeDiagnosis(thought.get(name, Standing.HEALTHY), "why") for name in "abcdef"},
+        nodes={name: NodeDiagnosis(thought.get(name, NodeHealth.HEALTHY), "why") for name in "abcdef"},
         links=(
-            *(LinkDiagnosis(edge, Standing.DOWN, "figures") for edge in cut),
-            *(LinkDiagnosis(edge, Standing.SLOW, "figures") for edge in late),
+            *(LinkDiagnosis(edge, NodeHealth.DOWN, "figures") for edge in cut),
+            *(LinkDiagnosis(edge, NodeHealth.SLOW, "figures") for edge in late),
         ),
     )
 

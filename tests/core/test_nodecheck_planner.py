@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskd.core.nodecheck.check import NodeCheck
-from taskd.core.nodecheck.diagnosis import Standing
+from taskd.core.nodecheck.diagnosis import NodeHealth
 from taskd.core.nodecheck.evidence import Edge, Measured, Round
 from taskd.core.nodecheck.pairing import MOST_TRIALS, most_rounds, rounds_at_most
 from taskd.wire.checks import Own
@@ -40,7 +40,7 @@ def test_any_answers_end_in_a_verdict(number: int, known: int, data: st.DataObje
     answers = st.sampled_from((0.0, 1.0, 10.0))  # 0.0: fails
     rounds = 0
     while (round_ := check.plan()) is not None:
-        valid(round_, names, set(check.diagnosis().having(Standing.DOWN)))
+        valid(round_, names, set(check.diagnosis().having(NodeHealth.DOWN)))
         rounds += 1
         owns = {name: data.draw(answers) for name in round_.own}
         rates = {edge: data.draw(answers) for edge in round_.edges}
@@ -60,8 +60,8 @@ def test_a_quarter_of_faulty_nodes_is_found_in_two_rounds(number: int, data: st.
     cluster = Cluster(1, names, faults={name: data.draw(kinds) for name in sorted(faulty)})
     check = NodeCheck(names)
     rounds, _ = conduct(check, cluster)
-    assert set(check.diagnosis().having(Standing.DOWN)) == faulty
-    assert len(check.diagnosis().having(Standing.HEALTHY)) == number - len(faulty)
+    assert set(check.diagnosis().having(NodeHealth.DOWN)) == faulty
+    assert len(check.diagnosis().having(NodeHealth.HEALTHY)) == number - len(faulty)
     assert len(rounds) <= rounds_at_most(number, len(faulty)) == 2
 
 
@@ -72,8 +72,8 @@ def test_any_number_of_faulty_nodes_is_found_while_two_are_well(number: int, dat
     faulty = data.draw(st.sets(st.sampled_from(names), max_size=number - 2))
     check = NodeCheck(names)
     rounds, _ = conduct(check, Cluster(1, names, faults=dict.fromkeys(sorted(faulty), Fault.MUTE)))
-    assert set(check.diagnosis().having(Standing.DOWN)) == faulty
-    assert not check.diagnosis().having(Standing.UNDECIDED)
+    assert set(check.diagnosis().having(NodeHealth.DOWN)) == faulty
+    assert not check.diagnosis().having(NodeHealth.UNDECIDED)
     assert len(rounds) <= rounds_at_most(number, len(faulty))
 
 
@@ -90,8 +90,8 @@ def test_links_that_are_down_take_one_round_more(number: int, data: st.DataObjec
     check = NodeCheck(names)
     rounds, _ = conduct(check, Cluster(1, names, faults=dict.fromkeys(sorted(faulty), Fault.MUTE), down=links))
     diagnosis = check.diagnosis()
-    assert set(diagnosis.having(Standing.DOWN)) == faulty
-    assert not diagnosis.having(Standing.UNDECIDED)
+    assert set(diagnosis.having(NodeHealth.DOWN)) == faulty
+    assert not diagnosis.having(NodeHealth.UNDECIDED)
     tried = {edge for round_ in rounds for edge in round_.edges}
     assert {link.edge for link in diagnosis.links} == links & tried
     assert len(rounds) <= rounds_at_most(number, len(faulty) + cut, links=cut > 0) <= 3

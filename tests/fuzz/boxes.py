@@ -28,7 +28,7 @@ from taskd.errors import ShimError
 from taskd.runtime.agent.box_evidence import tell
 from taskd.runtime.agent.observer import progress_of
 from taskd.runtime.agent.pace import Pacer
-from taskd.runtime.box.blackbox import Box, Command
+from taskd.runtime.box.blackbox import Box, BoxCommand
 from taskd.runtime.records.portrait import portray
 from taskd.wire.codec import pack, sendable
 from tests.fuzz.record_damage import IN_PLACE, WORDS, damage
@@ -207,7 +207,7 @@ class _Reader:
             box.await_death(0.0)
             box.clocks()
             with suppress(ShimError):
-                box.command(Command.PING, 0.0)
+                box.command(BoxCommand.PING, 0.0)
 
     def _pace(self, box: Box, turn: int) -> None:
         """What it makes of a step that comes between two looks; the observer sends what can be sent."""

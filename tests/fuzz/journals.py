@@ -28,14 +28,14 @@ from taskd.cli.tables import page
 from taskd.core.evidence import Evidence
 from taskd.errors import RecordError
 from taskd.runtime.records.chronicle import Chronicle, read_job
-from taskd.runtime.records.entries import DiagnosisEntry, DirectiveEntry, Ended, Processes, Recovery
+from taskd.runtime.records.entries import DiagnosisEntry, DirectiveEntry, Ended, Processes, RecoveryEntry
 from taskd.runtime.records.faultfile import read_evidence
 from tests.fuzz.record_damage import damage
 from tests.fuzz.shapes import STRANGE_FLOATS, STRANGE_NUMBERS, STRANGE_TEXTS, anything
 
 _TYPES: Final = {
     "diagnosis": inspect.type_info(DiagnosisEntry),
-    "recovered": inspect.type_info(Recovery),
+    "recovered": inspect.type_info(RecoveryEntry),
     "stopped": inspect.type_info(Ended),
     "processes": inspect.type_info(Processes),
     "directive": inspect.type_info(DirectiveEntry),

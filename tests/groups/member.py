@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import new_group  # bound before the world is watched, as in many scripts
 from torch.nn.parallel import DistributedDataParallel
 
-from taskd.adaptors.groups import World
+from taskd.adaptors.groups import GroupWorld
 from taskd.adaptors.groups.members import Members, refuse_meshes
 from taskd.adaptors.groups.unstick import break_without_shim
 from taskd.errors import RebuildError, RefusedError
@@ -29,7 +29,7 @@ from taskd.wire.messages import WorldPlan
 from tests.leave import leave
 
 CASE, RANK, SIZE, PORT = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-WORLD = World()
+WORLD = GroupWorld()
 KEY = "0123456789abcdef" * 2
 
 

@@ -15,7 +15,7 @@ import pytest
 from taskd.config.address import LOOPBACK, Address
 from taskd.config.agent import AgentConfig
 from taskd.core.evidence import Ending, Evidence, RunState
-from taskd.core.meeting import Meeting
+from taskd.core.rendezvous import Rendezvous
 from taskd.runtime.agent.agent import NodeAgent
 from taskd.runtime.agent.ports import NodeIdentity
 from taskd.runtime.links.links import ManagerSocket, Peer
@@ -27,7 +27,7 @@ from tests.runtime.host import Host
 from tests.wire.peers import NONE
 
 LIMIT_S = 20.0
-STORE = Meeting("127.0.0.1", 1)
+STORE = Rendezvous("127.0.0.1", 1)
 IDENTITY = NodeIdentity(0, 1, (0, 1), None, 5)
 
 

@@ -1,4 +1,4 @@
-"""`World`: the process groups of this process, over all generations.
+"""`GroupWorld`: the process groups of this process, over all generations.
 
 Rules:
 
@@ -56,7 +56,7 @@ def _nameless(_name: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-class World:
+class GroupWorld:
     """Records how the script makes its process groups, and makes them again in each new generation. One per process.
 
     Args:
@@ -70,7 +70,7 @@ class World:
         section: which resilient function of the script this rank is in, counted from 1; 0 before the first.
     """
 
-    _installed: ClassVar["World | None"] = None
+    _installed: ClassVar["GroupWorld | None"] = None
 
     def __init__(self, breaker: Callable[[], object] | None = None, naming: Naming = _nameless) -> None:
         self.generation = self.made = 0
@@ -100,14 +100,14 @@ class World:
         `slots` are the ranks of the job that start together; none: the first ones.
 
         Raises:
-            RebuildError: another `World` is installed, or a default group exists already.
+            RebuildError: another `GroupWorld` is installed, or a default group exists already.
         """
-        if World._installed is not None or dist.is_initialized():
+        if GroupWorld._installed is not None or dist.is_initialized():
             raise RebuildError(
                 "process groups are watched already, or were made before taskd could watch them; "
-                "one World per process, installed before torch.distributed.init_process_group"
+                "one GroupWorld per process, installed before torch.distributed.init_process_group"
             )
-        World._installed = self
+        GroupWorld._installed = self
         self._first = slots
         watch()
         self._replace("_new_process_group_helper", self._make)

@@ -18,7 +18,7 @@ from taskd.config.worker import WorkerConfig
 from taskd.errors import ShimError
 
 if TYPE_CHECKING:
-    from taskd.adaptors.groups.world import World
+    from taskd.adaptors.groups.world import GroupWorld
     from taskd.runtime.box.recorder import NullRecorder, Recorder
     from taskd.runtime.worker.worker import WorkerLink
 
@@ -30,7 +30,7 @@ _TERM: Final = settings.TERM.name
 _STORE_KEY: Final = settings.STORE_KEY.name
 
 _recorder: "Recorder | NullRecorder | None" = None
-_world: "World | None" = None
+_world: "GroupWorld | None" = None
 _current: "Callable[[], WorkerLink | None] | None" = None
 
 

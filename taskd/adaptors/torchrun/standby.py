@@ -37,7 +37,20 @@ from taskd.config.worker import TemplateConfig
 from taskd.core.nodecheck.probes import CHECK_NAME
 from taskd.runtime.system.processes import call_me
 from taskd.wire.codec import MAX_LOCAL_BYTES, decode_to_local, encode
-from taskd.wire.messages import Abandon, Ask, Become, Fork, Hello, Join, Modules, Pause, Probe, Probed, Release, ToLocal
+from taskd.wire.messages import (
+    Abandon,
+    AccountRequest,
+    Become,
+    Fork,
+    Hello,
+    Join,
+    Modules,
+    Pause,
+    Probe,
+    Probed,
+    Release,
+    ToLocal,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +114,7 @@ class Template:
                 self.load(names)
             case Fork(count=count):
                 return self._fork(count)
-            case Pause() | Join() | Release() | Abandon() | Ask():
+            case Pause() | Join() | Release() | Abandon() | AccountRequest():
                 logger.warning(
                     "the agent sent %s to a template, expected Fork, Modules or Become", type(message).__name__
                 )

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from taskd.core.nodecheck.check import NodeCheck
-from taskd.core.nodecheck.diagnosis import CheckDiagnosis, Leave, Standing, choose_out
+from taskd.core.nodecheck.diagnosis import CheckDiagnosis, Leave, NodeHealth, choose_out
 from taskd.core.nodecheck.evidence import CheckPolicy
 from taskd.core.nodecheck.examination import GRACE_S, Action, Checked, Examination, RoundOver, Wanted, limits
 from taskd.core.nodecheck.own import Baseline
@@ -205,7 +205,7 @@ class Checkup:
                 if agent in nodes:
                     place = max(nodes[agent].wants, nodes[agent].node_rank)
                     self._out.append(Wanted(place, self._dismissed[agent]))
-            elif found.standing is not Standing.UNDECIDED:
+            elif found.standing is not NodeHealth.UNDECIDED:
                 self._cleared[agent] = found.text
         for known in (self._cleared, self._dismissed, self._doubts):
             self._forget(known, nodes)
@@ -219,7 +219,7 @@ class Checkup:
 
     def _doubtful(self, diagnosis: CheckDiagnosis, agents: Mapping[str, str]) -> list[Leave]:
         """Rule 5."""
-        undecided = diagnosis.having(Standing.UNDECIDED)
+        undecided = diagnosis.having(NodeHealth.UNDECIDED)
         self._doubts.update(agents[name] for name in undecided)
         if len(undecided) < 2:
             return []

@@ -24,7 +24,7 @@ DOWN_WORDS: Final = "The node is down."
 SLOW_WORDS: Final = "The node is a straggler and exits."
 
 
-class Standing(Enum):
+class NodeHealth(Enum):
     """What is thought of a node or a link."""
 
     HEALTHY = "healthy"
@@ -37,7 +37,7 @@ class Standing(Enum):
 class NodeDiagnosis:
     """One node. `what`: what of it is slow. `text`: a sentence without its subject."""
 
-    standing: Standing
+    standing: NodeHealth
     text: str = ""
     what: tuple[What, ...] = ()
 
@@ -47,7 +47,7 @@ class LinkDiagnosis:
     """A link that is down or slow."""
 
     edge: Edge
-    standing: Standing
+    standing: NodeHealth
     text: str
 
 
@@ -59,7 +59,7 @@ class CheckDiagnosis:
     links: tuple[LinkDiagnosis, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def having(self, standing: Standing) -> tuple[str, ...]:
+    def having(self, standing: NodeHealth) -> tuple[str, ...]:
         """The nodes of which this is thought."""
         return tuple(name for name, found in self.nodes.items() if found.standing is standing)
 
@@ -76,7 +76,7 @@ class Leave:
 def choose_out(diagnosis: CheckDiagnosis, *, exclude_stragglers: bool) -> tuple[Leave, ...]:
     """Who must leave, in the order of the nodes (rule 3)."""
     out: dict[str, Leave] = {}
-    words = {Standing.DOWN: DOWN_WORDS} | ({Standing.SLOW: SLOW_WORDS} if exclude_stragglers else {})
+    words = {NodeHealth.DOWN: DOWN_WORDS} | ({NodeHealth.SLOW: SLOW_WORDS} if exclude_stragglers else {})
     for name, found in diagnosis.nodes.items():
         if found.standing in words:
             out[name] = Leave(name, words[found.standing], f"{name} {found.text}")
@@ -112,22 +112,22 @@ def judge(
 
 def _node(book: Book, name: str, slow: list[Slowness]) -> NodeDiagnosis:
     if name in book.down:
-        return NodeDiagnosis(Standing.DOWN, _why_down(book, name))
+        return NodeDiagnosis(NodeHealth.DOWN, _why_down(book, name))
     unsolved = [peer for peer, _ in book.failures(name) if peer not in book.down]
     if book.own_failed(name):
-        return NodeDiagnosis(Standing.UNDECIDED, f"has failed its own check once: {book.own[name][-1].cause}")
+        return NodeDiagnosis(NodeHealth.UNDECIDED, f"has failed its own check once: {book.own[name][-1].cause}")
     if unsolved:
         who = f"has failed with {_names(unsolved)}: they, it, or the way between is at fault"
         text = f"{who}; its own check has passed, and nobody who is well was left to try"
-        return NodeDiagnosis(Standing.UNDECIDED, text)
+        return NodeDiagnosis(NodeHealth.UNDECIDED, text)
     if slow:
         what = tuple(dict.fromkeys(found.what for found in slow))
-        return NodeDiagnosis(Standing.SLOW, "; ".join(found.text for found in slow), what)
+        return NodeDiagnosis(NodeHealth.SLOW, "; ".join(found.text for found in slow), what)
     if book.passed_in[name] == NEVER and len(book.names) > 1:
         return NodeDiagnosis(
-            Standing.HEALTHY, "has passed its own check; its network was tried only with nodes that are down"
+            NodeHealth.HEALTHY, "has passed its own check; its network was tried only with nodes that are down"
         )
-    return NodeDiagnosis(Standing.HEALTHY)
+    return NodeDiagnosis(NodeHealth.HEALTHY)
 
 
 def _why_down(book: Book, name: str) -> str:
@@ -159,7 +159,7 @@ def _down_links(book: Book) -> Iterator[LinkDiagnosis]:
             text = (
                 f"{edge[0]} and {edge[1]} are well with others and have failed with each other {times} times ({cause})"
             )
-            yield LinkDiagnosis(edge, Standing.DOWN, text)
+            yield LinkDiagnosis(edge, NodeHealth.DOWN, text)
 
 
 def _slow_links(networks: Sequence[Network]) -> Iterator[LinkDiagnosis]:
@@ -167,7 +167,7 @@ def _slow_links(networks: Sequence[Network]) -> Iterator[LinkDiagnosis]:
     for network in networks:
         for edge, text in network.slow_links().items():
             told[edge] = f"{told.get(edge, f'{edge[0]} and {edge[1]} are fast with others')}; {text}"
-    yield from (LinkDiagnosis(edge, Standing.SLOW, text) for edge, text in told.items())
+    yield from (LinkDiagnosis(edge, NodeHealth.SLOW, text) for edge, text in told.items())
 
 
 def _version_notes(book: Book) -> Iterator[str]:

@@ -22,8 +22,8 @@ from typing_extensions import assert_never
 
 from taskd.config.agent import AgentConfig
 from taskd.core.agent import Action, Node
-from taskd.core.meeting import Meeting
 from taskd.core.plausible import strange
+from taskd.core.rendezvous import Rendezvous
 from taskd.runtime.agent.crew import Crew
 from taskd.runtime.agent.deaths import DeathWatch
 from taskd.runtime.agent.embedded import connect
@@ -50,7 +50,6 @@ from taskd.wire.messages import (
     FromManager,
     Heard,
     Hello,
-    LastWords,
     Modules,
     Order,
     Probed,
@@ -58,6 +57,7 @@ from taskd.wire.messages import (
     Refusal,
     Refuses,
     SawNonFinite,
+    SelfReport,
     Stage,
     WorkerReport,
 )
@@ -68,7 +68,7 @@ logger = logging.getLogger(__name__)
 class NodeAgent:
     """Implements `taskd.runtime.agent.ports.NodeRuntime`. `serve_store` makes the node's store server."""
 
-    def __init__(self, config: AgentConfig, serve_store: Callable[[], Meeting]) -> None:
+    def __init__(self, config: AgentConfig, serve_store: Callable[[], Rendezvous]) -> None:
         self._config = config
         self._serve_store = serve_store
         self._reports = Reports(config.job_id)
@@ -276,7 +276,7 @@ class NodeAgent:
                 self._hear_report(peer, message)
             case Probed():
                 self._examiner.hear(peer, message.result)
-            case Account() | SawNonFinite() | LastWords() | Refuses():
+            case Account() | SawNonFinite() | SelfReport() | Refuses():
                 self._observer.hear(self._processes.rank_of(peer), message, self._node)
             case Modules():
                 self._pool.import_modules(message.names)

@@ -31,7 +31,7 @@ from taskd.core.agent import (
 from taskd.core.endings import cause, ending_of
 from taskd.core.evidence import Evidence
 from taskd.errors import RecoveryError, TaskdError
-from taskd.runtime.agent.deaths import DeathWatch, Ending, ending_status
+from taskd.runtime.agent.deaths import DeathWatch, ProcessEnd, ending_status
 from taskd.runtime.agent.given import preload
 from taskd.runtime.agent.ports import Templates, WorkerHost
 from taskd.runtime.agent.rank_process import RankProcesses
@@ -196,7 +196,7 @@ class Crew:
     def _exit_status(self, rank: int) -> int | None:
         return self._need_host().exit_status(self.processes[rank].local_rank)
 
-    def ended(self, node: Node, ending: Ending) -> list[Action]:
+    def ended(self, node: Node, ending: ProcessEnd) -> list[Action]:
         """A process is ending, or gone: what follows for the rank that it holds, if it still holds one."""
         process = self.processes.by_pid(ending.pid)
         if process is None:

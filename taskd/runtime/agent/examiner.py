@@ -21,7 +21,7 @@ from signal import SIGKILL
 import msgspec
 
 from taskd.core.nodecheck.probes import lost, merge_own, merge_trial
-from taskd.runtime.agent.deaths import DeathWatch, Ending, ending_status
+from taskd.runtime.agent.deaths import DeathWatch, ProcessEnd, ending_status
 from taskd.runtime.agent.sockets import Peer
 from taskd.runtime.agent.standbys import StandbyPool
 from taskd.wire.bounds import LONGEST_S
@@ -167,7 +167,7 @@ class Examiner:
         if seat is not None and not seat.done:
             self._settle(seat, result)
 
-    def ended(self, ending: Ending) -> bool:
+    def ended(self, ending: ProcessEnd) -> bool:
         """Whether it was a check process of the present order that has ended; without an answer, it has failed."""
         seat = next((seat for seat in self._seats if seat.peer is not None and seat.peer.pid == ending.pid), None)
         if seat is None:

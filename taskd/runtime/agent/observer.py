@@ -21,10 +21,10 @@ from taskd.errors import ShimError
 from taskd.runtime.agent.crew import Crew
 from taskd.runtime.agent.native_stacks import take_native
 from taskd.runtime.agent.pace import Pacer
-from taskd.runtime.box.blackbox import Box, Phase
+from taskd.runtime.box.blackbox import Box, BoxPhase
 from taskd.wire.accounts import Account
 from taskd.wire.codec import pack, sendable
-from taskd.wire.messages import Ask, EvidenceReport, LastWords, Progress, RankSpan, Refuses, SawNonFinite
+from taskd.wire.messages import AccountRequest, EvidenceReport, Progress, RankSpan, Refuses, SawNonFinite, SelfReport
 
 ACCOUNT_S = 0.2
 SILENT_S = 0.5
@@ -41,7 +41,7 @@ def progress_of(box: Box) -> Progress | None:
         said = box.read()
     except ShimError:
         return None
-    if said.phase != Phase.TRAINING:
+    if said.phase != BoxPhase.TRAINING:
         return None
     step, since_ns = (said.step, said.step_ns) if said.step_ns else (-1, said.phase_ns)
     found = Progress(step=step, age_s=max(0.0, (time.monotonic_ns() - since_ns) / 1e9))
@@ -114,20 +114,20 @@ class Observer:
         if probe in (0, self._answered):
             return
         self._answered, self._due_s = probe, time.monotonic() + ACCOUNT_S
-        self._asked = self._crew.processes.tell_all(Ask(number=probe))
+        self._asked = self._crew.processes.tell_all(AccountRequest(number=probe))
         for rank in node.slots:
             self._crew.witness.look(rank)
         live = [rank for rank in self._asked if rank in node.slots]
         self._mute = {rank for rank in live if cannot_answer(self._take(node, rank))}
 
-    def hear(self, rank: int | None, message: Account | SawNonFinite | LastWords | Refuses, node: Node) -> None:
+    def hear(self, rank: int | None, message: Account | SawNonFinite | SelfReport | Refuses, node: Node) -> None:
         """A process says something of itself; it counts if it is one that holds a rank."""
         if rank is None:
             return
         if isinstance(message, Refuses):
             node.refuses(rank, message)
             return
-        if isinstance(message, LastWords):
+        if isinstance(message, SelfReport):
             node.last_words(rank, message.cause, message.kind)
             self._crew.seen[rank] = self._take(node, rank)
             return

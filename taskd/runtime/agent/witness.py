@@ -32,7 +32,7 @@ _STANDINGS: Final = {standing.value: standing for standing in Standing}
 
 
 @dataclass(slots=True)
-class _Known:
+class _KnownProcess:
     """What is known of the process that holds a rank."""
 
     pid: int
@@ -56,7 +56,7 @@ class Witness:
     """What can be known of the processes of one node. For one thread."""
 
     def __init__(self) -> None:
-        self._ranks: dict[int, _Known] = {}
+        self._ranks: dict[int, _KnownProcess] = {}
         self._counters = Counters()
 
     def begin(self, rank: int, pid: int, incarnation: int) -> None:
@@ -65,7 +65,7 @@ class Witness:
         What was noted of the rank's former process is dropped, but for the children that it may have left.
         """
         former = self._ranks.get(rank)
-        known = self._ranks[rank] = _Known(pid, incarnation, ProcessWatch(pid), Habitat(pid, self._counters))
+        known = self._ranks[rank] = _KnownProcess(pid, incarnation, ProcessWatch(pid), Habitat(pid, self._counters))
         if former is not None:
             known.former.extend(former.former)
             known.former.append(former.observer)
@@ -138,7 +138,7 @@ class Witness:
         return replace(evidence, full_disk=full_disk(pid)) if _may_lack_space(evidence) else evidence
 
 
-def _said(known: _Known, standing: Standing | None, standing_s: float | None, *, gone: bool) -> dict[str, Any]:
+def _said(known: _KnownProcess, standing: Standing | None, standing_s: float | None, *, gone: bool) -> dict[str, Any]:
     """Fields of `Evidence` from the newest account, if it still holds; how long ago it began, if that is known."""
     account = known.account
     if account is None or gone or monotonic() - known.heard_s > FRESH_S:
@@ -153,7 +153,7 @@ def _said(known: _Known, standing: Standing | None, standing_s: float | None, *,
     return fields
 
 
-def _with_orphans(process: Process, known: _Known) -> Process:
+def _with_orphans(process: Process, known: _KnownProcess) -> Process:
     """With those that it had left when its end was first seen, and those that the rank's former processes have left."""
     known.left = {child.pid: child for child in process.orphans} | known.left
     found = dict(known.left)

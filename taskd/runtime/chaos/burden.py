@@ -33,7 +33,7 @@ _FIRST_VICTIM: Final = "1000"
 
 
 @dataclass(frozen=True, slots=True)
-class Child:
+class LoadProcess:
     """A process of this one. The pidfd tells its end; `outside` are the job's cgroups that it could not enter."""
 
     pid: int
@@ -48,7 +48,7 @@ class Child:
         return used.ru_utime + used.ru_stime
 
 
-def start_child(name: str, work: Callable[[], object], beside: int) -> Child:
+def start_child(name: str, work: Callable[[], object], beside: int) -> LoadProcess:
     """Start a child that does `work` in the cgroups of the process `beside`, and ends with this one."""
     parent, (gate, key) = os.getpid(), os.pipe()
     sys.stdout.flush()
@@ -58,7 +58,7 @@ def start_child(name: str, work: Callable[[], object], beside: int) -> Child:
         _live(name, work, parent, gate)
     os.close(gate)
     try:
-        return Child(pid, os.pidfd_open(pid), tuple(share_cgroups(pid, beside)))
+        return LoadProcess(pid, os.pidfd_open(pid), tuple(share_cgroups(pid, beside)))
     finally:
         os.close(key)
 

@@ -18,7 +18,7 @@ from taskd.errors import ChaosError
 from taskd.runtime.chaos import network
 from taskd.runtime.chaos.burden import (
     MIB,
-    Child,
+    LoadProcess,
     cpus_of,
     keep_busy,
     memory_of,
@@ -100,7 +100,7 @@ def fill_memory(stage: Stage, job: Job, amount: Amount, *, any_victim: bool, sur
         say(f"undone: process {child.pid} has ended, its memory is free")
 
 
-def _hold_memory(stage: Stage, job: Job, child: Child, ready: int, size_bytes: int) -> None:
+def _hold_memory(stage: Stage, job: Job, child: LoadProcess, ready: int, size_bytes: int) -> None:
     stage.pause(None, ready)
     if stage.on and os.read(ready, 1):  # nothing to read: it ends before it has all
         say(f"process {child.pid} has all of its {size_bytes // MIB} MiB")
@@ -131,7 +131,7 @@ def fill_disk(stage: Stage, directory: Path, amount: Amount, *, sure: bool) -> N
         say(f"undone: the {size // MIB} MiB of {directory} are free")
 
 
-def change_network(stage: Stage, guardian: Guardian, steps: Sequence[network.Step], told: str) -> None:
+def change_network(stage: Stage, guardian: Guardian, steps: Sequence[network.NetworkCommand], told: str) -> None:
     """Change the network by these steps, until the scene ends. The guardian undoes it."""
     if not stage.act(told):
         for step in steps:
@@ -149,7 +149,7 @@ def change_network(stage: Stage, guardian: Guardian, steps: Sequence[network.Ste
     stage.pause()
 
 
-def _introduce(children: Sequence[Child]) -> None:
+def _introduce(children: Sequence[LoadProcess]) -> None:
     say(f"pids {', '.join(str(child.pid) for child in children)}")
     outside = sorted({directory for child in children for directory in child.outside})
     if outside:

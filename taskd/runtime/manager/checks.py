@@ -16,7 +16,7 @@ import msgspec
 from typing_extensions import assert_never
 
 from taskd.core.nodecheck.checkup import Checked, Checkup, Order, RoundOver, Wanted
-from taskd.core.nodecheck.diagnosis import Standing
+from taskd.core.nodecheck.diagnosis import NodeHealth
 from taskd.core.phases import Phase
 from taskd.core.policy import Policy
 from taskd.core.recovery import Recovery
@@ -98,9 +98,9 @@ class CheckDesk:
 
     def _tell(self, checked: Checked) -> None:
         diagnosis = checked.diagnosis
-        ill = {name: found for name, found in diagnosis.nodes.items() if found.standing is not Standing.HEALTHY}
+        ill = {name: found for name, found in diagnosis.nodes.items() if found.standing is not NodeHealth.HEALTHY}
         counts = Counter(found.standing for found in diagnosis.nodes.values())
-        summary = ", ".join(f"{counts[standing]} {standing.value}" for standing in Standing if counts[standing])
+        summary = ", ".join(f"{counts[standing]} {standing.value}" for standing in NodeHealth if counts[standing])
         rounds = f"{checked.rounds} round{'s' if checked.rounds != 1 else ''}"
         level = logging.WARNING if ill or diagnosis.links else logging.INFO
         logger.log(level, "node check: %s (%s, %.1f s)", summary, rounds, checked.lasted_s)

@@ -21,7 +21,7 @@ import msgspec
 
 from taskd.errors import RecordError
 from taskd.runtime.folders.regular import open_record
-from taskd.runtime.records.entries import DiagnosisEntry, DirectiveEntry, Ended, Processes, Recovery
+from taskd.runtime.records.entries import DiagnosisEntry, DirectiveEntry, Ended, Processes, RecoveryEntry
 from taskd.wire.bounds import LONGEST_S, NAME_CHARS
 
 JOURNAL: Final = "journal.jsonl"
@@ -57,7 +57,7 @@ class FaultEntry:
     unix_s: float | None = None
     diagnosis: DiagnosisEntry | None = None
     changes: int = 0
-    recoveries: tuple[Recovery, ...] = ()
+    recoveries: tuple[RecoveryEntry, ...] = ()
     closed: bool = False
 
     @property
@@ -189,7 +189,7 @@ def _bytes(path: Path) -> int:
 
 
 @dataclass(slots=True)
-class _Reader:
+class _JournalReader:
     """Takes in a journal's entries, oldest first."""
 
     job_id: str = ""
@@ -219,7 +219,7 @@ class _Reader:
             case "diagnosis":
                 self._judge(msgspec.convert(entry, DiagnosisEntry))
             case "recovered":
-                self._recover(msgspec.convert(entry, Recovery))
+                self._recover(msgspec.convert(entry, RecoveryEntry))
             case "stopped":
                 self.ended = msgspec.convert(entry, Ended)
                 self._give_up(entry)
@@ -257,7 +257,7 @@ class _Reader:
         changes = fault.changes + (not first)
         self._put(replace(fault, diagnosis=diagnosis, unix_s=began, changes=changes))
 
-    def _recover(self, recovery: Recovery) -> None:
+    def _recover(self, recovery: RecoveryEntry) -> None:
         fault = self._fault(recovery.fault)
         began = _began(recovery.unix_s, recovery.monotonic_s, recovery.detected_s)
         unix_s = fault.unix_s if fault.unix_s is not None else began
@@ -269,7 +269,7 @@ class _Reader:
         """The end of a job names the fault that it could not recover from."""
         last = entry.get("fault")
         if isinstance(last, dict) and last.get("strategy"):
-            recovery = msgspec.convert({**entry, "fault": None, **last}, Recovery)
+            recovery = msgspec.convert({**entry, "fault": None, **last}, RecoveryEntry)
             waiting = [number for _, number in self.open if number > 0 and not self._fault(number).recoveries]
             number = recovery.fault if recovery.fault is not None else max(waiting, default=None)
             self._recover(msgspec.structs.replace(recovery, fault=number))
@@ -307,7 +307,7 @@ def _number(value: object) -> float | None:
 
 def read_job(folder: Path) -> Chronicle:
     """The last job of this folder. Without a journal it is an empty one. Raises `RecordError` if it cannot be read."""
-    reader = _Reader(job_id=folder.name)
+    reader = _JournalReader(job_id=folder.name)
     omitted: list[str] = []
     for line in _lines(folder, omitted):
         reader.damaged += not _taken(reader, line)
@@ -331,7 +331,7 @@ def read_job(folder: Path) -> Chronicle:
     )
 
 
-def _taken(reader: _Reader, line: bytes) -> bool:
+def _taken(reader: _JournalReader, line: bytes) -> bool:
     if not line.lstrip().startswith(b"{"):
         return False
     try:

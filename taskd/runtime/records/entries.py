@@ -67,7 +67,7 @@ class DiagnosisEntry(msgspec.Struct, frozen=True, kw_only=True):
         return round(self.monotonic_s - self.since_s, 6) if known else None  # type: ignore[operator]
 
 
-class Recovery(msgspec.Struct, frozen=True, kw_only=True):
+class RecoveryEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A recovery as the journal has it."""
 
     strategy: str

@@ -26,7 +26,7 @@ _SAME_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class FaultRecord:
+class FaultFile:
     """What a fault's file holds. `raw`: each rank's evidence as it stands there; `unread`: ranks that do not fit."""
 
     file: str
@@ -36,13 +36,13 @@ class FaultRecord:
     problem: str = ""
 
 
-def read_evidence(folder: Path, fault: FaultEntry) -> FaultRecord | None:
+def read_evidence(folder: Path, fault: FaultEntry) -> FaultFile | None:
     """The evidence of one fault; None if nothing says that there is some. What is wrong stands in `problem`."""
     diagnosis = fault.diagnosis
     if diagnosis is None or not diagnosis.evidence:
         return None
     path = folder / FAULTS / Path(diagnosis.evidence).name
-    record = FaultRecord(str(path))
+    record = FaultFile(str(path))
     try:
         with open_record(path) as file:
             content = file.read(_FILE_BYTES + 1)
@@ -72,7 +72,7 @@ def _is_of(found: dict[str, Any], diagnosis: DiagnosisEntry) -> bool:
     return True
 
 
-def _converted(record: FaultRecord) -> FaultRecord:
+def _converted(record: FaultFile) -> FaultFile:
     found = {rank: _evidence(value) for rank, value in record.raw.items()}
     evidence = {int(rank): known for rank, known in found.items() if known is not None}
     unread = tuple(rank for rank, known in found.items() if known is None)

@@ -16,10 +16,19 @@ from pathlib import Path
 from typing import Final
 
 from taskd.core.endings import explain, signal_name
-from taskd.core.evidence import Ending, Evidence, FatalSignal, Process, PythonError
-from taskd.core.evidence import Sender as Signaller
-from taskd.runtime.box.blackbox import Backend, Box, Clocks, Communicator, Event, Life, Phase, Postmortem, Reading
-from taskd.runtime.box.postmortem import Fault, LastWords, Request, Sender
+from taskd.core.evidence import Ending, Evidence, FatalSignal, Process, PythonError, Sender
+from taskd.runtime.box.blackbox import (
+    Backend,
+    Box,
+    BoxClocks,
+    BoxCommunicator,
+    BoxEvent,
+    BoxPhase,
+    Life,
+    Postmortem,
+    Reading,
+)
+from taskd.runtime.box.postmortem import BoxSender, BoxSignal, LastWords, Request
 from taskd.runtime.records.lookup import ProcessView, namespaced_pids, view
 
 MOST_EVENTS: Final = 1024
@@ -39,7 +48,7 @@ class SignalView:
     signal: str
     signum: int
     age_s: float | None
-    sender: Signaller | None = None
+    sender: Sender | None = None
     thread: str = ""
     tid: int = 0
     address: str | None = None
@@ -194,7 +203,7 @@ def _portray(box: Box, pid: int | None) -> Portrait:
         clocks=_clocks(clocks, moment),
         step=said.step if said.step >= 0 else None,
         step_s=moment.age_s(said.step_ns),
-        phase=Phase(said.phase).name.lower() if said.phase in set(Phase) else str(said.phase),
+        phase=BoxPhase(said.phase).name.lower() if said.phase in set(BoxPhase) else str(said.phase),
         phase_s=moment.age_s(said.phase_ns),
         communicators=tuple(_communicator(one, moment) for one in communicators),
         collectives=tuple(_collective(one, moment) for one in events),
@@ -224,10 +233,10 @@ def _state(said: Reading, process: ProcessView | None) -> str:
 
 def _moment(
     said: Reading,
-    clocks: Clocks,
+    clocks: BoxClocks,
     left: Postmortem,
-    communicators: Iterable[Communicator],
-    events: Iterable[Event],
+    communicators: Iterable[BoxCommunicator],
+    events: Iterable[BoxEvent],
     *,
     alive: bool,
 ) -> _Moment:
@@ -256,15 +265,15 @@ def _of_this_boot(path: Path, state: str, moment: _Moment) -> bool:
         return False
 
 
-def _sender(sender: Sender | None, at_ns: int, *, here: bool) -> Signaller | None:
+def _sender(sender: BoxSender | None, at_ns: int, *, here: bool) -> Sender | None:
     """With its name, if it still lives. A pid that was used again since is another process."""
     if sender is None:
         return None
     found = view(sender.pid) if here else None
-    return Signaller(sender.pid, sender.uid, found.command if found is not None and found.started_ns < at_ns else "")
+    return Sender(sender.pid, sender.uid, found.command if found is not None and found.started_ns < at_ns else "")
 
 
-def _fatal(fault: Fault, moment: _Moment, *, here: bool) -> SignalView:
+def _fatal(fault: BoxSignal, moment: _Moment, *, here: bool) -> SignalView:
     return SignalView(
         signal=signal_name(fault.signum),
         signum=fault.signum,
@@ -308,7 +317,7 @@ def _how(said: Reading, fatal: SignalView | None, terminated: SignalView | None,
     )
 
 
-def _clocks(clocks: Clocks, moment: _Moment) -> ClocksView:
+def _clocks(clocks: BoxClocks, moment: _Moment) -> ClocksView:
     def waiting_s(asked_ns: int, answered_ns: int) -> float | None:
         return moment.age_s(asked_ns) if asked_ns else 0.0 if answered_ns else None
 
@@ -319,14 +328,14 @@ def _clocks(clocks: Clocks, moment: _Moment) -> ClocksView:
     )
 
 
-def _communicator(one: Communicator, moment: _Moment) -> CommunicatorView:
+def _communicator(one: BoxCommunicator, moment: _Moment) -> CommunicatorView:
     opened_s = moment.age_s(one.opened_ns)
     return CommunicatorView(
         f"{one.id:016x}", _backend(one.backend), one.rank, one.ranks, one.number, opened_s, one.closed
     )
 
 
-def _collective(one: Event, moment: _Moment) -> CollectiveView:
+def _collective(one: BoxEvent, moment: _Moment) -> CollectiveView:
     opened = one.left_ns == 0
     lasted_ns = (moment.at_ns if opened else one.left_ns) - one.entered_ns
     return CollectiveView(

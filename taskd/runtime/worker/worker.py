@@ -27,17 +27,17 @@ from taskd.wire.accounts import Account, LockSeen
 from taskd.wire.codec import decode_to_local, encode
 from taskd.wire.messages import (
     Abandon,
-    Ask,
+    AccountRequest,
     Condition,
     FromLocal,
     Hello,
     Join,
-    LastWords,
     Modules,
     Pause,
     Refuses,
     Release,
     SawNonFinite,
+    SelfReport,
     Stage,
     ToLocal,
     WorkerReport,
@@ -151,7 +151,7 @@ class WorkerLink:
 
     def last_words(self, cause: str, kind: str) -> None:
         """An exception goes up out of the resilient function: nobody recovers this process."""
-        self._send(LastWords(cause=cause, kind=kind))
+        self._send(SelfReport(cause=cause, kind=kind))
 
     def refuse(self, *, no_rebuild: str = "", no_newcomer: str = "") -> None:
         """Say beforehand why this process cannot be recovered in place: at a fault all processes start anew instead.
@@ -238,7 +238,7 @@ class WorkerLink:
                 self._feed(Input(WorkerEvent.RELEASE, generation=message.generation))
             case Abandon():
                 self._feed(Input(WorkerEvent.ABANDON, cause=message.reason))
-            case Ask():
+            case AccountRequest():
                 self._send(self._account(message.number))
             case Modules():
                 self._send(Modules(names=self._modules()))
