@@ -10,9 +10,9 @@ from taskd.core.account import operation
 from taskd.core.endings import died_of, signal_name
 from taskd.core.evidence import Collective, Evidence, RunState
 from taskd.core.findings import PACES, Kind, names
-from taskd.runtime.records.chronicle import FaultEntry
 from taskd.runtime.records.entries import DiagnosisEntry, RecoveryEntry
 from taskd.runtime.records.faultfile import FaultFile
+from taskd.runtime.records.timeline import FaultEntry
 
 REPORTED: Final = frozenset(kind.name for kind in (Kind.NON_FINITE, Kind.ORPHANED, *PACES))
 """Kinds that are told, and no recovery comes of them by itself."""
@@ -58,7 +58,7 @@ def outcome(fault: FaultEntry, *, recovering: bool) -> str:
         return "reported only"
     if fault.closed:
         return "not recovered"
-    return "under way" if recovering else "told only"
+    return "under way" if recovering else "reported only"
 
 
 def outcome_style(fault: FaultEntry, *, recovering: bool) -> str:

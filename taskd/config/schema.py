@@ -1,4 +1,4 @@
-"""What a setting is: its names, its kind, its bounds.
+"""What a setting is: its names, its format, its bounds.
 
 Rules:
 
@@ -46,7 +46,7 @@ class Setting:
 
     variable: str | None
     key: str | None
-    kind: Format
+    format: Format
     default: str | None
     readers: tuple[Reader, ...]
     meaning: str
@@ -68,9 +68,9 @@ class Setting:
     @property
     def expected(self) -> str:
         """What a value must be, in words."""
-        if self.kind in (Format.WHOLE, Format.SECONDS, Format.FACTOR):
-            return f"{self.kind.value} from {self.minimum:g} to {self.maximum:.0f}"
-        return str(self.kind.value)
+        if self.format in (Format.WHOLE, Format.SECONDS, Format.FACTOR):
+            return f"{self.format.value} from {self.minimum:g} to {self.maximum:.0f}"
+        return str(self.format.value)
 
 
 @dataclass(frozen=True)

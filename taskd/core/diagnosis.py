@@ -1,9 +1,9 @@
-"""From the evidence of all ranks to one diagnosis: what happened, who caused it, who merely suffers.
+"""From the evidence of all ranks to one diagnosis: what happened, its culprits, and its victims.
 
 Rules:
 
-1. `RULES` is asked from its top; the first rule that finds something decides. Each has its reason, and says it.
-2. What a rank shows by itself comes before what only a comparison shows, and that before what silence suggests.
+1. `RULES` are tried in order; the first that finds something decides. Each names its reason.
+2. What a rank shows by itself comes before what only a comparison shows, and that comes before what silence suggests.
 3. A hang is presumed only if the job's rhythm has declared one (`core/rhythm.py`); without it, only what needs no hang
    is found. A healthy job has no diagnosis.
 4. A rank without evidence is blamed only if nothing that is known explains the fault. A rank that taskd has killed is
@@ -48,7 +48,7 @@ def diagnose(
     hang: Hang | None = None,
     cuts: Collection[Cut] = (),
 ) -> Diagnosis | None:
-    """The diagnosis on a job; None if nothing is wrong, or nothing can be said yet.
+    """The diagnosis of a job; None if nothing is wrong, or nothing can be said yet.
 
     Args:
         evidence: of each rank of which anything is known.
@@ -66,7 +66,7 @@ def diagnose(
 
 
 def lost_with_node(ranks: Collection[int], text: str) -> Diagnosis:
-    """The diagnosis on ranks of which nothing can be known any more: `text` says what has happened to their node."""
+    """The diagnosis of ranks of which nothing can be known any more: `text` says what has happened to their node."""
     told = f"cannot be heard: {text}"
     facts = tuple(Finding(rank, Kind.SILENT, told) for rank in sorted(ranks))
     who = names(ranks)

@@ -47,7 +47,7 @@ CERTAIN: Final = Proof(True, "")
 
 
 def prove(view: JobView, found: Found, kind: Kind) -> tuple[Proof, list[Finding]]:
-    """Whether the diagnosis on a hang is certain, and the findings that are then left."""
+    """Whether the diagnosis of a hang is certain, and the findings that are then left."""
     facts = found.facts
     if found.doubt:
         return Proof(False, found.doubt), facts

@@ -12,10 +12,10 @@ from threading import Thread
 import pytest
 
 from taskd.errors import ChaosError
-from taskd.runtime.chaos.guardian import Guardian
+from taskd.runtime.chaos.cleanup import Cleanup
 from taskd.runtime.chaos.network import NetworkCommand
 from taskd.runtime.chaos.pressure import change_network
-from taskd.runtime.chaos.stage import Stage
+from taskd.runtime.chaos.scenario_run import ScenarioRun
 from taskd.runtime.system.processes import read
 from tests.cli.chaos import ChaosNode, Process
 from tests.nodes import Node, Nodes
@@ -200,11 +200,11 @@ def test_a_step_that_fails_takes_the_others_back(run_dir) -> None:
         NetworkCommand(("touch", str(made)), (("rm", str(made)),)),
         NetworkCommand(("false",), (("touch", str(made)),)),
     ]
-    guardian = Guardian()
-    with Stage().open() as stage, pytest.raises(ChaosError, match="false: status 1"):
-        change_network(stage, guardian, steps, "a change of two steps")
+    cleanup = Cleanup()
+    with ScenarioRun().open() as run, pytest.raises(ChaosError, match="false: status 1"):
+        change_network(run, cleanup, steps, "a change of two steps")
     assert made.exists()
-    assert guardian.close()
+    assert cleanup.close()
     assert not made.exists()
 
 
@@ -269,7 +269,7 @@ def read_command(pid: int) -> str:
 
 
 def facts(node: Node) -> str:
-    """Links, addresses, routes and shapes of a node, as far as a scene could change them."""
+    """Links, addresses, routes and shapes of a node, as far as a scenario could change them."""
     return "".join(
         tell(node, command)
         for command in (

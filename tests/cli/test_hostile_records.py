@@ -271,7 +271,7 @@ def test_more_faults_than_anybody_has(run_dir: Path, launcher: Launcher) -> None
         journal.write(b'{"event":"recovered","fault":7,"strategy":"recover"}\n' * 60_000)
     status, output = launcher.run(bounded([run_dir]), env=plain())
     assert status == 0, output
-    assert "older faults or recoveries, of more than are told" in output
+    assert "older faults or recoveries, of more than are shown" in output
 
 
 def test_more_boxes_and_jobs_than_anybody_has(run_dir: Path, launcher: Launcher) -> None:

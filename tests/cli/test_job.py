@@ -281,7 +281,7 @@ def test_the_last_job_of_a_name_counts(records, document, run_dir) -> None:
     faults = document(run_dir, "--all")["faults"]
     assert [(fault["fault"], fault["manager"], fault["outcome"]) for fault in faults] == [
         (1, 1, "not recovered"),
-        (1, 2, "told only"),
+        (1, 2, "reported only"),
     ]
     assert "written for another fault" in faults[0]["evidence_problem"]
     assert faults[1]["evidence"]
@@ -295,7 +295,7 @@ def test_a_verdict_that_changes_is_one_fault(records, document, run_dir) -> None
     assert (fault["title"], fault["changes"]) == ("crashed in native code", 1)
 
 
-@pytest.mark.parametrize(("phase", "outcome"), [("pausing", "under way"), ("strayed", "told only")])
+@pytest.mark.parametrize(("phase", "outcome"), [("pausing", "under way"), ("strayed", "reported only")])
 def test_whether_a_fault_is_being_recovered(phase, outcome, records, document, run_dir) -> None:
     job = records()
     job.journal.write("directive", generation=2, order="pause", phase=phase, reason="")
@@ -312,7 +312,7 @@ def test_several_jobs_are_listed_and_the_newest_is_told(records, blackbox, docum
     os.utime(old.folder / "journal.jsonl", (1e9, 1e9))
     new.diagnosis(1, "SIGSTOP")
     output = blackbox(run_dir)[1]
-    assert output.startswith("2 jobs; the newest is told below")
+    assert output.startswith("2 jobs; the newest is shown below")
     assert "\njob new · " in output
     assert [one["job_id"] for one in document(run_dir)["jobs"]] == ["old one", "new"]
     assert blackbox(old.folder)[1].startswith("job old one · ended with exit code 0\n")

@@ -92,8 +92,8 @@ def tell(played: Played) -> int:
         print(f"truth, {what}: {getattr(cluster, what)}")
     for name, found in diagnosis.nodes.items():
         if found.text:
-            print(f"{found.standing.value}: {name} {found.text}")
-    for text in (*(f"{link.standing.value}: {link.text}" for link in diagnosis.links), *diagnosis.notes):
+            print(f"{found.health.value}: {name} {found.text}")
+    for text in (*(f"{link.health.value}: {link.text}" for link in diagnosis.links), *diagnosis.notes):
         print(text)
     print("\n".join(["WRONG:", *played.wrong]) if played.wrong else "all as it should be")
     return 1 if played.wrong else 0

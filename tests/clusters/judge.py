@@ -93,7 +93,7 @@ class _Comparison:
 
     def compare(self) -> None:
         for name, found in self.diagnosis.nodes.items():
-            self._node(name, found.standing, found.what)
+            self._node(name, found.health, found.what)
         self._links()
 
     def _is_healthy_pair(self) -> bool:
@@ -101,19 +101,19 @@ class _Comparison:
         bad = self.cluster.down | self.cluster.flickering
         return len(self.well) > 2 or any(pair not in bad for pair in pairwise(self.well))
 
-    def _node(self, name: str, standing: NodeHealth, what: tuple[What, ...]) -> None:
+    def _node(self, name: str, health: NodeHealth, what: tuple[What, ...]) -> None:
         truth = self.cluster.faults.get(name)
         if truth is not None:
             self._count(
-                f"faulty, {truth.name.lower()}", name, standing is NodeHealth.DOWN, must=self._must_find(name, truth)
+                f"faulty, {truth.name.lower()}", name, health is NodeHealth.DOWN, must=self._must_find(name, truth)
             )
-            if standing is NodeHealth.SLOW:
+            if health is NodeHealth.SLOW:
                 self.played.wrong.append(f"{name} is {truth}, not slow")
             return
         slow = self._slow(name)
-        if standing is NodeHealth.DOWN or set(what) - slow.keys():
-            self.played.wrong.append(f"{name} is blamed: {standing}, {what}")
-        if standing is NodeHealth.UNDECIDED and self.reachable:
+        if health is NodeHealth.DOWN or set(what) - slow.keys():
+            self.played.wrong.append(f"{name} is blamed: {health}, {what}")
+        if health is NodeHealth.UNDECIDED and self.reachable:
             self.played.wrong.append(f"{name} is undecided")
         for kind, must in slow.items():
             self._count(f"slow, {kind.value}", name, kind in what, must=must)
@@ -126,7 +126,7 @@ class _Comparison:
     def _slow(self, name: str) -> dict[What, bool]:
         """What the node is slow in, and whether it must be told."""
         slow: dict[What, bool] = {}
-        decided = self.diagnosis.nodes[name].standing is not NodeHealth.UNDECIDED
+        decided = self.diagnosis.nodes[name].health is not NodeHealth.UNDECIDED
         if name in self.cluster.slow_own:
             kind = self.cluster.slow_own[name][0]
             same = sum(one is kind for one, _ in self.cluster.slow_own.values())
@@ -137,16 +137,16 @@ class _Comparison:
         return slow
 
     def _links(self) -> None:
-        told = {(link.edge, link.standing) for link in self.diagnosis.links}
+        told = {(link.edge, link.health) for link in self.diagnosis.links}
         truth = {(edge, NodeHealth.DOWN) for edge in self.cluster.down}
         truth |= {(edge, NodeHealth.SLOW) for edge in self.cluster.slow_links}
-        self.played.wrong += [f"link {edge} is blamed: {standing}" for edge, standing in sorted(told - truth, key=str)]
-        for edge, standing in sorted(truth, key=str):
+        self.played.wrong += [f"link {edge} is blamed: {health}" for edge, health in sorted(told - truth, key=str)]
+        for edge, health in sorted(truth, key=str):
             tried = edge in self.tried and not self.cluster.faults.keys() & edge
-            if standing is NodeHealth.SLOW:
+            if health is NodeHealth.SLOW:
                 tried = tried and edge in self.alone and edge not in self.cluster.flickering
-            enough = len(self.well) >= (3 if standing is NodeHealth.DOWN else max(4, 4 * self.troubled))
-            self._count(f"link, {standing.value}", str(edge), (edge, standing) in told, must=tried and enough)
+            enough = len(self.well) >= (3 if health is NodeHealth.DOWN else max(4, 4 * self.troubled))
+            self._count(f"link, {health.value}", str(edge), (edge, health) in told, must=tried and enough)
 
     def _count(self, what: str, who: str, found: bool, *, must: bool) -> None:
         if found:

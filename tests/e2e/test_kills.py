@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from taskd.runtime.box.blackbox import Box, BoxPhase
-from taskd.runtime.records.portrait import portray
+from taskd.runtime.records.snapshot import take_snapshot
 from tests.e2e.conftest import STEPS, MakeJob
 from tests.e2e.job import Job, lives
 from tests.e2e.plan import point
@@ -50,7 +50,7 @@ def test_warm_ranks_take_over(make_job: MakeJob, same: Same) -> None:
     job.release("last")
     assert job.end() == 0
     same(job)
-    kept = {path.name: portray(path) for path in (job.run_dir / "default" / "boxes").iterdir()}
+    kept = {path.name: take_snapshot(path) for path in (job.run_dir / "default" / "boxes").iterdir()}
     assert {f"rank-{rank}-incarnation-{n}.box" for rank, n in ((1, 0), (0, 0), (1, 1), (2, 0))} == kept.keys()
     assert all(box.how.startswith("without a word: SIGKILL") for box in kept.values())
 

@@ -23,7 +23,7 @@ SLOW: Final = frozenset(kind.name for kind in PACES)
 
 @dataclass(frozen=True)
 class Expected:
-    """What a scene should come to.
+    """What a scenario should come to.
 
     Attributes:
         kinds: names of `taskd.core.findings.Kind`, any of them.
@@ -47,7 +47,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Seen:
-    """What has come of a scene.
+    """What has come of a scenario.
 
     Attributes:
         struck_s: when the fault came, the first and the last of several.

@@ -27,9 +27,9 @@ from taskd.cli.job_page import job_page
 from taskd.cli.tables import page
 from taskd.core.evidence import Evidence
 from taskd.errors import RecordError
-from taskd.runtime.records.chronicle import Chronicle, read_job
 from taskd.runtime.records.entries import DiagnosisEntry, DirectiveEntry, Ended, Processes, RecoveryEntry
 from taskd.runtime.records.faultfile import read_evidence
+from taskd.runtime.records.timeline import Timeline, read_job
 from tests.fuzz.record_damage import damage
 from tests.fuzz.shapes import STRANGE_FLOATS, STRANGE_NUMBERS, STRANGE_TEXTS, anything
 
@@ -184,7 +184,7 @@ class _Reader:
             _show(job, read)
 
 
-def _show(job: Chronicle, read: Any) -> None:
+def _show(job: Timeline, read: Any) -> None:
     sink = io.StringIO()
     page(sink, job_page(job, [], [], read, everything=True))
     assert all(char.isprintable() or char == "\n" for char in sink.getvalue())

@@ -66,7 +66,7 @@ class Node:
     @property
     def heard_s(self) -> float:
         """When its manager has answered last."""
-        return self.agent._failures_allowed._answered_s
+        return self.agent._timeout._answered_s
 
     @property
     def lives(self) -> bool:

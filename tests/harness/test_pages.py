@@ -14,7 +14,7 @@ FOLDER = re.compile(r"test \(`(tests/[\w/]*)`\)")
 PYTHON = re.compile(r"^([\w/]+\.py)(?:::(\w+))?$")
 GRADES: dict[str, Grade] = {
     "Exact, in place": IDENTICAL,
-    "Refused or told, with file and line": REFUSED,
+    "Refused or reported, with file and line": REFUSED,
     "All start anew": RESTARTED,
 }
 

@@ -156,8 +156,8 @@ def test_random_bytes_never_crash_the_reader(seed, box, launcher, tmp_path):
 def test_the_core_that_is_missing_is_an_error_with_a_remedy(launcher, tmp_path):
     shutil.copytree(Path(taskd.__file__).parent, tmp_path / "taskd", ignore=shutil.ignore_patterns("libs"))
     program = (
-        "from taskd.runtime.box.blackbox import open_recorder, Phase\n"
-        "r = open_recorder(); r.step(1); r.phase(Phase.TRAINING)\n"
+        "from taskd.runtime.box.blackbox import open_recorder, BoxPhase\n"
+        "r = open_recorder(); r.step(1); r.phase(BoxPhase.TRAINING)\n"
         "print(r.attached, r.break_collectives(), r.census().sockets, r.reason)"
     )
     status, output = launcher.run(["python", "-c", program], env=plain() | {"PYTHONPATH": str(tmp_path)}, cwd=tmp_path)

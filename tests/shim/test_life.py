@@ -102,9 +102,9 @@ def test_a_signal_ends_the_process_as_ever(number, box, launcher):
 
 def test_progress_and_beats_are_read(box, launcher):
     program = """
-from taskd.runtime.box.recorder import Phase, Recorder
+from taskd.runtime.box.recorder import BoxPhase, Recorder
 r = Recorder()
-r.step(41); r.step(42); r.phase(Phase.RESTORING); r.gil_beat()
+r.step(41); r.step(42); r.phase(BoxPhase.RESTORING); r.gil_beat()
 """
     worker = launcher.start(["python", "-c", program + WAIT], env=armed(box.path))
     until(lambda: box.read().gil_ns, "the program has run")

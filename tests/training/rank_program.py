@@ -111,7 +111,7 @@ class Rank:
         self.world.rebuild(plan, self.rank)
         self.adopted += repoint(self.state._recovery, self.world, plan).adopted
         self.notes.append(restore(self.state._recovery, plan, self.rank).note)
-        self.world.bury()
+        self.world.destroy_retired()
 
     def go(self, generation: int) -> None:
         if generation:

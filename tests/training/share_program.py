@@ -72,9 +72,9 @@ def join(state: TrainState, generation: int, members: tuple[int, ...], step: int
     repoint(state._recovery, WORLD, plan)
     state._recovery.enter_world(RANK, rank, len(members), len(FULL))
     assert restore(state._recovery, plan, rank).note == ""
-    burial = WORLD.bury()
-    assert burial is not None
-    burial.join()
+    destroyer = WORLD.destroy_retired()
+    assert destroyer is not None
+    destroyer.join()
 
 
 def smaller() -> None:

@@ -20,15 +20,15 @@ HEAD = len(pack([b""]))
 WRITER = """
 import sys
 from taskd.adaptors.training.payload import pack, unpack
-from taskd.adaptors.training.position_file import PositionFile, Slot
+from taskd.adaptors.training.position_file import PositionFile, PositionKind
 file = PositionFile(sys.argv[1])
 step = 0
 print("ready", flush=True)
 while True:
     step += 1
     rng, data = (bytes([step % 251]) * 10_000,), bytes([step % 251]) * (step % 97)
-    file.write(Slot.TENTATIVE, step, rng, data)
-    file.write(Slot.COMMITTED, step, rng, data)
+    file.write(PositionKind.TENTATIVE, step, rng, data)
+    file.write(PositionKind.COMMITTED, step, rng, data)
 """
 
 

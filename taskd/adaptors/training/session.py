@@ -153,7 +153,7 @@ class Runtime:
             repoint(recovery, self.world, plan, self.refuse_rebuild)
         finally:
             self._building = False
-        self.world.bury()
+        self.world.destroy_retired()
 
 
 _runtime: Runtime | None = None

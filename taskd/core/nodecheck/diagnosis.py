@@ -37,7 +37,7 @@ class NodeHealth(Enum):
 class NodeDiagnosis:
     """One node. `what`: what of it is slow. `text`: a sentence without its subject."""
 
-    standing: NodeHealth
+    health: NodeHealth
     text: str = ""
     what: tuple[What, ...] = ()
 
@@ -47,7 +47,7 @@ class LinkDiagnosis:
     """A link that is down or slow."""
 
     edge: Edge
-    standing: NodeHealth
+    health: NodeHealth
     text: str
 
 
@@ -59,9 +59,9 @@ class CheckDiagnosis:
     links: tuple[LinkDiagnosis, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def having(self, standing: NodeHealth) -> tuple[str, ...]:
+    def having(self, health: NodeHealth) -> tuple[str, ...]:
         """The nodes of which this is thought."""
-        return tuple(name for name, found in self.nodes.items() if found.standing is standing)
+        return tuple(name for name, found in self.nodes.items() if found.health is health)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +78,16 @@ def choose_out(diagnosis: CheckDiagnosis, *, exclude_stragglers: bool) -> tuple[
     out: dict[str, Leave] = {}
     words = {NodeHealth.DOWN: DOWN_WORDS} | ({NodeHealth.SLOW: SLOW_WORDS} if exclude_stragglers else {})
     for name, found in diagnosis.nodes.items():
-        if found.standing in words:
-            out[name] = Leave(name, words[found.standing], f"{name} {found.text}")
-    links = [link for link in diagnosis.links if link.standing in words and out.keys().isdisjoint(link.edge)]
+        if found.health in words:
+            out[name] = Leave(name, words[found.health], f"{name} {found.text}")
+    links = [link for link in diagnosis.links if link.health in words and out.keys().isdisjoint(link.edge)]
     place = {name: number for number, name in enumerate(diagnosis.nodes)}
     while links:
         shared = Counter(name for link in links for name in link.edge if name in place)
         leaver = max(shared, key=lambda name: (shared[name], place[name]))
         link = next(link for link in links if leaver in link.edge)  # one that is down, if there is one
         peer = link.edge[0] if link.edge[1] == leaver else link.edge[1]
-        out[leaver] = Leave(leaver, f"The link to {peer} is {link.standing.value}: {link.text}.", link.text)
+        out[leaver] = Leave(leaver, f"The link to {peer} is {link.health.value}: {link.text}.", link.text)
         links = [link for link in links if leaver not in link.edge]
     return tuple(sorted(out.values(), key=lambda leave: place[leave.node]))
 

@@ -67,7 +67,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A diagnosis on the pace of a job.
+    """A diagnosis of the pace of a job.
 
     Attributes:
         ranks: those that it is about; none if it is the network as a whole.

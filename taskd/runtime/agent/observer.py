@@ -1,11 +1,11 @@
-"""What one node's agent sees of its ranks: how far they are, and, when it matters, what they are about.
+"""What one node's agent sees of its ranks: their progress, and, after a probe or a death, their evidence.
 
 Rules:
 
-1. Progress is read from the black boxes, so that nothing of it costs a step anything.
-2. A probe asks every process for an account of itself, and waits `ACCOUNT_S` for those that could give one and
-   have not. What box, /proc and cgroup tell is taken after that, of all ranks at one moment.
-3. Each probe is answered once. The evidence of a death is sent unasked, right after the report of it.
+1. Progress is read from the black boxes, so it costs a step nothing.
+2. A probe asks every process for its account, and waits `ACCOUNT_S` for those that could give one and have not. After
+   that the evidence of box, /proc and cgroup is taken, of all ranks at one moment.
+3. Each probe is answered once. The evidence of a death is sent without a probe, right after the report of the death.
 """
 
 import time
@@ -18,9 +18,9 @@ from taskd.core.agent import Node, RankState
 from taskd.core.conditions import cannot_answer, holds_still
 from taskd.core.evidence import Evidence
 from taskd.errors import ShimError
-from taskd.runtime.agent.crew import Crew
 from taskd.runtime.agent.native_stacks import take_native
 from taskd.runtime.agent.pace import Pacer
+from taskd.runtime.agent.supervisor import RankSupervisor
 from taskd.runtime.box.blackbox import Box, BoxPhase
 from taskd.wire.accounts import Account
 from taskd.wire.codec import pack, sendable
@@ -51,10 +51,10 @@ def progress_of(box: Box) -> Progress | None:
 class Observer:
     """The eyes of one agent."""
 
-    def __init__(self, job_id: str, crew: Crew, proof: str) -> None:
+    def __init__(self, job_id: str, supervisor: RankSupervisor, proof: str) -> None:
         self._job_id = job_id
         self._proof = proof
-        self._crew = crew
+        self._supervisor = supervisor
         self._pacers: dict[tuple[int, int], Pacer] = {}
         self._looked_s = 0.0
         self._answered = 0
@@ -75,12 +75,12 @@ class Observer:
         spans = []
         for rank, pid, box in self._boxes(node):
             if closely:
-                self._crew.witness.look(rank)
+                self._supervisor.collector.look(rank)
             progress = progress_of(box)
             if progress is None:
                 continue
             if closely and progress.age_s >= SILENT_S:
-                self._crew.witness.watch(rank, progress.step)
+                self._supervisor.collector.watch(rank, progress.step)
             span = self._span(rank, pid, box) if closely else None
             if span is not None:
                 spans.append(span)
@@ -103,7 +103,7 @@ class Observer:
 
     def _boxes(self, node: Node) -> Iterable[tuple[int, int, Box]]:
         for rank, slot in node.slots.items():
-            box = self._crew.processes.box(rank) if slot.state is RankState.RUNNING else None
+            box = self._supervisor.processes.box(rank) if slot.state is RankState.RUNNING else None
             if box is not None:
                 yield rank, slot.status.pid, box
 
@@ -114,9 +114,9 @@ class Observer:
         if probe in (0, self._answered):
             return
         self._answered, self._due_s = probe, time.monotonic() + ACCOUNT_S
-        self._asked = self._crew.processes.tell_all(AccountRequest(number=probe))
+        self._asked = self._supervisor.processes.tell_all(AccountRequest(number=probe))
         for rank in node.slots:
-            self._crew.witness.look(rank)
+            self._supervisor.collector.look(rank)
         live = [rank for rank in self._asked if rank in node.slots]
         self._mute = {rank for rank in live if cannot_answer(self._take(node, rank))}
 
@@ -129,13 +129,13 @@ class Observer:
             return
         if isinstance(message, SelfReport):
             node.last_words(rank, message.cause, message.kind)
-            self._crew.seen[rank] = self._take(node, rank)
+            self._supervisor.seen[rank] = self._take(node, rank)
             return
-        self._crew.witness.hear(rank, message)
+        self._supervisor.collector.hear(rank, message)
         if isinstance(message, Account):
             self._asked.discard(rank)
         elif rank in node.slots:
-            self._crew.seen[rank] = self._take(node, rank)
+            self._supervisor.seen[rank] = self._take(node, rank)
 
     @property
     def due_s(self) -> float | None:
@@ -145,7 +145,7 @@ class Observer:
     def evidence_reports(self, node: Node, now_s: float) -> list[EvidenceReport]:
         """What is to be sent to the manager now."""
         out = []
-        found, self._crew.seen = self._crew.seen, {}
+        found, self._supervisor.seen = self._supervisor.seen, {}
         if found:
             out.append(self._evidence_report(node, 0, found))
         if self._due_s is not None and (self._asked <= self._mute or now_s >= self._due_s):
@@ -160,12 +160,12 @@ class Observer:
                 break
             out.append(self._evidence_report(node, self._answered, evidence))
             for rank in live:
-                self._crew.witness.watch(rank)  # the next question is about what comes after this one
+                self._supervisor.collector.watch(rank)  # the next question is about what comes after this one
         return out
 
     def _take(self, node: Node, rank: int) -> Evidence:
         pid = node.slots[rank].status.pid
-        return self._crew.witness.take(rank, pid, self._crew.processes.box(rank), node=node.place)
+        return self._supervisor.collector.take(rank, pid, self._supervisor.processes.box(rank), node=node.place)
 
     def _evidence_report(self, node: Node, probe: int, evidence: dict[int, Evidence]) -> EvidenceReport:
         return EvidenceReport(

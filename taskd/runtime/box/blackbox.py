@@ -256,7 +256,7 @@ class Box:
                 result = core().taskd_box_await_death(handle, _milliseconds(timeout_s))
         except BoxClosedError:
             return False
-        return result != -errno.ECANCELED and bool(check(result, f"black box {self.path} tells of no death"))
+        return result != -errno.ECANCELED and bool(check(result, f"black box {self.path} shows no death"))
 
     def command(self, command: BoxCommand, timeout_s: float = 1.0) -> int:
         """Have the worker's core do it; return its count. Raises `ShimError` if the owner is absent, dead or silent."""

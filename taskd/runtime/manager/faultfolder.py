@@ -4,7 +4,7 @@ Rules:
 
 1. A file holds the evidence of whoever the diagnosis names, and of the others as much as fits. It says how many do not:
    a reader takes no more (`faultfile.py`), and 100,000 ranks that have all reported take 200 MB.
-2. The newest `MOST_FILES` stay, and of these `MOST_BYTES`: the diagnoses on all stand in the journal.
+2. The newest `MOST_FILES` stay, and of these `MOST_BYTES`: the diagnoses of all stand in the journal.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from taskd.core.findings import Diagnosis
 from taskd.runtime.folders.ownfolder import OwnFolder
 
 MOST_FILES: Final = 10_000
-"""A reader tells of no more faults (`chronicle.py`)."""
+"""A reader tells of no more faults (`timeline.py`)."""
 MOST_BYTES: Final = 4 << 30
 MOST_EVIDENCE_BYTES: Final = 48 << 20
 """In one file, of which a reader takes 64 MiB; the diagnosis is in it too."""

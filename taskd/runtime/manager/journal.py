@@ -20,7 +20,7 @@ from taskd.core.phases import Diagnosed, Setback
 from taskd.core.record import FaultRecord, tell
 from taskd.runtime.folders.jobfolder import JobFolder
 from taskd.runtime.manager.faultfolder import FaultFolder
-from taskd.runtime.records.chronicle import JOURNAL, OLD_JOURNAL
+from taskd.runtime.records.timeline import JOURNAL, OLD_JOURNAL
 
 logger = logging.getLogger(__name__)
 _LEAST_BYTES = 128 << 20
@@ -79,7 +79,7 @@ class Journal:
         return file
 
     def diagnosis(self, told: Diagnosed) -> None:
-        """Append a diagnosis, and put it with the evidence into a file; a later diagnosis on that fault replaces it."""
+        """Append a diagnosis, and put it with the evidence into a file; a later diagnosis of that fault replaces it."""
         number = self._former_faults + told.fault
         fields = {"fault": number, **_diagnosis_fields(told), "evidence": f"faults/{number:04d}.json"}
         self.write("diagnosis", **fields)

@@ -192,7 +192,7 @@ class Manager:
         kind = f"{what}: {type(error).__name__}"
         if kind not in self._told:
             self._told.add(kind)
-            logger.error("%s by a bug in taskd (please report this; further ones are not told)", what, exc_info=error)
+            logger.error("%s by a bug in taskd (please report this; further ones are not logged)", what, exc_info=error)
 
     def _obey(self, peer: Peer, message: FromAgent) -> None:
         if isinstance(message, NodeStatus | EvidenceReport) and message.agent_id != agent_of(message.proof):

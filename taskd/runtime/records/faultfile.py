@@ -17,8 +17,8 @@ import msgspec
 
 from taskd.core.evidence import Evidence
 from taskd.runtime.folders.regular import open_record
-from taskd.runtime.records.chronicle import FAULTS, FaultEntry
 from taskd.runtime.records.entries import DiagnosisEntry
+from taskd.runtime.records.timeline import FAULTS, FaultEntry
 
 _FILE_BYTES: Final = 64 << 20
 _SAME_S: Final = 5.0

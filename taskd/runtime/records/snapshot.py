@@ -1,11 +1,11 @@
-"""One process as its black box shows it, in values that need no clock to be understood: ages, names, words.
+"""A snapshot of one process from its black box, in values that can be read without a clock: ages, names, words.
 
 Rules:
 
-1. A box is a stranger's file: whatever numbers it holds, the result is a `Portrait`, or a `ShimError` if it is no box.
-2. Times in a box are of the monotonic clock of the machine that wrote it. Ages are told from now while the process
-   lives here, and otherwise from its end, or from the newest time in the box. The wall clock is told only where the box
-   is plausibly of this boot: in shared memory, of a living process, or written when its process ended.
+1. A box is not trusted: whatever numbers it holds, the result is a `BoxSnapshot`, or a `ShimError` if it is no box.
+2. Times in a box are of the monotonic clock of the machine that wrote it. Ages count from now while the process lives
+   here, and otherwise from its end, or from the newest time in the box. The wall clock is shown only if the box is
+   plausibly of this boot: in shared memory, of a living process, or written when its process ended.
 3. Nothing here changes the box or the process.
 """
 
@@ -35,9 +35,9 @@ MOST_EVENTS: Final = 1024
 _SECOND_NS: Final = 1_000_000_000
 _SHARED_MEMORY: Final = Path("/dev/shm")
 _KEPT_WITHIN_S: Final = 60.0
-"""An agent keeps the box of a process that has died within so long: the file's time tells of which boot it is."""
+"""An agent keeps the box of a dead process within this time, so the file's own time shows of which boot it is."""
 _TERMINATED_WITHIN_S: Final = 1.0
-"""A SIGTERM that came so shortly before an end of which nothing else is known has caused it."""
+"""A SIGTERM at most this long before an end without another known cause counts as its cause."""
 _SIGTERM: Final = 15
 
 
@@ -92,7 +92,7 @@ class CommunicatorView:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveView:
-    """One noted operation. `lasted_s` of an open one is for how long it has been open."""
+    """One noted operation. For an open one, `lasted_s` is how long it has been open."""
 
     operation: str
     backend: str
@@ -107,7 +107,7 @@ class CollectiveView:
 
 
 @dataclass(frozen=True, slots=True)
-class Portrait:
+class BoxSnapshot:
     """One process.
 
     Attributes:
@@ -156,7 +156,7 @@ class _Moment:
         self.name = name
 
     def age_s(self, time_ns: int) -> float | None:
-        """Seconds before the moment; None for never, and for what cannot be."""
+        """Seconds before the moment; None for never, and for impossible times."""
         return round((self.at_ns - time_ns) / _SECOND_NS, 6) if 0 < time_ns <= self.at_ns else None
 
     def unix_s(self) -> float:
@@ -164,16 +164,16 @@ class _Moment:
         return time.time() - (time.monotonic_ns() - self.at_ns) / _SECOND_NS
 
 
-def portray(path: Path, pid: int | None = None) -> Portrait:
+def take_snapshot(path: Path, pid: int | None = None) -> BoxSnapshot:
     """Read one box. `pid` is its process as this one sees it, if that is known. Raises `ShimError` if it is no box."""
     box = Box.open(path)
     try:
-        return _portray(box, pid)
+        return _take_snapshot(box, pid)
     finally:
         box.close()
 
 
-def _portray(box: Box, pid: int | None) -> Portrait:
+def _take_snapshot(box: Box, pid: int | None) -> BoxSnapshot:
     said, clocks, left = box.read(), box.clocks(), box.postmortem()
     communicators, events = box.communicators(), box.events(MOST_EVENTS)
     seen = _living(said, pid)
@@ -184,7 +184,7 @@ def _portray(box: Box, pid: int | None) -> Portrait:
     fatal = _fatal(left.fault, moment, here=here) if left.fault is not None else None
     words = _words(left.last_words, said.owner_pid, moment) if left.last_words is not None else None
     terminated = _terminated(left.request, moment, here=here) if left.request is not None else None
-    return Portrait(
+    return BoxSnapshot(
         file=str(box.path),
         pid=said.owner_pid,
         rank=said.rank,
@@ -214,7 +214,7 @@ def _portray(box: Box, pid: int | None) -> Portrait:
 
 
 def _living(said: Reading, pid: int | None) -> int | None:
-    """The pid of the box's process as this one sees it, if it is there. A pid that was used again is not."""
+    """The pid of the box's process as this process sees it; None if it is not there, also if its pid was used again."""
     seen = said.owner_pid if pid is None else pid
     if seen <= 0 or said.owner_pid not in namespaced_pids(seen):
         return None

@@ -1,11 +1,11 @@
-"""One job as its run directory tells it: journal, faults and kept black boxes, also of a job that is long dead.
+"""The timeline of one job, from its run directory: journal, faults and kept black boxes, also of a job long dead.
 
 Rules:
 
-1. Nothing that is found here can stop the reading: a damaged line is counted and skipped, a damaged file is named. Nor
-   can any amount of it: what is too much is left out, the oldest first, and `omitted` says so.
+1. No content can stop the reading: a damaged line is counted and skipped, a damaged file is named. No amount can stop
+   it either: what is too much is left out, the oldest first, and `omitted` says so.
 2. Jobs of one name share a journal. The last one counts: it begins with the first manager after a `stopped`.
-3. A journal without diagnoses, of an older taskd, tells its faults by their recoveries.
+3. In a journal without diagnoses, from an older taskd, each recovery counts as a fault.
 """
 
 import heapq
@@ -26,11 +26,11 @@ from taskd.wire.bounds import LONGEST_S, NAME_CHARS
 
 JOURNAL: Final = "journal.jsonl"
 OLD_JOURNAL: Final = "journal.old.jsonl"
-"""The part before it, of one that was full."""
+"""The older part of a journal that was full."""
 FAULTS: Final = "faults"
 BOXES: Final = "boxes"
 JOURNAL_BYTES: Final = 64 << 20
-"""Of a journal, the newest so many are read."""
+"""How many of the newest bytes of a journal are read."""
 _LINE_BYTES: Final = 16 << 20
 _MOST_FAULTS: Final = 10_000
 _MOST_RECOVERIES: Final = 100
@@ -46,7 +46,7 @@ class FaultEntry:
     Attributes:
         number: as the manager counts; without diagnoses, as its recoveries come; 0 if nothing had failed.
         unix_s: when it began, for a hang the last progress; None if that is not known.
-        changes: how many earlier diagnoses on it were replaced.
+        changes: how many earlier diagnoses of it were replaced.
         recoveries: what was done. Empty: nothing, or it is under way.
         closed: the job ended afterwards, or another manager took over.
 
@@ -76,7 +76,7 @@ class FaultEntry:
 
     @property
     def total_ms(self) -> float | None:
-        """Of all its recoveries together, each until its next committed step; None if none was completed so."""
+        """Time of all its recoveries, each until its next committed step; None if none was completed so."""
         totals = [one.phases_ms["total"] for one in self.recoveries if "total" in one.phases_ms]
         return round(sum(totals), 3) if totals else None
 
@@ -91,8 +91,8 @@ class KeptBox:
 
 
 @dataclass(frozen=True, slots=True)
-class Chronicle:
-    """One job. `pids` are those that its managers saw last, by rank; `managers` how many it has had, `phase`
+class Timeline:
+    """The timeline of one job. `pids`: by rank, as managers saw them last. `managers`: how many it has had. `phase`:
     what the newest directive was for.
 
     Faults and kept boxes come with the newest last.
@@ -131,12 +131,12 @@ def find_jobs(run_dir: Path) -> list[Path]:
     return found
 
 
-def read_jobs(run_dir: Path) -> list[Chronicle]:
+def read_jobs(run_dir: Path) -> list[Timeline]:
     """The jobs of a run directory, the one with the newest record last; of the others `JOURNAL_BYTES` at most are read.
 
     What could not be read is among what the last one omits. Raises `RecordError` if there is no job to be read.
     """
-    jobs: list[Chronicle] = []
+    jobs: list[Timeline] = []
     folders, unread, left = find_jobs(run_dir), [], JOURNAL_BYTES
     while folders and left > 0:
         folder = folders.pop()
@@ -154,7 +154,7 @@ def read_jobs(run_dir: Path) -> list[Chronicle]:
 
 
 def _newest(folder: Path, belongs: Callable[[Path], bool], most: int, changed: str = "") -> tuple[list[Path], int]:
-    """What belongs there, the newest last, by its own time or that of a file in it; and how much there is in all."""
+    """The entries that belong there, the newest last by their time or that of a file in them; and how many in all."""
     count = 0
 
     def found() -> Iterator[tuple[float, str]]:
@@ -170,7 +170,7 @@ def _newest(folder: Path, belongs: Callable[[Path], bool], most: int, changed: s
 
 
 def _is_job(folder: Path) -> bool:
-    """Not one that this user may not look into."""
+    """Whether it is a job's folder, and this user may read it."""
     return any(os.path.exists(folder / name) for name in (JOURNAL, FAULTS, BOXES))
 
 
@@ -201,7 +201,7 @@ class _JournalReader:
     phase: str = ""
     by_node: dict[int | None, dict[int, int]] = field(default_factory=dict)
     faults: dict[tuple[int, int], FaultEntry] = field(default_factory=dict)
-    """By manager and number; planned changes have negative ones."""
+    """By manager and number; planned changes have negative numbers."""
     open: set[tuple[int, int]] = field(default_factory=set)
     """Those of `faults` that are not closed."""
     newest: int = 0
@@ -305,16 +305,16 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and abs(value) <= LONGEST_S else None
 
 
-def read_job(folder: Path) -> Chronicle:
+def read_job(folder: Path) -> Timeline:
     """The last job of this folder. Without a journal it is an empty one. Raises `RecordError` if it cannot be read."""
     reader = _JournalReader(job_id=folder.name)
     omitted: list[str] = []
     for line in _lines(folder, omitted):
         reader.damaged += not _taken(reader, line)
     if reader.forgotten:
-        omitted.append(f"{reader.forgotten} older faults or recoveries, of more than are told")
+        omitted.append(f"{reader.forgotten} older faults or recoveries, of more than are shown")
     boxes = _kept(folder, omitted)
-    return Chronicle(
+    return Timeline(
         job_id=reader.job_id,
         folder=str(folder),
         started_unix_s=reader.started_unix_s,
@@ -345,7 +345,7 @@ def _taken(reader: _JournalReader, line: bytes) -> bool:
 
 
 def _lines(folder: Path, omitted: list[str]) -> Iterator[bytes]:
-    """Whole lines, of a journal that is too long the newest; of a line that is too long, pieces that are none."""
+    """Whole lines: the newest if the journal is too long. A line that is too long comes in pieces, none an entry."""
     newer = min(_bytes(folder / JOURNAL), JOURNAL_BYTES)
     older = 0
     if newer < JOURNAL_BYTES and _bytes(folder / OLD_JOURNAL):
