@@ -46,8 +46,8 @@ class Kind(Enum):
     SLOW_NETWORK = "slow network"
     UNEVEN = "uneven work"
     STALLED = "no progress, cause unknown"
-    WAITING = "waiting for somebody else"
-    COLLATERAL = "failed because of somebody else"
+    WAITING = "waiting for another rank"
+    COLLATERAL = "failed because of another rank"
 
 
 VICTIMS: Final = (Kind.WAITING, Kind.COLLATERAL)

@@ -23,7 +23,7 @@ _BY_THEMSELVES: Final = {
     Kind.STOPPED: "it is stopped",
     Kind.OP_MISMATCH: "the calls differ",
     Kind.SIZE_MISMATCH: "the sizes differ",
-    Kind.SKIPPED: "nobody will join the collective that the others wait in",
+    Kind.SKIPPED: "no rank will join the collective that the others wait in",
     Kind.EXITED_EARLY: "its process has ended",
     Kind.SILENT: "nothing is heard of its node",
 }
@@ -126,4 +126,4 @@ def _prove_all(view: JobView, kind: Kind) -> Proof:
     if kind in _BY_THEMSELVES:
         return Proof(True, _BY_THEMSELVES[kind])
     why = doubt(known for _, known in sorted(view.evidence.items()) if not known.gone)
-    return Proof(not why, why or "all wait, and nobody sends or computes")
+    return Proof(not why, why or "all wait, and none sends or computes")

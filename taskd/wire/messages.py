@@ -367,7 +367,7 @@ class Become(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stderr: Raw | None = None
 
 
-class Probe(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class RunCheck(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Agent to standby: check this node (`adaptors.nodecheck`), say what was found, and end."""
 
     order: ProbeOrder
@@ -388,4 +388,4 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 FromAgent = NodeStatus | EvidenceReport | Drain | Modules | Inspect
 FromManager = Directive | Heard | Refusal | Answer | Modules | Examine | Cleared | Dismissed | Inspection
 FromLocal = Hello | WorkerReport | Refuses | SelfReport | Account | SawNonFinite | Modules | Probed
-ToLocal = Pause | Join | Release | Abandon | AccountRequest | Become | Fork | Modules | Probe
+ToLocal = Pause | Join | Release | Abandon | AccountRequest | Become | Fork | Modules | RunCheck

@@ -107,7 +107,7 @@ def test_those_who_were_paired_with_nodes_whose_own_check_failed_are_tried_first
 def test_two_nodes_that_cannot_meet_accuse_nobody() -> None:
     check, rounds = checked(Cluster(1, nodes(2), down={("a", "b")}))
     assert (healths(check), rounds) == ("UU", 2)
-    assert "nobody who is well was left to try" in check.diagnosis().nodes["a"].text
+    assert "no healthy node was left to try" in check.diagnosis().nodes["a"].text
 
 
 def test_what_is_slow_of_a_node_is_told_with_figures() -> None:

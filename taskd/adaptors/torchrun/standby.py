@@ -46,9 +46,9 @@ from taskd.wire.messages import (
     Join,
     Modules,
     Pause,
-    Probe,
     Probed,
     Release,
+    RunCheck,
     ToLocal,
 )
 
@@ -108,7 +108,7 @@ class Template:
             case Become():
                 self._link.close()
                 return message
-            case Probe():
+            case RunCheck():
                 probe(self._link, message)
             case Modules(names=names):
                 self.load(names)
@@ -171,11 +171,11 @@ def await_rank(path: str, files: Iterable[Range]) -> Become:
             message = receive(link)
             if isinstance(message, Become):
                 return message
-            if isinstance(message, Probe):
+            if isinstance(message, RunCheck):
                 probe(link, message)
 
 
-def probe(link: socket.socket, message: Probe) -> NoReturn:
+def probe(link: socket.socket, message: RunCheck) -> NoReturn:
     """Check this node in place of becoming a rank, answer, and end."""
     from taskd.adaptors.nodecheck.probe import run_probe
 

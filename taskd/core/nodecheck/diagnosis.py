@@ -118,7 +118,7 @@ def _node(book: Book, name: str, slow: list[Slowness]) -> NodeDiagnosis:
         return NodeDiagnosis(NodeHealth.UNDECIDED, f"has failed its own check once: {book.own[name][-1].cause}")
     if unsolved:
         who = f"has failed with {_names(unsolved)}: they, it, or the way between is at fault"
-        text = f"{who}; its own check has passed, and nobody who is well was left to try"
+        text = f"{who}; its own check has passed, and no healthy node was left to try"
         return NodeDiagnosis(NodeHealth.UNDECIDED, text)
     if slow:
         what = tuple(dict.fromkeys(found.what for found in slow))

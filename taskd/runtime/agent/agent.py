@@ -301,7 +301,7 @@ class NodeAgent:
             case Refusal():
                 self._go_stock(f"the manager refuses this node: {message.reason}")
             case Answer() | Inspection():
-                logger.error("the manager answers what nobody has asked; it is ignored")
+                logger.error("the manager sent an answer to no question of this agent; it is ignored")
             case Modules():
                 self._pool.import_modules(message.names)
             case Examine():

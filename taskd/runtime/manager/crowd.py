@@ -49,7 +49,7 @@ class Peers(dict[str, Peer]):
         if not forming and names > _FEW_NAMES and world.place_of(status.agent_id) is None:
             others = (view.status for name, view in world.candidates.items() if name != status.agent_id)
             if names + sum(_names(other.ledger) for other in others) > MOST_NAMES:
-                return f"it speaks of {names} agents of an earlier world, expected {MOST_NAMES} of all that wait"
+                return f"it names {names} agents of an earlier world, expected {MOST_NAMES} of all that wait"
         if len(world.candidates) < self._most_waiting or status.agent_id in world.candidates:
             return ""
         free = forming and status.node_rank >= 0 and status.node_rank not in world.holders
@@ -112,5 +112,5 @@ def own_evidence(message: EvidenceReport, core: Recovery) -> tuple[dict[int, msg
     per_node = core.policy.ranks_per_node
     found = {rank: raw for rank, raw in message.evidence.items() if rank // per_node in places}
     strange = message.evidence.keys() - found.keys()
-    reason = f"it speaks of rank {min(strange)}, which is none of node {min(places)}" if strange else ""
+    reason = f"it reports rank {min(strange)}, which is not one of node {min(places)}" if strange else ""
     return found, reason
