@@ -58,7 +58,7 @@ class Investigation(Notices):
         if self.phase is Phase.RUNNING or (self.phase is Phase.STRAYED and self.watch.hang is not None):
             self.watch.progress(place, status.progress, self._now_s)
             step = status.progress.step if status.progress is not None else -1
-            if self._open and self.record is None and step > self._opened_at + _STEPS_AHEAD:  # who confessed lives
+            if self._open and self.record is None and step > self._opened_at + _STEPS_AHEAD:  # it lives after all
                 self._close_case()
                 self.watch.close()
             self.step = max(self.step, step)

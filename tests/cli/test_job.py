@@ -287,7 +287,7 @@ def test_the_last_job_of_a_name_counts(records, document, run_dir) -> None:
     assert faults[1]["evidence"]
 
 
-def test_a_verdict_that_changes_is_one_fault(records, document, run_dir) -> None:
+def test_a_diagnosis_that_changes_is_one_fault(records, document, run_dir) -> None:
     job = records()
     job.diagnosis(1, "dying")
     job.diagnosis(1, "SIGSEGV in native code")

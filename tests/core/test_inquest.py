@@ -39,7 +39,7 @@ def standing(job: Job, **of_rank: Standing) -> dict[int, Evidence]:
     }
 
 
-def test_whoever_holds_the_job_up_is_replaced_by_its_verdict() -> None:
+def test_whoever_holds_the_job_up_is_replaced_by_its_diagnosis() -> None:
     job = trained()
     since_s = job.now_s
     job.silent_for(1.9)
@@ -211,7 +211,7 @@ def test_a_hang_may_be_only_told() -> None:
 
 
 def impatient(unproven_s: float = 30.0, max_restarts: int = 3) -> Job:
-    """A job whose patience with those that may be at work is short."""
+    """A job with a short `unproven_s`."""
     return trained(tempo=Tempo(unproven_s=unproven_s), max_restarts=max_restarts)
 
 
@@ -226,7 +226,7 @@ def asked_again(job: Job, fault: str, until_s: float) -> int:
     return asked
 
 
-def test_who_may_be_at_work_is_told_of_at_once_and_replaced_when_patience_is_over() -> None:
+def test_who_may_be_at_work_is_told_of_at_once_and_replaced_after_unproven_s() -> None:
     job = impatient()
     assert 3 < asked_again(job, "infinite loop in Python", 30.0) < 20
     assert job.at(Phase.RUNNING)

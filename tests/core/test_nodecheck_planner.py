@@ -34,7 +34,7 @@ def valid(round_: Round, names: tuple[str, ...], down: set[str]) -> None:
 
 @SETTINGS
 @given(st.integers(1, 14), st.integers(0, 4), st.data())
-def test_any_answers_end_in_a_verdict(number: int, known: int, data: st.DataObject) -> None:
+def test_any_answers_end_in_a_diagnosis(number: int, known: int, data: st.DataObject) -> None:
     names = named(number + known)
     check = NodeCheck(names[known:], known_good=names[:known])
     answers = st.sampled_from((0.0, 1.0, 10.0))  # 0.0: fails

@@ -27,7 +27,7 @@ def test_a_death_is_recovered_from_at_once_and_explained_when_the_evidence_comes
     assert job.successes[-1].record.diagnosis == told.diagnosis
 
 
-def test_a_verdict_that_changes_is_told_again_under_the_same_number() -> None:
+def test_a_diagnosis_that_changes_is_told_again_under_the_same_number() -> None:
     job = Job(per_node=4).up()
     job.kill(2)
     dead = FAULTS["SIGKILL"].evidence((1, 2))

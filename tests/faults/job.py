@@ -44,9 +44,9 @@ class FaultJob(Job):
         self.plan = plan
 
     def environment(self) -> dict[str, str | None]:
-        """With the patience of the plan."""
-        patience = {"TASKD_HANG_UNPROVEN_S": f"{self.plan.unproven_s:g}"} if self.plan.unproven_s else {}
-        return {**super().environment(), **patience}
+        """With the time for unproven hangs of the plan."""
+        limit = {"TASKD_HANG_UNPROVEN_S": f"{self.plan.unproven_s:g}"} if self.plan.unproven_s else {}
+        return {**super().environment(), **limit}
 
     def begin(self, native: Path) -> None:
         """Start it."""

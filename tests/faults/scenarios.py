@@ -98,7 +98,7 @@ def keeps_process(scenario: Scenario) -> Scenario:
 
 
 def unproven(scenario: Scenario) -> Scenario:
-    """It may be work: it is told of as soon as others, and acted upon when patience is over."""
+    """It may be work: it is reported as soon as others, and recovered from after `TASKD_HANG_UNPROVEN_S`."""
     return replace(scenario, expected=replace(scenario.expected, proven=False), unproven_s=SHORT_UNPROVEN_S)
 
 

@@ -117,7 +117,7 @@ class Fabric:
             self._later_fail(group, ticket)
 
     def expire(self, group: Group, ticket: Ticket) -> None:
-        """The member's own patience has ended."""
+        """The member's own timeout has ended."""
         if group.present.get(ticket.member) is ticket:
             del group.present[ticket.member]
             ticket.member.fail(ticket, CollectiveError("timed out"))
