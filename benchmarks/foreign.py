@@ -7,7 +7,7 @@ Method. Jobs that now and then do something else than steps, as `works.py` has i
 server that answers late, sleep, a loop in Python, garbage collection, compilation, checkpoints, evaluations. While rank
 0 is at it the others wait in a barrier.
 
-*Virtual*: the manager's core with four ranks, 24 hours for each of `--seeds` seeds. Whenever it asks, the ranks testify
+*Virtual*: the manager's core with four ranks, 24 hours for each of `--seeds` seeds. Whenever it asks, the ranks report
 what such work looks like from outside. Patience is 10 minutes, as is the default.
 
 *Real*: `scripts/foreign.py` with 4 ranks under taskd, with everything switched on, for so many hours.

@@ -13,8 +13,8 @@ it, taskd is a copy of the package that lacks its two libraries: it sees the dea
 taken the process down, and breaks stuck collectives by a fallback in Python. Everything else is the same.
 
 *Stopped*: a random rank gets SIGSTOP while its black box shows it inside a collective, once the job's rhythm is known
-(250 steps). The collectives have torch's default timeout of 30 minutes. `hang_to_verdict_s` is the time to the
-journal's verdict, `verdict_to_step_s` that from there to the first step of all ranks.
+(250 steps). The collectives have torch's default timeout of 30 minutes. `hang_to_diagnosis_s` is the time to the
+journal's diagnosis, `diagnosis_to_step_s` that from there to the first step of all ranks.
 
 The last line has the medians. `share` is the time with the shim as a share of that without it. `phases_ms` are taskd's
 own, from its journal; `detect` is the time from the signal to the manager's knowledge. `taken_down_ms` is how long the
@@ -50,7 +50,7 @@ from benchmarks.job import (
     torchrun,
     training,
 )
-from taskd.core.verdict import Kind
+from taskd.core.findings import Kind
 from taskd.errors import ShimError
 from taskd.runtime.box.blackbox import Box
 
@@ -70,9 +70,9 @@ class Recovery:
     total_s: float
     phases_ms: Mapping[str, float]
     taken_down_ms: float = 0.0
-    verdict_s: float = 0.0
-    """From the fault to the verdict, of a hang."""
-    verdict: Mapping[str, Any] = field(default_factory=dict)
+    diagnosis_s: float = 0.0
+    """From the fault to the diagnosis, of a hang."""
+    diagnosis: Mapping[str, Any] = field(default_factory=dict)
 
 
 class PidfdClock:
@@ -158,19 +158,23 @@ def stop(directory: Path, args: argparse.Namespace, chance: random.Random) -> Re
         victim = chance.randrange(args.ranks)
         dead = it.logs.starts(victim)[-1]
         stopped_s = stop_in_collective(it.job, dead)
-        it.job.await_until(lambda: bool(verdicts(it.journal, stopped_s)), "a verdict", LIMIT_S)
-        verdict = verdicts(it.journal, stopped_s)[0]
-        resumed_s = it.resumed_s(victim, dead, verdict["monotonic_s"])
+        it.job.await_until(lambda: bool(diagnoses(it.journal, stopped_s)), "a diagnosis", LIMIT_S)
+        diagnosis = diagnoses(it.journal, stopped_s)[0]
+        resumed_s = it.resumed_s(victim, dead, diagnosis["monotonic_s"])
         phases_ms = it.phases_ms(victim, stopped_s)
-    if verdict["kind"] != "STOPPED" or verdict["culprits"] != [victim]:
-        raise BenchmarkError(f"rank {victim} was stopped, and the verdict is {verdict['kind']}: {verdict['sentence']}")
-    verdict_s = verdict["monotonic_s"]
-    return Recovery(victim, resumed_s - verdict_s, phases_ms, verdict_s=verdict_s - stopped_s, verdict=verdict)
+    if diagnosis["kind"] != "STOPPED" or diagnosis["culprits"] != [victim]:
+        raise BenchmarkError(
+            f"rank {victim} was stopped, and the diagnosis is {diagnosis['kind']}: {diagnosis['sentence']}"
+        )
+    diagnosis_s = diagnosis["monotonic_s"]
+    return Recovery(
+        victim, resumed_s - diagnosis_s, phases_ms, diagnosis_s=diagnosis_s - stopped_s, diagnosis=diagnosis
+    )
 
 
-def verdicts(journal: Journal, since_s: float) -> list[dict[str, Any]]:
+def diagnoses(journal: Journal, since_s: float) -> list[dict[str, Any]]:
     """Those that ask for a recovery."""
-    return [one for one in journal.all("verdict") if one["monotonic_s"] > since_s and one["kind"] != Kind.SLOW.name]
+    return [one for one in journal.all("diagnosis") if one["monotonic_s"] > since_s and one["kind"] != Kind.SLOW.name]
 
 
 def stop_in_collective(job: Job, pid: int) -> float:
@@ -222,7 +226,9 @@ def compare_large(directory: Path, args: argparse.Namespace, chance: random.Rand
         if not args.no_hang:
             stopped.append(stop(fresh(directory, f"stopped-{pair}"), args, chance))
             entry["stopped"] = as_fields(stopped[-1])
-            text += f"; stopped: verdict after {stopped[-1].verdict_s:.2f} s, a step {stopped[-1].total_s:.3f} s later"
+            text += (
+                f"; stopped: diagnosis after {stopped[-1].diagnosis_s:.2f} s, a step {stopped[-1].total_s:.3f} s later"
+            )
         say(args.json, entry, f"{text}; ms: {dict(ours[-1].phases_ms)} and {dict(bare[-1].phases_ms)}")
     result = summary(ours, bare, stopped)
     say(args.json, result, "\n".join(f"{name}: {value}" for name, value in result.items()))
@@ -231,8 +237,8 @@ def compare_large(directory: Path, args: argparse.Namespace, chance: random.Rand
 def as_fields(one: Recovery) -> dict[str, Any]:
     """For a line of output."""
     fields: dict[str, Any] = {"rank": one.rank, "total_s": round(one.total_s, 4), "phases_ms": one.phases_ms}
-    if one.verdict:
-        return {**fields, "hang_to_verdict_s": round(one.verdict_s, 4), "sentence": one.verdict["sentence"]}
+    if one.diagnosis:
+        return {**fields, "hang_to_diagnosis_s": round(one.diagnosis_s, 4), "sentence": one.diagnosis["sentence"]}
     return {**fields, "taken_down_ms": one.taken_down_ms}
 
 
@@ -251,10 +257,10 @@ def summary(ours: list[Recovery], bare: list[Recovery], stopped: list[Recovery])
     }
     if stopped:
         result |= {
-            "hang_to_verdict_s": round(statistics.median(one.verdict_s for one in stopped), 3),
-            "verdict_to_step_s": round(_median_s(stopped), 4),
-            "hang_to_verdict_all_s": [round(one.verdict_s, 3) for one in stopped],
-            "verdict_to_step_all_s": [round(one.total_s, 3) for one in stopped],
+            "hang_to_diagnosis_s": round(statistics.median(one.diagnosis_s for one in stopped), 3),
+            "diagnosis_to_step_s": round(_median_s(stopped), 4),
+            "hang_to_diagnosis_all_s": [round(one.diagnosis_s, 3) for one in stopped],
+            "diagnosis_to_step_all_s": [round(one.total_s, 3) for one in stopped],
         }
         result["phases_ms"]["stopped"] = _phases(stopped)
     return result

@@ -7,7 +7,7 @@ rank each. A job of them stands still (`scripts/idle.py`), each node with one wa
 made by turns:
 
 - warm: `taskd check --manager`: the manager orders a check, standbys of all nodes do it, the manager judges. `warm_s`
-  is the manager's own figure, from the order to the verdict, further rounds included (`warm_rounds`).
+  is the manager's own figure, from the order to the diagnosis, further rounds included (`warm_rounds`).
 - cold: the same probes and the same trials by `python -m taskd.adaptors.nodecheck`, started on all nodes at once.
   `cold_s` is from their start to the last one's end, `cold_work_s` what the slowest of them worked after its imports.
 
@@ -147,7 +147,7 @@ class Bench:
         try:
             found: dict[str, Any] = json.loads(output.read_text())
         except ValueError as error:
-            raise BenchmarkError(f"no verdict came: {output.read_text()[-2000:]}") from error
+            raise BenchmarkError(f"no diagnosis came: {output.read_text()[-2000:]}") from error
         return found
 
     def _cold(self, pair: int) -> tuple[float, float]:

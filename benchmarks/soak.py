@@ -4,7 +4,7 @@
 
 Method. `scripts/train.py` runs with 4 ranks as the seed's scripts start it, `python manager.py` beside torchrun. As
 soon as the world of the last recovery has made a step and a warm process waits, a random rank is killed with SIGKILL at
-a random moment within `--moment-ms`; now and then two ranks at once. One rank, the witness, is spared, so that one
+a random moment within `--moment-ms`; now and then two ranks at once. One rank, the survivor, is spared, so that one
 process lives through all recoveries. Its descriptors, threads and memory are compared, and those of the torchrun
 process (the agent) and of the manager: before the first fault, after the last recovery, and at some faults in between.
 
@@ -12,7 +12,7 @@ A fault counts as recovered when the journal has its recovery in place: a new pr
 same processes for all others, training on at the step where it stopped. At the end the job is told its last step. A
 second run trains as many steps under plain torchrun, undisturbed, and the weights of the two are compared bit for bit.
 
-In the last line `fds`, `threads` and `rss_mb` are `[first, last]` of the witness; `agent` and `manager` hold theirs.
+In the last line `fds`, `threads` and `rss_mb` are `[first, last]` of the survivor; `agent` and `manager` hold theirs.
 
 `--hostile` gives manager and job a secret, and them two neighbours for the whole time: a flood of connections without
 it (50 a second, the newest 200 left standing: silent, noise, cut greetings and handshakes, CURVE with wrong keys), and
@@ -111,7 +111,7 @@ class Soak:
         self._directory = directory
         self._journal = Journal(directory / "run")
         self._chance = random.Random(args.seed)
-        self._witness = args.ranks - 1
+        self._survivor = args.ranks - 1
 
     def run(self) -> int:
         """Disturb a whole job; the number of its steps."""
@@ -150,7 +150,7 @@ class Soak:
 
     def _soak(self, job: Job, manager: Job) -> int:
         job.await_until(lambda: self._journal.warm, "a warm process", START_LIMIT_S)
-        pids = {"worker": self._journal.pids[self._witness], "agent": job.pid, "manager": manager.pid}
+        pids = {"worker": self._journal.pids[self._survivor], "agent": job.pid, "manager": manager.pid}
         if self.hostile is not None:
             pids["template"] = template(job.pid)
             self.hostile.begin(manager.pid)
@@ -176,7 +176,7 @@ class Soak:
         time.sleep(self._chance.uniform(0, self._args.moment_ms / 1000))  # the random moment of the fault
         before = self._journal.pids
         done = self._journal.count("recovered")
-        mortal = [rank for rank in before if rank != self._witness]
+        mortal = [rank for rank in before if rank != self._survivor]
         count = 2 if self._chance.random() < self._args.pairs and len(mortal) > 1 else 1
         victims = tuple(sorted(self._chance.sample(mortal, count)))
         strangers = {before[rank] for rank in victims}.difference(below(job.pid))
@@ -250,8 +250,8 @@ class Soak:
         }
 
     def _end(self) -> int:
-        pid = self.logs.starts(self._witness)[-1]
-        last = max(self.logs.steps(self._witness, pid)) + STEPS_TO_GO
+        pid = self.logs.starts(self._survivor)[-1]
+        last = max(self.logs.steps(self._survivor, pid)) + STEPS_TO_GO
         fresh = self.stop_file.with_suffix(".new")
         fresh.write_text(str(last))
         fresh.replace(self.stop_file)

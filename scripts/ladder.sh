@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Plays one scene for each recovery strategy and for each part that may die, on 3 to 4 nodes that are network namespaces
+# Plays one scenario for each recovery strategy and for each part that may die, on 3 to 4 nodes that are network namespaces
 # of this machine (needs root), with examples/digits_ddp.py. About 10 minutes on 2 cores. Exit status 0 if all held.
 #
 #   bash scripts/ladder.sh [--json] [--only TEXT]

@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from taskd.adaptors.seams.seam import Found  # noqa: E402
+from taskd.adaptors.seams.seam import TorchName  # noqa: E402
 from tests.seams import recording  # noqa: E402
 from tests.seams.sources import Sources  # noqa: E402
 
@@ -66,7 +66,7 @@ def _files() -> dict[str, str]:
     return {one["filename"]: one["url"] for one in listed if one["filename"].endswith("x86_64.whl")}
 
 
-def _look(wheel: zipfile.ZipFile) -> Callable[[str, str], "Found | str"]:
+def _look(wheel: zipfile.ZipFile) -> Callable[[str, str], "TorchName | str"]:
     names = frozenset(wheel.namelist())
     sources = Sources(lambda path: wheel.read(path).decode() if path in names else None)
     asked = {seam.attribute for seam in recording.all_seams() if seam.module.endswith(".so")}
@@ -76,14 +76,14 @@ def _look(wheel: zipfile.ZipFile) -> Callable[[str, str], "Found | str"]:
     def exported(library: str) -> frozenset[str]:
         return frozenset(_spelt(wheel, f"torch/lib/{library}", native if library == PYTHON_LIBRARY else asked))
 
-    def look(module: str, attribute: str) -> Found | str:
+    def look(module: str, attribute: str) -> TorchName | str:
         if module.endswith(".so"):
-            return Found() if attribute in exported(module) else "no such symbol"
+            return TorchName() if attribute in exported(module) else "no such symbol"
         there = sources.look(module, attribute)
         if isinstance(there, str) or not module.startswith("torch._C") or attribute:
             return there
         # torch's stubs do not list all functions: those of the module itself are looked for in the library.
-        return Found(there.takes, there.sets, (*there.has, *exported(PYTHON_LIBRARY)))
+        return TorchName(there.takes, there.sets, (*there.has, *exported(PYTHON_LIBRARY)))
 
     return look
 

@@ -70,7 +70,7 @@ class RecordError(TaskdError):
 
 
 class ChaosError(TaskdError):
-    """A scene of `taskd chaos` cannot be played here, or not on this process. What was changed has been undone."""
+    """A scenario of `taskd chaos` cannot be played here, or not on this process. What was changed has been undone."""
 
 
 class FolderError(TaskdError, OSError):

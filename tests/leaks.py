@@ -22,7 +22,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 
 MARK = "LEAK_CENSUS"
-PATIENCE_S = 5.0
+TIMEOUT_S = 5.0
 _SHARED_MEMORY = Path("/dev/shm")
 _KEPT_BY_PYTHON = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 
@@ -45,7 +45,7 @@ def take(mark: str) -> Census:
 
 def leaks(before: Census, mark: str) -> list[str]:
     """A line for everything that is there now and was not before; the processes among it are killed."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     for thread in set(threading.enumerate()) - before.threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     _await_orphans(set(_processes(mark)) - set(before.processes), deadline)

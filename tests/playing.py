@@ -1,4 +1,4 @@
-"""The command line of those who play scenes on nodes of this machine: which, how they are shown, what is kept."""
+"""The command line of those who play scenarios on nodes of this machine: which, how they are shown, what is kept."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ from tests.nodes_space import NodesUnavailableError
 
 
 class Named(Protocol):
-    """A scene."""
+    """A scenario."""
 
     @property
     def name(self) -> str:
@@ -26,28 +26,30 @@ class Named(Protocol):
 
 S = TypeVar("S", bound=Named)
 Play = Callable[[S, Path], tuple[dict[str, Any], str]]
-"""Plays a scene with its files in a folder: its line of JSON, with `wrong`, and what people are shown of it."""
+"""Plays a scenario with its files in a folder: its line of JSON, with `wrong`, and what people are shown of it."""
 
 
-def main(tool: str, about: str, scenes: Sequence[S], prepare: "Callable[[Path], Play[S]]") -> int:
-    """Play scenes; 0 if every one went as it should. `prepare` gets a folder for what is done once."""
+def main(tool: str, about: str, scenarios: Sequence[S], prepare: "Callable[[Path], Play[S]]") -> int:
+    """Play scenarios; 0 if every one went as it should. `prepare` gets a folder for what is done once."""
     parser = argparse.ArgumentParser(prog=f"scripts/{tool}.sh", description=about)
-    parser.add_argument("--json", action="store_true", help="a line of JSON for each scene, and one for all of them")
-    parser.add_argument("--only", metavar="TEXT", default="", help="only scenes with this in their name")
-    parser.add_argument("--keep", action="store_true", help="keep the folders of scenes that went well, too")
+    parser.add_argument("--json", action="store_true", help="a line of JSON for each scenario, and one for all of them")
+    parser.add_argument("--only", metavar="TEXT", default="", help="only scenarios with this in their name")
+    parser.add_argument("--keep", action="store_true", help="keep the folders of scenarios that went well, too")
     args = parser.parse_args()
-    chosen = [scene for scene in scenes if args.only in scene.name]
+    chosen = [scenario for scenario in scenarios if args.only in scenario.name]
     if not chosen:
-        parser.error(f"no scene has {args.only!r} in its name; there are: {', '.join(s.name for s in scenes)}")
+        parser.error(f"no scenario has {args.only!r} in its name; there are: {', '.join(s.name for s in scenarios)}")
     end_as_by_an_error()
     root = Path(tempfile.mkdtemp(prefix=f"taskd-{tool}-"))
     play = prepare(root)
     try:
-        results = [_show(play, scene, root / f"{number:02d}", as_json=args.json) for number, scene in enumerate(chosen)]
+        results = [
+            _show(play, scenario, root / f"{number:02d}", as_json=args.json) for number, scenario in enumerate(chosen)
+        ]
     except (NodesUnavailableError, CgroupUnavailableError) as error:
         print(f"{tool}: this machine cannot make it: {error}", file=sys.stderr)
         return 1
-    failed = [scene.name for scene, good in zip(chosen, results, strict=True) if not good]
+    failed = [scenario.name for scenario, good in zip(chosen, results, strict=True) if not good]
     print(_sum(tool, len(chosen), failed, as_json=args.json), flush=True)
     if not failed and not args.keep:
         shutil.rmtree(root)
@@ -63,13 +65,13 @@ def _sum(tool: str, count: int, failed: list[str], *, as_json: bool) -> str:
     return f"{tool}: {count - len(failed)} of {count} as they should be" + "".join(f"; not {name}" for name in failed)
 
 
-def _show(play: "Play[S]", scene: S, folder: Path, *, as_json: bool) -> bool:
+def _show(play: "Play[S]", scenario: S, folder: Path, *, as_json: bool) -> bool:
     """Whether all was as it should be. Names of folders are short: sockets and run directories lie below."""
     folder.mkdir()
     begun_s = time.monotonic()
-    found, text = play(scene, folder)
+    found, text = play(scenario, folder)
     wrong = found["wrong"]
     found = {**found, "ok": not wrong, "seconds": round(time.monotonic() - begun_s, 1)}
-    shown = f"{'ok  ' if not wrong else 'FAIL'} {scene.name}: {text} {'; '.join(wrong)}"
+    shown = f"{'ok  ' if not wrong else 'FAIL'} {scenario.name}: {text} {'; '.join(wrong)}"
     print(json.dumps(found) if as_json else shown, flush=True)
     return not wrong

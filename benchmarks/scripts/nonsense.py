@@ -31,7 +31,7 @@ from taskd.core.evidence import Evidence
 from taskd.runtime.links.identity import agent_of
 from taskd.wire import codec
 from taskd.wire.checks import Inspect
-from taskd.wire.messages import Directive, Drain, Modules, NodeStatus, RankStatus, Testimony
+from taskd.wire.messages import Directive, Drain, EvidenceReport, Modules, NodeStatus, RankStatus
 from tests.fuzz.shapes import anything
 from tests.wire.peers import raw_dealer
 
@@ -40,7 +40,7 @@ JOB = "default"
 IDENTITIES = 8
 NEW_IDENTITY = 0.02
 """Share of messages that come from somebody who was never heard before."""
-KINDS = (NodeStatus, Testimony, Drain, Modules, Inspect)
+KINDS = (NodeStatus, EvidenceReport, Drain, Modules, Inspect)
 HEADER = codec.MAGIC + bytes([codec.WIRE_VERSION])
 
 
@@ -72,13 +72,13 @@ class Nonsense:
         value = anything(self._infos[kind], self._dice)
         if "job_id" in value and self._dice.random() < 0.8:
             value["job_id"] = JOB
-        if kind in (NodeStatus, Testimony):
+        if kind in (NodeStatus, EvidenceReport):
             value |= self._identity(proof)
         likely = self._dice.random() < 0.5
         if likely and kind is NodeStatus:
             value |= self._likely_status()
-        elif likely and kind is Testimony:
-            value |= self._likely_testimony()
+        elif likely and kind is EvidenceReport:
+            value |= self._likely_evidence_report()
         elif likely and kind is Drain:
             value["node"] = self._dice.choice(["0", "1", os.uname().nodename])
         return kind.__name__, value
@@ -109,11 +109,11 @@ class Nonsense:
             "ledger": {"term": max(0, term + dice.choice((0, -1, 1, 60_000))), "places": dice.choice(([], [0]))},
         }
 
-    def _likely_testimony(self) -> dict[str, Any]:
+    def _likely_evidence_report(self) -> dict[str, Any]:
         """What is the matter with ranks of the job, none of which is this peer's."""
         ranks = self._dice.sample(range(self._ranks), self._dice.randint(1, self._ranks))
         return {
-            "inquiry": self._directive.inquiry if self._directive is not None else 0,
+            "probe": self._directive.probe if self._directive is not None else 0,
             "evidence": {rank: anything(self._infos[Evidence], self._dice) for rank in ranks},
         }
 

@@ -12,11 +12,11 @@ Rules:
 import re
 from typing import Final
 
-from taskd.core.faults import BUILT_IN, FaultKind, Rule, classify
+from taskd.core.faults import BUILT_IN, ErrorPattern, FaultKind, classify
 from taskd.errors import ConfigError
 
 _KINDS: Final = tuple(kind.value for kind in FaultKind)
-_registered: list[Rule] = []
+_registered: list[ErrorPattern] = []
 
 
 def register_fault(pattern: str, kind: str) -> None:
@@ -36,7 +36,7 @@ def register_fault(pattern: str, kind: str) -> None:
         ConfigError: the kind is none of the four, or the pattern is no regular expression or matches everything.
 
     """
-    rule = Rule(_checked(pattern), _kind(kind))
+    rule = ErrorPattern(_checked(pattern), _kind(kind))
     _registered[:] = [other for other in _registered if other.pattern != pattern] + [rule]
 
 

@@ -17,7 +17,7 @@ _USAGE = """usage: taskd run [torchrun's options] SCRIPT [script's arguments]
        taskd check [--nproc N | --manager HOST:PORT] [--json] [--seconds SECONDS]
        taskd drain NODE [--manager HOST:PORT] [--timeout SECONDS]
        taskd blackbox [FILE|PID|RUN_DIR] [--json] [--all]
-       taskd chaos SCENE [scene's options]
+       taskd chaos SCENARIO [scenario's options]
        taskd doctor [--json]
        taskd --version
 

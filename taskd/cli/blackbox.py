@@ -27,10 +27,10 @@ from taskd.config.reading import Source
 from taskd.config.rundir import run_dir
 from taskd.errors import RecordError, ShimError, TaskdError
 from taskd.runtime.box.blackbox import Box
-from taskd.runtime.records.chronicle import read_jobs
 from taskd.runtime.records.faultfile import read_evidence
 from taskd.runtime.records.lookup import agents_boxes, mapped_boxes, namespaced_pids
-from taskd.runtime.records.portrait import Portrait, portray
+from taskd.runtime.records.snapshot import BoxSnapshot, take_snapshot
+from taskd.runtime.records.timeline import read_jobs
 
 _MOST_DIGITS: Final = 19
 _EPILOG: Final = """\
@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "target", metavar="FILE|PID|RUN_DIR", nargs="?", help="what to tell of (default: the run directory)"
+        "target", metavar="FILE|PID|RUN_DIR", nargs="?", help="what to show (default: the run directory)"
     )
     parser.add_argument("--json", action="store_true", help="one JSON document")
     parser.add_argument("--all", action="store_true", help="every fault in full, all threads, all collectives")
@@ -105,11 +105,11 @@ def _find(pid: int) -> tuple[Path, int]:
 
 
 def _process(path: Path, pid: int | None, *, as_json: bool, everything: bool) -> None:
-    portrait = portray(path, pid)
+    snapshot = take_snapshot(path, pid)
     if as_json:
-        print(as_text(process_document(portrait)))
+        print(as_text(process_document(snapshot)))
         return
-    page(output(), process_page(portrait, everything=everything))
+    page(output(), process_page(snapshot, everything=everything))
 
 
 def _job(directory: Path, *, as_json: bool, everything: bool) -> None:
@@ -117,7 +117,7 @@ def _job(directory: Path, *, as_json: bool, everything: bool) -> None:
     job = jobs[-1]
     read = partial(read_evidence, Path(job.folder))
     ranks = _living(job.pids) if job.ended is None else []
-    kept = [(box, _portrait(Path(box.file))) for box in job.boxes]
+    kept = [(box, _snapshot(Path(box.file))) for box in job.boxes]
     if as_json:
         print(as_text(job_document(jobs, ranks, kept, read, everything=everything)))
         return
@@ -125,19 +125,19 @@ def _job(directory: Path, *, as_json: bool, everything: bool) -> None:
     page(output(), [*listed, *job_page(job, ranks, kept, read, everything=everything)])
 
 
-def _living(pids: dict[int, int]) -> list[Portrait]:
+def _living(pids: dict[int, int]) -> list[BoxSnapshot]:
     """The ranks of a job that are on this machine, each with its newest box."""
-    found: dict[int, Portrait] = {}
+    found: dict[int, BoxSnapshot] = {}
     for path in agents_boxes():
-        one = _portrait(path)
+        one = _snapshot(path)
         if one is not None and pids.get(one.rank) == one.pid:
             found[one.rank] = one
     return [found[rank] for rank in sorted(found)]
 
 
-def _portrait(path: Path) -> Portrait | None:
+def _snapshot(path: Path) -> BoxSnapshot | None:
     """None if it has just gone, or is of another user or version."""
     try:
-        return portray(path)
+        return take_snapshot(path)
     except ShimError:
         return None

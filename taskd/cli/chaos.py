@@ -1,11 +1,11 @@
-"""`taskd chaos SCENE`: play a fault on a running job, on this node, and undo it.
+"""`taskd chaos SCENARIO`: play a fault on a running job, on this node, and undo it.
 
 Rules:
 
 1. Only processes of the one job that is meant are struck; whose they are is looked up right before each blow.
 2. Every action is told as it is done, and what was undone at the end. Ctrl-C ends and undoes; so does a SIGKILL of this
-   command, by the guardian that it has started.
-3. Exit codes: 0 if the scene was played (and undone), 1 if not, with the reason; 2 for wrong usage.
+   command, by the cleanup process that it has started.
+3. Exit codes: 0 if the scenario was played (and undone), 1 if not, with the reason; 2 for wrong usage.
 """
 
 import argparse
@@ -15,63 +15,63 @@ from typing import Final
 from taskd.cli.chaos_words import parse
 from taskd.cli.complaint import complain
 from taskd.errors import ChaosError, TaskdError
-from taskd.runtime.chaos import network, pressure, scenes
-from taskd.runtime.chaos.guardian import Guardian
-from taskd.runtime.chaos.job import Job, choose_job, find_jobs
-from taskd.runtime.chaos.stage import Stage, say
+from taskd.runtime.chaos import network, pressure, scenarios
+from taskd.runtime.chaos.cleanup import Cleanup
+from taskd.runtime.chaos.job import LocalJob, choose_job, find_jobs
+from taskd.runtime.chaos.scenario_run import ScenarioRun, say
 
 _LOOK_S: Final = 0.05
 _FOREVER: Final = ("kill-check",)
-"""Scenes that may be set before their job is: they wait for it."""
+"""Scenarios that may be set before their job is: they wait for it."""
 
 
 def chaos(arguments: Sequence[str]) -> int:
-    """Play one scene. Returns 0, or 1 with the reason on standard error; leaves for wrong usage."""
+    """Play one scenario. Returns 0, or 1 with the reason on standard error; leaves for wrong usage."""
     options = parse(arguments)
-    if options.scene == "list":
+    if options.scenario == "list":
         from taskd.cli.chaos_page import show
 
         return show(options)
     try:
-        with Stage(for_s=options.for_s, dry=options.dry_run).open() as stage:
-            return 0 if _play(stage, options) else 1
+        with ScenarioRun(for_s=options.for_s, dry=options.dry_run).open() as run:
+            return 0 if _play(run, options) else 1
     except TaskdError as error:
         complain("chaos", error)
         return 1
 
 
-def _play(stage: Stage, options: argparse.Namespace) -> bool:
+def _play(run: ScenarioRun, options: argparse.Namespace) -> bool:
     """Whether all was undone."""
-    job = _await_job(stage, options)
+    job = _await_job(run, options)
     if job is None:
         return True
-    stage.follow(job.agent.pid)
-    guardian = Guardian()
+    run.follow(job.agent.pid)
+    cleanup = Cleanup()
     try:
-        _SCENES[options.scene](stage, job, guardian, options)
-        stage.tell_end()
+        _SCENARIOS[options.scenario](run, job, cleanup, options)
+        run.tell_end()
     finally:
-        good = guardian.close()
+        good = cleanup.close()
     return good
 
 
-def _await_job(stage: Stage, options: argparse.Namespace) -> Job | None:
+def _await_job(run: ScenarioRun, options: argparse.Namespace) -> LocalJob | None:
     """The job that is meant; None if the end came before it. Raises `ChaosError` if there is none in time."""
-    turns = None if options.scene in _FOREVER and options.wait_s is None else int((options.wait_s or 0) / _LOOK_S)
+    turns = None if options.scenario in _FOREVER and options.wait_s is None else int((options.wait_s or 0) / _LOOK_S)
     wanted, told = (options.job, options.run_dir, options.agent), False
     while True:
         jobs = find_jobs()
-        if turns == 0 or stage.dry or any(job.fits(*wanted) for job in jobs):
+        if turns == 0 or run.dry or any(job.fits(*wanted) for job in jobs):
             return choose_job(jobs, *wanted)
         if not told:
             say("no such job on this node yet; waiting for it")
             told = True
-        if not stage.pause(_LOOK_S):
+        if not run.pause(_LOOK_S):
             return None
         turns = None if turns is None else turns - 1
 
 
-def _rank(job: Job, options: argparse.Namespace) -> int:
+def _rank(job: LocalJob, options: argparse.Namespace) -> int:
     numbers: list[int | None] = [options.rank, options.named_rank]
     named = next((number for number in numbers if number is not None), None)
     if named is not None:
@@ -84,39 +84,39 @@ def _rank(job: Job, options: argparse.Namespace) -> int:
     raise ChaosError(f"found no local rank {local}, expected one of the {len(places)} of this node (ranks: {here})")
 
 
-def _kill_check(stage: Stage, job: Job, _guardian: Guardian, _options: argparse.Namespace) -> None:
-    count = scenes.kill_checks(stage, job)
-    if not stage.dry:
+def _kill_check(run: ScenarioRun, job: LocalJob, _cleanup: Cleanup, _options: argparse.Namespace) -> None:
+    count = scenarios.kill_checks(run, job)
+    if not run.dry:
         say(f"{count} node checks were killed")
 
 
-def _kill(stage: Stage, job: Job, _guardian: Guardian, options: argparse.Namespace) -> None:
-    scenes.kill(stage, job, _rank(job, options), options.every_s)
+def _kill(run: ScenarioRun, job: LocalJob, _cleanup: Cleanup, options: argparse.Namespace) -> None:
+    scenarios.kill(run, job, _rank(job, options), options.every_s)
 
 
-def _stop(stage: Stage, job: Job, guardian: Guardian, options: argparse.Namespace) -> None:
-    scenes.stop(stage, job, guardian, _rank(job, options))
+def _stop(run: ScenarioRun, job: LocalJob, cleanup: Cleanup, options: argparse.Namespace) -> None:
+    scenarios.stop(run, job, cleanup, _rank(job, options))
 
 
-def _delay(stage: Stage, job: Job, guardian: Guardian, options: argparse.Namespace) -> None:
-    scenes.delay(stage, job, guardian, _rank(job, options), options.ms / 1e3, options.every_s)
+def _delay(run: ScenarioRun, job: LocalJob, cleanup: Cleanup, options: argparse.Namespace) -> None:
+    scenarios.delay(run, job, cleanup, _rank(job, options), options.ms / 1e3, options.every_s)
 
 
-def _cpu(stage: Stage, job: Job, _guardian: Guardian, options: argparse.Namespace) -> None:
-    pressure.load_cpus(stage, job, options.percent)
+def _cpu(run: ScenarioRun, job: LocalJob, _cleanup: Cleanup, options: argparse.Namespace) -> None:
+    pressure.load_cpus(run, job, options.percent)
 
 
-def _memory(stage: Stage, job: Job, _guardian: Guardian, options: argparse.Namespace) -> None:
+def _memory(run: ScenarioRun, job: LocalJob, _cleanup: Cleanup, options: argparse.Namespace) -> None:
     amount = pressure.Amount(options.mib, options.percent)
-    pressure.fill_memory(stage, job, amount, any_victim=options.any_victim, sure=options.yes)
+    pressure.fill_memory(run, job, amount, any_victim=options.any_victim, sure=options.yes)
 
 
-def _disk(stage: Stage, job: Job, _guardian: Guardian, options: argparse.Namespace) -> None:
+def _disk(run: ScenarioRun, job: LocalJob, _cleanup: Cleanup, options: argparse.Namespace) -> None:
     amount = pressure.Amount(options.mib, options.percent)
-    pressure.fill_disk(stage, options.directory or job.run_dir, amount, sure=options.yes)
+    pressure.fill_disk(run, options.directory or job.run_dir, amount, sure=options.yes)
 
 
-def _cut_link(stage: Stage, job: Job, guardian: Guardian, options: argparse.Namespace) -> None:
+def _cut_link(run: ScenarioRun, job: LocalJob, cleanup: Cleanup, options: argparse.Namespace) -> None:
     interface = _interface(job, options)
     peers = network.addresses(options.peer) if options.peer else []
     if not peers:
@@ -127,17 +127,17 @@ def _cut_link(stage: Stage, job: Job, guardian: Guardian, options: argparse.Name
         steps = network.silent_cut(interface, peers)
         whose = f"to and from {', '.join(peers)}" if peers else "of all kinds, in both directions"
         told = f"{interface}: packets {whose} are lost without a word"
-    pressure.change_network(stage, guardian, steps, told)
+    pressure.change_network(run, cleanup, steps, told)
 
 
-def _slow_link(stage: Stage, job: Job, guardian: Guardian, options: argparse.Namespace) -> None:
+def _slow_link(run: ScenarioRun, job: LocalJob, cleanup: Cleanup, options: argparse.Namespace) -> None:
     interface = _interface(job, options)
     _check_risk(interface, options)
     steps = network.brake(interface, options.mbit)
-    pressure.change_network(stage, guardian, steps, f"{interface}: sends at most {options.mbit:g} Mbit/s")
+    pressure.change_network(run, cleanup, steps, f"{interface}: sends at most {options.mbit:g} Mbit/s")
 
 
-def _interface(job: Job, options: argparse.Namespace) -> str:
+def _interface(job: LocalJob, options: argparse.Namespace) -> str:
     reason = network.why_not(job.agent.pid)
     if reason:
         raise ChaosError(reason)
@@ -150,7 +150,7 @@ def _check_risk(interface: str, options: argparse.Namespace) -> None:
         raise ChaosError(f"{reason}; if that is what you want, say --yes")
 
 
-_SCENES: Final[dict[str, Callable[[Stage, Job, Guardian, argparse.Namespace], None]]] = {
+_SCENARIOS: Final[dict[str, Callable[[ScenarioRun, LocalJob, Cleanup, argparse.Namespace], None]]] = {
     "kill-check": _kill_check,
     "kill": _kill,
     "stop": _stop,

@@ -1,9 +1,9 @@
-"""`taskd chaos list`: the jobs of this node, their processes, and which scenes can be played on them here.
+"""`taskd chaos list`: the jobs of this node, their processes, and which scenarios can be played on them here.
 
 Rules:
 
 1. Nothing is changed, and no process is asked anything.
-2. A scene that cannot be played says why, and what would help.
+2. A scenario that cannot be played says why, and what would help.
 """
 
 import argparse
@@ -12,13 +12,13 @@ from typing import Final
 
 from rich.console import RenderableType
 
-from taskd.cli.chaos_words import SCENES
+from taskd.cli.chaos_words import SCENARIOS
 from taskd.cli.complaint import complain
 from taskd.cli.tables import GOOD, QUIET, Listing, Row, heading, line, output, page, pairs
 from taskd.errors import ChaosError, TaskdError
 from taskd.runtime.chaos import network
-from taskd.runtime.chaos.burden import MIB, cpus_of, memory_of
-from taskd.runtime.chaos.job import Job, choose_job, find_jobs
+from taskd.runtime.chaos.job import LocalJob, choose_job, find_jobs
+from taskd.runtime.chaos.load import MIB, cpus_of, memory_of
 from taskd.runtime.system.cgroups import cgroups
 
 _LINKS: Final = ("cut-link", "slow-link")
@@ -38,7 +38,7 @@ def show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _job(job: Job) -> Iterator[RenderableType]:
+def _job(job: LocalJob) -> Iterator[RenderableType]:
     ranks = job.ranks()
     yield line(f"job {job.job_id} · torchrun {job.agent.pid} · {len(ranks)} ranks on this node", "bold")
     checks = ", ".join(str(one.pid) for one in job.checks())
@@ -50,18 +50,20 @@ def _job(job: Job) -> Iterator[RenderableType]:
         step = str(rank.step) if rank.step >= 0 else "none committed"
         rows.append(((str(rank.number), str(rank.process.pid), str(rank.incarnation), state, step), ""))
     yield Listing((">rank", ">pid", ">incarnation", "state", ">step"), rows)
-    yield heading("Scenes")
+    yield heading("Scenarios")
     yield Listing(
-        ("scene", "what it does", "here"), [_scene(job, name) for name in SCENES], wide=("what it does", "here")
+        ("scenario", "what it does", "here"),
+        [_scenario(job, name) for name in SCENARIOS],
+        wide=("what it does", "here"),
     )
 
 
-def _scene(job: Job, name: str) -> Row:
+def _scenario(job: LocalJob, name: str) -> Row:
     reason = _why_not(job, name)
-    return (name, SCENES[name], line(reason or _how(job, name), QUIET if reason else GOOD)), ""
+    return (name, SCENARIOS[name], line(reason or _how(job, name), QUIET if reason else GOOD)), ""
 
 
-def _why_not(job: Job, name: str) -> str:
+def _why_not(job: LocalJob, name: str) -> str:
     if name in _LINKS:
         return network.why_not(job.agent.pid)
     if name in _RANKS and not job.ranks():
@@ -69,7 +71,7 @@ def _why_not(job: Job, name: str) -> str:
     return ""
 
 
-def _how(job: Job, name: str) -> str:
+def _how(job: LocalJob, name: str) -> str:
     match name:
         case "cpu":
             return f"yes: CPUs {', '.join(map(str, cpus_of(job.agent.pid)))}"
@@ -83,7 +85,7 @@ def _how(job: Job, name: str) -> str:
     return "yes"
 
 
-def _interface(job: Job) -> str:
+def _interface(job: LocalJob) -> str:
     try:
         interface = network.choose_interface(None, job.env)
     except ChaosError as error:

@@ -1,9 +1,9 @@
-"""What can be said to `taskd chaos`: its scenes and their options.
+"""What can be said to `taskd chaos`: its scenarios and their options.
 
 Rules:
 
 1. What is wrong in itself (a share of 120 %, a stop that is longer than its period) is refused here, with exit code 2.
-2. A scene takes only the options that mean something to it.
+2. A scenario takes only the options that mean something to it.
 """
 
 import argparse
@@ -12,10 +12,10 @@ from math import inf, nan
 from pathlib import Path
 from typing import Final
 
-SCENES: Final = {
+SCENARIOS: Final = {
     "kill-check": "kill the processes of this node's check as soon as they appear, again and again",
     "kill": "kill a rank, once or every so many seconds",
-    "stop": "stop a rank (SIGSTOP) until the scene ends",
+    "stop": "stop a rank (SIGSTOP) until the scenario ends",
     "pause": "stop a rank for so long",
     "delay": "slow a rank down: it stands for a while in every period",
     "cpu": "keep the job's CPUs busy",
@@ -33,11 +33,11 @@ exit code: 0 played and undone, 1 not (the reason is shown), 2 wrong usage
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """What is asked for. Leaves with exit code 2 for wrong usage."""
-    main, scenes = _parsers()
+    main, scenarios = _parsers()
     options = main.parse_args(list(words))
     wrong = _contradiction(options)
     if wrong:
-        scenes[options.scene].error(wrong)
+        scenarios[options.scenario].error(wrong)
     return options
 
 
@@ -48,43 +48,45 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    adds = main.add_subparsers(dest="scene", metavar="SCENE", required=True)
-    listed = adds.add_parser("list", help="what is seen of the job, and which scenes can be played here")
+    adds = main.add_subparsers(dest="scenario", metavar="SCENARIO", required=True)
+    listed = adds.add_parser("list", help="what is seen of the job, and which scenarios can be played here")
     _add_job(listed)
-    scenes = {name: _scene(adds, name) for name in SCENES}
+    scenarios = {name: _scenario(adds, name) for name in SCENARIOS}
     for name in ("kill", "stop", "pause", "delay"):
-        _add_rank(scenes[name])
-    scenes["kill"].add_argument(
+        _add_rank(scenarios[name])
+    scenarios["kill"].add_argument(
         "--every", type=_positive, dest="every_s", metavar="S", help="again after so many seconds"
     )
-    delay = scenes["delay"]
+    delay = scenarios["delay"]
     delay.add_argument("--ms", type=_positive, required=True, metavar="MS", help="how long it stands each time")
     delay.add_argument("--every", type=_positive, dest="every_s", default=1.0, metavar="S", help="period (default: 1)")
-    scenes["cpu"].add_argument("--percent", type=_percent, default=90.0, metavar="P", help="(default: %(default)g)")
-    _add_amount(scenes["memory"])
-    scenes["memory"].add_argument("--any-victim", action="store_true", help="let the kernel choose whom to kill for it")
-    _add_amount(scenes["disk"])
-    scenes["disk"].add_argument("--directory", type=Path, metavar="DIR", help="(default: the job's run directory)")
-    _add_network(scenes)
+    scenarios["cpu"].add_argument("--percent", type=_percent, default=90.0, metavar="P", help="(default: %(default)g)")
+    _add_amount(scenarios["memory"])
+    scenarios["memory"].add_argument(
+        "--any-victim", action="store_true", help="let the kernel choose whom to kill for it"
+    )
+    _add_amount(scenarios["disk"])
+    scenarios["disk"].add_argument("--directory", type=Path, metavar="DIR", help="(default: the job's run directory)")
+    _add_network(scenarios)
     for name in ("memory", "disk", "cut-link", "slow-link"):
-        scenes[name].add_argument("--yes", action="store_true", help="also where others may be hit")
-    return main, {"list": listed, **scenes}
+        scenarios[name].add_argument("--yes", action="store_true", help="also where others may be hit")
+    return main, {"list": listed, **scenarios}
 
 
-def _add_network(scenes: dict[str, argparse.ArgumentParser]) -> None:
+def _add_network(scenarios: dict[str, argparse.ArgumentParser]) -> None:
     for name in ("cut-link", "slow-link"):
-        scenes[name].add_argument("--interface", metavar="IF", help="(default: the job's, or the only one)")
-    scenes["cut-link"].add_argument("--peer", metavar="HOST", help="only the packets to and from this host")
-    scenes["cut-link"].add_argument(
+        scenarios[name].add_argument("--interface", metavar="IF", help="(default: the job's, or the only one)")
+    scenarios["cut-link"].add_argument("--peer", metavar="HOST", help="only the packets to and from this host")
+    scenarios["cut-link"].add_argument(
         "--down", action="store_true", help="take the interface down, as a pulled cable does"
     )
-    scenes["slow-link"].add_argument(
+    scenarios["slow-link"].add_argument(
         "--mbit", type=_positive, required=True, metavar="N", help="Mbit/s that it may send"
     )
 
 
 def _contradiction(options: argparse.Namespace) -> str:
-    match options.scene:
+    match options.scenario:
         case "kill" if options.for_s is not None and options.every_s is None:
             return "--for bounds what is done --every so often; give --every too, or neither"
         case "pause" if options.for_s is None:
@@ -96,8 +98,8 @@ def _contradiction(options: argparse.Namespace) -> str:
     return ""
 
 
-def _scene(scenes: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str) -> argparse.ArgumentParser:
-    one = scenes.add_parser(name, help=SCENES[name], description=f"{SCENES[name].capitalize()}.")
+def _scenario(scenarios: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str) -> argparse.ArgumentParser:
+    one = scenarios.add_parser(name, help=SCENARIOS[name], description=f"{SCENARIOS[name].capitalize()}.")
     one.add_argument("--for", type=_positive, dest="for_s", metavar="S", help="end and undo after so many seconds")
     one.add_argument("--wait", type=_positive, dest="wait_s", metavar="S", help="wait so long for the job to be there")
     one.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")

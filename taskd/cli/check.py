@@ -60,7 +60,7 @@ exit code: 0 healthy, 1 not healthy (what is wrong is shown), 2 wrong usage
 
 
 @dataclass(frozen=True)
-class Checked:
+class LocalCheck:
     """What was found on this machine."""
 
     results: Sequence[ProbeResult]
@@ -142,7 +142,7 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _check_here(nproc: int | None, device: str, timeout_s: float) -> Checked:
+def _check_here(nproc: int | None, device: str, timeout_s: float) -> LocalCheck:
     from taskd.adaptors.nodecheck.local import check_node, default_nproc, halves, quiet_imports, store_process
 
     directory = _existing(run_dir(Source(environment())))
@@ -158,7 +158,7 @@ def _check_here(nproc: int | None, device: str, timeout_s: float) -> Checked:
             answers = zip(orders, check_node(orders), strict=True)
             trial = merge_trial(msgspec.structs.replace(one, local_rank=order.device_index) for order, one in answers)
     assert own is not None, "all were asked"
-    return Checked(results, own, trial, time.monotonic() - start_s)
+    return LocalCheck(results, own, trial, time.monotonic() - start_s)
 
 
 def _existing(directory: Path) -> Path:
@@ -197,7 +197,7 @@ def _figure(rate: float) -> str:
     return f"{rate:.3g}" if rate < 100 else f"{rate:.0f}"
 
 
-def _lines(found: Checked) -> Iterator[_Line]:
+def _lines(found: LocalCheck) -> Iterator[_Line]:
     owns = [result.own for result in found.results if result.own is not None]
     first = [owns[0]]
     for name, unit, rates in (
@@ -212,7 +212,7 @@ def _lines(found: Checked) -> Iterator[_Line]:
         yield _Line("latency", "µs", [found.trial.latency_s * 1e6], ok=found.trial.ok)
 
 
-def _print(found: Checked) -> None:
+def _print(found: LocalCheck) -> None:
     from taskd.cli.tables import ALARM, GOOD, HEAD, VICTIM, Listing, block, heading, line, output, page, pairs
 
     own, trial = found.own, found.trial
@@ -226,7 +226,10 @@ def _print(found: Checked) -> None:
         pairs(own.versions.items()),
         line(""),
         Listing(
-            ("probe", ">slowest rank", "unit", "each rank", "verdict"), rows, spare=("each rank",), wide=("each rank",)
+            ("probe", ">slowest rank", "unit", "each rank", "diagnosis"),
+            rows,
+            spare=("each rank",),
+            wide=("each rank",),
         ),
     ]
     told = [(text, own.ok) for text in _BETWEEN.split(own.cause) if text]
@@ -240,7 +243,7 @@ def _print(found: Checked) -> None:
     page(output(), parts)
 
 
-def _document(found: Checked) -> dict[str, object]:
+def _document(found: LocalCheck) -> dict[str, object]:
     """For programs. Rates are of the slowest rank; `ranks` has each one's own."""
     names = Own.__struct_fields__
     return {

@@ -2,7 +2,7 @@
 
 Rules:
 
-1. The manager's verdict is shown as it is; nothing follows from it for the job, which goes on meanwhile.
+1. The manager's diagnosis is shown as it is; nothing follows from it for the job, which goes on meanwhile.
 2. Exit codes: 0 if all nodes and links are well, 1 if not, or if there is no answer.
 """
 
@@ -49,7 +49,7 @@ def check_job(address: Address, timeout_s: float, *, as_json: bool) -> int:
         print(text)
     else:
         _print(found)
-    well = all(node["standing"] == _HEALTHY for node in found["nodes"].values()) and not found["links"]
+    well = all(node["health"] == _HEALTHY for node in found["nodes"].values()) and not found["links"]
     return 0 if well else 1
 
 
@@ -59,16 +59,16 @@ def _print(found: Mapping[str, Any]) -> None:
     nodes: dict[str, Any] = found["nodes"]
     rounds = f"{found['rounds']} round{'s' * (found['rounds'] != 1)}"
     rows = [
-        ((name, node["standing"], *_figures(node["own"] or {})), "" if node["standing"] == _HEALTHY else ALARM)
+        ((name, node["health"], *_figures(node["own"] or {})), "" if node["health"] == _HEALTHY else ALARM)
         for name, node in nodes.items()
     ]
     parts: list[RenderableType] = [
         line(f"{len(nodes)} node{'s' * (len(nodes) != 1)} · {rounds} · took {found['lasted_s']:.1f} s", HEAD),
-        Listing(("node", "verdict", *(title for title, _ in _RATES)), rows),
+        Listing(("node", "diagnosis", *(title for title, _ in _RATES)), rows),
     ]
-    wrong = [f"{name} is {node['standing']}: {node['text']}" for name, node in nodes.items() if node["text"]]
+    wrong = [f"{name} is {node['health']}: {node['text']}" for name, node in nodes.items() if node["text"]]
     wrong += [
-        f"the link of {' and '.join(link['nodes'])} is {link['standing']}: {link['text']}" for link in found["links"]
+        f"the link of {' and '.join(link['nodes'])} is {link['health']}: {link['text']}" for link in found["links"]
     ]
     for title, lines, style in (("What is wrong", wrong, ALARM), ("Also", list(found["notes"]), "")):
         if lines:

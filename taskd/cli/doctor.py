@@ -29,7 +29,7 @@ _REMEDY = "install a taskd for this torch, or one of the torches in docs/torch-v
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorLine:
     """One line of the report. `remedy` is empty unless it is a problem."""
 
     subject: str
@@ -58,61 +58,63 @@ def doctor(arguments: Sequence[str]) -> int:
     return 0 if healthy else 1
 
 
-def examine() -> Iterator[Finding]:
+def examine() -> Iterator[DoctorLine]:
     """All findings."""
-    yield Finding("python", f"{sys.version.split()[0]} at {sys.executable}")
+    yield DoctorLine("python", f"{sys.version.split()[0]} at {sys.executable}")
     yield _guarded("injection", _injection)
     yield from _fit()
     yield _guarded("libtaskd.so", _gate)
     yield _guarded("core", _core)
-    yield Finding("switched", "on" if is_enabled() else "off: set TASKD_PROCESS_ENABLE=on (taskd run does it)")
+    yield DoctorLine("switched", "on" if is_enabled() else "off: set TASKD_PROCESS_ENABLE=on (taskd run does it)")
     yield from _settings()
     yield _guarded("manager", _manager)
 
 
-def _guarded(subject: str, look: Callable[[], Finding]) -> Finding:
+def _guarded(subject: str, look: Callable[[], DoctorLine]) -> DoctorLine:
     try:
         return look()
     except TaskdError as error:
-        return Finding(subject, "a problem", str(error))
+        return DoctorLine(subject, "a problem", str(error))
 
 
-def _injection() -> Finding:
+def _injection() -> DoctorLine:
     file, lines, plugin = torchrun_file(), sed_lines(), has_plugin()
     ways = [f"{lines} sed line(s) in {file}"] * bool(lines) + ["plugin of torchrun (entry point)"] * plugin
     if ways:
-        return Finding("injection", " and ".join(ways))
-    return Finding(
+        return DoctorLine("injection", " and ".join(ways))
+    return DoctorLine(
         "injection",
         "none: neither the sed line nor the plugin is there, only `taskd run` works",
         f"pip install taskd for {sys.executable}, or scripts/patch-torch.sh apply (adds `import {PATCH_MODULE}`)",
     )
 
 
-def _fit() -> Iterator[Finding]:
+def _fit() -> Iterator[DoctorLine]:
     from taskd.adaptors.seams.parts import PARTS, misfits, newer
     from taskd.adaptors.seams.seam import torch_version
 
     if find_spec("torch") is None:
-        yield Finding(_FITS, f"no torch for {sys.executable}", "install torch there, or call the python that has it")
+        yield DoctorLine(_FITS, f"no torch for {sys.executable}", "install torch there, or call the python that has it")
         return
-    found = [Finding(_FITS, f"torch {torch_version()}, {part.name}: {misfit}", _REMEDY) for part, misfit in misfits()]
+    found = [
+        DoctorLine(_FITS, f"torch {torch_version()}, {part.name}: {misfit}", _REMEDY) for part, misfit in misfits()
+    ]
     count = sum(len(part.table) for part in PARTS)
-    yield from found or [Finding(_FITS, f"torch {torch_version()}: all {count} seams as expected")]
+    yield from found or [DoctorLine(_FITS, f"torch {torch_version()}: all {count} seams as expected")]
     if note := newer():
-        yield Finding(_FITS, note)
+        yield DoctorLine(_FITS, note)
 
 
-def _gate() -> Finding:
+def _gate() -> DoctorLine:
     from taskd.runtime.box.elf import flaw
     from taskd.runtime.box.shim import library_path
 
     path = library_path("libtaskd.so")
     remedy = "reinstall taskd for this machine, or build it: python -m pip install -e ."
     if not path.is_file():
-        return Finding("libtaskd.so", f"no file at {path}", remedy)
+        return DoctorLine("libtaskd.so", f"no file at {path}", remedy)
     if wrong := flaw(path):
-        return Finding("libtaskd.so", f"{path} {wrong}", remedy)
+        return DoctorLine("libtaskd.so", f"{path} {wrong}", remedy)
     trial = subprocess.run(
         [_TRIAL],
         env={**environment(), "LD_PRELOAD": str(path)},
@@ -122,36 +124,36 @@ def _gate() -> Finding:
         timeout=30,
     )
     if trial.returncode or trial.stderr:
-        return Finding("libtaskd.so", f"{_TRIAL} under it: status {trial.returncode} {trial.stderr.strip()}", remedy)
+        return DoctorLine("libtaskd.so", f"{_TRIAL} under it: status {trial.returncode} {trial.stderr.strip()}", remedy)
     preloaded = str(path) in environment().get("LD_PRELOAD", "")
-    return Finding("libtaskd.so", f"{path} loads; {'preloaded here' if preloaded else 'the agent preloads it'}")
+    return DoctorLine("libtaskd.so", f"{path} loads; {'preloaded here' if preloaded else 'the agent preloads it'}")
 
 
-def _core() -> Finding:
+def _core() -> DoctorLine:
     from taskd.runtime.box.shim import core, interface
 
     version = core().taskd_version()
     text = version if isinstance(version, int) else interface().string(version).decode()
-    return Finding("core", f"version {text}")
+    return DoctorLine("core", f"version {text}")
 
 
-def _settings() -> Iterator[Finding]:
+def _settings() -> Iterator[DoctorLine]:
     env = environment()
     known = {setting.variable for setting in SETTINGS}
     for name in sorted(env):
         if name.startswith(PREFIX) and name in known:
-            yield Finding(name, "set, not shown" if name == SECRET.variable else env[name])
+            yield DoctorLine(name, "set, not shown" if name == SECRET.variable else env[name])
     for unknown in unknown_variables(env):
-        yield Finding(unknown.found, "no setting of taskd, has no effect", f"unset or correct it: {unknown.advice}")
+        yield DoctorLine(unknown.found, "no setting of taskd, has no effect", f"unset or correct it: {unknown.advice}")
 
 
-def _manager() -> Finding:
+def _manager() -> DoctorLine:
     config = AgentConfig.from_environment()
     where = f"tcp {config.manager}" if config.manager else "embedded in the agent (a job of one node)"
-    return Finding("manager", where)
+    return DoctorLine("manager", where)
 
 
-def _print_table(findings: list[Finding]) -> None:
+def _print_table(findings: list[DoctorLine]) -> None:
     width = max(len(finding.subject) for finding in findings)
     for finding in findings:
         mark = "ok" if finding.healthy else "!!"

@@ -16,22 +16,22 @@ import msgspec
 
 from taskd.cli.fault_page import outcome, title, told_in_full
 from taskd.cli.job_page import Evidenced, Kept, is_recovering, is_running
-from taskd.runtime.records.chronicle import Chronicle, FaultEntry, KeptBox
-from taskd.runtime.records.faultfile import FaultRecord
-from taskd.runtime.records.portrait import Portrait
+from taskd.runtime.records.faultfile import FaultFile
+from taskd.runtime.records.snapshot import BoxSnapshot
+from taskd.runtime.records.timeline import FaultEntry, KeptBox, Timeline
 
 VERSION: Final = 1
 _DEEPEST: Final = 100
 Document = dict[str, Any]
 
 
-def process_document(portrait: Portrait) -> Document:
+def process_document(snapshot: BoxSnapshot) -> Document:
     """One process."""
-    return {"kind": "process", "process": asdict(portrait)}
+    return {"kind": "process", "process": asdict(snapshot)}
 
 
 def job_document(
-    jobs: Sequence[Chronicle], ranks: Sequence[Portrait], kept: Kept, read: Evidenced, *, everything: bool
+    jobs: Sequence[Timeline], ranks: Sequence[BoxSnapshot], kept: Kept, read: Evidenced, *, everything: bool
 ) -> Document:
     """The last of these jobs, and a summary of each. Without `everything`, only what is told in full has evidence."""
     job, recovering = jobs[-1], is_recovering(jobs[-1])
@@ -47,7 +47,7 @@ def job_document(
     }
 
 
-def _box(box: KeptBox, one: Portrait | None) -> Document:
+def _box(box: KeptBox, one: BoxSnapshot | None) -> Document:
     return asdict(box) | {
         "readable": one is not None,
         "pid": one.pid if one is not None else None,
@@ -57,7 +57,7 @@ def _box(box: KeptBox, one: Portrait | None) -> Document:
     }
 
 
-def _summary(job: Chronicle) -> Document:
+def _summary(job: Timeline) -> Document:
     return {
         "job_id": job.job_id,
         "folder": job.folder,
@@ -73,8 +73,8 @@ def _summary(job: Chronicle) -> Document:
     }
 
 
-def _fault(fault: FaultEntry, record: FaultRecord | None, *, recovering: bool) -> Document:
-    verdict = fault.verdict
+def _fault(fault: FaultEntry, record: FaultFile | None, *, recovering: bool) -> Document:
+    diagnosis = fault.diagnosis
     return {
         "fault": fault.number,
         "manager": fault.manager,
@@ -84,7 +84,7 @@ def _fault(fault: FaultEntry, record: FaultRecord | None, *, recovering: bool) -
         "culprits": fault.culprits,
         "outcome": outcome(fault, recovering=recovering),
         "total_ms": fault.total_ms,
-        "verdict": _plain(verdict) | {"took_s": verdict.took_s} if verdict is not None else None,
+        "diagnosis": _plain(diagnosis) | {"took_s": diagnosis.took_s} if diagnosis is not None else None,
         "changes": fault.changes,
         "recoveries": [_plain(one) for one in fault.recoveries],
         "evidence": record.raw if record is not None else None,

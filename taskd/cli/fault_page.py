@@ -9,15 +9,15 @@ from taskd.cli.tables import ALARM, GOOD, QUIET, VICTIM, Listing, Row, block, he
 from taskd.core.account import operation
 from taskd.core.endings import died_of, signal_name
 from taskd.core.evidence import Collective, Evidence, RunState
-from taskd.core.verdict import PACES, Kind, names
-from taskd.runtime.records.chronicle import FaultEntry
-from taskd.runtime.records.entries import Recovery, VerdictEntry
-from taskd.runtime.records.faultfile import FaultRecord
+from taskd.core.findings import PACES, Kind, names
+from taskd.runtime.records.entries import DiagnosisEntry, RecoveryEntry
+from taskd.runtime.records.faultfile import FaultFile
+from taskd.runtime.records.timeline import FaultEntry
 
 REPORTED: Final = frozenset(kind.name for kind in (Kind.NON_FINITE, Kind.ORPHANED, *PACES))
 """Kinds that are told, and no recovery comes of them by itself."""
 _WHY: Final = ". Why: "
-"""Between what has happened and the reason, in a verdict's sentence."""
+"""Between what has happened and the reason, in a diagnosis's sentence."""
 _FACTS: Final = 8
 _RANKS: Final = 32
 _FRAMES: Final = 12
@@ -40,9 +40,9 @@ _STATES: Final = {
 
 
 def title(fault: FaultEntry) -> str:
-    """What it is called, in the words of its verdict."""
-    if fault.verdict is not None:
-        return fault.verdict.title or fault.verdict.kind
+    """What it is called, in the words of its diagnosis."""
+    if fault.diagnosis is not None:
+        return fault.diagnosis.title or fault.diagnosis.kind
     if fault.number == 0:
         return "planned"
     return "; ".join(
@@ -58,7 +58,7 @@ def outcome(fault: FaultEntry, *, recovering: bool) -> str:
         return "reported only"
     if fault.closed:
         return "not recovered"
-    return "under way" if recovering else "told only"
+    return "under way" if recovering else "reported only"
 
 
 def outcome_style(fault: FaultEntry, *, recovering: bool) -> str:
@@ -81,16 +81,16 @@ def told_in_full(faults: Sequence[FaultEntry], *, everything: bool) -> list[Faul
 
 def is_reported(fault: FaultEntry) -> bool:
     """It was told, and nothing was done about it."""
-    return not fault.recoveries and fault.verdict is not None and fault.verdict.kind in REPORTED
+    return not fault.recoveries and fault.diagnosis is not None and fault.diagnosis.kind in REPORTED
 
 
-def phases(recovery: Recovery) -> str:
+def phases(recovery: RecoveryEntry) -> str:
     """The length of each phase, without the total."""
     return " · ".join(f"{name} {ms:.0f}" for name, ms in recovery.phases_ms.items() if name not in ("total", "started"))
 
 
 def fault_page(
-    fault: FaultEntry, record: FaultRecord | None, *, recovering: bool, everything: bool
+    fault: FaultEntry, record: FaultFile | None, *, recovering: bool, everything: bool
 ) -> Iterator[RenderableType]:
     """The whole account; without `everything`, the beginning of what is long."""
     blamed = names(fault.culprits) if fault.culprits else "nobody can be blamed"
@@ -116,20 +116,22 @@ def _kind(name: str) -> str:
 
 
 def _facts(fault: FaultEntry, *, recovering: bool, everything: bool) -> Iterator[tuple[str, str]]:
-    verdict = fault.verdict
-    if verdict is not None:
-        what, _, why = verdict.sentence.rpartition(_WHY)
+    diagnosis = fault.diagnosis
+    if diagnosis is not None:
+        what, _, why = diagnosis.sentence.rpartition(_WHY)
         yield "what", what + "." * bool(what) or why
         yield "why", why if what else ""
-        yield from _seen(verdict, everything=everything)
-    found = f", verdict after {span(verdict.took_s)}" if verdict is not None and verdict.took_s is not None else ""
+        yield from _seen(diagnosis, everything=everything)
+    found = (
+        f", diagnosis after {span(diagnosis.took_s)}" if diagnosis is not None and diagnosis.took_s is not None else ""
+    )
     changed = f" (changed {fault.changes} times)" if fault.changes else ""
     step = f", after step {fault.step}" if fault.step is not None and fault.step >= 0 else ""
     yield "when", f"{wall(fault.unix_s) or 'time not known'}{step}{found}{changed}"
-    if verdict is not None and verdict.victims:
-        yield "victims", names(verdict.victims)
-    if verdict is not None and verdict.hang is not None:
-        yield "hang", _hang(verdict)
+    if diagnosis is not None and diagnosis.victims:
+        yield "victims", names(diagnosis.victims)
+    if diagnosis is not None and diagnosis.hang is not None:
+        yield "hang", _hang(diagnosis)
     if not fault.recoveries:
         yield "done", outcome(fault, recovering=recovering)
     for one in fault.recoveries:
@@ -139,24 +141,24 @@ def _facts(fault: FaultEntry, *, recovering: bool, everything: bool) -> Iterator
         yield "phases, ms", phases(one)
 
 
-def _seen(verdict: VerdictEntry, *, everything: bool) -> Iterator[tuple[str, str]]:
+def _seen(diagnosis: DiagnosisEntry, *, everything: bool) -> Iterator[tuple[str, str]]:
     """The facts that the sentence does not have, or all."""
-    facts = [fact for fact in verdict.facts if everything or fact.text not in verdict.sentence]
+    facts = [fact for fact in diagnosis.facts if everything or fact.text not in diagnosis.sentence]
     for fact in facts if everything else facts[:_FACTS]:
         yield "fact", f"rank {fact.rank}, {_kind(fact.kind)}: {fact.text}"
     if not everything and len(facts) > _FACTS:
         yield "", f"… {len(facts) - _FACTS} more with --all"
 
 
-def _hang(verdict: VerdictEntry) -> str:
-    hang = verdict.hang
+def _hang(diagnosis: DiagnosisEntry) -> str:
+    hang = diagnosis.hang
     assert hang is not None, "asked for one"
     known = (("silent for", hang.silent_s), ("limit", hang.limit_s), ("usual step", hang.usual_s))
     told = ", ".join(f"{name} {span(value)}" for name, value in known if value is not None)
-    return told if hang.reason in verdict.sentence else f"{hang.reason} ({told})" if told else hang.reason
+    return told if hang.reason in diagnosis.sentence else f"{hang.reason} ({told})" if told else hang.reason
 
 
-def _done(one: Recovery) -> str:
+def _done(one: RecoveryEntry) -> str:
     total, started = one.phases_ms.get("total"), one.phases_ms.get("started")
     took = f" in {total:.0f} ms" if total is not None else ""
     if started is not None:
@@ -171,7 +173,7 @@ def _done(one: Recovery) -> str:
 
 
 def _ranks(fault: FaultEntry, evidence: dict[int, Evidence], *, everything: bool) -> Iterator[RenderableType]:
-    victims = frozenset(fault.verdict.victims if fault.verdict is not None else ())
+    victims = frozenset(fault.diagnosis.victims if fault.diagnosis is not None else ())
     order = sorted(evidence, key=lambda rank: (rank not in fault.culprits, rank not in victims, rank))
     shown = order if everything else order[:_RANKS]
     yield heading("Ranks, as they were then")

@@ -24,24 +24,24 @@ from taskd.cli.tables import (
     span,
     wall,
 )  # fmt: skip
-from taskd.core.recovery import Phase
 from taskd.core.findings import names
-from taskd.runtime.records.chronicle import Chronicle, FaultEntry, KeptBox
-from taskd.runtime.records.faultfile import FaultRecord
-from taskd.runtime.records.portrait import Portrait
+from taskd.core.recovery import Phase
+from taskd.runtime.records.faultfile import FaultFile
+from taskd.runtime.records.snapshot import BoxSnapshot
+from taskd.runtime.records.timeline import FaultEntry, KeptBox, Timeline
 
 _FAULTS: Final = 10
 _SILENT_S: Final = 1.0
 _RECOVERING: Final = frozenset(
     phase.value for phase in (Phase.PAUSING, Phase.JOINING, Phase.RESUMING, Phase.RESTARTING)
 )
-Evidenced = Callable[[FaultEntry], FaultRecord | None]
-Kept = Sequence[tuple[KeptBox, Portrait | None]]
+Evidenced = Callable[[FaultEntry], FaultFile | None]
+Kept = Sequence[tuple[KeptBox, BoxSnapshot | None]]
 """Each with what it shows; None if it cannot be read."""
 
 
 def job_page(
-    job: Chronicle, ranks: Sequence[Portrait], kept: Kept, read: Evidenced, *, everything: bool
+    job: Timeline, ranks: Sequence[BoxSnapshot], kept: Kept, read: Evidenced, *, everything: bool
 ) -> Iterator[RenderableType]:
     """All that is known of a job; without `everything`, the newest fault and the beginning of what is long."""
     running, recovering = is_running(job, ranks), is_recovering(job)
@@ -59,30 +59,30 @@ def job_page(
         yield from _kept(kept if everything else kept[-_FAULTS:], len(kept))
 
 
-def is_running(job: Chronicle, ranks: Sequence[Portrait]) -> bool:
+def is_running(job: Timeline, ranks: Sequence[BoxSnapshot]) -> bool:
     """No end is recorded, and a rank of it lives on this machine."""
     return job.ended is None and any(rank.state == "alive" for rank in ranks)
 
 
-def is_recovering(job: Chronicle) -> bool:
+def is_recovering(job: Timeline) -> bool:
     """Its newest directive serves a recovery."""
     return job.ended is None and job.phase in _RECOVERING
 
 
-def jobs_table(jobs: Sequence[Chronicle]) -> Iterator[RenderableType]:
+def jobs_table(jobs: Sequence[Timeline]) -> Iterator[RenderableType]:
     """Several jobs of one run directory, the newest first."""
-    yield line(f"{len(jobs)} jobs; the newest is told below, another with: taskd blackbox FOLDER", HEAD)
+    yield line(f"{len(jobs)} jobs; the newest is shown below, another with: taskd blackbox FOLDER", HEAD)
     columns = ("job", "started", "ended", ">faults", "folder")
     yield Listing(columns, [(_job(job), "" if job.ended is None else QUIET) for job in jobs], wide=("folder",))
     yield Text()
 
 
-def _job(job: Chronicle) -> Sequence[Cell]:
+def _job(job: Timeline) -> Sequence[Cell]:
     ended = f"{wall(job.ended.unix_s)}, exit code {job.ended.exit_code}" if job.ended is not None else "no end recorded"
     return job.job_id, wall(job.started_unix_s), ended, str(len(job.faults)), job.folder
 
 
-def _title(job: Chronicle, *, running: bool) -> Text:
+def _title(job: Timeline, *, running: bool) -> Text:
     told = line(f"job {job.job_id} · ", HEAD)
     if job.ended is not None:
         failed = job.ended.exit_code != 0
@@ -90,7 +90,7 @@ def _title(job: Chronicle, *, running: bool) -> Text:
     return told.append_text(line("running", GOOD) if running else line("no end recorded, no rank of it here", VICTIM))
 
 
-def _facts(job: Chronicle, ranks: Sequence[Portrait], *, running: bool) -> Iterator[tuple[str, Cell]]:
+def _facts(job: Timeline, ranks: Sequence[BoxSnapshot], *, running: bool) -> Iterator[tuple[str, Cell]]:
     yield "folder", job.folder
     yield "started", since(job.started_unix_s) + (f", {job.managers} managers since" if job.managers > 1 else "")
     if job.ended is not None:
@@ -138,7 +138,7 @@ def _fault(fault: FaultEntry, *, recovering: bool) -> Row:
     return cells, ""
 
 
-def _living(ranks: Sequence[Portrait]) -> Iterator[RenderableType]:
+def _living(ranks: Sequence[BoxSnapshot]) -> Iterator[RenderableType]:
     yield heading("Ranks on this machine now; taskd blackbox PID")
     columns = (">rank", ">pid", "state", ">step", ">committed", "phase", "waits in", ">for", "main thread")
     yield Listing(columns, [_rank(rank) for rank in ranks], spare=("phase", ">pid"), wide=("waits in",))
@@ -151,7 +151,7 @@ def _kept(kept: Kept, total: int) -> Iterator[RenderableType]:
     yield Listing(columns, [_dead(box, one) for box, one in kept], spare=(">pid", ">step"), wide=("how",))
 
 
-def _dead(box: KeptBox, one: Portrait | None) -> Row:
+def _dead(box: KeptBox, one: BoxSnapshot | None) -> Row:
     name = Path(box.file).name
     if one is None:
         return (str(box.rank), "", "", "", "cannot be read", name), VICTIM
@@ -159,7 +159,7 @@ def _dead(box: KeptBox, one: Portrait | None) -> Row:
     return (str(box.rank), str(one.pid), wall(one.at_unix_s), step, one.how.partition(";")[0], name), ""
 
 
-def _rank(one: Portrait) -> Row:
+def _rank(one: BoxSnapshot) -> Row:
     waits = max((call for call in one.collectives if call.open), key=lambda call: call.lasted_s or 0.0, default=None)
     stands = one.ages == "now" and (one.clocks.native_s or 0.0) > _SILENT_S
     state = one.process.state if one.state == "alive" and one.process is not None else one.state

@@ -25,7 +25,7 @@ from taskd.cli.tables import (
 )
 from taskd.core.endings import describe, size
 from taskd.runtime.records.lookup import ProcessView
-from taskd.runtime.records.portrait import ClocksView, CollectiveView, Portrait, SignalView
+from taskd.runtime.records.snapshot import BoxSnapshot, ClocksView, CollectiveView, SignalView
 
 FEW: Final = 12
 _FRAMES: Final = 12
@@ -33,7 +33,7 @@ _STANDS_S: Final = 1.0
 """The native thread beats five times a second; whoever is asked for the GIL answers within a bytecode."""
 
 
-def process_page(one: Portrait, *, everything: bool) -> Iterator[RenderableType]:
+def process_page(one: BoxSnapshot, *, everything: bool) -> Iterator[RenderableType]:
     """All that is known of a process; without `everything`, the newest of what is long."""
     yield _title(one)
     if one.how:
@@ -51,18 +51,18 @@ def process_page(one: Portrait, *, everything: bool) -> Iterator[RenderableType]
     yield from _collectives(one, everything=everything)
 
 
-def _failed(one: Portrait) -> bool:
+def _failed(one: BoxSnapshot) -> bool:
     return one.exit_status != 0
 
 
-def _title(one: Portrait) -> Text:
+def _title(one: BoxSnapshot) -> Text:
     who = f"rank {one.rank}" if one.state != "not claimed" else "no process yet"
     style = {"alive": GOOD, "dead": ALARM if _failed(one) else GOOD}.get(one.state, VICTIM)
     told = f" · pid {one.pid} · incarnation {one.incarnation}" if one.pid else ""
     return line(f"{who}{told} · ", "bold").append_text(line(one.state, style))
 
 
-def _facts(one: Portrait) -> Iterator[tuple[str, Cell]]:
+def _facts(one: BoxSnapshot) -> Iterator[tuple[str, Cell]]:
     of = one.ages
     yield "box", one.file
     if one.state != "alive":
@@ -86,7 +86,7 @@ def _facts(one: Portrait) -> Iterator[tuple[str, Cell]]:
         yield "exception", lines(f"{words.kind}: {words.message}{whose}, {ago(words.age_s, of)}{where}")
 
 
-def _step(one: Portrait) -> str:
+def _step(one: BoxSnapshot) -> str:
     return f"{one.step}, committed {ago(one.step_s, one.ages)}" if one.step is not None else "none committed"
 
 
@@ -109,7 +109,7 @@ def _answer(waiting_s: float | None, well: str) -> Cell:
     return line(f"no answer for {span(waiting_s)}", VICTIM) if waiting_s >= _STANDS_S else well
 
 
-def _trouble(one: Portrait) -> str:
+def _trouble(one: BoxSnapshot) -> str:
     """What keeps it from going on, as far as its box tells by itself; for a dead one, what did."""
     clocks, calls = one.clocks, [call for call in one.collectives if call.open]
     if (clocks.native_s or 0.0) > _STANDS_S:
@@ -147,7 +147,7 @@ def _backtrace(fatal: SignalView, *, everything: bool) -> Iterator[RenderableTyp
         yield block([f"… {len(fatal.frames) - len(frames)} more with --all"], QUIET)
 
 
-def _communicators(one: Portrait) -> Iterator[Row]:
+def _communicators(one: BoxSnapshot) -> Iterator[Row]:
     for comm in one.communicators:
         cells = (
             comm.comm[-4:],
@@ -161,7 +161,7 @@ def _communicators(one: Portrait) -> Iterator[Row]:
         yield cells, QUIET if comm.closed else ""
 
 
-def _collectives(one: Portrait, *, everything: bool) -> Iterator[RenderableType]:
+def _collectives(one: BoxSnapshot, *, everything: bool) -> Iterator[RenderableType]:
     if not one.collectives:
         yield heading("No collective was noted" + (f" ({one.dropped} could not be)" if one.dropped else ""))
         return
@@ -175,7 +175,7 @@ def _collectives(one: Portrait, *, everything: bool) -> Iterator[RenderableType]
     yield Listing(columns, [_call(call) for call in shown], spare=("backend", ">peer"))
 
 
-def _before(one: Portrait) -> str:
+def _before(one: BoxSnapshot) -> str:
     return " ago" if one.ages == "now" else f" before {one.ages}"
 
 

@@ -13,7 +13,7 @@ from taskd.config.reading import Source
 from taskd.config.rundir import run_dir
 from taskd.config.schema import unknown_names
 from taskd.config.security import Security
-from taskd.core.policy import Deadlines, Membership, NodeCheck, Policy, Tempo
+from taskd.core.policy import Deadlines, Membership, NodeCheckPolicy, Policy, Tempo
 from taskd.errors import ConfigError
 
 _SUSPECT_HEARTBEATS = Membership().suspect_s / Membership().heartbeat_s
@@ -93,7 +93,7 @@ def _policy(source: Source) -> Policy:
         tempo=_tempo(source),
         deadlines=_deadlines(source),
         membership=_membership(source),
-        node_check=NodeCheck(
+        node_check=NodeCheckPolicy(
             timeout_s=source.seconds(settings.NODE_CHECK_TIMEOUT_S), margin=source.factor(settings.NODE_CHECK_MARGIN)
         ),
     )
@@ -125,7 +125,7 @@ def _tempo(source: Source) -> Tempo:
         phase_s=source.seconds(settings.HANG_PHASE_S),
         floor_s=source.seconds(settings.HANG_MIN_S),
         factor=source.whole(settings.HANG_FACTOR),
-        patience_s=source.seconds(settings.HANG_PATIENCE_S),
+        unproven_s=source.seconds(settings.HANG_UNPROVEN_S),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a setting is: its names, its kind, its bounds.
+"""What a setting is: its names, its format, its bounds.
 
 Rules:
 
@@ -16,7 +16,7 @@ from enum import Enum
 from taskd.core.policy import Strategy
 
 
-class Kind(Enum):
+class Format(Enum):
     """How a setting's text is read. The value completes the sentence "expected …"."""
 
     TEXT = "text that is not empty"
@@ -46,7 +46,7 @@ class Setting:
 
     variable: str | None
     key: str | None
-    kind: Kind
+    format: Format
     default: str | None
     readers: tuple[Reader, ...]
     meaning: str
@@ -68,9 +68,9 @@ class Setting:
     @property
     def expected(self) -> str:
         """What a value must be, in words."""
-        if self.kind in (Kind.WHOLE, Kind.SECONDS, Kind.FACTOR):
-            return f"{self.kind.value} from {self.minimum:g} to {self.maximum:.0f}"
-        return str(self.kind.value)
+        if self.format in (Format.WHOLE, Format.SECONDS, Format.FACTOR):
+            return f"{self.format.value} from {self.minimum:g} to {self.maximum:.0f}"
+        return str(self.format.value)
 
 
 @dataclass(frozen=True)

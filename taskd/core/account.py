@@ -13,7 +13,7 @@ from typing import Final
 from taskd.core.endings import describe, explain, out_of_memory
 from taskd.core.endings import size as amount
 from taskd.core.evidence import Child, Collective, Evidence
-from taskd.core.verdict import Finding, Kind, names
+from taskd.core.findings import Finding, Kind, names
 
 _TOLD_APART: Final = 4
 
@@ -175,7 +175,7 @@ def who(rank: int, known: Evidence | None) -> str:
     return f"rank {rank} ({told})" if told else f"rank {rank}"
 
 
-def accusation(facts: Iterable[Finding], evidence: Mapping[int, Evidence]) -> str:
+def culprits_text(facts: Iterable[Finding], evidence: Mapping[int, Evidence]) -> str:
     """What the culprits did, one after another; many of one kind as one, with what is held against the first."""
     sentences = []
     for kind, group in groupby(facts, key=lambda fact: fact.kind):
@@ -189,7 +189,7 @@ def accusation(facts: Iterable[Finding], evidence: Mapping[int, Evidence]) -> st
     return "; ".join(sentences)
 
 
-def suffering(waiting: Mapping[int, Collective | None], failed: Iterable[int]) -> str:
+def victims_text(waiting: Mapping[int, Collective | None], failed: Iterable[int]) -> str:
     """What the victims are in, or have come to."""
     parts = []
     if waiting:

@@ -25,7 +25,7 @@ from taskd.errors import TransitionError
 from taskd.wire.messages import Directive, Order, RankOrder, RankStatus, Refuses, Stage, WorkerReport, WorldPlan
 
 
-class State(Enum):
+class RankState(Enum):
     """Where one rank's slot stands."""
 
     RUNNING = "running"
@@ -33,7 +33,7 @@ class State(Enum):
     ENDED = "ended"
 
 
-class Event(Enum):
+class NodeEvent(Enum):
     """What may happen to a slot."""
 
     DIRECTED = "directed"
@@ -115,7 +115,7 @@ class Slot:
     """One rank of this node: its process, and what it was last told."""
 
     status: RankStatus
-    state: State = State.RUNNING
+    state: RankState = RankState.RUNNING
     told: tuple[int, int] | None = None
     """Generation and sequence of the directive that its process was last told."""
     words: tuple[str, str] = ("", "")
@@ -143,7 +143,7 @@ class Node:
     def started(self, status: RankStatus) -> None:
         """A process has been started for a rank: the first, the one that `Start` wanted, or one of torchrun's own."""
         slot = self.slots.setdefault(status.rank, Slot(status))
-        row = self._row(status.rank, Event.STARTED)
+        row = self._row(status.rank, NodeEvent.STARTED)
         slot.status = status
         row.act(self, status.rank)
 
@@ -169,7 +169,7 @@ class Node:
         """These are the ranks of the place that was taken; none has a process yet."""
         for rank in ranks:
             gone = RankStatus(rank=rank, incarnation=-1, generation=0, stage=Stage.DEAD)
-            self.slots[rank] = Slot(gone, State.ENDED)
+            self.slots[rank] = Slot(gone, RankState.ENDED)
             self._fire(rank, NodeEvent.DIRECTED)
         return self._flush()
 
@@ -198,12 +198,12 @@ class Node:
         slot.status = replace(slot.status, no_rebuild=said.no_rebuild, no_newcomer=said.no_newcomer)
 
     def ended(self, rank: int, *, status: int | None, cause: str, at_s: float) -> list[Action]:
-        """A process has ended, or its death is certain. Told again with a better cause, only the cause changes.
+        """A process has ended, or its death is certain. Reported again with a better cause, only the cause changes.
 
         `status` is as Python's subprocess has it, negative for a signal; None if it is not known yet.
         """
         slot = self.slots[rank]
-        row = self._row(rank, Event.ENDED)
+        row = self._row(rank, NodeEvent.ENDED)
         again = slot.state is RankState.ENDED
         clean, before, (words, kind) = status == 0, slot.status, slot.words
         slot.status = replace(
@@ -232,10 +232,10 @@ class Node:
             return
         self._tell(slot, self.directive)
 
-    def bury(self, rank: int) -> None:
+    def reap(self, rank: int) -> None:
         """The process is gone: what it left behind is killed, and a successor started if one is wanted."""
         slot = self.slots[rank]
-        slot.state = State.ENDED
+        slot.state = RankState.ENDED
         if slot.status.stage is Stage.DEAD:
             self._out.append(Fence(rank))
         self.succeed(rank)
@@ -254,7 +254,7 @@ class Node:
     def take(self, rank: int) -> None:
         """The rank has a process again, which has been told nothing yet."""
         slot = self.slots[rank]
-        slot.state, slot.told, slot.ordered, slot.words = State.RUNNING, None, None, ("", "")
+        slot.state, slot.told, slot.ordered, slot.words = RankState.RUNNING, None, None, ("", "")
 
     def ignore(self, _rank: int) -> None:
         """Known, and nothing follows."""
@@ -298,13 +298,13 @@ class Node:
             return None
         return next((order for order in self.directive.ranks if order.rank == rank), None)
 
-    def _row(self, rank: int, event: Event) -> "Row[Handler, State]":
+    def _row(self, rank: int, event: NodeEvent) -> "Row[Handler, RankState]":
         row = TABLE.get((self.slots[rank].state, event))
         if row is None:
             raise TransitionError(f"{event.name} of rank {rank} in slot state {self.slots[rank].state.name}")
         return row
 
-    def _fire(self, rank: int, event: Event) -> None:
+    def _fire(self, rank: int, event: NodeEvent) -> None:
         self._row(rank, event).act(self, rank)
 
     def _flush(self) -> list[Action]:
@@ -332,15 +332,15 @@ def replace_status(status: RankStatus, report: WorkerReport) -> RankStatus:
 
 Handler = Callable[[Node, int], None]
 
-TABLE: dict[tuple[State, Event], Row[Handler, State]] = {
-    **rows((State.RUNNING,), NodeEvent.DIRECTED, Node.reconcile, RankState.FENCED),
-    **rows((State.RUNNING,), NodeEvent.REPORTED, Node.reconcile, RankState.FENCED),
-    **rows((State.RUNNING, RankState.FENCED), Event.ENDED, Node.reap, State.ENDED),
+TABLE: dict[tuple[RankState, NodeEvent], Row[Handler, RankState]] = {
+    **rows((RankState.RUNNING,), NodeEvent.DIRECTED, Node.reconcile, RankState.FENCED),
+    **rows((RankState.RUNNING,), NodeEvent.REPORTED, Node.reconcile, RankState.FENCED),
+    **rows((RankState.RUNNING, RankState.FENCED), NodeEvent.ENDED, Node.reap, RankState.ENDED),
     **rows((RankState.FENCED,), NodeEvent.DIRECTED, Node.ignore),
     **rows((RankState.FENCED,), NodeEvent.REPORTED, Node.ignore),
-    **rows((State.ENDED,), NodeEvent.DIRECTED, Node.succeed),
-    **rows((State.ENDED,), NodeEvent.REPORTED, Node.ignore),
-    **rows((State.ENDED,), Event.ENDED, Node.ignore),
-    **rows(State, Event.STARTED, Node.take, State.RUNNING),
+    **rows((RankState.ENDED,), NodeEvent.DIRECTED, Node.succeed),
+    **rows((RankState.ENDED,), NodeEvent.REPORTED, Node.ignore),
+    **rows((RankState.ENDED,), NodeEvent.ENDED, Node.ignore),
+    **rows(RankState, NodeEvent.STARTED, Node.take, RankState.RUNNING),
 }
 """Every pair of slot state and event that may happen, and what it does."""

@@ -15,7 +15,7 @@ from typing import Final
 
 from taskd.core.endings import SIGABRT, died_of, faulted, killed_for_memory
 from taskd.core.evidence import Evidence, RunState, Standing
-from taskd.core.verdict import Kind
+from taskd.core.findings import Kind
 from taskd.core.waits import UNANSWERED_S
 
 _NO_SPACE: Final = re.compile(r"\[Errno (?:28|122)\]|No space left on device|Disk quota exceeded")
@@ -48,7 +48,7 @@ _FRAMES_ASKED: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Symptom:
     """The rank's condition is `kind` if this holds; `reason` says why that may be said."""
 
     kind: Kind
@@ -104,25 +104,29 @@ def _exited(known: Evidence) -> bool:
 
 
 FAILED: Final = (
-    Row(Kind.OOM_CGROUP, _out_of_cgroup, "the cgroup's counter of kills has risen with its end"),
-    Row(Kind.DISK_FULL, _disk_full, "its own error says so"),
-    Row(Kind.OOM_DEVICE, lambda known: bool(_DEVICE_MEMORY.search(_text(known))), "its own error says so"),
-    Row(Kind.OOM_HOST, lambda known: bool(_HOST_MEMORY.search(_text(known))), "its own error says so"),
-    Row(Kind.COLLATERAL, _blames_peer, "its error blames a connection"),
-    Row(Kind.EXITED_EARLY, lambda known: left_by_itself(known) == 0, "it leaves its training function by sys.exit()"),
-    Row(Kind.EXITED, lambda known: bool(left_by_itself(known)), "it leaves its training function by sys.exit()"),
-    Row(Kind.EXCEPTION, lambda known: bool(_text(known)), "an exception that is its own comes before its consequences"),
-    Row(Kind.CRASHED, faulted, "the kernel sent the signal for what a thread of it had done"),
-    Row(Kind.ABORTED, lambda known: died_of(known) == SIGABRT, "nothing but the process itself calls abort()"),
-    Row(Kind.KILLED, lambda known: died_of(known) is not None, "a signal ended it from outside"),
-    Row(Kind.EXITED, _exited, "it ended by itself and without an exception"),
-    Row(Kind.EXITED_EARLY, lambda known: known.ending is not None, "it ended as if all were done"),
-    Row(Kind.DYING, lambda known: known.gone, "the kernel has marked its death and is taking it down"),
+    Symptom(Kind.OOM_CGROUP, _out_of_cgroup, "the cgroup's counter of kills has risen with its end"),
+    Symptom(Kind.DISK_FULL, _disk_full, "its own error says so"),
+    Symptom(Kind.OOM_DEVICE, lambda known: bool(_DEVICE_MEMORY.search(_text(known))), "its own error says so"),
+    Symptom(Kind.OOM_HOST, lambda known: bool(_HOST_MEMORY.search(_text(known))), "its own error says so"),
+    Symptom(Kind.COLLATERAL, _blames_peer, "its error blames a connection"),
+    Symptom(
+        Kind.EXITED_EARLY, lambda known: left_by_itself(known) == 0, "it leaves its training function by sys.exit()"
+    ),
+    Symptom(Kind.EXITED, lambda known: bool(left_by_itself(known)), "it leaves its training function by sys.exit()"),
+    Symptom(
+        Kind.EXCEPTION, lambda known: bool(_text(known)), "an exception that is its own comes before its consequences"
+    ),
+    Symptom(Kind.CRASHED, faulted, "the kernel sent the signal for what a thread of it had done"),
+    Symptom(Kind.ABORTED, lambda known: died_of(known) == SIGABRT, "nothing but the process itself calls abort()"),
+    Symptom(Kind.KILLED, lambda known: died_of(known) is not None, "a signal ended it from outside"),
+    Symptom(Kind.EXITED, _exited, "it ended by itself and without an exception"),
+    Symptom(Kind.EXITED_EARLY, lambda known: known.ending is not None, "it ended as if all were done"),
+    Symptom(Kind.DYING, lambda known: known.gone, "the kernel has marked its death and is taking it down"),
 )
 """EXITED_EARLY is a fault only if others still need the rank; the diagnosis sees to that."""
 
 
-def condition_of_end(known: Evidence) -> Row | None:
+def condition_of_end(known: Evidence) -> Symptom | None:
     """Why a rank has failed; None if it has not, or if taskd itself has ended it."""
     if known.ending is not None and known.ending.fenced:
         return None
@@ -174,34 +178,36 @@ def _loops(known: Evidence) -> bool:
 
 
 STANDSTILL: Final = (
-    Row(
+    Symptom(
         Kind.FROZEN,
         lambda known: known.cgroup is not None and known.cgroup.frozen is True,
         "its cgroup is frozen",
     ),
-    Row(Kind.STOPPED, lambda known: _state(known, RunState.STOPPED, RunState.TRACED), "its state in /proc is T"),
+    Symptom(Kind.STOPPED, lambda known: _state(known, RunState.STOPPED, RunState.TRACED), "its state in /proc is T"),
 )
 """They hold whatever the rank waits for: as long as they do, it cannot go on."""
 
 STUCK: Final = (
-    Row(Kind.UNINTERRUPTIBLE, _uninterruptible, "its state in /proc is D: it waits for a device or a file server"),
-    Row(Kind.GIL_HELD, _gil_held, "its native thread beats, and no Python thread can run"),
-    Row(Kind.DISK_FULL, _on_full_disk, "it is writing, and no space is left"),
-    Row(Kind.LOCK_FILE, lambda known: known.lock_file is not None, "its main thread waits until a lock file is gone"),
-    Row(Kind.DATA_BLOCKED, _without_data, "its main thread waits for the next batch"),
-    Row(Kind.DEADLOCK, _locked, "its main thread waits for a lock while others could run"),
-    Row(Kind.BLOCKED, _main_silent, "its main thread is in a native call and has let go of the GIL"),
-    Row(Kind.LOOP, _loops, "its main thread runs Python code and gets nowhere"),
-    Row(Kind.BEHIND, lambda _: True, "it has not entered what the others wait in, and nothing says why"),
+    Symptom(Kind.UNINTERRUPTIBLE, _uninterruptible, "its state in /proc is D: it waits for a device or a file server"),
+    Symptom(Kind.GIL_HELD, _gil_held, "its native thread beats, and no Python thread can run"),
+    Symptom(Kind.DISK_FULL, _on_full_disk, "it is writing, and no space is left"),
+    Symptom(
+        Kind.LOCK_FILE, lambda known: known.lock_file is not None, "its main thread waits until a lock file is gone"
+    ),
+    Symptom(Kind.DATA_BLOCKED, _without_data, "its main thread waits for the next batch"),
+    Symptom(Kind.DEADLOCK, _locked, "its main thread waits for a lock while others could run"),
+    Symptom(Kind.BLOCKED, _main_silent, "its main thread is in a native call and has let go of the GIL"),
+    Symptom(Kind.LOOP, _loops, "its main thread runs Python code and gets nowhere"),
+    Symptom(Kind.BEHIND, lambda _: True, "it has not entered what the others wait in, and nothing says why"),
 )
 
 
-def condition_of_standstill(known: Evidence) -> Row | None:
+def condition_of_standstill(known: Evidence) -> Symptom | None:
     """Why the whole process stands still; None if it does not."""
     return next((row for row in STANDSTILL if row.holds(known)), None)
 
 
-def condition_of_hang(known: Evidence) -> Row:
+def condition_of_hang(known: Evidence) -> Symptom:
     """What a rank does that holds others up."""
     return condition_of_standstill(known) or next(row for row in STUCK if row.holds(known))
 

@@ -1,11 +1,11 @@
-"""From the evidence of all ranks to one verdict: what happened, who caused it, who merely suffers.
+"""From the evidence of all ranks to one diagnosis: what happened, its culprits, and its victims.
 
 Rules:
 
-1. `RULES` is asked from its top; the first rule that finds something decides. Each has its reason, and says it.
-2. What a rank shows by itself comes before what only a comparison shows, and that before what silence suggests.
+1. `RULES` are tried in order; the first that finds something decides. Each names its reason.
+2. What a rank shows by itself comes before what only a comparison shows, and that comes before what silence suggests.
 3. A hang is presumed only if the job's rhythm has declared one (`core/rhythm.py`); without it, only what needs no hang
-   is found. A healthy job has no verdict.
+   is found. A healthy job has no diagnosis.
 4. A rank without evidence is blamed only if nothing that is known explains the fault. A rank that taskd has killed is
    never blamed.
 5. Everything is linear in ranks, communicators and noted collectives. No rule asks in which order the ranks come.
@@ -15,10 +15,11 @@ from collections.abc import Collection, Mapping
 from itertools import takewhile
 from typing import Final
 
-from taskd.core.account import accusation, finding, suffering
+from taskd.core.account import culprits_text, finding, victims_text
 from taskd.core.conditions import waits_by_stack
 from taskd.core.evidence import Collective, Evidence
 from taskd.core.failures import by_themselves, mismatched, perhaps_by_others, too_early
+from taskd.core.findings import Diagnosis, Finding, Kind, names, ranked
 from taskd.core.hangs import (
     cut_off,
     holding_up,
@@ -31,10 +32,9 @@ from taskd.core.hangs import (
     unknown,
     waits_on_device,
 )
+from taskd.core.jobview import Cut, Found, JobView, Rule
 from taskd.core.proof import CERTAIN, prove
 from taskd.core.rhythm import Hang
-from taskd.core.scene import Cut, Found, Rule, Scene
-from taskd.core.verdict import Finding, Kind, Verdict, names, ranked
 
 _STACKS_TOLD: Final = 2
 _FRAMES_TOLD: Final = 6
@@ -47,8 +47,8 @@ def diagnose(
     members: Collection[int] | None = None,
     hang: Hang | None = None,
     cuts: Collection[Cut] = (),
-) -> Verdict | None:
-    """The verdict on a job; None if nothing is wrong, or nothing can be said yet.
+) -> Diagnosis | None:
+    """The diagnosis of a job; None if nothing is wrong, or nothing can be said yet.
 
     Args:
         evidence: of each rank of which anything is known.
@@ -57,20 +57,20 @@ def diagnose(
         cuts: nodes that could not reach each other.
 
     """
-    scene = Scene(evidence, evidence.keys() if members is None else frozenset(members), hang, cuts)
+    view = JobView(evidence, evidence.keys() if members is None else frozenset(members), hang, cuts)
     for rule in RULES:
-        found = rule.find(scene)
+        found = rule.find(view)
         if found is not None:
-            return _verdict(scene, rule, found)
+            return _diagnosis(view, rule, found)
     return None
 
 
-def lost_with_node(ranks: Collection[int], text: str) -> Verdict:
-    """The verdict on ranks of which nothing can be known any more: `text` says what has happened to their node."""
+def lost_with_node(ranks: Collection[int], text: str) -> Diagnosis:
+    """The diagnosis of ranks of which nothing can be known any more: `text` says what has happened to their node."""
     told = f"cannot be heard: {text}"
     facts = tuple(Finding(rank, Kind.SILENT, told) for rank in sorted(ranks))
     who = names(ranks)
-    return Verdict(
+    return Diagnosis(
         kind=Kind.SILENT,
         culprits=tuple(sorted(ranks)),
         victims=(),
@@ -79,58 +79,58 @@ def lost_with_node(ranks: Collection[int], text: str) -> Verdict:
     )
 
 
-def _verdict(scene: Scene, rule: Rule, found: Found) -> Verdict:
+def _diagnosis(view: JobView, rule: Rule, found: Found) -> Diagnosis:
     facts = ranked(found.facts)
     kind = found.kind or facts[0].kind
     proof = CERTAIN
-    if scene.hang is not None:
-        proof, left = prove(scene, found, kind)
+    if view.hang is not None:
+        proof, left = prove(view, found, kind)
         facts = ranked(left)
         kind = found.kind or facts[0].kind
     culprits = {fact.rank for fact in facts}
-    waiting, failed = _victims(scene, culprits) if rule.suffering else ({}, [])
-    sentences = [accusation(facts, scene.evidence) or kind.value, suffering(waiting, failed)]
-    reasons = [*dict.fromkeys(found.reasons or (rule.reason,)), *([scene.hang.reason] if scene.hang else ())]
+    waiting, failed = _victims(view, culprits) if rule.names_victims else ({}, [])
+    sentences = [culprits_text(facts, view.evidence) or kind.value, victims_text(waiting, failed)]
+    reasons = [*dict.fromkeys(found.reasons or (rule.reason,)), *([view.hang.reason] if view.hang else ())]
     told = ". ".join(sentence[0].upper() + sentence[1:] for sentence in sentences if sentence)
-    stacks = "" if proof.proven else _stacks(scene, culprits)
+    stacks = "" if proof.proven else _stacks(view, culprits)
     certain = "" if not proof.why else f" Proven: {proof.why}." if proof.proven else f" Not proven: {proof.why}."
-    return Verdict(
+    return Diagnosis(
         kind=kind,
         culprits=tuple(sorted(culprits)),
         victims=tuple(sorted({*waiting, *failed})),
         sentence=f"{told}. Why: {'; '.join(reasons)}.{certain}{stacks}",
-        facts=ranked([*facts, *_besides(scene, kind)]),
+        facts=ranked([*facts, *_besides(view, kind)]),
         proven=proof.proven,
         proof=proof.why,
     )
 
 
-def _stacks(scene: Scene, culprits: Collection[int]) -> str:
+def _stacks(view: JobView, culprits: Collection[int]) -> str:
     """Where those are that may be at work, for people."""
-    stacks = ((rank, scene.evidence[rank].stack) for rank in sorted(culprits)[:_STACKS_TOLD] if rank in scene.evidence)
+    stacks = ((rank, view.evidence[rank].stack) for rank in sorted(culprits)[:_STACKS_TOLD] if rank in view.evidence)
     told = ((rank, list(takewhile(lambda frame: _OURS not in frame, stack))[:_FRAMES_TOLD]) for rank, stack in stacks)
     return "".join(f" Stack of rank {rank}: {', called by '.join(stack)}." for rank, stack in told if stack)
 
 
-def _victims(scene: Scene, culprits: Collection[int]) -> tuple[dict[int, Collective | None], list[int]]:
+def _victims(view: JobView, culprits: Collection[int]) -> tuple[dict[int, Collective | None], list[int]]:
     """Those that wait, with what they wait in, and those that have failed because of others."""
-    waits = scene.waits
+    waits = view.waits
     waiting: dict[int, Collective | None] = {**waits.stuck, **waits.unsure, **waits.waiting}
-    if scene.hang is not None:
-        for rank, known in scene.evidence.items():
-            is_waiting = waits_by_stack(known) or waits_on_device(known) or rank in scene.behind_builders
-            if is_waiting and not known.gone and rank not in scene.ends:
+    if view.hang is not None:
+        for rank, known in view.evidence.items():
+            is_waiting = waits_by_stack(known) or waits_on_device(known) or rank in view.behind_builders
+            if is_waiting and not known.gone and rank not in view.ends:
                 waiting.setdefault(rank, None)
-    failed = [rank for rank, row in scene.ends.items() if row.kind is not Kind.EXITED_EARLY]
+    failed = [rank for rank, row in view.ends.items() if row.kind is not Kind.EXITED_EARLY]
     kept = {rank: call for rank, call in sorted(waiting.items()) if rank not in culprits}
     return kept, sorted(rank for rank in failed if rank not in culprits)
 
 
-def _besides(scene: Scene, told: Kind) -> list[Finding]:
+def _besides(view: JobView, told: Kind) -> list[Finding]:
     """What is worth a line of its own though it is not the cause: orphans, and numbers that were not finite."""
     return [
         finding(rank, kind, known)
-        for rank, known in scene.evidence.items()
+        for rank, known in view.evidence.items()
         for kind, seen in (
             (Kind.ORPHANED, known.process is not None and bool(known.process.orphans)),
             (Kind.NON_FINITE, known.non_finite is not None),
@@ -139,32 +139,32 @@ def _besides(scene: Scene, told: Kind) -> list[Finding]:
     ]
 
 
-def _not_finite(scene: Scene) -> Found | None:
-    seen = {rank: known.non_finite.step for rank, known in scene.evidence.items() if known.non_finite is not None}
+def _not_finite(view: JobView) -> Found | None:
+    seen = {rank: known.non_finite.step for rank, known in view.evidence.items() if known.non_finite is not None}
     first = min(seen.values(), default=0)
     ranks = [rank for rank, step in seen.items() if step == first]
-    return Found([finding(rank, Kind.NON_FINITE, scene.evidence[rank]) for rank in ranks]) if ranks else None
+    return Found([finding(rank, Kind.NON_FINITE, view.evidence[rank]) for rank in ranks]) if ranks else None
 
 
-def _orphaned(scene: Scene) -> Found | None:
-    left = [rank for rank, known in scene.evidence.items() if known.process is not None and known.process.orphans]
-    return Found([finding(rank, Kind.ORPHANED, scene.evidence[rank]) for rank in left]) if left else None
+def _orphaned(view: JobView) -> Found | None:
+    left = [rank for rank, known in view.evidence.items() if known.process is not None and known.process.orphans]
+    return Found([finding(rank, Kind.ORPHANED, view.evidence[rank]) for rank in left]) if left else None
 
 
 RULES: Final = (
     Rule(by_themselves, "it failed by itself"),
     Rule(mismatched, "of one collective, by communicator and number, all ranks must make the same call"),
-    Rule(too_early, "whoever has left cannot take part any more"),
+    Rule(too_early, "a rank that has left cannot take part any more"),
     Rule(perhaps_by_others, "it was the first to end"),
-    Rule(holding_up, "whoever holds others up and waits for nobody is the cause"),
+    Rule(holding_up, "a rank that holds others up and waits for none is the cause"),
     Rule(late_on_device, "the devices of others wait in NCCL"),
     Rule(outside, "it takes no part while the others wait"),
     Rule(cut_off, "nodes cannot reach each other"),
     Rule(not_heard, "nothing that is known of the others explains it"),
     Rule(not_arriving, "the processes are well, and what they send does not arrive"),
     Rule(in_circle, "the ranks wait for each other, and the fewer have it in another order"),
-    Rule(presumed, "nobody is seen to wait for it, and no progress can come from what it does"),
+    Rule(presumed, "no rank is seen to wait for it, and no progress can come from what it does"),
     Rule(unknown, "nothing that is known singles out a rank"),
-    Rule(_not_finite, "it was the first to see it", suffering=False),
-    Rule(_orphaned, "its parent has ended", suffering=False),
+    Rule(_not_finite, "it was the first to see it", names_victims=False),
+    Rule(_orphaned, "its parent has ended", names_victims=False),
 )

@@ -44,14 +44,14 @@ class FaultKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ErrorPattern:
     """A text that matches `pattern` (`re.search`) tells of a fault of this kind."""
 
     pattern: str
     kind: FaultKind
 
 
-def classify(cause: str, rules: tuple[Rule, ...]) -> FaultKind | None:
+def classify(cause: str, rules: tuple[ErrorPattern, ...]) -> FaultKind | None:
     """The kind of fault that `cause` tells of, or None. Of several rules that match, the last one decides."""
     return next((rule.kind for rule in reversed(rules) if re.search(rule.pattern, cause)), None)
 
@@ -100,7 +100,7 @@ _SHARED_MEMORY: Final = (r"unable to [^<]*</torch_\w+>",)
 _FATAL: Final = (r"^(?:SyntaxError|IndentationError|TabError|NameError|UnboundLocalError)\b",)
 
 BUILT_IN: Final = tuple(
-    Rule(pattern, kind)
+    ErrorPattern(pattern, kind)
     for patterns, kind in (
         (_CONNECTIONS, FaultKind.RETRY),
         (_TRANSIENT, FaultKind.RETRY),

@@ -12,40 +12,40 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from taskd.core.account import finding, operation
-from taskd.core.conditions import Row, condition_of_hang, waits_by_stack
+from taskd.core.conditions import Symptom, condition_of_hang, waits_by_stack
 from taskd.core.evidence import Collective, Evidence, Standing
+from taskd.core.findings import Kind, names
+from taskd.core.jobview import Found, JobView, blame
 from taskd.core.mismatch import majority
 from taskd.core.proof import doubt
-from taskd.core.scene import Found, Scene, accuse
-from taskd.core.verdict import Kind, names
 from taskd.core.waits import UNANSWERED_S, find_circles
 
 _WHATEVER_IT_WAITS_FOR: Final = (Kind.UNINTERRUPTIBLE, Kind.GIL_HELD)
 _OF_ANY: Final = (Kind.UNINTERRUPTIBLE, Kind.GIL_HELD, Kind.DISK_FULL, Kind.LOCK_FILE, Kind.DATA_BLOCKED)
 _OF_FEW: Final = (Kind.LOOP, Kind.DEADLOCK, Kind.BLOCKED)
-_LEFT_OUT: Final = Row(Kind.SKIPPED, lambda _: True, "it has gone on without entering what the others wait in")
-_ON_DEVICE: Final = Row(
+_LEFT_OUT: Final = Symptom(Kind.SKIPPED, lambda _: True, "it has gone on without entering what the others wait in")
+_ON_DEVICE: Final = Symptom(
     Kind.DEVICE_BEHIND, lambda _: True, "the devices of others wait in NCCL, and what it gave to its own has not ended"
 )
 """Instead of BLOCKED, where NCCL tells when its kernels run."""
 
 
-def holding_up(scene: Scene) -> Found | None:
+def holding_up(view: JobView) -> Found | None:
     """Processes that stand still, and those that have not entered what others wait in."""
-    if scene.hang is None:
+    if view.hang is None:
         return None
-    rows = dict(scene.standing_still)
-    held_up = scene.waits.held_up
-    furthest = max((step for step in (scene.evidence[rank].step for rank in held_up) if step is not None), default=None)
-    for rank, call in scene.waits.roots().items():
-        known = scene.evidence[rank]
-        if rank not in {*rows, *scene.ends, *scene.behind_builders} and not known.gone:
+    rows = dict(view.standing_still)
+    held_up = view.waits.held_up
+    furthest = max((step for step in (view.evidence[rank].step for rank in held_up) if step is not None), default=None)
+    for rank, call in view.waits.roots().items():
+        known = view.evidence[rank]
+        if rank not in {*rows, *view.ends, *view.behind_builders} and not known.gone:
             rows[rank] = _LEFT_OUT if _is_ahead(known, call, furthest) else condition_of_hang(known)
-    for rank in scene.waits.stuck:
-        row = condition_of_hang(scene.evidence[rank])
+    for rank in view.waits.stuck:
+        row = condition_of_hang(view.evidence[rank])
         if row.kind in _WHATEVER_IT_WAITS_FOR:
             rows[rank] = row
-    return accuse(scene, rows, rows)
+    return blame(view, rows, rows)
 
 
 def _is_ahead(known: Evidence, call: Collective, furthest: int | None) -> bool:
@@ -61,61 +61,61 @@ def waits_on_device(known: Evidence) -> bool:
     return known.kernel_s is not None and known.kernel_s >= UNANSWERED_S
 
 
-def late_on_device(scene: Scene) -> Found | None:
+def late_on_device(view: JobView) -> Found | None:
     """The hosts have enqueued the same, and on some devices NCCL's kernels wait for those of the others.
 
     That a rank is in a collective by its stack says nothing here: the host is, and its device has not come so far.
     """
-    if scene.hang is None or not any(map(waits_on_device, scene.evidence.values())):
+    if view.hang is None or not any(map(waits_on_device, view.evidence.values())):
         return None
     idle = {
         rank: condition_of_hang(known)
-        for rank, known in scene.evidence.items()
-        if known.kernel_s == 0.0 and not known.gone and rank not in scene.ends and rank not in scene.held_up
+        for rank, known in view.evidence.items()
+        if known.kernel_s == 0.0 and not known.gone and rank not in view.ends and rank not in view.held_up
     }
     rows = {rank: _ON_DEVICE if row.kind is Kind.BLOCKED else row for rank, row in idle.items()}
-    return accuse(scene, [rank for rank, row in rows.items() if row.kind is not Kind.BEHIND], rows)
+    return blame(view, [rank for rank, row in rows.items() if row.kind is not Kind.BEHIND], rows)
 
 
-def outside(scene: Scene) -> Found | None:
+def outside(view: JobView) -> Found | None:
     """Ranks whose collectives are seen and that are in none, while the others wait or are not heard."""
-    if scene.hang is None or not (scene.waits.held_up or scene.silent):
+    if view.hang is None or not (view.waits.held_up or view.silent):
         return None
-    live = {rank: known for rank, known in _live(scene).items() if known.communicators}
+    live = {rank: known for rank, known in _live(view).items() if known.communicators}
     rows = {rank: condition_of_hang(known) for rank, known in live.items()}
-    return accuse(scene, [rank for rank, row in rows.items() if row.kind is not Kind.BEHIND], rows)
+    return blame(view, [rank for rank, row in rows.items() if row.kind is not Kind.BEHIND], rows)
 
 
-def _live(scene: Scene) -> dict[int, Evidence]:
+def _live(view: JobView) -> dict[int, Evidence]:
     """Ranks that live and are not seen to wait for anybody."""
-    held_up = scene.held_up
+    held_up = view.held_up
     return {
         rank: known
-        for rank, known in scene.evidence.items()
-        if not known.gone and rank not in scene.ends and rank not in held_up and not waits_by_stack(known)
+        for rank, known in view.evidence.items()
+        if not known.gone and rank not in view.ends and rank not in held_up and not waits_by_stack(known)
     }
 
 
-def not_heard(scene: Scene) -> Found | None:
+def not_heard(view: JobView) -> Found | None:
     """Ranks of whose node nothing is known."""
-    if not scene.disturbed or not scene.silent:
+    if not view.disturbed or not view.silent:
         return None
     nothing = Evidence()
-    return Found([finding(rank, Kind.SILENT, nothing, scene.waits.late.get(rank)) for rank in scene.silent])
+    return Found([finding(rank, Kind.SILENT, nothing, view.waits.late.get(rank)) for rank in view.silent])
 
 
-def cut_off(scene: Scene) -> Found | None:
+def cut_off(view: JobView) -> Found | None:
     """Nodes report that they cannot reach others, and the processes are well."""
-    if not scene.disturbed or not scene.cuts:
+    if not view.disturbed or not view.cuts:
         return None
-    lost = Counter(node for cut in set(scene.cuts) for node in (cut.source, cut.target))
+    lost = Counter(node for cut in set(view.cuts) for node in (cut.source, cut.target))
     most = max(lost.values())
     nodes = {node for node, count in lost.items() if count == most}
     reason = f"{_nodes(lost)} cannot reach each other"
     if len(nodes) == len(lost):
         return Found([], Kind.CONNECTION_CUT, (f"{reason}, and nothing says which of them is at fault",))
-    ranks = [rank for rank, known in scene.evidence.items() if known.node in nodes]
-    facts = [finding(rank, Kind.CONNECTION_CUT, scene.evidence[rank]) for rank in ranks]
+    ranks = [rank for rank, known in view.evidence.items() if known.node in nodes]
+    facts = [finding(rank, Kind.CONNECTION_CUT, view.evidence[rank]) for rank in ranks]
     return Found(facts, Kind.CONNECTION_CUT, (f"{reason}, and most often it is {_nodes(nodes)}",)) if facts else None
 
 
@@ -123,42 +123,42 @@ def _nodes(nodes: Collection[int]) -> str:
     return names(nodes).replace("rank", "node", 1)
 
 
-def not_arriving(scene: Scene) -> Found | None:
+def not_arriving(view: JobView) -> Found | None:
     """All have entered, or connections were blamed, and nobody has failed by himself."""
-    blamed = scene.waits.stuck or scene.ended(Kind.COLLATERAL)
-    return Found([], Kind.CONNECTION_CUT) if scene.hang is not None and blamed else None
+    blamed = view.waits.stuck or view.ended(Kind.COLLATERAL)
+    return Found([], Kind.CONNECTION_CUT) if view.hang is not None and blamed else None
 
 
-def in_circle(scene: Scene) -> Found | None:
+def in_circle(view: JobView) -> Found | None:
     """Operations of several communicators in another order: the few have it wrong."""
-    if scene.hang is None:
+    if view.hang is None:
         return None
-    waiting = scene.waits.waiting
-    accused: dict[int, Collective] = {}
-    circles = find_circles(scene.waits)
+    waiting = view.waits.waiting
+    blamed: dict[int, Collective] = {}
+    circles = find_circles(view.waits)
     for circle in circles:
         places = {(waiting[rank].comm, waiting[rank].number) for rank in circle}
         inside = {rank: call for rank, call in waiting.items() if (call.comm, call.number) in places}
         usual = majority(Counter((call.comm, call.number) for call in inside.values()))
-        accused |= {rank: call for rank, call in inside.items() if (call.comm, call.number) != usual}
-    late = scene.waits.late
+        blamed |= {rank: call for rank, call in inside.items() if (call.comm, call.number) != usual}
+    late = view.waits.late
     facts = [
-        finding(rank, Kind.OP_MISMATCH, scene.evidence[rank], late.get(rank), f": it waits in {operation(call)}")
-        for rank, call in accused.items()
+        finding(rank, Kind.OP_MISMATCH, view.evidence[rank], late.get(rank), f": it waits in {operation(call)}")
+        for rank, call in blamed.items()
     ]
-    return Found(facts, doubt=doubt(scene.evidence[rank] for circle in circles for rank in circle)) if facts else None
+    return Found(facts, doubt=doubt(view.evidence[rank] for circle in circles for rank in circle)) if facts else None
 
 
-def presumed(scene: Scene) -> Found | None:
+def presumed(view: JobView) -> Found | None:
     """Nobody is seen to wait: who does something from which no progress comes?"""
-    if scene.hang is None:
+    if view.hang is None:
         return None
-    live = _live(scene)
+    live = _live(view)
     rows = {rank: condition_of_hang(known) for rank, known in live.items()}
     for kind in (*_OF_ANY, *_OF_FEW):
         holding = [rank for rank, row in rows.items() if row.kind is kind]
-        if holding and (kind in _OF_ANY or 2 * len(holding) <= len(scene.members)):
-            return accuse(scene, holding, rows)
+        if holding and (kind in _OF_ANY or 2 * len(holding) <= len(view.members)):
+            return blame(view, holding, rows)
     return _behind(live)
 
 
@@ -170,6 +170,6 @@ def _behind(live: Mapping[int, Evidence]) -> Found | None:
     return Found([finding(rank, Kind.BEHIND, live[rank]) for rank in behind]) if len(behind) < len(steps) else None
 
 
-def unknown(scene: Scene) -> Found | None:
+def unknown(view: JobView) -> Found | None:
     """Nothing goes on, and nobody can be named."""
-    return Found([], Kind.STALLED) if scene.hang is not None else None
+    return Found([], Kind.STALLED) if view.hang is not None else None

@@ -1,4 +1,4 @@
-"""From the time since a node was last heard to a verdict. Time comes in, a verdict goes out."""
+"""How long a node was silent decides its health: alive, suspect or dead. Time comes in, a `Health` goes out."""
 
 from enum import Enum
 
@@ -14,7 +14,7 @@ class Health(Enum):
 
 
 def health(last_heard_s: float, now_s: float, policy: Membership) -> Health:
-    """The verdict on an agent that was last heard at `last_heard_s`."""
+    """The health of an agent that was last heard at `last_heard_s`."""
     silent_s = now_s - last_heard_s
     if silent_s >= policy.dead_s:
         return Health.DEAD

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from taskd.core.evidence import Collective, Evidence
+from taskd.core.findings import Kind
 from taskd.core.operation import Operation
-from taskd.core.verdict import Kind
 
 _EQUAL_SIZES: Final = frozenset(
     (

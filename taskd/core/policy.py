@@ -69,14 +69,14 @@ class Tempo:
     """Of the longest gap that was seen."""
     early_first_s: float = 60.0
     """What is proven is looked for without regard to gaps; so early where there is no rhythm yet."""
-    patience_s: float = 600.0
+    unproven_s: float = 600.0
     """Who may be at work is waited for so long after it was told..."""
-    patience_gaps: float = 3.0
+    unproven_gaps: float = 3.0
     """... and so many times the longest gap that the job has shown."""
 
 
 @dataclass(frozen=True, slots=True)
-class NodeCheck:
+class NodeCheckPolicy:
     """How long nodes that are checked are waited for, in seconds, and how different they may be."""
 
     timeout_s: float = 300.0
@@ -123,7 +123,7 @@ class Policy:
     """When silence is a hang."""
     deadlines: Deadlines = Deadlines()
     membership: Membership = Membership()
-    node_check: NodeCheck = NodeCheck()
+    node_check: NodeCheckPolicy = NodeCheckPolicy()
 
     def stage_of(self, rank: int) -> int:
         """The stage of the pipeline that a rank is in."""

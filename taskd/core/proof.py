@@ -6,7 +6,7 @@ Rules:
    all wait for a lock that only itself can release; a wait for a lock file whose owner is dead; uninterruptible sleep
    while no disk does anything; data that do not arrive while nobody sends.
 2. Everything else may be at work: it computes, reads, writes, waits for a child, a socket or a timer, or could not be
-   looked at closely. That is told, and acted upon only when patience is over (`core/watch.py`).
+   looked at closely. That is told, and acted upon only after `unproven_s` (`core/watch.py`).
 3. Of several culprits, those count that are proven.
 """
 
@@ -15,15 +15,15 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from taskd.core.evidence import Evidence, RunState, Stillness
-from taskd.core.scene import Found, Scene
-from taskd.core.verdict import Finding, Kind
+from taskd.core.findings import Finding, Kind
+from taskd.core.jobview import Found, JobView
 
 _BY_THEMSELVES: Final = {
     Kind.FROZEN: "its cgroup is frozen",
     Kind.STOPPED: "it is stopped",
     Kind.OP_MISMATCH: "the calls differ",
     Kind.SIZE_MISMATCH: "the sizes differ",
-    Kind.SKIPPED: "nobody will join the collective that the others wait in",
+    Kind.SKIPPED: "no rank will join the collective that the others wait in",
     Kind.EXITED_EARLY: "its process has ended",
     Kind.SILENT: "nothing is heard of its node",
 }
@@ -46,14 +46,14 @@ CERTAIN: Final = Proof(True, "")
 """What needs no hang to be seen."""
 
 
-def prove(scene: Scene, found: Found, kind: Kind) -> tuple[Proof, list[Finding]]:
-    """Whether the verdict on a hang is certain, and the findings that are then left."""
+def prove(view: JobView, found: Found, kind: Kind) -> tuple[Proof, list[Finding]]:
+    """Whether the diagnosis of a hang is certain, and the findings that are then left."""
     facts = found.facts
     if found.doubt:
         return Proof(False, found.doubt), facts
     if not facts:
-        return _prove_all(scene, kind), []
-    proofs = {fact.rank: _prove_rank(scene.evidence.get(fact.rank), fact.kind) for fact in facts}
+        return _prove_all(view, kind), []
+    proofs = {fact.rank: _prove_rank(view.evidence.get(fact.rank), fact.kind) for fact in facts}
     proven = [fact for fact in facts if proofs[fact.rank].proven]
     left = proven or list(facts)
     whys = dict.fromkeys(proofs[fact.rank].why for fact in left)
@@ -121,9 +121,9 @@ def doubt(evidence: Iterable[Evidence]) -> str:
     return ""
 
 
-def _prove_all(scene: Scene, kind: Kind) -> Proof:
+def _prove_all(view: JobView, kind: Kind) -> Proof:
     """Nobody is named. What could end it is anybody's work."""
     if kind in _BY_THEMSELVES:
         return Proof(True, _BY_THEMSELVES[kind])
-    why = doubt(known for _, known in sorted(scene.evidence.items()) if not known.gone)
-    return Proof(not why, why or "all wait, and nobody sends or computes")
+    why = doubt(known for _, known in sorted(view.evidence.items()) if not known.gone)
+    return Proof(not why, why or "all wait, and none sends or computes")

@@ -20,7 +20,7 @@ after the length that steps alone give, and after `early_first_s` where the tabl
 Rules:
 
 1. A gap of more than 3 x usual is remembered: what has been seen once is no hang the next time. So the price of a slow
-   step now and then is a later verdict on true hangs, where that step is not much shorter than the limit without it.
+   step now and then is a later diagnosis of true hangs, where that step is not much shorter than the limit without it.
 2. What cannot be known is the first long gap of its sort. Up to 40 usual steps (or 2 s) none raises an alarm in the
    first 200 steps. After those, the first one of more than 3 usual steps and 2 s does, unless it is announced.
 3. What was interrupted because it took too long counts as such a gap: done again, it may take as long, and longer.
@@ -160,7 +160,7 @@ class Rhythm:
         return None if self.progress_s is None else self.progress_s + self.limit_s
 
     def hang(self, now_s: float) -> Hang | None:
-        """The verdict on the silence so far; None if it is no hang."""
+        """The hang that the silence so far is; None if it is none."""
         if self.progress_s is None or now_s - self.progress_s <= self.limit_s:
             return None
         limit_s, why = self._limit()
@@ -265,7 +265,7 @@ class JobRhythm:
         return self.rhythm.deadline_s
 
     def hang(self, now_s: float) -> Hang | None:
-        """The verdict on the job; None while it goes on."""
+        """The hang of the job; None while it makes progress."""
         return self.rhythm.hang(now_s)
 
     def lagging(self, now_s: float) -> list[int]:

@@ -14,7 +14,7 @@ from taskd.core.policy import Policy, Strategy
 
 
 @dataclass(frozen=True, slots=True)
-class Refusals:
+class KeepingRefusals:
     """Why processes cannot be kept, as sentences; "" where nothing speaks against it."""
 
     no_survivor: str = ""
@@ -41,7 +41,7 @@ class Situation:
     """Ranks whose node has no living agent."""
     uncooperative: tuple[int, ...] = ()
     """Living ranks that are not inside a resilient function and cannot be paused."""
-    refusals: Refusals = Refusals()
+    refusals: KeepingRefusals = KeepingRefusals()
     places: int = 1
     """Nodes of the present world."""
     failing: int = 0

@@ -21,9 +21,9 @@ from typing import Final
 
 from taskd.core.diagnosis import diagnose
 from taskd.core.evidence import Evidence, Standing
+from taskd.core.findings import PRESUMED, Diagnosis, Kind
 from taskd.core.policy import Tempo
 from taskd.core.rhythm import Activity, Hang, JobRhythm
-from taskd.core.findings import PRESUMED, Kind, Diagnosis
 from taskd.wire.messages import Progress
 
 AGAIN_S: Final = (60.0, 1800.0)

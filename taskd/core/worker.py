@@ -21,7 +21,7 @@ from taskd.errors import TransitionError
 from taskd.wire.messages import Condition, Stage, WorldPlan
 
 
-class State(Enum):
+class WorkerState(Enum):
     """Where this process stands."""
 
     SETUP = "setup"  # the script's own code before the resilient function
@@ -33,7 +33,7 @@ class State(Enum):
     RELEASED = "released"
 
 
-class Event(Enum):
+class WorkerEvent(Enum):
     """What may happen. The first seven come from the main thread, the others from the agent."""
 
     ENTER = "enter"
@@ -53,7 +53,7 @@ class Event(Enum):
 class Input:
     """One event with what it brings. Fields that the event does not use keep their defaults."""
 
-    event: Event
+    event: WorkerEvent
     generation: int = 0
     step: int = -1
     condition: Condition = Condition.EMPTY
@@ -103,7 +103,7 @@ class Worker:
 
     generation: int = 0
     joins: bool = False
-    state: State = State.SETUP
+    state: WorkerState = WorkerState.SETUP
     pause_generation: int = 0
     first_commit: bool = True
     until_commit: bool = False
@@ -129,7 +129,7 @@ class Worker:
     @property
     def interrupted(self) -> bool:
         """The main thread is to leave the resilient function at its next commit."""
-        return self.state is State.INTERRUPTED
+        return self.state is WorkerState.INTERRUPTED
 
     def ignore(self, _given: Input) -> None:
         """Known, and nothing follows."""
@@ -137,11 +137,11 @@ class Worker:
     def enter(self, given: Input) -> None:
         """The resilient function is about to be called: train, or wait for a plan if a new world is being built."""
         if self.joins:
-            self._pause(Input(Event.ENTER, condition=Condition.EMPTY))
+            self._pause(Input(WorkerEvent.ENTER, condition=Condition.EMPTY))
         elif self.pause_generation > self.generation:
             self._pause(given)
         else:
-            self.state = State.TRAINING
+            self.state = WorkerState.TRAINING
             self._tell(Stage.TRAINING, given)
 
     def note_pause(self, given: Input) -> None:
@@ -156,9 +156,9 @@ class Worker:
     def interrupt(self, given: Input) -> None:
         """Leave the collectives, at once or when the step is committed. Told both, at once counts."""
         if given.generation > max(self.generation, self.pause_generation):
-            self.until_commit = given.at_commit and self.state is State.TRAINING
+            self.until_commit = given.at_commit and self.state is WorkerState.TRAINING
             self.pause_generation = given.generation
-            self.state = State.INTERRUPTED
+            self.state = WorkerState.INTERRUPTED
         elif given.generation == self.pause_generation and self.until_commit and not given.at_commit:
             self.until_commit = False
         else:
@@ -171,7 +171,7 @@ class Worker:
         if given.generation > self.pause_generation:
             self.pause_generation = given.generation
             self._out.append(Break.BREAK)
-            self._pause(Input(Event.RAISED, step=self.step, condition=self.condition))
+            self._pause(Input(WorkerEvent.RAISED, step=self.step, condition=self.condition))
 
     def out(self, given: Input) -> None:
         """The main thread came out, told to or not."""
@@ -182,7 +182,7 @@ class Worker:
         if given.plan is None or given.plan.generation != self.pause_generation:
             return
         self.generation = given.plan.generation
-        self.state = State.JOINING
+        self.state = WorkerState.JOINING
         self.first_commit = True
         self._out += [Break.MEND, Wake(given.plan)]
 
@@ -192,7 +192,7 @@ class Worker:
 
     def restored(self, given: Input) -> None:
         """The state is that of the target step: training goes on."""
-        self.state = State.TRAINING
+        self.state = WorkerState.TRAINING
         self.joins = False
         self._tell(Stage.RESTORED, given)
 
@@ -205,27 +205,27 @@ class Worker:
 
     def finished(self, given: Input) -> None:
         """The resilient function returned."""
-        self.state = State.FINISHED
+        self.state = WorkerState.FINISHED
         self._tell(Stage.FINISHED, given)
 
     def dumped(self, given: Input) -> None:
         """A checkpoint of the target step is written: the job's end is awaited."""
-        self.state = State.FINISHED
+        self.state = WorkerState.FINISHED
         self._tell(Stage.DUMPED, given)
 
     def release(self, given: Input) -> None:
         """Every rank has finished."""
         if given.generation >= self.generation:
-            self.state = State.RELEASED
+            self.state = WorkerState.RELEASED
             self._out += [Report(self.generation, Stage.RELEASED, self.step, self.condition), Wake(None)]
 
     def abandon(self, given: Input) -> None:
         """No recovery will come."""
-        self.state = State.RELEASED
+        self.state = WorkerState.RELEASED
         self._out += [Break.MEND, GiveUp(given.cause)]
 
     def _pause(self, given: Input) -> None:
-        self.state = State.PAUSED
+        self.state = WorkerState.PAUSED
         self.pause_generation = max(self.pause_generation, self.generation)
         self.step, self.condition = given.step, given.condition
         self._out.append(Report(self.pause_generation, Stage.PAUSED, given.step, given.condition, given.cause))
@@ -236,40 +236,45 @@ class Worker:
 
 
 Handler = Callable[[Worker, Input], None]
-_OUTSIDE = (State.SETUP, State.RELEASED)
-_WAITING = (State.PAUSED, State.FINISHED)
+_OUTSIDE = (WorkerState.SETUP, WorkerState.RELEASED)
+_WAITING = (WorkerState.PAUSED, WorkerState.FINISHED)
 
 
-def _elsewhere(*states: State) -> tuple[State, ...]:
-    return tuple(state for state in State if state not in states)
+def _elsewhere(*states: WorkerState) -> tuple[WorkerState, ...]:
+    return tuple(state for state in WorkerState if state not in states)
 
 
-TABLE: dict[tuple[State, Event], Row[Handler, State]] = {
+TABLE: dict[tuple[WorkerState, WorkerEvent], Row[Handler, WorkerState]] = {
     # The main thread. The script may call a second resilient function after the first.
-    **rows(_OUTSIDE, Event.ENTER, Worker.enter, State.TRAINING, State.PAUSED),
-    **rows((State.TRAINING, State.INTERRUPTED, State.JOINING), Event.RAISED, Worker.out, State.PAUSED),
-    **rows((State.TRAINING,), Event.RETURNED, Worker.finished, State.FINISHED),
-    **rows((State.INTERRUPTED,), Event.RETURNED, Worker.out, State.PAUSED),
-    **rows((State.TRAINING,), Event.COMMITTED, Worker.committed),
-    **rows((State.INTERRUPTED,), Event.COMMITTED, Worker.ignore),
-    **rows(_OUTSIDE, Event.COMMITTED, Worker.note_commit),
-    **rows((State.JOINING,), Event.JOINED, Worker.joined),
-    **rows((State.INTERRUPTED,), Event.JOINED, Worker.ignore),
-    **rows((State.JOINING,), Event.RESTORED, Worker.restored, State.TRAINING),
-    **rows((State.INTERRUPTED,), Event.RESTORED, Worker.ignore),
-    **rows((State.TRAINING,), Event.DUMPED, Worker.dumped, State.FINISHED),
-    **rows((State.INTERRUPTED,), Event.DUMPED, Worker.ignore),
+    **rows(_OUTSIDE, WorkerEvent.ENTER, Worker.enter, WorkerState.TRAINING, WorkerState.PAUSED),
+    **rows(
+        (WorkerState.TRAINING, WorkerState.INTERRUPTED, WorkerState.JOINING),
+        WorkerEvent.RAISED,
+        Worker.out,
+        WorkerState.PAUSED,
+    ),
+    **rows((WorkerState.TRAINING,), WorkerEvent.RETURNED, Worker.finished, WorkerState.FINISHED),
+    **rows((WorkerState.INTERRUPTED,), WorkerEvent.RETURNED, Worker.out, WorkerState.PAUSED),
+    **rows((WorkerState.TRAINING,), WorkerEvent.COMMITTED, Worker.committed),
+    **rows((WorkerState.INTERRUPTED,), WorkerEvent.COMMITTED, Worker.ignore),
+    **rows(_OUTSIDE, WorkerEvent.COMMITTED, Worker.note_commit),
+    **rows((WorkerState.JOINING,), WorkerEvent.JOINED, Worker.joined),
+    **rows((WorkerState.INTERRUPTED,), WorkerEvent.JOINED, Worker.ignore),
+    **rows((WorkerState.JOINING,), WorkerEvent.RESTORED, Worker.restored, WorkerState.TRAINING),
+    **rows((WorkerState.INTERRUPTED,), WorkerEvent.RESTORED, Worker.ignore),
+    **rows((WorkerState.TRAINING,), WorkerEvent.DUMPED, Worker.dumped, WorkerState.FINISHED),
+    **rows((WorkerState.INTERRUPTED,), WorkerEvent.DUMPED, Worker.ignore),
     # Orders. Some cross with what the main thread has just done.
-    **rows((State.TRAINING, State.JOINING), Event.PAUSE, Worker.interrupt, State.INTERRUPTED),
-    **rows((State.INTERRUPTED,), Event.PAUSE, Worker.interrupt),
-    **rows((State.PAUSED,), Event.PAUSE, Worker.pause_again),
-    **rows((State.FINISHED,), Event.PAUSE, Worker.pause_again, State.PAUSED),
-    **rows(_OUTSIDE, Event.PAUSE, Worker.note_pause),
-    **rows((State.PAUSED,), Event.JOIN, Worker.join, State.JOINING),
-    **rows(_elsewhere(State.PAUSED), Event.JOIN, Worker.ignore),
-    **rows((State.FINISHED,), Event.RELEASE, Worker.release, State.RELEASED),
-    **rows(_elsewhere(State.FINISHED), Event.RELEASE, Worker.ignore),
-    **rows(_WAITING, Event.ABANDON, Worker.abandon, State.RELEASED),
-    **rows(_elsewhere(*_WAITING), Event.ABANDON, Worker.ignore),
+    **rows((WorkerState.TRAINING, WorkerState.JOINING), WorkerEvent.PAUSE, Worker.interrupt, WorkerState.INTERRUPTED),
+    **rows((WorkerState.INTERRUPTED,), WorkerEvent.PAUSE, Worker.interrupt),
+    **rows((WorkerState.PAUSED,), WorkerEvent.PAUSE, Worker.pause_again),
+    **rows((WorkerState.FINISHED,), WorkerEvent.PAUSE, Worker.pause_again, WorkerState.PAUSED),
+    **rows(_OUTSIDE, WorkerEvent.PAUSE, Worker.note_pause),
+    **rows((WorkerState.PAUSED,), WorkerEvent.JOIN, Worker.join, WorkerState.JOINING),
+    **rows(_elsewhere(WorkerState.PAUSED), WorkerEvent.JOIN, Worker.ignore),
+    **rows((WorkerState.FINISHED,), WorkerEvent.RELEASE, Worker.release, WorkerState.RELEASED),
+    **rows(_elsewhere(WorkerState.FINISHED), WorkerEvent.RELEASE, Worker.ignore),
+    **rows(_WAITING, WorkerEvent.ABANDON, Worker.abandon, WorkerState.RELEASED),
+    **rows(_elsewhere(*_WAITING), WorkerEvent.ABANDON, Worker.ignore),
 }
 """Every pair of state and event that may happen, and what it does."""

@@ -25,12 +25,12 @@ from taskd.wire.messages import (
     Answer,
     Directive,
     Drain,
+    EvidenceReport,
     FromAgent,
     FromLocal,
     FromManager,
     NodeStatus,
     Refusal,
-    Testimony,
     ToLocal,
 )
 
@@ -48,13 +48,13 @@ _UNSENDABLE: Final = (UnicodeError, OverflowError, RecursionError, msgspec.Valid
 _HEADER: Final = MAGIC + bytes([WIRE_VERSION])
 _MAX_DETAIL_CHARS: Final = 200
 
-_BETWEEN_NODES: Final = (NodeStatus, Testimony, Directive, Refusal, Drain, Answer, Inspection)
+_BETWEEN_NODES: Final = (NodeStatus, EvidenceReport, Directive, Refusal, Drain, Answer, Inspection)
 Message = FromAgent | FromManager | FromLocal | ToLocal
 _M = TypeVar("_M")
 _Out_co = TypeVar("_Out_co", covariant=True)
 
 
-class Fault(Enum):
+class FrameFault(Enum):
     """Which check refused a frame."""
 
     SIZE = "size"  # larger than the bound of its link
@@ -66,7 +66,7 @@ class Fault(Enum):
 class BadFrameError(FrameError):
     """A frame that was refused. `fault` is the check that refused it."""
 
-    def __init__(self, fault: Fault, text: str) -> None:
+    def __init__(self, fault: FrameFault, text: str) -> None:
         super().__init__(text)
         self.fault = fault
 
@@ -106,7 +106,7 @@ def pack(value: object) -> bytes:
     except _UNSENDABLE as error:
         kind = type(value).__name__
         raise BadFrameError(
-            Fault.CONTENT, f"{kind} cannot be sent: {_detail(error)}; expected UTF-8, and numbers in their ranges"
+            FrameFault.CONTENT, f"{kind} cannot be sent: {_detail(error)}; expected UTF-8, and numbers in their ranges"
         ) from error
 
 
@@ -156,14 +156,14 @@ def _decode(frame: bytes, decoder: _Decoder[_M], limit: int) -> _M:
     _check_size(len(frame), limit, "a frame")
     if frame[: len(MAGIC)] != MAGIC or len(frame) < len(_HEADER):
         raise BadFrameError(
-            Fault.MAGIC,
+            FrameFault.MAGIC,
             f"found a frame of {len(frame)} bytes that begins with {_shown(frame[:8])}, expected {MAGIC!r} and a "
             "version: the peer is not taskd; check who else uses this port",
         )
     version = frame[len(MAGIC)]
     if version != WIRE_VERSION:
         raise BadFrameError(
-            Fault.VERSION,
+            FrameFault.VERSION,
             f"found a frame of wire version {version}, this taskd speaks version {WIRE_VERSION}: install the same "
             "taskd on every node",
         )
@@ -172,7 +172,7 @@ def _decode(frame: bytes, decoder: _Decoder[_M], limit: int) -> _M:
     # msgspec lets UnicodeDecodeError (a ValueError) and RecursionError through beside its own errors
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
         raise BadFrameError(
-            Fault.CONTENT,
+            FrameFault.CONTENT,
             f"found a frame of {len(frame)} bytes that is no known message: {_detail(error)}; expected a message of "
             f"wire version {WIRE_VERSION}; install the same taskd on every node",
         ) from error
@@ -180,7 +180,9 @@ def _decode(frame: bytes, decoder: _Decoder[_M], limit: int) -> _M:
 
 def _check_size(size_bytes: int, limit: int, what: str) -> None:
     if size_bytes > limit:
-        raise BadFrameError(Fault.SIZE, f"found {what} of {size_bytes} bytes, expected at most {limit}; it was refused")
+        raise BadFrameError(
+            FrameFault.SIZE, f"found {what} of {size_bytes} bytes, expected at most {limit}; it was refused"
+        )
 
 
 def _detail(error: Exception) -> str:

@@ -294,7 +294,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     replicas: Name = ""  # as in `RankStatus`
 
 
-class LastWords(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class SelfReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Worker to agent: an exception leaves the resilient function that this process does not outlive."""
 
     cause: Line
@@ -354,7 +354,7 @@ class Abandon(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     reason: Line
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class AccountRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Agent to worker: say what you are about. Answered by an `Account`, if Python can run there."""
 
     number: Counter
@@ -370,7 +370,7 @@ class Become(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stderr: Raw | None = None
 
 
-class Probe(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class RunCheck(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Agent to standby: check this node (`adaptors.nodecheck`), say what was found, and end."""
 
     order: ProbeOrder
@@ -390,5 +390,5 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 FromAgent = NodeStatus | EvidenceReport | Drain | Modules | Inspect
 FromManager = Directive | Heard | Refusal | Answer | Modules | Examine | Cleared | Dismissed | Inspection
-FromLocal = Hello | WorkerReport | Refuses | LastWords | Account | SawNonFinite | Modules | Probed
-ToLocal = Pause | Join | Release | Abandon | Ask | Become | Fork | Modules | Probe
+FromLocal = Hello | WorkerReport | Refuses | SelfReport | Account | SawNonFinite | Modules | Probed
+ToLocal = Pause | Join | Release | Abandon | AccountRequest | Become | Fork | Modules | RunCheck

@@ -14,12 +14,12 @@ from tests.attacks.job import Attack, AttackedJob
 from tests.attacks.peers import STATUS, insider, says
 from tests.fuzz.shapes import anything, changed
 
-TESTIMONY: dict[str, Any] = msgspec.to_builtins(
-    messages.Testimony(job_id="default", agent_id=STATUS["agent_id"], inquiry=0, evidence={}, proof=STATUS["proof"])
+EVIDENCE_REPORT: dict[str, Any] = msgspec.to_builtins(
+    messages.EvidenceReport(job_id="default", agent_id=STATUS["agent_id"], probe=0, evidence={}, proof=STATUS["proof"])
 )
 DRAIN: dict[str, Any] = msgspec.to_builtins(messages.Drain(job_id="default", node="1"))
 RANK = {"rank": 0, "incarnation": 0, "generation": 0, "stage": "training"}
-KINDS = (messages.NodeStatus, messages.Testimony, messages.Drain, messages.Modules, Inspect)
+KINDS = (messages.NodeStatus, messages.EvidenceReport, messages.Drain, messages.Modules, Inspect)
 REFUSED = r"refused a frame from \S*127\.0\.0\.1"
 
 
@@ -54,7 +54,11 @@ def resident_mb(pid: int) -> float:
 def every_edge(job: AttackedJob) -> None:
     """Each field of each message, with the edges of its type and with values of other types."""
     with insider(job) as peer:
-        for kind, value in ((messages.NodeStatus, STATUS), (messages.Testimony, TESTIMONY), (messages.Drain, DRAIN)):
+        for kind, value in (
+            (messages.NodeStatus, STATUS),
+            (messages.EvidenceReport, EVIDENCE_REPORT),
+            (messages.Drain, DRAIN),
+        ):
             for _, variant in changed(inspect.type_info(kind), value):
                 drains = isinstance(variant, dict) and variant.get("type") == DRAIN["type"]
                 if drains and variant.get("job_id") == "default":
@@ -116,7 +120,7 @@ INSIDERS = (
     one("a job of megabytes", {**STATUS, "job_id": "j" * 3_000_000}),
     one("a node that is a superscript", {**DRAIN, "node": "²"}, log=""),
     one("a node of 5,000 digits", {**DRAIN, "node": "9" * 5000}),
-    one("evidence that is none", {**TESTIMONY, "evidence": {0: [[[[]]]]}}, log="refused a testimony"),
+    one("evidence that is none", {**EVIDENCE_REPORT, "evidence": {0: [[[[]]]]}}, log="refused an evidence report"),
     one("a host with escapes", {**STATUS, "host": "\x1b[2J\x9b31m\0\nnode"}),
     one("a generation from the far future", {**STATUS, "generation": 2**31}, log=""),
     Attack("every edge of every field", "a node of the job", every_edge),

@@ -47,7 +47,7 @@ def damaged_records(job: AttackedJob) -> None:
     """The folder of another job holds noise, pipes and escapes; `taskd blackbox` looks at all of them."""
     other = job.run_dir / "other"
     (other / "faults").mkdir(parents=True)
-    event = {"event": "verdict", "fault": 1, "sentence": _ESCAPES, "time": 1e400, "node_rank": _ESCAPES}
+    event = {"event": "diagnosis", "fault": 1, "sentence": _ESCAPES, "time": 1e400, "node_rank": _ESCAPES}
     (other / "journal.jsonl").write_text(json.dumps(event) + "\n{" + "[" * 5000 + "\n\xff\xfe\0\n")
     os.mkfifo(other / "faults" / "0001.json")
     (other / "faults" / "0002.json").write_bytes(os.urandom(20_000))

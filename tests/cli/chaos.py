@@ -56,9 +56,9 @@ class ChaosNode:
 
     def started(self, by: Sequence[str], *words: object) -> Process:
         """The same, started by another command."""
-        scene, *rest = map(str, words)
+        scenario, *rest = map(str, words)
         python = sys.executable if by else "python"
-        command = [*by, python, "-m", "taskd", "chaos", scene, "--agent", str(self.pids["agent"]), *rest]
+        command = [*by, python, "-m", "taskd", "chaos", scenario, "--agent", str(self.pids["agent"]), *rest]
         return self._launcher.start(command, env=plain())
 
     def said(self, process: Process) -> str:

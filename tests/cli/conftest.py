@@ -20,10 +20,10 @@ Blackbox = Callable[..., Told]
 PROGRAM = """
 import ctypes, os, signal, sys, threading, time
 from pathlib import Path
-from taskd.runtime.box.recorder import Phase, Recorder
+from taskd.runtime.box.recorder import BoxPhase, Recorder
 r = Recorder()
 r.attach(Path({box!r}), 3, 1)
-r.phase(Phase.TRAINING)
+r.phase(BoxPhase.TRAINING)
 time.sleep(0.5)  # two beats: the native thread has put down the libraries
 r.step(41)
 {body}

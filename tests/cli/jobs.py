@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from taskd.core.evidence import Evidence, Standing, Thread
+from taskd.core.findings import Diagnosis
 from taskd.core.stragglers.detector import Layout
 from taskd.core.stragglers.pacing import Pacing
-from taskd.core.verdict import Verdict
 from taskd.runtime.manager.journal import Journal
 from taskd.wire.messages import RankSpan
 from tests.core.scenes import FAULTS, HANG
@@ -20,7 +20,7 @@ STACK = ("/opt/train.py:120 in forward", "/opt/layers.py:88 in attention", *(f"/
 PHASES_MS = {"pause": 20.1, "replace": 31.4, "rebuild": 25.0, "restore": 4.2, "first_step": 15.0, "total": 92.3}
 
 
-def _slow_rank() -> tuple[Verdict, dict[int, Evidence]]:
+def _slow_rank() -> tuple[Diagnosis, dict[int, Evidence]]:
     """Rank 2 of four becomes slow by a half."""
     pacing = Pacing(Layout({rank: rank // 2 for rank in range(4)}), crowded=False)
     for step in range(100):
@@ -28,7 +28,7 @@ def _slow_rank() -> tuple[Verdict, dict[int, Evidence]]:
             own_s = 0.3 if rank == 2 and step >= 50 else 0.2
             pacing.hear([RankSpan(rank=rank, step=step, steps=1, own_s=own_s, waited_s=0.32 - own_s)])
         for found in pacing.found():
-            return pacing.verdict(found)
+            return pacing.diagnosis(found)
     raise AssertionError("it was not found")
 
 
@@ -47,26 +47,26 @@ class Records:
     def processes(self, pids: dict[int, int]) -> None:
         self.journal.write("processes", node_rank=0, pids={str(rank): pid for rank, pid in pids.items()})
 
-    def verdict(self, number: int, name: str, *, native: str = "", **changes: Any) -> dict[str, Any]:
+    def diagnosis(self, number: int, name: str, *, native: str = "", **changes: Any) -> dict[str, Any]:
         """A fault of `tests/core/scenes.py`, judged by the real diagnosis, or a "slow rank"; rank 2 is the culprit."""
         fault = FAULTS.get(name)
         if fault is None:
             assert name == "slow rank"
-            verdict, evidence = _slow_rank()
+            diagnosis, evidence = _slow_rank()
         else:
             evidence = {rank: _with_stacks(known, native) for rank, known in fault.evidence(world=4).items()}
-            judged = fault.verdict(evidence, world=4)
+            judged = fault.diagnosis(evidence, world=4)
             assert judged is not None
-            verdict = judged
+            diagnosis = judged
         hang = {key: getattr(HANG, key) for key in ("silent_s", "limit_s", "usual_s", "reason")}
         fields = {
             "fault": number,
-            "kind": verdict.kind.name,
-            "title": verdict.kind.value,
-            "culprits": verdict.culprits,
-            "victims": verdict.victims,
-            "sentence": verdict.sentence,
-            "facts": [{"rank": fact.rank, "kind": fact.kind.name, "text": fact.text} for fact in verdict.facts],
+            "kind": diagnosis.kind.name,
+            "title": diagnosis.kind.value,
+            "culprits": diagnosis.culprits,
+            "victims": diagnosis.victims,
+            "sentence": diagnosis.sentence,
+            "facts": [{"rank": fact.rank, "kind": fact.kind.name, "text": fact.text} for fact in diagnosis.facts],
             "step": 41,
             "generation": number - 1,
             "hang": hang if fault is not None and fault.hang else None,
@@ -74,11 +74,11 @@ class Records:
             "evidence": f"faults/{number:04}.json",
             **changes,
         }
-        self.journal.write("verdict", **fields)
+        self.journal.write("diagnosis", **fields)
         record = {"job_id": self._job_id, "fault": number, "unix_s": time.time(), "monotonic_s": time.monotonic()}
         known = {str(rank): msgspec.to_builtins(one) for rank, one in evidence.items()}
         self.file(number).parent.mkdir(exist_ok=True)
-        self.file(number).write_text(json.dumps({**record, "verdict": fields, "evidence": known}))
+        self.file(number).write_text(json.dumps({**record, "diagnosis": fields, "evidence": known}))
         return fields
 
     def recovered(self, number: int | None = None, **changes: Any) -> None:

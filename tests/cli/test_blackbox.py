@@ -13,10 +13,10 @@ import pytest
 from taskd.cli.process_page import process_page
 from taskd.cli.tables import page
 from taskd.core.endings import NATIVE_FAULTS
-from taskd.core.verdict import PRESUMED, Kind
+from taskd.core.findings import PRESUMED, Kind
 from taskd.errors import ShimError
 from taskd.runtime.box.blackbox import Box
-from taskd.runtime.records.portrait import portray
+from taskd.runtime.records.snapshot import take_snapshot
 from tests.cli.conftest import WAITS
 from tests.shim.armed import REPOSITORY, plain, until
 
@@ -44,7 +44,7 @@ def test_a_living_rank_by_its_pid_and_by_its_file(start, document, blackbox) -> 
 def test_a_stopped_rank_is_seen_to_stand(start, blackbox) -> None:
     worker, path = start()
     worker.send_signal(signal.SIGSTOP)
-    until(lambda: (portray(path).clocks.native_s or 0) > 1.1, "it stands")
+    until(lambda: (take_snapshot(path).clocks.native_s or 0) > 1.1, "it stands")
     _, output = blackbox(worker.pid)
     assert "\nThe whole process stands for " in output
     assert re.search(r"process +stopped", output)
@@ -61,7 +61,7 @@ STUCK = {
 def test_what_keeps_a_living_rank_from_going_on_is_told_first(why, start, blackbox) -> None:
     body, words = STUCK[why]
     worker, path = start(body)
-    until(lambda: (portray(path).clocks.main_s or 0) > 1.1, "its main thread does not answer")
+    until(lambda: (take_snapshot(path).clocks.main_s or 0) > 1.1, "its main thread does not answer")
     lines = blackbox(worker.pid)[1].splitlines()
     assert lines[1].startswith(words)
     assert any(re.match(r" +main thread +no answer for ", line) for line in lines)
@@ -154,7 +154,7 @@ r.step(42)
 {WAITS}
 """
     worker, path = start(body)
-    until(lambda: portray(path).step == 42 or worker.poll() is not None, "it has called")
+    until(lambda: take_snapshot(path).step == 42 or worker.poll() is not None, "it has called")
     one = document(path)["process"]
     newest = one["collectives"][0]
     assert newest["operation"] == "allreduce"
@@ -203,7 +203,7 @@ def test_a_box_that_lies_is_told_or_refused(start, tmp_path) -> None:
             spoilt[chance.randrange(16 if turn % 10 else 0, len(spoilt))] = chance.choice((0, 1, 0x7F, 0x80, 0xFF))
         lie.write_bytes(spoilt)
         try:
-            one = portray(lie)
+            one = take_snapshot(lie)
         except ShimError:
             continue
         sink = io.StringIO()

@@ -10,8 +10,8 @@ import pytest
 
 from taskd.core.nodecheck.probes import CHECK_NAME
 from taskd.errors import ChaosError
-from taskd.runtime.chaos.guardian import NAME as GUARDIAN
-from taskd.runtime.chaos.quarry import descends, quarry, send
+from taskd.runtime.chaos.cleanup import NAME as CLEANUP
+from taskd.runtime.chaos.target import descends, send, target
 from taskd.runtime.system.processes import children, read
 from tests.cli.chaos import state
 from tests.shim.armed import end_of, plain, until
@@ -51,7 +51,7 @@ def test_a_stop_is_undone_when_somebody_ends_it(number, make_node) -> None:
     assert state(victim) in ("R", "S")
     assert [line.partition(" ")[2] for line in told.splitlines()] == [
         f"rank 0 (pid {victim}): SIGSTOP",
-        f"the scene ends: {number.name}",
+        f"the scenario ends: {number.name}",
         f"undone: rank 0 (pid {victim}): SIGCONT",
     ]
 
@@ -61,8 +61,8 @@ def test_a_stop_is_undone_when_the_command_is_killed(make_node) -> None:
     victim = node.pids["rank 0"]
     playing = node.play("stop", 0)
     until(lambda: state(victim) == "T", "it is stopped")
-    (guardian,) = children(playing.pid)
-    with end_of(guardian) as ended:
+    (cleanup,) = children(playing.pid)
+    with end_of(cleanup) as ended:
         playing.kill()
         playing.wait()
         assert ended(20)
@@ -70,39 +70,39 @@ def test_a_stop_is_undone_when_the_command_is_killed(make_node) -> None:
     assert f"undone: rank 0 (pid {victim}): SIGCONT" in node.said(playing)
 
 
-def test_without_its_guardian_the_command_undoes_by_itself(make_node) -> None:
+def test_without_its_cleanup_process_the_command_undoes_by_itself(make_node) -> None:
     node = make_node(1)
     victim = node.pids["rank 0"]
     playing = node.play("stop", 0)
     until(lambda: state(victim) == "T", "it is stopped")
-    (guardian,) = children(playing.pid)
-    assert (read(f"/proc/{guardian}/comm") or "").strip() == GUARDIAN
-    os.kill(guardian, signal.SIGKILL)
+    (cleanup,) = children(playing.pid)
+    assert (read(f"/proc/{cleanup}/comm") or "").strip() == CLEANUP
+    os.kill(cleanup, signal.SIGKILL)
     told = node.end(playing)
-    assert f"the guardian (pid {guardian}) was killed; undoing in its place" in told
+    assert f"the cleanup process (pid {cleanup}) was killed; undoing in its place" in told
     assert state(victim) in ("R", "S")
 
 
-def test_the_guardian_outlives_what_ends_a_terminal(make_node) -> None:
+def test_the_cleanup_process_outlives_what_ends_a_terminal(make_node) -> None:
     node = make_node(1)
     victim = node.pids["rank 0"]
     playing = node.play("stop", 0)
     until(lambda: state(victim) == "T", "it is stopped")
-    (guardian,) = children(playing.pid)
-    until(lambda: (read(f"/proc/{guardian}/comm") or "").strip() == GUARDIAN, "the guardian is ready")
-    assert os.getsid(guardian) == guardian
+    (cleanup,) = children(playing.pid)
+    until(lambda: (read(f"/proc/{cleanup}/comm") or "").strip() == CLEANUP, "the cleanup process is ready")
+    assert os.getsid(cleanup) == cleanup
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        os.kill(guardian, number)
+        os.kill(cleanup, number)
     playing.kill()
     playing.wait()
-    until(lambda: state(victim) in ("R", "S"), "the guardian has undone it")
+    until(lambda: state(victim) in ("R", "S"), "the cleanup process has undone it")
 
 
 def test_a_pause_ends_by_itself(make_node) -> None:
     node = make_node(1)
     status, told = node.run("pause", 0, "--for", 0.2)
     assert status == 0, told
-    assert "the scene ends: 0.2 s are over" in told
+    assert "the scenario ends: 0.2 s are over" in told
     assert told.splitlines()[-1].endswith(f"undone: rank 0 (pid {node.pids['rank 0']}): SIGCONT")
     assert state(node.pids["rank 0"]) in ("R", "S")
 
@@ -170,14 +170,14 @@ def test_a_kill_of_node_checks_may_be_set_before_the_job_is_there(make_node, lau
     assert playing.wait(20) == 0
 
 
-def test_a_scene_ends_with_the_job(make_node) -> None:
+def test_a_scenario_ends_with_the_job(make_node) -> None:
     node = make_node(1)
     playing = node.play("kill-check")
     node.until_said(playing, "waiting for node checks")
     node.agent.terminate()
     node.agent.wait()
     assert playing.wait(20) == 0
-    assert "the scene ends: the job has ended on this node" in node.said(playing)
+    assert "the scenario ends: the job has ended on this node" in node.said(playing)
 
 
 def test_of_two_jobs_one_must_be_named(make_node, launcher) -> None:
@@ -207,7 +207,7 @@ def test_a_directory_of_a_dead_agent_is_no_job(launcher, agent_dir) -> None:
     assert "found no job under taskd" in told[1] or "found no such job" in told[1]  # others may run here
 
 
-def test_the_page_lists_ranks_and_scenes(make_node) -> None:
+def test_the_page_lists_ranks_and_scenarios(make_node) -> None:
     node = make_node(2)
     status, told = node.run("list")
     assert status == 0, told
@@ -216,13 +216,13 @@ def test_the_page_lists_ranks_and_scenes(make_node) -> None:
     rows = [line.split() for line in lines]
     for rank in (0, 1):
         assert any(row[:3] == [str(rank), str(node.pids[f"rank {rank}"]), "0"] for row in rows)
-    for scene in ("kill-check", "kill", "stop", "pause", "delay", "cpu", "memory", "disk", "cut-link", "slow-link"):
-        assert any(row[:1] == [scene] for row in rows), scene
+    for scenario in ("kill-check", "kill", "stop", "pause", "delay", "cpu", "memory", "disk", "cut-link", "slow-link"):
+        assert any(row[:1] == [scenario] for row in rows), scenario
 
 
 def test_only_the_very_process_is_signalled_and_only_if_it_is_ours(launcher) -> None:
     process = launcher.start(["sleep", "1000"])
-    ours = quarry(process.pid, "it")
+    ours = target(process.pid, "it")
     assert ours is not None
     younger = replace(ours, start_ticks=ours.start_ticks - 1)
     assert not send(younger, signal.SIGKILL, lambda _pid: True)
@@ -237,7 +237,7 @@ def test_only_the_very_process_is_signalled_and_only_if_it_is_ours(launcher) -> 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ([], "SCENE"),
+        ([], "SCENARIO"),
         (["burn"], "invalid choice: 'burn'"),
         (["kill"], "RANK --rank --local-rank is required"),
         (["kill", "two"], "found 'two', expected a rank, from 0"),

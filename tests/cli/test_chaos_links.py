@@ -12,10 +12,10 @@ from threading import Thread
 import pytest
 
 from taskd.errors import ChaosError
-from taskd.runtime.chaos.guardian import Guardian
-from taskd.runtime.chaos.network import Step
+from taskd.runtime.chaos.cleanup import Cleanup
+from taskd.runtime.chaos.network import NetworkCommand
 from taskd.runtime.chaos.pressure import change_network
-from taskd.runtime.chaos.stage import Stage
+from taskd.runtime.chaos.scenario_run import ScenarioRun
 from taskd.runtime.system.processes import read
 from tests.cli.chaos import ChaosNode, Process
 from tests.nodes import Node, Nodes
@@ -23,7 +23,7 @@ from tests.nodes_or_skip import nodes_or_skip
 from tests.shim.armed import plain, until
 
 pytestmark = [pytest.mark.root]
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 AT_ONCE_S = 0.3
 INGRESS = "tc filter show dev eth0 ingress"
 Pair = tuple[socket.socket, socket.socket]
@@ -77,11 +77,11 @@ def connect(nodes: Nodes) -> Iterator[Callable[[int], Pair]]:
             listener.bind(("", 0))
             listener.listen()
             near = nodes[0].socket()
-            near.settimeout(PATIENCE_S)
+            near.settimeout(TIMEOUT_S)
             opened.append(near)
             near.connect((nodes[number].address, listener.getsockname()[1]))
             far = listener.accept()[0]
-            far.settimeout(PATIENCE_S)
+            far.settimeout(TIMEOUT_S)
             opened.append(far)
         return near, far
 
@@ -107,7 +107,7 @@ def goes(one: socket.socket, other: socket.socket) -> bool:
 def arrives(pair: Pair) -> bool:
     """Whether all that was sent arrives after all."""
     for one in pair:
-        one.settimeout(PATIENCE_S)
+        one.settimeout(TIMEOUT_S)
     return pair[1].recv(1) == pair[0].recv(1) == b"x"
 
 
@@ -196,12 +196,15 @@ def test_what_another_program_filters_is_left_alone(node, nodes) -> None:
 
 def test_a_step_that_fails_takes_the_others_back(run_dir) -> None:
     made = run_dir / "made"
-    steps = [Step(("touch", str(made)), (("rm", str(made)),)), Step(("false",), (("touch", str(made)),))]
-    guardian = Guardian()
-    with Stage().open() as stage, pytest.raises(ChaosError, match="false: status 1"):
-        change_network(stage, guardian, steps, "a change of two steps")
+    steps = [
+        NetworkCommand(("touch", str(made)), (("rm", str(made)),)),
+        NetworkCommand(("false",), (("touch", str(made)),)),
+    ]
+    cleanup = Cleanup()
+    with ScenarioRun().open() as run, pytest.raises(ChaosError, match="false: status 1"):
+        change_network(run, cleanup, steps, "a change of two steps")
     assert made.exists()
-    assert guardian.close()
+    assert cleanup.close()
     assert not made.exists()
 
 
@@ -266,7 +269,7 @@ def read_command(pid: int) -> str:
 
 
 def facts(node: Node) -> str:
-    """Links, addresses, routes and shapes of a node, as far as a scene could change them."""
+    """Links, addresses, routes and shapes of a node, as far as a scenario could change them."""
     return "".join(
         tell(node, command)
         for command in (

@@ -50,13 +50,13 @@ def harmless(text: str) -> bool:
 def evil(run_dir: Path) -> Path:
     """Every text of every entry, of the evidence and of names is hostile."""
     fact = {"rank": 1, "kind": EVIL, "text": EVIL}
-    verdict = {"event": "verdict", "fault": 1, "kind": EVIL, "title": EVIL, "culprits": [2], "victims": [1]}
+    diagnosis = {"event": "diagnosis", "fault": 1, "kind": EVIL, "title": EVIL, "culprits": [2], "victims": [1]}
     recovered = {"event": "recovered", "fault": 1, "strategy": EVIL, "reason": EVIL, "setbacks": [EVIL]}
     folder = write(
         run_dir / "job\x1b[2J\nforged",
         {"event": "manager started", "job_id": EVIL},
         {
-            **verdict,
+            **diagnosis,
             "sentence": f"{EVIL}. Why: {EVIL}",
             "facts": [fact],
             "hang": {"reason": EVIL},
@@ -111,9 +111,9 @@ def test_no_number_is_too_odd(number: str, run_dir: Path, blackbox: Blackbox) ->
     write(
         run_dir / "job",
         f'{{"event":"manager started","unix_s":{n},"job_id":"odd"}}',
-        f'{{"event":"verdict","kind":"STOPPED","fault":1,"unix_s":{n},"since_s":1,"monotonic_s":{n}}}',
-        f'{{"event":"verdict","kind":"STOPPED","fault":{n},"culprits":[{n}],"step":{n}}}',
-        f'{{"event":"verdict","kind":"STOPPED","hang":{{"silent_s":{n},"limit_s":{n}}},"facts":[{{"rank":{n}}}]}}',
+        f'{{"event":"diagnosis","kind":"STOPPED","fault":1,"unix_s":{n},"since_s":1,"monotonic_s":{n}}}',
+        f'{{"event":"diagnosis","kind":"STOPPED","fault":{n},"culprits":[{n}],"step":{n}}}',
+        f'{{"event":"diagnosis","kind":"STOPPED","hang":{{"silent_s":{n},"limit_s":{n}}},"facts":[{{"rank":{n}}}]}}',
         f'{{"event":"recovered","strategy":"x","phases_ms":{{"a":{n},"total":{n}}},"target_step":{n}}}',
         f'{{"event":"recovered","strategy":"x","phases_ms":{{"started":{n}}},"kept":{{"{n}":{n}}}}}',
         f'{{"event":"recovered","strategy":"x","causes":{{"{n}":"y"}},"replaced":{{"{n}":1}},"detected_s":{n}}}',
@@ -173,8 +173,8 @@ KINDS: dict[str, Callable[[Path], None]] = {
 )
 def test_whatever_stands_in_the_place_of_a_record(kind: str, place: str, run_dir: Path, blackbox: Blackbox) -> None:
     write(run_dir / "whole", {"event": "manager started", "job_id": "whole"})
-    verdict = {"event": "verdict", "kind": "STOPPED", "fault": 1, "evidence": "faults/1.json"}
-    folder = write(run_dir / "job", {"event": "manager started", "job_id": "j"}, verdict)
+    diagnosis = {"event": "diagnosis", "kind": "STOPPED", "fault": 1, "evidence": "faults/1.json"}
+    folder = write(run_dir / "job", {"event": "manager started", "job_id": "j"}, diagnosis)
     path = folder / place
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)
@@ -209,10 +209,10 @@ sys.exit(blackbox([sys.argv[1]]))
 
 
 def test_what_this_user_may_not_read_hides_nothing_else(run_dir: Path) -> None:
-    verdict = {"event": "verdict", "kind": "STOPPED", "fault": 1, "evidence": "faults/1.json"}
+    diagnosis = {"event": "diagnosis", "kind": "STOPPED", "fault": 1, "evidence": "faults/1.json"}
     write(run_dir / "mine", {"event": "manager started", "job_id": "mine"})
     closed = write(run_dir / "closed", {"event": "manager started"})
-    newest = write(run_dir / "newest", {"event": "manager started", "job_id": "newest"}, verdict)
+    newest = write(run_dir / "newest", {"event": "manager started", "job_id": "newest"}, diagnosis)
     paths = (newest / "faults", newest / "boxes", closed)
     for path in paths:
         path.mkdir(exist_ok=True)
@@ -254,7 +254,7 @@ def test_a_journal_of_gigabytes(run_dir: Path, launcher: Launcher) -> None:
     folder = write(run_dir / "job", {"event": "manager started", "job_id": "long ago"})
     os.truncate(folder / "journal.jsonl", 3 << 30)
     with (folder / "journal.jsonl").open("a") as journal:
-        journal.write('\n{"event":"manager started","job_id":"now"}\n{"event":"verdict","kind":"STOPPED"}\n')
+        journal.write('\n{"event":"manager started","job_id":"now"}\n{"event":"diagnosis","kind":"STOPPED"}\n')
     status, output = launcher.run(bounded([run_dir]), env=plain())
     assert status == 0, output
     assert "job now" in output
@@ -264,14 +264,14 @@ def test_a_journal_of_gigabytes(run_dir: Path, launcher: Launcher) -> None:
 def test_more_faults_than_anybody_has(run_dir: Path, launcher: Launcher) -> None:
     folder = write(run_dir / "job", {"event": "manager started"})
     with (folder / "journal.jsonl").open("ab") as journal:
-        journal.write(b'{"event":"verdict","kind":"STOPPED"}\n' * 60_000)
+        journal.write(b'{"event":"diagnosis","kind":"STOPPED"}\n' * 60_000)
         journal.write(b'{"event":"manager started"}\n' * 60_000)
         journal.write(b'{"event":"stopped","fault":{"strategy":"exit"}}\n' * 1000)
-        journal.write(b'{"event":"verdict","kind":"STOPPED","fault":7}\n')
+        journal.write(b'{"event":"diagnosis","kind":"STOPPED","fault":7}\n')
         journal.write(b'{"event":"recovered","fault":7,"strategy":"recover"}\n' * 60_000)
     status, output = launcher.run(bounded([run_dir]), env=plain())
     assert status == 0, output
-    assert "older faults or recoveries, of more than are told" in output
+    assert "older faults or recoveries, of more than are shown" in output
 
 
 def test_more_boxes_and_jobs_than_anybody_has(run_dir: Path, launcher: Launcher) -> None:
@@ -288,8 +288,8 @@ def test_more_boxes_and_jobs_than_anybody_has(run_dir: Path, launcher: Launcher)
 
 
 def test_evidence_that_is_deep_wide_or_long(run_dir: Path, launcher: Launcher) -> None:
-    verdict = {"event": "verdict", "kind": "STOPPED", "fault": 1, "evidence": "faults/1.json"}
-    folder = write(run_dir / "job", verdict)
+    diagnosis = {"event": "diagnosis", "kind": "STOPPED", "fault": 1, "evidence": "faults/1.json"}
+    folder = write(run_dir / "job", diagnosis)
     (folder / "faults").mkdir()
     file = folder / "faults" / "1.json"
     for content in (

@@ -18,9 +18,9 @@ from tests.shim.armed import REPOSITORY
 def test_the_newest_fault_is_told_in_full(records, blackbox, run_dir) -> None:
     job = records()
     job.processes({0: 4000, 1: 4001, 2: 4002, 3: 4003})
-    job.verdict(1, "SIGKILL")
+    job.diagnosis(1, "SIGKILL")
     job.recovered(1)
-    fields = job.verdict(2, "SIGSTOP", native="Thread 4002 (idle)\n    read (libc.so.6)\n")
+    fields = job.diagnosis(2, "SIGSTOP", native="Thread 4002 (idle)\n    read (libc.so.6)\n")
     job.recovered(2)
     status, output = blackbox(run_dir)
     assert status == 0, output
@@ -62,8 +62,8 @@ def test_the_newest_fault_is_told_in_full(records, blackbox, run_dir) -> None:
 
 def test_all_tells_every_fault_and_thread(records, blackbox) -> None:
     job = records()
-    job.verdict(1, "SIGKILL")
-    job.verdict(2, "SIGSTOP")
+    job.diagnosis(1, "SIGKILL")
+    job.diagnosis(2, "SIGSTOP")
     output = blackbox(job.folder, "--all")[1]
     assert output.index("Fault 1: KILLED BY A SIGNAL · rank 2") < output.index("Fault 2: STOPPED · rank 2")
     assert output.count("Python stack of rank 2, thread MainThread, innermost first") == 2
@@ -76,7 +76,7 @@ def test_a_start_of_all_tells_what_had_failed_before_it(records, blackbox, docum
     """How long the processes took to start, and not how long it took until the next step: nobody knows."""
     setback = "attempt 1 (recover-in-place) failed: rank 2's new process: exit code 1 at a.py:3 (TypeError: alone)"
     job = records()
-    job.verdict(1, "SIGKILL")
+    job.diagnosis(1, "SIGKILL")
     job.recovered(1, restart=True, target_step=-1, setbacks=[setback], phases_ms={"started": 29.4})
     output = " ".join(blackbox(run_dir)[1].split())
     assert setback in output
@@ -89,9 +89,9 @@ def test_a_start_of_all_tells_what_had_failed_before_it(records, blackbox, docum
 def test_the_document(records, document, run_dir) -> None:
     job = records()
     job.processes({0: 4000, 2: 4002})
-    first = job.verdict(1, "SIGKILL")
+    first = job.diagnosis(1, "SIGKILL")
     job.recovered(1)
-    job.verdict(2, "slow rank")
+    job.diagnosis(2, "slow rank")
     box = job.folder / "boxes" / "rank-2-incarnation-0.box"
     box.parent.mkdir()
     box.touch()
@@ -99,7 +99,7 @@ def test_the_document(records, document, run_dir) -> None:
     told = document(run_dir)
     assert told.keys() == {"version", "kind", "job", "faults", "ranks", "boxes", "jobs"}
     documented = set(re.findall(r"`(\w+)`", (REPOSITORY / "docs" / "blackbox.md").read_text()))
-    for part in (told, told["job"], *told["faults"], *(fault["verdict"] for fault in told["faults"]), *told["boxes"]):
+    for part in (told, told["job"], *told["faults"], *(fault["diagnosis"] for fault in told["faults"]), *told["boxes"]):
         assert part.keys() - {"evidence"} <= documented
     assert (told["version"], told["kind"]) == (1, "job")
     head = told["job"]
@@ -109,10 +109,10 @@ def test_the_document(records, document, run_dir) -> None:
     assert head["pids"] == {"0": 4000, "2": 4002}
     assert head["started_unix_s"] == pytest.approx(time.time(), abs=30)
     one, other = told["faults"]
-    assert one["verdict"] == {
+    assert one["diagnosis"] == {
         **json.loads(json.dumps(first)),
-        "unix_s": one["verdict"]["unix_s"],
-        "monotonic_s": one["verdict"]["monotonic_s"],
+        "unix_s": one["diagnosis"]["unix_s"],
+        "monotonic_s": one["diagnosis"]["monotonic_s"],
         "took_s": pytest.approx(3.25, abs=0.5),
     }
     assert one["unix_s"] == pytest.approx(time.time() - 3.25, abs=30)
@@ -162,8 +162,8 @@ def test_a_journal_of_an_older_taskd(records, blackbox, document, run_dir) -> No
 
 
 DAMAGED = (
-    b"\0\xff{]\n", b"[1, 2]\n", b'"text"\n', b'{"event": 7}\n', b'{"event": "verdict"}\n', b"[" * 100_000 + b"\n",
-    b'{"event": "verdict", "kind": "STOPPED", "culprits": "all"}\n', b'{"event": "recovered", "strategy": []}\n',
+    b"\0\xff{]\n", b"[1, 2]\n", b'"text"\n', b'{"event": 7}\n', b'{"event": "diagnosis"}\n', b"[" * 100_000 + b"\n",
+    b'{"event": "diagnosis", "kind": "STOPPED", "culprits": "all"}\n', b'{"event": "recovered", "strategy": []}\n',
     b'{"event": "processes", "pids": {"a": 1}}\n', b'{"event": "stopped", "exit_code": "no"}\n',
     b'{"event": "recovered", "stra',
 )  # fmt: skip
@@ -172,7 +172,7 @@ DAMAGED = (
 def test_what_is_only_reported_hides_no_fault(records, blackbox, document, run_dir) -> None:
     job = records()
     for number, name in enumerate(("SIGKILL", "SIGSTOP", "slow rank", "NaN loss"), 1):
-        job.verdict(number, name)
+        job.diagnosis(number, name)
     job.recovered(2)
     job.recovered(0, causes={}, reason="node 1 is drained", strategy="recover")
     output = blackbox(run_dir)[1]
@@ -213,7 +213,7 @@ def test_damaged_lines_are_counted_and_skipped(records, blackbox, document, run_
     job = records()
     for raw in DAMAGED[:5]:
         job.append(raw)
-    job.verdict(1, "SIGSTOP")
+    job.diagnosis(1, "SIGSTOP")
     for raw in DAMAGED[5:]:
         job.append(raw)
     told = document(run_dir)
@@ -225,7 +225,7 @@ def test_damaged_lines_are_counted_and_skipped(records, blackbox, document, run_
 
 def test_damaged_evidence_is_named(records, blackbox, document, run_dir) -> None:
     job = records()
-    job.verdict(1, "SIGSTOP")
+    job.diagnosis(1, "SIGSTOP")
     whole = json.loads(job.file(1).read_text())
     whole["evidence"]["1"] = {"process": "gone"}
     whole["evidence"]["2"]["of a newer taskd"] = float("nan")
@@ -246,7 +246,7 @@ def test_damaged_evidence_is_named(records, blackbox, document, run_dir) -> None
 def test_a_record_leads_nowhere_else(records, document, run_dir) -> None:
     job = records()
     (run_dir / "secret.json").write_text(json.dumps({"evidence": {"2": {"node": 7}}}))
-    job.verdict(1, "SIGSTOP", evidence="../../secret.json")
+    job.diagnosis(1, "SIGSTOP", evidence="../../secret.json")
     told = document(run_dir)["faults"][0]
     assert told["evidence_file"] == str(job.folder / "faults" / "secret.json")
     assert told["evidence"] == {}
@@ -255,7 +255,7 @@ def test_a_record_leads_nowhere_else(records, document, run_dir) -> None:
 
 def test_nobody_waits_for_a_pipe(records, blackbox, run_dir) -> None:
     job = records()
-    job.verdict(1, "SIGSTOP")
+    job.diagnosis(1, "SIGSTOP")
     job.file(1).unlink()
     os.mkfifo(job.file(1))
     status, output = blackbox(run_dir)
@@ -269,37 +269,37 @@ def test_nobody_waits_for_a_pipe(records, blackbox, run_dir) -> None:
 
 def test_the_last_job_of_a_name_counts(records, document, run_dir) -> None:
     job = records()
-    job.verdict(1, "SIGKILL")
+    job.diagnosis(1, "SIGKILL")
     job.stopped("the first one", 1)
     job.start()
-    job.verdict(1, "SIGSTOP")
+    job.diagnosis(1, "SIGSTOP")
     told = document(run_dir)
     assert [fault["title"] for fault in told["faults"]] == ["stopped"]
     assert told["job"]["ended"] is None
     job.start()  # a new manager of the same job counts its faults anew
-    job.verdict(1, "SIGSEGV in native code", since_s=5.0)
+    job.diagnosis(1, "SIGSEGV in native code", since_s=5.0)
     faults = document(run_dir, "--all")["faults"]
     assert [(fault["fault"], fault["manager"], fault["outcome"]) for fault in faults] == [
         (1, 1, "not recovered"),
-        (1, 2, "told only"),
+        (1, 2, "reported only"),
     ]
     assert "written for another fault" in faults[0]["evidence_problem"]
     assert faults[1]["evidence"]
 
 
-def test_a_verdict_that_changes_is_one_fault(records, document, run_dir) -> None:
+def test_a_diagnosis_that_changes_is_one_fault(records, document, run_dir) -> None:
     job = records()
-    job.verdict(1, "dying")
-    job.verdict(1, "SIGSEGV in native code")
+    job.diagnosis(1, "dying")
+    job.diagnosis(1, "SIGSEGV in native code")
     (fault,) = document(run_dir)["faults"]
     assert (fault["title"], fault["changes"]) == ("crashed in native code", 1)
 
 
-@pytest.mark.parametrize(("phase", "outcome"), [("pausing", "under way"), ("strayed", "told only")])
+@pytest.mark.parametrize(("phase", "outcome"), [("pausing", "under way"), ("strayed", "reported only")])
 def test_whether_a_fault_is_being_recovered(phase, outcome, records, document, run_dir) -> None:
     job = records()
     job.journal.write("directive", generation=2, order="pause", phase=phase, reason="")
-    job.verdict(1, "SIGSTOP")
+    job.diagnosis(1, "SIGSTOP")
     told = document(run_dir)
     assert (told["faults"][0]["outcome"], told["job"]["generation"], told["job"]["phase"]) == (outcome, 2, phase)
     job.stopped("nobody can go on", 1)
@@ -310,9 +310,9 @@ def test_several_jobs_are_listed_and_the_newest_is_told(records, blackbox, docum
     old, new = records("old one"), records("new")
     old.stopped()
     os.utime(old.folder / "journal.jsonl", (1e9, 1e9))
-    new.verdict(1, "SIGSTOP")
+    new.diagnosis(1, "SIGSTOP")
     output = blackbox(run_dir)[1]
-    assert output.startswith("2 jobs; the newest is told below")
+    assert output.startswith("2 jobs; the newest is shown below")
     assert "\njob new · " in output
     assert [one["job_id"] for one in document(run_dir)["jobs"]] == ["old one", "new"]
     assert blackbox(old.folder)[1].startswith("job old one · ended with exit code 0\n")
@@ -356,7 +356,7 @@ def on_terminal(folder: Path, columns: int, **env: str) -> str:
 @pytest.mark.parametrize("columns", [60, 80, 120, 200])
 def test_a_terminal_has_colour_and_its_own_width(columns, records) -> None:
     job = records()
-    job.verdict(1, "SIGSTOP")
+    job.diagnosis(1, "SIGSTOP")
     job.recovered(1)
     sent = on_terminal(job.folder, columns)
     assert "\x1b[1;31mFault 1: STOPPED · rank 2" in sent

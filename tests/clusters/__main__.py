@@ -11,12 +11,12 @@ from tests.clusters.judge import Played, play
 
 
 def main() -> int:
-    """0 if every verdict was right and no check took more rounds than its bound."""
+    """0 if every diagnosis was right and no check took more rounds than its bound."""
     parser = argparse.ArgumentParser(prog="python -m tests.clusters", description=__doc__)
     parser.add_argument("--clusters", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="seed of the first cluster")
     parser.add_argument("--largest", type=int, default=4096, metavar="NODES")
-    parser.add_argument("--seed", type=int, help="play this cluster alone, and tell its verdict")
+    parser.add_argument("--seed", type=int, help="play this cluster alone, and tell its diagnosis")
     parser.add_argument("--json", action="store_true", help="one object, and nothing else")
     args = parser.parse_args()
     if args.seed is not None:
@@ -84,16 +84,16 @@ def planned_ms() -> dict[str, float]:
 
 def tell(played: Played) -> int:
     """One cluster, in words."""
-    cluster, verdict = played.cluster, played.verdict
+    cluster, diagnosis = played.cluster, played.diagnosis
     print(f"{len(cluster.names)} nodes, {len(played.rounds)} rounds, bound {played.bound}")
     for round_ in played.rounds[1:]:
         print(f"round {round_.number}: {round_.edges[:40]}, own {round_.own[:40]}")
     for what in ("faults", "down", "flickering", "slow_links", "slow_own", "slow_networks", "stumbling"):
         print(f"truth, {what}: {getattr(cluster, what)}")
-    for name, found in verdict.nodes.items():
+    for name, found in diagnosis.nodes.items():
         if found.text:
-            print(f"{found.standing.value}: {name} {found.text}")
-    for text in (*(f"{link.standing.value}: {link.text}" for link in verdict.links), *verdict.notes):
+            print(f"{found.health.value}: {name} {found.text}")
+    for text in (*(f"{link.health.value}: {link.text}" for link in diagnosis.links), *diagnosis.notes):
         print(text)
     print("\n".join(["WRONG:", *played.wrong]) if played.wrong else "all as it should be")
     return 1 if played.wrong else 0

@@ -1,4 +1,4 @@
-"""Plays a check on a cluster and compares its verdict with the truth.
+"""Plays a check on a cluster and compares its diagnosis with the truth.
 
 What cannot be told, and is counted as such when it is not:
 
@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from taskd.core.nodecheck.check import NodeCheck
+from taskd.core.nodecheck.diagnosis import CheckDiagnosis, NodeHealth
 from taskd.core.nodecheck.evidence import Edge, Round
 from taskd.core.nodecheck.own import What
 from taskd.core.nodecheck.pairing import rounds_at_most
-from taskd.core.nodecheck.verdict import CheckVerdict, Standing
 from tests.clusters.cluster import Cluster, Fault
 
 
@@ -29,7 +29,7 @@ class Played:
     """One check, and how it compares."""
 
     cluster: Cluster
-    verdict: CheckVerdict
+    diagnosis: CheckDiagnosis
     rounds: list[Round]
     bound: int
     plan_s: float
@@ -56,7 +56,7 @@ def play(cluster: Cluster) -> Played:
     """The whole check, compared."""
     check = NodeCheck(cluster.names)
     rounds, plan_s = conduct(check, cluster)
-    played = Played(cluster, check.verdict(), rounds, _bound(cluster), plan_s)
+    played = Played(cluster, check.diagnosis(), rounds, _bound(cluster), plan_s)
     _Comparison(played).compare()
     if len(rounds) > played.bound:
         played.wrong.append(f"{len(rounds)} rounds, the bound is {played.bound}")
@@ -75,7 +75,7 @@ def _bound(cluster: Cluster) -> int:
 
 class _Comparison:
     def __init__(self, played: Played) -> None:
-        self.played, self.cluster, self.verdict = played, played.cluster, played.verdict
+        self.played, self.cluster, self.diagnosis = played, played.cluster, played.diagnosis
         self.number = len(played.rounds)
         self.alone: set[Edge] = set()
         self.tried: dict[Edge, list[int]] = {}
@@ -92,8 +92,8 @@ class _Comparison:
         self.reachable = self._is_healthy_pair()
 
     def compare(self) -> None:
-        for name, found in self.verdict.nodes.items():
-            self._node(name, found.standing, found.what)
+        for name, found in self.diagnosis.nodes.items():
+            self._node(name, found.health, found.what)
         self._links()
 
     def _is_healthy_pair(self) -> bool:
@@ -101,19 +101,19 @@ class _Comparison:
         bad = self.cluster.down | self.cluster.flickering
         return len(self.well) > 2 or any(pair not in bad for pair in pairwise(self.well))
 
-    def _node(self, name: str, standing: Standing, what: tuple[What, ...]) -> None:
+    def _node(self, name: str, health: NodeHealth, what: tuple[What, ...]) -> None:
         truth = self.cluster.faults.get(name)
         if truth is not None:
             self._count(
-                f"faulty, {truth.name.lower()}", name, standing is Standing.DOWN, must=self._must_find(name, truth)
+                f"faulty, {truth.name.lower()}", name, health is NodeHealth.DOWN, must=self._must_find(name, truth)
             )
-            if standing is Standing.SLOW:
+            if health is NodeHealth.SLOW:
                 self.played.wrong.append(f"{name} is {truth}, not slow")
             return
         slow = self._slow(name)
-        if standing is Standing.DOWN or set(what) - slow.keys():
-            self.played.wrong.append(f"{name} is accused: {standing}, {what}")
-        if standing is Standing.UNDECIDED and self.reachable:
+        if health is NodeHealth.DOWN or set(what) - slow.keys():
+            self.played.wrong.append(f"{name} is blamed: {health}, {what}")
+        if health is NodeHealth.UNDECIDED and self.reachable:
             self.played.wrong.append(f"{name} is undecided")
         for kind, must in slow.items():
             self._count(f"slow, {kind.value}", name, kind in what, must=must)
@@ -126,7 +126,7 @@ class _Comparison:
     def _slow(self, name: str) -> dict[What, bool]:
         """What the node is slow in, and whether it must be told."""
         slow: dict[What, bool] = {}
-        decided = self.verdict.nodes[name].standing is not Standing.UNDECIDED
+        decided = self.diagnosis.nodes[name].health is not NodeHealth.UNDECIDED
         if name in self.cluster.slow_own:
             kind = self.cluster.slow_own[name][0]
             same = sum(one is kind for one, _ in self.cluster.slow_own.values())
@@ -137,16 +137,16 @@ class _Comparison:
         return slow
 
     def _links(self) -> None:
-        told = {(link.edge, link.standing) for link in self.verdict.links}
-        truth = {(edge, Standing.DOWN) for edge in self.cluster.down}
-        truth |= {(edge, Standing.SLOW) for edge in self.cluster.slow_links}
-        self.played.wrong += [f"link {edge} is accused: {standing}" for edge, standing in sorted(told - truth, key=str)]
-        for edge, standing in sorted(truth, key=str):
+        told = {(link.edge, link.health) for link in self.diagnosis.links}
+        truth = {(edge, NodeHealth.DOWN) for edge in self.cluster.down}
+        truth |= {(edge, NodeHealth.SLOW) for edge in self.cluster.slow_links}
+        self.played.wrong += [f"link {edge} is blamed: {health}" for edge, health in sorted(told - truth, key=str)]
+        for edge, health in sorted(truth, key=str):
             tried = edge in self.tried and not self.cluster.faults.keys() & edge
-            if standing is Standing.SLOW:
+            if health is NodeHealth.SLOW:
                 tried = tried and edge in self.alone and edge not in self.cluster.flickering
-            enough = len(self.well) >= (3 if standing is Standing.DOWN else max(4, 4 * self.troubled))
-            self._count(f"link, {standing.value}", str(edge), (edge, standing) in told, must=tried and enough)
+            enough = len(self.well) >= (3 if health is NodeHealth.DOWN else max(4, 4 * self.troubled))
+            self._count(f"link, {health.value}", str(edge), (edge, health) in told, must=tried and enough)
 
     def _count(self, what: str, who: str, found: bool, *, must: bool) -> None:
         if found:

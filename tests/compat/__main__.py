@@ -69,10 +69,10 @@ def restart() -> str:
 
 def hang() -> str:
     """A collective that one rank leaves out is told with rank and operation, and recovered."""
-    scene = json.loads(_run(sys.executable, "-m", "tests.faults", "--json", "--only", "a collective skipped"))
-    if not scene["ok"]:
-        raise NotKeptError("; ".join(scene["wrong"]))
-    return f"{scene['kind']} {scene['culprits']} after {scene['verdict_s']} s"
+    scenario = json.loads(_run(sys.executable, "-m", "tests.faults", "--json", "--only", "a collective skipped"))
+    if not scenario["ok"]:
+        raise NotKeptError("; ".join(scenario["wrong"]))
+    return f"{scenario['kind']} {scenario['culprits']} after {scenario['diagnosis_s']} s"
 
 
 def ladder() -> str:
@@ -99,9 +99,9 @@ def node_check() -> str:
         output = _run(sys.executable, *command, env={"TASKD_PROCESS_ENABLE": "on", "TASKD_RUN_DIR": folder})
         journal = next(Path(folder).rglob("journal.jsonl")).read_text().splitlines()
     checks = [entry for line in journal if (entry := json.loads(line))["event"] == "node check"]
-    standings = [node["standing"] for check in checks for node in check["nodes"].values()]
-    if standings != ["healthy"] or "digest " not in output:
-        raise NotKeptError(f"{standings}: {output[-1000:]}")
+    healths = [node["health"] for check in checks for node in check["nodes"].values()]
+    if healths != ["healthy"] or "digest " not in output:
+        raise NotKeptError(f"{healths}: {output[-1000:]}")
     return "the node is healthy, the job trains"
 
 
@@ -119,7 +119,7 @@ PROMISES: dict[str, Callable[[], str]] = {
     "doctor": doctor,
     "demo": demo,
     "restart without the SDK": restart,
-    "hang verdict": hang,
+    "hang diagnosis": hang,
     "ladder": ladder,
     "node check": node_check,
     "torchrun's behaviour": torchrun,

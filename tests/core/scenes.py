@@ -22,10 +22,10 @@ from taskd.core.evidence import (
     Sender,
     Stillness,
 )
+from taskd.core.findings import Diagnosis, Kind
+from taskd.core.jobview import Cut
 from taskd.core.operation import Operation
 from taskd.core.rhythm import Hang
-from taskd.core.scene import Cut
-from taskd.core.verdict import Kind, Verdict
 
 HANG = Hang(since_s=0.0, silent_s=3.1, limit_s=3.0, usual_s=1.0, step=41, reason="no progress for 3.1 s after step 41")
 WORLD = 7
@@ -136,9 +136,9 @@ class Fault:
         """Of all ranks."""
         return {rank: (self.culprit if rank in culprits else self.others)(base(rank, world)) for rank in range(world)}
 
-    def verdict(
+    def diagnosis(
         self, evidence: Mapping[int, Evidence], culprits: Collection[int] = (2,), world: int = 4
-    ) -> Verdict | None:
+    ) -> Diagnosis | None:
         """Of the diagnosis."""
         away = {rank // 2 for rank in culprits}
         nodes = set(range((world + 1) // 2)) - away

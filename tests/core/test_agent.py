@@ -2,7 +2,7 @@
 
 import pytest
 
-from taskd.core.agent import Evict, Fence, Node, Start, RankState, StopNode, Take, TellJoin, TellPause, TellRelease
+from taskd.core.agent import Evict, Fence, Node, RankState, Start, StopNode, Take, TellJoin, TellPause, TellRelease
 from taskd.wire.messages import (
     Condition,
     Directive,

@@ -8,7 +8,7 @@ from taskd.core.membership import Health, health
 from taskd.core.policy import Membership, Policy, Strategy
 from taskd.core.ranks import Held, plan_restore
 from taskd.core.recovery.record import FaultRecord
-from taskd.core.strategy import Decision, Refusals, Situation, choose
+from taskd.core.strategy import Decision, KeepingRefusals, Situation, choose
 from taskd.core.world import RankView
 from taskd.runtime.manager.journal import as_fields, as_text
 from taskd.wire.messages import Condition, RankStatus, Stage
@@ -119,16 +119,16 @@ def test_without_a_loss_the_groups_are_rebuilt() -> None:
     [
         (Situation(lost=(1,), uncooperative=(0,)), "not recover-in-place: rank 0 is not inside a resilient function"),
         (
-            Situation(lost=(0, 1), refusals=Refusals(no_survivor="no rank is left to give its state")),
+            Situation(lost=(0, 1), refusals=KeepingRefusals(no_survivor="no rank is left to give its state")),
             "not recover-in-place: no rank is left to give its state",
         ),
-        (Situation(lost=(), refusals=Refusals(no_rebuild="rank 0: a hook")), "not retry: rank 0: a hook"),
+        (Situation(lost=(), refusals=KeepingRefusals(no_rebuild="rank 0: a hook")), "not retry: rank 0: a hook"),
         (
-            Situation(lost=(1,), refusals=Refusals(no_newcomer="rank 0: PowerSGD")),
+            Situation(lost=(1,), refusals=KeepingRefusals(no_newcomer="rank 0: PowerSGD")),
             "not recover-in-place: rank 0: PowerSGD",
         ),
         (
-            Situation(lost=(1,), refusals=Refusals(no_donor="no rank holds a consistent state")),
+            Situation(lost=(1,), refusals=KeepingRefusals(no_donor="no rank holds a consistent state")),
             "not recover-in-place: no rank holds a consistent state",
         ),
     ],
@@ -142,8 +142,8 @@ def test_when_all_start_anew_the_reason_is_told(situation: Situation, why: str) 
 
 def test_who_can_have_no_newcomer_goes_on_without_one() -> None:
     said = "rank 0: PowerSGD"
-    assert choose(Situation(lost=(), refusals=Refusals(no_newcomer=said)), ALL, {}).strategy is Strategy.RETRY
-    fewer = Situation(lost=(1,), refusals=Refusals(no_newcomer=said), places=2, failing=1)
+    assert choose(Situation(lost=(), refusals=KeepingRefusals(no_newcomer=said)), ALL, {}).strategy is Strategy.RETRY
+    fewer = Situation(lost=(1,), refusals=KeepingRefusals(no_newcomer=said), places=2, failing=1)
     assert choose(fewer, policy(Strategy.ELASTIC_TRAINING), {}).restart is False
 
 
@@ -172,7 +172,7 @@ def test_what_has_failed_is_not_tried_again() -> None:
         unreachable=st.sampled_from([(), (1,)]),
         uncooperative=st.sampled_from([(), (0,)]),
         refusals=st.builds(
-            Refusals,
+            KeepingRefusals,
             no_survivor=st.sampled_from(["", "no rank is left"]),
             no_survivor_elsewhere=st.sampled_from(["", "no rank is left elsewhere"]),
             no_shrinking=st.sampled_from(["", "a set is not known"]),

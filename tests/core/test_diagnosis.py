@@ -1,4 +1,4 @@
-"""From evidence to verdict: each kind of fault, whatever the ranks are called, and whoever else is not heard."""
+"""From evidence to diagnosis: each kind of fault, whatever the ranks are called, and whoever else is not heard."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -12,9 +12,9 @@ from taskd.core import diagnosis
 from taskd.core.account import WORDS
 from taskd.core.diagnosis import RULES, diagnose
 from taskd.core.evidence import Evidence, PythonError
+from taskd.core.findings import PACES, VICTIMS, Kind, names
+from taskd.core.jobview import Cut
 from taskd.core.rhythm import Hang
-from taskd.core.scene import Cut
-from taskd.core.verdict import PACES, VICTIMS, Kind, names
 from tests.core.scenes import FAULTS, HANG, Fault, base, entered
 from tests.core.test_faults import RETRY
 from tests.core.test_waits import crossed
@@ -28,18 +28,18 @@ faults = st.sampled_from(list(FAULTS.values()))
 def test_each_fault_is_named_with_its_culprit_and_its_victims(fault: Fault) -> None:
     world = 8 if fault.cuts else 4
     evidence = fault.evidence(world=world)
-    verdict = fault.verdict(evidence, world=world)
-    assert verdict is not None
-    assert verdict.kind is fault.kind
-    assert verdict.culprits == ((2, 3) if fault.cuts else (2,))
-    assert verdict.victims == (tuple(sorted(evidence.keys() - set(verdict.culprits))) if fault.victims else ())
+    diagnosis = fault.diagnosis(evidence, world=world)
+    assert diagnosis is not None
+    assert diagnosis.kind is fault.kind
+    assert diagnosis.culprits == ((2, 3) if fault.cuts else (2,))
+    assert diagnosis.victims == (tuple(sorted(evidence.keys() - set(diagnosis.culprits))) if fault.victims else ())
     for words in fault.words:
-        assert words in verdict.sentence
-    assert verdict.sentence.endswith(".")
-    assert "Why: " in verdict.sentence
-    assert {fact.rank for fact in verdict.facts if fact.kind is fault.kind} == set(verdict.culprits)
-    assert verdict.proven == fault.proven
-    assert bool(verdict.proof) == fault.hang
+        assert words in diagnosis.sentence
+    assert diagnosis.sentence.endswith(".")
+    assert "Why: " in diagnosis.sentence
+    assert {fact.rank for fact in diagnosis.facts if fact.kind is fault.kind} == set(diagnosis.culprits)
+    assert diagnosis.proven == fault.proven
+    assert bool(diagnosis.proof) == fault.hang
 
 
 def test_there_is_a_fault_and_a_word_for_each_kind() -> None:
@@ -65,8 +65,8 @@ def test_each_rule_is_needed(index: int, monkeypatch: pytest.MonkeyPatch) -> Non
     """Without it, some fault is told otherwise."""
 
     def told() -> list[tuple[Kind, tuple[int, ...]] | None]:
-        verdicts = (diagnose(evidence, range(4), hang, cuts) for evidence, hang, cuts in cases())
-        return [(verdict.kind, verdict.culprits) if verdict is not None else None for verdict in verdicts]
+        diagnoses = (diagnose(evidence, range(4), hang, cuts) for evidence, hang, cuts in cases())
+        return [(diagnosis.kind, diagnosis.culprits) if diagnosis is not None else None for diagnosis in diagnoses]
 
     before = told()
     monkeypatch.setattr(diagnosis, "RULES", RULES[:index] + RULES[index + 1 :])
@@ -76,11 +76,11 @@ def test_each_rule_is_needed(index: int, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
 def test_two_ranks_are_enough(fault: Fault) -> None:
     evidence = fault.evidence([1], 2)
-    verdict = diagnose(evidence, range(2), HANG if fault.hang else None, (Cut(0, 1),) if fault.cuts else ())
-    assert verdict is not None
-    assert verdict.kind is fault.kind
-    assert verdict.culprits == () if fault.cuts else 1 in verdict.culprits
-    assert verdict.culprits == (1,) or fault.relative
+    diagnosis = diagnose(evidence, range(2), HANG if fault.hang else None, (Cut(0, 1),) if fault.cuts else ())
+    assert diagnosis is not None
+    assert diagnosis.kind is fault.kind
+    assert diagnosis.culprits == () if fault.cuts else 1 in diagnosis.culprits
+    assert diagnosis.culprits == (1,) or fault.relative
 
 
 @given(fault=faults, order=st.permutations(range(8)), culprits=st.sets(st.integers(0, 7), min_size=1, max_size=3))
@@ -88,8 +88,8 @@ def test_two_ranks_are_enough(fault: Fault) -> None:
 def test_other_numbers_for_the_ranks_change_nothing_else(fault: Fault, order: list[int], culprits: set[int]) -> None:
     culprits = {min(culprits)} if fault.cuts else culprits
     evidence = fault.evidence(culprits, 8)
-    here = fault.verdict(evidence, culprits, 8)
-    there = fault.verdict({order[rank]: known for rank, known in evidence.items()}, culprits, 8)
+    here = fault.diagnosis(evidence, culprits, 8)
+    there = fault.diagnosis({order[rank]: known for rank, known in evidence.items()}, culprits, 8)
     assert here is not None
     assert there is not None
     assert there.kind is here.kind
@@ -106,7 +106,7 @@ def test_without_the_evidence_of_victims_no_culprit_becomes_one(
     """What only a comparison shows needs a majority of ranks that are right."""
     culprits = {min(culprits)} if fault.cuts else culprits
     evidence = fault.evidence(culprits, 8)
-    before = fault.verdict(evidence, culprits, 8)
+    before = fault.diagnosis(evidence, culprits, 8)
     assert before is not None
     assert fault.cuts or set(before.culprits) == culprits
     victims = sorted(gone - set(before.culprits))
@@ -115,7 +115,7 @@ def test_without_the_evidence_of_victims_no_culprit_becomes_one(
     if fault.kind in (Kind.BEHIND, Kind.DEVICE_BEHIND, Kind.SKIPPED, Kind.EXITED_EARLY):
         victims = victims[: 7 - len(before.culprits)]
     heard = {rank: known for rank, known in evidence.items() if rank not in victims}
-    after = fault.verdict(heard, culprits, 8)
+    after = fault.diagnosis(heard, culprits, 8)
     assert after is not None
     assert not set(after.victims) & set(before.culprits)
     if not fault.cuts:
@@ -125,7 +125,7 @@ def test_without_the_evidence_of_victims_no_culprit_becomes_one(
 
 @given(number=st.integers(1, 40), in_it=st.sets(st.integers(0, 7)), silent=st.sets(st.integers(0, 7), max_size=3))
 @SETTINGS
-def test_a_job_that_goes_on_has_no_verdict(number: int, in_it: set[int], silent: set[int]) -> None:
+def test_a_job_that_goes_on_has_no_diagnosis(number: int, in_it: set[int], silent: set[int]) -> None:
     """Some wait for the others, as always; some nodes may not have answered."""
     evidence = {rank: entered(base(rank, 8)) if rank in in_it else base(rank, 8) for rank in range(8)}
     heard = {rank: known for rank, known in evidence.items() if rank not in silent}
@@ -140,18 +140,18 @@ def test_what_blames_a_connection_is_nobodys_own_failure(text: str) -> None:
     failed = replace(base(0, 2), error=PythonError(kind, message))
     assert diagnose({0: failed, 1: base(1, 2)}) is None
     dead = FAULTS["SIGKILL"].culprit(base(1, 2))
-    verdict = diagnose({0: failed, 1: dead})
-    assert verdict is not None
-    assert (verdict.culprits, verdict.victims) == ((1,), (0,))
+    diagnosis = diagnose({0: failed, 1: dead})
+    assert diagnosis is not None
+    assert (diagnosis.culprits, diagnosis.victims) == ((1,), (0,))
     hung = diagnose({0: failed, 1: base(1, 2)}, hang=HANG)
     assert hung is not None
 
 
 def test_whoever_is_not_heard_is_blamed_only_if_nothing_else_explains_it() -> None:
     waiting = {rank: entered(base(rank, 4)) for rank in (0, 1)}
-    verdict = diagnose(waiting, range(4), HANG)
-    assert verdict is not None
-    assert (verdict.kind, verdict.culprits, verdict.victims) == (Kind.SILENT, (2, 3), (0, 1))
+    diagnosis = diagnose(waiting, range(4), HANG)
+    assert diagnosis is not None
+    assert (diagnosis.kind, diagnosis.culprits, diagnosis.victims) == (Kind.SILENT, (2, 3), (0, 1))
     for name in (
         "infinite loop in Python",
         "Python deadlock",
@@ -160,40 +160,40 @@ def test_whoever_is_not_heard_is_blamed_only_if_nothing_else_explains_it() -> No
         "data loader blocked",
     ):
         guilty = {0: waiting[0], 1: FAULTS[name].culprit(base(1, 4))}
-        verdict = diagnose(guilty, range(4), HANG)
-        assert verdict is not None
-        assert (verdict.kind, verdict.culprits) == (FAULTS[name].kind, (1,))
+        diagnosis = diagnose(guilty, range(4), HANG)
+        assert diagnosis is not None
+        assert (diagnosis.kind, diagnosis.culprits) == (FAULTS[name].kind, (1,))
 
 
 def test_without_anything_known_no_rank_is_blamed() -> None:
-    verdict = diagnose({0: Evidence(), 1: Evidence()}, hang=HANG)
-    assert verdict is not None
-    assert (verdict.kind, verdict.culprits) == (Kind.STALLED, ())
-    assert verdict.sentence == (
+    diagnosis = diagnose({0: Evidence(), 1: Evidence()}, hang=HANG)
+    assert diagnosis is not None
+    assert (diagnosis.kind, diagnosis.culprits) == (Kind.STALLED, ())
+    assert diagnosis.sentence == (
         "No progress, cause unknown. Why: nothing that is known singles out a rank; "
         "no progress for 3.1 s after step 41. Not proven: their threads could not be looked at twice."
     )
 
 
 def test_all_have_entered_and_no_node_says_who_is_cut_off() -> None:
-    verdict = diagnose({rank: entered(base(rank, 4)) for rank in range(4)}, hang=HANG)
-    assert verdict is not None
-    assert (verdict.kind, verdict.culprits, verdict.victims) == (Kind.CONNECTION_CUT, (), (0, 1, 2, 3))
+    diagnosis = diagnose({rank: entered(base(rank, 4)) for rank in range(4)}, hang=HANG)
+    assert diagnosis is not None
+    assert (diagnosis.kind, diagnosis.culprits, diagnosis.victims) == (Kind.CONNECTION_CUT, (), (0, 1, 2, 3))
 
 
 def test_orphans_of_a_dead_rank_are_told_beside_its_end() -> None:
     dead = FAULTS["SIGKILL"].culprit(FAULTS["orphaned DataLoader child"].culprit(base(1, 2)))
-    verdict = diagnose({0: base(0, 2), 1: dead})
-    assert verdict is not None
-    assert verdict.kind is Kind.KILLED
-    assert [(fact.rank, fact.kind) for fact in verdict.facts] == [(1, Kind.KILLED), (1, Kind.ORPHANED)]
+    diagnosis = diagnose({0: base(0, 2), 1: dead})
+    assert diagnosis is not None
+    assert diagnosis.kind is Kind.KILLED
+    assert [(fact.rank, fact.kind) for fact in diagnosis.facts] == [(1, Kind.KILLED), (1, Kind.ORPHANED)]
 
 
 def test_the_sentence_says_what_happened_to_whom_and_why() -> None:
     fault = FAULTS["SIGSEGV in native code"]
-    verdict = fault.verdict(fault.evidence())
-    assert verdict is not None
-    assert verdict.sentence == (
+    diagnosis = fault.diagnosis(fault.evidence())
+    assert diagnosis is not None
+    assert diagnosis.sentence == (
         "Rank 2 (node 1, pid 4002, step 41) crashed in native code: SIGSEGV (exit code 139): an invalid memory access "
         "at address 0x10 in thread python; backtrace libfast.so+0x1234 < libtorch.so+0x99; it has not entered "
         "allgather 57 of communicator 0007 (256 B). Ranks 0, 1 and 3 wait in allgather 57 of communicator 0007 (256 B) "
@@ -210,12 +210,12 @@ def test_sixteen_thousand_ranks_take_no_longer_each(name: str) -> None:
     for world in (1024, 16_384):
         evidence = fault.evidence([world // 3], world)
         began = process_time()
-        verdict = fault.verdict(evidence, [world // 3], world)
+        diagnosis = fault.diagnosis(evidence, [world // 3], world)
         spent.append((process_time() - began) / world)
-        assert verdict is not None
-        assert world // 3 in verdict.culprits
-        assert verdict.kind is fault.kind
-        assert len(verdict.sentence) < 1500
+        assert diagnosis is not None
+        assert world // 3 in diagnosis.culprits
+        assert diagnosis.kind is fault.kind
+        assert len(diagnosis.sentence) < 1500
     assert spent[1] < 6 * spent[0], "with a step for each pair of ranks it would be 16 times as much"
 
 

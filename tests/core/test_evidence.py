@@ -20,8 +20,8 @@ from taskd.core.evidence import (
     Sender,
     Standing,
 )
+from taskd.core.findings import Kind
 from taskd.core.operation import Operation
-from taskd.core.verdict import Kind
 from tests.core.scenes import FAULTS, Fault, base
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from taskd.core.faults import BUILT_IN, FaultKind, Rule, classify
+from taskd.core.faults import BUILT_IN, ErrorPattern, FaultKind, classify
 
 RETRY = (
     "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:544] Connection closed by peer [::1]:40996",
@@ -93,7 +93,7 @@ def test_what_is_known_of_a_text(kind: FaultKind | None, cause: str) -> None:
 
 
 @pytest.mark.parametrize("rule", BUILT_IN, ids=lambda rule: rule.pattern)
-def test_each_rule_has_a_text_that_it_alone_explains(rule: Rule) -> None:
+def test_each_rule_has_a_text_that_it_alone_explains(rule: ErrorPattern) -> None:
     """Without the rule, some text of its kind would not be known or be of another kind."""
     texts = {FaultKind.RETRY: RETRY, FaultKind.PROCESS: PROCESS, FaultKind.NODE: NODE, FaultKind.FATAL: FATAL}
     others = tuple(other for other in BUILT_IN if other is not rule)
@@ -101,7 +101,7 @@ def test_each_rule_has_a_text_that_it_alone_explains(rule: Rule) -> None:
 
 
 def test_the_newest_rule_decides() -> None:
-    rules = (Rule("quota", FaultKind.RETRY), Rule("disk quota", FaultKind.NODE))
+    rules = (ErrorPattern("quota", FaultKind.RETRY), ErrorPattern("disk quota", FaultKind.NODE))
     assert classify("OSError: disk quota", rules) is FaultKind.NODE
     assert classify("OSError: disk quota", rules[::-1]) is FaultKind.RETRY
     assert classify("OSError: network quota", rules) is FaultKind.RETRY
@@ -109,4 +109,4 @@ def test_the_newest_rule_decides() -> None:
 
 def test_a_users_rule_comes_before_the_built_in_ones() -> None:
     text = "OSError: [Errno 28] No space left on device"
-    assert classify(text, (*BUILT_IN, Rule("No space", FaultKind.FATAL))) is FaultKind.FATAL
+    assert classify(text, (*BUILT_IN, ErrorPattern("No space", FaultKind.FATAL))) is FaultKind.FATAL

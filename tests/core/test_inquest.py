@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from taskd.core.evidence import Clocks, Evidence, NonFinite, PythonError, Standing
+from taskd.core.findings import Kind
 from taskd.core.policy import Strategy, Tempo
 from taskd.core.recovery import Note, Phase
-from taskd.core.findings import Kind
 from taskd.core.watch import AGAIN_S
 from taskd.wire.messages import Condition, Order, Stage
 from tests.core.driver import Job

@@ -1,4 +1,4 @@
-"""Whose a lock file is: what is proven, and what is only seen; and what a verdict makes of who waits for one."""
+"""Whose a lock file is: what is proven, and what is only seen; and what a diagnosis makes of who waits for one."""
 
 from dataclasses import replace
 
@@ -6,8 +6,8 @@ import pytest
 
 from taskd.core.diagnosis import diagnose
 from taskd.core.evidence import Evidence, LockFile, Process
+from taskd.core.findings import Diagnosis, Kind
 from taskd.core.locks import Hold, Sight, Signature, judge
-from taskd.core.verdict import Kind, Verdict
 from tests.core.scenes import FAULTS, HANG, base, entered, native
 
 SIGNED = Signature(boot="b", namespace=1, pid=77, start_ticks=5, device=8, inode=9, host="node-0")
@@ -45,7 +45,7 @@ def waits(rank: int, owner: int = 0, *, stale: bool = False, world: int = 4) -> 
     return replace(known, node=0, lock_file=file)
 
 
-def verdict(evidence: dict[int, Evidence]) -> Verdict:
+def diagnosis(evidence: dict[int, Evidence]) -> Diagnosis:
     found = diagnose(evidence, range(len(evidence)), HANG)
     assert found is not None
     return found
@@ -53,7 +53,7 @@ def verdict(evidence: dict[int, Evidence]) -> Verdict:
 
 def test_a_stale_lock_is_named_and_proven() -> None:
     evidence = {0: entered(base(0, 2)), 1: waits(1, stale=True, world=2)}
-    found = verdict(evidence)
+    found = diagnosis(evidence)
     assert (found.kind, found.culprits, found.victims, found.proven) == (Kind.LOCK_FILE, (1,), (0,), True)
     assert "waits for the lock file /cache/ext/lock: process 77 held it and has ended" in found.sentence
 
@@ -62,7 +62,7 @@ def test_who_waits_for_a_rank_that_builds_is_a_victim() -> None:
     """Rank 0 builds, with a compiler that hangs."""
     builds = FAULTS["blocked in native code"].culprit(base(0, 4))
     evidence = {0: builds, 1: waits(1, 4000), 2: waits(2, 4000), 3: entered(base(3, 4))}
-    found = verdict(evidence)
+    found = diagnosis(evidence)
     assert (found.kind, found.culprits, found.victims) == (Kind.BLOCKED, (0,), (1, 2, 3))
 
 
@@ -78,5 +78,5 @@ def test_the_process_of_that_number_is_on_another_node_or_gone(gone: bool) -> No
 def test_one_that_waits_for_itself_is_the_culprit() -> None:
     """It has entered a folder twice."""
     evidence = {0: entered(base(0, 2)), 1: waits(1, 4001, world=2)}
-    found = verdict(evidence)
+    found = diagnosis(evidence)
     assert (found.kind, found.culprits, found.proven) == (Kind.LOCK_FILE, (1,), False)

@@ -8,12 +8,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from taskd.core.agent import Fence, Node, Start, RankState, StopNode
+from taskd.core.agent import Fence, Node, RankState, Start, StopNode
 from taskd.core.policy import Policy
 from taskd.core.recovery import Action, JobEnded, Phase, Publish, Recovery
 from taskd.core.recovery.phases import BUILDING
-from taskd.core.worker import WorkerEvent, Input, Worker
-from taskd.core.worker import WorkerState as WorkerState
+from taskd.core.worker import Input, Worker, WorkerEvent, WorkerState
 from taskd.errors import TransitionError
 from taskd.wire.messages import (
     Condition,
@@ -230,8 +229,8 @@ class WorkerMachine(RuleBasedStateMachine):
         super().__init__()
         self.worker = Worker(joins=False)
 
-    @rule(event=st.sampled_from(Event), generation=st.integers(0, 6), step=steps, condition=conditions)
-    def feed(self, event: Event, generation: int, step: int, condition: Condition) -> None:
+    @rule(event=st.sampled_from(WorkerEvent), generation=st.integers(0, 6), step=steps, condition=conditions)
+    def feed(self, event: WorkerEvent, generation: int, step: int, condition: Condition) -> None:
         given = Input(event, generation, step, condition, "", plan(generation) if event is WorkerEvent.JOIN else None)
         before = copy.deepcopy(self.worker)
         try:

@@ -3,11 +3,11 @@
 import pytest
 
 from taskd.core.nodecheck.check import NodeCheck
+from taskd.core.nodecheck.diagnosis import NodeHealth
 from taskd.core.nodecheck.evidence import Book, CheckPolicy, Edge, Measured, Round, merged, timeout_s
 from taskd.core.nodecheck.network import Network
 from taskd.core.nodecheck.own import Baseline, What
 from taskd.core.nodecheck.pairing import rounds_at_most
-from taskd.core.nodecheck.verdict import Standing
 from taskd.errors import TransitionError
 from taskd.wire.checks import Own, TrialResult
 from tests.clusters.cluster import Cluster, Fault, Line
@@ -27,9 +27,9 @@ def checked(cluster: Cluster, known_good: tuple[str, ...] = (), **more: object) 
     return check, len(conduct(check, cluster)[0])
 
 
-def standings(check: NodeCheck) -> str:
+def healths(check: NodeCheck) -> str:
     """A letter for each node: Healthy, Down, Slow, Undecided."""
-    return "".join(found.standing.name[0] for found in check.verdict().nodes.values())
+    return "".join(found.health.name[0] for found in check.diagnosis().nodes.values())
 
 
 @pytest.mark.parametrize(
@@ -56,65 +56,65 @@ def standings(check: NodeCheck) -> str:
 )
 def test_faulty_nodes(number: int, faults: dict[str, Fault], said: str, rounds: int) -> None:
     check, taken = checked(Cluster(1, nodes(number), faults=faults))
-    assert (standings(check), taken) == (said, rounds)
+    assert (healths(check), taken) == (said, rounds)
 
 
 def test_a_node_that_dies_between_the_rounds_is_found_and_those_it_was_tried_with_are_not_blamed() -> None:
     check, _ = checked(Cluster(1, nodes(8), faults={"a": Fault.MUTE, "c": Fault.LATE}))
-    assert standings(check) == "DHDHHHHH"
+    assert healths(check) == "DHDHHHHH"
 
 
 def test_a_check_that_fails_once_accuses_nobody() -> None:
     check, rounds = checked(Cluster(1, nodes(4), stumbling={"c"}))
-    assert (standings(check), rounds) == ("HHHH", 2)
+    assert (healths(check), rounds) == ("HHHH", 2)
 
 
 @pytest.mark.parametrize(("number", "edge", "rounds"), [(3, ("a", "b"), 2), (4, ("a", "b"), 2), (5, ("d", "e"), 2)])
 def test_a_link_is_told_from_its_ends(number: int, edge: Edge, rounds: int) -> None:
     check, taken = checked(Cluster(1, nodes(number), down={edge}))
-    verdict = check.verdict()
-    assert set(standings(check)) == {"H"}
-    assert [(link.edge, link.standing) for link in verdict.links] == [(edge, Standing.DOWN)]
+    diagnosis = check.diagnosis()
+    assert set(healths(check)) == {"H"}
+    assert [(link.edge, link.health) for link in diagnosis.links] == [(edge, NodeHealth.DOWN)]
     said = f"{edge[0]} and {edge[1]} are well with others and have failed with each other 2 times"
-    assert said in verdict.links[0].text
+    assert said in diagnosis.links[0].text
     assert rounds <= taken <= 4
 
 
 def test_a_link_that_a_suspect_meets_in_the_second_round_takes_a_third() -> None:
     """b is tried with c and d because of a; its way to c is cut."""
     check, rounds = checked(Cluster(1, nodes(8), faults={"a": Fault.MUTE}, down={("b", "c")}))
-    assert (standings(check), rounds) == ("DHHHHHHH", 3)
-    assert [link.edge for link in check.verdict().links] == [("b", "c")]
+    assert (healths(check), rounds) == ("DHHHHHHH", 3)
+    assert [link.edge for link in check.diagnosis().links] == [("b", "c")]
 
 
 def test_suspects_that_failed_with_each_other_are_tried_again_together() -> None:
     """Also where one of them has stumbled and would come last: so their link is told in the second round."""
     check, rounds = checked(Cluster(1, nodes(12), down={("a", "b"), ("c", "d")}, stumbling={"a"}))
-    assert (len(check.verdict().links), rounds) == (2, 2)
+    assert (len(check.diagnosis().links), rounds) == (2, 2)
 
 
 def test_good_nodes_take_suspects_with_a_partner_that_they_have_reached() -> None:
     """The link between d and e is down; c has stumbled, and yet d is not paired with e in its stead."""
     check, rounds = checked(Cluster(1, nodes(8), faults={"a": Fault.MUTE}, down={("d", "e")}, stumbling={"c"}))
-    assert (standings(check), check.verdict().links, rounds) == ("DHHHHHHH", (), 2)
+    assert (healths(check), check.diagnosis().links, rounds) == ("DHHHHHHH", (), 2)
 
 
 def test_those_who_were_paired_with_nodes_whose_own_check_failed_are_tried_first() -> None:
     check, rounds = checked(Cluster(1, nodes(12), faults=dict.fromkeys("acegik", Fault.BROKEN)))
-    assert (standings(check), rounds) == ("DH" * 6, 2)
+    assert (healths(check), rounds) == ("DH" * 6, 2)
 
 
 def test_two_nodes_that_cannot_meet_accuse_nobody() -> None:
     check, rounds = checked(Cluster(1, nodes(2), down={("a", "b")}))
-    assert (standings(check), rounds) == ("UU", 2)
-    assert "nobody who is well was left to try" in check.verdict().nodes["a"].text
+    assert (healths(check), rounds) == ("UU", 2)
+    assert "no healthy node was left to try" in check.diagnosis().nodes["a"].text
 
 
 def test_what_is_slow_of_a_node_is_told_with_figures() -> None:
     cluster = Cluster(1, nodes(4), slow_own={"c": (What.COMPUTE, 0.34)}, slow_networks={"a": Line(bandwidth=0.25)})
     check, rounds = checked(cluster)
-    found = check.verdict().nodes
-    assert (standings(check), found["c"].what, found["a"].what) == ("SHSH", (What.COMPUTE,), (What.NETWORK,))
+    found = check.diagnosis().nodes
+    assert (healths(check), found["c"].what, found["a"].what) == ("SHSH", (What.COMPUTE,), (What.NETWORK,))
     assert found["c"].text == "computes 0.398 TFLOP/s, the others 1.12 in the median: 2.8 times slower, 1.5 are allowed"
     figures = "has a network that moves 2.53 GB/s, the others 10.2 in the median: 4.1 times slower, 2 are allowed"
     assert found["a"].text == figures
@@ -123,14 +123,14 @@ def test_what_is_slow_of_a_node_is_told_with_figures() -> None:
 
 def test_of_three_nodes_the_slow_one_is_accused_only_when_it_was_so_alone() -> None:
     check, rounds = checked(Cluster(1, nodes(3), slow_networks={"a": Line(bandwidth=0.25)}))
-    assert (standings(check), rounds) == ("SHH", 2)
+    assert (healths(check), rounds) == ("SHH", 2)
 
 
 def test_who_is_slow_both_ways_is_tried_for_both_at_once() -> None:
     cluster = Cluster(1, nodes(6), slow_networks={"c": Line(bandwidth=0.2, latency=40)})
     check = NodeCheck(cluster.names)
     rounds, _ = conduct(check, cluster)
-    assert (standings(check), [len(round_.edges) for round_ in rounds]) == ("HHSHHH", [3, 2])
+    assert (healths(check), [len(round_.edges) for round_ in rounds]) == ("HHSHHH", [3, 2])
     assert not any(round_.shared for round_ in rounds)
 
 
@@ -141,9 +141,9 @@ def test_nobody_is_accused_by_one_round() -> None:
     round_ = check.plan()
     assert round_ is not None
     check.take(1, cluster.owns(round_), cluster.trials(round_))
-    assert (standings(check), check.verdict().links) == ("HHUHUU", ())
+    assert (healths(check), check.diagnosis().links) == ("HHUHUU", ())
     conduct(check, cluster)
-    assert standings(check)[2:4] == "DS"
+    assert healths(check)[2:4] == "DS"
 
 
 def test_a_link_of_three_nodes_is_accused_only_when_it_has_failed_twice() -> None:
@@ -152,7 +152,7 @@ def test_a_link_of_three_nodes_is_accused_only_when_it_has_failed_twice() -> Non
     round_ = check.plan()
     assert round_ is not None
     check.take(1, cluster.owns(round_), cluster.trials(round_))
-    assert (standings(check), check.verdict().links) == ("HHH", ())
+    assert (healths(check), check.diagnosis().links) == ("HHH", ())
 
 
 def test_who_was_slow_alone_with_one_and_may_be_fast_with_another_is_tried_alone_with_a_second() -> None:
@@ -177,15 +177,15 @@ def test_who_was_slow_alone_with_one_and_may_be_fast_with_another_is_tried_alone
 def test_a_slow_link_of_three_nodes_accuses_no_end_of_it(seed: int) -> None:
     """Whatever the noise: an end may have moved just less than the margin allows, in trials that it shared."""
     check, rounds = checked(Cluster(seed, nodes(3), slow_links={("a", "b"): Line(bandwidth=0.05)}))
-    assert (standings(check), [link.standing for link in check.verdict().links]) == ("HHH", [Standing.SLOW])
+    assert (healths(check), [link.health for link in check.diagnosis().links]) == ("HHH", [NodeHealth.SLOW])
     assert rounds <= rounds_at_most(3, 0, slow=1)
 
 
 @pytest.mark.parametrize("line", [Line(bandwidth=0.1), Line(latency=40)])
 def test_a_slow_link_is_tried_with_others_and_once_more(line: Line) -> None:
     check, rounds = checked(Cluster(1, nodes(6), slow_links={("c", "d"): line}))
-    assert (standings(check), rounds) == ("HHHHHH", 3)
-    assert [(link.edge, link.standing) for link in check.verdict().links] == [(("c", "d"), Standing.SLOW)]
+    assert (healths(check), rounds) == ("HHHHHH", 3)
+    assert [(link.edge, link.health) for link in check.diagnosis().links] == [(("c", "d"), NodeHealth.SLOW)]
 
 
 @pytest.mark.parametrize(("backend", "links"), [("gloo", 0), ("nccl", 1)])
@@ -194,13 +194,13 @@ def test_where_cpus_move_the_bytes_a_slow_cpu_is_no_slow_link(backend: str, link
         1, nodes(6), slow_links={("c", "d"): Line(bandwidth=0.05)}, slow_own={"c": (What.COMPUTE, 0.1)}, backend=backend
     )
     check, _ = checked(cluster)
-    assert (standings(check), len(check.verdict().links)) == ("HHSHHH", links)
+    assert (healths(check), len(check.diagnosis().links)) == ("HHSHHH", links)
 
 
 def test_of_two_nodes_only_their_own_measures_are_compared() -> None:
     cluster = Cluster(1, nodes(2), slow_own={"b": (What.DISK, 0.1)}, slow_networks={"b": Line(bandwidth=0.1)})
     check, rounds = checked(cluster)
-    assert (standings(check), rounds, check.verdict().nodes["b"].what) == ("HS", 2, (What.DISK,))
+    assert (healths(check), rounds, check.diagnosis().nodes["b"].what) == ("HS", 2, (What.DISK,))
 
 
 def test_measures_that_vary_by_nature_make_nobody_slow() -> None:
@@ -212,7 +212,7 @@ def test_measures_that_vary_by_nature_make_nobody_slow() -> None:
     own = {name: Own(ok=True, compute_tflops=rate) for name, rate in rates.items()}
     check.take(1, own, {edge: Measured(ok=True, gbps=1.0) for edge in round_.edges})
     assert check.plan() is None
-    assert standings(check) == "HHHHH"
+    assert healths(check) == "HHHHH"
 
 
 @pytest.mark.parametrize(("rate", "said"), [(0.5, "HHHH"), (0.4, "HSHH")])
@@ -225,13 +225,13 @@ def test_however_much_the_others_differ_who_is_far_beyond_the_margin_is_slow(rat
         if round_ is not None:
             own = {name: Own(ok=True, compute_tflops=rates[name]) for name in round_.own}
             check.take(number, own, {edge: Measured(ok=True, gbps=1.0) for edge in round_.edges})
-    assert standings(check) == said
+    assert healths(check) == said
 
 
 def test_versions_and_clocks_are_noted() -> None:
     check, _ = checked(Cluster(1, nodes(4), versions={"b": "2.12"}, clocks_s={"c": 5.0}))
-    assert standings(check) == "HHHH"
-    assert check.verdict().notes == (
+    assert healths(check) == "HHHH"
+    assert check.diagnosis().notes == (
         "b has torch 2.12, 3 of 4 nodes have 2.13",
         "c's clock is 5.0 s ahead of the others, 1 s are allowed",
     )
@@ -243,25 +243,25 @@ NEWCOMER = Cluster(1, ("a", "b", "c", "new"))
 def test_a_newcomer_that_is_well_costs_one_round_and_one_trial() -> None:
     check = NodeCheck(("new",), known_good=("a", "b", "c"))
     (round_,), _ = conduct(check, NEWCOMER)
-    assert (round_.edges, round_.own, standings(check)) == ((("a", "new"),), ("new",), "H")
+    assert (round_.edges, round_.own, healths(check)) == ((("a", "new"),), ("new",), "H")
 
 
 @pytest.mark.parametrize(("known_good", "rounds"), [(("a",), 2), (("a", "b"), 2), (("a", "b", "c"), 2)])
 def test_a_newcomer_that_is_down(known_good: tuple[str, ...], rounds: int) -> None:
     cluster = Cluster(1, (*known_good, "new"), faults={"new": Fault.MUTE})
     check, taken = checked(cluster, known_good)
-    assert (standings(check), taken) == ("D", rounds)
+    assert (healths(check), taken) == ("D", rounds)
 
 
 def test_a_newcomer_is_not_blamed_for_its_partner_or_a_link() -> None:
     names = ("a", "b", "c", "new")
     check, _ = checked(Cluster(1, names, faults={"a": Fault.MUTE}), ("a", "b", "c"))
-    assert standings(check) == "H"
-    assert check.verdict().notes == ("a, a node of the running world, has failed with new, b and c, who live",)
+    assert healths(check) == "H"
+    assert check.diagnosis().notes == ("a, a node of the running world, has failed with new, b and c, who live",)
     check, rounds = checked(Cluster(1, names, faults={"a": Fault.MUTE}, down={("b", "c")}), ("a", "b", "c"))
-    assert (standings(check), check.verdict().links, rounds) == ("H", (), 2)  # the world's own links are not judged
+    assert (healths(check), check.diagnosis().links, rounds) == ("H", (), 2)  # the world's own links are not judged
     check, _ = checked(Cluster(1, names, down={("a", "new")}), ("a", "b", "c"))
-    assert (standings(check), [link.edge for link in check.verdict().links]) == ("H", [("a", "new")])
+    assert (healths(check), [link.edge for link in check.diagnosis().links]) == ("H", [("a", "new")])
 
 
 @pytest.mark.parametrize("known_good", [("a",), ("a", "b"), ("a", "b", "c")])
@@ -270,10 +270,10 @@ def test_a_newcomer_is_compared_with_the_baseline(known_good: tuple[str, ...]) -
     names = (*known_good, "new")
     slow = Cluster(2, names, slow_networks={"new": Line(bandwidth=0.2)}, slow_own={"new": (What.MEMORY, 0.1)})
     check, rounds = checked(slow, known_good, baseline=first.baseline())
-    assert (standings(check), rounds) == ("S", 2)
-    assert check.verdict().nodes["new"].what == (What.MEMORY, What.NETWORK)
+    assert (healths(check), rounds) == ("S", 2)
+    assert check.diagnosis().nodes["new"].what == (What.MEMORY, What.NETWORK)
     check, rounds = checked(Cluster(2, names), known_good, baseline=first.baseline())
-    assert (standings(check), rounds) == ("H", 1)
+    assert (healths(check), rounds) == ("H", 1)
 
 
 def test_results_of_another_round_are_refused_and_change_nothing() -> None:

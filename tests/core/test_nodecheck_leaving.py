@@ -1,26 +1,28 @@
-"""Who leaves because of a verdict, and with which words."""
+"""Who leaves because of a diagnosis, and with which words."""
 
+from taskd.core.nodecheck.diagnosis import CheckDiagnosis, LinkDiagnosis, NodeDiagnosis, NodeHealth, choose_out
 from taskd.core.nodecheck.evidence import Edge
-from taskd.core.nodecheck.verdict import CheckVerdict, LinkVerdict, NodeVerdict, Standing, choose_out
 
 
-def verdict(down: str = "", slow: str = "", cut: tuple[Edge, ...] = (), late: tuple[Edge, ...] = ()) -> CheckVerdict:
-    thought = dict.fromkeys(down, Standing.DOWN) | dict.fromkeys(slow, Standing.SLOW)
-    return CheckVerdict(
-        nodes={name: NodeVerdict(thought.get(name, Standing.HEALTHY), "why") for name in "abcdef"},
+def diagnosis(
+    down: str = "", slow: str = "", cut: tuple[Edge, ...] = (), late: tuple[Edge, ...] = ()
+) -> CheckDiagnosis:
+    thought = dict.fromkeys(down, NodeHealth.DOWN) | dict.fromkeys(slow, NodeHealth.SLOW)
+    return CheckDiagnosis(
+        nodes={name: NodeDiagnosis(thought.get(name, NodeHealth.HEALTHY), "why") for name in "abcdef"},
         links=(
-            *(LinkVerdict(edge, Standing.DOWN, "figures") for edge in cut),
-            *(LinkVerdict(edge, Standing.SLOW, "figures") for edge in late),
+            *(LinkDiagnosis(edge, NodeHealth.DOWN, "figures") for edge in cut),
+            *(LinkDiagnosis(edge, NodeHealth.SLOW, "figures") for edge in late),
         ),
     )
 
 
-def left(of: CheckVerdict, *, exclude_stragglers: bool = False) -> dict[str, str]:
+def left(of: CheckDiagnosis, *, exclude_stragglers: bool = False) -> dict[str, str]:
     return {leave.node: leave.words for leave in choose_out(of, exclude_stragglers=exclude_stragglers)}
 
 
 def test_the_words_for_nodes() -> None:
-    found = verdict(down="b", slow="c")
+    found = diagnosis(down="b", slow="c")
     assert left(found) == {"b": "The node is down."}
     assert left(found, exclude_stragglers=True) == {
         "b": "The node is down.",
@@ -30,20 +32,20 @@ def test_the_words_for_nodes() -> None:
 
 
 def test_the_later_end_of_a_link_leaves() -> None:
-    assert left(verdict(cut=(("a", "d"),))) == {"d": "The link to a is down: figures."}
+    assert left(diagnosis(cut=(("a", "d"),))) == {"d": "The link to a is down: figures."}
 
 
 def test_few_ends_cover_all_links() -> None:
-    assert left(verdict(cut=(("a", "b"), ("a", "c"), ("a", "f")))) == {"a": "The link to b is down: figures."}
-    assert list(left(verdict(cut=(("a", "b"), ("b", "c"), ("d", "e"))))) == ["b", "e"]
+    assert left(diagnosis(cut=(("a", "b"), ("a", "c"), ("a", "f")))) == {"a": "The link to b is down: figures."}
+    assert list(left(diagnosis(cut=(("a", "b"), ("b", "c"), ("d", "e"))))) == ["b", "e"]
 
 
 def test_a_link_of_a_node_that_leaves_anyway_takes_nobody_else() -> None:
-    assert list(left(verdict(down="a", cut=(("a", "d"),)))) == ["a"]
+    assert list(left(diagnosis(down="a", cut=(("a", "d"),)))) == ["a"]
 
 
 def test_a_slow_link_takes_an_end_only_if_stragglers_are_excluded() -> None:
-    found = verdict(cut=(("b", "c"),), late=(("a", "c"), ("a", "d")))
+    found = diagnosis(cut=(("b", "c"),), late=(("a", "c"), ("a", "d")))
     assert list(left(found)) == ["c"]
     assert left(found, exclude_stragglers=True) == {
         "c": "The link to b is down: figures.",
@@ -52,9 +54,9 @@ def test_a_slow_link_takes_an_end_only_if_stragglers_are_excluded() -> None:
 
 
 def test_one_end_may_go_for_links_that_are_down_and_slow() -> None:
-    found = verdict(cut=(("a", "d"),), late=(("a", "b"), ("a", "c")))
+    found = diagnosis(cut=(("a", "d"),), late=(("a", "b"), ("a", "c")))
     assert left(found, exclude_stragglers=True) == {"a": "The link to d is down: figures."}
 
 
 def test_a_node_that_was_known_to_be_good_stays() -> None:
-    assert left(verdict(cut=(("world", "a"),))) == {"a": "The link to world is down: figures."}
+    assert left(diagnosis(cut=(("world", "a"),))) == {"a": "The link to world is down: figures."}

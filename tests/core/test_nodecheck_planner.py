@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskd.core.nodecheck.check import NodeCheck
+from taskd.core.nodecheck.diagnosis import NodeHealth
 from taskd.core.nodecheck.evidence import Edge, Measured, Round
 from taskd.core.nodecheck.pairing import MOST_TRIALS, most_rounds, rounds_at_most
-from taskd.core.nodecheck.verdict import Standing
 from taskd.wire.checks import Own
 from tests.clusters.cluster import Cluster, Fault
 from tests.clusters.judge import conduct
@@ -34,13 +34,13 @@ def valid(round_: Round, names: tuple[str, ...], down: set[str]) -> None:
 
 @SETTINGS
 @given(st.integers(1, 14), st.integers(0, 4), st.data())
-def test_any_answers_end_in_a_verdict(number: int, known: int, data: st.DataObject) -> None:
+def test_any_answers_end_in_a_diagnosis(number: int, known: int, data: st.DataObject) -> None:
     names = named(number + known)
     check = NodeCheck(names[known:], known_good=names[:known])
     answers = st.sampled_from((0.0, 1.0, 10.0))  # 0.0: fails
     rounds = 0
     while (round_ := check.plan()) is not None:
-        valid(round_, names, set(check.verdict().having(Standing.DOWN)))
+        valid(round_, names, set(check.diagnosis().having(NodeHealth.DOWN)))
         rounds += 1
         owns = {name: data.draw(answers) for name in round_.own}
         rates = {edge: data.draw(answers) for edge in round_.edges}
@@ -48,7 +48,7 @@ def test_any_answers_end_in_a_verdict(number: int, known: int, data: st.DataObje
         trials = {edge: Measured(ok=rate > 0, gbps=rate) for edge, rate in rates.items()}
         check.take(round_.number, own, trials)
     assert rounds == check.rounds <= most_rounds(len(names))
-    assert tuple(check.verdict().nodes) == names[known:]
+    assert tuple(check.diagnosis().nodes) == names[known:]
 
 
 @SETTINGS
@@ -60,8 +60,8 @@ def test_a_quarter_of_faulty_nodes_is_found_in_two_rounds(number: int, data: st.
     cluster = Cluster(1, names, faults={name: data.draw(kinds) for name in sorted(faulty)})
     check = NodeCheck(names)
     rounds, _ = conduct(check, cluster)
-    assert set(check.verdict().having(Standing.DOWN)) == faulty
-    assert len(check.verdict().having(Standing.HEALTHY)) == number - len(faulty)
+    assert set(check.diagnosis().having(NodeHealth.DOWN)) == faulty
+    assert len(check.diagnosis().having(NodeHealth.HEALTHY)) == number - len(faulty)
     assert len(rounds) <= rounds_at_most(number, len(faulty)) == 2
 
 
@@ -72,8 +72,8 @@ def test_any_number_of_faulty_nodes_is_found_while_two_are_well(number: int, dat
     faulty = data.draw(st.sets(st.sampled_from(names), max_size=number - 2))
     check = NodeCheck(names)
     rounds, _ = conduct(check, Cluster(1, names, faults=dict.fromkeys(sorted(faulty), Fault.MUTE)))
-    assert set(check.verdict().having(Standing.DOWN)) == faulty
-    assert not check.verdict().having(Standing.UNDECIDED)
+    assert set(check.diagnosis().having(NodeHealth.DOWN)) == faulty
+    assert not check.diagnosis().having(NodeHealth.UNDECIDED)
     assert len(rounds) <= rounds_at_most(number, len(faulty))
 
 
@@ -89,11 +89,11 @@ def test_links_that_are_down_take_one_round_more(number: int, data: st.DataObjec
     faulty = set(order[2 * cut : 2 * cut + data.draw(st.integers(0, number // 4 - cut))])
     check = NodeCheck(names)
     rounds, _ = conduct(check, Cluster(1, names, faults=dict.fromkeys(sorted(faulty), Fault.MUTE), down=links))
-    verdict = check.verdict()
-    assert set(verdict.having(Standing.DOWN)) == faulty
-    assert not verdict.having(Standing.UNDECIDED)
+    diagnosis = check.diagnosis()
+    assert set(diagnosis.having(NodeHealth.DOWN)) == faulty
+    assert not diagnosis.having(NodeHealth.UNDECIDED)
     tried = {edge for round_ in rounds for edge in round_.edges}
-    assert {link.edge for link in verdict.links} == links & tried
+    assert {link.edge for link in diagnosis.links} == links & tried
     assert len(rounds) <= rounds_at_most(number, len(faulty) + cut, links=cut > 0) <= 3
 
 
@@ -132,5 +132,5 @@ def test_the_same_answers_lead_to_the_same_rounds_in_whatever_order_they_come() 
                 own, trials = dict(reversed(own.items())), dict(reversed(trials.items()))
             check.take(round_.number, own, trials)
             rounds.append(round_)
-        seen.append((rounds, check.verdict()))
+        seen.append((rounds, check.diagnosis()))
     assert seen[0] == seen[1]

@@ -2,9 +2,9 @@
 
 import pytest
 
+from taskd.core.findings import Kind
 from taskd.core.policy import Strategy
 from taskd.core.recovery import Note, Phase
-from taskd.core.findings import Kind
 from taskd.wire.messages import Order
 from tests.core.driver import STEP_S, Job
 

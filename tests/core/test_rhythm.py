@@ -142,7 +142,7 @@ def test_at_a_step_where_an_evaluation_is_due_twice_its_length_is_allowed() -> N
     assert rhythm.limit_s == pytest.approx(3.0)
 
 
-def test_a_slow_step_that_was_seen_before_is_no_hang_and_delays_the_verdict() -> None:
+def test_a_slow_step_that_was_seen_before_is_no_hang_and_delays_the_diagnosis() -> None:
     rhythm = steady(1.0, 300)
     rhythm.commit(300, 299.0 + 10.0)
     assert rhythm.limit_s == pytest.approx(23.0)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from taskd.core.stragglers.compare import against_others, median
-from taskd.core.stragglers.detector import Cause, Layout, Step, Straggler, Stragglers, judge
+from taskd.core.stragglers.detector import Layout, SlowCause, Step, Straggler, Stragglers, judge
 from taskd.core.stragglers.exclusion import exclusion
 from taskd.core.stragglers.work import WorkLaw
 
@@ -52,7 +52,7 @@ def test_a_healthy_job_is_not_told_of() -> None:
 
 def test_a_rank_that_becomes_slow_is_told_once_with_its_figures() -> None:
     found = only(judge(trace(from_step(100, (5,), 1.2)), LAYOUT))
-    assert (found.cause, found.ranks, found.accused, found.from_start) == (Cause.COMPUTE, (5,), (5,), False)
+    assert (found.cause, found.ranks, found.blamed, found.from_start) == (SlowCause.COMPUTE, (5,), (5,), False)
     assert found.since in range(98, 103)
     assert found.excess == pytest.approx(0.2, abs=0.03)
     assert found.own_s == pytest.approx(0.12, abs=0.005)
@@ -83,12 +83,12 @@ def test_a_rank_that_gets_worse_bit_by_bit_is_found() -> None:
 
 def test_ranks_that_are_slow_together_are_a_slow_node() -> None:
     found = only(judge(trace(from_step(100, (4, 5, 6, 7), 1.2)), LAYOUT))
-    assert (found.cause, found.accused) == (Cause.NODE, (4, 5, 6, 7))
+    assert (found.cause, found.blamed) == (SlowCause.NODE, (4, 5, 6, 7))
 
 
 def test_a_rank_that_waits_for_data_is_told_so() -> None:
     found = only(judge(trace(data=lambda rank, step: 0.4 * (rank == 1 and step >= 100)), LAYOUT))
-    assert (found.cause, found.accused) == (Cause.DATA, (1,))
+    assert (found.cause, found.blamed) == (SlowCause.DATA, (1,))
     assert found.own_s == pytest.approx(0.04)
 
 
@@ -97,20 +97,20 @@ def test_collectives_that_take_longer_accuse_the_network_and_no_rank() -> None:
         [one._replace(step=one.step + 100, waited_s=one.waited_s + 0.03) for one in row] for row in trace(steps=60)
     ]
     found = only(judge(rows, LAYOUT))
-    assert (found.cause, found.ranks, found.accused) == (Cause.LINK, (), ())
+    assert (found.cause, found.ranks, found.blamed) == (SlowCause.LINK, (), ())
 
 
 def test_a_stage_that_always_has_more_to_do_accuses_nobody() -> None:
     rows = trace(from_step(0, (6, 7), 1.3), steps=300)
     staged = Layout(LAYOUT.nodes, {rank: rank // 2 for rank in range(RANKS)})
     found = only(judge(rows, staged))
-    assert (found.cause, found.ranks, found.accused) == (Cause.IMBALANCE, (6, 7), ())
+    assert (found.cause, found.ranks, found.blamed) == (SlowCause.IMBALANCE, (6, 7), ())
 
 
 def test_a_rank_of_an_unequal_pipeline_that_becomes_slow_is_found() -> None:
     staged = Layout(LAYOUT.nodes, {rank: rank // 2 for rank in range(RANKS)})
     rows = trace(lambda rank, step: 1.3 * (1.2 if step >= 150 and rank == 6 else 1.0) if rank > 5 else 1.0, steps=250)
-    assert {found.accused for found in judge(rows, staged)} == {(), (6,)}
+    assert {found.blamed for found in judge(rows, staged)} == {(), (6,)}
 
 
 def test_seasons_are_set_aside() -> None:
@@ -160,8 +160,8 @@ def test_more_work_is_no_slowness() -> None:
         ]
         rows.append([Step(r, step, own, max(owns) - own, 0.0, works[r]) for r, own in enumerate(owns)])
     found = judge(rows, LAYOUT)
-    assert [one.accused for one in found if one.accused] == [(5,)]
-    assert all(one.ranks == (3,) for one in found if one.cause is Cause.WORKLOAD)
+    assert [one.blamed for one in found if one.blamed] == [(5,)]
+    assert all(one.ranks == (3,) for one in found if one.cause is SlowCause.WORKLOAD)
     assert judge([[one._replace(work=0.0) for one in row] for row in rows], LAYOUT) == (), "one cannot know"
 
 
@@ -198,7 +198,7 @@ def test_a_step_of_which_a_rank_is_missing_is_not_judged() -> None:
 
 def test_two_ranks() -> None:
     rows = [row[:2] for row in trace(from_step(100, (1,), 1.3))]
-    assert only(judge(rows, Layout({0: 0, 1: 0}))).accused == (1,)
+    assert only(judge(rows, Layout({0: 0, 1: 0}))).blamed == (1,)
 
 
 @pytest.mark.parametrize("count", range(2, 9))
@@ -210,7 +210,8 @@ def test_against_the_others(count: int) -> None:
 
 def slow(**changes: object) -> Straggler:
     given: dict = {
-        "cause": Cause.COMPUTE, "ranks": (5,), "since": 100, "steps": 12, "excess": 0.2, "own_s": 0.12, "usual_s": 0.1,
+        "cause": SlowCause.COMPUTE, "ranks": (5,),
+        "since": 100, "steps": 12, "excess": 0.2, "own_s": 0.12, "usual_s": 0.1,
         "score": 20.0, "sentence": "", "from_start": False,
     }  # fmt: skip
     return Straggler(**{**given, **changes})
@@ -220,16 +221,16 @@ def slow(**changes: object) -> Straggler:
     ("changes", "spares", "even", "places"),
     [
         ({}, 1, False, (1,)),
-        ({"cause": Cause.NODE, "ranks": (4, 5, 6, 7)}, 1, False, (1,)),
+        ({"cause": SlowCause.NODE, "ranks": (4, 5, 6, 7)}, 1, False, (1,)),
         ({}, 0, False, ()),
-        ({"cause": Cause.DATA}, 1, False, ()),
-        ({"cause": Cause.LINK, "ranks": ()}, 1, False, ()),
-        ({"cause": Cause.WORKLOAD}, 1, False, ()),
-        ({"cause": Cause.IMBALANCE}, 1, False, ()),
+        ({"cause": SlowCause.DATA}, 1, False, ()),
+        ({"cause": SlowCause.LINK, "ranks": ()}, 1, False, ()),
+        ({"cause": SlowCause.WORKLOAD}, 1, False, ()),
+        ({"cause": SlowCause.IMBALANCE}, 1, False, ()),
         ({"excess": 0.06}, 1, False, ()),
         ({"from_start": True}, 1, False, ()),
         ({"from_start": True}, 1, True, (1,)),
-        ({"cause": Cause.NODE, "ranks": (3, 4)}, 1, False, ()),
+        ({"cause": SlowCause.NODE, "ranks": (3, 4)}, 1, False, ()),
     ],
 )
 def test_who_leaves(changes: dict, spares: int, even: bool, places: tuple[int, ...]) -> None:

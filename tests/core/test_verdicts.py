@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from taskd.core.evidence import Evidence, PythonError, RunState
-from taskd.core.recovery import Phase
 from taskd.core.findings import Kind
+from taskd.core.recovery import Phase
 from taskd.wire.messages import Order, Stage
 from tests.core.driver import Job
 from tests.core.scenes import FAULTS, base

@@ -6,8 +6,8 @@ import pytest
 
 from taskd.core.diagnosis import diagnose
 from taskd.core.evidence import Clocks, Collective, Communicator, Evidence
+from taskd.core.findings import Kind
 from taskd.core.operation import Operation
-from taskd.core.verdict import Kind
 from tests.core.scenes import HANG
 
 ANSWERS = Clocks(0.1, 0.0, 0.0)
@@ -30,10 +30,10 @@ def rank(*seats: tuple[int, int, int], number: int = 5, call: Collective | None 
     return replace(known, **more)  # type: ignore[arg-type]
 
 
-def verdict_on(*ranks: Evidence) -> tuple[Kind, tuple[int, ...], tuple[int, ...]]:
-    verdict = diagnose(dict(enumerate(ranks)), hang=HANG)
-    assert verdict is not None
-    return verdict.kind, verdict.culprits, verdict.victims
+def diagnosis_of(*ranks: Evidence) -> tuple[Kind, tuple[int, ...], tuple[int, ...]]:
+    diagnosis = diagnose(dict(enumerate(ranks)), hang=HANG)
+    assert diagnosis is not None
+    return diagnosis.kind, diagnosis.culprits, diagnosis.victims
 
 
 def crossed() -> dict[int, Evidence]:
@@ -44,7 +44,7 @@ def crossed() -> dict[int, Evidence]:
 
 def test_a_chain_over_communicators_ends_at_its_root() -> None:
     """0 waits for 1 in A, 1 for 2 in B, 2 for 3 in C, and 3 runs in circles."""
-    assert verdict_on(
+    assert diagnosis_of(
         rank((1, 0, 2), call=inside(1, 6)),
         rank((1, 1, 2), (2, 0, 2), call=inside(2, 6)),
         rank((2, 1, 2), (3, 0, 2), call=inside(3, 6)),
@@ -54,7 +54,7 @@ def test_a_chain_over_communicators_ends_at_its_root() -> None:
 
 def test_a_pipeline_waits_for_the_stage_that_sends_nothing() -> None:
     seats = [(9, stage, 4) for stage in range(4)]
-    assert verdict_on(
+    assert diagnosis_of(
         rank(seats[0], call=inside(9, 0, Operation.RECV, 1)),
         rank(seats[1]),
         rank(seats[2], call=inside(9, 0, Operation.RECV, 1)),
@@ -63,20 +63,20 @@ def test_a_pipeline_waits_for_the_stage_that_sends_nothing() -> None:
 
 
 def test_a_transfer_with_both_ends_in_it_is_stuck() -> None:
-    assert verdict_on(
+    assert diagnosis_of(
         rank((9, 0, 2), call=inside(9, 0, Operation.SEND, 1)), rank((9, 1, 2), call=inside(9, 0, Operation.RECV, 0))
     ) == (Kind.CONNECTION_CUT, (), (0, 1))
 
 
 def test_who_calls_in_another_order_is_the_few() -> None:
-    verdict = diagnose(crossed(), hang=HANG)
-    assert verdict is not None
-    assert (verdict.kind, verdict.culprits, verdict.victims) == (Kind.OP_MISMATCH, (3,), (0, 1, 2))
+    diagnosis = diagnose(crossed(), hang=HANG)
+    assert diagnosis is not None
+    assert (diagnosis.kind, diagnosis.culprits, diagnosis.victims) == (Kind.OP_MISMATCH, (3,), (0, 1, 2))
 
 
 def test_of_two_that_wait_for_each_other_both_are_named() -> None:
     seats = [((1, seat, 2), (2, seat, 2)) for seat in range(2)]
-    assert verdict_on(rank(*seats[0], call=inside(1, 6)), rank(*seats[1], call=inside(2, 6)))[:2] == (
+    assert diagnosis_of(rank(*seats[0], call=inside(1, 6)), rank(*seats[1], call=inside(2, 6)))[:2] == (
         Kind.OP_MISMATCH,
         (0, 1),
     )
@@ -88,14 +88,14 @@ def test_whoever_hangs_on_a_circle_is_a_victim() -> None:
     ranks = {**circle, 4: rank((5, 0, 2), call=inside(5, 6)), 5: replace(circle[0], communicators=())}
     ranks[0] = replace(ranks[0], communicators=(*ranks[0].communicators, Communicator(5, 5, 1, 2)))
     del ranks[5], victims
-    verdict = diagnose(ranks, hang=HANG)
-    assert verdict is not None
-    assert (verdict.culprits, verdict.victims) == ((3,), (0, 1, 2, 4))
+    diagnosis = diagnose(ranks, hang=HANG)
+    assert diagnosis is not None
+    assert (diagnosis.culprits, diagnosis.victims) == ((3,), (0, 1, 2, 4))
 
 
 def test_several_culprits_are_all_named_each_with_its_kind() -> None:
     seats = [(1, seat, 4) for seat in range(4)]
-    found = verdict_on(
+    found = diagnosis_of(
         rank(seats[0], call=inside(1, 6)),
         rank(seats[1]),
         rank(seats[2], clocks=Clocks(0.1, 3.0, 3.0)),
@@ -113,8 +113,8 @@ def test_an_enqueued_operation_is_waited_for_by_a_main_thread_that_does_not_answ
     seats = [(1, seat, 3) for seat in range(3)]
     ahead = [replace(rank(seat, number=6), clocks=SILENT, collectives=(enqueued(6),)) for seat in seats[:2]]
     behind = replace(rank(seats[2], number=5), collectives=(enqueued(5),))
-    assert verdict_on(*ahead, behind) == (Kind.LOOP, (2,), (0, 1))
-    assert verdict_on(*ahead, replace(behind, clocks=SILENT)) == (Kind.BLOCKED, (2,), (0, 1))
+    assert diagnosis_of(*ahead, behind) == (Kind.LOOP, (2,), (0, 1))
+    assert diagnosis_of(*ahead, replace(behind, clocks=SILENT)) == (Kind.BLOCKED, (2,), (0, 1))
 
 
 def on_device(kernel_s: float | None, **more: object) -> Evidence:
@@ -125,13 +125,13 @@ def on_device(kernel_s: float | None, **more: object) -> Evidence:
 
 def test_a_device_that_has_not_come_to_the_kernel_in_which_others_wait_is_behind() -> None:
     waiting, idle = on_device(3.0), on_device(0.0)
-    assert verdict_on(waiting, idle, waiting) == (Kind.DEVICE_BEHIND, (1,), (0, 2))
-    assert verdict_on(idle, waiting, idle) == (Kind.DEVICE_BEHIND, (0, 2), (1,))
+    assert diagnosis_of(waiting, idle, waiting) == (Kind.DEVICE_BEHIND, (1,), (0, 2))
+    assert diagnosis_of(idle, waiting, idle) == (Kind.DEVICE_BEHIND, (0, 2), (1,))
 
 
 def test_what_the_host_of_an_idle_device_does_is_told_first() -> None:
     idle = on_device(0.0, clocks=Clocks(0.1, 3.0, 3.0))
-    assert verdict_on(on_device(3.0), idle, on_device(3.0)) == (Kind.GIL_HELD, (1,), (0, 2))
+    assert diagnosis_of(on_device(3.0), idle, on_device(3.0)) == (Kind.GIL_HELD, (1,), (0, 2))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_what_the_host_of_an_idle_device_does_is_told_first() -> None:
     ],
 )
 def test_without_two_sorts_of_devices_nobody_is_accused_by_them(running_s: tuple[float | None, ...]) -> None:
-    kind, culprits, _ = verdict_on(*map(on_device, running_s))
+    kind, culprits, _ = diagnosis_of(*map(on_device, running_s))
     assert (kind, culprits) == (Kind.STALLED, ())
 
 
@@ -154,12 +154,12 @@ def test_a_rank_that_waits_for_another_does_not_keep_its_device_idle() -> None:
     seats = [(1, seat, 3) for seat in range(3)]
     ranks = [replace(rank(seat, call=inside(1, 6)), kernel_s=0.0) for seat in seats]
     ranks[1] = replace(ranks[1], kernel_s=3.0)
-    assert verdict_on(*ranks) == (Kind.CONNECTION_CUT, (), (0, 1, 2))
+    assert diagnosis_of(*ranks) == (Kind.CONNECTION_CUT, (), (0, 1, 2))
 
 
 def test_a_rank_that_has_not_opened_the_communicator_of_the_job_is_behind() -> None:
     seats = [(1, seat, 3) for seat in range(3)]
-    assert verdict_on(
+    assert diagnosis_of(
         rank(seats[0], call=inside(1, 1), number=0), rank(seats[1], call=inside(1, 1), number=0), rank()
     ) == (Kind.LOOP, (2,), (0, 1))
 
@@ -168,10 +168,10 @@ def test_a_rank_that_has_not_opened_the_communicator_of_the_job_is_behind() -> N
 def test_without_a_black_box_the_few_that_do_something_else_are_named(stacked: bool) -> None:
     stack = ("/x/torch/distributed/distributed_c10d.py:2810 in all_reduce",) if stacked else ()
     waiting = Evidence(clocks=SILENT, stack=stack)
-    kind, culprits, victims = verdict_on(waiting, Evidence(clocks=ANSWERS), waiting)
+    kind, culprits, victims = diagnosis_of(waiting, Evidence(clocks=ANSWERS), waiting)
     assert (kind, culprits) == (Kind.LOOP, (1,))
     assert victims == ((0, 2) if stacked else ())
 
 
 def test_without_anything_else_the_lowest_step_is_behind() -> None:
-    assert verdict_on(Evidence(step=7), Evidence(step=6), Evidence(step=7)) == (Kind.BEHIND, (1,), ())
+    assert diagnosis_of(Evidence(step=7), Evidence(step=6), Evidence(step=7)) == (Kind.BEHIND, (1,), ())

@@ -17,19 +17,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from taskd.core.stragglers.detector import Cause, Straggler, Stragglers
+from taskd.core.stragglers.detector import SlowCause, Straggler, Stragglers
 from tests.data.synthetic import Case, Family, Fault, rows
 
 WITHIN_STEPS = 20
 KNOWN = (Family.FIXED, Family.PACKED, Family.PADDED, Family.MIXED)
 """Families in which the data loader shows how much a rank was given to do."""
 CAUSES = {
-    Fault.RANK: Cause.COMPUTE,
-    Fault.NODE: Cause.NODE,
-    Fault.DATA: Cause.DATA,
-    Fault.LINK: Cause.LINK,
-    Fault.STAGES: Cause.IMBALANCE,
-    Fault.HEAVY: Cause.WORKLOAD,
+    Fault.RANK: SlowCause.COMPUTE,
+    Fault.NODE: SlowCause.NODE,
+    Fault.DATA: SlowCause.DATA,
+    Fault.LINK: SlowCause.LINK,
+    Fault.STAGES: SlowCause.IMBALANCE,
+    Fault.HEAVY: SlowCause.WORKLOAD,
 }
 EXCESSES = (0.1, 0.15, 0.3, 1.0)
 AFTER_STEPS = 100

@@ -103,10 +103,10 @@ def test_a_wait_for_a_dead_owner_is_a_proven_hang(
     owner.wait()
     record = job.recovered(1)
     assert not record["restart"]
-    verdict = job.named("verdict")[-1]
-    assert (verdict["kind"], verdict["proven"]) == ("LOCK_FILE", True), verdict
+    diagnosis = job.named("diagnosis")[-1]
+    assert (diagnosis["kind"], diagnosis["proven"]) == ("LOCK_FILE", True), diagnosis
     lock = job.folder / "ext" / "lock"
-    assert f"waits for the lock file {lock}: process {owner.pid} held it and has ended" in verdict["sentence"]
+    assert f"waits for the lock file {lock}: process {owner.pid} held it and has ended" in diagnosis["sentence"]
     assert job.end() == 0, job.output
     assert f"the stale lock {lock} was removed" in job.output
 
@@ -123,12 +123,12 @@ def test_a_lock_that_nobody_signed_is_named_and_stays(
     job.wait((job.folder / "waits-1").exists, "rank 1 waits")
     (job.folder / "ext" / "ext.so").write_text("0.5")
     lock = job.folder / "ext" / "lock"
-    verdict = job.wait(lambda: job.named("verdict"), "a verdict")[-1]
-    assert (verdict["kind"], verdict["culprits"], verdict["proven"]) == ("LOCK_FILE", [1], False), verdict
+    diagnosis = job.wait(lambda: job.named("diagnosis"), "a diagnosis")[-1]
+    assert (diagnosis["kind"], diagnosis["culprits"], diagnosis["proven"]) == ("LOCK_FILE", [1], False), diagnosis
     text = (
         f"waits for the lock file {lock}: it is not signed, so made without taskd, and no process seen here has it open"
     )
-    assert text in verdict["sentence"]
+    assert text in diagnosis["sentence"]
     assert lock.exists()
     lock.unlink()
     assert job.end() == 0, job.output

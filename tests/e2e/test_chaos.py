@@ -16,7 +16,7 @@ Same = Callable[[Job], None]
 
 
 def play(job: Job, *words: object) -> str:
-    """Play a scene on the job; what it has said."""
+    """Play a scenario on the job; what it has said."""
     command = ["python", "-m", "taskd", "chaos", *map(str, words), "--agent", str(job.process.pid)]
     status, told = job.launcher.run(command, env=job.environment())
     assert status == 0, told
@@ -40,15 +40,15 @@ def test_a_killed_and_a_stopped_rank_are_replaced(make_job: MakeJob, same: Same)
     assert f"rank 0 (pid {stopped}) has ended: taskd, or somebody else, has replaced it; nothing to undo" in told
     record = job.recovered(2)
     assert record["replaced"].keys() == {"0"}
-    verdicts = [entry["kind"] for entry in job.named("verdict")]
-    assert verdicts[-1] == "STOPPED"
+    diagnoses = [entry["kind"] for entry in job.named("diagnosis")]
+    assert diagnoses[-1] == "STOPPED"
     assert job.end() == 0
     same(job)
 
 
 @pytest.mark.thorough
 def test_a_pause_that_is_undone_costs_no_process(make_job: MakeJob, same: Same) -> None:
-    """Warm processes, which have no rank, are none that a scene takes for one."""
+    """Warm processes, which have no rank, are none that a scenario takes for one."""
     points = [point("pause", 1, 4, "begin"), point("last", 0, 6, "begin")]
     job = make_job(2).start("train.py", {"steps": STEPS, "points": points}, env={"TASKD_HANG_MIN_S": "60"})
     job.warm()

@@ -23,17 +23,17 @@ def start(job: Job, work: list[str], restarts: int, env: dict[str, str | None]) 
 
 def warnings(job: Job) -> int:
     """Lines that warn of the hang."""
-    return job.output.count("TASKD_HANG_PATIENCE_S")
+    return job.output.count("TASKD_HANG_UNPROVEN_S")
 
 
 @pytest.mark.parametrize("work", everyday(WORK, "upload", "compute"))
 def test_work_of_one_rank_is_told_of_and_waited_for(make_job: MakeJob, work: str) -> None:
     job = start(make_job(2), [work], 0, {})
     assert job.end() == 0
-    (verdict,) = job.named("verdict")
-    assert (verdict["culprits"], verdict["proven"]) == ([0], False)
-    assert verdict["hang"]["silent_s"] < TOLD_S
-    assert f"in {work}" in verdict["sentence"], "where it is"
+    (diagnosis,) = job.named("diagnosis")
+    assert (diagnosis["culprits"], diagnosis["proven"]) == ([0], False)
+    assert diagnosis["hang"]["silent_s"] < TOLD_S
+    assert f"in {work}" in diagnosis["sentence"], "where it is"
     assert warnings(job) == 1
     assert job.named("recovered") == []
 
@@ -47,7 +47,7 @@ def test_such_work_again_and_again_neither_ends_a_job_nor_warns_again(make_job: 
 
 
 def test_what_was_interrupted_is_done_again_and_spends_no_restart(make_job: MakeJob) -> None:
-    job = start(make_job(2), WORK, 0, {"TASKD_HANG_PATIENCE_S": "1"})
+    job = start(make_job(2), WORK, 0, {"TASKD_HANG_UNPROVEN_S": "1"})
     assert job.end() == 0
     (recovered,) = job.named("recovered")
     assert recovered["replaced"].keys() == {"0"}

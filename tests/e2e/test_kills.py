@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from taskd.runtime.box.blackbox import Box, Phase
-from taskd.runtime.records.portrait import portray
+from taskd.runtime.box.blackbox import Box, BoxPhase
+from taskd.runtime.records.snapshot import take_snapshot
 from tests.e2e.conftest import STEPS, MakeJob
 from tests.e2e.job import Job, lives
 from tests.e2e.plan import point
@@ -50,7 +50,7 @@ def test_warm_ranks_take_over(make_job: MakeJob, same: Same) -> None:
     job.release("last")
     assert job.end() == 0
     same(job)
-    kept = {path.name: portray(path) for path in (job.run_dir / "default" / "boxes").iterdir()}
+    kept = {path.name: take_snapshot(path) for path in (job.run_dir / "default" / "boxes").iterdir()}
     assert {f"rank-{rank}-incarnation-{n}.box" for rank, n in ((1, 0), (0, 0), (1, 1), (2, 0))} == kept.keys()
     assert all(box.how.startswith("without a word: SIGKILL") for box in kept.values())
 
@@ -143,7 +143,7 @@ def test_a_box_with_numbers_that_cannot_be(make_job: MakeJob, same: Same) -> Non
     (folder,) = Path("/dev/shm").glob(f"taskd-{job.process.pid}-*")
     with (folder / "box-1-0").open("r+b", buffering=0) as box:
         box.seek(PROGRESS)
-        box.write(struct.pack("=6q", 1 << 54 << 8 | Phase.TRAINING, *[2**63 - 1] * 5))
+        box.write(struct.pack("=6q", 1 << 54 << 8 | BoxPhase.TRAINING, *[2**63 - 1] * 5))
     with closing(Box.open(folder / "box-0-0")) as other:
         beats = other.read().native_count
         job.wait(lambda: other.read().native_count > beats + 5, "heartbeats of the agent, which are as frequent")

@@ -26,14 +26,14 @@ def play(make_job: MakeJob, fault: str, **more: str) -> Job:
 def end(job: Job) -> None:
     (job.folder / "stop").touch()
     assert job.end() == 0
-    assert len(job.named("verdict")) == 1
+    assert len(job.named("diagnosis")) == 1
 
 
 @pytest.mark.thorough
 def test_a_slow_rank(make_job: MakeJob) -> None:
     job = play(make_job, "slow")
-    verdict = job.wait(lambda: job.named("verdict"), "a verdict")[0]
-    assert (verdict["kind"], verdict["culprits"]) == ("SLOW", [VICTIM]), verdict
+    diagnosis = job.wait(lambda: job.named("diagnosis"), "a diagnosis")[0]
+    assert (diagnosis["kind"], diagnosis["culprits"]) == ("SLOW", [VICTIM]), diagnosis
     assert "Rank 1 needs" in job.output
     end(job)
 
@@ -41,8 +41,10 @@ def test_a_slow_rank(make_job: MakeJob) -> None:
 @pytest.mark.thorough
 def test_a_device_that_does_not_come_to_the_kernel_of_the_others(make_job: MakeJob) -> None:
     job = play(make_job, "device", TASKD_HANG_RECOVERY="off")
-    verdict = job.wait(lambda: job.named("verdict"), "a verdict")[0]
-    assert (verdict["kind"], verdict["culprits"], verdict["victims"]) == ("DEVICE_BEHIND", [VICTIM], [0, 2]), verdict
+    diagnosis = job.wait(lambda: job.named("diagnosis"), "a diagnosis")[0]
+    assert (diagnosis["kind"], diagnosis["culprits"], diagnosis["victims"]) == ("DEVICE_BEHIND", [VICTIM], [0, 2]), (
+        diagnosis
+    )
     assert "on which no kernel of NCCL runs" in job.output
     (job.folder / "device").write_text("go on")
     end(job)

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.faults.cgroups import CgroupUnavailableError
 from tests.faults.job import build_native
 from tests.faults.player import play
-from tests.faults.scenes import SCENES, Scene
+from tests.faults.scenarios import SCENARIOS, Scenario
 from tests.launch import end_as_by_an_error
 from tests.nodes_space import NodesUnavailableError
 
@@ -19,21 +19,21 @@ from tests.nodes_space import NodesUnavailableError
 def main() -> int:
     """0 if every fault was told of as it should be."""
     parser = argparse.ArgumentParser(prog="scripts/faults.sh", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="one line of JSON for each scene, and nothing else")
-    parser.add_argument("--only", metavar="TEXT", default="", help="only scenes with this in their name")
-    parser.add_argument("--list", action="store_true", help="say which scenes there are, and how each fault is made")
-    parser.add_argument("--keep", action="store_true", help="keep the folders of scenes that went well, too")
+    parser.add_argument("--json", action="store_true", help="one line of JSON for each scenario, and nothing else")
+    parser.add_argument("--only", metavar="TEXT", default="", help="only scenarios with this in their name")
+    parser.add_argument("--list", action="store_true", help="say which scenarios there are, and how each fault is made")
+    parser.add_argument("--keep", action="store_true", help="keep the folders of scenarios that went well, too")
     args = parser.parse_args()
-    chosen = [scene for scene in SCENES if args.only in scene.name]
+    chosen = [scenario for scenario in SCENARIOS if args.only in scenario.name]
     if not chosen:
-        parser.error(f"no scene has {args.only!r} in its name; there are: {', '.join(s.name for s in SCENES)}")
+        parser.error(f"no scenario has {args.only!r} in its name; there are: {', '.join(s.name for s in SCENARIOS)}")
     if args.list:
         describe(chosen, as_json=args.json)
         return 0
     end_as_by_an_error()
     root = Path(tempfile.mkdtemp(prefix="taskd-faults-"))
     native = build_native(root)
-    results = [show(scene, root, native, as_json=args.json, keep=args.keep) for scene in chosen]
+    results = [show(scenario, root, native, as_json=args.json, keep=args.keep) for scenario in chosen]
     if all(results) and not args.keep:
         shutil.rmtree(root)
     else:
@@ -41,38 +41,44 @@ def main() -> int:
     return 0 if all(results) else 1
 
 
-def describe(scenes: list[Scene], *, as_json: bool) -> None:
-    """A line for each scene."""
-    for scene in scenes:
-        kinds = " or ".join(scene.expected.kinds)
+def describe(scenarios: list[Scenario], *, as_json: bool) -> None:
+    """A line for each scenario."""
+    for scenario in scenarios:
+        kinds = " or ".join(scenario.expected.kinds)
         if as_json:
-            print(json.dumps({"name": scene.name, "injection": scene.injection, "expected": scene.expected.kinds}))
+            print(
+                json.dumps(
+                    {"name": scenario.name, "injection": scenario.injection, "expected": scenario.expected.kinds}
+                )
+            )
         else:
-            print(f"{scene.name}: {scene.injection} -> {kinds}")
+            print(f"{scenario.name}: {scenario.injection} -> {kinds}")
 
 
-def show(scene: Scene, root: Path, native: Path, *, as_json: bool, keep: bool) -> bool:
-    """Play a scene and print what came of it; whether all was as it should be."""
-    folder = root / f"{SCENES.index(scene):02d}"  # short: sockets and run directories lie below
+def show(scenario: Scenario, root: Path, native: Path, *, as_json: bool, keep: bool) -> bool:
+    """Play a scenario and print what came of it; whether all was as it should be."""
+    folder = root / f"{SCENARIOS.index(scenario):02d}"  # short: sockets and run directories lie below
     folder.mkdir()
     begun_s = time.monotonic()
     try:
-        played = play(scene, folder, native)
+        played = play(scenario, folder, native)
     except (NodesUnavailableError, CgroupUnavailableError) as error:
         wrong = [f"this machine cannot make it: {error}"]
         print(
-            json.dumps({"name": scene.name, "ok": False, "wrong": wrong})
+            json.dumps({"name": scenario.name, "ok": False, "wrong": wrong})
             if as_json
-            else f"FAIL {scene.name}: {wrong[0]}"
+            else f"FAIL {scenario.name}: {wrong[0]}"
         )
         return False
     line = {**played.line, "seconds": round(time.monotonic() - begun_s, 1)}
     if as_json:
         print(json.dumps(line), flush=True)
     else:
-        told = f"{line['kind']} {line['culprits']} after {line['verdict_s']} s of {line['limit_s']}"
+        told = f"{line['kind']} {line['culprits']} after {line['diagnosis_s']} s of {line['limit_s']}"
         done = f"{line['strategy']} in {line['recovered_ms']} ms" if line["strategy"] else "nothing recovered"
-        print(f"{'ok  ' if line['ok'] else 'FAIL'} {scene.name}: {told}; {done} {'; '.join(line['wrong'])}", flush=True)
+        print(
+            f"{'ok  ' if line['ok'] else 'FAIL'} {scenario.name}: {told}; {done} {'; '.join(line['wrong'])}", flush=True
+        )
     if line["ok"] and not keep:
         shutil.rmtree(folder)
     return bool(line["ok"])

@@ -44,9 +44,9 @@ class FaultJob(Job):
         self.plan = plan
 
     def environment(self) -> dict[str, str | None]:
-        """With the patience of the plan."""
-        patience = {"TASKD_HANG_PATIENCE_S": f"{self.plan.patience_s:g}"} if self.plan.patience_s else {}
-        return {**super().environment(), **patience}
+        """With the time for unproven hangs of the plan."""
+        limit = {"TASKD_HANG_UNPROVEN_S": f"{self.plan.unproven_s:g}"} if self.plan.unproven_s else {}
+        return {**super().environment(), **limit}
 
     def begin(self, native: Path) -> None:
         """Start it."""
@@ -72,9 +72,9 @@ class FaultJob(Job):
         self.wait(path.exists, "the victim at its step")
         return int(path.read_text())
 
-    def verdicts(self) -> list[dict[str, Any]]:
+    def diagnoses(self) -> list[dict[str, Any]]:
         """Those so far."""
-        return self.named("verdict")
+        return self.named("diagnosis")
 
     def outcome(self) -> dict[int, dict[str, Any]]:
         """What each rank that has ended well has left."""

@@ -2,16 +2,16 @@
 
 Rules:
 
-1. Of the fault's verdicts the last one counts, and it came with the first event from which on its kind and culprits
+1. Of the fault's diagnoses the last one counts, and it came with the first event from which on its kind and culprits
    stayed what they are at the end.
-2. A verdict before the fault, or on another fault than the one that was made, is a false alarm.
+2. A diagnosis before the fault, or on another fault than the one that was made, is a false alarm.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from taskd.core.verdict import PACES
+from taskd.core.findings import PACES
 
 Event = Mapping[str, Any]
 CRASH_S = 0.5
@@ -23,16 +23,16 @@ SLOW: Final = frozenset(kind.name for kind in PACES)
 
 @dataclass(frozen=True)
 class Expected:
-    """What a scene should come to.
+    """What a scenario should come to.
 
     Attributes:
-        kinds: names of `taskd.core.verdict.Kind`, any of them.
+        kinds: names of `taskd.core.findings.Kind`, any of them.
         culprits: any of these.
-        limit_s: from the fault to its verdict.
+        limit_s: from the fault to its diagnosis.
         recovers: the job interrupts its training and goes on; else it only tells.
         replaced: ranks that must have other processes then.
         facts: kinds that must be told of besides.
-        proven: the verdict is acted upon at once.
+        proven: the diagnosis is acted upon at once.
 
     """
 
@@ -47,7 +47,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Seen:
-    """What has come of a scene.
+    """What has come of a scenario.
 
     Attributes:
         struck_s: when the fault came, the first and the last of several.
@@ -66,9 +66,9 @@ class Seen:
         return [event for event in self.events if event["event"] == name]
 
     @property
-    def verdicts(self) -> list[Event]:
+    def diagnoses(self) -> list[Event]:
         """On the fault that was made: the first one told of after it. A slow rank is another matter, unless made so."""
-        after = [event for event in self.named("verdict") if self._follows(event)]
+        after = [event for event in self.named("diagnosis") if self._follows(event)]
         first = next((event for event in after if event["kind"] not in SLOW), after[0] if after else None)
         return [event for event in after if first is not None and event["fault"] == first["fault"]]
 
@@ -79,13 +79,13 @@ class Seen:
     def decisive(self) -> Event | None:
         """The event from which on kind and culprits stayed what they are."""
         found: Event | None = None
-        for event in self.verdicts:
+        for event in self.diagnoses:
             if found is None or _told(event) != _told(found):
                 found = event
         return found
 
     @property
-    def verdict_s(self) -> float | None:
+    def diagnosis_s(self) -> float | None:
         """How long after the fault that was; after the last one, if there were several."""
         decisive = self.decisive
         if decisive is None or self.struck_s is None:
@@ -94,9 +94,9 @@ class Seen:
 
     @property
     def false_alarms(self) -> list[Event]:
-        """Verdicts before the fault, and on another one than it."""
-        known = self.verdicts
-        return [event for event in self.named("verdict") if event not in known]
+        """Diagnoses before the fault, and on another one than it."""
+        known = self.diagnoses
+        return [event for event in self.named("diagnosis") if event not in known]
 
     @property
     def recoveries(self) -> list[Event]:
@@ -112,7 +112,7 @@ def judge(expected: Expected, seen: Seen, steps: int, ranks: int) -> list[str]:
     """What is not as it should be; nothing if all is."""
     if seen.struck_s is None:
         return ["the fault itself did not come"]
-    wrong = [*_judge_verdict(expected, seen), *_judge_course(expected, seen)]
+    wrong = [*_judge_diagnosis(expected, seen), *_judge_course(expected, seen)]
     wrong += [f"false alarm: {event['sentence']}" for event in seen.false_alarms]
     if seen.status != 0:
         wrong.append("the job has not ended" if seen.status is None else f"the job ended with {seen.status}")
@@ -124,10 +124,10 @@ def judge(expected: Expected, seen: Seen, steps: int, ranks: int) -> list[str]:
     return wrong
 
 
-def _judge_verdict(expected: Expected, seen: Seen) -> list[str]:
-    event, took_s = seen.decisive, seen.verdict_s
+def _judge_diagnosis(expected: Expected, seen: Seen) -> list[str]:
+    event, took_s = seen.decisive, seen.diagnosis_s
     if event is None or took_s is None:
-        return ["no verdict"]
+        return ["no diagnosis"]
     wrong = []
     kind, culprits = _told(event)
     if kind not in expected.kinds:
@@ -137,8 +137,8 @@ def _judge_verdict(expected: Expected, seen: Seen) -> list[str]:
     if event["proven"] != expected.proven:
         wrong.append(f"proven {event['proven']}, expected {expected.proven}: {event['proof']}")
     if took_s > expected.limit_s:
-        wrong.append(f"verdict after {took_s:.3f} s, expected {expected.limit_s:.3f} s at most")
-    missing = set(expected.facts) - {fact["kind"] for fact in seen.verdicts[-1]["facts"]}
+        wrong.append(f"diagnosis after {took_s:.3f} s, expected {expected.limit_s:.3f} s at most")
+    missing = set(expected.facts) - {fact["kind"] for fact in seen.diagnoses[-1]["facts"]}
     if missing:
         wrong.append(f"not told besides: {', '.join(sorted(missing))}")
     return wrong

@@ -25,7 +25,7 @@ class Plan:
         at: the step in which they do, the first is 1.
         steps: of the whole training.
         settled: until that step, steps take `quick_ms`, and from then on `step_ms`.
-        patience_s: the job's `TASKD_HANG_PATIENCE_S`; 0 leaves the default.
+        unproven_s: the job's `TASKD_HANG_UNPROVEN_S`; 0 leaves the default.
         cgroup: a file to write a pid to, which puts that process under a cgroup's rule.
 
     """
@@ -40,7 +40,7 @@ class Plan:
     step_ms: float
     cgroup: str = ""
     tells_loss: bool = False
-    patience_s: float = 0.0
+    unproven_s: float = 0.0
 
     @classmethod
     def read(cls, text: str) -> "Plan":

@@ -1,4 +1,4 @@
-"""Plays one scene: starts its job, waits for the fault and for what comes of it, and judges."""
+"""Plays one scenario: starts its job, waits for the fault and for what comes of it, and judges."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any
 from tests import leaks
 from tests.faults.job import RANKS, FaultJob, TwoNodesJob
 from tests.faults.judge import Seen, judge
-from tests.faults.scenes import Scene
+from tests.faults.scenarios import Scenario
 from tests.launch import Launcher
 from tests.nodes import Nodes
 
@@ -20,79 +20,79 @@ END_S = 60.0
 
 @dataclass(frozen=True)
 class Played:
-    """A scene as it went."""
+    """A scenario as it went."""
 
-    scene: Scene
+    scenario: Scenario
     seen: Seen
     wrong: list[str]
 
     @property
     def line(self) -> dict[str, Any]:
         """For JSON."""
-        verdict, took_s = self.seen.decisive or {}, self.seen.verdict_s
+        diagnosis, took_s = self.seen.decisive or {}, self.seen.diagnosis_s
         recovery = self.seen.recoveries[0] if self.seen.recoveries else None
         phases = recovery["phases_ms"] if recovery else {}
         took_ms = phases.get("total", phases.get("started"))
         return {
-            "name": self.scene.name,
+            "name": self.scenario.name,
             "ok": not self.wrong,
-            "kind": verdict.get("kind"),
-            "culprits": verdict.get("culprits"),
-            "verdict_s": None if took_s is None else round(took_s, 3),
-            "limit_s": round(self.scene.expected.limit_s, 3),
+            "kind": diagnosis.get("kind"),
+            "culprits": diagnosis.get("culprits"),
+            "diagnosis_s": None if took_s is None else round(took_s, 3),
+            "limit_s": round(self.scenario.expected.limit_s, 3),
             "recovered_ms": round(took_ms) if took_ms is not None else None,
             "strategy": recovery["strategy"] if recovery else None,
-            "step_ms": self.scene.step_ms,
-            "sentence": self.seen.verdicts[-1]["sentence"] if self.seen.verdicts else None,
+            "step_ms": self.scenario.step_ms,
+            "sentence": self.seen.diagnoses[-1]["sentence"] if self.seen.diagnoses else None,
             "wrong": self.wrong,
         }
 
 
-def play(scene: Scene, folder: Path, native: Path) -> Played:
-    """One scene, with its files in `folder`. Raises `NodesUnavailableError` and `CgroupUnavailableError`."""
+def play(scenario: Scenario, folder: Path, native: Path) -> Played:
+    """One scenario, with its files in `folder`. Raises `NodesUnavailableError` and `CgroupUnavailableError`."""
     mark = uuid.uuid4().hex
     outer = os.environ.get(leaks.MARK)
     os.environ[leaks.MARK] = mark
     try:
         with ExitStack() as stack:
-            cgroup = stack.enter_context(scene.cgroup(f"taskd-{mark[:8]}"))
+            cgroup = stack.enter_context(scenario.cgroup(f"taskd-{mark[:8]}"))
             launcher = Launcher(folder, mark)
             stack.callback(_end, launcher, folder)
-            plan = scene.plan(folder, cgroup)
-            if scene.nodes == 1:
+            plan = scenario.plan(folder, cgroup)
+            if scenario.nodes == 1:
                 job = FaultJob(launcher, folder, plan)
             else:
-                job = TwoNodesJob(launcher, folder, plan, stack.enter_context(Nodes(scene.nodes)))
-            return _observe(scene, job, native)
+                job = TwoNodesJob(launcher, folder, plan, stack.enter_context(Nodes(scenario.nodes)))
+            return _observe(scenario, job, native)
     finally:
         os.environ.pop(leaks.MARK)
         if outer is not None:
             os.environ[leaks.MARK] = outer
 
 
-def _observe(scene: Scene, job: FaultJob, native: Path) -> Played:
+def _observe(scenario: Scenario, job: FaultJob, native: Path) -> Played:
     wrong: list[str] = []
     status: int | None = None
     try:
         job.begin(native)
-        wrong += scene.play(job)
+        wrong += scenario.play(job)
         job.await_strike()
         status = job.end(END_S)
     except AssertionError as error:
         wrong.append(str(error).splitlines()[0])
     seen = Seen(list(job.events), job.plan.struck_s(), status, job.outcome())
-    wrong += judge(scene.expected, seen, job.plan.steps, RANKS)
-    return Played(scene, seen, wrong)
+    wrong += judge(scenario.expected, seen, job.plan.steps, RANKS)
+    return Played(scenario, seen, wrong)
 
 
 def _end(launcher: Launcher, folder: Path) -> None:
-    """Its report of all outputs belongs to the scene's files."""
+    """Its report of all outputs belongs to the scenario's files."""
     with (folder / "report.txt").open("w") as report, redirect_stdout(report):
         launcher.end_all()
 
 
 def evidence(played: Played, folder: Path) -> dict[str, Any]:
-    """What the manager knew when it gave its verdict, as it has left it; empty without one."""
-    named = [event["evidence"] for event in played.seen.verdicts[-1:] if event.get("evidence")]
+    """What the manager knew when it gave its diagnosis, as it has left it; empty without one."""
+    named = [event["evidence"] for event in played.seen.diagnoses[-1:] if event.get("evidence")]
     paths = [path for name in named for path in folder.glob(f"run/*/{name}")]
     return json.loads(paths[0].read_text()) if paths else {}

@@ -59,7 +59,7 @@ class Commands:
             "generation": [self._generation] * 9 + [self._generation + 1, 0],
             "term": [1] * 9 + [0, 2],
             "sequence": [self._sequence],
-            "inquiry": [0, 0, self._sequence],
+            "probe": [0, 0, self._sequence],
             "number": [self._sequence, 0],
             "world_size": [2, 4, 0],
             "node_count": [2, 2, 2, 1],

@@ -28,8 +28,8 @@ from taskd.errors import ShimError
 from taskd.runtime.agent.box_evidence import tell
 from taskd.runtime.agent.observer import progress_of
 from taskd.runtime.agent.pace import Pacer
-from taskd.runtime.box.blackbox import Box, Command
-from taskd.runtime.records.portrait import portray
+from taskd.runtime.box.blackbox import Box, BoxCommand
+from taskd.runtime.records.snapshot import take_snapshot
 from taskd.wire.codec import pack, sendable
 from tests.fuzz.record_damage import IN_PLACE, WORDS, damage
 
@@ -178,19 +178,19 @@ class _Reader:
         try:
             with closing(Box.open(self._path)) as box:
                 self._as_agent(box, turn)
-            portrait = portray(self._path)
+            snapshot = take_snapshot(self._path)
         except ShimError:
             self.counts["refused"] += 1
             return
         self.counts["told"] += 1
         if turn % _DOCUMENTS == 0:
-            document = as_text(process_document(portrait))
+            document = as_text(process_document(snapshot))
             assert document.isascii()
             json.loads(document, parse_constant=_refuse)
-            list(process_page(portrait, everything=True))
+            list(process_page(snapshot, everything=True))
         if turn % _PAGES == 0:
             sink = io.StringIO()
-            page(sink, process_page(portrait, everything=turn % (16 * _PAGES) == 0))
+            page(sink, process_page(snapshot, everything=turn % (16 * _PAGES) == 0))
             assert all(char.isprintable() or char == "\n" for char in sink.getvalue())
 
     def _as_agent(self, box: Box, turn: int) -> None:
@@ -207,7 +207,7 @@ class _Reader:
             box.await_death(0.0)
             box.clocks()
             with suppress(ShimError):
-                box.command(Command.PING, 0.0)
+                box.command(BoxCommand.PING, 0.0)
 
     def _pace(self, box: Box, turn: int) -> None:
         """What it makes of a step that comes between two looks; the observer sends what can be sent."""

@@ -25,7 +25,7 @@ from taskd.errors import TransitionError
 from taskd.runtime.links.identity import agent_of
 from taskd.runtime.manager.crowd import own_evidence, unfit
 from taskd.wire import codec
-from taskd.wire.messages import Condition, FromAgent, NodeStatus, Order, RankStatus, Stage, EvidenceReport
+from taskd.wire.messages import Condition, EvidenceReport, FromAgent, NodeStatus, Order, RankStatus, Stage
 from tests.fuzz.wellformed import Known, Maker
 from tests.runtime.test_strange_reports import STATUS
 

@@ -27,15 +27,15 @@ from taskd.cli.job_page import job_page
 from taskd.cli.tables import page
 from taskd.core.evidence import Evidence
 from taskd.errors import RecordError
-from taskd.runtime.records.chronicle import Chronicle, read_job
-from taskd.runtime.records.entries import DirectiveEntry, Ended, Processes, Recovery, VerdictEntry
+from taskd.runtime.records.entries import DiagnosisEntry, DirectiveEntry, Ended, Processes, RecoveryEntry
 from taskd.runtime.records.faultfile import read_evidence
+from taskd.runtime.records.timeline import Timeline, read_job
 from tests.fuzz.record_damage import damage
 from tests.fuzz.shapes import STRANGE_FLOATS, STRANGE_NUMBERS, STRANGE_TEXTS, anything
 
 _TYPES: Final = {
-    "verdict": inspect.type_info(VerdictEntry),
-    "recovered": inspect.type_info(Recovery),
+    "diagnosis": inspect.type_info(DiagnosisEntry),
+    "recovered": inspect.type_info(RecoveryEntry),
     "stopped": inspect.type_info(Ended),
     "processes": inspect.type_info(Processes),
     "directive": inspect.type_info(DirectiveEntry),
@@ -65,7 +65,7 @@ _REAL: Final[tuple[dict[str, Any], ...]] = (
     {"event": "processes", "node_rank": 0, "pids": {"0": 4000, "1": 4001}},
     {"event": "directive", "generation": 0, "order": "run", "phase": "running", "reason": "all nodes are there"},
     {
-        "event": "verdict", "fault": 1, "kind": "STOPPED", "title": "stopped", "culprits": [1], "victims": [0],
+        "event": "diagnosis", "fault": 1, "kind": "STOPPED", "title": "stopped", "culprits": [1], "victims": [0],
         "sentence": "Rank 1 is stopped. Why: SIGSTOP.", "facts": [{"rank": 1, "kind": "STOPPED", "text": "stopped"}],
         "hang": {"silent_s": 3.0, "limit_s": 2.0, "usual_s": 0.1, "reason": "silence"}, "step": 41, "generation": 0,
         "since_s": 100.0, "evidence": "faults/0001.json", "proven": True, "proof": "its state",
@@ -80,7 +80,7 @@ _REAL: Final[tuple[dict[str, Any], ...]] = (
 )  # fmt: skip
 
 
-_VERDICT: Final = 3
+_DIAGNOSIS: Final = 3
 """The one that names a fault's file."""
 
 
@@ -145,7 +145,7 @@ def evidence(dice: random.Random) -> bytearray:
     ranks = {str(rank): anything(_RANK, dice) for rank in range(dice.choice((1, 2)))}
     whole = {
         "evidence": ranks,
-        "verdict": {"since_s": dice.choice((100.0, None, "x"))},
+        "diagnosis": {"since_s": dice.choice((100.0, None, "x"))},
         "monotonic_s": dice.choice(_ODD),
     }
     content = bytearray(json.dumps(whole).encode())
@@ -184,7 +184,7 @@ class _Reader:
             _show(job, read)
 
 
-def _show(job: Chronicle, read: Any) -> None:
+def _show(job: Timeline, read: Any) -> None:
     sink = io.StringIO()
     page(sink, job_page(job, [], [], read, everything=True))
     assert all(char.isprintable() or char == "\n" for char in sink.getvalue())
@@ -208,7 +208,7 @@ def run(seed: int, count: int) -> dict[str, int]:
             lines[dice.randrange(_POOL)] = _line(dice)
             files = {"journal.jsonl": journal(lines, dice)}
             if turn % _EVIDENCE == 0:
-                files["journal.jsonl"] += json.dumps(_REAL[_VERDICT]).encode()
+                files["journal.jsonl"] += json.dumps(_REAL[_DIAGNOSIS]).encode()
                 files["faults/0001.json"] = evidence(dice)
             for path, content in files.items():
                 (folder / path).write_bytes(content)

@@ -33,7 +33,7 @@ import torch
 
 from taskd.adaptors.training import checkpoint_files as files
 from taskd.adaptors.training.checkpoint import dump, load_latest
-from taskd.adaptors.training.checkpoint_index import Wanted, find
+from taskd.adaptors.training.checkpoint_index import WantedTensor, find
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import CheckpointError, RestoreError
 from taskd.wire.bounds import NO_CONTROLS
@@ -52,7 +52,7 @@ MANIFEST = files.Manifest(
     parts={"model": "Linear", "optimizer": "AdamW"},
     files={"__0_0.distcp": 4096, ".metadata": 900, "parts.msgpack": 300, "position-0.bin": 5000},
 )
-WANTED = {name: Wanted(shape, 4) for name, shape in pickles.SHAPES.items()}
+WANTED = {name: WantedTensor(shape, 4) for name, shape in pickles.SHAPES.items()}
 TEXTS = (
     b"\\u0000",
     b"\\ud800",

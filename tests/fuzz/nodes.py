@@ -7,7 +7,7 @@ from pathlib import Path
 
 from taskd.config.address import Address
 from taskd.config.agent import AgentConfig
-from taskd.core.meeting import Meeting
+from taskd.core.rendezvous import Rendezvous
 from taskd.runtime.agent.agent import NodeAgent
 from taskd.runtime.agent.ports import NodeIdentity
 from tests.runtime.host import Host
@@ -55,8 +55,8 @@ class Node:
         }
         self.place = place
         self._store = socket.create_server(("127.0.0.1", 0))
-        meeting = Meeting("127.0.0.1", self._store.getsockname()[1])
-        self.agent = NodeAgent(AgentConfig.from_environment(env), lambda: meeting)
+        rendezvous = Rendezvous("127.0.0.1", self._store.getsockname()[1])
+        self.agent = NodeAgent(AgentConfig.from_environment(env), lambda: rendezvous)
         self.host = Idle(place)
         for local_rank in range(PER_NODE):
             self.agent.worker_environment(local_rank)
@@ -66,7 +66,7 @@ class Node:
     @property
     def heard_s(self) -> float:
         """When its manager has answered last."""
-        return self.agent._patience._answered_s
+        return self.agent._timeout._answered_s
 
     @property
     def lives(self) -> bool:

@@ -11,7 +11,7 @@ def test_a_manager_is_told_anything_by_hand(seed: int) -> None:
     assert report.failures == []
     assert report.messages == report.refused + report.accepted == 8000
     assert 0.1 < report.accepted / report.messages < 0.9
-    assert {"identity", "content", "unfit", "testimony"} <= report.kinds.keys()
+    assert {"identity", "content", "unfit", "evidence"} <= report.kinds.keys()
 
 
 @pytest.mark.parametrize("seed", [1])

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import new_group  # bound before the world is watched, as in many scripts
 from torch.nn.parallel import DistributedDataParallel
 
-from taskd.adaptors.groups import World
+from taskd.adaptors.groups import GroupWorld
 from taskd.adaptors.groups.members import Members, refuse_meshes
 from taskd.adaptors.groups.unstick import break_without_shim
 from taskd.errors import RebuildError, RefusedError
@@ -29,7 +29,7 @@ from taskd.wire.messages import WorldPlan
 from tests.leave import leave
 
 CASE, RANK, SIZE, PORT = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-WORLD = World()
+WORLD = GroupWorld()
 KEY = "0123456789abcdef" * 2
 
 
@@ -95,9 +95,9 @@ def rounds() -> None:
         assert dist.get_process_group_ranks(found) == list(range(SIZE))
         assert dist.group.WORLD is not None
         assert dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=33)
-        burial = WORLD.bury()
-        assert burial is not None
-        burial.join()
+        destroyer = WORLD.destroy_retired()
+        assert destroyer is not None
+        destroyer.join()
         if generation in (20, 200):
             dist.barrier()
             before[generation] = resources()
@@ -143,9 +143,9 @@ def shrinks() -> None:
         assert average(models[0]) == pytest.approx(sum(members) / len(members))
         averaged = set(members) & {0, 1, 3} if RANK != 2 else {2}
         assert average(models[1]) == pytest.approx(sum(averaged) / len(averaged))
-        burial = WORLD.bury()
-        assert burial is not None
-        burial.join()
+        destroyer = WORLD.destroy_retired()
+        assert destroyer is not None
+        destroyer.join()
         dist.barrier()
         if clock.add(f"present-{generation}", 1) == len(members):
             clock.set(f"over-{generation}", "")

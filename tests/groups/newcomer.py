@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from taskd.adaptors.groups import World
+from taskd.adaptors.groups import GroupWorld
 from taskd.adaptors.groups.wrappers import line_of, living
 from taskd.adaptors.training.refusals import matters
 from taskd.adaptors.training.state import TrainState
@@ -20,7 +20,7 @@ from taskd.wire.messages import WorldPlan
 from tests.leave import leave
 
 CASE, RANK, SIZE, PORT = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-WORLD = World()
+WORLD = GroupWorld()
 
 
 def plan(generation: int, members: tuple[int, ...] = (), timeout_s: float = 30) -> WorldPlan:

@@ -15,7 +15,7 @@ SPAN: Final = re.compile(r"`([^`]+)`")
 COMMAND: Final = re.compile(
     r"python -m (?P<module>(?:benchmarks|tests|taskd)\.[\w.]+)"
     r"|(?:bash|python) (?P<script>scripts/[\w-]+\.(?:sh|py))"
-    r"|(?<![\w./-])taskd (?P<word>[a-z]+)(?: (?P<scene>[a-z][a-z-]+))?"
+    r"|(?<![\w./-])taskd (?P<word>[a-z]+)(?: (?P<scenario>[a-z][a-z-]+))?"
     r"|(?P<torchrun>(?<![\w./-])torchrun)\b"
 )
 END: Final = re.compile(r" #|   |;|>|&| [\w./]+\.py\b|$", re.MULTILINE)
@@ -29,7 +29,7 @@ class Named:
 
     kind: str
     name: str
-    scene: str
+    scenario: str
     options: tuple[str, ...]
     text: str
 
@@ -72,7 +72,7 @@ def commands(text: str) -> Iterator[Named]:
             rest = line[start.end() : until]
             end = END.search(rest)
             assert end is not None
-            kind = start.lastgroup if start.lastgroup != "scene" else "word"
+            kind = start.lastgroup if start.lastgroup != "scenario" else "word"
             assert kind is not None
             options = tuple(OPTION.findall(rest[: end.start()]))
-            yield Named(kind, start[kind], start["scene"] or "", options, line.strip())
+            yield Named(kind, start[kind], start["scenario"] or "", options, line.strip())

@@ -8,6 +8,7 @@ import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 reads = runpy.run_path(str(SCRIPTS / "check-environ.py"))["reads"]
+check_names = runpy.run_path(str(SCRIPTS / "check-names.py"))["main"]
 
 
 @pytest.mark.parametrize(
@@ -42,3 +43,16 @@ def test_a_read_of_the_environment_is_found(source: str, name: str) -> None:
 )
 def test_writing_and_other_names_pass(source: str) -> None:
     assert list(reads(ast.parse(source))) == []
+
+
+def test_a_class_name_that_stands_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    package = tmp_path / "package"
+    (package / "inner").mkdir(parents=True)
+    (package / "one.py").write_text("class Event: ...\nclass Row: ...\n")
+    (package / "inner" / "two.py").write_text("def f():\n    class Event: ...\n")
+    assert check_names(package) == 1
+    place = "package/inner/two.py:2, package/one.py:1"
+    assert capsys.readouterr().out == f"class Event: {place}; give each a name that says more\n"
+    (package / "one.py").unlink()
+    assert check_names(package) == 0
+    assert capsys.readouterr().out == ""

@@ -36,9 +36,9 @@ with ExitStack() as stack:
 
 
 @pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is leaked on purpose will not go away by itself: do not wait for it."""
-    monkeypatch.setattr(leaks, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(leaks, "TIMEOUT_S", 0.05)
 
 
 def test_nothing_is_found_where_nothing_leaks(leak_mark: str) -> None:
@@ -51,7 +51,7 @@ def test_nothing_is_found_where_nothing_leaks(leak_mark: str) -> None:
     assert leaks.leaks(before, leak_mark) == []
 
 
-def test_a_thread_is_found(leak_mark: str, patience: None) -> None:
+def test_a_thread_is_found(leak_mark: str, short_timeout: None) -> None:
     before = leaks.take(leak_mark)
     release = threading.Event()
     worker = threading.Thread(target=release.wait, name="forgotten")
@@ -111,7 +111,7 @@ def test_a_child_that_nobody_waited_for_is_found(leak_mark: str) -> None:
     assert found == [f"process {child.pid}: ended, but not waited for"]
 
 
-def test_an_orphan_is_found_by_its_mark(leak_mark: str, patience: None) -> None:
+def test_an_orphan_is_found_by_its_mark(leak_mark: str, short_timeout: None) -> None:
     before = leaks.take(leak_mark)
     with subprocess.Popen(
         [sys.executable, "-c", ORPHAN_MAKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

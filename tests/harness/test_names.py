@@ -13,7 +13,7 @@ import pytest
 from benchmarks.figures import ROOT
 from taskd.config import settings
 from taskd.config.schema import Reader
-from tests.faults import scenes as faults
+from tests.faults import scenarios as faults
 from tests.harness.pages import EXAMPLES, OPTION, PAGES, Named, code, commands, files, headings, links, variables
 from tests.ladder import scenarios as ladder
 
@@ -132,8 +132,8 @@ def taken(named: Named) -> frozenset[str]:
         case "script":
             return of_script(ROOT / named.name)
         case "word":
-            scene = (named.scene,) if named.name == "chaos" and named.scene else ()
-            return help_of("-m", "taskd", named.name, *scene)
+            scenario = (named.scenario,) if named.name == "chaos" and named.scenario else ()
+            return help_of("-m", "taskd", named.name, *scenario)
         case _:
             return help_of("-m", "taskd", "run")
 
@@ -152,27 +152,30 @@ def test_commands(page: Path) -> None:
     assert list(wrong_commands(page.read_text())) == []
 
 
-SCENES = {"ladder": [scene.name for scene in ladder.SCENES], "faults": [scene.name for scene in faults.SCENES]}
+SCENARIOS = {
+    "ladder": [scenario.name for scenario in ladder.SCENARIOS],
+    "faults": [scenario.name for scenario in faults.SCENARIOS],
+}
 
 
-def wrong_scenes(text: str) -> Iterator[str]:
+def wrong_scenarios(text: str) -> Iterator[str]:
     """What `--only` chooses, where that is nothing."""
     for line in code(text):
         for tool, part in re.findall(r"scripts/(ladder|faults)\.sh .*?--only (\"[^\"]+\"|\S+)", line):
-            if not any(part.strip('"') in name for name in SCENES[tool]):
+            if not any(part.strip('"') in name for name in SCENARIOS[tool]):
                 yield part
 
 
 @every_page
-def test_scenes(page: Path) -> None:
-    assert list(wrong_scenes(page.read_text())) == []
+def test_scenarios(page: Path) -> None:
+    assert list(wrong_scenarios(page.read_text())) == []
 
 
 @pytest.mark.parametrize(
     ("page", "words", "count"),
     [
-        ("docs/strategies/README.md", "scenes on 3 or 4 nodes", len(SCENES["ladder"])),
-        ("README.md", "kinds of fault", len(SCENES["faults"])),
+        ("docs/strategies/README.md", "scenarios on 3 or 4 nodes", len(SCENARIOS["ladder"])),
+        ("README.md", "kinds of fault", len(SCENARIOS["faults"])),
     ],
 )
 def test_how_many_there_are(page: str, words: str, count: int) -> None:
@@ -189,7 +192,7 @@ def test_what_is_not_there_is_found(tmp_path: Path) -> None:
     assert list(wrong_files("docs/chaos.md, `taskd/core/`, taskd/errors, tests/gone.py", page)) == ["tests/gone.py"]
     led = "[a](page.md) [b](#two-three-four) [c](page.md#one) [d](https://x.org) [e](gone.md) [f](page.md#three)"
     assert set(wrong_links(text + led, page)) == {"gone.md", "page.md#three"}
-    assert list(wrong_scenes('`bash scripts/ladder.sh --only drain`, `bash scripts/faults.sh --only "gone"`')) == [
+    assert list(wrong_scenarios('`bash scripts/ladder.sh --only drain`, `bash scripts/faults.sh --only "gone"`')) == [
         '"gone"'
     ]
 

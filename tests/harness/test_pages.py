@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts.catalog import IDENTICAL, REFUSED, RESTARTED, SCRIPTS, Verdict
+from tests.scripts.catalog import IDENTICAL, REFUSED, RESTARTED, SCRIPTS, Grade
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = {script.name: script for script in SCRIPTS}
 FOLDER = re.compile(r"test \(`(tests/[\w/]*)`\)")
 PYTHON = re.compile(r"^([\w/]+\.py)(?:::(\w+))?$")
-VERDICTS: dict[str, Verdict] = {
+GRADES: dict[str, Grade] = {
     "Exact, in place": IDENTICAL,
-    "Refused or told, with file and line": REFUSED,
+    "Refused or reported, with file and line": REFUSED,
     "All start anew": RESTARTED,
 }
 
@@ -67,13 +67,13 @@ def test_a_name_that_is_not_there_is_found() -> None:
 
 
 def test_what_becomes_of_each_script_is_what_its_list_allows() -> None:
-    """Every script stands on the page, under a verdict that it may have."""
+    """Every script stands on the page, under a grade that it may have."""
     text = (ROOT / "docs" / "exactness.md").read_text()
     named: set[str] = set()
-    for heading, verdict in VERDICTS.items():
+    for heading, grade in GRADES.items():
         (part,) = re.findall(rf"^### {re.escape(heading)}\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
         for name in re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`[^|]*)\|", part, re.MULTILINE))):
-            assert verdict in PROGRAMS[name].allowed, f"{name}: {heading}"
+            assert grade in PROGRAMS[name].allowed, f"{name}: {heading}"
             assert name not in named, f"{name} stands there twice"
             named.add(name)
     assert named == PROGRAMS.keys()

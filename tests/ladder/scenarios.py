@@ -1,4 +1,4 @@
-"""The scenes of the ladder: one for each strategy and for each part that may die. Each says what must come of it."""
+"""The scenarios of the ladder: one for each strategy and for each part that may die. Each says what must come of it."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from tests.nodes import Nodes
 
 
 @dataclass(frozen=True)
-class Scene:
+class Scenario:
     """One scenario.
 
     Attributes:
@@ -127,7 +127,7 @@ def slow(job: LadderJob) -> None:
         job.nodes[1].kill(pid, signal.SIGCONT)
         time.sleep(0.2)
     job.await_event("recovered")
-    told = job.named("verdict")
+    told = job.named("diagnosis")
     assert [(one["kind"], one["culprits"]) for one in told] == [("SLOW", [1])], [one["sentence"] for one in told]
 
 
@@ -206,21 +206,21 @@ def nothing(job: LadderJob) -> None:
     del job
 
 
-SCENES: tuple[Scene, ...] = (
-    Scene("clean end", nothing, ()),
-    Scene("retry", retry, ("retry",), env={"LADDER_FAILS": "1:60"}),
-    Scene("recover-in-place, two ranks of two nodes", in_place, ("recover-in-place",), frozenset({1, 2})),
-    Scene("recover-in-place, cold", in_place, ("recover-in-place",), frozenset({1, 2}), env={"TASKD_STANDBY": "0"}),
-    Scene("recover, a spare waits", spare, ("recover",), frozenset({1}), spares=1),
-    Scene(
+SCENARIOS: tuple[Scenario, ...] = (
+    Scenario("clean end", nothing, ()),
+    Scenario("retry", retry, ("retry",), env={"LADDER_FAILS": "1:60"}),
+    Scenario("recover-in-place, two ranks of two nodes", in_place, ("recover-in-place",), frozenset({1, 2})),
+    Scenario("recover-in-place, cold", in_place, ("recover-in-place",), frozenset({1, 2}), env={"TASKD_STANDBY": "0"}),
+    Scenario("recover, a spare waits", spare, ("recover",), frozenset({1}), spares=1),
+    Scenario(
         "recover, the cluster is asked",
         asked,
         ("recover",),
         frozenset({1}),
         env={"TASKD_NODE_COMMAND": "sh -c 'echo $TASKD_NODE_RANK > asked'"},
     ),
-    Scene("recover, the process fails again on its node", repeated, ("recover",), frozenset({1}), spares=1),
-    Scene(
+    Scenario("recover, the process fails again on its node", repeated, ("recover",), frozenset({1}), spares=1),
+    Scenario(
         "elastic-training, shrink and grow",
         elastic,
         ("elastic-training", "elastic-training"),
@@ -228,7 +228,7 @@ SCENES: tuple[Scene, ...] = (
         env={"TASKD_RECOVER_STRATEGY": "elastic-training"},
         same_weights=False,
     ),
-    Scene(
+    Scenario(
         "dump",
         dump,
         (),
@@ -237,11 +237,11 @@ SCENES: tuple[Scene, ...] = (
         exit_code=1,
         reason="a checkpoint of step",
     ),
-    Scene(
+    Scenario(
         "exit", give_up, (), env={"TASKD_RECOVER_STRATEGY": "exit"}, same_weights=False, exit_code=1, reason="SIGKILL"
     ),
-    Scene("drain", drain, ("recover",), frozenset({1}), spares=1),
-    Scene(
+    Scenario("drain", drain, ("recover",), frozenset({1}), spares=1),
+    Scenario(
         "a slow node, a spare waits",
         slow,
         ("recover",),
@@ -251,69 +251,71 @@ SCENES: tuple[Scene, ...] = (
         same_weights=False,
         steps=2000,
     ),
-    Scene("manager killed", manager, ("recover-in-place",), frozenset({2})),
-    Scene("node 0 lost, manager included", first_node, ("recover",), frozenset({0})),
-    Scene("agent killed", agent, ("recover",), frozenset({1})),
-    Scene("partition, one node cut off", partition, ("recover",), frozenset({2}), spares=1),
-    Scene("partition, the manager on the small side", small_side, ()),
-    Scene("a fault during recovery", again, ("recover-in-place",), frozenset({0, 1})),
+    Scenario("manager killed", manager, ("recover-in-place",), frozenset({2})),
+    Scenario("node 0 lost, manager included", first_node, ("recover",), frozenset({0})),
+    Scenario("agent killed", agent, ("recover",), frozenset({1})),
+    Scenario("partition, one node cut off", partition, ("recover",), frozenset({2}), spares=1),
+    Scenario("partition, the manager on the small side", small_side, ()),
+    Scenario("a fault during recovery", again, ("recover-in-place",), frozenset({0, 1})),
 )
 
 
-def perform(scene: Scene, folder: Path, wanted: str) -> tuple[LadderJob, list[str]]:
-    """Play a scene on nodes of its own, with its files in `folder`: the job as it was, and what is not as it should be.
+def perform(scenario: Scenario, folder: Path, wanted: str) -> tuple[LadderJob, list[str]]:
+    """Play a scenario on its own nodes, with its files in `folder`: the job as it was, and what is not as it should be.
 
     `wanted` is the SHA-256 of the weights without a fault. Raises `NodesUnavailableError`.
     """
-    env = {name: value.replace(" asked", f" {folder}/asked") for name, value in scene.env.items()}
-    with Nodes(PLACES + scene.spares) as nodes:
-        job = LadderJob(nodes, folder, spares=scene.spares, steps=scene.steps, env=env)
+    env = {name: value.replace(" asked", f" {folder}/asked") for name, value in scenario.env.items()}
+    with Nodes(PLACES + scenario.spares) as nodes:
+        job = LadderJob(nodes, folder, spares=scenario.spares, steps=scenario.steps, env=env)
         try:
             job.start()
             before = job.pids
-            scene.play(job)
-            wrong = judge(scene, job, before, job.end(), wanted)
+            scenario.play(job)
+            wrong = judge(scenario, job, before, job.end(), wanted)
         except (LadderError, AssertionError, OSError) as error:
             wrong = [f"{type(error).__name__}: {error}"]
     return job, wrong
 
 
-def judge(scene: Scene, job: LadderJob, before: dict[str, int], statuses: dict[int, int], wanted: str) -> list[str]:
+def judge(
+    scenario: Scenario, job: LadderJob, before: dict[str, int], statuses: dict[int, int], wanted: str
+) -> list[str]:
     """What is not as it should be; nothing if all is."""
     wrong = []
     records = job.named("recovered")
     taken = tuple(record["strategy"] for record in records)
-    if taken != scene.strategies:
-        wrong.append(f"strategies {taken}, expected {scene.strategies}")
-    if any(status != scene.exit_code for status in statuses.values()):
-        wrong.append(f"exit codes {statuses}, expected {scene.exit_code} everywhere")
+    if taken != scenario.strategies:
+        wrong.append(f"strategies {taken}, expected {scenario.strategies}")
+    if any(status != scenario.exit_code for status in statuses.values()):
+        wrong.append(f"exit codes {statuses}, expected {scenario.exit_code} everywhere")
     stopped = job.named("stopped")
-    if not stopped or scene.reason not in stopped[-1]["reason"]:
-        wrong.append(f"the end was {[event['reason'] for event in stopped]}, expected {scene.reason or 'one'!r}")
-    if scene.exit_code:
+    if not stopped or scenario.reason not in stopped[-1]["reason"]:
+        wrong.append(f"the end was {[event['reason'] for event in stopped]}, expected {scenario.reason or 'one'!r}")
+    if scenario.exit_code:
         return wrong
     changed = {int(rank) for rank, pid in job.pids.items() if before.get(rank) != pid}
-    if changed - scene.replaced:
-        wrong.append(f"ranks {sorted(changed - scene.replaced)} have other processes")
-    if scene.same_weights and job.outcome["sha256"] != wanted:
+    if changed - scenario.replaced:
+        wrong.append(f"ranks {sorted(changed - scenario.replaced)} have other processes")
+    if scenario.same_weights and job.outcome["sha256"] != wanted:
         wrong.append("weights differ from those of the run without a fault")
-    lost = steps_lost(scene, job)
-    if not 0 <= lost <= max(1, len(records) + (scene.name.startswith("a fault"))):
+    lost = steps_lost(scenario, job)
+    if not 0 <= lost <= max(1, len(records) + (scenario.name.startswith("a fault"))):
         wrong.append(f"{lost} steps were done again")
     return wrong
 
 
-def steps_lost(scene: Scene, job: LadderJob) -> int:
+def steps_lost(scenario: Scenario, job: LadderJob) -> int:
     """How many steps a rank that was never replaced has done more than once."""
-    kept = next((rank for rank in range(PLACES) if rank not in scene.replaced), None)
+    kept = next((rank for rank in range(PLACES) if rank not in scenario.replaced), None)
     return 0 if kept is None or "steps" not in job.outcome else job.passes(kept) - int(job.outcome["steps"])
 
 
-def line(scene: Scene, job: LadderJob, wrong: list[str]) -> dict[str, Any]:
-    """The JSON line of a scene."""
+def line(scenario: Scenario, job: LadderJob, wrong: list[str]) -> dict[str, Any]:
+    """The JSON line of a scenario."""
     records = job.named("recovered")
     return {
-        "scene": scene.name,
+        "scenario": scenario.name,
         "wrong": wrong,
         "strategies": [record["strategy"] for record in records],
         "total_ms": [
@@ -321,5 +323,7 @@ def line(scene: Scene, job: LadderJob, wrong: list[str]) -> dict[str, Any]:
         ],
         "kept": [record["kept"] for record in records],
         "replaced": [record["replaced"] for record in records],
-        "steps_lost": steps_lost(scene, job) if scene.exit_code == 0 and (job.folder / "out.json").exists() else None,
+        "steps_lost": steps_lost(scenario, job)
+        if scenario.exit_code == 0 and (job.folder / "out.json").exists()
+        else None,
     }

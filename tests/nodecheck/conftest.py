@@ -14,7 +14,7 @@ from tests.nodes import Node, Nodes
 from tests.nodes_or_skip import nodes_or_skip
 
 STORE_PORT = 29400
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ class Side:
         return Path(f"{self._results}.forking").exists()
 
     def results(self) -> list[ProbeResult]:
-        assert self.process.wait(PATIENCE_S) == 0
+        assert self.process.wait(TIMEOUT_S) == 0
         return msgspec.json.decode(self._results.read_bytes(), type=list[ProbeResult])
 
     def trial(self) -> TrialResult:

@@ -201,7 +201,7 @@ def test_a_living_process_is_fenced_before_it_is_replaced(
     assert host.old[0].wait(LIMIT_S) == -signal.SIGKILL
 
 
-def test_a_death_is_testified_to_unasked_and_one_that_was_ordered_is_not(
+def test_the_evidence_of_a_death_is_sent_unasked_and_one_that_was_ordered_is_not(
     agent: NodeAgent, host: Host, manager: ScriptedManager
 ) -> None:
     manager.until(lambda status: True)
@@ -220,10 +220,10 @@ def test_a_death_is_testified_to_unasked_and_one_that_was_ordered_is_not(
     assert isinstance(ending, Ending)
 
 
-def test_a_death_is_testified_to_when_the_manager_knows_whose_rank_it_was(
+def test_the_evidence_of_a_death_is_sent_when_the_manager_knows_whose_rank_it_was(
     agent: NodeAgent, host: Host, manager: ScriptedManager
 ) -> None:
-    """Before its first order it may not have heard of this agent: a report can be lost, a evidence_report come through."""
+    """Before its first order it may not have heard of this agent: a report can be lost, evidence get through."""
     manager.until(lambda status: True)
     host.processes[1].kill()
     manager.until(lambda status: status.ranks[1].stage is Stage.DEAD)

@@ -1,4 +1,4 @@
-"""Processes in cgroups with a limit and in frozen ones, and what a witness makes of them."""
+"""Processes in cgroups with a limit and in frozen ones, and what a collector makes of them."""
 
 import os
 import signal
@@ -13,8 +13,8 @@ import pytest
 from taskd.core.conditions import condition_of_end, condition_of_hang
 from taskd.core.endings import cause, ending_of
 from taskd.core.evidence import Evidence
-from taskd.core.verdict import Kind
-from taskd.runtime.agent.witness import Witness
+from taskd.core.findings import Kind
+from taskd.runtime.agent.collector import EvidenceCollector
 from taskd.runtime.system import cgroups
 
 pytestmark = [pytest.mark.root]
@@ -80,28 +80,28 @@ class Shell:
         self._process.communicate()
 
 
-def killed(witness: Witness, shell: Shell) -> Evidence:
-    return witness.take(0, shell.pid, None, node=0, ending=ending_of(-signal.SIGKILL))
+def killed(collector: EvidenceCollector, shell: Shell) -> Evidence:
+    return collector.take(0, shell.pid, None, node=0, ending=ending_of(-signal.SIGKILL))
 
 
 @pytest.mark.parametrize("moved", ["before it began", "later, looked at", "later, asked of"])
 def test_the_oom_killer(make: Make, moved: str) -> None:
-    cgroup, witness = make("memory", "memory.limit_in_bytes", str(LIMIT_BYTES)), Witness()
+    cgroup, collector = make("memory", "memory.limit_in_bytes", str(LIMIT_BYTES)), EvidenceCollector()
     with Shell(cgroup, GROW) as shell:
         if moved == "before it began":
             shell.move()
-        witness.begin(0, shell.pid, 0)
+        collector.begin(0, shell.pid, 0)
         if moved != "before it began":
             shell.move()
         if moved == "later, looked at":
-            witness.look(0)
+            collector.look(0)
         elif moved == "later, asked of":
-            known = witness.take(0, shell.pid, None, node=0)
+            known = collector.take(0, shell.pid, None, node=0)
             assert known.cgroup is not None
             assert known.cgroup.oom_kills == 0
         shell.tell()
         shell.await_end()
-        known = killed(witness, shell)
+        known = killed(collector, shell)
     assert known.cgroup is not None
     assert (known.cgroup.oom_kills, known.cgroup.limit_bytes) == (1, LIMIT_BYTES)
     assert cause(known, -signal.SIGKILL) == (
@@ -115,25 +115,25 @@ def test_the_oom_killer(make: Make, moved: str) -> None:
 @pytest.mark.parametrize("began", ["there", "elsewhere"])
 def test_what_was_struck_before_is_not_held_against_the_next(make: Make, began: str) -> None:
     """The second process of the rank comes into the same cgroup later, and is killed by somebody."""
-    cgroup, witness = make("memory", "memory.limit_in_bytes", str(LIMIT_BYTES)), Witness()
+    cgroup, collector = make("memory", "memory.limit_in_bytes", str(LIMIT_BYTES)), EvidenceCollector()
     with Shell(cgroup, GROW) as shell:
         if began == "elsewhere":
-            witness.begin(0, shell.pid, 0)
+            collector.begin(0, shell.pid, 0)
         shell.move()
         if began == "there":
-            witness.begin(0, shell.pid, 0)
-        witness.look(0)
+            collector.begin(0, shell.pid, 0)
+        collector.look(0)
         shell.tell()
         shell.await_end()
-        assert killed(witness, shell).cgroup is not None
+        assert killed(collector, shell).cgroup is not None
     assert cgroups.oom_kills(str(cgroup)) == 1
     with Shell(cgroup, "read") as shell:
-        witness.begin(0, shell.pid, 1)
+        collector.begin(0, shell.pid, 1)
         shell.move()
-        witness.take(0, shell.pid, None, node=0)
+        collector.take(0, shell.pid, None, node=0)
         os.kill(shell.pid, signal.SIGKILL)
         shell.await_end()
-        known = killed(witness, shell)
+        known = killed(collector, shell)
     assert known.cgroup is not None
     assert (known.cgroup.oom_kills, known.cgroup.limit_bytes) == (0, LIMIT_BYTES)
     assert cause(known, -signal.SIGKILL) == "signal 9 (SIGKILL)"
@@ -144,20 +144,20 @@ def test_what_was_struck_before_is_not_held_against_the_next(make: Make, began: 
     [("freezer", "freezer.state", "FROZEN", "THAWED"), ("unified", "cgroup.freeze", "1", "0")],
 )
 def test_frozen(make: Make, hierarchy: str, file: str, stop: str, go: str) -> None:
-    cgroup, witness = make(hierarchy, file, go), Witness()
+    cgroup, collector = make(hierarchy, file, go), EvidenceCollector()
     with Shell(cgroup, "read") as shell:
-        witness.begin(0, shell.pid, 0)
+        collector.begin(0, shell.pid, 0)
         shell.move()
-        assert not _is_frozen(witness.take(0, shell.pid, None, node=0))
+        assert not _is_frozen(collector.take(0, shell.pid, None, node=0))
         (cgroup / file).write_text(stop)
         try:
             end_s = time.monotonic() + LIMIT_S
-            while not _is_frozen(known := witness.take(0, shell.pid, None, node=0)):
+            while not _is_frozen(known := collector.take(0, shell.pid, None, node=0)):
                 assert time.monotonic() < end_s, known
             assert condition_of_hang(known).kind is Kind.FROZEN
         finally:
             (cgroup / file).write_text(go)
-        while _is_frozen(witness.take(0, shell.pid, None, node=0)):
+        while _is_frozen(collector.take(0, shell.pid, None, node=0)):
             assert time.monotonic() < end_s
 
 

@@ -92,7 +92,7 @@ def test_the_past_of_nodes_that_wait_has_a_sum(manager: Manager, liar: AgentSock
         assert agent.obey(Order.RUN).generation == 0
 
 
-def test_nobody_testifies_to_the_ranks_of_others(
+def test_nobody_reports_evidence_of_the_ranks_of_others(
     manager: Manager, liar: AgentSocket, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nor to 4,096 that there are not, in each report others."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from taskd.runtime.agent.deaths import DeathWatch, Ending, ending_status
+from taskd.runtime.agent.deaths import DeathWatch, ProcessEnd, ending_status
 from taskd.runtime.box.blackbox import Box
 from tests.launch import Launcher
 from tests.runtime.local import LIMIT_S, PROGRAMS, ROOT, readable
@@ -49,8 +49,8 @@ def begin(launcher: Launcher) -> Start:
     return start
 
 
-def until_gone(watch: DeathWatch) -> list[Ending]:
-    found: list[Ending] = []
+def until_gone(watch: DeathWatch) -> list[ProcessEnd]:
+    found: list[ProcessEnd] = []
     while not (found and found[-1].gone):
         assert readable(watch.fileno()), found
         found += watch.events()
@@ -67,7 +67,7 @@ def test_of_a_box_that_was_cut_the_pidfd_tells_alone(
     waiting.join(LIMIT_S)
     assert not waiting.is_alive(), "it does not ask again and again"
     process.kill()
-    assert until_gone(watch) == [Ending(process.pid, gone=True)]
+    assert until_gone(watch) == [ProcessEnd(process.pid, gone=True)]
     assert [f"process {process.pid}: black box" in text and "was cut short" in text for text in caplog.messages] == [
         True
     ]
@@ -101,7 +101,7 @@ def test_a_kill_is_seen_within_50_ms(watch: DeathWatch, begin: Start) -> None:
         process.kill()
         assert readable(watch.fileno())
         seen_s.append(time.monotonic() - killed_s)
-        assert watch.events() == [Ending(process.pid, gone=True)]
+        assert watch.events() == [ProcessEnd(process.pid, gone=True)]
     assert min(seen_s) < 0.05
 
 
@@ -109,7 +109,7 @@ def test_without_a_box_the_pidfd_tells(watch: DeathWatch, begin: Start) -> None:
     process = begin(None, "wait")
     watch.watch(process.pid, None)
     process.terminate()
-    assert until_gone(watch) == [Ending(process.pid, gone=True)]
+    assert until_gone(watch) == [ProcessEnd(process.pid, gone=True)]
     assert ending_status(process.pid) == -signal.SIGTERM
 
 
@@ -118,7 +118,7 @@ def test_exit_codes(watch: DeathWatch, begin: Start, status: str, known: int | N
     """A failing status is known at once; 0 also means that nothing is known."""
     process = begin(None, status)
     watch.watch(process.pid, None)
-    assert until_gone(watch) == [Ending(process.pid, gone=True)]
+    assert until_gone(watch) == [ProcessEnd(process.pid, gone=True)]
     assert ending_status(process.pid) == known
     assert process.wait() == int(status)
 
@@ -128,7 +128,7 @@ def test_one_that_has_been_reaped_is_told_at_once(watch: DeathWatch, begin: Star
     process.wait()
     watch.watch(process.pid, None)
     assert select.select([watch], [], [], 5)[0]
-    assert watch.events() == [Ending(process.pid, gone=True)]
+    assert watch.events() == [ProcessEnd(process.pid, gone=True)]
     assert watch.events() == []
 
 
@@ -147,4 +147,4 @@ def test_a_box_that_is_closed_while_it_is_waited_on(watch: DeathWatch, box: Box,
     watch.watch(process.pid, box)  # nobody claims it
     box.close()
     process.kill()
-    assert until_gone(watch) == [Ending(process.pid, gone=True)]
+    assert until_gone(watch) == [ProcessEnd(process.pid, gone=True)]

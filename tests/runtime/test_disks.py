@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from taskd.core.conditions import condition_of_end
-from taskd.core.verdict import Kind
+from taskd.core.findings import Kind
 from taskd.runtime.agent.disks import full_disk
 from tests.runtime.watched import Start
 

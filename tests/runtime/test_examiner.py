@@ -125,7 +125,7 @@ def test_one_that_hangs_is_killed_in_time_and_its_mate_soon_after_a_failure(benc
 def test_what_a_node_has_found_of_itself_outlives_its_trial(bench: Bench) -> None:
     bench.examiner.obey(order(1, "b", timeout_s=600.0), 1)
     bench.standbys("stuck")
-    bench.until(lambda: any(seat.own is not None for seat in bench.examiner._seats))
+    bench.until(lambda: any(task.own is not None for task in bench.examiner._tasks))
     bench.examiner.obey(order(1, "b", timeout_s=0.1), 1)
     report = bench.report()
     assert report.own is not None

@@ -22,8 +22,8 @@ from taskd.adaptors import batons
 from taskd.adaptors.batons import watch_batons
 from taskd.core.conditions import condition_of_hang
 from taskd.core.evidence import LockFile
+from taskd.core.findings import Kind
 from taskd.core.locks import Hold
-from taskd.core.verdict import Kind
 from taskd.errors import StaleLockError
 from taskd.runtime.system import processes
 from taskd.runtime.worker import lockfile
@@ -344,11 +344,11 @@ def test_where_proc_is_of_other_processes_nothing_is_proven(build: Build, lock: 
 def test_what_a_rank_says_of_it_is_evidence(start: Start) -> None:
     rank = start("signal.pause()")
     lock = LockSeen(path="/cache/ext/lock", owner="process 7 held it and has ended", stale=True)
-    rank.witness.hear(3, Account(number=1, standing="training", threads=(), lock=lock))
+    rank.collector.hear(3, Account(number=1, standing="training", threads=(), lock=lock))
     known = rank.take()
     assert known.lock_file == LockFile("/cache/ext/lock", "process 7 held it and has ended", 0, stale=True)
     assert condition_of_hang(known).kind is Kind.LOCK_FILE
-    rank.witness.hear(3, Account(number=2, standing="training", threads=()))
+    rank.collector.hear(3, Account(number=2, standing="training", threads=()))
     assert rank.take().lock_file is None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from taskd.runtime.agent.pace import Pacer, covered_ns
-from taskd.runtime.box.blackbox import Backend, Box, Operation, Phase
+from taskd.runtime.box.blackbox import Backend, Box, BoxPhase, Operation
 from taskd.runtime.box.shim import core
 from taskd.wire.messages import RankSpan
 from tests.launch import Launcher
@@ -23,7 +23,7 @@ class FakeBox:
 
     def __init__(self) -> None:
         self.now_ms = 1000.0
-        self.step, self.step_ms, self.phase = 0, 1000.0, Phase.TRAINING
+        self.step, self.step_ms, self.phase = 0, 1000.0, BoxPhase.TRAINING
         self.backend = Backend.GLOO
         self.notes: list[list[float]] = []
         self.others: dict[int, int] = {}
@@ -176,10 +176,10 @@ def test_one_that_never_ends_does_not_hide_the_others(watch: Watch) -> None:
 
 def test_a_recovery_begins_anew(watch: Watch) -> None:
     steps(watch, 100, own_ms=6, waited_ms=4)
-    watch.box.phase = Phase.PAUSED
+    watch.box.phase = BoxPhase.PAUSED
     watch.box.pass_ms(300)
     assert watch.look() is None
-    watch.box.phase, watch.box.step = Phase.TRAINING, 10
+    watch.box.phase, watch.box.step = BoxPhase.TRAINING, 10
     watch.box.pass_ms(300)
     assert watch.look() is None
     steps(watch, 100, own_ms=1, waited_ms=9)

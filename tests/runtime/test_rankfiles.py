@@ -14,7 +14,7 @@ import pytest
 from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.agent.shape import Shape
 from taskd.runtime.manager.journal import Journal
-from taskd.runtime.records.chronicle import find_jobs, read_job
+from taskd.runtime.records.timeline import find_jobs, read_job
 
 
 @pytest.fixture

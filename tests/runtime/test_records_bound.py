@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from taskd.core.evidence import Evidence
+from taskd.core.findings import Diagnosis, Finding, Kind
 from taskd.core.recovery import Diagnosed
-from taskd.core.findings import Finding, Kind, Diagnosis
 from taskd.runtime.folders.ownfolder import OwnFolder
 from taskd.runtime.manager import faultfolder
 from taskd.runtime.manager.faultfolder import FaultFolder
 from taskd.runtime.manager.journal import Journal, most_bytes
-from taskd.runtime.records.chronicle import read_job
 from taskd.runtime.records.faultfile import read_evidence
+from taskd.runtime.records.timeline import read_job
 
 MOST = 100_000
 

@@ -8,7 +8,7 @@ import pytest
 
 from taskd.runtime.agent.sockets import Peer
 from taskd.runtime.agent.standbys import StandbyPool
-from taskd.runtime.agent.warmth import Warmth
+from taskd.runtime.agent.warm_up import WarmUp
 from taskd.wire.messages import Hello
 from tests.launch import Launcher
 from tests.runtime.local import LIMIT_S, Ear, start
@@ -162,15 +162,15 @@ def test_a_rank_is_asked_again_when_it_has_committed_a_step(
     nursery = make(1)
     rank = start(nursery.launcher, "member.py", nursery.ear.server.path, "worker", 1)
     peer, _ = nursery.ear.until(lambda _peer, message: isinstance(message, Hello))
-    warmth = Warmth(nursery.pool, lambda: peer, lambda: True, learn=True)
-    warmth.committed(peer)
-    warmth.due_in(0.0)
+    warm_up = WarmUp(nursery.pool, lambda: peer, lambda: True, learn=True)
+    warm_up.committed(peer)
+    warm_up.due_in(0.0)
     if first == "its time comes":
-        warmth.look(time.monotonic())
-        warmth.look(time.monotonic())
-    warmth.committed(peer)
-    warmth.look(time.monotonic())
-    warmth.committed(peer)
+        warm_up.look(time.monotonic())
+        warm_up.look(time.monotonic())
+    warm_up.committed(peer)
+    warm_up.look(time.monotonic())
+    warm_up.committed(peer)
     for _ in range(asked):
         nursery.ear.until(lambda _peer, message: isinstance(message, Hello))
     assert nursery.told(rank, lambda: nursery.ear.server.drop(peer)) == ["Modules "] * asked

@@ -106,7 +106,7 @@ def test_threads_of_taskd_that_come_and_go_do_not_count(still: Callable[[str], S
 from taskd.runtime.system.hidden import HiddenThread
 def come():
     time.sleep(0.02)
-    HiddenThread(come, 'taskd-bury')
+    HiddenThread(come, 'taskd-destroy')
 come(); first.acquire()
 """)
     assert (known.ran, known.waits, known.main) == ((), (), "a lock")

@@ -17,7 +17,7 @@ from taskd.runtime.worker.worker import AbandonedError, WorkerLink
 from taskd.wire.accounts import Account, LockSeen
 from taskd.wire.messages import (
     Abandon,
-    Ask,
+    AccountRequest,
     Condition,
     FromLocal,
     Hello,
@@ -270,7 +270,7 @@ def test_what_it_is_about(make: Make) -> None:
         elif standing == "paused":
             pair.link.raised(6, CLEAN, "")
             pair.stage(Stage.PAUSED, 3, 6)
-        pair.peer.send(Ask(number=number))
+        pair.peer.send(AccountRequest(number=number))
         account = pair.hear()
         assert isinstance(account, Account)
         assert (account.number, account.standing) == (number, standing)
@@ -284,7 +284,7 @@ def test_what_lock_it_waits_for(make: Make) -> None:
     seen = LockSeen(path="/cache/ext/lock", owner="process 7 holds it", pid=7)
     for number, lock in enumerate((seen, None)):
         pair.link.waits_for(lock)
-        pair.peer.send(Ask(number=number))
+        pair.peer.send(AccountRequest(number=number))
         account = pair.hear()
         assert isinstance(account, Account)
         assert account.lock == lock

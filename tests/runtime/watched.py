@@ -1,4 +1,4 @@
-"""A process with a black box, and the witness that watches it."""
+"""A process with a black box, and the collector that watches it."""
 
 import os
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from taskd.core.endings import ending_of
 from taskd.core.evidence import Evidence, RunState
-from taskd.runtime.agent.witness import Witness
+from taskd.runtime.agent.collector import EvidenceCollector
 from taskd.runtime.box.blackbox import Box
 from tests.launch import Launcher
 from tests.runtime.local import ROOT
@@ -15,10 +15,10 @@ LIMIT_S = 20.0
 PROGRAM = """
 import ctypes, mmap, os, signal, subprocess, sys, threading, time
 from pathlib import Path
-from taskd.runtime.box.recorder import Phase, Recorder
+from taskd.runtime.box.recorder import BoxPhase, Recorder
 r = Recorder()
 r.attach(Path({box!r}), 0, 0)
-r.phase(Phase.TRAINING)
+r.phase(BoxPhase.TRAINING)
 held, free = ctypes.PyDLL(None), ctypes.CDLL(None)
 
 
@@ -44,18 +44,18 @@ def until(condition: Callable[[], object], what: str) -> None:
 
 
 class Rank:
-    """A process with a box, and the witness that watches it."""
+    """A process with a box, and the collector that watches it."""
 
     def __init__(self, launcher: Launcher, box: Box, body: str, before: str = "") -> None:
         command = ["python", "-c", PROGRAM.format(box=str(box.path), body=body, before=before)]
         self.process = launcher.start(command, env={"PYTHONPATH": str(ROOT)})
-        self.pid, self.box, self.witness = self.process.pid, box, Witness()
-        self.witness.begin(3, self.pid, 0)
+        self.pid, self.box, self.collector = self.process.pid, box, EvidenceCollector()
+        self.collector.begin(3, self.pid, 0)
         until(lambda: box.read().step == 41, "it is up")
 
     def take(self, status: int | None = None) -> Evidence:
         ending = None if status is None else ending_of(status)
-        return self.witness.take(3, self.pid, self.box, node=1, ending=ending)
+        return self.collector.take(3, self.pid, self.box, node=1, ending=ending)
 
     def until(self, condition: Callable[[Evidence], object]) -> Evidence:
         found: list[Evidence] = []

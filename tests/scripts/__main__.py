@@ -39,7 +39,7 @@ def main() -> int:
         parser.error(f"no script has {args.only!r} in its name; there are: {', '.join(s.name for s in SCRIPTS)}")
     if args.list:
         for script in scripts:
-            print(f"{script.name}: {' or '.join(verdict.value for verdict in script.allowed)}: {script.why}")
+            print(f"{script.name}: {' or '.join(grade.value for grade in script.allowed)}: {script.why}")
         return 0
     os.nice(5)
     end_as_by_an_error()
@@ -60,8 +60,8 @@ def main() -> int:
 def each(stage: Stage, scripts: list[Script], seed: str, *, as_json: bool) -> tuple[int, dict[str, Any]]:
     """Every script once."""
     outcomes = [show(stage.play(script, seed, _KILLS), as_json=as_json) for script in scripts]
-    counts = Counter(outcome.judgement.verdict.value for outcome in outcomes)
-    failed = [outcome.script.name for outcome in outcomes if outcome.judgement.verdict is FAILED]
+    counts = Counter(outcome.judgement.grade.value for outcome in outcomes)
+    failed = [outcome.script.name for outcome in outcomes if outcome.judgement.grade is FAILED]
     names = ("identical", "refused", "restarted", "silent")
     last = {"scripts": len(outcomes), **{name: counts[name] for name in names}, "failed": failed}
     return int(bool(counts["silent"] or failed)), last
@@ -77,18 +77,18 @@ def at_random(
         outcome = stage.play(dice.choice(scripts), f"{seed}-{len(outcomes)}", _KILLS_AT_RANDOM)
         outcomes.append(show(outcome, as_json=as_json))
         kills += len(outcome.killed)
-        if not outcome.killed and outcome.judgement.verdict is FAILED:
+        if not outcome.killed and outcome.judgement.grade is FAILED:
             scripts = [script for script in scripts if script != outcome.script]  # it fails undisturbed: once is enough
             if not scripts:
                 break
-    verdicts = [outcome.judgement.verdict for outcome in outcomes]
+    grades = [outcome.judgement.grade for outcome in outcomes]
     last = {
         "kills": kills,
         "plays": len(outcomes),
-        "silent": verdicts.count(SILENT),
+        "silent": grades.count(SILENT),
         "hangs": sum(outcome.hung for outcome in outcomes),
         "healthy_replaced": sum(outcome.judgement.healthy_replaced for outcome in outcomes),
-        "failed": sorted({outcome.script.name for outcome in outcomes if outcome.judgement.verdict is FAILED}),
+        "failed": sorted({outcome.script.name for outcome in outcomes if outcome.judgement.grade is FAILED}),
     }
     return int(bool(last["silent"] or last["failed"])), last
 
@@ -100,8 +100,8 @@ def show(outcome: Outcome, *, as_json: bool) -> Outcome:
     else:
         kills = ", ".join(f"rank {rank} at {moment}" for rank, moment in outcome.killed)
         took = f"{time.strftime('%H:%M:%S')} {outcome.seconds:.0f} s"
-        verdict = outcome.judgement.verdict.value
-        print(f"{verdict:9} {outcome.script.name}: {outcome.judgement.why} [{kills}; {took}]", flush=True)
+        grade = outcome.judgement.grade.value
+        print(f"{grade:9} {outcome.script.name}: {outcome.judgement.why} [{kills}; {took}]", flush=True)
     return outcome
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 PROGRAMS = Path(__file__).with_name("programs")
 
 
-class Verdict(str, Enum):
+class Grade(str, Enum):
     """What became of a script with kills, beside the same script without."""
 
     IDENTICAL = "identical"
@@ -22,8 +22,8 @@ class Verdict(str, Enum):
     """It hung, ended with another status than stock torchrun, or a healthy rank was replaced."""
 
 
-IDENTICAL, REFUSED, RESTARTED = Verdict.IDENTICAL, Verdict.REFUSED, Verdict.RESTARTED
-SILENT, FAILED = Verdict.SILENT, Verdict.FAILED
+IDENTICAL, REFUSED, RESTARTED = Grade.IDENTICAL, Grade.REFUSED, Grade.RESTARTED
+SILENT, FAILED = Grade.SILENT, Grade.FAILED
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Script:
     """
 
     name: str
-    allowed: tuple[Verdict, ...]
+    allowed: tuple[Grade, ...]
     why: str
     ranks: int = 2
     options: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from tests.scripts.catalog import FAILED, IDENTICAL, REFUSED, RESTARTED, SILENT, Script, Verdict
+from tests.scripts.catalog import FAILED, IDENTICAL, REFUSED, RESTARTED, SILENT, Grade, Script
 from tests.scripts.play import Run
 
 _REPEATS = 3
@@ -26,9 +26,9 @@ _REPEATS = 3
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict and why."""
+    """A grade and why."""
 
-    verdict: Verdict
+    grade: Grade
     why: str
     healthy_replaced: int = 0
 
@@ -116,9 +116,9 @@ def judge(script: Script, run: Run, reference: Run) -> Judgement:
     return Judgement(IDENTICAL, "")
 
 
-def expected(script: Script, verdict: Verdict, run: Run | None) -> bool:
+def expected(script: Script, grade: Grade, run: Run | None) -> bool:
     """Whether the script's own list allows this."""
-    return verdict in script.allowed or (verdict is RESTARTED and run is not None and may_restart(run))
+    return grade in script.allowed or (grade is RESTARTED and run is not None and may_restart(run))
 
 
 def may_restart(run: Run) -> bool:

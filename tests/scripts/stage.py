@@ -31,7 +31,7 @@ class Outcome:
         """For JSON."""
         return {
             "script": self.script.name,
-            "verdict": self.judgement.verdict.value,
+            "grade": self.judgement.grade.value,
             "why": self.judgement.why,
             "kills": [f"rank {rank} at {moment}" for rank, moment in self.killed],
             "seconds": round(self.seconds, 1),
@@ -65,21 +65,21 @@ class Stage:
         planned = draw(reference.moments, kills, f"{script.name}-{seed}")
         run = play(script, folder, taskd=True, kills=planned)
         judgement = judge(script, run, reference)
-        if judgement.verdict is SILENT and restarted(run):
+        if judgement.grade is SILENT and restarted(run):
             stock = play(script, folder.with_name(f"{folder.name}-stock"), taskd=False, kills=planned)
             if not difference(run, stock):
                 judgement = Judgement(RESTARTED, f"as under stock torchrun with these kills: {judgement.why}")
         judgement = self._allowed(script, judgement, run)
-        if judgement.verdict not in (SILENT, FAILED) and not self._keep:
+        if judgement.grade not in (SILENT, FAILED) and not self._keep:
             shutil.rmtree(folder)
         return Outcome(script, judgement, run.killed, time.monotonic() - begun_s, run.hung, folder)
 
     @staticmethod
     def _allowed(script: Script, judgement: Judgement, run: Run | None) -> Judgement:
-        if judgement.verdict in (SILENT, FAILED) or expected(script, judgement.verdict, run):
+        if judgement.grade in (SILENT, FAILED) or expected(script, judgement.grade, run):
             return judgement
-        allowed = " or ".join(verdict.value for verdict in script.allowed)
-        why = f"{judgement.verdict.value}, expected {allowed}: {judgement.why}"
+        allowed = " or ".join(grade.value for grade in script.allowed)
+        why = f"{judgement.grade.value}, expected {allowed}: {judgement.why}"
         return Judgement(FAILED, why, judgement.healthy_replaced)
 
     def _of(self, script: Script) -> tuple[Run, Judgement | None]:

@@ -20,7 +20,7 @@ MOMENTS = {rank: ["setup", "setup done", *["step", "committed"] * 20, "after"] f
 def test_a_script_with_two_kills(name: str, run_dir: Path) -> None:
     (script,) = chosen(name)[:1]
     outcome = Stage(run_dir, brief=True).play(script, "0", 2)
-    assert outcome.judgement.verdict in script.allowed, outcome.judgement.why
+    assert outcome.judgement.grade in script.allowed, outcome.judgement.why
     assert len(outcome.killed) == 2
 
 
@@ -44,27 +44,27 @@ def ran(**changes: object) -> Run:
     return run
 
 
-def test_verdicts() -> None:
+def test_grades() -> None:
     script, reference = SCRIPTS[0], ran(events=[], killed=[])
     restart = [{"event": "recovered", "restart": True, "replaced": {"0": 7, "1": 8}, "reason": "why"}]
-    assert judge(script, ran(), reference).verdict is IDENTICAL
-    assert judge(script, ran(events=restart), reference).verdict is RESTARTED
-    assert judge(script, ran(saw={0: {"0": [2]}}), reference).verdict is SILENT
-    assert judge(script, ran(results={}), reference).verdict is SILENT
-    assert judge(script, ran(status=1), reference).verdict is FAILED
-    assert judge(script, ran(status=None), reference).verdict is FAILED
-    assert judge(script, ran(orphans=["7"]), reference).verdict is FAILED
+    assert judge(script, ran(), reference).grade is IDENTICAL
+    assert judge(script, ran(events=restart), reference).grade is RESTARTED
+    assert judge(script, ran(saw={0: {"0": [2]}}), reference).grade is SILENT
+    assert judge(script, ran(results={}), reference).grade is SILENT
+    assert judge(script, ran(status=1), reference).grade is FAILED
+    assert judge(script, ran(status=None), reference).grade is FAILED
+    assert judge(script, ran(orphans=["7"]), reference).grade is FAILED
     healthy = judge(script, ran(killed=[(1, "step")]), reference)
-    assert (healthy.verdict, healthy.healthy_replaced) == (FAILED, 1)
+    assert (healthy.grade, healthy.healthy_replaced) == (FAILED, 1)
 
 
 def test_what_is_told_as_left_out_explains_only_what_is_missing(tmp_path: Path) -> None:
     script, reference = SCRIPTS[0], ran(events=[], killed=[], saw={0: {"0": [1], "accuracy 9": [7]}})
-    assert judge(script, ran(folder=tmp_path), reference).verdict is SILENT
+    assert judge(script, ran(folder=tmp_path), reference).grade is SILENT
     said = f"{script.path}:30 stands between optimizer.step() and the commit, and is left out of step 9"
     (tmp_path / "output-0.txt").write_text(said)
-    assert judge(script, ran(folder=tmp_path), reference).verdict is REFUSED
-    assert judge(script, ran(folder=tmp_path, saw={0: {"0": [2]}}), reference).verdict is SILENT
+    assert judge(script, ran(folder=tmp_path), reference).grade is REFUSED
+    assert judge(script, ran(folder=tmp_path, saw={0: {"0": [2]}}), reference).grade is SILENT
 
 
 def test_all_may_start_anew_after_training_and_where_both_died_at_once() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.launch import end_as_by_an_error
 from tests.seams.breaking import breaks
 from tests.seams.farm import Farm
-from tests.seams.play import Verdict, judge, play
+from tests.seams.play import Diagnosis, judge, play
 
 
 def main() -> int:
@@ -36,23 +36,23 @@ def main() -> int:
         if plain.status or ours.status or ours.lines or plain.digest != ours.digest:
             print(f"seams: the installed torch itself: plain {plain}, with taskd {ours}", file=sys.stderr)
             return 1
-        verdicts = [_show(one, as_json=args.json) for one in judge(farm, chosen, plain.digest)]
+        diagnoses = [_show(one, as_json=args.json) for one in judge(farm, chosen, plain.digest)]
     finally:
         shutil.rmtree(folder)
-    failed = [str(verdict.broken) for verdict in verdicts if verdict.why]
-    told = sum(verdict.told for verdict in verdicts)
-    print(json.dumps({"torches": len(verdicts), "told": told, "unnoticed": len(verdicts) - told, "failed": failed}))
+    failed = [str(diagnosis.broken) for diagnosis in diagnoses if diagnosis.why]
+    told = sum(diagnosis.told for diagnosis in diagnoses)
+    print(json.dumps({"torches": len(diagnoses), "told": told, "unnoticed": len(diagnoses) - told, "failed": failed}))
     return int(bool(failed))
 
 
-def _show(verdict: Verdict, *, as_json: bool) -> Verdict:
+def _show(diagnosis: Diagnosis, *, as_json: bool) -> Diagnosis:
     if as_json:
-        shown = {"torch": str(verdict.broken), "told": verdict.told, "why": verdict.why}
-        print(json.dumps({**shown, "seconds": round(verdict.seconds, 1)}), flush=True)
+        shown = {"torch": str(diagnosis.broken), "told": diagnosis.told, "why": diagnosis.why}
+        print(json.dumps({**shown, "seconds": round(diagnosis.seconds, 1)}), flush=True)
     else:
-        state = "FAILED" if verdict.why else "told" if verdict.told else "unnoticed"
-        print(f"{state:<9} {verdict.seconds:5.1f} s  {verdict.broken}  {verdict.why}".rstrip(), flush=True)
-    return verdict
+        state = "FAILED" if diagnosis.why else "told" if diagnosis.told else "unnoticed"
+        print(f"{state:<9} {diagnosis.seconds:5.1f} s  {diagnosis.broken}  {diagnosis.why}".rstrip(), flush=True)
+    return diagnosis
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def sentences(outcome: Outcome) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Diagnosis:
     """What became of the job in one broken torch; `why` is empty if all is as it has to be."""
 
     broken: Break
@@ -91,7 +91,7 @@ class Verdict:
     seconds: float
 
 
-def judge(farm: Farm, breaks: Iterable[Break], expected: str) -> Iterator[Verdict]:
+def judge(farm: Farm, breaks: Iterable[Break], expected: str) -> Iterator[Diagnosis]:
     """Train in each of these torches. `expected` is the digest under plain torchrun."""
     for broken in breaks:
         farm.be(broken)
@@ -100,7 +100,7 @@ def judge(farm: Farm, breaks: Iterable[Break], expected: str) -> Iterator[Verdic
         outcome = play(farm)
         said = doctor.says()
         why = _why(broken, outcome, expected) or _other(broken, outcome, said)
-        yield Verdict(broken, bool(outcome.lines), why, time.monotonic() - began_s)
+        yield Diagnosis(broken, bool(outcome.lines), why, time.monotonic() - began_s)
     farm.be_installed()
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from taskd.adaptors.seams.parts import PARTS
-from taskd.adaptors.seams.seam import Fit, Found, Look, Seam, seams_of
+from taskd.adaptors.seams.seam import Fit, Look, Seam, TorchName, seams_of
 
 FILE = Path(__file__).with_name("recorded.json")
 _ABSENT = "it is not there"
@@ -56,10 +56,10 @@ def _lines(recorded: Record) -> str:
 def look_into(recorded: Record) -> Look:
     """Compare with a record as with an installed torch. Raises `KeyError` for a seam that was never recorded."""
 
-    def look(module: str, attribute: str) -> Found | str:
+    def look(module: str, attribute: str) -> TorchName | str:
         there = recorded[f"{module}:{attribute}"]
         if isinstance(there, str):
             return there
-        return Found(**{kind: tuple(names) for kind, names in there.items()})
+        return TorchName(**{kind: tuple(names) for kind, names in there.items()})
 
     return look

@@ -8,7 +8,7 @@ import ast
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from taskd.adaptors.seams.seam import Found
+from taskd.adaptors.seams.seam import TorchName
 
 Read = Callable[[str], "str | None"]
 """The text of a file of the package ("torch/nn/__init__.py"), None if there is none."""
@@ -25,23 +25,23 @@ class Sources:
         self._read = read
         self._trees: dict[str, tuple[ast.Module | None, bool]] = {}
 
-    def look(self, module: str, attribute: str) -> Found | str:
+    def look(self, module: str, attribute: str) -> TorchName | str:
         """What stands in a module under a dotted name, or why nothing does."""
         tree, _ = self._tree(module)
         if tree is None:
             return f"no module {module}"
         if not attribute:
-            return Found(has=tuple(sorted(self._names(module))))
+            return TorchName(has=tuple(sorted(self._names(module))))
         node = self._find(module, attribute.split("."), 0)
         return f"no {attribute}" if node is None else self._describe(node)
 
-    def _describe(self, node: Node) -> Found:
+    def _describe(self, node: Node) -> TorchName:
         module, found = node
         compiled = module.startswith(_COMPILED)
         if isinstance(found, ast.FunctionDef):
-            return Found(takes=("**",) if compiled else _parameters(found))
+            return TorchName(takes=("**",) if compiled else _parameters(found))
         if not isinstance(found, ast.ClassDef):
-            return Found(takes=("**",) if compiled else ())
+            return TorchName(takes=("**",) if compiled else ())
         fields = tuple(_fields(found))
         made = self._member(module, found, ["__init__"], 0)
         takes: tuple[str, ...] = fields
@@ -55,7 +55,7 @@ class Sources:
             takes = ("**",)
         own = {name for statement in _statements(found.body) for name in _defined(statement)}
         has = {name for name in self._members(module, found, 0) if name != "__init__" or name in own}
-        return Found(takes, tuple(sorted(sets)), tuple(sorted(has)))
+        return TorchName(takes, tuple(sorted(sets)), tuple(sorted(has)))
 
     def _tree(self, module: str) -> tuple[ast.Module | None, bool]:
         if module not in self._trees:

@@ -10,7 +10,7 @@ import pytest
 from taskd.adaptors.seams.launcher import AGENT, BINDING, LAUNCHER, TAILS
 from taskd.adaptors.seams.native import FREEING, SEEING
 from taskd.adaptors.seams.parts import IN_LAUNCHER, NEWEST, OLDEST, PARTS, minor, misfits, newer
-from taskd.adaptors.seams.seam import Fit, Found, Seam, installed, torch_version, verify
+from taskd.adaptors.seams.seam import Fit, Seam, TorchName, installed, torch_version, verify
 from taskd.adaptors.seams.worker import ABORT, FAKE, STORED, TIMEOUT
 from taskd.errors import PatchError
 from tests.seams import recording
@@ -72,7 +72,7 @@ def test_every_override_stands_in_the_table() -> None:
     for ours, stock in (
         (TaskdElasticAgent, "LocalElasticAgent"),
         (TaskdContext, SubprocessContext.__name__),
-        (checkpoints._Reader, "FileSystemReader"),
+        (checkpoints._CheckpointReader, "FileSystemReader"),
         (checkpoints._NewFiles, "FileSystem"),
         (checkpoints._TrueFiles, "FileSystem"),
     ):
@@ -167,7 +167,7 @@ def test_a_misfit_is_told_with_what_was_found_and_the_remedy(seam: Seam, text: s
 
 def test_a_choice_without_a_way_names_what_each_lacks() -> None:
     with pytest.raises(PatchError, match=r"no known way of following.*for 'one list.*for 'one follower each") as caught:
-        TAILS.find(lambda _module, _attribute: Found())
+        TAILS.find(lambda _module, _attribute: TorchName())
     assert "_stdout_tail" in str(caught.value)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import taskd
 from taskd.errors import ShimError
-from taskd.runtime.box.blackbox import Box, Command, Life
+from taskd.runtime.box.blackbox import Box, BoxCommand, Life
 from tests.shim.armed import CORE, PROGRAMS, REPOSITORY, plain, until
 
 LINE = 64
@@ -77,7 +77,7 @@ def test_a_full_file_system_is_an_error_and_leaves_nothing(run_dir):
 
 def test_commands_need_an_owner(box):
     with pytest.raises(ShimError, match="no process has claimed it"):
-        box.command(Command.PING)
+        box.command(BoxCommand.PING)
 
 
 @pytest.mark.parametrize("answer", [-(2**31), -(2**31) + 1, -5000])
@@ -88,7 +88,7 @@ def test_an_answer_that_is_no_error_of_any_system(box, answer):
             file.fileno(), struct.pack("=Ii", 1, answer), 3 * LINE + 12
         )  # the first command's number, and its result
     with pytest.raises(ShimError, match=f"it answered {answer}, expected"):
-        box.command(Command.PING)
+        box.command(BoxCommand.PING)
 
 
 def test_closing_ends_every_wait(box):
@@ -156,8 +156,8 @@ def test_random_bytes_never_crash_the_reader(seed, box, launcher, tmp_path):
 def test_the_core_that_is_missing_is_an_error_with_a_remedy(launcher, tmp_path):
     shutil.copytree(Path(taskd.__file__).parent, tmp_path / "taskd", ignore=shutil.ignore_patterns("libs"))
     program = (
-        "from taskd.runtime.box.blackbox import open_recorder, Phase\n"
-        "r = open_recorder(); r.step(1); r.phase(Phase.TRAINING)\n"
+        "from taskd.runtime.box.blackbox import open_recorder, BoxPhase\n"
+        "r = open_recorder(); r.step(1); r.phase(BoxPhase.TRAINING)\n"
         "print(r.attached, r.break_collectives(), r.census().sockets, r.reason)"
     )
     status, output = launcher.run(["python", "-c", program], env=plain() | {"PYTHONPATH": str(tmp_path)}, cwd=tmp_path)

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from taskd.runtime.box.blackbox import Backend, Operation, Phase, communicator_id
+from taskd.runtime.box.blackbox import Backend, BoxPhase, Operation, communicator_id
 from tests.shim.armed import PROGRAMS, armed, plain, until
 
 dist = pytest.importorskip("torch.distributed")
@@ -38,7 +38,7 @@ def ranks(leak_mark, make_box, launcher):
         for rank, box in enumerate(boxes):
             command = ["python", PROGRAMS / "collect.py", str(rank), box.path, str(store.port), named]
             launcher.start(command, env=armed(box.path, RANK=str(rank)) if how == "gate" else plain())
-        until(lambda: all(box.read().phase == Phase.FINISHED for box in boxes), "both are through", timeout_s=40)
+        until(lambda: all(box.read().phase == BoxPhase.FINISHED for box in boxes), "both are through", timeout_s=40)
         until(lambda: boxes[0].clocks().open_event, "the first one waits")
         return boxes
 

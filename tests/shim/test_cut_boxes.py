@@ -14,16 +14,16 @@ WAYS = 10
 WORKER = """
 import sys, time
 from pathlib import Path
-from taskd.runtime.box.recorder import Phase, Recorder
+from taskd.runtime.box.recorder import BoxPhase, Recorder
 r = Recorder()
 r.attach(Path({box!r}), 3, 1)
-r.phase(Phase.TRAINING)
+r.phase(BoxPhase.TRAINING)
 r.step(1)
 while not Path({go!r}).exists():
     time.sleep(0.01)
 r.step(2)
 r.await_data(); r.got_data(5); r.gil_beat()
-r.phase(Phase.PAUSED)
+r.phase(BoxPhase.PAUSED)
 ticket = r._core.taskd_enter(257, 7, 8, 0, -1)
 r._core.taskd_leave(ticket)
 r.last_words(ValueError("it goes on"))
@@ -64,12 +64,12 @@ AGENT = """
 import os, sys
 from pathlib import Path
 from taskd.errors import ShimError
-from taskd.runtime.box.blackbox import Box, Command
+from taskd.runtime.box.blackbox import Box, BoxCommand
 box = Box.open(Path(sys.argv[1]))
 os.truncate(box.path, 0)
 Path(sys.argv[2]).touch()
 ways = (box.read, box.events, box.clocks, box.communicators, box.postmortem, box.await_death)
-for way in (*ways, lambda: box.command(Command.PING)):
+for way in (*ways, lambda: box.command(BoxCommand.PING)):
     try:
         print(way())
     except ShimError as error:
@@ -90,14 +90,14 @@ def test_the_agents_side_of_it(box, launcher, tmp_path):
 POSITION = """
 import os, sys
 from pathlib import Path
-from taskd.adaptors.training.position_file import PositionFile, Slot
+from taskd.adaptors.training.position_file import PositionFile, PositionKind
 from taskd.runtime.box.recorder import Recorder
 Recorder().attach(Path(sys.argv[1]), 3, 1)
 file = PositionFile(sys.argv[2])
 os.truncate(sys.argv[2], int(sys.argv[3]))
 for step in range(6):
-    file.write(Slot.TENTATIVE, step, (bytes(9000),))
-    file.write(Slot.COMMITTED, step, (bytes(9000),))
+    file.write(PositionKind.TENTATIVE, step, (bytes(9000),))
+    file.write(PositionKind.COMMITTED, step, (bytes(9000),))
 print(sorted(file.read()))
 file.close()
 """

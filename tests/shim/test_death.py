@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from taskd.runtime.box.blackbox import Life, Sender
+from taskd.runtime.box.blackbox import BoxSender, Life
 from tests.shim.armed import CORE, PROGRAMS, armed, plain, until
 
 CAUSES = {
@@ -77,7 +77,7 @@ def test_a_fatal_signal_is_recorded_and_kills_as_ever(cause, how, box, library, 
     if cause == "jump":
         assert (fault.pc, fault.address) == (0, 0)
     elif cause == "abort":
-        assert (fault.sender, fault.address) == (Sender(worker.pid, os.getuid()), None)
+        assert (fault.sender, fault.address) == (BoxSender(worker.pid, os.getuid()), None)
         assert fault.frames[0].module == "libc.so.6"
     elif cause != "spoilt":
         assert fault.sender is None
@@ -146,7 +146,7 @@ def test_who_sent_the_sigterm_is_known(handler, how, box, library, launcher):
     killer.wait()
     said = box.postmortem()
     assert said.request is not None
-    assert said.request.sender == Sender(killer.pid, os.getuid())
+    assert said.request.sender == BoxSender(killer.pid, os.getuid())
     assert said.request.count == 1
     assert said.fault is None
     assert said.exit_status == (7 if handler else None)
@@ -159,7 +159,7 @@ def test_a_sent_fault_signal_names_its_sender(box, library, launcher):
     assert worker.wait(20) == -signal.SIGSEGV
     fault = box.postmortem().fault
     assert fault is not None
-    assert (fault.sender, fault.address) == (Sender(os.getpid(), os.getuid()), None)
+    assert (fault.sender, fault.address) == (BoxSender(os.getpid(), os.getuid()), None)
 
 
 SHOWN = """

@@ -11,13 +11,13 @@ from tests.shim.armed import GATE, armed, plain, until
 PARENT = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from taskd.runtime.box.recorder import Phase, Recorder
+from taskd.runtime.box.recorder import BoxPhase, Recorder
 r = Recorder()
 
 def write(recorder):
     \"\"\"In every way there is.\"\"\"
     recorder.step(99)
-    recorder.phase(Phase.FINISHED)
+    recorder.phase(BoxPhase.FINISHED)
     recorder.gil_beat()
     recorder.last_words(ValueError("a child's"))
     recorder._core.taskd_leave(recorder._core.taskd_enter(1, 2, 3, 4, 5))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import taskd
-from taskd.runtime.box.blackbox import Command, Phase
+from taskd.runtime.box.blackbox import BoxCommand, BoxPhase
 from tests.shim.armed import PROGRAMS, REPOSITORY, armed, plain, until
 from tests.shim.sources import build_libs
 
@@ -69,7 +69,7 @@ def all_in(boxes, phase):
 def stop(boxes, store, number):
     store.set(f"survivors/{number}", "stop")
     for box in boxes:
-        box.command(Command.BREAK)
+        box.command(BoxCommand.BREAK)
     for box in boxes:
         assert box.await_death(20)
     assert [box.read().exit_status for box in boxes] == [0] * len(boxes)
@@ -86,8 +86,8 @@ def test_survivors_of_a_stopped_peer_come_out_at_once_and_go_on(how, store, make
         time.sleep(0.5)
     begun = time.monotonic()
     for box in survivors:
-        assert box.command(Command.BREAK) > 0
-    until(lambda: all_in(survivors, Phase.PAUSED), "survivors are out of their collective")
+        assert box.command(BoxCommand.BREAK) > 0
+    until(lambda: all_in(survivors, BoxPhase.PAUSED), "survivors are out of their collective")
     assert time.monotonic() - begun < 0.2
     store.set("survivors/1", "0 1")
     until(lambda: all(box.read().step > step + 1 for box, step in zip(survivors, newest, strict=True)), "they train on")
@@ -104,10 +104,10 @@ def break_all(boxes, rng):
         os.kill(stopped, signal.SIGSTOP)
         time.sleep(0.05)
     for box in order[:-1]:
-        box.command(Command.BREAK)
+        box.command(BoxCommand.BREAK)
     if stopped:
         os.kill(stopped, signal.SIGCONT)
-    order[-1].command(Command.BREAK)
+    order[-1].command(BoxCommand.BREAK)
 
 
 def let_train(boxes, store, cycle):
@@ -126,7 +126,7 @@ def test_breaks_at_random_moments_lose_and_spoil_nothing(store, make_box, launch
     rng = random.Random(11)
     for cycle in range(1, CYCLES + 1):
         break_all(boxes, rng)
-        until(lambda: all_in(boxes, Phase.PAUSED), f"cycle {cycle}: all are out of their collective")
+        until(lambda: all_in(boxes, BoxPhase.PAUSED), f"cycle {cycle}: all are out of their collective")
         let_train(boxes, store, cycle)
     stop(boxes, store, CYCLES + 1)
 
@@ -155,7 +155,7 @@ def test_without_waking_the_waiters_somebody_hangs(without_waking, store, make_b
     for cycle in range(1, MOST_CYCLES_WITHOUT_WAKING + 1):
         break_all(boxes, rng)
         try:
-            until(lambda: all_in(boxes, Phase.PAUSED), "all are out", timeout_s=5)
+            until(lambda: all_in(boxes, BoxPhase.PAUSED), "all are out", timeout_s=5)
         except AssertionError:
             print(f"somebody hung in cycle {cycle}")
             return
@@ -171,6 +171,6 @@ def test_a_break_of_one_rank_ends_waits_and_connections_on_both_sides(role, outc
         command = ["python", PROGRAMS / "exchange.py", its_role, str(rank), boxes[rank].path, str(store.port)]
         ranks.append(launcher.start(command, env=plain()))
     until(lambda: all(box.read().step == 1 for box in boxes), "both are connected", timeout_s=40)
-    boxes[0].command(Command.BREAK)
+    boxes[0].command(BoxCommand.BREAK)
     assert [rank.wait(20) for rank in ranks] == [0, 0]
     assert [launcher.output(rank) for rank in ranks] == [outcome, "sockets: 0\n"]

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from taskd.errors import ShimError
-from taskd.runtime.box.blackbox import Command, Life, Phase
+from taskd.runtime.box.blackbox import BoxCommand, BoxPhase, Life
 from tests.shim.armed import armed, plain, until
 
 WAIT = "import signal\nsignal.pause()\n"
@@ -60,7 +60,7 @@ def test_all_who_wait_are_woken(box, launcher):
     assert answers == [True] * 4
     assert box.read().exit_status is None
     with pytest.raises(ShimError, match="its owner is dead"):
-        box.command(Command.PING)
+        box.command(BoxCommand.PING)
 
 
 def test_a_wait_begun_before_the_claim_sees_the_death(box, launcher):
@@ -102,21 +102,21 @@ def test_a_signal_ends_the_process_as_ever(number, box, launcher):
 
 def test_progress_and_beats_are_read(box, launcher):
     program = """
-from taskd.runtime.box.recorder import Phase, Recorder
+from taskd.runtime.box.recorder import BoxPhase, Recorder
 r = Recorder()
-r.step(41); r.step(42); r.phase(Phase.RESTORING); r.gil_beat()
+r.step(41); r.step(42); r.phase(BoxPhase.RESTORING); r.gil_beat()
 """
     worker = launcher.start(["python", "-c", program + WAIT], env=armed(box.path))
     until(lambda: box.read().gil_ns, "the program has run")
     said = box.read()
-    assert (said.step, said.phase) == (42, Phase.RESTORING)
+    assert (said.step, said.phase) == (42, BoxPhase.RESTORING)
     assert said.claimed_ns <= said.step_ns <= said.phase_ns <= said.gil_ns <= time.monotonic_ns()
     until(lambda: box.read().native_count > said.native_count + 2, "the native thread beats")
-    assert box.command(Command.PING) == 0
+    assert box.command(BoxCommand.PING) == 0
     worker.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, worker.pid, os.WSTOPPED)
     with pytest.raises(ShimError, match="did not answer in time"):
-        box.command(Command.PING, 0.05)
+        box.command(BoxCommand.PING, 0.05)
     assert held(box)
 
 

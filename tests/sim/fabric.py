@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from tests.sim.clock import Clock
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 """How long a process waits in a collective whose peer is lost, if it does not notice the loss."""
 
 
@@ -117,7 +117,7 @@ class Fabric:
             self._later_fail(group, ticket)
 
     def expire(self, group: Group, ticket: Ticket) -> None:
-        """The member's own patience has ended."""
+        """The member's own timeout has ended."""
         if group.present.get(ticket.member) is ticket:
             del group.present[ticket.member]
             ticket.member.fail(ticket, CollectiveError("timed out"))
@@ -127,7 +127,7 @@ class Fabric:
         if not ticket.deaf:
             self._clock.after(0.001 + 0.02 * self._rng.random() ** 3, self._fail, group, ticket)
         else:
-            self._clock.after(PATIENCE_S, self._fail, group, ticket)
+            self._clock.after(TIMEOUT_S, self._fail, group, ticket)
 
     def _give(self, group: Group, ticket: Ticket, payloads: dict[int, Any]) -> None:
         if group.present.get(ticket.member) is ticket:

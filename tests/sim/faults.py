@@ -69,7 +69,7 @@ def _hit(sim: "Sim", fault: Fault, process: Process) -> None:
         case "hang" | "freeze":
             process.hung = True
             process.frozen = fault.kind == "freeze"
-            if process.group is not None:  # its peers lose patience
+            if process.group is not None:  # its peers time out
                 sim.clock.after(3.0, sim.fabric.leave, process.group, process)
             # Somebody ends a process at last that hangs outside of all collectives, as an operator would.
             sim.clock.after(123.0, lambda: process.end(clean=False, cause="signal 15 (SIGTERM)"))

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from taskd.core.agent import Action as NodeAction
 from taskd.core.agent import Start
+from taskd.core.findings import Kind
 from taskd.core.recovery import Action, Diagnosed, Recovery
 from taskd.core.recovery.record import FaultRecord
-from taskd.core.findings import Kind
 from taskd.core.worker import WorkerState
 from taskd.wire.messages import Condition, Directive, Join, NodeStatus, Order, Pause, Release, Stage, WorldPlan
 from tests.sim.process import Process, chain

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from taskd.core import evidence as seen
 from taskd.core.agent import Start
 from taskd.core.evidence import Evidence, RunState, Standing
-from taskd.core.worker import Break, Event, GiveUp, Input, Report, State, Wake, Worker
+from taskd.core.worker import Break, GiveUp, Input, Report, Wake, Worker, WorkerEvent, WorkerState
 from taskd.wire.messages import Condition, Join, Pause, Release, WorldPlan
-from tests.sim.fabric import PATIENCE_S, CollectiveError, Group, Ticket
+from tests.sim.fabric import TIMEOUT_S, CollectiveError, Group, Ticket
 
 if TYPE_CHECKING:
     from tests.sim.nodes import Agent
@@ -36,7 +36,7 @@ class Meet:
     key: object
     among: Iterable[int]
     payload: Any = None
-    patience_s: float = 0.0
+    timeout_s: float = 0.0
 
 
 class AwaitOrder:
@@ -145,8 +145,8 @@ class Process:
         self.group = meet.group
         check = self.sim.judge.checks(meet.group.generation, meet.key)
         self._ticket = self.sim.fabric.arrive(meet.group, meet.key, self, meet.among, meet.payload, check)
-        if meet.patience_s:
-            self.sim.clock.after(meet.patience_s, self.sim.fabric.expire, meet.group, self._ticket)
+        if meet.timeout_s:
+            self.sim.clock.after(meet.timeout_s, self.sim.fabric.expire, meet.group, self._ticket)
 
     def _hand_over(self) -> None:
         if self._awaiting and self._orders:
@@ -180,11 +180,11 @@ class Process:
             return
         match message:
             case Pause():
-                given = Input(Event.PAUSE, message.generation, cause=message.reason, at_commit=message.at_commit)
+                given = Input(WorkerEvent.PAUSE, message.generation, cause=message.reason, at_commit=message.at_commit)
             case Join():
-                given = Input(Event.JOIN, plan=message.plan)
+                given = Input(WorkerEvent.JOIN, plan=message.plan)
             case Release():
-                given = Input(Event.RELEASE, generation=message.generation)
+                given = Input(WorkerEvent.RELEASE, generation=message.generation)
         before = (self.worker.state, self.worker.generation, self.worker.pause_generation)
         acted = self.feed(given)
         after = (self.worker.state, self.worker.generation, self.worker.pause_generation)
@@ -235,7 +235,7 @@ class Process:
         if not self.joins:
             alone = self.agent.name if self.agent.alone and self.incarnation == 0 else None
             self.group = self.sim.fabric.group(self.worker.generation, alone or self.term)
-            checkpoints = yield Meet(self.group, "init", self.members, self.sim.checkpoint, PATIENCE_S)
+            checkpoints = yield Meet(self.group, "init", self.members, self.sim.checkpoint, TIMEOUT_S)
             self._load(min(checkpoints.values()))
             yield uniform(0.0, 0.3)
         if script.cooperative:
@@ -258,8 +258,8 @@ class Process:
         self.call = call
         plan: WorldPlan | None = None
         if not self.inside:
-            self.feed(Input(Event.ENTER, step=self.step, condition=self.condition))
-            if self.worker.state is State.PAUSED:
+            self.feed(Input(WorkerEvent.ENTER, step=self.step, condition=self.condition))
+            if self.worker.state is WorkerState.PAUSED:
                 plan = yield AWAIT_ORDER
         self.inside = True
         while True:
@@ -273,12 +273,14 @@ class Process:
                 self.trains = False
                 if plan is None or not plan.dump:
                     yield 0.002
-                    self.feed(Input(Event.RETURNED, step=self.step, condition=self.condition))
+                    self.feed(Input(WorkerEvent.RETURNED, step=self.step, condition=self.condition))
             except (CollectiveError, StrayError, InterruptedStepError) as error:
                 self.broken, self.trains = True, False
                 if self.group is not None:
                     self.sim.fabric.leave(self.group, self)
-                self.feed(Input(Event.RAISED, step=self.step, condition=self.condition, cause=type(error).__name__))
+                self.feed(
+                    Input(WorkerEvent.RAISED, step=self.step, condition=self.condition, cause=type(error).__name__)
+                )
             plan = yield AWAIT_ORDER
             if plan is None:
                 self.inside = False
@@ -302,7 +304,7 @@ class Process:
             self.step, self.condition, self.stepped_s = self.step + 1, Condition.CLEAN, self.sim.clock.now_s
             self.sim.judge.committed(self)
             if self.sim.script.cooperative:
-                self.feed(Input(Event.COMMITTED, step=self.step, condition=self.condition))
+                self.feed(Input(WorkerEvent.COMMITTED, step=self.step, condition=self.condition))
                 if self.worker.interrupted:
                     raise InterruptedStepError
 
@@ -315,8 +317,8 @@ class Process:
         self.group = self.sim.fabric.group(plan.generation)
         self.members = members = plan.ranks
         yield self.rng.uniform(0.001, 0.05)
-        yield Meet(self.group, "rebuild", members, patience_s=plan.timeout_s)
-        self.feed(Input(Event.JOINED, step=self.step, condition=self.condition))
+        yield Meet(self.group, "rebuild", members, timeout_s=plan.timeout_s)
+        self.feed(Input(WorkerEvent.JOINED, step=self.step, condition=self.condition))
         if members.index(self.rank) in plan.adopt:
             self.sim.judge.adopts(self, plan)
             self.step, self.condition = plan.target_step, Condition.CLEAN
@@ -333,7 +335,7 @@ class Process:
                 self.condition = Condition.CLEAN
         self.sim.judge.restored(self, plan)
         yield self.rng.uniform(0.0, 0.01)
-        self.feed(Input(Event.RESTORED, step=self.step, condition=Condition.CLEAN))
+        self.feed(Input(WorkerEvent.RESTORED, step=self.step, condition=Condition.CLEAN))
 
     def _dump(self, plan: WorldPlan) -> Thread:
         """Write a checkpoint together with the others; the end is waited for as after the last step."""
@@ -341,4 +343,4 @@ class Process:
         yield self.rng.uniform(0.01, 2.0)
         yield Meet(self.group, "dump", self.members)
         self.sim.judge.dumped(self, plan)
-        self.feed(Input(Event.DUMPED, step=self.step, condition=self.condition))
+        self.feed(Input(WorkerEvent.DUMPED, step=self.step, condition=self.condition))

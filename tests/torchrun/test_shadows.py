@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from taskd.adaptors.torchrun.shelter import Shelter
+from taskd.adaptors.torchrun.isolation import ImportIsolation
 from tests.launch import Launcher
 from tests.thorough import everyday
 from tests.torchrun.test_script import ENVIRONMENT
@@ -81,12 +81,12 @@ def test_a_folder_called_taskd(launcher: Launcher, users: Path, run_dir: Path) -
     assert taskd == stock
 
 
-def test_a_shelter_inside_another_leaves_the_users_path() -> None:
+def test_an_isolation_inside_another_leaves_the_users_path() -> None:
     """A warm process has torch already, so that what needs torch is imported within the first."""
     before = list(sys.path)
-    shelter = Shelter(set(sys.modules), ["/ours"])
-    with shelter:
-        with shelter:
+    isolation = ImportIsolation(set(sys.modules), ["/ours"])
+    with isolation:
+        with isolation:
             assert sys.path == ["/ours", *before]
         assert sys.path == ["/ours", *before]
     assert sys.path == before

@@ -18,7 +18,7 @@ from torch import nn
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.checkpoint import filesystem
 
-from taskd.adaptors.groups import World
+from taskd.adaptors.groups import GroupWorld
 from taskd.adaptors.training import checkpoint_files as files
 from taskd.adaptors.training.checkpoint import dump, load_latest
 from taskd.adaptors.training.state import TrainState
@@ -206,7 +206,7 @@ def main() -> None:
             sharded,
         )
     }
-    world = World()
+    world = GroupWorld()
     rank, size = (1, 3) if CASE == "alone" else (RANK, SIZE)
     if CASE == "alone":
         world.pretend(rank, size)

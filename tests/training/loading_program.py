@@ -14,7 +14,7 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import taskd
-from taskd.runtime.box.recorder import Phase, Recorder
+from taskd.runtime.box.recorder import BoxPhase, Recorder
 
 STEPS, MAKE_S, STEP_S = 4, 0.02, 0.005
 
@@ -37,7 +37,7 @@ def main() -> None:
     model = torch.nn.Linear(1, 1)
     state = taskd.TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loader=loader)
     state._recovery.parts.meter.recorder = recorder
-    recorder.phase(Phase.TRAINING)
+    recorder.phase(BoxPhase.TRAINING)
     batches = iter(loader)
     waited_s = 0.0
     for step in range(1, STEPS + 1):

@@ -21,7 +21,7 @@ from torch import nn
 from torch._C._distributed_c10d import TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
-from taskd.adaptors.groups import World
+from taskd.adaptors.groups import GroupWorld
 from taskd.adaptors.training.layout import layout_of, repoint
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.state import TrainState
@@ -72,7 +72,7 @@ class Walk:
 @dataclass
 class Rank:
     rank: int
-    world: World
+    world: GroupWorld
     link: TCPStore
     state: TrainState
     notes: list[str]
@@ -111,7 +111,7 @@ class Rank:
         self.world.rebuild(plan, self.rank)
         self.adopted += repoint(self.state._recovery, self.world, plan).adopted
         self.notes.append(restore(self.state._recovery, plan, self.rank).note)
-        self.world.bury()
+        self.world.destroy_retired()
 
     def go(self, generation: int) -> None:
         if generation:
@@ -158,7 +158,7 @@ def build(rank: int) -> TrainState:
 def main() -> None:
     torch.set_num_threads(1)
     link = TCPStore("127.0.0.1", PORT, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=90))
-    world = World()
+    world = GroupWorld()
     size = OPTIONS["ranks"]
     if SPARE:
         given = json.loads(link.get(NAME))

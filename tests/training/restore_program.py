@@ -11,7 +11,7 @@ from torch import nn
 from torch._C._distributed_c10d import TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
-from taskd.adaptors.groups import World
+from taskd.adaptors.groups import GroupWorld
 from taskd.adaptors.training.layout import impose, layout_of, repoint
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.state import TrainState
@@ -21,7 +21,7 @@ from tests.leave import leave
 
 CASE, RANK, PORT = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 DONOR = 1
-WORLD = World()
+WORLD = GroupWorld()
 
 
 class Net(nn.Module):

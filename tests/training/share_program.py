@@ -10,7 +10,7 @@ from torch import nn
 from torch._C._distributed_c10d import TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
-from taskd.adaptors.groups import World
+from taskd.adaptors.groups import GroupWorld
 from taskd.adaptors.groups.members import Members
 from taskd.adaptors.training.layout import repoint
 from taskd.adaptors.training.restore import restore
@@ -20,7 +20,7 @@ from tests.leave import leave
 
 CASE, RANK, PORT = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 FULL = (0, 1, 2, 3)
-WORLD = World()
+WORLD = GroupWorld()
 
 
 def make(buckets_mb: float = 25, norm: bool = False) -> TrainState:
@@ -72,9 +72,9 @@ def join(state: TrainState, generation: int, members: tuple[int, ...], step: int
     repoint(state._recovery, WORLD, plan)
     state._recovery.enter_world(RANK, rank, len(members), len(FULL))
     assert restore(state._recovery, plan, rank).note == ""
-    burial = WORLD.bury()
-    assert burial is not None
-    burial.join()
+    destroyer = WORLD.destroy_retired()
+    assert destroyer is not None
+    destroyer.join()
 
 
 def smaller() -> None:

@@ -14,12 +14,12 @@ from taskd.adaptors.training.standing import see_standing
 from taskd.config.worker import WorkerConfig
 from taskd.core.conditions import condition_of_hang
 from taskd.core.evidence import Clocks, Evidence, Standing
-from taskd.core.verdict import Kind
+from taskd.core.findings import Kind
 from taskd.runtime.agent.sockets import LocalServer, Peer
 from taskd.runtime.worker.stacks import MOST_FRAMES, MOST_THREADS, all_stacks, main_stack
 from taskd.wire.accounts import Account
 from taskd.wire.codec import MAX_LOCAL_BYTES, encode
-from taskd.wire.messages import Ask, Hello, Release, Stage, WorkerReport
+from taskd.wire.messages import AccountRequest, Hello, Release, Stage, WorkerReport
 from tests.launch import Launcher
 from tests.runtime.local import Ear
 from tests.training.job import ENVIRONMENT
@@ -36,12 +36,12 @@ class Agent:
         self._peer, self._ear = peer, ear
         self._number = 0
 
-    def tell(self, message: Ask | Release) -> None:
+    def tell(self, message: AccountRequest | Release) -> None:
         assert self._peer.send(message)
 
     def account(self) -> Account:
         self._number += 1
-        self.tell(Ask(number=self._number))
+        self.tell(AccountRequest(number=self._number))
         _, account = self._ear.until(lambda _peer, message: isinstance(message, Account))
         assert isinstance(account, Account)
         assert account.number == self._number

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from taskd.adaptors.training.payload import pack, unpack
-from taskd.adaptors.training.position_file import CAPACITY_BYTES, SLOT_BYTES, SLOTS, PositionFile, Slot
+from taskd.adaptors.training.position_file import CAPACITY_BYTES, SLOT_BYTES, SLOTS, PositionFile, PositionKind
 from taskd.errors import RestoreError
 from tests.launch import Launcher
 from tests.training.job import ENVIRONMENT
@@ -20,15 +20,15 @@ HEAD = len(pack([b""]))
 WRITER = """
 import sys
 from taskd.adaptors.training.payload import pack, unpack
-from taskd.adaptors.training.position_file import PositionFile, Slot
+from taskd.adaptors.training.position_file import PositionFile, PositionKind
 file = PositionFile(sys.argv[1])
 step = 0
 print("ready", flush=True)
 while True:
     step += 1
     rng, data = (bytes([step % 251]) * 10_000,), bytes([step % 251]) * (step % 97)
-    file.write(Slot.TENTATIVE, step, rng, data)
-    file.write(Slot.COMMITTED, step, rng, data)
+    file.write(PositionKind.TENTATIVE, step, rng, data)
+    file.write(PositionKind.COMMITTED, step, rng, data)
 """
 
 
@@ -86,7 +86,7 @@ def test_random_bytes_are_not_accepted(tmp_path: Path) -> None:
 def test_a_slot_whose_writer_was_inside_is_not_seen(tmp_path: Path) -> None:
     path = tmp_path / "position"
     file = PositionFile(str(path))
-    file.write(Slot.COMMITTED, 4, RNG, b"four")
+    file.write(PositionKind.COMMITTED, 4, RNG, b"four")
     assert file.read() == {4: pack(RNG, b"four")}
     with path.open("r+b") as raw:
         sequence = int.from_bytes(raw.read(8), sys.byteorder)
@@ -99,17 +99,17 @@ def test_a_slot_whose_writer_was_inside_is_not_seen(tmp_path: Path) -> None:
 def test_slots(tmp_path: Path) -> None:
     file = PositionFile(str(tmp_path / "position"))
     assert file.read() == {}
-    file.write(Slot.COMMITTED, 0, RNG)
-    file.write(Slot.COMMITTED, 1, RNG, b"one")
-    file.write(Slot.TENTATIVE, 2, RNG, b"maybe two")
+    file.write(PositionKind.COMMITTED, 0, RNG)
+    file.write(PositionKind.COMMITTED, 1, RNG, b"one")
+    file.write(PositionKind.TENTATIVE, 2, RNG, b"maybe two")
     assert file.read() == {0: pack(RNG), 1: pack(RNG, b"one"), 2: pack(RNG, b"maybe two")}
-    file.write(Slot.COMMITTED, 2, RNG, b"two")
+    file.write(PositionKind.COMMITTED, 2, RNG, b"two")
     assert file.read() == {1: pack(RNG, b"one"), 2: pack(RNG, b"two")}
     room = CAPACITY_BYTES - len(pack(RNG))
-    file.write(Slot.COMMITTED, 3, RNG, b"z" * room)
+    file.write(PositionKind.COMMITTED, 3, RNG, b"z" * room)
     for rng, data in ((RNG, b"z" * (room + 1)), ([b"z" * CAPACITY_BYTES], b"")):
         with pytest.raises(ValueError, match="does not fit"):
-            file.write(Slot.COMMITTED, 5, rng, data)
+            file.write(PositionKind.COMMITTED, 5, rng, data)
     assert file.read()[3] == pack(RNG, b"z" * room)
     file.close()
 
@@ -120,12 +120,12 @@ def test_buffers_are_read_when_they_are_written_and_may_become_others(tmp_path: 
     rng = (memoryview(memory), b"")
     for step, letter in enumerate(b"bcdefg"):
         memory[:] = bytes([letter]) * 4
-        file.write(Slot.COMMITTED, step, rng)
-        file.write(Slot.TENTATIVE, step + 1, rng)
+        file.write(PositionKind.COMMITTED, step, rng)
+        file.write(PositionKind.TENTATIVE, step + 1, rng)
     assert file.read() == {step: pack([letters, b""]) for step, letters in ((4, b"ffff"), (5, b"gggg"), (6, b"gggg"))}
     other = (b"longer than that", memoryview(memory))
-    file.write(Slot.COMMITTED, 6, other)
-    file.write(Slot.COMMITTED, 7, rng)
+    file.write(PositionKind.COMMITTED, 6, other)
+    file.write(PositionKind.COMMITTED, 7, rng)
     assert unpack(file.read()[6]) == ([b"longer than that", b"gggg"], {})
     assert unpack(file.read()[7]) == ([b"gggg", b""], {})
     file.close()

@@ -13,7 +13,7 @@ from taskd.core.evidence import Evidence, PythonError, Thread
 from taskd.wire import codec, text
 from taskd.wire.bounds import LINE_CHARS, NAME_CHARS
 from taskd.wire.codec import BadFrameError
-from taskd.wire.messages import FromAgent, FromLocal, FromManager, LastWords, Modules, Progress, ToLocal
+from taskd.wire.messages import FromAgent, FromLocal, FromManager, Modules, Progress, SelfReport, ToLocal
 from tests.fuzz.shapes import bounded, changed, leaves, plain
 from tests.wire.test_codec import STATUS
 
@@ -54,8 +54,8 @@ def test_no_float_is_without_measure(number: float) -> None:
 
 
 def test_what_is_honest_and_too_much_is_made_to_fit() -> None:
-    words = codec.decode_from_local(codec.encode(LastWords(cause=EVIL, kind=EVIL)))
-    assert isinstance(words, LastWords)
+    words = codec.decode_from_local(codec.encode(SelfReport(cause=EVIL, kind=EVIL)))
+    assert isinstance(words, SelfReport)
     assert words.cause.startswith(r"a\x00b\x1b[2J next\x9b1m \xff" + "xxx")
     assert (len(words.cause), len(words.kind)) == (LINE_CHARS, NAME_CHARS)
     known = Evidence(error=PythonError(EVIL, EVIL, EVIL), threads=(Thread(EVIL, (EVIL,) * 5000),), native=EVIL * 50)

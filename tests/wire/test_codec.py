@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from taskd.errors import FrameError
 from taskd.wire import codec, messages
-from taskd.wire.codec import BadFrameError, Fault
+from taskd.wire.codec import BadFrameError, FrameFault
 
 RANK = messages.RankStatus(rank=3, incarnation=1, generation=2, stage=messages.Stage.PAUSED, step=41, cause="signal 9")
 STATUS = messages.NodeStatus(
@@ -77,22 +77,22 @@ def test_another_version_names_both():
     frame = codec.MAGIC + bytes([9]) + codec.encode(STATUS)[3:]
     with pytest.raises(BadFrameError, match=r"wire version 9, this taskd speaks version 1") as info:
         codec.decode_from_agent(frame)
-    assert info.value.fault is Fault.VERSION
+    assert info.value.fault is FrameFault.VERSION
 
 
 @pytest.mark.parametrize(
     ("frame", "fault"),
     [
-        (b"", Fault.MAGIC),
-        (b"TD", Fault.MAGIC),
-        (b"GET / HTTP/1.1\r\n", Fault.MAGIC),
-        (codec.encode(DIRECTIVE), Fault.CONTENT),  # a manager's message sent to a manager
-        (b"TD\x01" + msgspec.msgpack.encode({"type": "Unknown"}), Fault.CONTENT),
-        (b"TD\x01\x91" + b"\x91" * 100_000, Fault.CONTENT),
-        (b"TD\x01\x81\xa1x" + b"\x91" * 100_000 + b"\xc0", Fault.CONTENT),  # too deep, inside an unknown field
-        (b"TD\x01\x81\xa4type\xa1\xff", Fault.CONTENT),  # not UTF-8
-        (b"TD\x01\xdd\xff\xff\xff\xff", Fault.CONTENT),  # claims four billion items
-        (b"TD" + b"\x01" * codec.MAX_FRAME_BYTES, Fault.SIZE),
+        (b"", FrameFault.MAGIC),
+        (b"TD", FrameFault.MAGIC),
+        (b"GET / HTTP/1.1\r\n", FrameFault.MAGIC),
+        (codec.encode(DIRECTIVE), FrameFault.CONTENT),  # a manager's message sent to a manager
+        (b"TD\x01" + msgspec.msgpack.encode({"type": "Unknown"}), FrameFault.CONTENT),
+        (b"TD\x01\x91" + b"\x91" * 100_000, FrameFault.CONTENT),
+        (b"TD\x01\x81\xa1x" + b"\x91" * 100_000 + b"\xc0", FrameFault.CONTENT),  # too deep, inside an unknown field
+        (b"TD\x01\x81\xa4type\xa1\xff", FrameFault.CONTENT),  # not UTF-8
+        (b"TD\x01\xdd\xff\xff\xff\xff", FrameFault.CONTENT),  # claims four billion items
+        (b"TD" + b"\x01" * codec.MAX_FRAME_BYTES, FrameFault.SIZE),
     ],
     ids=[
         "empty",
@@ -126,7 +126,7 @@ def test_a_local_frame_has_its_own_bound():
     large = messages.Modules(names=("x" * 200,) * (codec.MAX_LOCAL_BYTES // 200))
     with pytest.raises(BadFrameError) as info:
         codec.encode(large)
-    assert info.value.fault is Fault.SIZE
+    assert info.value.fault is FrameFault.SIZE
     with pytest.raises(FrameError):
         codec.decode_to_local(b"TD\x01" + msgspec.msgpack.encode(large))
 

@@ -74,10 +74,10 @@ def test_a_secret_of_two_jobs_opens_to_each_only_its_own(caplog):
 def test_a_peer_with_the_secret_cannot_harm_with_garbage(manager, caplog):
     newer = codec.MAGIC + b"\x09" + codec.encode(status())[3:]
     bad = {
-        codec.Fault.MAGIC: [b"", b"hello", os.urandom(1000)],
-        codec.Fault.VERSION: [newer],
-        codec.Fault.CONTENT: [b"TD\x01\xc1", codec.encode(directive(1)), codec.encode(status())[:-1]],
-        codec.Fault.SIZE: [b"x" * (codec.MAX_FRAME_BYTES + 1)],
+        codec.FrameFault.MAGIC: [b"", b"hello", os.urandom(1000)],
+        codec.FrameFault.VERSION: [newer],
+        codec.FrameFault.CONTENT: [b"TD\x01\xc1", codec.encode(directive(1)), codec.encode(status())[:-1]],
+        codec.FrameFault.SIZE: [b"x" * (codec.MAX_FRAME_BYTES + 1)],
     }
     context = zmq.Context()
     dealer = raw_dealer(manager.address, context)

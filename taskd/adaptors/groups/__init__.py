@@ -1,8 +1,8 @@
 """Process groups that outlive a fault: recorded when the script makes them, made again in the next generation.
 
-`World` is the whole interface; the other modules serve it.
+`GroupWorld` is the whole interface; the other modules serve it.
 """
 
-from taskd.adaptors.groups.world import World
+from taskd.adaptors.groups.world import GroupWorld
 
-__all__ = ["World"]
+__all__ = ["GroupWorld"]

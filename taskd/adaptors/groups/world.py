@@ -1,4 +1,4 @@
-"""`World`: the process groups of this process, over all generations.
+"""`GroupWorld`: the process groups of this process, over all generations.
 
 Rules:
 
@@ -8,7 +8,7 @@ Rules:
 2. The default group stays torch's own object, new in each generation (`torch.distributed.group.WORLD` finds it; a
    variable that held an old one is dead). The other groups are handed out as `GroupHandle`s, which go on to work.
 3. Old groups are taken out of all tables at once and destroyed later, on a thread of their own: gloo's destructor
-   joins threads. `bury` says when nothing points at them any more.
+   joins threads. `destroy_retired` says when nothing points at them any more.
 4. The groups that the script makes inside its training function cannot be rebuilt, because a newcomer stops before it.
    The fingerprint of all calls is compared in each new world, so that this is an error and not a hang.
 5. Groups made by `split_group` or `shrink_group` are not known here; `rebuild` refuses a world that has one.
@@ -56,7 +56,7 @@ def _nameless(_name: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-class World:
+class GroupWorld:
     """Records how the script makes its process groups, and makes them again in each new generation. One per process.
 
     Args:
@@ -70,7 +70,7 @@ class World:
         section: which resilient function of the script this rank is in, counted from 1; 0 before the first.
     """
 
-    _installed: ClassVar["World | None"] = None
+    _installed: ClassVar["GroupWorld | None"] = None
 
     def __init__(self, breaker: Callable[[], object] | None = None, naming: Naming = _nameless) -> None:
         self.generation = self.made = 0
@@ -87,7 +87,7 @@ class World:
         self._client: TCPStore | None = None
         self._key = ""
         self._retired: list[Any] = []
-        self._burial: HiddenThread | None = None
+        self._destroyer: HiddenThread | None = None
         self._originals: dict[str, Any] = {}
         self._threads = ThreadNames()
         self._objects = lone.ObjectCollectives(self._is_lone)
@@ -100,14 +100,14 @@ class World:
         `slots` are the ranks of the job that start together; none: the first ones.
 
         Raises:
-            RebuildError: another `World` is installed, or a default group exists already.
+            RebuildError: another `GroupWorld` is installed, or a default group exists already.
         """
-        if World._installed is not None or dist.is_initialized():
+        if GroupWorld._installed is not None or dist.is_initialized():
             raise RebuildError(
                 "process groups are watched already, or were made before taskd could watch them; "
-                "one World per process, installed before torch.distributed.init_process_group"
+                "one GroupWorld per process, installed before torch.distributed.init_process_group"
             )
-        World._installed = self
+        GroupWorld._installed = self
         self._first = slots
         watch()
         self._replace("_new_process_group_helper", self._make)
@@ -156,7 +156,7 @@ class World:
         """Leave all old groups and form those of `plan.generation`, each member calling this with the same plan.
 
         `rank` is that in the job; `torch.distributed.get_rank` tells the one in the new world afterwards. Forming has
-        `plan.timeout_s` per group; then the script's own timeouts hold. Old groups are kept until `bury`.
+        `plan.timeout_s` per group; then the script's own timeouts hold. Old groups are kept until `destroy_retired`.
 
         Raises:
             RebuildError: the world could not be formed. No group exists then; a later plan may be tried, unless it is a
@@ -189,7 +189,7 @@ class World:
         self.generation = plan.generation
         self._end_pretence()
 
-    def bury(self) -> HiddenThread | None:
+    def destroy_retired(self) -> HiddenThread | None:
         """Destroy the groups of older generations on a thread, and on rank 0 their keys in the store too.
 
         To be called when nothing of the model points at them any more. Returns the thread, None if nothing was to do.
@@ -198,10 +198,10 @@ class World:
         client = self._client if dist.get_rank() == 0 else None
         if not retired and client is None:
             return None
-        self._burial = HiddenThread(
-            partial(_destroy, retired, client, self._key, self.generation, self._calls), "taskd-bury"
+        self._destroyer = HiddenThread(
+            partial(_destroy, retired, client, self._key, self.generation, self._calls), "taskd-destroy"
         )
-        return self._burial
+        return self._destroyer
 
     def settle(self, limit_s: float) -> bool:
         """Wait until no thread of a group needs the interpreter any more; whether that was within `limit_s`.
@@ -209,8 +209,8 @@ class World:
         For a process that is about to end: see `settling`.
         """
         end_s = time.monotonic() + limit_s
-        if self._burial is not None:
-            self._burial.join(limit_s)
+        if self._destroyer is not None:
+            self._destroyer.join(limit_s)
         self._threads.complete()
         return settle(max(0.0, end_s - time.monotonic()))
 
@@ -347,7 +347,7 @@ class World:
             raise RefusedError(f"{strange}; use new_group")
 
     def _leave(self) -> None:
-        """Take every group out of torch's tables without waiting for anything; keep the objects for `bury`."""
+        """Take every group out of torch's tables at once; keep the objects for `destroy_retired`."""
         for call in self._calls:
             if call.handle is not None:
                 self._retired.append(call.handle.swap(None))

@@ -21,14 +21,14 @@ from taskd.adaptors.groups.sites import script_line
 
 
 @dataclass(frozen=True)
-class _Known:
+class _KnownWrapper:
     wrapper: "weakref.ref[DistributedDataParallel]"
     line: str
     inside: bool
     """Made while the resilient function ran."""
 
 
-_made: list[_Known] = []
+_made: list[_KnownWrapper] = []
 _watching = False
 _inside = False
 
@@ -79,7 +79,7 @@ def _knowing(make: Callable[..., Any]) -> Callable[..., Any]:
     def made(self: DistributedDataParallel, *args: Any, **options: Any) -> Any:
         result = make(self, *args, **options)
         if all(known.wrapper() is not self for known in _made):
-            _made.append(_Known(weakref.ref(self), script_line(), _inside))
+            _made.append(_KnownWrapper(weakref.ref(self), script_line(), _inside))
         return result
 
     return made

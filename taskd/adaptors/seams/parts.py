@@ -62,7 +62,7 @@ FOR_FREEING: Final = Part(
     "freeing from gloo", FREEING, "A rank is freed from a gloo collective by the kernel's list of its sockets instead"
 )
 FOR_SEEING: Final = Part(
-    "seeing gloo", SEEING, "The black box does not know gloo's collectives: a hang in one is found by patience alone"
+    "seeing gloo", SEEING, "The black box does not know gloo's collectives: a hang in one is found by its length alone"
 )
 IN_RANK: Final = (IN_WORKER, FOR_FREEING, FOR_SEEING)
 """What a rank compares at its start; a standby has done so ahead."""

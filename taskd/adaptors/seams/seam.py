@@ -38,7 +38,7 @@ class Fit(Enum):
 
 
 @dataclass(frozen=True)
-class Found:
+class TorchName:
     """What a torch has under one name."""
 
     takes: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Found:
     """"__init__" only if it is its own: every class inherits one."""
 
 
-Look = Callable[[str, str], "Found | str"]
+Look = Callable[[str, str], "TorchName | str"]
 """What stands in a module under a dotted name ("" for the module itself), or why nothing does."""
 
 
@@ -88,7 +88,7 @@ class Seam:
             return set(self.names).isdisjoint(present)
         return set(self.names) <= set(present) or "**" in present
 
-    def _present(self, found: Found) -> tuple[str, ...]:
+    def _present(self, found: TorchName) -> tuple[str, ...]:
         return {Fit.SETS: found.sets, Fit.HAS: found.has}.get(self.fit, found.takes)
 
 
@@ -161,7 +161,7 @@ def torch_version() -> str:
     return version
 
 
-def installed(module: str, attribute: str) -> Found | str:
+def installed(module: str, attribute: str) -> TorchName | str:
     """Look into the installed torch. Imports the module, or asks a library ("libtorch_cpu.so") for a symbol."""
     if module.endswith(".so"):
         return _exported(module, attribute)
@@ -171,7 +171,7 @@ def installed(module: str, attribute: str) -> Found | str:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         return str(error)
-    return Found(_parameters(found), _attributes_set(found), tuple(filter(_is_own(found), dir(found))))
+    return TorchName(_parameters(found), _attributes_set(found), tuple(filter(_is_own(found), dir(found))))
 
 
 def _is_own(found: object) -> Callable[[str], bool]:
@@ -180,7 +180,7 @@ def _is_own(found: object) -> Callable[[str], bool]:
     return lambda name: constructs or name != "__init__"
 
 
-def _exported(library: str, symbol: str) -> Found | str:
+def _exported(library: str, symbol: str) -> TorchName | str:
     import torch
 
     path = Path(torch.__file__).parent / "lib" / library
@@ -188,7 +188,7 @@ def _exported(library: str, symbol: str) -> Found | str:
         getattr(ctypes.CDLL(str(path)), symbol)  # it is loaded already: this only asks
     except (OSError, AttributeError) as error:
         return str(error)
-    return Found()
+    return TorchName()
 
 
 def _parameters(found: object) -> tuple[str, ...]:

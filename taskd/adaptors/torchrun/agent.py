@@ -25,9 +25,9 @@ from taskd.adaptors.torchrun import entry
 from taskd.adaptors.torchrun.command import NUMA_REASON, START, parse_command
 from taskd.adaptors.torchrun.ends import LeavableStore
 from taskd.adaptors.torchrun.host import TaskdContext, TorchrunHost
+from taskd.adaptors.torchrun.isolation import isolated
 from taskd.adaptors.torchrun.logs import spare_earlier
 from taskd.adaptors.torchrun.script import mark_round
-from taskd.adaptors.torchrun.shelter import sheltered
 from taskd.adaptors.torchrun.template_process import TemplateProcess
 from taskd.adaptors.torchrun.waiting import set_aside
 from taskd.config.address import knows_manager
@@ -45,7 +45,7 @@ _weave_lock: Final = threading.Lock()
 
 
 def _make_node_runtime(given_master_addr: str | None, node_count: int) -> NodeRuntime:
-    with sheltered():
+    with isolated():
         from taskd.adaptors.torchrun.store import NodeStore
         from taskd.config.agent import AgentConfig
         from taskd.runtime.agent.agent import NodeAgent

@@ -42,7 +42,7 @@ _TEARDOWN_TIMEOUT_S: Final = 10.0
 """The kernel frees a few GiB of a dead process in a second."""
 
 
-class Charge(Enum):
+class RestartOwner(Enum):
     """Who decides what happens to a failed rank."""
 
     TASKD = "taskd"
@@ -82,7 +82,7 @@ class TorchrunHost:
         self._handles = RankHandles(context, stand_ins=stand_ins)
         self._logs = RankLogs(context)
         self._binding = BINDING.find().use
-        self._charge = Charge.TASKD
+        self._charge = RestartOwner.TASKD
         self._turned = threading.Event()  # taskd does not decide any more
         self._reason = ""
 
@@ -191,32 +191,32 @@ class TorchrunHost:
 
     def manage(self) -> None:
         """taskd is in charge, unless it has given up."""
-        self._hand_over(Charge.TASKD, "taskd decides what happens to failed ranks")
+        self._hand_over(RestartOwner.TASKD, "taskd decides what happens to failed ranks")
 
     def stock(self) -> None:
         """torchrun is in charge."""
-        self._hand_over(Charge.TORCHRUN, "torchrun's own behaviour applies to failed ranks")
+        self._hand_over(RestartOwner.TORCHRUN, "torchrun's own behaviour applies to failed ranks")
 
     def give_up(self, reason: str) -> None:
         """The ranks of this node end, with torchrun's own report."""
         self._forbid_restart()
         self._reason = self._reason or reason
-        self._hand_over(Charge.GIVEN_UP, ends.tell(reason))
+        self._hand_over(RestartOwner.GIVEN_UP, ends.tell(reason))
 
     def dismiss(self) -> None:
         """The job has ended well."""
-        self._hand_over(Charge.DISMISSED, "the job has ended well")
+        self._hand_over(RestartOwner.DISMISSED, "the job has ended well")
 
-    def _hand_over(self, charge: Charge, text: str) -> None:
-        if self._charge in (charge, Charge.GIVEN_UP):
+    def _hand_over(self, charge: RestartOwner, text: str) -> None:
+        if self._charge in (charge, RestartOwner.GIVEN_UP):
             return
         self._charge = charge
-        self._handles.sweeps = charge is Charge.TASKD
-        if charge is Charge.TASKD:
+        self._handles.sweeps = charge is RestartOwner.TASKD
+        if charge is RestartOwner.TASKD:
             self._turned.clear()
         else:
             self._turned.set()
-        if charge is Charge.GIVEN_UP:
+        if charge is RestartOwner.GIVEN_UP:
             atexit.register(logger.warning, "%s", text)  # torchrun's own report comes first, and whole
         else:
             logger.info("%s", text)
@@ -228,7 +228,7 @@ class TorchrunHost:
 
         torchrun's next look, which comes at its own interval, would be later.
         """
-        while self._charge is Charge.TASKD and self._all_ended_well() and self._has_others():
+        while self._charge is RestartOwner.TASKD and self._all_ended_well() and self._has_others():
             self._turned.wait(_LOOK_S)
 
     def poll(self, stock_poll: StockPoll) -> RunProcsResult | None:
@@ -236,16 +236,16 @@ class TorchrunHost:
         self._logs.collect()
         self._handles.collect_former()
         match self._charge:
-            case Charge.TASKD:
+            case RestartOwner.TASKD:
                 return stock_poll() if self._all_ended_well() and not self._has_others() else None
-            case Charge.TORCHRUN:
+            case RestartOwner.TORCHRUN:
                 return stock_poll()
-            case Charge.DISMISSED:
+            case RestartOwner.DISMISSED:
                 self._handles.await_the_dying(_TEARDOWN_TIMEOUT_S)
                 if self._all_ended_well():
                     return stock_poll()
                 return RunProcsResult(return_values=dict.fromkeys(self.local_ranks))  # there are no ranks here
-            case Charge.GIVEN_UP:
+            case RestartOwner.GIVEN_UP:
                 self._handles.await_the_dying(_TEARDOWN_TIMEOUT_S)
                 return self._with_reason(stock_poll() or self._end_all(stock_poll))
             case _:
@@ -284,12 +284,12 @@ class TorchrunHost:
     @property
     def leads(self) -> bool:
         """Whether taskd, and not torchrun, decides what becomes of this node's ranks."""
-        return self._charge is not Charge.TORCHRUN
+        return self._charge is not RestartOwner.TORCHRUN
 
     @property
     def given_up(self) -> bool:
         """Whether the job has ended for a reason that is not a good one."""
-        return self._charge is Charge.GIVEN_UP
+        return self._charge is RestartOwner.GIVEN_UP
 
     def overrule(self, result: RunResult) -> None:
         """Let torchrun fail, whose ranks here had all ended well, if the job has not."""

@@ -44,7 +44,7 @@ def install() -> None:
 def _replace_agent(module: ModuleType) -> None:
     try:
         from taskd.adaptors.seams.parts import IN_LAUNCHER, newer
-        from taskd.adaptors.torchrun.shelter import sheltered
+        from taskd.adaptors.torchrun.isolation import isolated
 
         misfit = IN_LAUNCHER.misfit()
         if misfit:
@@ -52,7 +52,7 @@ def _replace_agent(module: ModuleType) -> None:
             return
         if note := newer():
             logger.info("%s", note)
-        with sheltered():
+        with isolated():
             from taskd.adaptors.torchrun.agent import TaskdElasticAgent
             from taskd.adaptors.torchrun.options import add_options
 

@@ -18,7 +18,7 @@ from taskd.config.worker import WorkerConfig
 from taskd.errors import ShimError
 
 if TYPE_CHECKING:
-    from taskd.adaptors.groups.world import World
+    from taskd.adaptors.groups.world import GroupWorld
     from taskd.runtime.box.recorder import NullRecorder, Recorder
     from taskd.runtime.worker.worker import WorkerLink
 
@@ -30,12 +30,12 @@ _TERM: Final = settings.TERM.name
 _STORE_KEY: Final = settings.STORE_KEY.name
 
 _recorder: "Recorder | NullRecorder | None" = None
-_world: "World | None" = None
+_world: "GroupWorld | None" = None
 _current: "Callable[[], WorkerLink | None] | None" = None
 
 
-def prepare_rank(sheltered: AbstractContextManager[None]) -> None:
-    """Make this process a rank of its agent. What is imported later, with torch, is imported `sheltered`."""
+def prepare_rank(isolated: AbstractContextManager[None]) -> None:
+    """Make this process a rank of its agent. What is imported later, with torch, is imported `isolated`."""
     global _current  # noqa: PLW0603 - one per process
     config = WorkerConfig.from_environment()
     if config is None:
@@ -47,15 +47,15 @@ def prepare_rank(sheltered: AbstractContextManager[None]) -> None:
     _current = current
     link = start_from_environment(installed_modules)
     if link is not None:
-        after_import("torch", lambda _torch: _install_runtime(link, sheltered))
-        after_import("torch.utils.file_baton", lambda module: _watch_builds(module, sheltered))
+        after_import("torch", lambda _torch: _install_runtime(link, isolated))
+        after_import("torch.utils.file_baton", lambda module: _watch_builds(module, isolated))
 
 
-def _install_runtime(link: "WorkerLink", sheltered: AbstractContextManager[None]) -> None:
+def _install_runtime(link: "WorkerLink", isolated: AbstractContextManager[None]) -> None:
     """What needs torch. Runs inside the script's own `import torch`, and must not be why that fails."""
     global _world  # noqa: PLW0603 - one per process
     try:
-        with sheltered:
+        with isolated:
             from taskd.adaptors.seams.parts import IN_RANK, IN_WORKER
 
             for part in IN_RANK:
@@ -72,10 +72,10 @@ def _install_runtime(link: "WorkerLink", sheltered: AbstractContextManager[None]
         logger.exception("taskd could not prepare this rank's process groups; the script runs without recovery")
 
 
-def _watch_builds(module: ModuleType, sheltered: AbstractContextManager[None]) -> None:
+def _watch_builds(module: ModuleType, isolated: AbstractContextManager[None]) -> None:
     """For a script that builds extensions. It must not be why that fails."""
     try:
-        with sheltered:
+        with isolated:
             from taskd.adaptors.batons import watch_batons
         watch_batons(module)
     except Exception:

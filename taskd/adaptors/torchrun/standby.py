@@ -37,7 +37,20 @@ from taskd.config.worker import TemplateConfig
 from taskd.core.nodecheck.probes import CHECK_NAME
 from taskd.runtime.system.processes import call_me
 from taskd.wire.codec import MAX_LOCAL_BYTES, decode_to_local, encode
-from taskd.wire.messages import Abandon, Ask, Become, Fork, Hello, Join, Modules, Pause, Probe, Probed, Release, ToLocal
+from taskd.wire.messages import (
+    Abandon,
+    AccountRequest,
+    Become,
+    Fork,
+    Hello,
+    Join,
+    Modules,
+    Pause,
+    Probed,
+    Release,
+    RunCheck,
+    ToLocal,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -95,13 +108,13 @@ class Template:
             case Become():
                 self._link.close()
                 return message
-            case Probe():
+            case RunCheck():
                 probe(self._link, message)
             case Modules(names=names):
                 self.load(names)
             case Fork(count=count):
                 return self._fork(count)
-            case Pause() | Join() | Release() | Abandon() | Ask():
+            case Pause() | Join() | Release() | Abandon() | AccountRequest():
                 logger.warning(
                     "the agent sent %s to a template, expected Fork, Modules or Become", type(message).__name__
                 )
@@ -158,11 +171,11 @@ def await_rank(path: str, files: Iterable[Range]) -> Become:
             message = receive(link)
             if isinstance(message, Become):
                 return message
-            if isinstance(message, Probe):
+            if isinstance(message, RunCheck):
                 probe(link, message)
 
 
-def probe(link: socket.socket, message: Probe) -> NoReturn:
+def probe(link: socket.socket, message: RunCheck) -> NoReturn:
     """Check this node in place of becoming a rank, answer, and end."""
     from taskd.adaptors.nodecheck.probe import run_probe
 

@@ -19,8 +19,8 @@ import threading
 from typing import Any, Final
 
 from taskd.adaptors.torchrun.command import TEMPLATE
+from taskd.adaptors.torchrun.isolation import ImportIsolation
 from taskd.adaptors.torchrun.script import prepare_rank, tell_agent
-from taskd.adaptors.torchrun.shelter import Shelter
 from taskd.config.process import forget_start
 from taskd.config.worker import TemplateConfig, WorkerConfig
 from taskd.errors import ConfigError
@@ -29,19 +29,19 @@ logger = logging.getLogger(__name__)
 _MODULE: Final = "sitecustomize"
 
 
-def begin(directory: str, shelter: Shelter) -> None:
+def begin(directory: str, isolation: ImportIsolation) -> None:
     """Called while the interpreter starts. Returns when the script is to run."""
     forget_start(directory)
     _import_the_machines_own()
     try:
         if sys.argv[-1:] == [TEMPLATE]:
-            _be_template(shelter)
+            _be_template(isolation)
         elif _is_rank():
-            with shelter:
-                prepare_rank(shelter)
+            with isolation:
+                prepare_rank(isolation)
     except Exception:
         logger.exception("taskd could not prepare this process; the script runs without recovery")
-    shelter.open()
+    isolation.open()
     sys.addaudithook(_hear)
 
 
@@ -54,15 +54,15 @@ def _is_rank() -> bool:
     return config is not None and config.agent_pid == os.getppid()
 
 
-def _be_template(shelter: Shelter) -> None:
-    with shelter:
+def _be_template(isolation: ImportIsolation) -> None:
+    with isolation:
         from taskd.adaptors.torchrun.standby import serve, take_rank
 
         config = TemplateConfig.from_environment()
     become = serve(config)
     take_rank(become)
-    with shelter:
-        prepare_rank(shelter)
+    with isolation:
+        prepare_rank(isolation)
 
 
 def _import_the_machines_own() -> None:

@@ -18,7 +18,7 @@ from typing import Final
 from torch.distributed import TCPStore
 
 from taskd.config.address import LOOPBACK, Address
-from taskd.core.meeting import Meeting
+from taskd.core.rendezvous import Rendezvous
 
 logger = logging.getLogger(__name__)
 _TIMEOUT: Final = timedelta(seconds=300)
@@ -33,12 +33,12 @@ class NodeStore:
         self._server: TCPStore | None = None
         self._key = secrets.token_hex(_KEY_BYTES)
 
-    def serve(self) -> Meeting:
+    def serve(self) -> Rendezvous:
         """Start the server, once. Returns where the other nodes reach it."""
         host = self._host()
         if self._server is None:
             self._server = _on_loopback() if host == LOOPBACK else _everywhere()
-        return Meeting(host, self._server.port, self._key)
+        return Rendezvous(host, self._server.port, self._key)
 
     def _host(self) -> str:
         if self._manager is None or self._manager.is_loopback:

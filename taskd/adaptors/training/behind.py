@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.groups.sites import innermost, is_users
 from taskd.adaptors.training.afterwards import Afterwards
-from taskd.adaptors.training.script_text import LOOPS, Place, blocks_to, function_of, works
+from taskd.adaptors.training.script_text import LOOPS, ScriptLine, blocks_to, function_of, works
 from taskd.wire.messages import WorldPlan
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class BehindCommit:
     def __init__(self) -> None:
         self._line = ""
         self._step = 0
-        self._places: tuple[Place, ...] = ()
+        self._places: tuple[ScriptLine, ...] = ()
         self._seeks = True
         self._rest = ""
 
@@ -59,7 +59,7 @@ class BehindCommit:
             frame = frame.f_back
         while frame is not None and is_users(file := frame.f_code.co_filename):
             linecache.getlines(file)  # as it is now: somebody may write it anew
-            places.append(Place(file, frame.f_lineno, frame.f_code.co_firstlineno))
+            places.append(ScriptLine(file, frame.f_lineno, frame.f_code.co_firstlineno))
             frame = frame.f_back  # type: ignore[assignment]  # None at the bottom
         self._places = tuple(places)
 
@@ -122,7 +122,7 @@ class BehindCommit:
         )
 
 
-def first_behind(places: Sequence[Place]) -> str:
+def first_behind(places: Sequence[ScriptLine]) -> str:
     """`file:line` of the first work that the script does between a commit there and its next step; "" for none.
 
     `places` are the frames of the script, from the one that commits outwards to the one that trains.

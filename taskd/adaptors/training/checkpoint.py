@@ -31,8 +31,8 @@ import taskd
 from taskd.adaptors.training import checkpoint_files as files
 from taskd.adaptors.training import payload
 from taskd.adaptors.training.checkpoint_content import Content, Draft, collect
-from taskd.adaptors.training.checkpoint_ranks import OF_PARTS, Failures, Ranks
-from taskd.adaptors.training.recovery import Recovery
+from taskd.adaptors.training.checkpoint_ranks import OF_PARTS, RankFailures, Ranks
+from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.rng import RngCapture
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import CheckpointError, RestoreError
@@ -43,7 +43,7 @@ from taskd.wire.messages import Condition
 _log = logging.getLogger(__name__)
 
 
-def dump(recovery: Recovery, directory: Path, *, step: int, job_id: str, reason: str) -> Path:
+def dump(recovery: StateRecovery, directory: Path, *, step: int, job_id: str, reason: str) -> Path:
     """Write the state of step `step` to `directory` as `step-N`, and return that path.
 
     Collective over the default group, or for this process alone where there is none. If this job has written that step
@@ -77,7 +77,7 @@ def dump(recovery: Recovery, directory: Path, *, step: int, job_id: str, reason:
             files={},
         )
         return _Writer(ranks, directory, manifest, content).run(recovery)
-    except Failures as failures:
+    except RankFailures as failures:
         raise CheckpointError(
             f"step {step} was not written to {directory}: {failures}; expected a directory that all nodes share and "
             "every rank may write to, with room enough: mend that, or name another one in TASKD_CHECKPOINT_DIR"
@@ -122,7 +122,7 @@ def load_latest(state: TrainState, path: "str | os.PathLike[str]") -> int | None
             return chosen.manifest.step
 
 
-def _agree_on_state(recovery: Recovery, step: int, ranks: Ranks) -> None:
+def _agree_on_state(recovery: StateRecovery, step: int, ranks: Ranks) -> None:
     everyone = ranks.gather((recovery.step, recovery.condition(), sorted(recovery.parts.all)))
     for rank, (at, condition, parts) in enumerate(everyone):
         if (at, condition) != (step, Condition.CLEAN):
@@ -148,7 +148,7 @@ class _Writer:
         self._size_mb = content.size_bytes / 1e6
         self._folder: OwnFolder | None = None
 
-    def run(self, recovery: Recovery) -> Path:
+    def run(self, recovery: StateRecovery) -> Path:
         """Write all files and rename them into place. Raises Failures, or RuntimeError if a rank has died."""
         begun = time.monotonic()
         place = self._ranks.gather(self._ranks.do(self._reserve))[0]
@@ -172,7 +172,7 @@ class _Writer:
             _log.info("wrote %s: %.1f MB in %.0f ms", final, self._size_mb, duration_ms)
         return final
 
-    def _reserve(self) -> files.Place | None:
+    def _reserve(self) -> files.CheckpointPath | None:
         if self._ranks.rank != 0:
             return None
         place = files.reserve(self._directory, self._manifest.step, self._manifest.job_id, self._manifest.identity)
@@ -181,7 +181,7 @@ class _Writer:
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({self._free()})")
         return place
 
-    def _fill(self, partial: Path, recovery: Recovery) -> Path:
+    def _fill(self, partial: Path, recovery: StateRecovery) -> Path:
         ranks = self._ranks
         folder = ranks.do(lambda: self._open(partial))
         ranks.do(lambda: self._write_own(folder, recovery))
@@ -198,7 +198,7 @@ class _Writer:
         self._folder = OwnFolder(partial, make=False)
         return self._folder
 
-    def _write_own(self, folder: OwnFolder, recovery: Recovery) -> None:
+    def _write_own(self, folder: OwnFolder, recovery: StateRecovery) -> None:
         data = msgspec.msgpack.encode(recovery.parts.pack_positions())
         files.write(folder, files.position_file(self._ranks.rank), payload.pack(RngCapture().capture(), data))
         if self._ranks.rank == 0:
@@ -216,7 +216,7 @@ class _Writer:
                 checkpoint.save(self._content.entries, storage_writer=writer(folder))
         except checkpoint.CheckpointException as error:
             why = {rank: f"{cause!r} ({self._free()})" for rank, (cause, _) in error.failures.items()}
-            raise Failures(why) from error
+            raise RankFailures(why) from error
 
     def _own_sizes(self, folder: OwnFolder) -> dict[str, int]:
         """The files of this rank: others may not see their true sizes at once on a network file system."""
@@ -258,7 +258,7 @@ def _agree_on_checkpoint(chosen: files.Checkpoint | None, directory: Path, ranks
         )
 
 
-def _read(recovery: Recovery, chosen: files.Checkpoint, ranks: Ranks) -> _Loaded | str:
+def _read(recovery: StateRecovery, chosen: files.Checkpoint, ranks: Ranks) -> _Loaded | str:
     """Read all of it, without touching the state; a line that says why not if that cannot be done.
 
     Raises:
@@ -296,7 +296,7 @@ def _told(why: BaseException) -> str:
     return str(why) if isinstance(why, RestoreError) else repr(why)
 
 
-def _prepare(recovery: Recovery, chosen: files.Checkpoint, ranks: Ranks) -> _Loaded:
+def _prepare(recovery: StateRecovery, chosen: files.Checkpoint, ranks: Ranks) -> _Loaded:
     """Read all but the tensors."""
     draft = Draft(recovery.parts, files.read(chosen.path / files.OUTLINE, files.MOST_OTHER_BYTES))
     if chosen.manifest.world_size != ranks.size:
@@ -305,7 +305,7 @@ def _prepare(recovery: Recovery, chosen: files.Checkpoint, ranks: Ranks) -> _Loa
     return _Loaded(draft, payload.unpack(position))
 
 
-def _put(recovery: Recovery, chosen: files.Checkpoint, loaded: _Loaded, ranks: Ranks) -> None:
+def _put(recovery: StateRecovery, chosen: files.Checkpoint, loaded: _Loaded, ranks: Ranks) -> None:
     """Put what has been read into the state."""
     manifest = chosen.manifest
     try:

@@ -81,7 +81,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Place:
+class CheckpointPath:
     """Where a checkpoint is to be: its final name, and the partial one; None if it is there already."""
 
     final: Path
@@ -93,7 +93,7 @@ def position_file(rank: int) -> str:
     return f"position-{rank}.bin"
 
 
-def reserve(directory: Path, step: int, job_id: str, identity: str) -> Place:
+def reserve(directory: Path, step: int, job_id: str, identity: str) -> CheckpointPath:
     """Find the name for step `step` of that job and make its partial directory. Raises OSError."""
     _make(directory)
     for final in _names(directory, step):
@@ -102,10 +102,10 @@ def reserve(directory: Path, step: int, job_id: str, identity: str) -> Place:
         known = inspect(final)
         written = isinstance(known, Checkpoint) and (known.manifest.step, known.manifest.job_id) == (step, job_id)
         if written and _is_ours(final):
-            return Place(final, None)
+            return CheckpointPath(final, None)
     partial = directory / f".step-{step}.{identity}.partial"
     partial.mkdir(0o700)
-    return Place(final, partial)
+    return CheckpointPath(final, partial)
 
 
 def _names(directory: Path, step: int) -> Iterator[Path]:

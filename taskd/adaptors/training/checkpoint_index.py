@@ -19,7 +19,7 @@ _METADATA: Final = "torch.distributed.checkpoint.metadata"
 _STORED: Final = "torch.distributed.checkpoint.filesystem._StorageInfo"
 
 
-class Wanted(NamedTuple):
+class WantedTensor(NamedTuple):
     """A tensor that is to be read."""
 
     shape: tuple[int, ...]
@@ -36,7 +36,7 @@ class Piece(NamedTuple):
     length: int
 
 
-def find(index: bytes, wanted: Mapping[str, Wanted], files: Mapping[str, int]) -> dict[str, list[Piece]]:
+def find(index: bytes, wanted: Mapping[str, WantedTensor], files: Mapping[str, int]) -> dict[str, list[Piece]]:
     """Return the pieces of each tensor that is wanted.
 
     Args:
@@ -70,7 +70,9 @@ def find(index: bytes, wanted: Mapping[str, Wanted], files: Mapping[str, int]) -
     return found
 
 
-def _pieces(name: str, tensor: Any, want: Wanted, stored: dict[tuple[str, tuple[int, ...]], Any]) -> Iterator[Piece]:
+def _pieces(
+    name: str, tensor: Any, want: WantedTensor, stored: dict[tuple[str, tuple[int, ...]], Any]
+) -> Iterator[Piece]:
     fields = _fields(tensor, f"{_METADATA}.TensorStorageMetadata")
     if _size(fields.get("size")) != want.shape:
         raise RestoreError(f"{_shown(name)} is not of shape {list(want.shape)}")
@@ -89,7 +91,7 @@ def _pieces(name: str, tensor: Any, want: Wanted, stored: dict[tuple[str, tuple[
         yield Piece(offsets, _size(area.get("sizes")), file, begin, length)
 
 
-def _check(name: str, piece: Piece, want: Wanted, files: Mapping[str, int]) -> None:
+def _check(name: str, piece: Piece, want: WantedTensor, files: Mapping[str, int]) -> None:
     ends = zip(piece.offsets, piece.sizes, want.shape, strict=False)
     of_one_kind = len(piece.offsets) == len(piece.sizes) == len(want.shape)
     if not of_one_kind or any(offset + size > whole for offset, size, whole in ends):

@@ -21,7 +21,7 @@ T = TypeVar("T")
 OF_PARTS = (RuntimeError, ValueError, LookupError, ArithmeticError, TypeError, AttributeError, RestoreError)
 
 
-class Failures(Exception):  # noqa: N818 - it is what several ranks have met, not an error of its own
+class RankFailures(Exception):  # noqa: N818 - it is what several ranks have met, not an error of its own
     """At least one rank could not do its part. `by_rank` says who, and why."""
 
     def __init__(self, by_rank: dict[int, str]) -> None:
@@ -60,7 +60,7 @@ class Ranks:
             why = repr(error)
         by_rank = {rank: said for rank, said in enumerate(self.gather(why)) if said}
         if by_rank:
-            raise Failures(by_rank)
+            raise RankFailures(by_rank)
         return results[0]
 
     def agree(self, *numbers: int) -> bool:

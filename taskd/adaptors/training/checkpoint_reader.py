@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.metadata import (
 from typing_extensions import override
 
 from taskd.adaptors.training import checkpoint_files as files
-from taskd.adaptors.training.checkpoint_index import Piece, Wanted, find
+from taskd.adaptors.training.checkpoint_index import Piece, WantedTensor, find
 from taskd.errors import RestoreError
 from taskd.runtime.folders.ownfolder import OwnFolder
 
@@ -40,12 +40,12 @@ def reader(path: Path, targets: Mapping[str, torch.Tensor], sizes: Mapping[str, 
     Raises:
         OSError, RestoreError: its index cannot be read, or is not of these tensors.
     """
-    wanted = {name: Wanted(tuple(tensor.shape), tensor.element_size()) for name, tensor in targets.items()}
+    wanted = {name: WantedTensor(tuple(tensor.shape), tensor.element_size()) for name, tensor in targets.items()}
     try:
         found = find(files.read(path / files.INDEX, files.MOST_INDEX_BYTES), wanted, sizes)
     except RestoreError as error:
         raise RestoreError(f"{files.INDEX}: {error}") from error
-    return _Reader(path, _metadata(targets, found))
+    return _CheckpointReader(path, _metadata(targets, found))
 
 
 def writer(folder: OwnFolder) -> FileSystemWriter:
@@ -55,7 +55,7 @@ def writer(folder: OwnFolder) -> FileSystemWriter:
     return made
 
 
-class _Reader(FileSystemReader):
+class _CheckpointReader(FileSystemReader):
     def __init__(self, path: Path, metadata: Metadata) -> None:
         super().__init__(path)
         self.fs = _TrueFiles()

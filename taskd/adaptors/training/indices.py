@@ -145,7 +145,7 @@ def _draws_first_only(sampler: Any) -> bool:
     return type(sampler) in _DRAW_FIRST
 
 
-class Order:
+class PassOrder:
     """One pass's order: where it begins, and what is skipped of it."""
 
     def __init__(self, seed: int, starts: list[bytes], skip: int, numbered: bool) -> None:
@@ -193,7 +193,7 @@ def _always_apart(indices: Iterator[Any], seed: int) -> Iterator[Any]:
 class Indices(Sampler[Any]):
     """Stands where a loader's iterator expects its sampler; its passes begin as the loader's place says."""
 
-    def __init__(self, sampler: Any, order: Callable[[], Order], held: Callable[[], list[torch.Generator]]) -> None:
+    def __init__(self, sampler: Any, order: Callable[[], PassOrder], held: Callable[[], list[torch.Generator]]) -> None:
         self._sampler = sampler
         self._order = order
         self._held = held
@@ -201,7 +201,7 @@ class Indices(Sampler[Any]):
     def __iter__(self) -> Iterator[Any]:
         return self._go(self._order())
 
-    def _go(self, order: Order) -> Iterator[Any]:
+    def _go(self, order: PassOrder) -> Iterator[Any]:
         yield from order.over(self._sampler, self._held())
 
     def __len__(self) -> int:

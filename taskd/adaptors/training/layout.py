@@ -30,8 +30,8 @@ from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.groups.lone import finished
-from taskd.adaptors.groups.world import World
-from taskd.adaptors.training.recovery import Recovery
+from taskd.adaptors.groups.world import GroupWorld
+from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.sameness import Refuse, digest, gather, parameters, point, prove, taking_part
 from taskd.errors import RebuildError
 from taskd.wire.messages import Condition, WorldPlan
@@ -50,11 +50,13 @@ class RepointReport:
     adopted: int
 
 
-def repoint(recovery: Recovery, world: World, plan: WorldPlan, refuse: Refuse = _log.warning) -> RepointReport:
+def repoint(
+    recovery: StateRecovery, world: GroupWorld, plan: WorldPlan, refuse: Refuse = _log.warning
+) -> RepointReport:
     """Point every DDP wrapper of the process at the groups that `world` has formed, and agree on the bucket layouts.
 
-    Collective over the default group. To be called after `World.rebuild` and before `restore`. `refuse` is called with
-    the reason when a wrapper that cannot take part is used all the same.
+    Collective over the default group. Call it after `GroupWorld.rebuild` and before `restore`. `refuse` gets the reason
+    when a wrapper that cannot take part is used all the same.
 
     Raises:
         RefusedError: the ranks have other wrappers than one another, or other groups for them.
@@ -68,7 +70,7 @@ def repoint(recovery: Recovery, world: World, plan: WorldPlan, refuse: Refuse = 
         ) from error
 
 
-def _repoint(recovery: Recovery, world: World, plan: WorldPlan, refuse: Refuse) -> RepointReport:
+def _repoint(recovery: StateRecovery, world: GroupWorld, plan: WorldPlan, refuse: Refuse) -> RepointReport:
     wrappers = taking_part(recovery, refuse)
     condition = recovery.condition()
     counts = recovery.has_committed or (bool(plan.adopt) and condition is Condition.STEPPED)

@@ -25,7 +25,7 @@ from torch.utils.data import DistributedSampler, IterableDataset
 
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.epochs import Epochs
-from taskd.adaptors.training.indices import GOLDEN, MASK, Indices, Order, WorkerStart, apart, held_by, put, samplers
+from taskd.adaptors.training.indices import GOLDEN, MASK, Indices, PassOrder, WorkerStart, apart, held_by, put, samplers
 from taskd.adaptors.training.loading import Meter
 from taskd.adaptors.training.seeds import mix
 
@@ -150,10 +150,10 @@ class LoaderPlace:
         """A pass within the loop over epochs is exhausted."""
         self._epochs.ended()
 
-    def order(self) -> Order:
+    def order(self) -> PassOrder:
         """That of the pass which an iterator is about to begin."""
         now = self._pass
-        return Order(now.seed, now.starts, 0 if self._iterable else now.handed, self._workers)
+        return PassOrder(now.seed, now.starts, 0 if self._iterable else now.handed, self._workers)
 
     def apart(self) -> Any:
         """In which an iterator is made: what it draws is the pass's."""
@@ -233,7 +233,7 @@ class LoaderPlace:
             put(self.held(), last.starts)
         elif last.starts and not self._iterable:
             self._put_samplers(last)
-            for _ in Order(last.seed, last.starts, 0, False).over(self._samplers()[0], self.held()):
+            for _ in PassOrder(last.seed, last.starts, 0, False).over(self._samplers()[0], self.held()):
                 pass
 
     def _states(self) -> list[bytes]:

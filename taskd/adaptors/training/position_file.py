@@ -32,14 +32,14 @@ _HEADER = struct.Struct("=3q")  # sequence, step, length of the payload
 CAPACITY_BYTES = SLOT_BYTES - _HEADER.size
 
 
-class Slot(enum.Enum):
+class PositionKind(enum.Enum):
     """What a payload stands for."""
 
     COMMITTED = 0  # kept for the two newest committed steps
     TENTATIVE = 2  # kept for the three newest
 
 
-_COMMITTED = Slot.COMMITTED
+_COMMITTED = PositionKind.COMMITTED
 
 
 class PositionFile:
@@ -86,7 +86,7 @@ class PositionFile:
         """For a `Pulse`, which writes the same slots in the same way. The file cannot be closed any more."""
         return Target(self._map, SLOT_BYTES, self._sequence)
 
-    def write(self, slot: Slot, step: int, rng: Sequence[Buffer], data: bytes = b"") -> None:
+    def write(self, slot: PositionKind, step: int, rng: Sequence[Buffer], data: bytes = b"") -> None:
         """Put down for `step` what the buffers show now, and the data position.
 
         Costs least if `rng` is the very object of the last call. ValueError if all of it takes more than

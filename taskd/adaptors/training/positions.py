@@ -5,14 +5,14 @@ from typing import Protocol
 
 from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.payload import pack
-from taskd.adaptors.training.position_file import Slot
+from taskd.adaptors.training.position_file import PositionKind
 from taskd.runtime.worker.pulse import Buffer
 
 
 class Positions(Protocol):
     """A `PositionFile`, or memory where no file can be had."""
 
-    def write(self, slot: Slot, step: int, rng: Sequence[Buffer], data: bytes) -> None:
+    def write(self, slot: PositionKind, step: int, rng: Sequence[Buffer], data: bytes) -> None:
         """Put down for `step` what the buffers show now, and the encoded data positions."""
 
     def read(self) -> dict[int, bytes]:
@@ -23,11 +23,11 @@ class PositionMemory:
     """Positions that die with the process; good enough for a survivor."""
 
     def __init__(self) -> None:
-        self._slots: dict[tuple[Slot, int], tuple[int, bytes]] = {}
+        self._slots: dict[tuple[PositionKind, int], tuple[int, bytes]] = {}
 
-    def write(self, slot: Slot, step: int, rng: Sequence[Buffer], data: bytes) -> None:
+    def write(self, slot: PositionKind, step: int, rng: Sequence[Buffer], data: bytes) -> None:
         """As `Positions.write`."""
-        key = (slot, step % (2 if slot is Slot.COMMITTED else 3))
+        key = (slot, step % (2 if slot is PositionKind.COMMITTED else 3))
         self._slots.pop(key, None)  # the newest is the last
         self._slots[key] = (step, pack(rng, data))
 

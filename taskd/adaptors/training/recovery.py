@@ -29,7 +29,7 @@ from taskd.adaptors.training.hooks import StepHooks
 from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.payload import pack, unpack
 from taskd.adaptors.training.pending import Pending
-from taskd.adaptors.training.position_file import PositionFile, Slot
+from taskd.adaptors.training.position_file import PositionFile, PositionKind
 from taskd.adaptors.training.positions import PositionMemory, Positions, not_known
 from taskd.adaptors.training.rest import Rest
 from taskd.adaptors.training.rng import RngCapture
@@ -43,7 +43,7 @@ from taskd.wire.messages import Condition
 _log = logging.getLogger(__name__)
 
 
-def _leaver(recovery: "Recovery") -> Callable[[], None]:
+def _leaver(recovery: "StateRecovery") -> Callable[[], None]:
     """What a forked child does: the file is its parent's."""
     known = weakref.ref(recovery)
 
@@ -55,7 +55,7 @@ def _leaver(recovery: "Recovery") -> Callable[[], None]:
     return leave
 
 
-class Recovery:
+class StateRecovery:
     """What lies behind one `TrainState`.
 
     Args:
@@ -313,8 +313,8 @@ class Recovery:
 
     def _record(self) -> None:
         rng = self._rng.capture()
-        self._positions.write(Slot.COMMITTED, self.step, rng, self.parts.data_position(rng))
+        self._positions.write(PositionKind.COMMITTED, self.step, rng, self.parts.data_position(rng))
 
     def _record_tentative(self) -> None:
         rng = self._rng.capture()
-        self._positions.write(Slot.TENTATIVE, self.step + 1, rng, self.parts.data_position(rng))
+        self._positions.write(PositionKind.TENTATIVE, self.step + 1, rng, self.parts.data_position(rng))

@@ -26,7 +26,7 @@ from taskd.adaptors.groups.sites import is_between, is_users
 from taskd.adaptors.training.script_text import (
     HARMLESS,
     LOOPS,
-    Place,
+    ScriptLine,
     blocks_to,
     calls,
     function_of,
@@ -83,7 +83,7 @@ class Rest:
                 return False
             frame, line = found
             code = frame.f_code
-            function = function_of(Place(code.co_filename, line, code.co_firstlineno))
+            function = function_of(ScriptLine(code.co_filename, line, code.co_firstlineno))
             if function is None:
                 return False
             names = _Names(frame, function)

@@ -22,7 +22,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.plain import Sent
-from taskd.adaptors.training.recovery import Recovery
+from taskd.adaptors.training.recovery import StateRecovery
 from taskd.errors import RestoreError
 from taskd.wire.messages import Condition, Transfer, WorldPlan
 
@@ -68,7 +68,7 @@ class RestoreReport:
     note: str
 
 
-def restore(recovery: Recovery, plan: WorldPlan, rank: int) -> RestoreReport:
+def restore(recovery: StateRecovery, plan: WorldPlan, rank: int) -> RestoreReport:
     """Bring this rank to `plan.target_step`: weights, optimizer and the rest, then RNG and data position.
 
     `rank` is that in the plan's world.
@@ -100,7 +100,7 @@ def restore(recovery: Recovery, plan: WorldPlan, rank: int) -> RestoreReport:
     return RestoreReport(size_bytes, (time.monotonic() - begun) * 1e3, "; ".join(note for note in notes if note))
 
 
-def _keep(recovery: Recovery, plan: WorldPlan, rank: int) -> str:
+def _keep(recovery: StateRecovery, plan: WorldPlan, rank: int) -> str:
     """Make this rank's own state the one of the target step; return what is not known about it."""
     condition = recovery.condition()
     if rank in plan.adopt and condition is Condition.STEPPED and recovery.step + 1 == plan.target_step:
@@ -141,7 +141,7 @@ class _Lane:
             dist.recv(tensor, self._donor)
 
 
-def _donate(recovery: Recovery, lane: _Lane) -> int:
+def _donate(recovery: StateRecovery, lane: _Lane) -> int:
     tensors: list[torch.Tensor] = []
     slots: list[_Slot] = []
     seen: dict[tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]], int] = {}
@@ -172,7 +172,7 @@ def _donate(recovery: Recovery, lane: _Lane) -> int:
     return lane.size_bytes
 
 
-def _receive(recovery: Recovery, lane: _Lane, target_step: int) -> bytes:
+def _receive(recovery: StateRecovery, lane: _Lane, target_step: int) -> bytes:
     """Fill the state with the donor's; return the donor's own position."""
     manifest = _receive_manifest(lane)
     if manifest.step != target_step:

@@ -23,14 +23,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.groups.lone import communicating
 from taskd.adaptors.groups.wrappers import line_of, made_inside
-from taskd.adaptors.training.recovery import Recovery
+from taskd.adaptors.training.recovery import StateRecovery
 from taskd.errors import RefusedError
 from taskd.wire.messages import Condition
 
 Refuse = Callable[[str], None]
 
 
-def taking_part(recovery: Recovery, refuse: Refuse) -> list[DistributedDataParallel]:
+def taking_part(recovery: StateRecovery, refuse: Refuse) -> list[DistributedDataParallel]:
     """Return the wrappers that all ranks have. Collective over the default group.
 
     Raises:
@@ -141,11 +141,11 @@ def digest(thing: list[Any]) -> int:
     return int.from_bytes(hashlib.blake2b(repr(thing).encode(), digest_size=8).digest(), "big") >> 1
 
 
-def _current(recovery: Recovery) -> list[DistributedDataParallel]:
+def _current(recovery: StateRecovery) -> list[DistributedDataParallel]:
     return [wrapper for wrapper in recovery.parts.wrappers() if not isinstance(wrapper.process_group, OutdatedGroup)]
 
 
-def _counts(recovery: Recovery, empty: bool) -> list[list[int]]:
+def _counts(recovery: StateRecovery, empty: bool) -> list[list[int]]:
     """Of each rank: wrappers made outside and inside of the resilient function, and whether it is a newcomer."""
     inside = [made_inside(wrapper) for wrapper in _current(recovery)]
     return gather([inside.count(False), inside.count(True), empty])

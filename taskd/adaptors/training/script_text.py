@@ -17,7 +17,7 @@ LOOPS: Final = (ast.For, ast.While, ast.AsyncFor)
 FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
-class Place(NamedTuple):
+class ScriptLine(NamedTuple):
     """A line of the script that is being run: the file, the line, and the first line of its function."""
 
     file: str
@@ -25,7 +25,7 @@ class Place(NamedTuple):
     function: int
 
 
-def function_of(place: Place) -> ast.AST | None:
+def function_of(place: ScriptLine) -> ast.AST | None:
     """The function's tree; None if there is no text, or it cannot be read."""
     tree = _tree("".join(linecache.getlines(place.file)))
     for node in () if tree is None else ast.walk(tree):

@@ -30,7 +30,7 @@ import torch.distributed as dist
 from taskd.adaptors.faults import in_one_line, kind_of, last_words
 from taskd.adaptors.groups.members import Members
 from taskd.adaptors.groups.setup_results import Recording, Replay
-from taskd.adaptors.groups.world import World
+from taskd.adaptors.groups.world import GroupWorld
 from taskd.adaptors.groups.wrappers import inside
 from taskd.adaptors.seams.parts import FOR_FREEING
 from taskd.adaptors.training import failures
@@ -38,7 +38,7 @@ from taskd.adaptors.training.behind import BehindCommit
 from taskd.adaptors.training.checkpoint import dump
 from taskd.adaptors.training.layout import repoint
 from taskd.adaptors.training.outside import tell_outside
-from taskd.adaptors.training.recovery import Recovery
+from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.refusals import Matter, Refusals, matters, tell_inexact
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.sameness import gather
@@ -49,7 +49,7 @@ from taskd.adaptors.training.tripwire import Interrupted, Tripwire, interrupt
 from taskd.core.evidence import Standing
 from taskd.core.faults import FaultKind
 from taskd.errors import CheckpointError, RecoveryError, RefusedError, RestoreError, ShimError
-from taskd.runtime.box.recorder import NullRecorder, Phase, Recorder, open_recorder
+from taskd.runtime.box.recorder import BoxPhase, NullRecorder, Recorder, open_recorder
 from taskd.runtime.worker import worker
 from taskd.wire.messages import Condition, WorldPlan
 
@@ -68,7 +68,7 @@ class Runtime:
         self.rank = link.config.rank
         self.recorder: Recorder | NullRecorder = open_recorder()
         frees = isinstance(self.recorder, Recorder) and not FOR_FREEING.misfit()
-        self.world = World(self.recorder.break_collectives if frees else None, self.recorder.naming)
+        self.world = GroupWorld(self.recorder.break_collectives if frees else None, self.recorder.naming)
         self.session: Session | None = None
         """The resilient function that runs."""
         self._tripwire = Tripwire(self._is_inside, interrupt)
@@ -90,7 +90,7 @@ class Runtime:
             path = link.config.position.with_suffix(".setup")
             self._setup = self.world.replay(path) if link.joins else Recording(path, self.world.is_own)
 
-    def end_setup(self, recovery: Recovery) -> None:
+    def end_setup(self, recovery: StateRecovery) -> None:
         """The resilient function is entered: nothing is recorded any more, and it is told what stands in the way."""
         setup, self._setup = self._setup, None
         unkept = setup.end() if setup is not None else None
@@ -140,7 +140,7 @@ class Runtime:
         if self.link.interrupted and self._is_inside():
             interrupt()
 
-    def form(self, plan: WorldPlan, recovery: Recovery) -> None:
+    def form(self, plan: WorldPlan, recovery: StateRecovery) -> None:
         """Form the groups of the plan's generation, and point the model's wrappers at them.
 
         Raises:
@@ -153,7 +153,7 @@ class Runtime:
             repoint(recovery, self.world, plan, self.refuse_rebuild)
         finally:
             self._building = False
-        self.world.bury()
+        self.world.destroy_retired()
 
 
 _runtime: Runtime | None = None
@@ -161,7 +161,7 @@ _runtime: Runtime | None = None
 
 def install(
     link: worker.WorkerLink, world_size: int, rebuilt: Callable[[int], None] = lambda _generation: None
-) -> World:
+) -> GroupWorld:
     """Make this process's runtime. Called once, when torch has been imported and before the script makes a group.
 
     `rebuilt` hears the generation of each world that this process is taken into. Returns its process groups.
@@ -213,7 +213,7 @@ def resilient(state: TrainState) -> Callable[[Callable[P, R]], Callable[P, R]]:
 class Session:
     """One resilient function of this process, over all generations."""
 
-    def __init__(self, runtime: Runtime, recovery: Recovery) -> None:
+    def __init__(self, runtime: Runtime, recovery: StateRecovery) -> None:
         self._runtime = runtime
         self._link = runtime.link
         self.recovery = recovery
@@ -286,7 +286,7 @@ class Session:
                 self._join(plan)
                 if plan.dump:
                     return [], self._dump(plan)
-            self._runtime.recorder.phase(Phase.TRAINING)
+            self._runtime.recorder.phase(BoxPhase.TRAINING)
             self.watch_commit()
             self.inside = True
             try:
@@ -306,7 +306,7 @@ class Session:
             if not self._is_fault(error):
                 self._link.last_words(*last_words(error))
                 raise
-            self._runtime.recorder.phase(Phase.PAUSED)
+            self._runtime.recorder.phase(BoxPhase.PAUSED)
             self._runtime.world.abandon()
             if isinstance(error, RefusedError):
                 self._runtime.refuse_rebuild(str(error))
@@ -317,7 +317,7 @@ class Session:
             self._behind.note(error, recovery.step, between=between, rest=recovery.left_out)
             self._link.raised(recovery.step, condition, _describe(error))
             return [], error
-        self._runtime.recorder.phase(Phase.FINISHED)
+        self._runtime.recorder.phase(BoxPhase.FINISHED)
         self._link.returned(recovery.step, recovery.condition())
         return result, None
 
@@ -326,10 +326,10 @@ class Session:
         rank = Members.of(plan).rank_of(runtime.rank)
         replicas = plan.replicas or plan.world_size
         runtime.refusals.first_step("")
-        runtime.recorder.phase(Phase.REBUILDING)
+        runtime.recorder.phase(BoxPhase.REBUILDING)
         runtime.form(plan, recovery)
         self._link.joined(recovery.step, recovery.condition())
-        runtime.recorder.phase(Phase.RESTORING)
+        runtime.recorder.phase(BoxPhase.RESTORING)
         recovery.enter_world(runtime.rank, rank, plan.world_size, replicas)
         report = restore(recovery, plan, rank)
         if report.note:

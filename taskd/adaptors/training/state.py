@@ -2,7 +2,7 @@
 
 Rules:
 
-1. Every name without an underscore is for the script, and documented. What a recovery calls is `Recovery`'s.
+1. Every name without an underscore is for the script, and documented. What a recovery calls is `StateRecovery`'s.
 2. Which parts are equal on all ranks, and which are each rank's own, is said or known by their type (see `kinds`).
 """
 
@@ -13,7 +13,7 @@ import torch
 
 from taskd.adaptors.training.kinds import sort
 from taskd.adaptors.training.parts import Parts
-from taskd.adaptors.training.recovery import Recovery
+from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.seeds import Seeds
 from taskd.adaptors.training.shares import Share
 
@@ -56,7 +56,7 @@ class TrainState:
     ) -> None:
         sorted_parts = sort(parts, data, replicated, taken=(*dir(type(self)), "_recovery"))
         seeds = None if seed is None else Seeds(seed)
-        self._recovery = Recovery(Parts(sorted_parts), seeds, self.commit)
+        self._recovery = StateRecovery(Parts(sorted_parts), seeds, self.commit)
 
     def __getattr__(self, name: str) -> Any:
         recovery = self.__dict__.get("_recovery")

@@ -5,26 +5,26 @@ Rules:
 1. `plan` says what is to be done at the same time, `take` gets what has come of it, until `plan` has no more to ask.
 2. Whether a node lives is settled before how fast it is: trials for suspects take the nodes that they need; links and
    what is slow are tried again with those that are left.
-3. What fails or is slow once is tried again before anybody is accused.
-4. Nothing depends on chance or on the order of a mapping: the same answers lead to the same rounds and verdict.
+3. What fails or is slow once is tried again before anybody is blamed.
+4. Nothing depends on chance or on the order of a mapping: the same answers lead to the same rounds and diagnosis.
 
 What is evidence is said in `evidence`, who meets whom and the bound on the rounds in `pairing`, what is slow in `own`
-and `network`, and who leaves in `verdict`.
+and `network`, and who leaves in `diagnosis`.
 """
 
 from collections.abc import Iterable, Mapping
 
+from taskd.core.nodecheck.diagnosis import CheckDiagnosis, judge
 from taskd.core.nodecheck.evidence import Book, CheckPolicy, Edge, Measured, Round
 from taskd.core.nodecheck.network import Network
 from taskd.core.nodecheck.own import Baseline, OwnRates
 from taskd.core.nodecheck.pairing import Circle, first_edges, life_edges, link_edges, most_rounds
-from taskd.core.nodecheck.verdict import CheckVerdict, judge
 from taskd.errors import TransitionError
 from taskd.wire.checks import Own
 
 
 class NodeCheck:
-    """One check, from its first round to its verdict.
+    """One check, from its first round to its diagnosis.
 
     Args:
         nodes: to be judged, in the order of their places.
@@ -83,7 +83,7 @@ class NodeCheck:
             network.take(results)
         self._open = None
 
-    def verdict(self) -> CheckVerdict:
+    def diagnosis(self) -> CheckDiagnosis:
         """What is thought by now; final when `plan` has no more to ask."""
         return judge(self._book, self._own.slow(), (self._bandwidth, self._latency), self._policy)
 

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from taskd.core.nodecheck.check import NodeCheck
+from taskd.core.nodecheck.diagnosis import CheckDiagnosis, Leave, NodeHealth, choose_out
 from taskd.core.nodecheck.evidence import CheckPolicy
 from taskd.core.nodecheck.examination import GRACE_S, Action, Checked, Examination, RoundOver, Wanted, limits
 from taskd.core.nodecheck.own import Baseline
-from taskd.core.nodecheck.diagnosis import CheckDiagnosis, Leave, NodeHealth, choose_out
 from taskd.core.places import Nodes, may_train
 from taskd.core.policy import Policy
 from taskd.wire.checks import Cleared, Dismissed, Examine
@@ -32,7 +32,7 @@ _GONE = 256
 """Of so many agents that have gone, and four for each place, it is remembered what was found."""
 Order = Examine | Cleared | Dismissed
 _NOT_TOLD_APART = (
-    "{names} fail with one another, and it cannot be told who is at fault: {node} leaves, so that another node can be "
+    "{names} fail with one another, and it is not clear which is at fault: {node} leaves, so that another node can be "
     "tried in its place."
 )
 
@@ -155,9 +155,9 @@ class Checkup:
         if len(present) >= self.policy.node_count:
             return True
         least = max(status.min_nodes for status in present)
-        patience = self.policy.node_check
-        unproven_s = patience.last_call_s if 0 < least <= len(present) else patience.gather_s
-        return now_s - self._since.waiting_s >= unproven_s
+        policy = self.policy.node_check
+        limit_s = policy.last_call_s if 0 < least <= len(present) else policy.gather_s
+        return now_s - self._since.waiting_s >= limit_s
 
     def _all_ready(self, waiting: Iterable[NodeStatus], now_s: float) -> bool:
         """Whether all could begin at once: what a node needs to start its processes is no part of a round's time."""
@@ -212,7 +212,7 @@ class Checkup:
                 if agent in nodes:
                     place = max(nodes[agent].wants, nodes[agent].node_rank)
                     self._out.append(Wanted(place, self._dismissed[agent]))
-            elif found.standing is not NodeHealth.UNDECIDED:
+            elif found.health is not NodeHealth.UNDECIDED:
                 self._cleared[agent] = found.text
         for known in (self._cleared, self._dismissed, self._doubts):
             self._forget(known, nodes)

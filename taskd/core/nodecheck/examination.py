@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from taskd.core.nodecheck.check import NodeCheck
-from taskd.core.nodecheck.evidence import CheckPolicy, Edge, Round, merged, timeout_s
 from taskd.core.nodecheck.diagnosis import CheckDiagnosis, Leave
-from taskd.core.policy import NodeCheck as NodeCheckPolicy
-from taskd.core.policy import Policy
+from taskd.core.nodecheck.evidence import CheckPolicy, Edge, Round, merged, timeout_s
+from taskd.core.policy import NodeCheckPolicy, Policy
 from taskd.wire.checks import Examine, Examined, Own, Trial, TrialResult
 from taskd.wire.messages import NodeStatus
 

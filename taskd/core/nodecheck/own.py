@@ -49,7 +49,7 @@ class Slowness:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _SpeedCheck:
     what: What
     field: str
     margin: str
@@ -58,10 +58,10 @@ class _Kind:
 
 
 _KINDS: Final = (
-    _Kind(What.COMPUTE, "compute_tflops", "compute_margin", "computes", "TFLOP/s"),
-    _Kind(What.MEMORY, "memory_gbps", "memory_margin", "copies memory at", "GB/s"),
-    _Kind(What.LOOPBACK, "loopback_gbps", "loopback_margin", "sends to itself", "GB/s"),
-    _Kind(What.DISK, "disk_mbps", "disk_margin", "writes to its disk", "MB/s"),
+    _SpeedCheck(What.COMPUTE, "compute_tflops", "compute_margin", "computes", "TFLOP/s"),
+    _SpeedCheck(What.MEMORY, "memory_gbps", "memory_margin", "copies memory at", "GB/s"),
+    _SpeedCheck(What.LOOPBACK, "loopback_gbps", "loopback_margin", "sends to itself", "GB/s"),
+    _SpeedCheck(What.DISK, "disk_mbps", "disk_margin", "writes to its disk", "MB/s"),
 )
 
 
@@ -70,7 +70,7 @@ class OwnRates:
 
     def __init__(self, policy: CheckPolicy, baseline: Baseline, judged: Collection[str]) -> None:
         self._policy, self._judged = policy, frozenset(judged)
-        self._best: dict[_Kind, dict[str, float]] = {kind: {} for kind in _KINDS}
+        self._best: dict[_SpeedCheck, dict[str, float]] = {kind: {} for kind in _KINDS}
         self.take({name: own for name, own in baseline.own.items() if name not in self._judged})
 
     def take(self, results: Mapping[str, Own]) -> None:

@@ -60,7 +60,7 @@ def link_edges(book: Book, busy: Iterable[str]) -> list[Edge]:
             used.update(edge)
     groups = [[*one, *other] for one, other in zip(links[::2], links[1::2], strict=False)]
     if len(links) % 2:
-        groups.append([*links[-1], *_witnesses(book, links[-1], used)])
+        groups.append([*links[-1], *_good_partners(book, links[-1], used)])
     return _all_edges(book, groups)
 
 
@@ -171,7 +171,7 @@ def _couples(book: Book, suspects: list[str]) -> list[tuple[str, ...]]:
     return [*couples, *(tuple(single[at : at + 2]) for at in range(0, len(single), 2))]
 
 
-def _witnesses(book: Book, link: Edge, used: set[str]) -> list[str]:
+def _good_partners(book: Book, link: Edge, used: set[str]) -> list[str]:
     """Two good nodes that are free, best such as have passed with an end of the link."""
     met = (peer for name in link for peer in reversed(book.passed_with[name]))
     free = (name for name in (*met, *book.names) if name not in used and book.is_good(name))

@@ -1,7 +1,7 @@
 """The recovery of one job: the manager's machine, in the manager's process.
 
 `machine.py` takes in reports and time; `table.py` says what follows. `phases.py` and `events.py` are the data,
-`handlers/` the decisions, `job.py` the facts, and the other files the commands by which facts change.
+`handlers/` the decisions, `job.py` the facts, and the other files the effects by which facts change.
 """
 
 from taskd.core.recovery.actions import (

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeAlias
 
 from taskd.core.evidence import Evidence
+from taskd.core.findings import Diagnosis
 from taskd.core.recovery.events import AnyEvent
 from taskd.core.recovery.phases import AnyPhase
 from taskd.core.recovery.record import FaultRecord
 from taskd.core.rhythm import Hang
-from taskd.core.findings import Diagnosis
 from taskd.wire.messages import Directive
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Note:
 Action: TypeAlias = Publish | Recovered | Setback | JobEnded | Diagnosed | AskKernel | AskCluster | Superseded | Note
 
 
-class Command(NamedTuple):
+class Effect(NamedTuple):
     """A change of the job's facts that a handler asks for. What it returns is an event, dealt with at once."""
 
     act: "Callable[..., AnyEvent | None]"
@@ -114,13 +114,13 @@ class Command(NamedTuple):
     named: Mapping[str, Any]
 
 
-def do(act: "Callable[Concatenate[Job, float, P], AnyEvent | None]", *given: P.args, **named: P.kwargs) -> Command:
+def do(act: "Callable[Concatenate[Job, float, P], AnyEvent | None]", *given: P.args, **named: P.kwargs) -> Effect:
     """Have `act(job, now_s, …)` done."""
-    return Command(act, given, named)
+    return Effect(act, given, named)
 
 
-Next: TypeAlias = tuple[AnyPhase, tuple[Command, ...]]
-"""The phase that comes next, and the commands to carry out then, in this order."""
+Next: TypeAlias = tuple[AnyPhase, tuple[Effect, ...]]
+"""The phase that comes next, and the effects to carry out then, in this order."""
 
 Handler: TypeAlias = Callable[..., Next]
-"""`(phase, event, job, now_s) -> (phase, commands)`, without any effect of its own."""
+"""`(phase, event, job, now_s) -> (phase, effects)`, without side effects."""

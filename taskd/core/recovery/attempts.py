@@ -9,7 +9,7 @@ Rules:
    step, and nobody was ended by others: the script cannot go on in that world, and may well from its beginning.
 4. Every attempt that fails leaves its reason.
 
-All functions are commands: `(job, now_s, …)`. Those that choose return what was chosen.
+All functions are effects: `(job, now_s, …)`. Those that choose return what was chosen.
 """
 
 from collections.abc import Collection, Mapping

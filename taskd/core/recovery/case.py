@@ -6,7 +6,7 @@ Rules:
 2. A diagnosis is reported once for a fault, and again only if its kind or its culprits change.
 3. Slow ranks and losses that are not finite are reported and change nothing (`pace.py`).
 
-The functions that take a time are commands, `(job, now_s, …)`; what they know of the ranks is in `Case.watch`.
+The functions that take a time are effects, `(job, now_s, …)`; what they know of the ranks is in `Case.watch`.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 
 from taskd.core.diagnosis import lost_with_node
 from taskd.core.evidence import Evidence
+from taskd.core.findings import Diagnosis, Kind
 from taskd.core.recovery.actions import Diagnosed, Note
 from taskd.core.recovery.orders import send
 from taskd.core.rhythm import Activity, Hang
-from taskd.core.findings import Kind, Diagnosis
 from taskd.core.watch import Watch
 from taskd.wire.messages import Order
 

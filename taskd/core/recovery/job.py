@@ -2,7 +2,7 @@
 
 Rules:
 
-1. Handlers read it; only the commands that they return change it (`attempts.py`, `orders.py`, `case.py`, `nodes.py`).
+1. Handlers read it; only the effects that they return change it (`attempts.py`, `orders.py`, `case.py`, `nodes.py`).
 2. Nothing is decided here.
 """
 
@@ -18,7 +18,7 @@ from taskd.core.recovery.absence import Absence
 from taskd.core.recovery.actions import Action
 from taskd.core.recovery.case import Case
 from taskd.core.recovery.orders import Orders
-from taskd.core.recovery.pace import Pace
+from taskd.core.recovery.pace import PaceFacts
 from taskd.core.recovery.phases import AnyPhase, Pausing
 from taskd.core.recovery.record import FaultRecord
 from taskd.core.strategy import is_sized
@@ -54,7 +54,7 @@ class Job:
     budget: Budget | None = None
     incident: Incident | None = None
     case: Case = field(default_factory=Case)
-    pace: Pace = field(default_factory=Pace)
+    pace: PaceFacts = field(default_factory=PaceFacts)
     absence: Absence = field(default_factory=Absence)
     orders: Orders = field(default_factory=Orders)
     step: int = -1

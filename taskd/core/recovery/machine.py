@@ -4,8 +4,8 @@ Rules:
 
 1. Agents report whole states (`hear`), time passes (`tick`); out come actions. Nothing here reads a clock.
 2. `table.py` names every pair of phase and event that may happen. Any other pair raises and changes nothing.
-3. A handler is pure: it returns the next phase, and commands that change the job's facts. What a command returns is an
-   event, which is dealt with before the next command.
+3. A handler is pure: it returns the next phase, and effects that change the job's facts. What an effect returns is an
+   event, which is dealt with before the next effect.
 4. Who holds no place speaks for no rank, and is not believed that this manager's time is over.
 """
 
@@ -221,11 +221,11 @@ class Recovery:
         """An event has happened. Nothing happens any more to a job that has stopped, unless it goes on elsewhere."""
         if self.phase is Phase.STOPPED and event.kind is not Event.OVERTAKEN:
             return
-        phase, commands = self.row(event.kind).act(self.state, event, self.job, now_s)
+        phase, effects = self.row(event.kind).act(self.state, event, self.job, now_s)
         self._review_due |= phase.kind is Phase.RUNNING and self.state is not phase
         self.state = phase
-        for command in commands:
-            then = command.act(self.job, now_s, *command.given, **command.named)
+        for effect in effects:
+            then = effect.act(self.job, now_s, *effect.given, **effect.named)
             if then is not None:
                 self.fire(then, now_s)
 

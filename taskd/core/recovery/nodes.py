@@ -1,4 +1,4 @@
-"""Places given and taken: commands on the nodes of a job.
+"""Places given and taken: effects on the nodes of a job.
 
 A place is given to a node that waits; if none does the cluster is asked for one.
 """

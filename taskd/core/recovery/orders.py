@@ -9,9 +9,9 @@ Rules:
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from taskd.core.rendezvous import NOWHERE, Rendezvous
 from taskd.core.recovery.actions import Publish
 from taskd.core.recovery.record import tell
+from taskd.core.rendezvous import NOWHERE, Rendezvous
 from taskd.wire.messages import Directive, Ledger, Order, Place, WorldPlan
 from taskd.wire.text import line
 

@@ -16,9 +16,9 @@ from taskd.core.evidence import Evidence
 from taskd.core.recovery.actions import Note
 from taskd.core.recovery.case import report
 from taskd.core.stragglers.detector import Layout
+from taskd.core.stragglers.diagnosis import Straggler
 from taskd.core.stragglers.exclusion import Exclusion, exclusion
 from taskd.core.stragglers.pacing import Pacing
-from taskd.core.stragglers.diagnosis import Straggler
 from taskd.wire.messages import RankSpan
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _ONE_STREAK_STEPS = 100
 
 
 @dataclass(slots=True)
-class Pace:
+class PaceFacts:
     """What was seen of a job that gets on."""
 
     pacing: Pacing | None = None
@@ -43,7 +43,7 @@ class Pace:
     """The ranks that were named for losses that are not finite."""
 
 
-def forget_paces(pace: Pace) -> None:
+def forget_paces(pace: PaceFacts) -> None:
     """The world is another one."""
     pace.pacing = None
     pace.slow.clear()

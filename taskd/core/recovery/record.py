@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from taskd.core.causes import Cause
+from taskd.core.findings import Diagnosis
 from taskd.core.policy import Strategy
 from taskd.core.strategy import Decision
-from taskd.core.findings import Diagnosis
 from taskd.core.world import RankView
 
 NOTHING: Final = Decision(Strategy.EXIT, False, "")
@@ -30,7 +30,7 @@ class Milestones:
 
 
 @dataclass(slots=True)
-class Processes:
+class ProcessesOfFault:
     """By rank the PIDs of those that lived through it, and of the new ones."""
 
     kept: dict[int, int] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class FaultRecord:
     """The attempts that failed, and why."""
     target_step: int = -1
     milestones: Milestones = field(default_factory=Milestones)
-    processes: Processes = field(default_factory=Processes)
+    processes: ProcessesOfFault = field(default_factory=ProcessesOfFault)
 
     def begin_attempt(self, generation: int) -> None:
         """Another world is tried: the milestones of the former one do not count."""

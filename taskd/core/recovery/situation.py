@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 
 from taskd.core.faults import FaultKind
-from taskd.core.strategy import Refusals, Situation
+from taskd.core.strategy import KeepingRefusals, Situation
 from taskd.core.world import World
 from taskd.wire.messages import RankStatus
 
@@ -69,7 +69,7 @@ def situation(world: World, *, no_donor: bool) -> Situation:
         uncooperative=tuple(
             rank for rank, view in views if rank not in lost and rank not in unreachable and not view.cooperative
         ),
-        refusals=Refusals(
+        refusals=KeepingRefusals(
             no_survivor=_lost_set(world, away),
             no_survivor_elsewhere=_lost_set(world, failing, "left on another node"),
             no_shrinking=_unknown_set(world, failing),

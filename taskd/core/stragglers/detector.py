@@ -4,7 +4,7 @@ Rules:
 
 1. A rank is slow that the others wait for: it needs longer than they do, or than its own history says, and waits less.
 2. What counts is a rank's own time with the waiting for data, without the collectives; where it is known how much a
-   rank was given to do (`Step.work`), without what that explains. Who has more to do is not accused.
+   rank was given to do (`Step.work`), without what that explains. Who has more to do is not blamed.
 3. Steps of another kind are set aside: the first ones, and those that take everybody twice as long as usual. What
    happens to one rank now and then (a checkpoint, a pause) is bounded by the tests.
 4. Ranks are compared with ranks, nodes with nodes (by the median of their ranks), the time that the collectives need
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from taskd.core.stragglers.compare import EVEN, LEARN, SLOW, Comparison, median, steps_needed
-from taskd.core.stragglers.verdict import Cause, Column, Straggler, explain_rank, explain_unit
+from taskd.core.stragglers.diagnosis import Column, SlowCause, Straggler, explain_rank, explain_unit
 from taskd.core.stragglers.work import WorkLaw
 
 WARM_UP: Final = 8
@@ -237,8 +237,8 @@ class Stragglers:
 
     def _tell_link(self, links: Sequence[int]) -> list[Straggler]:
         """The network, unless a slow rank explains it."""
-        accused = [unit for unit in self._by_rank.units if unit.told or unit.score > self._by_rank.limit / 2]
-        if not links or accused:
+        blamed = [unit for unit in self._by_rank.units if unit.told or unit.score > self._by_rank.limit / 2]
+        if not links or blamed:
             return []
         unit = self._network.units[0]
         unit.told = True
@@ -284,4 +284,4 @@ def judge(rows: Sequence[Sequence[Step]], layout: Layout) -> tuple[Straggler, ..
     return tuple(found for row in rows for found in detector.note(row))
 
 
-__all__ = ["LEARN", "WARM_UP", "WINDOW", "Cause", "Layout", "Step", "Straggler", "Stragglers", "judge"]
+__all__ = ["LEARN", "WARM_UP", "WINDOW", "SlowCause", "Layout", "Step", "Straggler", "Stragglers", "judge"]

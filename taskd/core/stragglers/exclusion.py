@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from taskd.core.stragglers.detector import Layout
-from taskd.core.stragglers.verdict import HARDWARE, Straggler
+from taskd.core.stragglers.diagnosis import HARDWARE, Straggler
 
 WORTH: Final = 0.10
 
@@ -28,8 +28,8 @@ class Exclusion:
 
 
 def exclusion(found: Straggler, layout: Layout, spares: int, *, even: bool = False) -> Exclusion:
-    """What follows from a verdict. `spares`: nodes that wait for a place; `even`: it is known what each has to do."""
-    places = tuple(sorted({layout.nodes[rank] for rank in found.accused if rank in layout.nodes}))
+    """What follows from a diagnosis. `spares`: nodes that wait for a place; `even`: it is known what each has to do."""
+    places = tuple(sorted({layout.nodes[rank] for rank in found.blamed if rank in layout.nodes}))
     reason = _why_not(found, places, spares, even)
     if reason:
         return Exclusion((), reason)

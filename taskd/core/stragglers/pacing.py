@@ -15,10 +15,10 @@ from typing import Final
 
 from taskd.core.account import finding
 from taskd.core.evidence import Evidence, Pace
+from taskd.core.findings import Diagnosis, Kind
 from taskd.core.stragglers.detector import Layout, Stragglers
+from taskd.core.stragglers.diagnosis import SlowCause, Straggler
 from taskd.core.stragglers.rows import Rows
-from taskd.core.stragglers.verdict import Cause, Straggler
-from taskd.core.verdict import Kind, Verdict
 from taskd.wire.messages import RankSpan
 
 CROWDED_EXCESS: Final = 0.4
@@ -28,12 +28,12 @@ LEAST_SHARE: Final = 0.05
 EVERY_S: Final = 1.0
 _RANKS_A_SECOND: Final = 2048
 _KINDS: Final = {
-    Cause.COMPUTE: Kind.SLOW,
-    Cause.NODE: Kind.SLOW_NODE,
-    Cause.DATA: Kind.SLOW_LOADING,
-    Cause.LINK: Kind.SLOW_NETWORK,
-    Cause.IMBALANCE: Kind.UNEVEN,
-    Cause.WORKLOAD: Kind.UNEVEN,
+    SlowCause.COMPUTE: Kind.SLOW,
+    SlowCause.NODE: Kind.SLOW_NODE,
+    SlowCause.DATA: Kind.SLOW_LOADING,
+    SlowCause.LINK: Kind.SLOW_NETWORK,
+    SlowCause.IMBALANCE: Kind.UNEVEN,
+    SlowCause.WORKLOAD: Kind.UNEVEN,
 }
 
 
@@ -62,7 +62,7 @@ class Pacing:
         return [one for one in found if self._is_worth_telling(one)]
 
     def _is_worth_telling(self, one: Straggler) -> bool:
-        if not one.accused:
+        if not one.blamed:
             return not self._crowded
         enough = one.excess_s >= LEAST_SHARE * self._detector.step_s
         return enough and (not self._crowded or one.excess >= CROWDED_EXCESS)
@@ -76,18 +76,18 @@ class Pacing:
         """Whether the ranks have told how much they were given to do."""
         return self._detector.knows_work
 
-    def verdict(self, one: Straggler) -> tuple[Verdict, dict[int, Evidence]]:
-        """For the job's log: the verdict, and how fast each rank has been lately."""
+    def diagnosis(self, one: Straggler) -> tuple[Diagnosis, dict[int, Evidence]]:
+        """For the job's log: the diagnosis, and how fast each rank has been lately."""
         evidence = {
             rank: Evidence(self.layout.nodes[rank], pace=Pace(one.steps, own + waited + data, waited, data))
             for rank, (own, waited, data) in self._detector.times().items()
         }
         kind = _KINDS[one.cause]
         facts = tuple(finding(rank, kind, evidence[rank]) for rank in one.ranks)
-        return Verdict(kind, one.accused, (), one.sentence + self._where(one), facts), evidence
+        return Diagnosis(kind, one.blamed, (), one.sentence + self._where(one), facts), evidence
 
     def _where(self, one: Straggler) -> str:
-        places = sorted({self.layout.nodes[rank] for rank in one.accused})
+        places = sorted({self.layout.nodes[rank] for rank in one.blamed})
         if not places or len(set(self.layout.nodes.values())) < 2:
             return ""
         return f" {'They are' if len(one.ranks) > 1 else 'It is'} on node {', '.join(map(str, places))}."

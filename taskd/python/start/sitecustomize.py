@@ -11,8 +11,8 @@ _package = os.path.dirname(os.path.dirname(os.path.dirname(_here)))
 # The standard library and taskd themselves, whatever has their names in the directories that the user has put first.
 _clean = [_library, f"{_library}/lib-dynload", _package, *_path]
 sys.path[:] = _clean
-from taskd.adaptors.torchrun.shelter import Shelter  # noqa: E402
+from taskd.adaptors.torchrun.isolation import ImportIsolation  # noqa: E402
 from taskd.adaptors.torchrun.start import begin  # noqa: E402
 
 sys.path[:] = _path
-begin(_here, Shelter(_known, _clean))
+begin(_here, ImportIsolation(_known, _clean))

@@ -22,21 +22,21 @@ from typing_extensions import assert_never
 
 from taskd.config.agent import AgentConfig
 from taskd.core.agent import Action, Node
-from taskd.core.meeting import Meeting
 from taskd.core.plausible import strange
-from taskd.runtime.agent.crew import Crew
+from taskd.core.rendezvous import Rendezvous
 from taskd.runtime.agent.deaths import DeathWatch
 from taskd.runtime.agent.embedded import connect
 from taskd.runtime.agent.examiner import Examiner
+from taskd.runtime.agent.job_status import JobStatus
+from taskd.runtime.agent.manager_timeout import ManagerTimeout
 from taskd.runtime.agent.observer import Observer
-from taskd.runtime.agent.patience import Patience
 from taskd.runtime.agent.ports import NodeIdentity, Outlook, Templates, WorkerHost
-from taskd.runtime.agent.prospect import Prospect
 from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.agent.sockets import LocalServer, Peer
 from taskd.runtime.agent.standbys import StandbyPool
 from taskd.runtime.agent.statuses import Reports
-from taskd.runtime.agent.warmth import SDKLESS_DELAY_S, Warmth
+from taskd.runtime.agent.supervisor import RankSupervisor
+from taskd.runtime.agent.warm_up import SDKLESS_DELAY_S, WarmUp
 from taskd.runtime.links.identity import agent_of
 from taskd.runtime.links.links import AgentSocket
 from taskd.runtime.manager.manager import Manager
@@ -50,7 +50,6 @@ from taskd.wire.messages import (
     FromManager,
     Heard,
     Hello,
-    LastWords,
     Modules,
     Order,
     Probed,
@@ -58,6 +57,7 @@ from taskd.wire.messages import (
     Refusal,
     Refuses,
     SawNonFinite,
+    SelfReport,
     Stage,
     WorkerReport,
 )
@@ -68,7 +68,7 @@ logger = logging.getLogger(__name__)
 class NodeAgent:
     """Implements `taskd.runtime.agent.ports.NodeRuntime`. `serve_store` makes the node's store server."""
 
-    def __init__(self, config: AgentConfig, serve_store: Callable[[], Meeting]) -> None:
+    def __init__(self, config: AgentConfig, serve_store: Callable[[], Rendezvous]) -> None:
         self._config = config
         self._serve_store = serve_store
         self._reports = Reports(config.job_id)
@@ -76,10 +76,10 @@ class NodeAgent:
         self._files = RankFiles(config.run_dir, config.job_id)
         self._server = LocalServer(self._files.socket)
         self._deaths = DeathWatch()
-        self._pool = StandbyPool(self._server, config.standbys, lambda: self._crew.start_template())  # noqa: PLW0108  no crew yet
-        self._crew = Crew(self._files, self._deaths, self._pool, config.preload)
-        self._processes = self._crew.processes
-        self._observer = Observer(config.job_id, self._crew, self._reports.proof)
+        self._pool = StandbyPool(self._server, config.standbys, lambda: self._ranks.start_template())  # noqa: PLW0108  not yet there
+        self._ranks = RankSupervisor(self._files, self._deaths, self._pool, config.preload)
+        self._processes = self._ranks.processes
+        self._observer = Observer(config.job_id, self._ranks, self._reports.proof)
         self._identity: NodeIdentity | None = None
         self._link: AgentSocket | None = None
         self._manager: Manager | None = None
@@ -90,16 +90,16 @@ class NodeAgent:
         self._told: object = None
         self._stock = config.presumes_manager  # until one answers
         self._local_ranks, self._sent_s = 1, 0.0
-        self._patience = Patience(config.manager_wait_s)
-        self._prospect = Prospect(config.manager_wait_s, presumed=config.presumes_manager)
-        self._warmth = Warmth(self._pool, self._processes.any_peer, self._crew.runs_python, learn=config.learn_modules)
+        self._timeout = ManagerTimeout(config.manager_wait_s)
+        self._job = JobStatus(config.manager_wait_s, presumed=config.presumes_manager)
+        self._warmup = WarmUp(self._pool, self._processes.any_peer, self._ranks.runs_python, learn=config.learn_modules)
         self._examiner = Examiner(self._pool, self._deaths, config.run_dir)
 
     # ---- torchrun's side (main thread)
 
     def worker_environment(self, local_rank: int) -> dict[str, str]:
         """Variables of a process that torchrun itself is about to start."""
-        return self._crew.fresh_environment(local_rank, self._node.generation, self.places or 0)
+        return self._ranks.fresh_environment(local_rank, self._node.generation, self.places or 0)
 
     def started(self, host: WorkerHost, identity: NodeIdentity) -> None:
         """All processes of this node run."""
@@ -109,7 +109,7 @@ class NodeAgent:
     def ask(self, wants: int, local_ranks: int, least: int, templates: Templates) -> None:
         """Tell the manager that this node comes."""
         self._reports.wants, self._reports.least, self._local_ranks = wants, least, local_ranks
-        self._crew.lend(templates)
+        self._ranks.lend(templates)
         self._post(self._come)
         self._begin()
 
@@ -120,22 +120,22 @@ class NodeAgent:
 
     def await_check(self) -> str:
         """Wait until it was: why it must leave, or nothing."""
-        return self._prospect.await_check() if self.checks else ""
+        return self._job.await_check() if self.checks else ""
 
     def outlook(self, timeout_s: float | None) -> Outlook:
-        """What this node finds; see `Prospect.outlook`."""
-        return self._prospect.outlook(timeout_s)
+        """What this node finds; see `JobStatus.outlook`."""
+        return self._job.outlook(timeout_s)
 
     @property
     def places(self) -> int | None:
         """Places of the job, as the manager says."""
-        return self._prospect.places
+        return self._job.places
 
     def await_end(self, timeout_s: float) -> bool:
         """Wait until the job has ended, if its world is no longer the one that torchrun has formed."""
         if self._stock or (self._node.generation == 0 and not self._resized):
             return False
-        self._prospect.await_end(timeout_s)
+        self._job.await_end(timeout_s)
         return True
 
     def _begin(self) -> None:
@@ -146,7 +146,7 @@ class NodeAgent:
     @property
     def _resized(self) -> bool:
         identity = self._identity
-        return identity is None or identity.candidate or self._crew.moved
+        return identity is None or identity.candidate or self._ranks.moved
 
     def stopping(self) -> None:
         """torchrun is about to end the processes: recover nothing any more. Returns when that is certain."""
@@ -156,7 +156,7 @@ class NodeAgent:
 
         def leave() -> None:
             self._leaving = True
-            self._crew.rest()
+            self._ranks.rest()
             quiet.set()
 
         self._post(leave)
@@ -200,7 +200,7 @@ class NodeAgent:
                 self._turn(poller)
         except Exception:
             logger.exception("the agent of this node has failed; torchrun goes on without taskd (please report this)")
-            self._crew.stock()
+            self._ranks.stock()
         self._report()
 
     def _pause_ms(self) -> int:
@@ -217,7 +217,7 @@ class NodeAgent:
             self._hear_local(peer, message)
         for ending in endings:
             if not self._examiner.ended(ending):
-                self._perform_all(self._crew.ended(self._node, ending))
+                self._perform_all(self._ranks.ended(self._node, ending))
         if self._link is not None:
             for socket in self._link.sockets:
                 if socket not in poller:
@@ -228,8 +228,8 @@ class NodeAgent:
         if time.monotonic() >= self._sent_s + self._config.heartbeat_s or self._state() != self._told:
             self._report()
         if self._link is not None and self._node.directive is not None:  # a manager that knows whose ranks they are
-            for testimony in self._observer.testimonies(self._node, time.monotonic()):
-                self._link.send(testimony)
+            for report in self._observer.evidence_reports(self._node, time.monotonic()):
+                self._link.send(report)
 
     def _take_over(self, host: WorkerHost, identity: NodeIdentity) -> None:
         first = self._identity is None
@@ -237,16 +237,16 @@ class NodeAgent:
         self._leaving = False
         if first:
             self._open_link()
-            self._patience.renew()
+            self._timeout.renew()
         if self._stock:
             host.stock()
         if identity.candidate:
-            self._crew.wait(host)
+            self._ranks.wait(host)
             self._pool.want(max(self._config.standbys, len(host.local_ranks)))
         else:
             self._node.place = identity.node_rank
-            self._crew.take(host, self._node)
-        self._warmth.due_in(0.0 if identity.candidate else SDKLESS_DELAY_S)
+            self._ranks.take(host, self._node)
+        self._warmup.due_in(0.0 if identity.candidate else SDKLESS_DELAY_S)
 
     def _come(self) -> None:
         if self.checks:
@@ -270,19 +270,19 @@ class NodeAgent:
                     self._perform_all(self._node.connected(message.rank))
             case Hello():
                 self._pool.hello(peer, message)
-                self._crew.starts.serve(self._node)
+                self._ranks.starts.serve(self._node)
                 self._examiner.serve()
             case WorkerReport():
                 self._hear_report(peer, message)
             case Probed():
                 self._examiner.hear(peer, message.result)
-            case Account() | SawNonFinite() | LastWords() | Refuses():
+            case Account() | SawNonFinite() | SelfReport() | Refuses():
                 self._observer.hear(self._processes.rank_of(peer), message, self._node)
             case Modules():
                 self._pool.import_modules(message.names)
                 self._pool.open()
                 if self._link is not None:
-                    self._link.send(message)  # so that a spare can import them too; lost, it costs only its warmth
+                    self._link.send(message)  # a spare imports them too; lost, that takes it longer
             case _:
                 assert_never(message)
 
@@ -291,17 +291,17 @@ class NodeAgent:
             return
         self._perform_all(self._node.report(rank, report))
         if report.stage is Stage.COMMITTED:
-            self._warmth.committed(peer)
+            self._warmup.committed(peer)
         if self._stock and report.stage in (Stage.PAUSED, Stage.FINISHED):
             peer.send(Abandon(reason="no manager answers"))
 
     def _hear_manager(self, message: FromManager) -> None:
-        self._patience.renew()
+        self._timeout.renew()
         match message:
             case Refusal():
                 self._go_stock(f"the manager refuses this node: {message.reason}")
             case Answer() | Inspection():
-                logger.error("the manager answers what nobody has asked; it is ignored")
+                logger.error("the manager sent an answer to no question of this agent; it is ignored")
             case Modules():
                 self._pool.import_modules(message.names)
             case Examine():
@@ -309,7 +309,7 @@ class NodeAgent:
             case Cleared():
                 self._examiner.clear(message)
                 self._pool.want(self._config.standbys)
-                self._prospect.clear()
+                self._job.clear()
             case Dismissed():
                 self._leave(message.reason)
             case Directive() | Heard():
@@ -322,51 +322,51 @@ class NodeAgent:
         if (odd := strange(directive, self._local_ranks)) and self._link is not None:
             self._link.refuse("order", "a directive", odd)
             return
-        self._prospect.learn(directive)
+        self._job.learn(directive)
         if self._identity is None:
             return  # not ready for a place; it is told again
         if self._stock:
             self._stock = False
             if self._warned:
                 logger.warning("the manager answers: taskd recovers again")
-            self._crew.manage()
+            self._ranks.manage()
         self._files.records = directive.records
         if directive.order is Order.RUN:
             self._pool.refill()
         self._perform_all(self._node.obey(directive))
-        self._observer.inquire(self._node, directive.inquiry)
+        self._observer.answer_probe(self._node, directive.probe)
 
     def _watch_the_clock(self) -> None:
         now_s = time.monotonic()
-        waited_s = self._patience.spent_s(self._prospect.places or 1, ended=self._crew.have_ended(self._node))
+        waited_s = self._timeout.spent_s(self._job.places or 1, ended=self._ranks.have_ended(self._node))
         if waited_s is not None and self._link is not None and (self._identity is not None or self.checks):
             where = self._link.trouble or f"no manager answers at {self._config.manager}"
             self._go_stock(f"{where} for {waited_s:g} s")
-        self._warmth.look(now_s)
-        self._crew.starts.expire(self._node, now_s)
+        self._warmup.look(now_s)
+        self._ranks.starts.expire(self._node, now_s)
         self._examiner.expire()
 
     def _leave(self, reason: str) -> None:
         """This node was found unfit: nothing of it may train."""
-        if not self._prospect.dismissed:
+        if not self._job.dismissed:
             logger.error("%s", reason)
-            self._prospect.dismiss(reason)
+            self._job.dismiss(reason)
             if self._identity is not None:
-                self._crew.give_up(reason)
+                self._ranks.give_up(reason)
 
     def _go_stock(self, reason: str) -> None:
         if self._node.place is None and self._identity is not None:
-            self._crew.give_up(f"{reason}, and this node holds no place")
+            self._ranks.give_up(f"{reason}, and this node holds no place")
         elif not self._stock:
             self._stock = self._warned = True
             logger.warning("%s: torchrun's own behaviour takes over; taskd keeps trying", reason)
-            self._crew.stock()
-        self._prospect.give_up()
+            self._ranks.stock()
+        self._job.give_up()
 
     # ---- what goes out
 
     def _perform_all(self, actions: list[Action]) -> None:
-        self._crew.perform(self._node, actions, may_start=not self._leaving and not self._stock)
+        self._ranks.perform(self._node, actions, may_start=not self._leaving and not self._stock)
 
     def _state(self) -> tuple[tuple[RankStatus, ...], int, int, bool, bool, CheckState | None]:
         """What the manager hears at once when it changes; all else of a report, with the next heartbeat."""
@@ -383,7 +383,7 @@ class NodeAgent:
     def _report(self) -> None:
         self._told = _, standbys, generation, leaving, _, check = self._state()
         self._sent_s = time.monotonic()
-        self._crew.reap()
+        self._ranks.reap()
         if self._link is None:
             return
         self._link.send(

@@ -22,18 +22,18 @@ from taskd.core.evidence import (
 )
 from taskd.errors import ShimError
 from taskd.runtime.box import postmortem as noted
-from taskd.runtime.box.blackbox import Backend, Box, Event, Life, Phase, Reading
+from taskd.runtime.box.blackbox import Backend, Box, BoxEvent, BoxPhase, Life, Reading
 from taskd.runtime.system.processes import name
 from taskd.wire.codec import sendable
 
 _ENQUEUED: Final = (Backend.NCCL, Backend.HCCL)
 _STANDINGS: Final[dict[int, Standing]] = {
-    Phase.STARTING: Standing.STARTING,
-    Phase.TRAINING: Standing.TRAINING,
-    Phase.PAUSED: Standing.PAUSED,
-    Phase.REBUILDING: Standing.PAUSED,
-    Phase.RESTORING: Standing.PAUSED,
-    Phase.FINISHED: Standing.FINISHED,
+    BoxPhase.STARTING: Standing.STARTING,
+    BoxPhase.TRAINING: Standing.TRAINING,
+    BoxPhase.PAUSED: Standing.PAUSED,
+    BoxPhase.REBUILDING: Standing.PAUSED,
+    BoxPhase.RESTORING: Standing.PAUSED,
+    BoxPhase.FINISHED: Standing.FINISHED,
 }
 
 
@@ -86,12 +86,12 @@ def _unanswered_s(asked_ns: int, answered_ns: int, now_ns: int) -> float | None:
     return 0.0 if answered_ns else None
 
 
-def _sender(sender: noted.Sender | None, at_ns: int) -> Sender | None:
+def _sender(sender: noted.BoxSender | None, at_ns: int) -> Sender | None:
     """With its name, if it is still the process that sent the signal."""
     return None if sender is None else Sender(sender.pid, sender.uid, name(sender.pid, at_ns / 1e9))
 
 
-def _fatal(fault: noted.Fault | None, now_ns: int) -> FatalSignal | None:
+def _fatal(fault: noted.BoxSignal | None, now_ns: int) -> FatalSignal | None:
     if fault is None:
         return None
     frames = tuple(map(str, fault.frames))
@@ -101,12 +101,12 @@ def _fatal(fault: noted.Fault | None, now_ns: int) -> FatalSignal | None:
 
 def _error(words: noted.LastWords | None, said: Reading) -> PythonError | None:
     """None for one that the process has survived: it has begun to train again."""
-    if words is None or (said.phase == Phase.TRAINING and words.at_ns < said.phase_ns):
+    if words is None or (said.phase == BoxPhase.TRAINING and words.at_ns < said.phase_ns):
         return None
     return PythonError(words.kind, words.message, words.where, main=words.tid == said.owner_pid)
 
 
-def _collective(event: Event, said: Reading, now_ns: int) -> Collective:
+def _collective(event: BoxEvent, said: Reading, now_ns: int) -> Collective:
     return Collective(
         op=event.operation,
         comm=event.comm,

@@ -41,7 +41,7 @@ class LifeFutex(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ProcessEnd:
     """A process has begun to end (`gone` False) or has ended (`gone` True)."""
 
     pid: int
@@ -81,7 +81,7 @@ class DeathWatch:
             self._threads.append(thread)
             thread.start()
 
-    def events(self) -> list[Ending]:
+    def events(self) -> list[ProcessEnd]:
         """What has happened since the last call, without blocking."""
         found = []
         for fd, _ in self._epoll.poll(0):
@@ -89,11 +89,11 @@ class DeathWatch:
                 with suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
             else:
-                found.append(Ending(self._forget(fd), gone=True))
+                found.append(ProcessEnd(self._forget(fd), gone=True))
         while self._dying:
-            found.insert(0, Ending(self._dying.popleft(), gone=False))
+            found.insert(0, ProcessEnd(self._dying.popleft(), gone=False))
         while self._gone:
-            found.append(Ending(self._gone.popleft(), gone=True))
+            found.append(ProcessEnd(self._gone.popleft(), gone=True))
         return found
 
     def close(self) -> None:

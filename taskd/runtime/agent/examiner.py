@@ -2,7 +2,7 @@
 
 Rules:
 
-1. A check process is a standby that is told `Probe`: it imports nothing any more, and ends when it has answered. There
+1. A check process is a standby that gets `RunCheck`: it imports nothing more, and ends when it has answered. There
    is one for each local rank of each trial; those of the first trial check their own devices before.
 2. Every process has an end: by its own time limit, and by SIGKILL soon after. One whose mate in the same trial has
    failed waits in vain and gets `IN_VAIN_S` more.
@@ -21,12 +21,12 @@ from signal import SIGKILL
 import msgspec
 
 from taskd.core.nodecheck.probes import lost, merge_own, merge_trial
-from taskd.runtime.agent.deaths import DeathWatch, Ending, ending_status
+from taskd.runtime.agent.deaths import DeathWatch, ProcessEnd, ending_status
 from taskd.runtime.agent.sockets import Peer
 from taskd.runtime.agent.standbys import StandbyPool
 from taskd.wire.bounds import LONGEST_S
 from taskd.wire.checks import CheckState, Cleared, Examine, Examined, Own, Trial, TrialResult
-from taskd.wire.messages import Probe
+from taskd.wire.messages import RunCheck
 from taskd.wire.probes import ProbeOrder, ProbeResult
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ _LATE_S = 1.0
 
 
 @dataclass(slots=True)
-class Seat:
+class CheckTask:
     """One check process: what it is for, and what became of it. `due_s` counts once it has begun."""
 
     order: ProbeOrder
@@ -82,7 +82,7 @@ class Examiner:
         self._run_dir = run_dir
         self._state: CheckState | None = None
         self._order: Examine | None = None
-        self._seats: list[Seat] = []
+        self._tasks: list[CheckTask] = []
         self._started_s = 0.0
         self._clock_s = 0.0
 
@@ -96,7 +96,7 @@ class Examiner:
     @property
     def due_s(self) -> float:
         """When `expire` has something to do."""
-        return min((seat.due_s + _LATE_S for seat in self._seats if not seat.done), default=inf)
+        return min((task.due_s + _LATE_S for task in self._tasks if not task.done), default=inf)
 
     def ask_for(self, local_ranks: int, *, strict: bool) -> None:
         """This node is to be checked before it may train. `strict`: slow nodes are to be excluded too."""
@@ -122,8 +122,8 @@ class Examiner:
         self._order, self._started_s = order, time.monotonic()
         self._clock_s = max(-LONGEST_S, min(time.time() - order.clock_s, LONGEST_S))
         trials: tuple[Trial | None, ...] = order.trials or (None,)
-        self._seats = [
-            Seat(self._order_of(order, trial, local_rank, local_ranks), self._started_s + order.timeout_s)
+        self._tasks = [
+            CheckTask(self._order_of(order, trial, local_rank, local_ranks), self._started_s + order.timeout_s)
             for trial in trials
             for local_rank in range(local_ranks)
         ]
@@ -143,17 +143,17 @@ class Examiner:
         )
 
     def _hurry(self, timeout_s: float) -> None:
-        for seat in self._seats:
-            seat.due_s = min(seat.due_s, self._started_s + timeout_s)
+        for task in self._tasks:
+            task.due_s = min(task.due_s, self._started_s + timeout_s)
 
     def serve(self) -> None:
         """Give work to the standbys that there are, and ask for those that lack."""
-        waiting = [seat for seat in self._seats if seat.peer is None and not seat.done]
+        waiting = [task for task in self._tasks if task.peer is None and not task.done]
         while waiting and (peer := self._pool.take()) is not None:
-            seat = waiting[0]
-            left_s = max(0.1, seat.due_s - time.monotonic())
-            if peer.send(Probe(order=msgspec.structs.replace(seat.order, timeout_s=left_s))):
-                seat.peer = peer
+            task = waiting[0]
+            left_s = max(0.1, task.due_s - time.monotonic())
+            if peer.send(RunCheck(order=msgspec.structs.replace(task.order, timeout_s=left_s))):
+                task.peer = peer
                 self._deaths.watch(peer.pid, None)
                 waiting.pop(0)
         if waiting:
@@ -163,17 +163,17 @@ class Examiner:
 
     def hear(self, peer: Peer, result: ProbeResult) -> None:
         """A process has answered."""
-        seat = next((seat for seat in self._seats if seat.peer is peer), None)
-        if seat is not None and not seat.done:
-            self._settle(seat, result)
+        task = next((task for task in self._tasks if task.peer is peer), None)
+        if task is not None and not task.done:
+            self._settle(task, result)
 
-    def ended(self, ending: Ending) -> bool:
+    def ended(self, ending: ProcessEnd) -> bool:
         """Whether it was a check process of the present order that has ended; without an answer, it has failed."""
-        seat = next((seat for seat in self._seats if seat.peer is not None and seat.peer.pid == ending.pid), None)
-        if seat is None:
+        task = next((task for task in self._tasks if task.peer is not None and task.peer.pid == ending.pid), None)
+        if task is None:
             return False
-        if ending.gone and not seat.done:
-            self._settle(seat, lost(seat.lacks, ending_status(ending.pid) or 0, self._passed_s))
+        if ending.gone and not task.done:
+            self._settle(task, lost(task.lacks, ending_status(ending.pid) or 0, self._passed_s))
         return True
 
     @property
@@ -183,65 +183,65 @@ class Examiner:
     def expire(self) -> None:
         """Kill what has had its time."""
         now_s = time.monotonic()
-        for seat in self._seats:
-            if not seat.done and now_s >= seat.due_s + _LATE_S:
-                if seat.peer is not None:
-                    _kill(seat.peer.pid)
-                self._settle(seat, self._given_up(seat))
+        for task in self._tasks:
+            if not task.done and now_s >= task.due_s + _LATE_S:
+                if task.peer is not None:
+                    _kill(task.peer.pid)
+                self._settle(task, self._given_up(task))
 
     def close(self) -> None:
         """End all check processes."""
         self._kill_all()
-        self._seats.clear()
+        self._tasks.clear()
 
-    def _given_up(self, seat: Seat) -> ProbeResult:
+    def _given_up(self, task: CheckTask) -> ProbeResult:
         """What is put down for one that has had its time. One that was at its trial has waited for the other node."""
-        lacking, trial, passed_s = seat.lacks, seat.lacks.trial, self._passed_s
-        if seat.peer is not None and (lacking.own or trial is None):
+        lacking, trial, passed_s = task.lacks, task.lacks.trial, self._passed_s
+        if task.peer is not None and (lacking.own or trial is None):
             return lost(lacking, None, passed_s)
-        cause = f"no {'answer' if seat.peer is not None else 'process to check it'} within {passed_s:.0f} s"
+        cause = f"no {'answer' if task.peer is not None else 'process to check it'} within {passed_s:.0f} s"
         own = Own(ok=False, cause=cause, elapsed_s=passed_s) if lacking.own else None
         failed = None if trial is None else TrialResult(peer=trial.peer, ok=False, cause=cause, elapsed_s=passed_s)
         return ProbeResult(local_rank=lacking.local_rank, own=own, trial=failed)
 
-    def _settle(self, seat: Seat, result: ProbeResult) -> None:
-        seat.own, seat.trial = seat.own or result.own, seat.trial or result.trial
-        if seat.failed:
-            for mate in self._seats:
-                if mate.peer_node == seat.peer_node:
+    def _settle(self, task: CheckTask, result: ProbeResult) -> None:
+        task.own, task.trial = task.own or result.own, task.trial or result.trial
+        if task.failed:
+            for mate in self._tasks:
+                if mate.peer_node == task.peer_node:
                     mate.due_s = min(mate.due_s, time.monotonic() + IN_VAIN_S)
         self._tell()
 
     def _kill_all(self) -> None:
-        for seat in self._seats:
-            if seat.peer is not None and not seat.done:
-                _kill(seat.peer.pid)
+        for task in self._tasks:
+            if task.peer is not None and not task.done:
+                _kill(task.peer.pid)
 
     def _tell(self) -> None:
         order = self._order
         if order is None:
             return
-        done = all(seat.done for seat in self._seats)
+        done = all(task.done for task in self._tasks)
         own = self._own() if done else None
         examined = Examined(number=order.number, done=done, own=own, trials=tuple(self._trials(order)))
         self._state = msgspec.structs.replace(self._state or CheckState(), examined=examined)
 
     def _own(self) -> Own | None:
-        own = merge_own(_results(seat for seat in self._seats if seat.order.own))
+        own = merge_own(_results(task for task in self._tasks if task.order.own))
         return None if own is None else msgspec.structs.replace(own, clock_s=self._clock_s)
 
     def _trials(self, order: Examine) -> list[TrialResult]:
         """Those that have ended."""
-        ended = (seats for seats in map(self._tried, order.trials) if all(seat.trial is not None for seat in seats))
-        found = [merge_trial(_results(seats)) for seats in ended]
+        ended = (tasks for tasks in map(self._tried, order.trials) if all(task.trial is not None for task in tasks))
+        found = [merge_trial(_results(tasks)) for tasks in ended]
         return [trial for trial in found if trial is not None]
 
-    def _tried(self, trial: Trial) -> list[Seat]:
-        return [seat for seat in self._seats if seat.order.trial == trial]
+    def _tried(self, trial: Trial) -> list[CheckTask]:
+        return [task for task in self._tasks if task.order.trial == trial]
 
 
-def _results(seats: Iterable[Seat]) -> list[ProbeResult]:
-    return [seat.result for seat in seats]
+def _results(tasks: Iterable[CheckTask]) -> list[ProbeResult]:
+    return [task.result for task in tasks]
 
 
 def _kill(pid: int) -> None:

@@ -1,11 +1,11 @@
-"""What one node's agent sees of its ranks: how far they are, and, when it matters, what they are about.
+"""What one node's agent sees of its ranks: their progress, and, after a probe or a death, their evidence.
 
 Rules:
 
-1. Progress is read from the black boxes, so that nothing of it costs a step anything.
-2. An inquiry asks every process for an account of itself, and waits `ACCOUNT_S` for those that could give one and
-   have not. What box, /proc and cgroup tell is taken after that, of all ranks at one moment.
-3. Each inquiry is answered once. A death is testified to unasked, right after the report of it.
+1. Progress is read from the black boxes, so it costs a step nothing.
+2. A probe asks every process for its account, and waits `ACCOUNT_S` for those that could give one and have not. After
+   that the evidence of box, /proc and cgroup is taken, of all ranks at one moment.
+3. Each probe is answered once. The evidence of a death is sent without a probe, right after the report of the death.
 """
 
 import time
@@ -14,17 +14,17 @@ from dataclasses import replace
 
 import msgspec
 
-from taskd.core.agent import Node, State
+from taskd.core.agent import Node, RankState
 from taskd.core.conditions import cannot_answer, holds_still
 from taskd.core.evidence import Evidence
 from taskd.errors import ShimError
-from taskd.runtime.agent.crew import Crew
 from taskd.runtime.agent.native_stacks import take_native
 from taskd.runtime.agent.pace import Pacer
-from taskd.runtime.box.blackbox import Box, Phase
+from taskd.runtime.agent.supervisor import RankSupervisor
+from taskd.runtime.box.blackbox import Box, BoxPhase
 from taskd.wire.accounts import Account
 from taskd.wire.codec import pack, sendable
-from taskd.wire.messages import Ask, LastWords, Progress, RankSpan, Refuses, SawNonFinite, Testimony
+from taskd.wire.messages import AccountRequest, EvidenceReport, Progress, RankSpan, Refuses, SawNonFinite, SelfReport
 
 ACCOUNT_S = 0.2
 SILENT_S = 0.5
@@ -32,7 +32,7 @@ SILENT_S = 0.5
 LOOK_S = 1.0
 """So often it is seen how fast the ranks are and where they live: at each heartbeat that cost a step 0.2 %."""
 NATIVE_S = 0.06
-"""The verdict waits for py-spy: enough for Python's frames (some 25 ms), and for native ones if they are quick."""
+"""The diagnosis waits for py-spy: enough for Python's frames (some 25 ms), and for native ones if they are quick."""
 
 
 def progress_of(box: Box) -> Progress | None:
@@ -41,7 +41,7 @@ def progress_of(box: Box) -> Progress | None:
         said = box.read()
     except ShimError:
         return None
-    if said.phase != Phase.TRAINING:
+    if said.phase != BoxPhase.TRAINING:
         return None
     step, since_ns = (said.step, said.step_ns) if said.step_ns else (-1, said.phase_ns)
     found = Progress(step=step, age_s=max(0.0, (time.monotonic_ns() - since_ns) / 1e9))
@@ -51,14 +51,14 @@ def progress_of(box: Box) -> Progress | None:
 class Observer:
     """The eyes of one agent."""
 
-    def __init__(self, job_id: str, crew: Crew, proof: str) -> None:
+    def __init__(self, job_id: str, supervisor: RankSupervisor, proof: str) -> None:
         self._job_id = job_id
         self._proof = proof
-        self._crew = crew
+        self._supervisor = supervisor
         self._pacers: dict[tuple[int, int], Pacer] = {}
         self._looked_s = 0.0
         self._answered = 0
-        """The newest inquiry that was answered or is being answered."""
+        """The newest probe that was answered or is being answered."""
         self._asked: set[int] = set()
         self._mute: set[int] = set()
         """Those among the asked that cannot answer, as box, /proc and cgroup say: they are not waited for."""
@@ -75,12 +75,12 @@ class Observer:
         spans = []
         for rank, pid, box in self._boxes(node):
             if closely:
-                self._crew.witness.look(rank)
+                self._supervisor.collector.look(rank)
             progress = progress_of(box)
             if progress is None:
                 continue
             if closely and progress.age_s >= SILENT_S:
-                self._crew.witness.watch(rank, progress.step)
+                self._supervisor.collector.watch(rank, progress.step)
             span = self._span(rank, pid, box) if closely else None
             if span is not None:
                 spans.append(span)
@@ -103,54 +103,54 @@ class Observer:
 
     def _boxes(self, node: Node) -> Iterable[tuple[int, int, Box]]:
         for rank, slot in node.slots.items():
-            box = self._crew.processes.box(rank) if slot.state is State.RUNNING else None
+            box = self._supervisor.processes.box(rank) if slot.state is RankState.RUNNING else None
             if box is not None:
                 yield rank, slot.status.pid, box
 
-    # ---- an inquiry
+    # ---- a probe
 
-    def inquire(self, node: Node, inquiry: int) -> None:
+    def answer_probe(self, node: Node, probe: int) -> None:
         """The manager wants to know what the ranks are about."""
-        if inquiry in (0, self._answered):
+        if probe in (0, self._answered):
             return
-        self._answered, self._due_s = inquiry, time.monotonic() + ACCOUNT_S
-        self._asked = self._crew.processes.tell_all(Ask(number=inquiry))
+        self._answered, self._due_s = probe, time.monotonic() + ACCOUNT_S
+        self._asked = self._supervisor.processes.tell_all(AccountRequest(number=probe))
         for rank in node.slots:
-            self._crew.witness.look(rank)
+            self._supervisor.collector.look(rank)
         live = [rank for rank in self._asked if rank in node.slots]
         self._mute = {rank for rank in live if cannot_answer(self._take(node, rank))}
 
-    def hear(self, rank: int | None, message: Account | SawNonFinite | LastWords | Refuses, node: Node) -> None:
+    def hear(self, rank: int | None, message: Account | SawNonFinite | SelfReport | Refuses, node: Node) -> None:
         """A process says something of itself; it counts if it is one that holds a rank."""
         if rank is None:
             return
         if isinstance(message, Refuses):
             node.refuses(rank, message)
             return
-        if isinstance(message, LastWords):
+        if isinstance(message, SelfReport):
             node.last_words(rank, message.cause, message.kind)
-            self._crew.seen[rank] = self._take(node, rank)
+            self._supervisor.seen[rank] = self._take(node, rank)
             return
-        self._crew.witness.hear(rank, message)
+        self._supervisor.collector.hear(rank, message)
         if isinstance(message, Account):
             self._asked.discard(rank)
         elif rank in node.slots:
-            self._crew.seen[rank] = self._take(node, rank)
+            self._supervisor.seen[rank] = self._take(node, rank)
 
     @property
     def due_s(self) -> float | None:
         """When the accounts of the processes are waited for no longer."""
         return self._due_s
 
-    def testimonies(self, node: Node, now_s: float) -> list[Testimony]:
+    def evidence_reports(self, node: Node, now_s: float) -> list[EvidenceReport]:
         """What is to be sent to the manager now."""
         out = []
-        found, self._crew.seen = self._crew.seen, {}
+        found, self._supervisor.seen = self._supervisor.seen, {}
         if found:
-            out.append(self._testimony(node, 0, found))
+            out.append(self._evidence_report(node, 0, found))
         if self._due_s is not None and (self._asked <= self._mute or now_s >= self._due_s):
             self._due_s = None
-            live = [rank for rank, slot in node.slots.items() if slot.state is State.RUNNING]
+            live = [rank for rank, slot in node.slots.items() if slot.state is RankState.RUNNING]
             evidence = {rank: self._take(node, rank) for rank in live}
             for rank in sorted(self._asked & evidence.keys()):  # one of them tells enough
                 if holds_still(evidence[rank]):
@@ -158,20 +158,20 @@ class Observer:
                 native = take_native(node.slots[rank].status.pid, NATIVE_S)
                 evidence[rank] = replace(evidence[rank], native=native)
                 break
-            out.append(self._testimony(node, self._answered, evidence))
+            out.append(self._evidence_report(node, self._answered, evidence))
             for rank in live:
-                self._crew.witness.watch(rank)  # the next question is about what comes after this one
+                self._supervisor.collector.watch(rank)  # the next question is about what comes after this one
         return out
 
     def _take(self, node: Node, rank: int) -> Evidence:
         pid = node.slots[rank].status.pid
-        return self._crew.witness.take(rank, pid, self._crew.processes.box(rank), node=node.place)
+        return self._supervisor.collector.take(rank, pid, self._supervisor.processes.box(rank), node=node.place)
 
-    def _testimony(self, node: Node, inquiry: int, evidence: dict[int, Evidence]) -> Testimony:
-        return Testimony(
+    def _evidence_report(self, node: Node, probe: int, evidence: dict[int, Evidence]) -> EvidenceReport:
+        return EvidenceReport(
             job_id=self._job_id,
             agent_id=node.agent_id,
             proof=self._proof,
-            inquiry=inquiry,
+            probe=probe,
             evidence={rank: msgspec.Raw(pack(known)) for rank, known in evidence.items()},
         )

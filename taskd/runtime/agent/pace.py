@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any, Final, NamedTuple, Protocol
 
 from taskd.core.operation import Operation
-from taskd.runtime.box.blackbox import Backend, Phase
+from taskd.runtime.box.blackbox import Backend, BoxPhase
 from taskd.runtime.box.operations import NCCL_KERNEL
 from taskd.runtime.box.shim import interface
 from taskd.wire.messages import RankSpan
@@ -127,7 +127,7 @@ class Pacer:
         memory = _memory()
         count = box.news(memory.reading, memory.events, self._whole - _MARGIN)
         said = memory.said()
-        if said.phase != Phase.TRAINING or said.step < self._last.step:
+        if said.phase != BoxPhase.TRAINING or said.step < self._last.step:
             self._forget(said.head)
             return None
         self._take(memory.noted(count), said.head)

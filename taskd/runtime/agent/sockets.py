@@ -39,7 +39,7 @@ class Peer:
         try:
             self.link.send(encode(message), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError as error:
-            logger.debug("process %d cannot be told: %s", self.pid, error)
+            logger.debug("nothing can be sent to process %d: %s", self.pid, error)
             return False
         return True
 
@@ -119,7 +119,7 @@ class LocalServer:
             except FrameError as error:
                 peer.refused += 1
                 if peer.refused == 1:
-                    logger.error("refused a packet of process %d: %s (further ones are not told)", peer.pid, error)
+                    logger.error("refused a packet of process %d: %s (further ones are not logged)", peer.pid, error)
                 continue
             if isinstance(message, Hello):
                 peer.hello = message

@@ -13,6 +13,7 @@ from collections import deque
 
 from taskd.core.agent import Node, Start
 from taskd.errors import RecoveryError
+from taskd.runtime.agent.collector import EvidenceCollector
 from taskd.runtime.agent.deaths import DeathWatch
 from taskd.runtime.agent.given import new_environment
 from taskd.runtime.agent.ports import WorkerHost
@@ -20,7 +21,6 @@ from taskd.runtime.agent.rank_process import RankProcesses
 from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.agent.sockets import Peer
 from taskd.runtime.agent.standbys import StandbyPool
-from taskd.runtime.agent.witness import Witness
 from taskd.wire.messages import Become, RankStatus, Stage
 
 logger = logging.getLogger(__name__)
@@ -32,13 +32,18 @@ class Starts:
     """Starts the processes of one node, some of them later: when a standby arrives."""
 
     def __init__(
-        self, files: RankFiles, deaths: DeathWatch, pool: StandbyPool, processes: RankProcesses, witness: Witness
+        self,
+        files: RankFiles,
+        deaths: DeathWatch,
+        pool: StandbyPool,
+        processes: RankProcesses,
+        collector: EvidenceCollector,
     ) -> None:
         self._files = files
         self._deaths = deaths
         self._pool = pool
         self._processes = processes
-        self._witness = witness
+        self._collector = collector
         self._waiting: deque[tuple[WorkerHost, Start, float]] = deque()
 
     def order(self, node: Node, host: WorkerHost, start: Start) -> None:
@@ -104,5 +109,5 @@ class Starts:
             )
         )
         box = self._processes.begin(start.rank, start.incarnation, pid)
-        self._witness.begin(start.rank, pid, start.incarnation)
+        self._collector.begin(start.rank, pid, start.incarnation)
         self._deaths.watch(pid, box)

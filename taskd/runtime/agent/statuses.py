@@ -4,7 +4,7 @@ import os
 import socket
 
 from taskd.core.agent import Node
-from taskd.core.meeting import NOWHERE
+from taskd.core.rendezvous import NOWHERE
 from taskd.core.shorthand import Shorthand
 from taskd.runtime.agent.ports import NodeIdentity
 from taskd.runtime.links.identity import new_proof

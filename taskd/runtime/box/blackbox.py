@@ -22,8 +22,8 @@ from taskd.core.operation import Operation
 from taskd.errors import ShimError
 from taskd.runtime.box.operations import (
     Backend,
-    Communicator,
-    Event,
+    BoxCommunicator,
+    BoxEvent,
     communicator_id,
     event,
     newest_events,
@@ -31,23 +31,23 @@ from taskd.runtime.box.operations import (
     read_communicators,
 )
 from taskd.runtime.box.postmortem import (
-    Fault,
+    BoxSender,
+    BoxSignal,
     Frame,
     LastWords,
     Postmortem,
     Request,
-    Sender,
     read_fault,
     read_last_words,
     read_request,
 )
-from taskd.runtime.box.recorder import Census, NullRecorder, Phase, Recorder, open_recorder
+from taskd.runtime.box.recorder import BoxPhase, Census, NullRecorder, Recorder, open_recorder
 from taskd.runtime.box.shim import check, core, interface, library_path, load_core, told
 
 __all__ = [
-    "Backend", "Box", "Census", "Clocks", "Command", "Communicator", "Event", "Fault", "Frame", "LastWords", "Life",
-    "NullRecorder", "Operation", "Phase", "Postmortem", "Reading", "Recorder", "Request", "Sender", "communicator_id",
-    "library_path", "load_core", "open_recorder",
+    "Backend", "Box", "BoxClocks", "BoxCommand", "BoxCommunicator", "BoxEvent", "BoxPhase", "BoxSender", "BoxSignal",
+    "Census", "Frame", "LastWords", "Life", "NullRecorder", "Operation", "Postmortem", "Reading", "Recorder", "Request",
+    "communicator_id", "library_path", "load_core", "open_recorder",
 ]  # fmt: skip
 
 
@@ -59,7 +59,7 @@ class Life(Enum):
     LOST = 2
 
 
-class Command(Enum):
+class BoxCommand(Enum):
     """What the core's own thread does for the agent, whatever the worker's Python threads are stuck in."""
 
     PING = 1
@@ -97,7 +97,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Clocks:
+class BoxClocks:
     """Who in the process went on, and until when. Compare them with `time.monotonic_ns()`.
 
     Attributes:
@@ -115,7 +115,7 @@ class Clocks:
     main_ns: int
     gil_asked_ns: int
     main_asked_ns: int
-    open_event: Event | None
+    open_event: BoxEvent | None
 
 
 def _milliseconds(timeout_s: float | None) -> int:
@@ -183,19 +183,19 @@ class Box:
         values |= {"life": Life(out.life), "end_ns": out.end_ns if ended else 0}
         return Reading(**values, exit_status=out.end_status if ended else None)
 
-    def events(self, most: int = 1024) -> list[Event]:
+    def events(self, most: int = 1024) -> list[BoxEvent]:
         """The newest whole events, newest first."""
         out = interface().new("struct taskd_event[]", most)
         with self._in_use() as handle:
             count = told(core().taskd_box_events(handle, out, most))
         return [event(raw) for raw in out[0:count]]
 
-    def operations(self, each: int = 16, most: int = 48) -> list[Event]:
+    def operations(self, each: int = 16, most: int = 48) -> list[BoxEvent]:
         """The newest operations of communicators, newest first: `each` of one, `most` in all, and all that are open."""
         with self._in_use() as handle:
             return newest_events(handle, each, most)
 
-    def kernel(self) -> Event | None:
+    def kernel(self) -> BoxEvent | None:
         """The newest time in which kernels of NCCL ran on the device; None if NCCL has told of none."""
         with self._in_use() as handle:
             return newest_kernel(handle)
@@ -226,17 +226,17 @@ class Box:
                 last_words=read_last_words(handle),
             )
 
-    def communicators(self) -> list[Communicator]:
+    def communicators(self) -> list[BoxCommunicator]:
         """All that the process has opened, the first one in front; of more than 128, the newest."""
         with self._in_use() as handle:
             return read_communicators(handle)
 
-    def clocks(self) -> Clocks:
+    def clocks(self) -> BoxClocks:
         """What tells a stopped process, a held GIL and a stuck main thread apart."""
         said, out = self.read(), interface().new("struct taskd_event *")
         with self._in_use() as handle:
             opened = told(core().taskd_box_open_event(handle, out))
-        return Clocks(
+        return BoxClocks(
             said.native_ns,
             said.gil_ns,
             said.main_ns,
@@ -256,9 +256,9 @@ class Box:
                 result = core().taskd_box_await_death(handle, _milliseconds(timeout_s))
         except BoxClosedError:
             return False
-        return result != -errno.ECANCELED and bool(check(result, f"black box {self.path} tells of no death"))
+        return result != -errno.ECANCELED and bool(check(result, f"black box {self.path} shows no death"))
 
-    def command(self, command: Command, timeout_s: float = 1.0) -> int:
+    def command(self, command: BoxCommand, timeout_s: float = 1.0) -> int:
         """Have the worker's core do it; return its count. Raises `ShimError` if the owner is absent, dead or silent."""
         with self._in_use() as handle:
             result = core().taskd_box_command(handle, command.value, _milliseconds(timeout_s))

@@ -31,7 +31,7 @@ class Backend(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class BoxEvent:
     """One operation noted in the ring.
 
     Attributes:
@@ -75,7 +75,7 @@ _BACKENDS = frozenset(Backend)
 
 
 @dataclass(frozen=True, slots=True)
-class Communicator:
+class BoxCommunicator:
     """One communicator of a process. `number` is of its newest collective; `rank` and `ranks` are -1 if not known."""
 
     id: int
@@ -90,13 +90,13 @@ class Communicator:
 _RING: Final = 1024
 """Events that a box keeps."""
 _RAW: Final = struct.Struct("=QqqQQQIIIi")
-"""A `struct taskd_event`, whose fields are those of `Event` in the same order."""
+"""A `struct taskd_event`, whose fields are those of `BoxEvent` in the same order."""
 _LEFT: Final = 2
 _COMM: Final = 3
 _KIND: Final = 6
 """The operation, with the type of data in the same word."""
 NCCL_KERNEL: Final = Backend.NCCL << _BACKEND_SHIFT | Operation.KERNEL
-"""`Event.op` of the times in which NCCL's kernels run."""
+"""`BoxEvent.op` of the times in which NCCL's kernels run."""
 
 
 def _ring(handle: Any, *places: int) -> tuple[memoryview, list[list[int]]]:
@@ -108,18 +108,18 @@ def _ring(handle: Any, *places: int) -> tuple[memoryview, list[list[int]]]:
     return data, [words[place :: _RAW.size // words.itemsize].tolist() for place in places]
 
 
-def _unpacked(data: memoryview, place: int) -> Event:
-    return Event(*_RAW.unpack_from(data, place * _RAW.size))
+def _unpacked(data: memoryview, place: int) -> BoxEvent:
+    return BoxEvent(*_RAW.unpack_from(data, place * _RAW.size))
 
 
-def newest_events(handle: Any, each: int, most: int) -> list[Event]:
+def newest_events(handle: Any, each: int, most: int) -> list[BoxEvent]:
     """Of an open box, the newest in front: at most so many of each communicator and altogether, and all open ones.
 
     What the program itself has noted, without a communicator, is left out.
     """
     data, (left, comms) = _ring(handle, _LEFT, _COMM)
     counts: dict[int, int] = {}
-    found: list[Event] = []
+    found: list[BoxEvent] = []
     for place, (left_ns, comm) in enumerate(zip(left, comms, strict=True)):
         number = counts.get(comm, 0)
         if comm and (not left_ns or (number < each and len(found) < most)):
@@ -128,7 +128,7 @@ def newest_events(handle: Any, each: int, most: int) -> list[Event]:
     return found
 
 
-def newest_kernel(handle: Any) -> Event | None:
+def newest_kernel(handle: Any) -> BoxEvent | None:
     """Of an open box, the newest time in which kernels of NCCL ran; None if none is noted."""
     data, (kinds,) = _ring(handle, _KIND)
     return _unpacked(data, kinds.index(NCCL_KERNEL)) if NCCL_KERNEL in kinds else None
@@ -139,17 +139,17 @@ def communicator_id(name: str) -> int:
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") or 1
 
 
-def event(raw: Any) -> Event:
+def event(raw: Any) -> BoxEvent:
     """From a `struct taskd_event`."""
-    return Event(*(getattr(raw, name) for name in Event.__dataclass_fields__))
+    return BoxEvent(*(getattr(raw, name) for name in BoxEvent.__dataclass_fields__))
 
 
-def read_communicators(handle: Any) -> list[Communicator]:
+def read_communicators(handle: Any) -> list[BoxCommunicator]:
     """Of an open box, the one that was opened first in front."""
     raw = interface().new("struct taskd_comm[]", _MOST_COMMUNICATORS)
     count = told(core().taskd_box_comms(handle, raw, _MOST_COMMUNICATORS))
     found = [
-        Communicator(
+        BoxCommunicator(
             id=one.id,
             backend=Backend(one.backend) if one.backend in _BACKENDS else Backend.OTHER,
             rank=one.rank,

@@ -15,7 +15,7 @@ from taskd.runtime.box.shim import core, interface, told
 
 
 @dataclass(frozen=True, slots=True)
-class Sender:
+class BoxSender:
     """The process that sent a signal, as it was then."""
 
     pid: int
@@ -35,7 +35,7 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class BoxSignal:
     """A signal that ends a process unless the program handles it.
 
     Attributes:
@@ -50,7 +50,7 @@ class Fault:
 
     signum: int
     code: int
-    sender: Sender | None
+    sender: BoxSender | None
     address: int | None
     pc: int
     tid: int
@@ -69,7 +69,7 @@ class Fault:
 class Request:
     """The newest SIGTERM, whatever the program made of it. `count` is of all so far."""
 
-    sender: Sender | None
+    sender: BoxSender | None
     count: int
     at_ns: int
 
@@ -91,7 +91,7 @@ class Postmortem:
 
     exit_status: int | None
     exit_ns: int
-    fault: Fault | None
+    fault: BoxSignal | None
     request: Request | None
     last_words: LastWords | None
 
@@ -100,18 +100,18 @@ def _text(raw: bytes) -> str:
     return raw.partition(b"\0")[0].decode(errors="replace")
 
 
-def _sender(raw: Any) -> Sender | None:
-    return Sender(raw.from_pid, raw.from_uid) if raw.from_pid >= 0 else None
+def _sender(raw: Any) -> BoxSender | None:
+    return BoxSender(raw.from_pid, raw.from_uid) if raw.from_pid >= 0 else None
 
 
-def read_fault(handle: Any) -> Fault | None:
+def read_fault(handle: Any) -> BoxSignal | None:
     """Of an open box, as the other two."""
     ffi, library = interface(), core()
     raw = ffi.new("struct taskd_fault *")
     if not told(library.taskd_box_fault(handle, raw)):
         return None
     frames = (raw.frame[number] for number in range(raw.frames))
-    return Fault(
+    return BoxSignal(
         signum=raw.signum,
         code=raw.code,
         sender=_sender(raw),

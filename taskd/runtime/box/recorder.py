@@ -27,7 +27,7 @@ _DATA_NS, _WORK, _DATA_SINCE_NS, _DATA_NOW_NS, _WORK_NOW = range(3, 8)
 """Where that lies among the 8 bytes each of `TASKD_PROGRESS_BYTES`."""
 
 
-class Phase(IntEnum):
+class BoxPhase(IntEnum):
     """What a worker's main thread is about, as its box shows it."""
 
     STARTING = 0
@@ -118,7 +118,7 @@ class Recorder:
             progress[_DATA_NOW_NS] += monotonic_ns() - since_ns
         progress[_WORK_NOW] += work
 
-    def phase(self, phase: Phase) -> None:
+    def phase(self, phase: BoxPhase) -> None:
         """What the main thread is about to do."""
         self._phase = int(phase)
         self._core.taskd_phase(phase)
@@ -185,7 +185,7 @@ class NullRecorder:
     def step(self, step: int) -> None:
         """Nothing."""
 
-    def phase(self, phase: Phase) -> None:
+    def phase(self, phase: BoxPhase) -> None:
         """Nothing."""
 
     def await_data(self) -> None:

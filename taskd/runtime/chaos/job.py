@@ -1,4 +1,4 @@
-"""The job on this node as a scene sees it: its agent, its ranks, the processes of a node check.
+"""The job on this node as a scenario sees it: its agent, its ranks, the processes of a node check.
 
 Rules:
 
@@ -24,7 +24,7 @@ from taskd.config.rundir import run_dir
 from taskd.core.nodecheck.probes import CHECK_NAME
 from taskd.errors import ChaosError, ShimError
 from taskd.runtime.box.blackbox import Box, Life
-from taskd.runtime.chaos.quarry import Quarry, descends, quarry
+from taskd.runtime.chaos.target import TargetProcess, descends, target
 from taskd.runtime.folders.ownfolder import owner_of_folder
 from taskd.runtime.records.lookup import view
 from taskd.runtime.system.processes import children, read
@@ -44,15 +44,15 @@ class Rank:
 
     number: int
     incarnation: int
-    process: Quarry
+    process: TargetProcess
     step: int
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class LocalJob:
     """A job on this node. `directory` is its agent's."""
 
-    agent: Quarry
+    agent: TargetProcess
     directory: Path
     job_id: str
     run_dir: Path
@@ -89,7 +89,7 @@ class Job:
         """The ranks of this node, living or not."""
         return sorted({rank for rank, _, _ in self._boxes()})
 
-    def rank(self, number: int) -> Quarry | None:
+    def rank(self, number: int) -> TargetProcess | None:
         """The process of a rank; None while it has none. Raises `ChaosError` if it is not of this node."""
         ranks = self.ranks()
         if number in ranks:
@@ -98,14 +98,14 @@ class Job:
             here = ", ".join(map(str, self.places())) or "none"
             raise ChaosError(
                 f"found no rank {number} of job {self.job_id} on this node, expected one of its ranks here: {here}; "
-                "play the scene on the rank's own node"
+                "play the scenario on the rank's own node"
             )
         return None
 
-    def checks(self) -> list[Quarry]:
+    def checks(self) -> list[TargetProcess]:
         """The processes of this node's check that live now."""
         called = (pid for pid in _pids() if is_check(pid) and self.owns(pid))
-        return [found for pid in called if (found := quarry(pid, "node check")) is not None]
+        return [found for pid in called if (found := target(pid, "node check")) is not None]
 
     def _boxes(self) -> Iterator[tuple[int, int, Path]]:
         """Rank, incarnation and file of every box, the newest of a rank last."""
@@ -121,19 +121,19 @@ def is_check(pid: int) -> bool:
     return any(pair == ("-m", CHECK_MODULE) for pair in pairwise(words))
 
 
-def find_jobs() -> list[Job]:
+def find_jobs() -> list[LocalJob]:
     """The jobs with an agent on this node, in the order of their pids."""
     found = []
     for directory in _directories():
         named = _DIRECTORY.fullmatch(directory.name)
-        agent = quarry(int(named[1]), "torchrun") if named is not None else None
+        agent = target(int(named[1]), "torchrun") if named is not None else None
         if agent is not None and _listens(agent.pid, directory / _SOCKET):
             env = _environment(agent.pid, directory / _SOCKET)
-            found.append(Job(agent, directory, job_id(Source(env)), run_dir(Source(env))))
+            found.append(LocalJob(agent, directory, job_id(Source(env)), run_dir(Source(env))))
     return sorted(found, key=lambda job: job.agent.pid)
 
 
-def choose_job(jobs: list[Job], name: str | None, directory: Path | None, agent: int | None) -> Job:
+def choose_job(jobs: list[LocalJob], name: str | None, directory: Path | None, agent: int | None) -> LocalJob:
     """The one job that is meant. Raises `ChaosError` if there is none or more than one."""
     fits = [job for job in jobs if job.fits(name, directory, agent)]
     if len(fits) == 1:
@@ -152,7 +152,7 @@ def _nothing() -> str:
     told = "found no job under taskd on this node, expected a torchrun of this user and this container with taskd on"
     for directory in _directories():
         named, owner = _DIRECTORY.fullmatch(directory.name), owner_of_folder(directory)
-        if named is not None and owner not in (None, os.getuid()) and quarry(int(named[1]), "") is not None:
+        if named is not None and owner not in (None, os.getuid()) and target(int(named[1]), "") is not None:
             return f"{told}; {directory} is another user's: run it as user {owner}"
     plain = next((pid for pid in _pids() if _is_torchrun(pid)), None)
     if plain is not None:
@@ -216,7 +216,7 @@ def _owner(path: Path, rank: int, incarnation: int) -> Rank | None:
     seen = view(said.owner_pid) if said.owner_pid > 0 and said.life is Life.HELD else None
     if seen is None or seen.started_ns > said.claimed_ns + _SECOND_NS:  # younger than its box: another process
         return None
-    process = quarry(said.owner_pid, f"rank {rank}")
+    process = target(said.owner_pid, f"rank {rank}")
     return Rank(rank, incarnation, process, said.step) if process is not None else None
 
 

@@ -33,7 +33,7 @@ Words = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class NetworkCommand:
     """A command and what undoes it; nothing if that comes with an earlier step's."""
 
     do: Words
@@ -96,22 +96,24 @@ def addresses(host: str) -> list[str]:
         raise ChaosError(f"found no address of {host!r} ({error}), expected a host's name or address") from error
 
 
-def silent_cut(interface: str, peers: Iterable[str]) -> list[Step]:
+def silent_cut(interface: str, peers: Iterable[str]) -> list[NetworkCommand]:
     """Lose all packets of an interface, or those from and to some addresses. Raises `ChaosError` if it is in use."""
     if any(one["kind"] in ("clsact", "ingress") for one in _qdiscs(interface)):
         raise ChaosError(f"another program filters the traffic of {interface} already; try --down")
     filters = ("dev", interface, "clsact")
     hole, end = f"hole{os.getpid()}", f"wall{os.getpid()}"  # a device that is up, and whose other end never is
     steps = [
-        Step(("ip", "link", "add", hole, "type", "veth", "peer", "name", end), (("ip", "link", "delete", hole),)),
-        Step(("ip", "link", "set", hole, "up")),
-        Step(("tc", "qdisc", "add", *filters), (("tc", "qdisc", "delete", *filters),)),
+        NetworkCommand(
+            ("ip", "link", "add", hole, "type", "veth", "peer", "name", end), (("ip", "link", "delete", hole),)
+        ),
+        NetworkCommand(("ip", "link", "set", hole, "up")),
+        NetworkCommand(("tc", "qdisc", "add", *filters), (("tc", "qdisc", "delete", *filters),)),
     ]
     sink = ("action", "mirred", "egress", "redirect", "dev", hole)
     for priority, match in enumerate(_matches(peers), 1):
         for way, selector in (("egress", match.to), ("ingress", match.of)):
             filtered = ("tc", "filter", "add", "dev", interface, way, "protocol", match.protocol)
-            steps.append(Step((*filtered, "prio", str(priority), "u32", "match", *selector, *sink)))
+            steps.append(NetworkCommand((*filtered, "prio", str(priority), "u32", "match", *selector, *sink)))
     return steps
 
 
@@ -133,7 +135,7 @@ def _matches(peers: Iterable[str]) -> list[_Match]:
     return found or [_Match("all", everything, everything)]
 
 
-def down(interface: str) -> list[Step]:
+def down(interface: str) -> list[NetworkCommand]:
     """Take an interface down, and what the kernel forgets with it up again."""
     again: list[Words] = [("ip", "link", "set", interface, "up")]
     for one in _json("ip", "-j", "-6", "address", "show", "dev", interface, "scope", "global"):
@@ -144,7 +146,7 @@ def down(interface: str) -> list[Step]:
         routes = (line.replace("linkdown", "").split() for line in lines)
         kept = sorted(filter(_kept, routes), key=lambda words: "via" in words)  # a gateway must be reached first
         again += [("ip", family, "route", "replace", *words, "dev", interface) for words in kept]
-    return [Step(("ip", "link", "set", interface, "down"), tuple(again))]
+    return [NetworkCommand(("ip", "link", "set", interface, "down"), tuple(again))]
 
 
 def _address(interface: str, info: dict[str, Any]) -> Words:
@@ -156,7 +158,7 @@ def _kept(words: Sequence[str]) -> bool:
     return not any(word == "proto" and value in _NOT_WORTH_KEEPING for word, value in pairwise(words))
 
 
-def brake(interface: str, mbit: float) -> list[Step]:
+def brake(interface: str, mbit: float) -> list[NetworkCommand]:
     """Let an interface send so much and no more. Raises `ChaosError` if another program shapes its traffic."""
     own = [one for one in _qdiscs(interface) if one.get("root") and one.get("handle") != "0:"]
     if own:
@@ -167,7 +169,7 @@ def brake(interface: str, mbit: float) -> list[Step]:
     shape = ("tbf", "rate", f"{mbit:g}mbit", "burst", str(burst), "latency", f"{_QUEUE_MS}ms")
     root = ("tc", "qdisc")
     where = ("dev", interface, "root")
-    return [Step((*root, "add", *where, *shape), ((*root, "delete", *where),))]
+    return [NetworkCommand((*root, "add", *where, *shape), ((*root, "delete", *where),))]
 
 
 def _qdiscs(interface: str) -> list[dict[str, Any]]:

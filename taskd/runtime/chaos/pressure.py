@@ -1,8 +1,8 @@
-"""The scenes that strike the node: its CPUs, its memory, its disk, its network.
+"""The scenarios that strike the node: its CPUs, its memory, its disk, its network.
 
 Rules:
 
-1. A scene tells what it takes, and at its end what that was in fact.
+1. A scenario tells what it takes, and at its end what that was in fact.
 2. What could hit others on this machine needs a word of the user (`sure`); the refusal says what and which word.
 """
 
@@ -16,9 +16,11 @@ from typing import Final
 
 from taskd.errors import ChaosError
 from taskd.runtime.chaos import network
-from taskd.runtime.chaos.burden import (
+from taskd.runtime.chaos.cleanup import Cleanup, Commands
+from taskd.runtime.chaos.job import LocalJob
+from taskd.runtime.chaos.load import (
     MIB,
-    Child,
+    LoadProcess,
     cpus_of,
     keep_busy,
     memory_of,
@@ -26,9 +28,7 @@ from taskd.runtime.chaos.burden import (
     take_disk,
     take_memory,
 )  # fmt: skip
-from taskd.runtime.chaos.guardian import Commands, Guardian
-from taskd.runtime.chaos.job import Job
-from taskd.runtime.chaos.stage import Stage, say
+from taskd.runtime.chaos.scenario_run import ScenarioRun, say
 from taskd.runtime.chaos.tools import run_tool
 from taskd.runtime.system.cgroups import cgroups
 
@@ -55,23 +55,21 @@ class Amount:
         return size // MIB * MIB
 
 
-def load_cpus(stage: Stage, job: Job, percent: float) -> None:
+def load_cpus(run: ScenarioRun, job: LocalJob, percent: float) -> None:
     """Keep all CPUs of the job busy to this share."""
     cpus = cpus_of(job.agent.pid)
-    if not stage.act(
-        f"CPUs {', '.join(map(str, cpus))}: {len(cpus)} processes keep them busy {percent:g} % of the time"
-    ):
+    if not run.act(f"CPUs {', '.join(map(str, cpus))}: {len(cpus)} processes keep them busy {percent:g} % of the time"):
         return
     children = [start_child("taskd-busy", partial(keep_busy, percent / 100, cpu), job.agent.pid) for cpu in cpus]
     try:
         _introduce(children)
-        stage.pause()
+        run.pause()
     finally:
         used_s = sum(child.end() for child in children)
         say(f"undone: {len(children)} busy processes have ended; they had {used_s:.1f} s of processor time")
 
 
-def fill_memory(stage: Stage, job: Job, amount: Amount, *, any_victim: bool, sure: bool) -> None:
+def fill_memory(run: ScenarioRun, job: LocalJob, amount: Amount, *, any_victim: bool, sure: bool) -> None:
     """Take memory where the job's ranks take theirs."""
     place = cgroups(job.agent.pid)
     memory = memory_of(place.memory if place is not None else None)
@@ -85,7 +83,7 @@ def fill_memory(stage: Stage, job: Job, amount: Amount, *, any_victim: bool, sur
     whose = "the job's cgroup" if memory.limited else "this machine"
     victim = "any process there" if any_victim else "this command's own process, before any other"
     told = f"takes {size // MIB} MiB of the {memory.free_bytes // MIB} MiB free in {whose}"
-    if not stage.act(f"{told}; if that is too much, the kernel kills {victim}"):
+    if not run.act(f"{told}; if that is too much, the kernel kills {victim}"):
         return
     ready, filled = os.pipe()
     work = partial(take_memory, size, filled, first_victim=not any_victim)
@@ -93,23 +91,23 @@ def fill_memory(stage: Stage, job: Job, amount: Amount, *, any_victim: bool, sur
     os.close(filled)
     try:
         _introduce([child])
-        _hold_memory(stage, job, child, ready, size)
+        _hold_memory(run, job, child, ready, size)
     finally:
         os.close(ready)
         child.end()
         say(f"undone: process {child.pid} has ended, its memory is free")
 
 
-def _hold_memory(stage: Stage, job: Job, child: Child, ready: int, size_bytes: int) -> None:
-    stage.pause(None, ready)
-    if stage.on and os.read(ready, 1):  # nothing to read: it ends before it has all
+def _hold_memory(run: ScenarioRun, job: LocalJob, child: LoadProcess, ready: int, size_bytes: int) -> None:
+    run.pause(None, ready)
+    if run.on and os.read(ready, 1):  # nothing to read: it ends before it has all
         say(f"process {child.pid} has all of its {size_bytes // MIB} MiB")
-    stage.pause(None, child.handle)
+    run.pause(None, child.handle)
     if _can_be_read(child.handle):
         say(f"process {child.pid} was killed for its memory (OOM)")
 
 
-def fill_disk(stage: Stage, directory: Path, amount: Amount, *, sure: bool) -> None:
+def fill_disk(run: ScenarioRun, directory: Path, amount: Amount, *, sure: bool) -> None:
     """Take space of a file system."""
     try:
         disk = os.statvfs(directory)
@@ -121,35 +119,35 @@ def fill_disk(stage: Stage, directory: Path, amount: Amount, *, sure: bool) -> N
     size = amount.of(total, total - free)
     if not sure and free - size < (1 - _RISKY_SHARE) * total:
         raise ChaosError(f"{size // MIB} MiB would leave less than 5 % of {directory}'s disk to all; if so, say --yes")
-    if not stage.act(f"takes {size // MIB} MiB of the {free // MIB} MiB free on the disk of {directory}"):
+    if not run.act(f"takes {size // MIB} MiB of the {free // MIB} MiB free on the disk of {directory}"):
         return
     handle = take_disk(directory, size)
     try:
-        stage.pause()
+        run.pause()
     finally:
         os.close(handle)
         say(f"undone: the {size // MIB} MiB of {directory} are free")
 
 
-def change_network(stage: Stage, guardian: Guardian, steps: Sequence[network.Step], told: str) -> None:
-    """Change the network by these steps, until the scene ends. The guardian undoes it."""
-    if not stage.act(told):
+def change_network(run: ScenarioRun, cleanup: Cleanup, steps: Sequence[network.NetworkCommand], told: str) -> None:
+    """Change the network by these steps, until the scenario ends. The cleanup process undoes it."""
+    if not run.act(told):
         for step in steps:
             undone = f", and at the end: {'; '.join(map(' '.join, step.undo))}" if step.undo else ""
             say(f"would run: {' '.join(step.do)}{undone}")
         return
     for step in steps:
-        number = guardian.keep(Commands(step.undo)) if step.undo else None
+        number = cleanup.keep(Commands(step.undo)) if step.undo else None
         try:
             run_tool(step.do)
         except ChaosError:
             if number is not None:
-                guardian.drop(number)
+                cleanup.drop(number)
             raise
-    stage.pause()
+    run.pause()
 
 
-def _introduce(children: Sequence[Child]) -> None:
+def _introduce(children: Sequence[LoadProcess]) -> None:
     say(f"pids {', '.join(str(child.pid) for child in children)}")
     outside = sorted({directory for child in children for directory in child.outside})
     if outside:

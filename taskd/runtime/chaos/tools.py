@@ -1,4 +1,4 @@
-"""The commands of iproute2 that a scene runs."""
+"""The commands of iproute2 that a scenario runs."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ def run_tool(words: Sequence[str]) -> str:
             check=False,
             timeout=_TIMEOUT_S,
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the scene
+            start_new_session=True,  # Ctrl-C is for the scenario
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ChaosError(f"{' '.join(words)}: {error}") from error

@@ -145,7 +145,7 @@ class _Link:
         try:
             if len(frames) != 1:
                 raise codec.BadFrameError(
-                    codec.Fault.CONTENT, "found a message of several parts, expected 1: the peer is not taskd"
+                    codec.FrameFault.CONTENT, "found a message of several parts, expected 1: the peer is not taskd"
                 )
             return decode(frames[0].bytes)
         except codec.BadFrameError as error:

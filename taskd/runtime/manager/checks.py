@@ -97,16 +97,16 @@ class CheckDesk:
 
     def _tell(self, checked: Checked) -> None:
         diagnosis = checked.diagnosis
-        ill = {name: found for name, found in diagnosis.nodes.items() if found.standing is not NodeHealth.HEALTHY}
-        counts = Counter(found.standing for found in diagnosis.nodes.values())
-        summary = ", ".join(f"{counts[standing]} {standing.value}" for standing in Standing if counts[standing])
+        ill = {name: found for name, found in diagnosis.nodes.items() if found.health is not NodeHealth.HEALTHY}
+        counts = Counter(found.health for found in diagnosis.nodes.values())
+        summary = ", ".join(f"{counts[health]} {health.value}" for health in NodeHealth if counts[health])
         rounds = f"{checked.rounds} round{'s' if checked.rounds != 1 else ''}"
         level = logging.WARNING if ill or diagnosis.links else logging.INFO
         logger.log(level, "node check: %s (%s, %.1f s)", summary, rounds, checked.lasted_s)
         for name, found in ill.items():
-            logger.warning("%s is %s: %s", name, found.standing.value, found.text)
+            logger.warning("%s is %s: %s", name, found.health.value, found.text)
         for link in diagnosis.links:
-            logger.warning("the link of %s and %s is %s: %s", *link.edge, link.standing.value, link.text)
+            logger.warning("the link of %s and %s is %s: %s", *link.edge, link.health.value, link.text)
         for note in diagnosis.notes:
             logger.warning("node check: %s", note)
         document = _document(checked)
@@ -128,14 +128,14 @@ def _document(checked: Checked) -> dict[str, object]:
         "inspection": checked.inspection,
         "nodes": {
             name: {
-                "standing": found.standing.value,
+                "health": found.health.value,
                 "text": found.text,
                 "slow": [what.value for what in found.what],
                 "own": _as_fields(own[name]) if name in own else None,
             }
             for name, found in diagnosis.nodes.items()
         },
-        "links": [{"nodes": link.edge, "standing": link.standing.value, "text": link.text} for link in diagnosis.links],
+        "links": [{"nodes": link.edge, "health": link.health.value, "text": link.text} for link in diagnosis.links],
         "notes": diagnosis.notes,
         "leave": {leave.node: leave.words for leave in checked.leaves},
     }

@@ -13,7 +13,7 @@ import msgspec
 from taskd.core.plausible import implausible
 from taskd.core.recovery import Phase, Recovery
 from taskd.runtime.links.links import Peer
-from taskd.wire.messages import Ledger, NodeStatus, EvidenceReport
+from taskd.wire.messages import EvidenceReport, Ledger, NodeStatus
 
 SPARES = 256
 """Agents that may wait, beyond `_PER_PLACE` for each place."""
@@ -111,5 +111,5 @@ def own_evidence(message: EvidenceReport, core: Recovery) -> tuple[dict[int, msg
     per_node = core.policy.ranks_per_node
     found = {rank: raw for rank, raw in message.evidence.items() if rank // per_node in places}
     strange = message.evidence.keys() - found.keys()
-    reason = f"it speaks of rank {min(strange)}, which is none of node {min(places)}" if strange else ""
+    reason = f"it reports rank {min(strange)}, which is not one of node {min(places)}" if strange else ""
     return found, reason

@@ -2,9 +2,9 @@
 
 Rules:
 
-1. A file holds the evidence of whoever the verdict names, and of the others as much as fits. It says how many do not:
-   a reader takes no more (`faultfile.py`), and 100,000 ranks that have all testified say 200 MB.
-2. The newest `MOST_FILES` stay, and of these `MOST_BYTES`: the verdicts on all stand in the journal.
+1. A file holds the evidence of whoever the diagnosis names, and of the others as much as fits. It says how many do not:
+   a reader takes no more (`faultfile.py`), and 100,000 ranks that have all reported take 200 MB.
+2. The newest `MOST_FILES` stay, and of these `MOST_BYTES`: the diagnoses of all stand in the journal.
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ from typing import Final
 import msgspec
 
 from taskd.core.evidence import Evidence
-from taskd.core.verdict import Verdict
+from taskd.core.findings import Diagnosis
 from taskd.runtime.folders.ownfolder import OwnFolder
 
 MOST_FILES: Final = 10_000
-"""A reader tells of no more faults (`chronicle.py`)."""
+"""A reader tells of no more faults (`timeline.py`)."""
 MOST_BYTES: Final = 4 << 30
 MOST_EVIDENCE_BYTES: Final = 48 << 20
-"""In one file, of which a reader takes 64 MiB; the verdict is in it too."""
+"""In one file, of which a reader takes 64 MiB; the diagnosis is in it too."""
 _MOST_DIGITS: Final = 9
 _SUFFIX: Final = ".json"
 
@@ -43,12 +43,14 @@ class FaultFolder:
                     self._sizes[int(stem)] = folder.size(name)
         self.newest = max(self._sizes, default=0)
 
-    def write(self, number: int, head: Mapping[str, object], verdict: Verdict, evidence: Mapping[int, Evidence]) -> int:
+    def write(
+        self, number: int, head: Mapping[str, object], diagnosis: Diagnosis, evidence: Mapping[int, Evidence]
+    ) -> int:
         """Keep what is known of a fault, in place of what was. Returns how many older files it has cost.
 
         Raises `OSError`.
         """
-        content = msgspec.json.encode({**head, **_fitting(verdict, evidence)})
+        content = msgspec.json.encode({**head, **_fitting(diagnosis, evidence)})
         cost = 0
         with closing(OwnFolder(self._path, self._job)) as folder:
             folder.write(_name(number), content)
@@ -68,8 +70,8 @@ def _name(number: int) -> str:
     return f"{number:04d}{_SUFFIX}"
 
 
-def _fitting(verdict: Verdict, evidence: Mapping[int, Evidence]) -> dict[str, object]:
-    named = {*verdict.culprits, *(fact.rank for fact in verdict.facts)}
+def _fitting(diagnosis: Diagnosis, evidence: Mapping[int, Evidence]) -> dict[str, object]:
+    named = {*diagnosis.culprits, *(fact.rank for fact in diagnosis.facts)}
     kept: dict[int, msgspec.Raw] = {}
     left = MOST_EVIDENCE_BYTES
     for rank in sorted(evidence, key=lambda rank: (rank not in named, rank)):

@@ -20,7 +20,7 @@ from taskd.core.recovery import Diagnosed, Setback
 from taskd.core.recovery.record import FaultRecord, tell
 from taskd.runtime.folders.jobfolder import JobFolder
 from taskd.runtime.manager.faultfolder import FaultFolder
-from taskd.runtime.records.chronicle import JOURNAL, OLD_JOURNAL
+from taskd.runtime.records.timeline import JOURNAL, OLD_JOURNAL
 
 logger = logging.getLogger(__name__)
 _LEAST_BYTES = 128 << 20

@@ -45,7 +45,7 @@ from taskd.runtime.manager.journal import Journal, as_fields, as_text, at_step, 
 from taskd.runtime.manager.kernels import Kernels
 from taskd.wire.checks import Inspect
 from taskd.wire.codec import MAX_MODULES_BYTES
-from taskd.wire.messages import Answer, Directive, Drain, FromAgent, Modules, NodeStatus, Refusal, Stage, EvidenceReport
+from taskd.wire.messages import Answer, Directive, Drain, EvidenceReport, FromAgent, Modules, NodeStatus, Refusal, Stage
 from taskd.wire.text import line
 
 logger = logging.getLogger(__name__)

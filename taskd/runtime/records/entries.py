@@ -42,8 +42,8 @@ class HangFact(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class VerdictEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A verdict as the journal has it. `since_s` and `monotonic_s` are of the manager's monotonic clock."""
+class DiagnosisEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A diagnosis as the journal has it. `since_s` and `monotonic_s` are of the manager's monotonic clock."""
 
     kind: str
     title: str = ""
@@ -62,12 +62,12 @@ class VerdictEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def took_s(self) -> float | None:
-        """From the fault, or from the last progress before a hang, to the verdict."""
+        """From the fault, or from the last progress before a hang, to the diagnosis."""
         known = self.since_s is not None and self.monotonic_s is not None
         return round(self.monotonic_s - self.since_s, 6) if known else None  # type: ignore[operator]
 
 
-class Recovery(msgspec.Struct, frozen=True, kw_only=True):
+class RecoveryEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A recovery as the journal has it."""
 
     strategy: str

@@ -1,4 +1,4 @@
-"""The file of one fault: the evidence of all ranks by which its verdict was found.
+"""The file of one fault: the evidence of all ranks by which its diagnosis was found.
 
 Rules:
 
@@ -17,8 +17,8 @@ import msgspec
 
 from taskd.core.evidence import Evidence
 from taskd.runtime.folders.regular import open_record
-from taskd.runtime.records.chronicle import FAULTS, FaultEntry
-from taskd.runtime.records.entries import VerdictEntry
+from taskd.runtime.records.entries import DiagnosisEntry
+from taskd.runtime.records.timeline import FAULTS, FaultEntry
 
 _FILE_BYTES: Final = 64 << 20
 _SAME_S: Final = 5.0
@@ -26,7 +26,7 @@ _SAME_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class FaultRecord:
+class FaultFile:
     """What a fault's file holds. `raw`: each rank's evidence as it stands there; `unread`: ranks that do not fit."""
 
     file: str
@@ -36,13 +36,13 @@ class FaultRecord:
     problem: str = ""
 
 
-def read_evidence(folder: Path, fault: FaultEntry) -> FaultRecord | None:
+def read_evidence(folder: Path, fault: FaultEntry) -> FaultFile | None:
     """The evidence of one fault; None if nothing says that there is some. What is wrong stands in `problem`."""
-    verdict = fault.verdict
-    if verdict is None or not verdict.evidence:
+    diagnosis = fault.diagnosis
+    if diagnosis is None or not diagnosis.evidence:
         return None
-    path = folder / FAULTS / Path(verdict.evidence).name
-    record = FaultRecord(str(path))
+    path = folder / FAULTS / Path(diagnosis.evidence).name
+    record = FaultFile(str(path))
     try:
         with open_record(path) as file:
             content = file.read(_FILE_BYTES + 1)
@@ -50,7 +50,7 @@ def read_evidence(folder: Path, fault: FaultEntry) -> FaultRecord | None:
             return replace(record, problem=f"it is larger than {_FILE_BYTES >> 20} MiB")
         found = json.loads(content)
         ranks = {str(int(rank)): value for rank, value in found["evidence"].items()}
-        own = _is_of(found, verdict)
+        own = _is_of(found, diagnosis)
     except OSError as error:
         return replace(record, problem=error.strerror or str(error))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -60,19 +60,19 @@ def read_evidence(folder: Path, fault: FaultEntry) -> FaultRecord | None:
     return _converted(replace(record, raw=ranks))
 
 
-def _is_of(found: dict[str, Any], verdict: VerdictEntry) -> bool:
+def _is_of(found: dict[str, Any], diagnosis: DiagnosisEntry) -> bool:
     """Whether a fault's file was written for this entry, as far as their times tell."""
-    theirs = found.get("verdict") if isinstance(found.get("verdict"), dict) else {}
+    theirs = found.get("diagnosis") if isinstance(found.get("diagnosis"), dict) else {}
     for ours_s, theirs_s in (
-        (verdict.since_s, theirs.get("since_s")),  # type: ignore[union-attr]
-        (verdict.monotonic_s, found.get("monotonic_s")),
+        (diagnosis.since_s, theirs.get("since_s")),  # type: ignore[union-attr]
+        (diagnosis.monotonic_s, found.get("monotonic_s")),
     ):
         if ours_s is not None and isinstance(theirs_s, int | float):
             return abs(theirs_s - ours_s) <= _SAME_S
     return True
 
 
-def _converted(record: FaultRecord) -> FaultRecord:
+def _converted(record: FaultFile) -> FaultFile:
     found = {rank: _evidence(value) for rank, value in record.raw.items()}
     evidence = {int(rank): known for rank, known in found.items() if known is not None}
     unread = tuple(rank for rank, known in found.items() if known is None)

@@ -147,7 +147,7 @@ class Counters:
         self._known.setdefault(memory, count)
 
 
-class Habitat:
+class CgroupWatch:
     """The cgroups of one process, from its start on."""
 
     def __init__(self, pid: int, counters: Counters) -> None:

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from taskd.config.worker import WorkerConfig
 from taskd.core.evidence import Standing
-from taskd.core.worker import Break, Event, GiveUp, Input, Report, State, Wake, Worker
+from taskd.core.worker import Break, GiveUp, Input, Report, Wake, Worker, WorkerEvent, WorkerState
 from taskd.errors import LinkError, TaskdError, WireError
 from taskd.runtime.worker.lifeline import Lifeline
 from taskd.runtime.worker.stacks import all_stacks, main_stack
@@ -27,17 +27,17 @@ from taskd.wire.accounts import Account, LockSeen
 from taskd.wire.codec import decode_to_local, encode
 from taskd.wire.messages import (
     Abandon,
-    Ask,
+    AccountRequest,
     Condition,
     FromLocal,
     Hello,
     Join,
-    LastWords,
     Modules,
     Pause,
     Refuses,
     Release,
     SawNonFinite,
+    SelfReport,
     Stage,
     ToLocal,
     WorkerReport,
@@ -46,13 +46,13 @@ from taskd.wire.messages import (
 
 logger = logging.getLogger(__name__)
 _STANDINGS: Final = {
-    State.SETUP: Standing.STARTING,
-    State.TRAINING: Standing.TRAINING,
-    State.INTERRUPTED: Standing.TRAINING,
-    State.PAUSED: Standing.PAUSED,
-    State.JOINING: Standing.PAUSED,
-    State.FINISHED: Standing.FINISHED,
-    State.RELEASED: Standing.FINISHED,
+    WorkerState.SETUP: Standing.STARTING,
+    WorkerState.TRAINING: Standing.TRAINING,
+    WorkerState.INTERRUPTED: Standing.TRAINING,
+    WorkerState.PAUSED: Standing.PAUSED,
+    WorkerState.JOINING: Standing.PAUSED,
+    WorkerState.FINISHED: Standing.FINISHED,
+    WorkerState.RELEASED: Standing.FINISHED,
 }
 
 
@@ -117,7 +117,7 @@ class WorkerLink:
     @property
     def interrupted(self) -> bool:
         """Whether the main thread is to leave the resilient function."""
-        return self._machine.state is State.INTERRUPTED
+        return self._machine.state is WorkerState.INTERRUPTED
 
     @property
     def pause_generation(self) -> int:
@@ -132,7 +132,7 @@ class WorkerLink:
     @property
     def outside(self) -> bool:
         """Whether no resilient function has been entered yet, or the last one was left by all ranks together."""
-        return self._machine.state in (State.SETUP, State.RELEASED)
+        return self._machine.state in (WorkerState.SETUP, WorkerState.RELEASED)
 
     def attach(self, breaker: Breaker) -> None:
         """Use this breaker from now on."""
@@ -143,15 +143,15 @@ class WorkerLink:
 
     def enter(self, step: int, condition: Condition) -> None:
         """The resilient function is about to be called, or, for a newcomer, the wait for a plan begins."""
-        self._feed(Input(Event.ENTER, step=step, condition=condition))
+        self._feed(Input(WorkerEvent.ENTER, step=step, condition=condition))
 
     def raised(self, step: int, condition: Condition, cause: str) -> None:
         """The main thread came out of the resilient function, or out of a world that could not be built."""
-        self._feed(Input(Event.RAISED, step=step, condition=condition, cause=cause))
+        self._feed(Input(WorkerEvent.RAISED, step=step, condition=condition, cause=cause))
 
     def last_words(self, cause: str, kind: str) -> None:
         """An exception goes up out of the resilient function: nobody recovers this process."""
-        self._send(LastWords(cause=cause, kind=kind))
+        self._send(SelfReport(cause=cause, kind=kind))
 
     def refuse(self, *, no_rebuild: str = "", no_newcomer: str = "") -> None:
         """Say beforehand why this process cannot be recovered in place: at a fault all processes start anew instead.
@@ -180,24 +180,24 @@ class WorkerLink:
 
     def joined(self, step: int, condition: Condition) -> None:
         """The groups of the new world are formed."""
-        self._feed(Input(Event.JOINED, step=step, condition=condition))
+        self._feed(Input(WorkerEvent.JOINED, step=step, condition=condition))
 
     def restored(self, step: int) -> None:
         """The state is that of the target step."""
-        self._feed(Input(Event.RESTORED, step=step, condition=Condition.CLEAN))
+        self._feed(Input(WorkerEvent.RESTORED, step=step, condition=Condition.CLEAN))
 
     def dumped(self, step: int) -> None:
         """The state of the target step is in a checkpoint."""
-        self._feed(Input(Event.DUMPED, step=step, condition=Condition.CLEAN))
+        self._feed(Input(WorkerEvent.DUMPED, step=step, condition=Condition.CLEAN))
 
     def returned(self, step: int, condition: Condition) -> None:
         """The resilient function returned."""
-        self._feed(Input(Event.RETURNED, step=step, condition=condition))
+        self._feed(Input(WorkerEvent.RETURNED, step=step, condition=condition))
 
     def committed(self, step: int) -> bool:
         """A step was committed; return `interrupted`. To be told of the first of a world and of one in a pause."""
         if self._machine.first_commit:
-            self._feed(Input(Event.COMMITTED, step=step, condition=Condition.CLEAN))
+            self._feed(Input(WorkerEvent.COMMITTED, step=step, condition=Condition.CLEAN))
         return self.interrupted
 
     def await_order(self) -> WorldPlan | None:
@@ -231,14 +231,14 @@ class WorkerLink:
         match message:
             case Pause():
                 at_commit = message.at_commit
-                self._feed(Input(Event.PAUSE, message.generation, cause=message.reason, at_commit=at_commit))
+                self._feed(Input(WorkerEvent.PAUSE, message.generation, cause=message.reason, at_commit=at_commit))
             case Join():
-                self._feed(Input(Event.JOIN, plan=message.plan))
+                self._feed(Input(WorkerEvent.JOIN, plan=message.plan))
             case Release():
-                self._feed(Input(Event.RELEASE, generation=message.generation))
+                self._feed(Input(WorkerEvent.RELEASE, generation=message.generation))
             case Abandon():
-                self._feed(Input(Event.ABANDON, cause=message.reason))
-            case Ask():
+                self._feed(Input(WorkerEvent.ABANDON, cause=message.reason))
+            case AccountRequest():
                 self._send(self._account(message.number))
             case Modules():
                 self._send(Modules(names=self._modules()))

@@ -14,14 +14,14 @@ from torch.nn.parallel import DistributedDataParallel
 import taskd
 from tests.e2e.scripts.points import FOLDER, PLAN, note, rank, reach
 
-PATIENCE_S = 3.0
+TIMEOUT_S = 3.0
 
 
 def meet() -> None:
     """Wait for a file of each rank of this start."""
     start = os.environ["TORCHELASTIC_RESTART_COUNT"]
     (FOLDER / f"ready-{start}-{rank()}").touch()
-    wanted, end_s = int(os.environ["WORLD_SIZE"]), time.monotonic() + PATIENCE_S
+    wanted, end_s = int(os.environ["WORLD_SIZE"]), time.monotonic() + TIMEOUT_S
     while (found := len(list(FOLDER.glob(f"ready-{start}-*")))) < wanted:
         if time.monotonic() > end_s:
             raise TypeError(f"found {found} of {wanted} ranks")

@@ -10,14 +10,14 @@ import sys
 
 from taskd.wire.checks import Own, TrialResult
 from taskd.wire.codec import MAX_LOCAL_BYTES, decode_to_local, encode
-from taskd.wire.messages import Hello, Probe, Probed
+from taskd.wire.messages import Hello, Probed, RunCheck
 from taskd.wire.probes import ProbeResult
 
 link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 link.connect(sys.argv[1])
 link.send(encode(Hello(role="standby", pid=os.getpid())))
 message = decode_to_local(link.recv(MAX_LOCAL_BYTES))
-assert isinstance(message, Probe)
+assert isinstance(message, RunCheck)
 order, what = message.order, sys.argv[2]
 print("asked", order.local_rank, order.own, order.trial and order.trial.peer, flush=True)
 if what == "dies":

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
-from taskd.runtime.box.recorder import Phase, Recorder
+from taskd.runtime.box.recorder import BoxPhase, Recorder
 
 recorder = Recorder()
 
@@ -43,7 +43,7 @@ else:
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(30, 10))
 model(torch.ones(4, 30)).sum().backward()
 assert recorder.census().collectives_hooked
-recorder.phase(Phase.FINISHED)
+recorder.phase(BoxPhase.FINISHED)
 if rank == 0:
     dist.all_reduce(torch.ones(3))  # the other one never comes
 else:

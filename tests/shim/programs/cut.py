@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from taskd.errors import ShimError
-from taskd.runtime.box.blackbox import Box, Command
+from taskd.runtime.box.blackbox import Box, BoxCommand
 from taskd.runtime.box.shim import interface
 
 path, lengths = Path(sys.argv[1]), [int(word) for word in sys.argv[2:]]
@@ -28,7 +28,7 @@ def ways(box: Box) -> list[Callable[[], object]]:
         box.postmortem,
         lambda: box.news(reading, events, -1024),
         lambda: box.await_death(0.001),
-        lambda: box.command(Command.PING, 0.001),
+        lambda: box.command(BoxCommand.PING, 0.001),
     ]
 
 

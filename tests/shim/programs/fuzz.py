@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from taskd.errors import ShimError
-from taskd.runtime.box.blackbox import Box, Command
+from taskd.runtime.box.blackbox import Box, BoxCommand
 
 template, scratch, seed, rounds = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 HEADER = 16
@@ -35,6 +35,6 @@ for _ in range(rounds):
         box.postmortem()
         box.await_death(0.0)
         with contextlib.suppress(ShimError):
-            box.command(rng.choice(list(Command)), 0.0)
+            box.command(rng.choice(list(BoxCommand)), 0.0)
         box.close()
 print(opened)

@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from taskd.runtime.box.recorder import Phase, Recorder
+from taskd.runtime.box.recorder import BoxPhase, Recorder
 
 recorder = Recorder()
 
@@ -49,12 +49,12 @@ def main(rank: int, ranks: int, port: int) -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     world, step, group, seen = list(range(ranks)), 0, 0, [0]
     while True:
-        recorder.phase(Phase.REBUILDING)
+        recorder.phase(BoxPhase.REBUILDING)
         prefixed = dist.PrefixStore(f"group{group}", store)
         dist.init_process_group("gloo", store=prefixed, rank=world.index(rank), world_size=len(world))
-        recorder.phase(Phase.TRAINING)
+        recorder.phase(BoxPhase.TRAINING)
         step = reduce_until_broken(step, rank, world, seen)
-        recorder.phase(Phase.PAUSED)
+        recorder.phase(BoxPhase.PAUSED)
         dist.destroy_process_group()
         census = recorder.census()
         assert census.sockets_hooked, census

@@ -12,9 +12,10 @@ from typing import Final
 
 from taskd.core.causes import Cause, CauseKind
 from taskd.core.conditions import of_a_connection
+from taskd.core.findings import names
 from taskd.core.quorum import is_known
 from taskd.core.recovery import attempts, case
-from taskd.core.recovery.actions import Command, Next, Note, do
+from taskd.core.recovery.actions import Effect, Next, Note, do
 from taskd.core.recovery.events import (
     DUMPED,
     JOINED,
@@ -52,7 +53,6 @@ from taskd.core.recovery.planning import announced, mark, note, plan_of, plan_wo
 from taskd.core.recovery.record import tell
 from taskd.core.recovery.reprieve import reprieve
 from taskd.core.recovery.situation import refused
-from taskd.core.findings import names
 from taskd.core.watch import ANSWER_S
 from taskd.wire.messages import Order, Stage
 
@@ -154,7 +154,7 @@ def fence_late(phase: Pausing, _event: Expired, job: Job, now_s: float) -> Next:
         return no_node_came(phase, job, now_s)
     new = [rank for rank in late if job.world.ranks[rank].joins]
     old = [rank for rank in late if rank not in new]
-    notes: tuple[Command, ...] = ()
+    notes: tuple[Effect, ...] = ()
     if old:
         if phase.probed_s is None:
             return replace(phase, probed_s=now_s), (do(case.ask, None), do(send, Order.PAUSE))
@@ -165,7 +165,7 @@ def fence_late(phase: Pausing, _event: Expired, job: Job, now_s: float) -> Next:
     return _fence(phase, old, new, notes, job, now_s)
 
 
-def _fence(phase: Pausing, old: list[int], new: list[int], before: tuple[Command, ...], job: Job, now_s: float) -> Next:
+def _fence(phase: Pausing, old: list[int], new: list[int], before: tuple[Effect, ...], job: Job, now_s: float) -> Next:
     if not old and not new:
         return phase, before
     if new:
@@ -186,7 +186,7 @@ def _late(what: str) -> Cause:
     return Cause(CauseKind.FENCED, f"it did not {what} in time and was fenced")
 
 
-def _spare(phase: Pausing, old: list[int], job: Job, now_s: float) -> tuple[Pausing, tuple[Command, ...]]:
+def _spare(phase: Pausing, old: list[int], job: Job, now_s: float) -> tuple[Pausing, tuple[Effect, ...]]:
     """Which of the late ones have a reason, and how long they are waited for."""
     evidence, ranks, limits = job.case.watch.evidence(now_s), job.world.ranks, job.policy.deadlines
     last = not any(view.at(job.world.generation) is Stage.PAUSED and not view.empty for view in ranks.values())

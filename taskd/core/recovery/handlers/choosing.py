@@ -1,6 +1,5 @@
 """From the strategy that was chosen to what is done first."""
 
-from taskd.core.rendezvous import NOWHERE
 from taskd.core.recovery.actions import Next, do
 from taskd.core.recovery.events import Kept, Refused, Restarted, Undecided
 from taskd.core.recovery.handlers.common import end
@@ -8,6 +7,7 @@ from taskd.core.recovery.job import Job
 from taskd.core.recovery.orders import send
 from taskd.core.recovery.phases import AwaitingQuorum, Choosing, Pausing, Restarting
 from taskd.core.recovery.planning import meeting_of
+from taskd.core.rendezvous import NOWHERE
 from taskd.wire.messages import Order
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 
 from taskd.core.causes import Cause
-from taskd.core.recovery.actions import Command, Next, do
+from taskd.core.recovery.actions import Effect, Next, do
 from taskd.core.recovery.attempts import begin, refuse, stop
 from taskd.core.recovery.case import report_verdict, take_up
 from taskd.core.recovery.job import Job
@@ -15,11 +15,11 @@ def ignore(phase: AnyPhase, _event: object, _job: Job, _now_s: float) -> Next:
     return phase, ()
 
 
-def fault(now_s: float, causes: Mapping[int, Cause], *, free: bool = False, before: Collection[Command] = ()) -> Next:
+def fault(now_s: float, causes: Mapping[int, Cause], *, free: bool = False, before: Collection[Effect] = ()) -> Next:
     """A fault begins, of these ranks."""
     explained = all(cause.explains_itself for cause in causes.values())
-    commands = (do(take_up, explained=explained), do(begin, causes, free=free), do(report_verdict))
-    return Choosing(now_s), (*before, *commands)
+    effects = (do(take_up, explained=explained), do(begin, causes, free=free), do(report_verdict))
+    return Choosing(now_s), (*before, *effects)
 
 
 def end(now_s: float, reason: str, exit_code: int = 1) -> Next:

@@ -6,7 +6,7 @@ from taskd.core.budget import EARLY_S
 from taskd.core.causes import Cause, CauseKind
 from taskd.core.policy import Strategy
 from taskd.core.recovery import nodes
-from taskd.core.recovery.actions import Command, Next, do
+from taskd.core.recovery.actions import Effect, Next, do
 from taskd.core.recovery.attempts import begin, blame, choose_again, rearrange
 from taskd.core.recovery.case import report_lost_node, report_verdict, take_up
 from taskd.core.recovery.events import Candidate, Drained, Isolated, NodeLeaves, NodeLost, Overtaken
@@ -37,7 +37,7 @@ def lose_node(phase: AnyPhase, event: NodeLost, job: Job, now_s: float) -> Next:
         return phase, () if place in job.absence.held else (do(nodes.hold_back, place, text),)
     causes = dict.fromkeys(ranks, Cause(CauseKind.NODE, text))
     reported = do(report_lost_node, ranks, text)
-    first: tuple[Command, ...]
+    first: tuple[Effect, ...]
     if job.incident is None:
         first = (do(take_up, explained=False), do(begin, causes), do(report_verdict))
     else:

@@ -4,10 +4,10 @@ Rules:
 
 1. A rank that comes out of its collectives, or fails before any step, is mostly explained by the news of another: that
    is awaited (`Strayed`). Whoever fails in that time belongs to it.
-2. A job without progress is asked about (`Suspecting`). A diagnosis that names living ranks has them replaced, as if they
-   had died. One that names nobody leaves all processes alive: the step is done again.
+2. The ranks of a job without progress are probed (`Suspecting`). A diagnosis that names living ranks has them replaced,
+   as if they had died. One that names nobody leaves all processes alive: the step is done again.
 3. An agent that does not answer is waited for as long as it may be silent: whether its node is lost is not judged here.
-   One that is heard is asked again. A diagnosis that names all ranks is only reported, until it has come again and again.
+   One that is heard is probed again. A diagnosis that names all ranks is only reported, until it has come repeatedly.
 4. A diagnosis on a hang that is not proven is reported at once, and acted upon after `unproven_s` (`core/watch.py`).
    That spends no restart: it may have been a false alarm.
 """
@@ -17,8 +17,9 @@ from dataclasses import replace
 from typing import Final
 
 from taskd.core.causes import Cause, CauseKind
+from taskd.core.findings import Diagnosis, Kind
 from taskd.core.recovery import case
-from taskd.core.recovery.actions import Command, Next, do
+from taskd.core.recovery.actions import Effect, Next, do
 from taskd.core.recovery.attempts import agree, progress
 from taskd.core.recovery.events import (
     DONE,
@@ -41,7 +42,6 @@ from taskd.core.recovery.job import Job
 from taskd.core.recovery.orders import send
 from taskd.core.recovery.phases import Finishing, Forming, Running, Strayed, Suspecting, Training
 from taskd.core.recovery.takeover import release, take_over
-from taskd.core.findings import Kind, Diagnosis
 from taskd.core.watch import AGAIN_S, ANSWER_S
 from taskd.wire.messages import Order, Stage
 
@@ -205,7 +205,7 @@ def _doubt(diagnosis: Diagnosis, job: Job, now_s: float) -> Next:
     return Running(now_s), (again, *reported, do(case.withdraw))
 
 
-def _alarm(diagnosis: Diagnosis | None, job: Job, now_s: float, *before: Command) -> Next:
+def _alarm(diagnosis: Diagnosis | None, job: Job, now_s: float, *before: Effect) -> Next:
     """Somebody has to be replaced. If all are named, nobody is left to give the state: somebody has paused the job."""
     named = _named(diagnosis) if diagnosis is not None else ()
     alarms = job.case.watch.next_alarm()
@@ -216,7 +216,7 @@ def _alarm(diagnosis: Diagnosis | None, job: Job, now_s: float, *before: Command
     return Running(now_s), (*counted, do(case.report_once), do(case.withdraw))
 
 
-def _accuse(diagnosis: Diagnosis, job: Job, now_s: float, before: Collection[Command] = ()) -> Next:
+def _accuse(diagnosis: Diagnosis, job: Job, now_s: float, before: Collection[Effect] = ()) -> Next:
     """Whoever the diagnosis names is replaced; if it names nobody, every process may go on."""
     cause = Cause(CauseKind.DIAGNOSED, diagnosis.kind.value)
     causes = {rank: cause for rank in _named(diagnosis) if rank in job.world.ranks}

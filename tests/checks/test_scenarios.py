@@ -1,10 +1,10 @@
-"""One scene of the node check, played whole where time allows; `scripts/nodecheck.sh` plays them all."""
+"""One scenario of the node check, played whole where time allows; `scripts/nodecheck.sh` plays them all."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.checks.scenes import SCENES, perform
+from tests.checks.scenarios import SCENARIOS, perform
 from tests.nodes_space import NodesUnavailableError
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.thorough]
@@ -12,10 +12,10 @@ PLAYED = ("one faulty node of 3",)
 
 
 @pytest.mark.parametrize("name", PLAYED)
-def test_scene(name: str, run_dir: Path) -> None:
-    scene = next(scene for scene in SCENES if scene.name == name)
+def test_scenario(name: str, run_dir: Path) -> None:
+    scenario = next(scenario for scenario in SCENARIOS if scenario.name == name)
     try:
-        _, wrong = perform(scene, run_dir)
+        _, wrong = perform(scenario, run_dir)
     except NodesUnavailableError as error:
         pytest.skip(f"no nodes on this machine: {error}")
     for path in sorted(run_dir.glob("output-*")):

@@ -1,10 +1,10 @@
-"""A process that a scene strikes: it is signalled only if it is still the one that was looked up.
+"""The target process of a scenario: it gets a signal only if it is still the one that was looked up.
 
 Rules:
 
-1. A process is its number and its start time. Both are compared when the kernel already holds the process by a pidfd:
-   a number that another one has taken meanwhile is never signalled.
-2. Whose it is must be known right before the signal, too, except to let go on what was stopped by a scene.
+1. A process is known by its pid and its start time. Both are compared while a pidfd holds the process, so a process
+   that has got the same pid meanwhile is never signalled.
+2. It must belong to the job right before the signal, too, except to continue a process that a scenario has stopped.
 """
 
 import os
@@ -20,7 +20,7 @@ _MOST_ANCESTORS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Quarry:
+class TargetProcess:
     """One process, and what it is to the job."""
 
     pid: int
@@ -32,18 +32,18 @@ class Quarry:
 
     @property
     def stat(self) -> Stat | None:
-        """What /proc says of it; None if it has ended."""
+        """Its state in /proc; None if it has ended."""
         known = stat(self.pid)
         return known if known is not None and known.alive and known.start_ticks == self.start_ticks else None
 
 
-def quarry(pid: int, name: str) -> Quarry | None:
+def target(pid: int, name: str) -> TargetProcess | None:
     """A living process by its number."""
     known = stat(pid)
-    return Quarry(pid, known.start_ticks, name) if known is not None and known.alive else None
+    return TargetProcess(pid, known.start_ticks, name) if known is not None and known.alive else None
 
 
-def descends(pid: int, ancestor: Quarry) -> bool:
+def descends(pid: int, ancestor: TargetProcess) -> bool:
     """Whether a process is the ancestor, or below it."""
     for _ in range(_MOST_ANCESTORS):
         known = stat(pid)
@@ -55,7 +55,7 @@ def descends(pid: int, ancestor: Quarry) -> bool:
     return False
 
 
-def send(target: Quarry, number: signal.Signals, belongs: Callable[[int], bool]) -> bool:
+def send(target: TargetProcess, number: signal.Signals, belongs: Callable[[int], bool]) -> bool:
     """Signal it, if it lives and belongs to the job. False: it has ended. Raises `ChaosError` if it must not be."""
     try:
         handle = os.pidfd_open(target.pid)

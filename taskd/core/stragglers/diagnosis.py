@@ -4,9 +4,9 @@ Rules:
 
 1. A test has found a unit; here the newest steps are asked what is slow in them. If they do not bear it out (the median
    is not slow, or it waits as long as the others), nothing is told, and the test is asked again with the next step.
-2. One accused rank: its data loading if half of the excess is there, else its computing. If three quarters of its
+2. One blamed rank: its data loading if half of the excess is there, else its computing. If three quarters of its
    node's ranks are slow, it is the node, and never if fewer are.
-3. Work, pipeline and network accuse no rank: `Straggler.accused` is empty.
+3. Work, pipeline and network blame no rank: `Straggler.blamed` is empty.
 """
 
 import math
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
+from taskd.core.findings import names
 from taskd.core.stragglers.compare import EVEN, LEAST_STEPS, SLOW, Unit, median
-from taskd.core.verdict import names
 
 _MATES: Final = 0.75
 
 
-class Cause(Enum):
+class SlowCause(Enum):
     """What is slow."""
 
     COMPUTE = "compute"
@@ -32,7 +32,7 @@ class Cause(Enum):
     WORKLOAD = "unequal work"
 
 
-HARDWARE: Final = (Cause.COMPUTE, Cause.NODE)
+HARDWARE: Final = (SlowCause.COMPUTE, SlowCause.NODE)
 
 
 class Column(NamedTuple):
@@ -67,7 +67,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A verdict on the pace of a job.
+    """A diagnosis of the pace of a job.
 
     Attributes:
         ranks: those that it is about; none if it is the network as a whole.
@@ -75,12 +75,12 @@ class Straggler:
         from_start: it was so in the first step that was seen: no healthy history speaks against it.
         steps: over so many steps.
         excess: 0.3 for 30 % more time than the others (`LINK`: of the whole step).
-        own_s: what a step costs the accused, and `usual_s` what it costs the others.
+        own_s: what a step costs the blamed, and `usual_s` what it costs the others.
         score: the log likelihood ratio: a healthy job comes to it once in about exp(score) rank-steps.
 
     """
 
-    cause: Cause
+    cause: SlowCause
     ranks: tuple[int, ...]
     since: int
     steps: int
@@ -94,12 +94,12 @@ class Straggler:
     @property
     def excess_s(self) -> float:
         """What it costs the others in each step."""
-        return self.own_s - self.usual_s if self.cause is Cause.DATA else self.excess * self.usual_s
+        return self.own_s - self.usual_s if self.cause is SlowCause.DATA else self.excess * self.usual_s
 
     @property
-    def accused(self) -> tuple[int, ...]:
+    def blamed(self) -> tuple[int, ...]:
         """Ranks whose machine, process or data loading is held to be slow."""
-        return self.ranks if self.cause in (*HARDWARE, Cause.DATA) else ()
+        return self.ranks if self.cause in (*HARDWARE, SlowCause.DATA) else ()
 
     @classmethod
     def of_link(cls, newest: Sequence[Column], rise: float, waited_s: float, score: float) -> "Straggler":
@@ -110,7 +110,7 @@ class Straggler:
             f"has been slow since step {since} ({waited_s:.3g} s of waiting in a step, over {steps} steps). Why: "
             "what is waited for is neither a rank nor data. `taskd check --manager HOST:PORT` measures all links."
         )
-        return cls(Cause.LINK, (), since, steps, rise, waited_s, waited_s, score, told)
+        return cls(SlowCause.LINK, (), since, steps, rise, waited_s, waited_s, score, told)
 
     @classmethod
     def of_work(cls, rank: int, window: Sequence[Column], more: float, score: float) -> "Straggler":
@@ -120,7 +120,7 @@ class Straggler:
             f"Rank {rank} is given {excess:.0%} more work than the others: nothing is slow. Why: for what it is given "
             "it is as fast as they are."
         )
-        return cls(Cause.WORKLOAD, (rank,), window[0].first, _steps(window), excess, 0.0, 0.0, score, told)
+        return cls(SlowCause.WORKLOAD, (rank,), window[0].first, _steps(window), excess, 0.0, 0.0, score, told)
 
     @classmethod
     def of_stages(cls, ranks: Sequence[int], since: int, steps: int, more: float) -> "Straggler":
@@ -130,7 +130,7 @@ class Straggler:
             f"The stage of {names(ranks)} has needed {excess:.0%} more than the other stages since step {since}: the "
             "pipeline is divided unequally, and nothing is slow. Why: all its ranks are alike in that."
         )
-        return cls(Cause.IMBALANCE, tuple(ranks), since, steps, excess, 0.0, 0.0, 0.0, told, from_start=True)
+        return cls(SlowCause.IMBALANCE, tuple(ranks), since, steps, excess, 0.0, 0.0, 0.0, told, from_start=True)
 
 
 def explain_unit(
@@ -213,18 +213,18 @@ def _told(
     own_s, usual_s = (_mean([column.own_s for column in late], which) for which in (places, others))
     data_s, usual_data_s = (_mean([column.data_s for column in late], which) for which in (places, others))
     excess = math.expm1(_excess(late, places))
-    cause = Cause.NODE if len(places) > 1 else Cause.COMPUTE
+    cause = SlowCause.NODE if len(places) > 1 else SlowCause.COMPUTE
     what = "of its own for a step" if len(places) == 1 else "of their own for a step"
     if data_s - usual_data_s > 0.5 * _lost_s(late, places, others):
-        cause, what, own_s, usual_s = Cause.DATA, "to get the data of a step", data_s, usual_data_s
-    accused = tuple(ranks[place] for place in places)
-    who, whom = names(accused), "it" if len(places) == 1 else "them"
+        cause, what, own_s, usual_s = SlowCause.DATA, "to get the data of a step", data_s, usual_data_s
+    blamed = tuple(ranks[place] for place in places)
+    who, whom = names(blamed), "it" if len(places) == 1 else "them"
     told = (
         f"{who[0].upper()}{who[1:]} need{'s' * (len(places) == 1)} {own_s:.3g} s {what}, where the others need "
         f"{usual_s:.3g} s: {excess:.0%} longer in all, {'from the start' if from_start else f'since step {since}'}, "
         f"over {_steps(newest)} steps. Why: the others spend the difference waiting for {whom}."
     )
-    return Straggler(cause, accused, since, _steps(newest), excess, own_s, usual_s, score, told, from_start)
+    return Straggler(cause, blamed, since, _steps(newest), excess, own_s, usual_s, score, told, from_start)
 
 
 def _lost_s(columns: Sequence[Column], places: Sequence[int], others: Sequence[int]) -> float:

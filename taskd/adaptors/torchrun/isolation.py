@@ -1,12 +1,12 @@
-"""Imports of ours beside a user's modules that have the names of what we import.
+"""Keeps taskd's imports and the script's apart where the script has modules of the same names.
 
 Rules:
 
-1. What taskd imports comes from the standard library, its own package and the installed packages, in this order, never
-   from the script's directory, the working directory or PYTHONPATH while those have something else of that name.
-2. What the script imports is what it would be without us: a module of ours that its directories have too is taken out
-   of `sys.modules`. taskd goes on with it, for its modules hold what they use.
-3. What the interpreter itself had imported before anybody stays: a script could not have hidden that.
+1. taskd imports from the standard library, its own package and the installed packages, in this order. It never takes a
+   module of such a name from the script's directory, the working directory or PYTHONPATH.
+2. The script imports what it would import without taskd: a module of taskd's that its directories have too is removed
+   from `sys.modules`. taskd keeps using its own, because its modules hold references to it.
+3. Modules that the interpreter itself imported at its start stay: a script could not have replaced those.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
 from types import ModuleType
 
 
-class Shelter:
+class ImportIsolation:
     """A context in which taskd imports; one inside another changes nothing.
 
     Args:
@@ -59,7 +59,7 @@ class Shelter:
         self._hide()
 
     def open(self) -> None:
-        """The script is about to begin: let it find its own modules."""
+        """The script is about to begin: let it find its own modules first."""
         self._before = self._known
         self._users = [*_script_directories(), *_users_entries()]
         self._hide()
@@ -82,7 +82,7 @@ class Shelter:
 
 
 @contextlib.contextmanager
-def sheltered() -> Iterator[None]:
+def isolated() -> Iterator[None]:
     """Import by a path on which the user's directories come last. For torchrun's process, which runs no user's code."""
     path, users = list(sys.path), _users_entries()
     sys.path[:] = [*(entry for entry in path if entry not in users), *users]

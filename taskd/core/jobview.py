@@ -1,28 +1,28 @@
-"""A job at one moment, as the rules of the diagnosis look at it, and what they find there."""
+"""The view of a job at one moment that the rules of the diagnosis get, and what they return."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from taskd.core.account import finding
-from taskd.core.conditions import Row, condition_of_end, condition_of_standstill
+from taskd.core.conditions import Symptom, condition_of_end, condition_of_standstill
 from taskd.core.evidence import Evidence
+from taskd.core.findings import Finding, Kind, precedence
 from taskd.core.rhythm import Hang
-from taskd.core.verdict import Finding, Kind, precedence
 from taskd.core.waits import Waits, find_waits
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A node that could not reach another one. The manager is -1: what it cannot reach breaks a tie."""
+    """A node that could not reach another one. The manager is node -1: what it cannot reach breaks a tie."""
 
     source: int
     target: int
 
 
 @dataclass(frozen=True)
-class Scene:
-    """What is known. `members` are the ranks of the job's world; of some there may be no evidence."""
+class JobView:
+    """What is known of a job. `members` are the ranks of its world; some may be without evidence."""
 
     evidence: Mapping[int, Evidence]
     members: Collection[int]
@@ -30,26 +30,26 @@ class Scene:
     cuts: Collection[Cut]
 
     @cached_property
-    def ends(self) -> dict[int, Row]:
-        """Ranks that have failed, or have ended with status 0, and why."""
+    def ends(self) -> dict[int, Symptom]:
+        """Ranks that have failed, or have ended with status 0, each with its symptom."""
         rows = ((rank, condition_of_end(known)) for rank, known in self.evidence.items())
         return {rank: row for rank, row in rows if row is not None}
 
     @cached_property
-    def standing_still(self) -> dict[int, Row]:
-        """Ranks of which the whole process stands still, and why."""
+    def standing_still(self) -> dict[int, Symptom]:
+        """Ranks whose whole process stands still, each with its symptom."""
         rows = ((rank, condition_of_standstill(known)) for rank, known in self.evidence.items() if not known.gone)
         return {rank: row for rank, row in rows if row is not None and rank not in self.ends}
 
     @cached_property
     def waits(self) -> Waits:
-        """Who waits for whom."""
+        """Which rank waits for which."""
         gone = (rank for rank, known in self.evidence.items() if known.gone)
         return find_waits(self.evidence, self.members, {*gone, *self.ends, *self.standing_still})
 
     @cached_property
     def behind_builders(self) -> set[int]:
-        """Ranks that wait for a lock file which another living rank of this job holds: that one is to be asked."""
+        """Ranks that wait for a lock file of another living rank of this job: the cause is to be looked for there."""
         living = {rank: known for rank, known in self.evidence.items() if not known.gone}
         ranks = {(known.node, known.process.pid): rank for rank, known in living.items() if known.process is not None}
         waiting = {
@@ -59,7 +59,7 @@ class Scene:
 
     @property
     def held_up(self) -> set[int]:
-        """Ranks that wait for another one: in an operation, or for what it builds."""
+        """Ranks that wait for another one: in a collective, or for what it builds."""
         return self.waits.held_up | self.behind_builders
 
     def ended(self, *kinds: Kind) -> list[int]:
@@ -68,39 +68,39 @@ class Scene:
 
     @cached_property
     def disturbed(self) -> bool:
-        """Something is wrong, though perhaps no rank has failed by itself: a hang, or a connection that was blamed."""
+        """Something is wrong, though perhaps no rank failed by itself: a hang, or an error that blames a connection."""
         return self.hang is not None or bool(self.ended(Kind.COLLATERAL))
 
     @cached_property
     def silent(self) -> list[int]:
-        """Ranks that there is no evidence of."""
+        """Ranks without evidence."""
         return [rank for rank in self.members if rank not in self.evidence]
 
 
 @dataclass(slots=True)
 class Found:
-    """What a rule has found: what is held against the culprits, and why it may be."""
+    """What a rule has found: one finding for each culprit, and the reasons."""
 
     facts: list[Finding]
     kind: Kind | None = None
-    """Of a verdict without a culprit."""
+    """The kind of a diagnosis without a culprit."""
     reasons: Collection[str] = field(default_factory=tuple)
     doubt: str = ""
-    """Why it is not certain, though its kind would be."""
+    """Why it is not certain, though its kind usually is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One way to find a fault. With `suffering`, whoever waits does so because of it."""
+    """One way to find a fault. With `names_victims`, all ranks that wait are its victims."""
 
-    find: Callable[[Scene], Found | None]
+    find: Callable[[JobView], Found | None]
     reason: str
-    suffering: bool = True
+    names_victims: bool = True
 
 
-def accuse(scene: Scene, ranks: Iterable[int], rows: Mapping[int, Row]) -> Found | None:
-    """Hold its row against each of these ranks; None if there are none."""
-    accused = sorted(ranks, key=lambda rank: precedence(rows[rank].kind))
-    late = scene.waits.late
-    facts = [finding(rank, rows[rank].kind, scene.evidence[rank], late.get(rank)) for rank in accused]
-    return Found(facts, reasons=[rows[rank].reason for rank in accused]) if facts else None
+def blame(view: JobView, ranks: Iterable[int], rows: Mapping[int, Symptom]) -> Found | None:
+    """Blame each of these ranks for its symptom; None if there are none."""
+    blamed = sorted(ranks, key=lambda rank: precedence(rows[rank].kind))
+    late = view.waits.late
+    facts = [finding(rank, rows[rank].kind, view.evidence[rank], late.get(rank)) for rank in blamed]
+    return Found(facts, reasons=[rows[rank].reason for rank in blamed]) if facts else None

@@ -2,11 +2,11 @@
 
 Rules:
 
-1. The load is in children of this process alone. They are told of its death by the kernel (PR_SET_PDEATHSIG), so none
-   outlives it.
-2. They are put where the job is: its CPUs, its cgroups. What cannot be entered is said, and the child stays outside.
+1. Only children of this process make the load. The kernel kills them when it dies (PR_SET_PDEATHSIG), so none outlives
+   it.
+2. They run where the job runs: on its CPUs, in its cgroups. A child that cannot enter one stays outside, with a line.
 3. A file that takes space has no name: the kernel frees it when the process ends, however it ends.
-4. What takes memory is what the kernel kills first (`oom_score_adj` 1000), unless that is what the scene is about.
+4. The kernel kills the child that takes memory first (`oom_score_adj` 1000), unless the scenario wants another victim.
 """
 
 import mmap
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from taskd.errors import ChaosError
-from taskd.runtime.chaos.stage import ENDING
+from taskd.runtime.chaos.scenario_run import ENDING
 from taskd.runtime.system.cgroups import cgroup_directories
 from taskd.runtime.system.processes import call_me, end_with, read
 
@@ -33,8 +33,8 @@ _FIRST_VICTIM: Final = "1000"
 
 
 @dataclass(frozen=True, slots=True)
-class Child:
-    """A process of this one. The pidfd tells its end; `outside` are the job's cgroups that it could not enter."""
+class LoadProcess:
+    """A child that makes load. `handle` is its pidfd; `outside` are the job's cgroups that it could not enter."""
 
     pid: int
     handle: int
@@ -48,7 +48,7 @@ class Child:
         return used.ru_utime + used.ru_stime
 
 
-def start_child(name: str, work: Callable[[], object], beside: int) -> Child:
+def start_child(name: str, work: Callable[[], object], beside: int) -> LoadProcess:
     """Start a child that does `work` in the cgroups of the process `beside`, and ends with this one."""
     parent, (gate, key) = os.getpid(), os.pipe()
     sys.stdout.flush()
@@ -58,7 +58,7 @@ def start_child(name: str, work: Callable[[], object], beside: int) -> Child:
         _live(name, work, parent, gate)
     os.close(gate)
     try:
-        return Child(pid, os.pidfd_open(pid), tuple(share_cgroups(pid, beside)))
+        return LoadProcess(pid, os.pidfd_open(pid), tuple(share_cgroups(pid, beside)))
     finally:
         os.close(key)
 
@@ -69,7 +69,7 @@ def _live(name: str, work: Callable[[], object], parent: int, gate: int) -> NoRe
         call_me(name)
         if not end_with(parent):
             os._exit(status)
-        os.setsid()  # Ctrl-C is for the scene, which ends this
+        os.setsid()  # Ctrl-C is for the scenario, which ends this
         signal.set_wakeup_fd(-1)
         for number in ENDING:
             signal.signal(number, signal.SIG_DFL)

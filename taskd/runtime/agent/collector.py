@@ -1,11 +1,11 @@
-"""From the processes of one node to the evidence of a diagnosis: /proc, cgroups, black box, what they say themselves.
+"""Collects the evidence of one node's processes: from /proc, cgroups, black boxes and the processes' own accounts.
 
 Rules:
 
-1. Nothing has to be there, and nothing here raises because it is not: what cannot be known is None.
-2. What a rank's process has said belongs to that process. Its children outlive it, and are looked for further on.
-3. Taking evidence of a rank costs a fraction of a millisecond and never waits for the rank; only a file system that
-   may be full is waited for, for 50 ms at most, and only if something could not be written.
+1. Every source may be missing. Nothing here raises for that: a value that cannot be known is None.
+2. What a process reports of itself holds for that process only. Its children may outlive it and are still looked for.
+3. The evidence of a rank costs a fraction of a millisecond and never waits for the rank. Only a file system that may be
+   full is waited for: 50 ms at most, and only if something could not be written.
 """
 
 import re
@@ -19,73 +19,73 @@ from taskd.runtime.agent.box_evidence import tell
 from taskd.runtime.agent.disks import full_disk
 from taskd.runtime.agent.threads import Look, compare, look
 from taskd.runtime.box.blackbox import Box
-from taskd.runtime.system.cgroups import Counters, Habitat
+from taskd.runtime.system.cgroups import CgroupWatch, Counters
 from taskd.runtime.system.processes import ProcessWatch
 from taskd.wire.accounts import Account
 from taskd.wire.messages import SawNonFinite
 
 FRESH_S: Final = 5.0
-"""What a process has said of itself holds for so long."""
+"""How long a process's account of itself holds."""
 _MOST_FORMER: Final = 4
 _NOT_WRITTEN: Final = re.compile(r"PytorchStreamWriter|unexpected pos|failed writing|write error|No space left|OSError")
 _STANDINGS: Final = {standing.value: standing for standing in Standing}
 
 
 @dataclass(slots=True)
-class _Known:
+class _KnownProcess:
     """What is known of the process that holds a rank."""
 
     pid: int
     incarnation: int
     observer: ProcessWatch
-    habitat: Habitat
+    cgroup_watch: CgroupWatch
     first: Look | None = None
-    """How its threads stood when the job was first seen to be silent."""
+    """What its threads did when the job was first seen to make no step."""
     first_step: int = -2
-    """The step that it stood at then."""
+    """The newest step at that time."""
     former: deque[ProcessWatch] = field(default_factory=lambda: deque(maxlen=_MOST_FORMER))
-    """Processes that held the rank before, as long as some child of theirs lives."""
+    """Earlier processes of the rank, as long as one of their children lives."""
     left: dict[int, Child] = field(default_factory=dict)
-    """Children that it had when its end was seen. They may have been killed since."""
+    """The children that it had when its end was seen. They may have been killed since."""
     account: Account | None = None
     heard_s: float = 0.0
     non_finite: NonFinite | None = None
 
 
-class Witness:
-    """What can be known of the processes of one node. For one thread."""
+class EvidenceCollector:
+    """Collects the evidence of all ranks of one node. For use by one thread."""
 
     def __init__(self) -> None:
-        self._ranks: dict[int, _Known] = {}
+        self._ranks: dict[int, _KnownProcess] = {}
         self._counters = Counters()
 
     def begin(self, rank: int, pid: int, incarnation: int) -> None:
-        """A process has started and holds this rank: what is noted of its cgroup's counters is how it has begun.
+        """A process has started and holds this rank. Note the counters of its cgroup as they are now.
 
-        What was noted of the rank's former process is dropped, but for the children that it may have left.
+        Forget the notes on the rank's former process, except for children that it may have left.
         """
         former = self._ranks.get(rank)
-        known = self._ranks[rank] = _Known(pid, incarnation, ProcessWatch(pid), Habitat(pid, self._counters))
+        known = self._ranks[rank] = _KnownProcess(pid, incarnation, ProcessWatch(pid), CgroupWatch(pid, self._counters))
         if former is not None:
             known.former.extend(former.former)
             known.former.append(former.observer)
 
     def look(self, rank: int) -> None:
-        """See what the rank's process does and where it lives, so that the next evidence says how busy it is and so on.
+        """Note what the rank's process does and where it lives: the next evidence shows the difference.
 
-        To be called some time before `take`: with each heartbeat, and when the rank is asked for its account at the
-        latest. Costs some 50 us.
+        Call it some time before `take`: with each heartbeat, and at the latest when the rank is asked for its account.
+        Costs some 50 us.
         """
         known = self._ranks.get(rank)
         if known is not None:
             known.observer.look()
-            known.habitat.look()
+            known.cgroup_watch.look()
 
     def watch(self, rank: int, step: int | None = None) -> None:
-        """The rank is silent after this step: see how its threads stand, unless that was seen before.
+        """The rank makes no step after this one: note what its threads do, unless that was noted before.
 
-        Without a step, see it anew, if it was seen at all: the next evidence compares with now. Costs some milliseconds
-        for a process of many threads, once for each step that is watched.
+        Without a step, note it anew, if it was noted at all: the next evidence compares with now. Costs some
+        milliseconds for a process of many threads, once for each step that is watched.
         """
         known = self._ranks.get(rank)
         if known is None:
@@ -94,7 +94,7 @@ class Witness:
             known.first, known.first_step = look(known.pid), known.first_step if step is None else step
 
     def hear(self, rank: int, message: Account | SawNonFinite) -> None:
-        """The rank's process has said this."""
+        """The rank's process reports this of itself."""
         known = self._ranks.get(rank)
         if known is None:
             return
@@ -113,9 +113,9 @@ class Witness:
         ending: Ending | None = None,
         events: int = 48,
     ) -> Evidence:
-        """All that is known of the rank's process `pid` now, with at most so many of its collectives that have ended.
+        """All that is known of the rank's process `pid` now, with at most `events` collectives that have ended.
 
-        With `ending` it has ended, or is about to. Without, so it is if its black box or /proc says so.
+        With `ending` the process has ended or is about to. Without it, its black box or /proc decides.
         """
         known = self._ranks.get(rank)
         if known is None or known.pid != pid:
@@ -130,7 +130,7 @@ class Witness:
         evidence = Evidence(
             node=node,
             process=process,
-            cgroup=known.habitat.report(gone=process.state is None),
+            cgroup=known.cgroup_watch.report(gone=process.state is None),
             ending=ending,
             non_finite=known.non_finite,
             **{**told, **_said(known, told.get("standing"), told.get("standing_s"), gone=gone)},
@@ -138,8 +138,8 @@ class Witness:
         return replace(evidence, full_disk=full_disk(pid)) if _may_lack_space(evidence) else evidence
 
 
-def _said(known: _Known, standing: Standing | None, standing_s: float | None, *, gone: bool) -> dict[str, Any]:
-    """Fields of `Evidence` from the newest account, if it still holds; how long ago it began, if that is known."""
+def _said(known: _KnownProcess, standing: Standing | None, standing_s: float | None, *, gone: bool) -> dict[str, Any]:
+    """Fields of `Evidence` from the newest account, if it still holds, with the activity's age if that is known."""
     account = known.account
     if account is None or gone or monotonic() - known.heard_s > FRESH_S:
         return {}
@@ -153,8 +153,8 @@ def _said(known: _Known, standing: Standing | None, standing_s: float | None, *,
     return fields
 
 
-def _with_orphans(process: Process, known: _Known) -> Process:
-    """With those that it had left when its end was first seen, and those that the rank's former processes have left."""
+def _with_orphans(process: Process, known: _KnownProcess) -> Process:
+    """Add the children that it left when its end was first seen, and those that the rank's former processes left."""
     known.left = {child.pid: child for child in process.orphans} | known.left
     found = dict(known.left)
     for former in list(known.former):

@@ -12,8 +12,8 @@ import pytest
 from taskd.core.conditions import condition_of_end, condition_of_hang
 from taskd.core.endings import cause, ending_of
 from taskd.core.evidence import Evidence, NonFinite, RunState, Standing
-from taskd.core.verdict import Kind
-from taskd.runtime.agent.witness import FRESH_S, Witness
+from taskd.core.findings import Kind
+from taskd.runtime.agent.collector import FRESH_S, EvidenceCollector
 from taskd.runtime.box.blackbox import Box
 from taskd.runtime.system import processes
 from taskd.wire.accounts import Account, ThreadStack
@@ -44,26 +44,26 @@ def test_one_that_trains(start: Start) -> None:
 def test_what_it_says_itself_holds_for_a_while(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     rank = start("signal.pause()")
     threads = (ThreadStack(name="MainThread", stack=("a.py:3 in f", "a.py:9 in <module>")),)
-    rank.witness.hear(3, Account(number=1, standing="evaluation", threads=threads))
-    rank.witness.hear(3, SawNonFinite(step=40, what="loss", value="nan"))
-    rank.witness.hear(3, SawNonFinite(step=41, what="loss", value="inf"))
-    rank.witness.hear(9, SawNonFinite(step=1, what="loss", value="nan"))
+    rank.collector.hear(3, Account(number=1, standing="evaluation", threads=threads))
+    rank.collector.hear(3, SawNonFinite(step=40, what="loss", value="nan"))
+    rank.collector.hear(3, SawNonFinite(step=41, what="loss", value="inf"))
+    rank.collector.hear(9, SawNonFinite(step=1, what="loss", value="nan"))
     known = rank.take()
     assert (known.standing, known.standing_s) == (Standing.EVALUATION, None)
     assert known.stack == ("a.py:3 in f", "a.py:9 in <module>")
     assert [thread.name for thread in known.threads] == ["MainThread"]
     assert known.non_finite == NonFinite(41, "loss", "inf"), "the newest: the process tells the first of each streak"
     later = time.monotonic() + FRESH_S + 0.1
-    monkeypatch.setattr("taskd.runtime.agent.witness.monotonic", lambda: later)
+    monkeypatch.setattr("taskd.runtime.agent.collector.monotonic", lambda: later)
     known = rank.take()
     assert (known.standing, known.stack, known.threads) == (Standing.TRAINING, (), ())
-    rank.witness.begin(3, rank.pid, 1)
+    rank.collector.begin(3, rank.pid, 1)
     assert rank.take().non_finite is None, "another process"
 
 
 def test_an_account_that_nobody_understands(start: Start) -> None:
     rank = start("signal.pause()")
-    rank.witness.hear(3, Account(number=1, standing="dreaming", threads=()))
+    rank.collector.hear(3, Account(number=1, standing="dreaming", threads=()))
     assert rank.take().standing is Standing.TRAINING
 
 
@@ -77,7 +77,7 @@ for number in range(300):
     r._core.taskd_leave({enter}({TORCH_ALLREDUCE}, 8, 64, 0, -1))
 """
     rank = start(
-        f"{enter}({TORCH_ALLREDUCE}, 8, 2, 0, 5); {enter}(1, 0, 3, 0, -1); r.phase(Phase.PAUSED); signal.pause()",
+        f"{enter}({TORCH_ALLREDUCE}, 8, 2, 0, 5); {enter}(1, 0, 3, 0, -1); r.phase(BoxPhase.PAUSED); signal.pause()",
         before,
     )
     known = rank.until(lambda known: known.standing is Standing.PAUSED)
@@ -86,7 +86,7 @@ for number in range(300):
     assert known.collectives[0] is opened[0], "the newest in front"
     assert sum(call.comm == 8 for call in known.collectives) == 16
     assert all(call.entered_s is not None and 0 <= call.entered_s < LIMIT_S for call in known.collectives)
-    few = rank.witness.take(3, rank.pid, rank.box, node=1, events=4)
+    few = rank.collector.take(3, rank.pid, rank.box, node=1, events=4)
     assert len(few.collectives) == 5
     assert [call.bytes for call in few.collectives if call.open] == [2, 1], "open ones always"
 
@@ -184,9 +184,9 @@ def test_uninterruptible(start: Start) -> None:
     rank = start(f"threading.Timer(30, os._exit, (0,)).start()\n{child}")
     known = rank.state(RunState.UNINTERRUPTIBLE)
     assert condition_of_hang(known).kind is not Kind.UNINTERRUPTIBLE, "it did not stand a moment ago"
-    witness = Witness()
+    collector = EvidenceCollector()
     for _ in range(2):
-        known = witness.take(3, rank.pid, rank.box, node=0)
+        known = collector.take(3, rank.pid, rank.box, node=0)
         assert condition_of_hang(known).kind is Kind.UNINTERRUPTIBLE, "looked at briefly: it may well last"
     end_s = time.monotonic() + UNANSWERED_S
     while time.monotonic() < end_s:
@@ -199,13 +199,13 @@ def test_uninterruptible(start: Start) -> None:
 
 def test_one_that_was_looked_at_long_ago_may_stand_since_then(launcher: Launcher) -> None:
     process = launcher.start(["sh", "-c", "sleep 1.5 & wait; sleep 60"])
-    witness = Witness()
-    witness.begin(0, process.pid, 0)
+    collector = EvidenceCollector()
+    collector.begin(0, process.pid, 0)
     end_s = time.monotonic() + 2.5
     while time.monotonic() < end_s:
         time.sleep(0.1)
     for _ in range(2):
-        known = witness.take(0, process.pid, None, node=0)
+        known = collector.take(0, process.pid, None, node=0)
         assert known.process is not None
         assert known.process.state_s is None
 
@@ -265,20 +265,20 @@ def test_zombie_and_gone_and_closed(start: Start) -> None:
 @pytest.mark.parametrize("pid", [1, 2, 0, -1, 4_194_303, 1 << 40], ids=lambda pid: f"pid {pid}")
 def test_foreign_and_absent_processes(pid: int) -> None:
     """Nothing is known of its end and of its box, and nothing fails."""
-    witness = Witness()
-    witness.begin(0, pid, 0)
-    witness.look(0)
-    known = witness.take(0, pid, None, node=None)
+    collector = EvidenceCollector()
+    collector.begin(0, pid, 0)
+    collector.look(0)
+    known = collector.take(0, pid, None, node=None)
     assert known.process is not None
     assert (known.process.state is not None) == Path(f"/proc/{pid}").exists()
     assert known.process.orphans == ()
     assert (known.step, known.clocks, known.fatal, known.standing) == (None, None, None, None)
-    ended = witness.take(0, pid, None, node=None, ending=ending_of(-9))
+    ended = collector.take(0, pid, None, node=None, ending=ending_of(-9))
     assert cause(ended, -9) == "signal 9 (SIGKILL)"
 
 
 def test_a_rank_that_was_never_begun_and_a_box_that_nobody_has(box: Box) -> None:
-    known = Witness().take(5, os.getpid(), box, node=0)
+    known = EvidenceCollector().take(5, os.getpid(), box, node=0)
     assert known.process is not None
     assert known.process.pid == os.getpid()
     assert (known.step, known.life_lost, known.standing) == (None, None, None)
@@ -301,7 +301,7 @@ def test_files_that_are_cut_or_cannot_be_read(start: Start, monkeypatch: pytest.
         for module in ("system.processes", "system.cgroups", "agent.disks"):
             monkeypatch.setattr(f"taskd.runtime.{module}.read", lambda _path, text=text: text)
         for ending in (None, ending_of(-9)):
-            known = rank.witness.take(3, rank.pid, rank.box, node=0, ending=ending)
+            known = rank.collector.take(3, rank.pid, rank.box, node=0, ending=ending)
             assert known.step == 41
     monkeypatch.undo()
     assert rank.take().process is not None
@@ -334,10 +334,10 @@ os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
     assert {child.pid for child in known.process.orphans} == pids
     rank.process.wait()
     successor = launcher.start(["sleep", "60"])
-    rank.witness.begin(3, successor.pid, 1)
+    rank.collector.begin(3, successor.pid, 1)
 
     def left() -> set[int]:
-        process = rank.witness.take(3, successor.pid, None, node=0).process
+        process = rank.collector.take(3, successor.pid, None, node=0).process
         assert process is not None
         assert process.children == ()
         return {child.pid for child in process.orphans}

@@ -1,4 +1,4 @@
-"""What a diagnosis comes to: the kind of fault, who caused it, who merely suffers from it, and why we think so."""
+"""The result of a diagnosis: the kind of fault, its culprits and victims, and the reasons."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ _RANGES_TOLD: Final = 6
 
 
 class Kind(Enum):
-    """What happened to a rank. Of several culprits, the kind that stands first here is the verdict's."""
+    """What happened to a rank. Of several culprits, the kind that stands first here is the diagnosis's."""
 
     OOM_CGROUP = "killed for memory"
     OOM_DEVICE = "device out of memory"
@@ -46,23 +46,23 @@ class Kind(Enum):
     SLOW_NETWORK = "slow network"
     UNEVEN = "uneven work"
     STALLED = "no progress, cause unknown"
-    WAITING = "waiting for somebody else"
-    COLLATERAL = "failed because of somebody else"
+    WAITING = "waiting for another rank"
+    COLLATERAL = "failed because of another rank"
 
 
 VICTIMS: Final = (Kind.WAITING, Kind.COLLATERAL)
 PRESUMED: Final = (Kind.DATA_BLOCKED, Kind.BLOCKED, Kind.LOOP, Kind.DEVICE_BEHIND, Kind.BEHIND, Kind.STALLED)
-"""Kinds that rest on silence alone: a rank that is merely slow looks the same, only for a shorter time."""
+"""Kinds that rest on silence alone. A rank that is only slow looks the same, for a shorter time."""
 
 PACES: Final = (Kind.SLOW, Kind.SLOW_NODE, Kind.SLOW_LOADING, Kind.SLOW_NETWORK, Kind.UNEVEN)
-"""Kinds of a job that gets on, only more slowly than it might."""
+"""Kinds of a job that makes progress, but more slowly than it could."""
 
 _PRECEDENCE: Final = {kind: place for place, kind in enumerate(Kind)}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is held against one rank. `text` is a sentence without its subject."""
+    """What was found on one rank. `text` is a sentence without its subject."""
 
     rank: int
     kind: Kind
@@ -70,13 +70,13 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Diagnosis:
     """The diagnosis of one fault.
 
     Attributes:
         culprits: ranks to be treated as failed. Empty if none can be blamed: a connection is, or nobody knows.
         victims: ranks that wait for a culprit, or have failed because of one.
-        sentence: for the job's log: what happened, to whom, why we think so.
+        sentence: for the job's log: what happened, to which ranks, and why taskd thinks so.
         facts: one finding for each culprit, and more where something else was seen besides.
 
     """
@@ -87,13 +87,13 @@ class Verdict:
     sentence: str
     facts: tuple[Finding, ...]
     proven: bool = True
-    """Nobody who is named can go on by himself. A death proves itself; of a hang, see `core/proof.py`."""
+    """No culprit can go on by itself. A death proves itself; for a hang see `core/proof.py`."""
     proof: str = ""
-    """Of a hang: why that is certain, or why it is not."""
+    """For a hang: why that is certain, or why it is not."""
 
 
 def precedence(kind: Kind) -> int:
-    """Smaller for what is told first."""
+    """Smaller for what is reported first."""
     return _PRECEDENCE[kind]
 
 

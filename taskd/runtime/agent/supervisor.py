@@ -1,9 +1,9 @@
-"""The processes of one node: what is done with them, and what follows when one ends.
+"""Supervises the rank processes of one node: starts, orders and fences them, and handles the end of each.
 
 Rules:
 
-1. Who holds which rank, and how it is spoken to, `RankProcesses` knows; how a rank gets its process, `Starts`.
-2. What is heard counts only if it comes from the process that now holds the rank.
+1. `RankProcesses` knows which process holds which rank and how to reach it. `Starts` gives a rank its process.
+2. A message counts only if it comes from the process that holds the rank now.
 """
 
 import logging
@@ -20,8 +20,8 @@ from taskd.core.agent import (
     Evict,
     Fence,
     Node,
+    RankState,
     Start,
-    State,
     StopNode,
     Take,
     TellJoin,
@@ -31,7 +31,8 @@ from taskd.core.agent import (
 from taskd.core.endings import cause, ending_of
 from taskd.core.evidence import Evidence
 from taskd.errors import RecoveryError, TaskdError
-from taskd.runtime.agent.deaths import DeathWatch, Ending, ending_status
+from taskd.runtime.agent.collector import EvidenceCollector
+from taskd.runtime.agent.deaths import DeathWatch, ProcessEnd, ending_status
 from taskd.runtime.agent.given import preload
 from taskd.runtime.agent.ports import Templates, WorkerHost
 from taskd.runtime.agent.rank_process import RankProcesses
@@ -39,7 +40,6 @@ from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.agent.shape import Shape
 from taskd.runtime.agent.standbys import StandbyPool
 from taskd.runtime.agent.starts import Starts
-from taskd.runtime.agent.witness import Witness
 from taskd.runtime.system.cgroups import thaw
 from taskd.wire.messages import Join, Pause, Release, Stage
 
@@ -48,8 +48,8 @@ LAST_WORDS_S = 2.0
 _LOOK_S = 0.01
 
 
-class Crew:
-    """All processes of one node. Used by the agent's thread; `fresh_environment` by torchrun's main thread before."""
+class RankSupervisor:
+    """All rank processes of one node. For the agent's thread; `fresh_environment` for torchrun's main thread before."""
 
     def __init__(self, files: RankFiles, deaths: DeathWatch, pool: StandbyPool, preload: tuple[str, ...]) -> None:
         self._files = files
@@ -58,10 +58,10 @@ class Crew:
         self._host: WorkerHost | None = None
         self._templates: Templates | None = None
         """What starts a template before torchrun has started a process."""
-        self.witness = Witness()
-        self.starts = Starts(files, deaths, pool, self.processes, self.witness)
+        self.collector = EvidenceCollector()
+        self.starts = Starts(files, deaths, pool, self.processes, self.collector)
         self.seen: dict[int, Evidence] = {}
-        """By rank: what nobody has asked for, and the manager has not been told yet."""
+        """By rank: evidence of deaths that the manager has not got yet."""
         self.moved = False
         """This node has been given a place, or lost one, since torchrun formed the world."""
 
@@ -83,7 +83,7 @@ class Crew:
             self.starts.begin(node, first, host.pid(process.local_rank), warm=False)
 
     def wait(self, host: WorkerHost) -> None:
-        """This node holds no place: nothing runs on it."""
+        """This node holds no place: no rank runs on it."""
         self._host = host
         self.processes.let_go()
 
@@ -97,7 +97,7 @@ class Crew:
         self.processes.let_go()
 
     def settle(self, place: int) -> tuple[int, ...]:
-        """The ranks of the place that this node holds now. Positions of ranks that it held before are not theirs."""
+        """The ranks of the place that this node holds now. Position files of its former ranks are not theirs."""
         host = self._need_host()
         self.moved = True
         host.assign(place)
@@ -121,11 +121,11 @@ class Crew:
         return command.python
 
     def lend(self, templates: Templates) -> None:
-        """Standbys are wanted before there is a rank: for a node check."""
+        """The node check needs standbys before there is a rank."""
         self._templates = templates
 
     def start_template(self) -> int:
-        """Start the process that forks standbys, with the ranks' environment less what is a rank's own."""
+        """Start the process that forks standbys, with the ranks' environment but for the variables of a single rank."""
         host = self._host
         template = TemplateConfig(self._files.socket, os.getpid(), self._preload).environment()
         if host is None and self._templates is not None:
@@ -136,7 +136,7 @@ class Crew:
     # ---- what the node's table wants
 
     def perform(self, node: Node, actions: list[Action], *, may_start: bool) -> None:
-        """Do it, one after the other; what fails is logged."""
+        """Perform the actions one after the other; log those that fail."""
         for action in actions:
             self._try(node, action, may_start=may_start)
 
@@ -177,7 +177,7 @@ class Crew:
                 assert_never(action)
 
     def _await_the_dying(self, node: Node) -> None:
-        """Who has said what it dies of is to be dead before the others end: torchrun reports the first as the cause."""
+        """Let ranks that have sent a self-report die before the others: torchrun reports the first as the cause."""
         until_s = time.monotonic() + LAST_WORDS_S
         dying = [rank for rank, slot in node.slots.items() if slot.words[0] and slot.state is RankState.RUNNING]
         while dying and time.monotonic() < until_s:
@@ -187,7 +187,7 @@ class Crew:
     # ---- one process
 
     def rest(self) -> None:
-        """Start nothing any more. Whoever lives yet is about to be ended, which is no fault of its own."""
+        """Start nothing any more. taskd is about to end the processes that still live; that is no fault of theirs."""
         self.starts.clear()
         for process in self.processes:
             if self._exit_status(process.rank) is None and ending_status(process.pid) is None:
@@ -196,8 +196,8 @@ class Crew:
     def _exit_status(self, rank: int) -> int | None:
         return self._need_host().exit_status(self.processes[rank].local_rank)
 
-    def ended(self, node: Node, ending: Ending) -> list[Action]:
-        """A process is ending, or gone: what follows for the rank that it holds, if it still holds one."""
+    def ended(self, node: Node, ending: ProcessEnd) -> list[Action]:
+        """A process is ending, or gone: the actions that follow for its rank, if it still holds one."""
         process = self.processes.by_pid(ending.pid)
         if process is None:
             return []
@@ -213,7 +213,7 @@ class Crew:
         process.fenced = process.fenced or slot.state is RankState.FENCED
         finished = slot.status.stage in (Stage.FINISHED, Stage.RELEASED)
         end = ending_of(status, finished=finished, fenced=process.fenced)
-        known = self.witness.take(rank, ending.pid, process.box, node=node.place, ending=end)
+        known = self.collector.take(rank, ending.pid, process.box, node=node.place, ending=end)
         if not process.fenced:
             self.seen[rank] = known
         if ending.gone:
@@ -232,16 +232,16 @@ class Crew:
         if thawed is not None:
             logger.warning("rank %d was frozen: %s is thawed, so that its process can end", rank, thawed)
 
-    # ---- whose behaviour holds
+    # ---- who decides
 
     def stock(self) -> None:
-        """torchrun decides."""
+        """From now on torchrun decides what happens to failed ranks."""
         self.starts.clear()
         if self._host is not None:
             self._host.stock()
 
     def manage(self) -> None:
-        """taskd decides."""
+        """From now on taskd decides what happens to failed ranks."""
         if self._host is not None:
             self._host.manage()
 

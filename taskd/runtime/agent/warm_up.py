@@ -1,11 +1,11 @@
-"""When a node gets its warm processes, and what they import.
+"""When a node starts its warm processes, and what they import.
 
 Rules:
 
-1. Not while its ranks start, which they would slow down: when the first step was committed, or when a job that commits
-   none has had its time.
-2. A rank says what it has imported when it has committed a step. One that was asked before, because it takes long to
-   start, had not imported everything yet: it is asked again.
+1. Not while its ranks start, because that would slow them down: after the first committed step, or after
+   `SDKLESS_DELAY_S` in a job that commits none.
+2. A rank is asked what it has imported after it has committed a step. A rank that was asked earlier, because it takes
+   long to start, is asked again: it had not imported everything yet.
 """
 
 import time
@@ -17,16 +17,16 @@ from taskd.runtime.agent.standbys import StandbyPool
 from taskd.wire.messages import Modules
 
 SDKLESS_DELAY_S: Final = 10.0
-"""A job that commits no step (it has no SDK) gets its warm processes so long after its start."""
+"""A job that commits no step (it does not use the SDK) gets its warm processes this long after its start."""
 
 
-class Warmth:
-    """Starts the template, and asks ranks what it should import beyond torch, if that is wanted (`learn`)."""
+class WarmUp:
+    """Starts the template. With `learn`, asks a rank first what to import in addition to torch."""
 
     def __init__(
         self, pool: StandbyPool, any_rank: Callable[[], Peer | None], possible: Callable[[], bool], *, learn: bool
     ) -> None:
-        """`any_rank`: a process to ask, if there is one. `possible`: whether a warm process can become a rank."""
+        """`any_rank`: a rank to ask, if there is one. `possible`: whether a warm process can become a rank."""
         self._pool = pool
         self._any_rank = any_rank
         self._possible = possible
@@ -35,7 +35,7 @@ class Warmth:
         self._awaits_commit = False
 
     def due_in(self, wait_s: float) -> None:
-        """The ranks start. Start the template so long from now, if nothing else has done so."""
+        """The ranks start. Start the template after `wait_s`, unless a committed step does so before."""
         self._due_s = time.monotonic() + wait_s
         self._awaits_commit = True
 
@@ -45,7 +45,7 @@ class Warmth:
             self._warm(self._any_rank())
 
     def committed(self, peer: Peer) -> None:
-        """A rank has committed a step: all that it needs for one is imported."""
+        """A rank has committed a step, so it has imported all that a step needs."""
         if self._awaits_commit:
             self._awaits_commit = False
             self._warm(peer)

@@ -8,7 +8,7 @@ import pytest
 from tests.faults.cgroups import CgroupUnavailableError
 from tests.faults.job import build_native
 from tests.faults.player import evidence, play
-from tests.faults.scenes import SCENES
+from tests.faults.scenarios import SCENARIOS
 from tests.nodes_space import NodesUnavailableError
 
 pytestmark = [pytest.mark.slow]
@@ -23,10 +23,10 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", PLAYED)
-def test_scene(name: str, run_dir: Path, native: Path) -> None:
-    scene = next(scene for scene in SCENES if scene.name == name)
+def test_scenario(name: str, run_dir: Path, native: Path) -> None:
+    scenario = next(scenario for scenario in SCENARIOS if scenario.name == name)
     try:
-        played = play(scene, run_dir, native)
+        played = play(scenario, run_dir, native)
     except (NodesUnavailableError, CgroupUnavailableError) as error:
         pytest.skip(f"this machine cannot make it: {error}")
     print((run_dir / "report.txt").read_text(errors="replace")[-8000:])
@@ -34,6 +34,6 @@ def test_scene(name: str, run_dir: Path, native: Path) -> None:
     assert not played.wrong
 
 
-def test_names_tell_the_scenes_apart() -> None:
-    names = [scene.name for scene in SCENES]
+def test_names_tell_the_scenarios_apart() -> None:
+    names = [scenario.name for scenario in SCENARIOS]
     assert len(set(names)) == len(names) >= 21

@@ -1,11 +1,11 @@
-"""One process as its black box shows it, in values that need no clock to be understood: ages, names, words.
+"""A snapshot of one process from its black box, in values that can be read without a clock: ages, names, words.
 
 Rules:
 
-1. A box is a stranger's file: whatever numbers it holds, the result is a `Portrait`, or a `ShimError` if it is no box.
-2. Times in a box are of the monotonic clock of the machine that wrote it. Ages are told from now while the process
-   lives here, and otherwise from its end, or from the newest time in the box. The wall clock is told only where the box
-   is plausibly of this boot: in shared memory, of a living process, or written when its process ended.
+1. A box is not trusted: whatever numbers it holds, the result is a `BoxSnapshot`, or a `ShimError` if it is no box.
+2. Times in a box are of the monotonic clock of the machine that wrote it. Ages count from now while the process lives
+   here, and otherwise from its end, or from the newest time in the box. The wall clock is shown only if the box is
+   plausibly of this boot: in shared memory, of a living process, or written when its process ended.
 3. Nothing here changes the box or the process.
 """
 
@@ -16,19 +16,28 @@ from pathlib import Path
 from typing import Final
 
 from taskd.core.endings import explain, signal_name
-from taskd.core.evidence import Ending, Evidence, FatalSignal, Process, PythonError
-from taskd.core.evidence import Sender as Signaller
-from taskd.runtime.box.blackbox import Backend, Box, Clocks, Communicator, Event, Life, Phase, Postmortem, Reading
-from taskd.runtime.box.postmortem import Fault, LastWords, Request, Sender
+from taskd.core.evidence import Ending, Evidence, FatalSignal, Process, PythonError, Sender
+from taskd.runtime.box.blackbox import (
+    Backend,
+    Box,
+    BoxClocks,
+    BoxCommunicator,
+    BoxEvent,
+    BoxPhase,
+    Life,
+    Postmortem,
+    Reading,
+)
+from taskd.runtime.box.postmortem import BoxSender, BoxSignal, LastWords, Request
 from taskd.runtime.records.lookup import ProcessView, namespaced_pids, view
 
 MOST_EVENTS: Final = 1024
 _SECOND_NS: Final = 1_000_000_000
 _SHARED_MEMORY: Final = Path("/dev/shm")
 _KEPT_WITHIN_S: Final = 60.0
-"""An agent keeps the box of a process that has died within so long: the file's time tells of which boot it is."""
+"""An agent keeps the box of a dead process within this time, so the file's own time shows of which boot it is."""
 _TERMINATED_WITHIN_S: Final = 1.0
-"""A SIGTERM that came so shortly before an end of which nothing else is known has caused it."""
+"""A SIGTERM at most this long before an end without another known cause counts as its cause."""
 _SIGTERM: Final = 15
 
 
@@ -39,7 +48,7 @@ class SignalView:
     signal: str
     signum: int
     age_s: float | None
-    sender: Signaller | None = None
+    sender: Sender | None = None
     thread: str = ""
     tid: int = 0
     address: str | None = None
@@ -83,7 +92,7 @@ class CommunicatorView:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveView:
-    """One noted operation. `lasted_s` of an open one is for how long it has been open."""
+    """One noted operation. For an open one, `lasted_s` is how long it has been open."""
 
     operation: str
     backend: str
@@ -98,7 +107,7 @@ class CollectiveView:
 
 
 @dataclass(frozen=True, slots=True)
-class Portrait:
+class BoxSnapshot:
     """One process.
 
     Attributes:
@@ -147,7 +156,7 @@ class _Moment:
         self.name = name
 
     def age_s(self, time_ns: int) -> float | None:
-        """Seconds before the moment; None for never, and for what cannot be."""
+        """Seconds before the moment; None for never, and for impossible times."""
         return round((self.at_ns - time_ns) / _SECOND_NS, 6) if 0 < time_ns <= self.at_ns else None
 
     def unix_s(self) -> float:
@@ -155,16 +164,16 @@ class _Moment:
         return time.time() - (time.monotonic_ns() - self.at_ns) / _SECOND_NS
 
 
-def portray(path: Path, pid: int | None = None) -> Portrait:
+def take_snapshot(path: Path, pid: int | None = None) -> BoxSnapshot:
     """Read one box. `pid` is its process as this one sees it, if that is known. Raises `ShimError` if it is no box."""
     box = Box.open(path)
     try:
-        return _portray(box, pid)
+        return _take_snapshot(box, pid)
     finally:
         box.close()
 
 
-def _portray(box: Box, pid: int | None) -> Portrait:
+def _take_snapshot(box: Box, pid: int | None) -> BoxSnapshot:
     said, clocks, left = box.read(), box.clocks(), box.postmortem()
     communicators, events = box.communicators(), box.events(MOST_EVENTS)
     seen = _living(said, pid)
@@ -175,7 +184,7 @@ def _portray(box: Box, pid: int | None) -> Portrait:
     fatal = _fatal(left.fault, moment, here=here) if left.fault is not None else None
     words = _words(left.last_words, said.owner_pid, moment) if left.last_words is not None else None
     terminated = _terminated(left.request, moment, here=here) if left.request is not None else None
-    return Portrait(
+    return BoxSnapshot(
         file=str(box.path),
         pid=said.owner_pid,
         rank=said.rank,
@@ -194,7 +203,7 @@ def _portray(box: Box, pid: int | None) -> Portrait:
         clocks=_clocks(clocks, moment),
         step=said.step if said.step >= 0 else None,
         step_s=moment.age_s(said.step_ns),
-        phase=Phase(said.phase).name.lower() if said.phase in set(Phase) else str(said.phase),
+        phase=BoxPhase(said.phase).name.lower() if said.phase in set(BoxPhase) else str(said.phase),
         phase_s=moment.age_s(said.phase_ns),
         communicators=tuple(_communicator(one, moment) for one in communicators),
         collectives=tuple(_collective(one, moment) for one in events),
@@ -205,7 +214,7 @@ def _portray(box: Box, pid: int | None) -> Portrait:
 
 
 def _living(said: Reading, pid: int | None) -> int | None:
-    """The pid of the box's process as this one sees it, if it is there. A pid that was used again is not."""
+    """The pid of the box's process as this process sees it; None if it is not there, also if its pid was used again."""
     seen = said.owner_pid if pid is None else pid
     if seen <= 0 or said.owner_pid not in namespaced_pids(seen):
         return None
@@ -224,10 +233,10 @@ def _state(said: Reading, process: ProcessView | None) -> str:
 
 def _moment(
     said: Reading,
-    clocks: Clocks,
+    clocks: BoxClocks,
     left: Postmortem,
-    communicators: Iterable[Communicator],
-    events: Iterable[Event],
+    communicators: Iterable[BoxCommunicator],
+    events: Iterable[BoxEvent],
     *,
     alive: bool,
 ) -> _Moment:
@@ -256,15 +265,15 @@ def _of_this_boot(path: Path, state: str, moment: _Moment) -> bool:
         return False
 
 
-def _sender(sender: Sender | None, at_ns: int, *, here: bool) -> Signaller | None:
+def _sender(sender: BoxSender | None, at_ns: int, *, here: bool) -> Sender | None:
     """With its name, if it still lives. A pid that was used again since is another process."""
     if sender is None:
         return None
     found = view(sender.pid) if here else None
-    return Signaller(sender.pid, sender.uid, found.command if found is not None and found.started_ns < at_ns else "")
+    return Sender(sender.pid, sender.uid, found.command if found is not None and found.started_ns < at_ns else "")
 
 
-def _fatal(fault: Fault, moment: _Moment, *, here: bool) -> SignalView:
+def _fatal(fault: BoxSignal, moment: _Moment, *, here: bool) -> SignalView:
     return SignalView(
         signal=signal_name(fault.signum),
         signum=fault.signum,
@@ -308,7 +317,7 @@ def _how(said: Reading, fatal: SignalView | None, terminated: SignalView | None,
     )
 
 
-def _clocks(clocks: Clocks, moment: _Moment) -> ClocksView:
+def _clocks(clocks: BoxClocks, moment: _Moment) -> ClocksView:
     def waiting_s(asked_ns: int, answered_ns: int) -> float | None:
         return moment.age_s(asked_ns) if asked_ns else 0.0 if answered_ns else None
 
@@ -319,14 +328,14 @@ def _clocks(clocks: Clocks, moment: _Moment) -> ClocksView:
     )
 
 
-def _communicator(one: Communicator, moment: _Moment) -> CommunicatorView:
+def _communicator(one: BoxCommunicator, moment: _Moment) -> CommunicatorView:
     opened_s = moment.age_s(one.opened_ns)
     return CommunicatorView(
         f"{one.id:016x}", _backend(one.backend), one.rank, one.ranks, one.number, opened_s, one.closed
     )
 
 
-def _collective(one: Event, moment: _Moment) -> CollectiveView:
+def _collective(one: BoxEvent, moment: _Moment) -> CollectiveView:
     opened = one.left_ns == 0
     lasted_ns = (moment.at_ns if opened else one.left_ns) - one.entered_ns
     return CollectiveView(

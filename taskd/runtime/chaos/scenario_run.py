@@ -1,11 +1,11 @@
-"""The time of a scene, and its words: what is said of each action, and when the scene has to end.
+"""One run of a scenario: it prints each action, and knows when the scenario has to end.
 
 Rules:
 
-1. Every action is one line with the time of day, flushed at once. A reader that has gone ends the scene.
-2. A scene waits in `Stage.pause` alone, which returns at once when it is to end: at SIGINT, SIGTERM, SIGHUP, SIGQUIT
-   or SIGTSTP (a suspended scene could not undo), at the end of `for_s`, and with the process that it follows.
-3. In a dry run every action is told as what would be done, and no scene lasts.
+1. Every action is one line with the time of day, flushed at once. If nobody reads them any more, the scenario ends.
+2. A scenario waits only in `ScenarioRun.pause`, which returns at once when it is to end: at SIGINT, SIGTERM, SIGHUP,
+   SIGQUIT or SIGTSTP (a suspended scenario could not undo), after `for_s`, and with the process that it follows.
+3. A dry run prints every action as what would be done, and no scenario lasts.
 """
 
 import os
@@ -30,13 +30,13 @@ def say(text: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} {line(text)}", flush=True)  # noqa: T201 # it is a command's result
 
 
-class Stage:
-    """Where one scene is played."""
+class ScenarioRun:
+    """One run of one scenario."""
 
     def __init__(self, *, for_s: float | None = None, dry: bool = False) -> None:
         self.dry = dry
         self.reason = ""
-        """Why the scene has to end; "" while it goes on."""
+        """Why the scenario has to end; "" while it goes on."""
         self._for_s = inf if for_s is None else for_s
         self._end_s = inf
         self._followed: int | None = None
@@ -44,8 +44,8 @@ class Stage:
         self._woken, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     @contextmanager
-    def open(self) -> Iterator["Stage"]:
-        """Listen to the signals that end a scene, while in it."""
+    def open(self) -> Iterator["ScenarioRun"]:
+        """Listen to the signals that end a scenario, while in it."""
         before = {number: signal.signal(number, self._note) for number in ENDING}
         outer = signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
         try:
@@ -59,7 +59,7 @@ class Stage:
                     os.close(descriptor)
 
     def follow(self, pid: int) -> None:
-        """The scene begins: its time runs, and it ends with this process."""
+        """The scenario begins: its time runs, and it ends with this process."""
         self._end_s = time.monotonic() + self._for_s
         try:
             self._followed = os.pidfd_open(pid)
@@ -71,13 +71,13 @@ class Stage:
 
     @property
     def on(self) -> bool:
-        """Whether the scene goes on."""
+        """Whether the scenario goes on."""
         if not self.reason and time.monotonic() >= self._end_s:
             self.reason = f"{self._for_s:g} s are over"
         return not self.reason and not self.dry
 
     def act(self, text: str) -> bool:
-        """Tell an action that comes now. Returns False if it must not be done: a dry run, or the scene has to end."""
+        """Print an action that comes now. False if it must not be done: in a dry run, or at the end of the scenario."""
         if self.dry:
             say(f"would do: {text}")
         elif not self.reason:
@@ -86,7 +86,7 @@ class Stage:
         return False
 
     def pause(self, timeout_s: float | None = None, *descriptors: int) -> bool:
-        """Wait so long, or until one of these can be read, or for the end. Returns whether the scene goes on."""
+        """Wait this long, until one of these can be read, or until the end. Returns whether the scenario goes on."""
         due_s = inf if timeout_s is None else time.monotonic() + timeout_s
         own = [self._woken, *(() if self._followed is None else (self._followed,))]
         while self.on:
@@ -103,8 +103,8 @@ class Stage:
         return self.on or self.tell_end()
 
     def tell_end(self) -> bool:
-        """Say why the scene ends, once, if it does. Always False."""
+        """Say why the scenario ends, once, if it does. Always False."""
         if self.reason and not self._told:
             self._told = True
-            say(f"the scene ends: {self.reason}")
+            say(f"the scenario ends: {self.reason}")
         return False

@@ -1,4 +1,4 @@
-"""Some scenes of the ladder, as `scripts/ladder.sh` plays them; the others it plays alone, for they take long."""
+"""Some scenarios of the ladder, as `scripts/ladder.sh` plays them; the others it plays alone, for they take long."""
 
 import time
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.ladder.job import undisturbed
-from tests.ladder.scenarios import SCENES, perform
+from tests.ladder.scenarios import SCENARIOS, perform
 from tests.nodes_space import NodesUnavailableError
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.thorough]
@@ -20,11 +20,11 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("name", PLAYED)
-def test_scene(name: str, weights: str, run_dir: Path) -> None:
-    scene = next(scene for scene in SCENES if scene.name == name)
+def test_scenario(name: str, weights: str, run_dir: Path) -> None:
+    scenario = next(scenario for scenario in SCENARIOS if scenario.name == name)
     begun_s = time.monotonic()
     try:
-        _, wrong = perform(scene, run_dir, weights)
+        _, wrong = perform(scenario, run_dir, weights)
     except NodesUnavailableError as error:
         pytest.skip(f"no nodes on this machine: {error}")
     for path in sorted(run_dir.glob("output-*")):

@@ -1,9 +1,9 @@
-"""The scenes that strike processes of the job: kill, stop, delay, and the kill of every node check.
+"""The scenarios that act on processes of the job: kill, stop, delay, and the kill of every node check.
 
 Rules:
 
-1. Which process a rank is, is looked up before every blow: the one before may have been replaced.
-2. A process that somebody else has stopped is not touched: letting it go on would undo what is not ours.
+1. The process of a rank is looked up before every signal: the one before may have been replaced.
+2. A process that somebody else has stopped is left alone: to continue it would undo what taskd chaos has not done.
 """
 
 import os
@@ -12,91 +12,91 @@ from typing import Final
 
 from taskd.core.evidence import RunState
 from taskd.errors import ChaosError
-from taskd.runtime.chaos.guardian import Guardian, Resume
-from taskd.runtime.chaos.job import Job
-from taskd.runtime.chaos.quarry import Quarry, send
-from taskd.runtime.chaos.stage import Stage, say
+from taskd.runtime.chaos.cleanup import Cleanup, Resume
+from taskd.runtime.chaos.job import LocalJob
+from taskd.runtime.chaos.scenario_run import ScenarioRun, say
+from taskd.runtime.chaos.target import TargetProcess, send
 
 _LOOK_S: Final = 0.05
 """How often processes are looked for. A node check lasts longer."""
 
 
-def kill_checks(stage: Stage, job: Job) -> int:
+def kill_checks(run: ScenarioRun, job: LocalJob) -> int:
     """Kill the processes of this node's check as soon as they appear, again and again; how many."""
-    if stage.dry:
+    if run.dry:
         say(f"would do: kill each node check below {job.agent} as soon as it appears; now there: {len(job.checks())}")
         return 0
     say(f"waiting for node checks below {job.agent} of job {job.job_id}; Ctrl-C ends it")
-    struck: set[Quarry] = set()
-    while stage.on:
+    struck: set[TargetProcess] = set()
+    while run.on:
         for one in job.checks():
             if one not in struck and send(one, signal.SIGKILL, job.owns):
                 say(f"{one}: SIGKILL")
                 struck.add(one)
-        stage.pause(_LOOK_S)
+        run.pause(_LOOK_S)
     return len(struck)
 
 
-def kill(stage: Stage, job: Job, rank: int, every_s: float | None) -> None:
+def kill(run: ScenarioRun, job: LocalJob, rank: int, every_s: float | None) -> None:
     """Kill a rank, once or again and again."""
     first = True
-    while first or (every_s is not None and stage.pause(every_s)):
+    while first or (every_s is not None and run.pause(every_s)):
         target = _present(job, rank, first=first)
         first = False
-        if target is not None and stage.act(f"{target}: SIGKILL"):
+        if target is not None and run.act(f"{target}: SIGKILL"):
             _signal(job, target, signal.SIGKILL)
 
 
-def stop(stage: Stage, job: Job, guardian: Guardian, rank: int) -> None:
-    """Stop a rank until the scene ends, or the process does."""
+def stop(run: ScenarioRun, job: LocalJob, cleanup: Cleanup, rank: int) -> None:
+    """Stop a rank until the scenario ends, or the process does."""
     target = _present(job, rank, first=True)
-    if target is None or not _may_stop(target) or not stage.act(f"{target}: SIGSTOP"):
+    if target is None or not _may_stop(target) or not run.act(f"{target}: SIGSTOP"):
         return
     with _Handle(target) as handle:
-        number = guardian.keep(Resume(target.pid, target.start_ticks, target.name))
+        number = cleanup.keep(Resume(target.pid, target.start_ticks, target.name))
         _signal(job, target, signal.SIGSTOP)
-        stage.pause(None, handle)
+        run.pause(None, handle)
     if target.stat is None:
-        guardian.drop(number)
+        cleanup.drop(number)
         say(f"{target} has ended: taskd, or somebody else, has replaced it; nothing to undo")
 
 
-def delay(stage: Stage, job: Job, guardian: Guardian, rank: int, stop_s: float, every_s: float) -> None:
-    """Let a rank stand for a while again and again, so that it is slower by that share."""
+def delay(run: ScenarioRun, job: LocalJob, cleanup: Cleanup, rank: int, stop_s: float, every_s: float) -> None:
+    """Stop a rank for a while again and again, so that it is slower by that share."""
     share = f"{stop_s * 1e3:g} ms of every {every_s:g} s: {stop_s / every_s:.0%} of its time"
     target, number, turns = None, -1, 0
-    while stage.on or stage.dry:
+    while run.on or run.dry:
         found = _present(job, rank, first=target is None)
         if found != target and found is not None:
-            number = _change(guardian, number, None if stage.dry else found)
-            if not stage.act(f"{found}: stands {share} (SIGSTOP, SIGCONT)"):
+            number = _change(cleanup, number, None if run.dry else found)
+            if not run.act(f"{found}: stands {share} (SIGSTOP, SIGCONT)"):
                 break
             target = found
         if found is not None and _may_stop(found):
             turns += 1
-            _stand(stage, job, found, stop_s)
-        if not stage.pause(every_s - stop_s):
+            _stand(run, job, found, stop_s)
+        if not run.pause(every_s - stop_s):
             break
     if turns:
         say(f"rank {rank} stood {turns} times")
 
 
-def _change(guardian: Guardian, number: int, target: Quarry | None) -> int:
+def _change(cleanup: Cleanup, number: int, target: TargetProcess | None) -> int:
     if number >= 0:
-        guardian.drop(number)
-    return -1 if target is None else guardian.keep(Resume(target.pid, target.start_ticks, target.name))
+        cleanup.drop(number)
+    return -1 if target is None else cleanup.keep(Resume(target.pid, target.start_ticks, target.name))
 
 
-def _stand(stage: Stage, job: Job, target: Quarry, stop_s: float) -> None:
+def _stand(run: ScenarioRun, job: LocalJob, target: TargetProcess, stop_s: float) -> None:
     if send(target, signal.SIGSTOP, job.owns):
         try:
-            stage.pause(stop_s)
+            run.pause(stop_s)
         finally:
             send(target, signal.SIGCONT, lambda _pid: True)
 
 
-def _present(job: Job, rank: int, *, first: bool) -> Quarry | None:
-    """The rank's process. None, and told, if it is being replaced; at the `first` time that is an error."""
+def _present(job: LocalJob, rank: int, *, first: bool) -> TargetProcess | None:
+    """The rank's process. None, with a line, if it is being replaced; at the `first` time that is an error."""
     target = job.rank(rank)
     if target is None and job.lives:
         if first:
@@ -105,14 +105,14 @@ def _present(job: Job, rank: int, *, first: bool) -> Quarry | None:
     return target
 
 
-def _may_stop(target: Quarry) -> bool:
+def _may_stop(target: TargetProcess) -> bool:
     known = target.stat
     if known is not None and known.state in (RunState.STOPPED, RunState.TRACED):
         raise ChaosError(f"{target} is stopped already, by somebody else; let it go on first: kill -CONT {target.pid}")
     return known is not None
 
 
-def _signal(job: Job, target: Quarry, number: signal.Signals) -> None:
+def _signal(job: LocalJob, target: TargetProcess, number: signal.Signals) -> None:
     if not send(target, number, job.owns):
         say(f"{target} has just ended by itself")
 
@@ -120,7 +120,7 @@ def _signal(job: Job, target: Quarry, number: signal.Signals) -> None:
 class _Handle:
     """A pidfd, which can be read when the process has ended. Raises `ChaosError` if it has."""
 
-    def __init__(self, target: Quarry) -> None:
+    def __init__(self, target: TargetProcess) -> None:
         try:
             self._handle = os.pidfd_open(target.pid)
         except ProcessLookupError:

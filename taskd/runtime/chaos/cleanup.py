@@ -1,12 +1,12 @@
-"""Undoes what a scene has done, however `taskd chaos` ends: a process of its own that waits for the end of a socket.
+"""Undoes what a scenario has done, however `taskd chaos` ends: a process that waits for the end of a socket.
 
 Rules:
 
-1. What undoes a change is handed over before the change is made. What has been sent is read even if the sender is
-   killed the moment after.
-2. There is one way to undo: the socket ends, at Ctrl-C and at SIGKILL alike, and all that is kept is undone, the newest
-   first. Only if the guardian itself is gone, its owner does the same in its place.
-3. It has a session of its own and ignores what a terminal or an operator sends to end a scene.
+1. The way to undo a change is sent before the change is made. The process reads what was sent even if the sender is
+   killed right after.
+2. There is one way to undo: the socket ends, at Ctrl-C and at SIGKILL alike, and the process undoes all that it keeps,
+   the newest first. Only if the process itself is gone does its owner undo in its place.
+3. It has its own session and ignores the signals by which a terminal or an operator ends a scenario.
 """
 
 import os
@@ -20,18 +20,18 @@ from typing import Final, NoReturn
 import msgspec
 
 from taskd.errors import ChaosError
-from taskd.runtime.chaos.quarry import Quarry, send
-from taskd.runtime.chaos.stage import ENDING, say
+from taskd.runtime.chaos.scenario_run import ENDING, say
+from taskd.runtime.chaos.target import TargetProcess, send
 from taskd.runtime.chaos.tools import run_tool
 from taskd.runtime.system.processes import call_me
 
-NAME: Final = "taskd-guardian"
+NAME: Final = "taskd-cleanup"
 _MAX_BYTES: Final = 65536
 _READY: Final = b"ready"
 
 
 class Resume(msgspec.Struct, frozen=True, tag="resume"):
-    """Let a process go on that was stopped."""
+    """Continue a stopped process."""
 
     pid: int
     start_ticks: int
@@ -54,8 +54,8 @@ Undo = Resume | Commands
 _Order = Resume | Commands | Drop
 
 
-class Guardian:
-    """Keeps what is to be undone. The process is there from the first `keep` on."""
+class Cleanup:
+    """Keeps what is to be undone. The cleanup process starts with the first `keep`."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Undo] = {}
@@ -85,7 +85,7 @@ class Guardian:
         status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         if status >= 0:
             return status == 0
-        say(f"the guardian (pid {self._pid}) was killed; undoing in its place")
+        say(f"the cleanup process (pid {self._pid}) was killed; undoing in its place")
         return undo_all(self._kept.values())
 
     def _tell(self, order: _Order) -> None:
@@ -96,8 +96,8 @@ class Guardian:
             self._link.send(msgspec.msgpack.encode(order))
         except OSError as error:
             raise ChaosError(
-                f"the guardian that undoes what is done here is gone ({error.strerror}), expected it to live: "
-                "somebody has killed it; the scene ends"
+                f"the cleanup process that undoes what is done here is gone ({error.strerror}), expected it to live: "
+                "somebody has killed it; the scenario ends"
             ) from error
 
     def _start(self) -> None:
@@ -108,11 +108,11 @@ class Guardian:
             self._link.close()
             _guard(theirs)
         theirs.close()
-        self._link.recv(_MAX_BYTES)  # it is out of reach of Ctrl-C; or has ended, which the next word tells
+        self._link.recv(_MAX_BYTES)  # it is out of reach of Ctrl-C; or has ended, which the next message shows
 
 
 def undo_all(kept: Iterable[Undo]) -> bool:
-    """Undo the newest first, and tell each. Returns whether all succeeded."""
+    """Undo the newest first, and print each. Returns whether all succeeded."""
     good = True
     for undo in reversed(list(kept)):
         try:
@@ -126,8 +126,10 @@ def undo_all(kept: Iterable[Undo]) -> bool:
 def _undo(undo: Undo) -> str:
     match undo:
         case Resume(pid=pid, start_ticks=start_ticks, name=name):
-            target = Quarry(pid, start_ticks, name)
-            went = send(target, signal.SIGCONT, belongs=lambda _pid: True)  # whoever adopted it: a scene has stopped it
+            target = TargetProcess(pid, start_ticks, name)
+            went = send(
+                target, signal.SIGCONT, belongs=lambda _pid: True
+            )  # whoever adopted it: a scenario has stopped it
             return f"undone: {target}: SIGCONT" if went else f"nothing to undo: {target} has ended"
         case Commands(commands=commands):
             failed = [complaint for words in commands if (complaint := _complaint(words))]
@@ -145,7 +147,7 @@ def _complaint(words: tuple[str, ...]) -> str:
 
 
 def _guard(link: socket.socket) -> NoReturn:
-    """The whole life of the guardian."""
+    """The whole life of the cleanup process."""
     status = 1
     try:
         os.setsid()

@@ -1,4 +1,4 @@
-"""The scenes of the node check: what is wrong with which node or link, and what must come of it.
+"""The scenarios of the node check: what is wrong with which node or link, and what must come of it.
 
 Rules:
 
@@ -33,14 +33,14 @@ Ill = Callable[[Nodes], Any]
 
 
 @dataclass(frozen=True)
-class Scene:
-    """One scene.
+class Scenario:
+    """One scenario.
 
     Attributes:
         places: nodes of the job.
         ill: what is wrong, as contexts.
         leaves: the words with which each node leaves, by its number.
-        standings: of each node that is not healthy, by its number.
+        healths: of each node that is not healthy, by its number.
         links: pairs of nodes whose link is told of.
         lost: a node that is killed while the job trains; who comes in its place is checked, and nobody else.
         dynamic: torchrun's nodes meet by c10d.
@@ -51,7 +51,7 @@ class Scene:
     places: int
     ill: tuple[Ill, ...] = ()
     leaves: tuple[tuple[int, str], ...] = ()
-    standings: tuple[tuple[int, str], ...] = ()
+    healths: tuple[tuple[int, str], ...] = ()
     links: tuple[tuple[int, int], ...] = ()
     options: tuple[str, ...] = ("--network-check",)
     lost: int | None = None
@@ -111,109 +111,115 @@ def cut(nodes: Nodes, one: int, other: int) -> Iterator[None]:
     yield
 
 
-SCENES: tuple[Scene, ...] = (
-    Scene("4 healthy nodes", 4),
-    Scene("2 healthy nodes", 2),
-    Scene("3 healthy nodes", 3),
-    Scene(
+SCENARIOS: tuple[Scenario, ...] = (
+    Scenario("4 healthy nodes", 4),
+    Scenario("2 healthy nodes", 2),
+    Scenario("3 healthy nodes", 3),
+    Scenario(
         "one faulty node of 4",
         4,
         (lambda nodes: killed(nodes, 2),),
         leaves=((2, DOWN),),
-        standings=((2, "down"),),
+        healths=((2, "down"),),
     ),
-    Scene(
+    Scenario(
         "two faulty nodes of 4",
         4,
         (lambda nodes: killed(nodes, 1), lambda nodes: killed(nodes, 2)),
         leaves=((1, DOWN), (2, DOWN)),
-        standings=((1, "down"), (2, "down")),
+        healths=((1, "down"), (2, "down")),
     ),
-    Scene(
+    Scenario(
         "one faulty node of 2",
         2,
         (lambda nodes: killed(nodes, 1),),
         leaves=((1, DOWN),),
-        standings=((1, "down"),),
+        healths=((1, "down"),),
     ),
-    Scene(
+    Scenario(
         "one faulty node of 3",
         3,
         (lambda nodes: killed(nodes, 1),),
         leaves=((1, DOWN),),
-        standings=((1, "down"),),
+        healths=((1, "down"),),
     ),
-    Scene(
+    Scenario(
         "slow CPU",
         4,
         (lambda nodes: throttled(nodes, 2),),
         leaves=((2, STRAGGLER),),
-        standings=((2, "slow"),),
+        healths=((2, "slow"),),
         options=("--network-check", "--exclude-straggler"),
     ),
-    Scene(
+    Scenario(
         "slow link of a node",
         4,
         (lambda nodes: narrow(nodes, 2),),
         leaves=((2, STRAGGLER),),
-        standings=((2, "slow"),),
+        healths=((2, "slow"),),
         options=("--network-check", "--exclude-straggler"),
     ),
-    Scene("cut link between two nodes", 4, (lambda nodes: cut(nodes, 2, 3),), ((3, "The link to"),), (), ((2, 3),)),
-    Scene(
+    Scenario("cut link between two nodes", 4, (lambda nodes: cut(nodes, 2, 3),), ((3, "The link to"),), (), ((2, 3),)),
+    Scenario(
         "one faulty node of 3, c10d",
         3,
         (lambda nodes: killed(nodes, 1),),
         leaves=((1, DOWN),),
-        standings=((1, "down"),),
+        healths=((1, "down"),),
         dynamic=True,
     ),
-    Scene("a node is lost while the job trains", 3, lost=1),
-    Scene(
+    Scenario("a node is lost while the job trains", 3, lost=1),
+    Scenario(
         "a faulty node comes in place of a lost one",
         3,
         (lambda nodes: killed(nodes, 3),),
         leaves=((3, DOWN),),
-        standings=((3, "down"),),
+        healths=((3, "down"),),
         lost=1,
     ),
 )
 
 
-def perform(scene: Scene, folder: Path) -> tuple[LadderJob, list[str]]:
-    """Play a scene on nodes of its own: the job as it was, and what is not as it should be.
+def perform(scenario: Scenario, folder: Path) -> tuple[LadderJob, list[str]]:
+    """Play a scenario on nodes of its own: the job as it was, and what is not as it should be.
 
     Raises `NodesUnavailableError`.
     """
-    with Nodes(scene.places + scene.newcomers) as nodes, ExitStack() as stack:
-        confined = dict(filter(None, [stack.enter_context(ill(nodes)) for ill in scene.ill]))
+    with Nodes(scenario.places + scenario.newcomers) as nodes, ExitStack() as stack:
+        confined = dict(filter(None, [stack.enter_context(ill(nodes)) for ill in scenario.ill]))
         asked = folder / "asked"
         env = {"TASKD_NODE_COMMAND": f"sh -c 'echo $TASKD_NODE_RANK >> {asked}'"}
         job = LadderJob(
-            nodes, folder, places=scene.places, steps=scene.steps, options=scene.options, dynamic=scene.dynamic, env=env
+            nodes,
+            folder,
+            places=scenario.places,
+            steps=scenario.steps,
+            options=scenario.options,
+            dynamic=scenario.dynamic,
+            env=env,
         )
         try:
-            wrong = _play(scene, job, asked, confined)
+            wrong = _play(scenario, job, asked, confined)
         except (LadderError, AssertionError, OSError) as error:
             wrong = [f"{type(error).__name__}: {error}"]
     return job, wrong
 
 
-def _play(scene: Scene, job: LadderJob, asked: Path, confined: Mapping[int, Path]) -> list[str]:
+def _play(scenario: Scenario, job: LadderJob, asked: Path, confined: Mapping[int, Path]) -> list[str]:
     """`confined`: cgroups of nodes, by their number."""
     job.start_manager(job.nodes[0])
-    for number in range(scene.places):
+    for number in range(scenario.places):
         process = job.start_torchrun(job.nodes[number], number)
         if number in confined:
             confined[number].write_text(str(process.pid))  # its children are born in it
-    if scene.lost is not None:
+    if scenario.lost is not None:
         job.await_steps(10)
-        job.nodes[scene.lost].kill_all()
-    for newcomer in range(scene.newcomers):
+        job.nodes[scenario.lost].kill_all()
+    for newcomer in range(scenario.newcomers):
         job.wait(lambda more=newcomer + 1: len(_wanted(asked)) >= more, "the call for a node")  # type: ignore[misc]
-        job.start_torchrun(job.nodes[scene.places + newcomer], int(_wanted(asked)[newcomer]))
+        job.start_torchrun(job.nodes[scenario.places + newcomer], int(_wanted(asked)[newcomer]))
     statuses = job.end()
-    return judge(scene, job, statuses)
+    return judge(scenario, job, statuses)
 
 
 def _wanted(asked: Path) -> list[str]:
@@ -221,21 +227,21 @@ def _wanted(asked: Path) -> list[str]:
     return asked.read_text().split() if asked.exists() else []
 
 
-def judge(scene: Scene, job: LadderJob, statuses: dict[int, int]) -> list[str]:
+def judge(scenario: Scenario, job: LadderJob, statuses: dict[int, int]) -> list[str]:
     """What is not as it should be; nothing if all is."""
     wrong = []
     checks = job.named("node check")
-    first = checks[0 if scene.lost is None else 1]
-    found = {name: told["standing"] for name, told in first["nodes"].items() if told["standing"] != "healthy"}
-    wanted = {f"node{number}": standing for number, standing in scene.standings}
+    first = checks[0 if scenario.lost is None else 1]
+    found = {name: told["health"] for name, told in first["nodes"].items() if told["health"] != "healthy"}
+    wanted = {f"node{number}": health for number, health in scenario.healths}
     if found != wanted:
         wrong.append(f"nodes {found}, expected {wanted}: {json.dumps(first['nodes'])}")
     links = [link["nodes"] for link in first["links"]]
-    if links != [[f"node{one}", f"node{other}"] for one, other in scene.links]:
-        wrong.append(f"links {first['links']}, expected {scene.links}")
+    if links != [[f"node{one}", f"node{other}"] for one, other in scenario.links]:
+        wrong.append(f"links {first['links']}, expected {scenario.links}")
     if first["rounds"] > MOST_ROUNDS:
         wrong.append(f"{first['rounds']} rounds, expected {MOST_ROUNDS} at most")
-    leaves = dict(scene.leaves)
+    leaves = dict(scenario.leaves)
     for number, status in statuses.items():
         text = (job.folder / f"output-node{number}").read_text()
         if (status != 0) is not (number in leaves):
@@ -244,31 +250,31 @@ def judge(scene: Scene, job: LadderJob, statuses: dict[int, int]) -> list[str]:
             wrong.append(f"node {number} has not said {leaves[number]!r}")
     if "elapsed" not in (job.folder / "output-manager").read_text():
         wrong.append("the manager has not told what the nodes took")
-    if job.outcome["steps"] != scene.steps:
-        wrong.append(f"{job.outcome['steps']} steps, expected {scene.steps}")
-    return wrong + _judge_loss(scene, job, checks)
+    if job.outcome["steps"] != scenario.steps:
+        wrong.append(f"{job.outcome['steps']} steps, expected {scenario.steps}")
+    return wrong + _judge_loss(scenario, job, checks)
 
 
-def _judge_loss(scene: Scene, job: LadderJob, checks: list[dict[str, Any]]) -> list[str]:
+def _judge_loss(scenario: Scenario, job: LadderJob, checks: list[dict[str, Any]]) -> list[str]:
     """Newcomers alone are checked, one after the other, and no process of another node is replaced."""
     recovered = [(record["strategy"], sorted(record["kept"])) for record in job.named("recovered")]
-    if scene.lost is None:
+    if scenario.lost is None:
         return [f"recoveries {recovered}, expected none"] if recovered else []
     wrong = []
     alone = [sorted(check["nodes"]) for check in checks[1:]]
-    if alone != [[f"node{scene.places + newcomer}"] for newcomer in range(scene.newcomers)]:
+    if alone != [[f"node{scenario.places + newcomer}"] for newcomer in range(scenario.newcomers)]:
         wrong.append(f"after the first check {alone} were checked, expected each newcomer alone")
-    kept = sorted(str(rank) for rank in range(scene.places) if rank != scene.lost)
+    kept = sorted(str(rank) for rank in range(scenario.places) if rank != scenario.lost)
     if recovered != [("recover", kept)]:
         wrong.append(f"recoveries {recovered}, expected one that keeps ranks {kept}")
     return wrong
 
 
-def line(scene: Scene, job: LadderJob, wrong: list[str]) -> dict[str, Any]:
-    """The JSON line of a scene."""
+def line(scenario: Scenario, job: LadderJob, wrong: list[str]) -> dict[str, Any]:
+    """The JSON line of a scenario."""
     checks = job.named("node check")
     return {
-        "scene": scene.name,
+        "scenario": scenario.name,
         "wrong": wrong,
         "checks": [{"rounds": check["rounds"], "seconds": check["lasted_s"]} for check in checks],
         "found": [check["nodes"] for check in checks][:1],

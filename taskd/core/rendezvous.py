@@ -3,7 +3,7 @@
 from typing import Final, NamedTuple
 
 
-class Meeting(NamedTuple):
+class Rendezvous(NamedTuple):
     """A store, by the address at which every node reaches it, and what all keys of this job begin with there."""
 
     host: str
@@ -11,4 +11,4 @@ class Meeting(NamedTuple):
     key: str = ""
 
 
-NOWHERE: Final = Meeting("", 0)
+NOWHERE: Final = Rendezvous("", 0)

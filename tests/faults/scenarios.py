@@ -1,4 +1,4 @@
-"""The scenes of `tests.faults`: each one fault, how it is made, and what must be said of it."""
+"""The scenarios of `tests.faults`: each one fault, how it is made, and what must be said of it."""
 
 import os
 import signal
@@ -30,8 +30,8 @@ SLOW_S = 20.0
 """Steps of less than a second are looked at once a second, and it takes six looks to know the noise and six more."""
 NODE_LOST_S = 2.0
 SMALL_BYTES = 256 << 20
-PATIENCE_S = 5.0
-SHORT_PATIENCE_S = 3.0
+TIMEOUT_S = 5.0
+SHORT_UNPROVEN_S = 3.0
 
 Play = Callable[[FaultJob], list[str]]
 
@@ -42,7 +42,7 @@ def nothing(_job: FaultJob) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Scene:
+class Scenario:
     """One fault.
 
     Attributes:
@@ -51,7 +51,7 @@ class Scene:
         play: called when the job runs; what it returns is wrong.
         cgroup: makes the cgroup that the victim enters.
         nodes: 2: each with half of the ranks.
-        patience_s: with those that may be at work; 0 leaves the default, which no scene waits for.
+        unproven_s: with those that may be at work; 0 leaves the default, which no scenario waits for.
 
     """
 
@@ -66,12 +66,12 @@ class Scene:
     cgroup: Callable[[str], AbstractContextManager[Path | None]] = field(default=lambda _: nullcontext(None))
     nodes: int = 1
     tells_loss: bool = False
-    patience_s: float = 0.0
+    unproven_s: float = 0.0
 
     def plan(self, folder: Path, cgroup: Path | None) -> Plan:
         """For the ranks."""
         plan = Plan(str(folder), self.fault, self.victims, self.at, self.at + self.after, SETTLED, QUICK_MS, STEP_MS)
-        return replace(plan, cgroup=str(cgroup or ""), tells_loss=self.tells_loss, patience_s=self.patience_s)
+        return replace(plan, cgroup=str(cgroup or ""), tells_loss=self.tells_loss, unproven_s=self.unproven_s)
 
     @property
     def step_ms(self) -> float:
@@ -79,27 +79,27 @@ class Scene:
         return STEP_MS if self.at > SETTLED else QUICK_MS
 
 
-def crash(name: str, fault: str, injection: str, *kinds: str, culprits: tuple[int, ...] = (VICTIM,)) -> Scene:
+def crash(name: str, fault: str, injection: str, *kinds: str, culprits: tuple[int, ...] = (VICTIM,)) -> Scenario:
     """A process ends by itself."""
     expected = Expected(kinds, (culprits,), CRASH_S, recovers=True, replaced=culprits)
-    return Scene(name, injection, expected, fault, culprits, at=EARLY)
+    return Scenario(name, injection, expected, fault, culprits, at=EARLY)
 
 
-def hang(name: str, fault: str, injection: str, *kinds: str) -> Scene:
+def hang(name: str, fault: str, injection: str, *kinds: str) -> Scenario:
     """A process stays, and the job gets no further."""
     limit_s = HANG_STEPS * STEP_MS / 1000 + HANG_S
     expected = Expected(kinds, ((VICTIM,),), limit_s, recovers=True, replaced=(VICTIM,))
-    return Scene(name, injection, expected, fault)
+    return Scenario(name, injection, expected, fault)
 
 
-def keeps_process(scene: Scene) -> Scene:
+def keeps_process(scenario: Scenario) -> Scenario:
     """The culprit may go on in its process: the step is done again."""
-    return replace(scene, expected=replace(scene.expected, replaced=()))
+    return replace(scenario, expected=replace(scenario.expected, replaced=()))
 
 
-def unproven(scene: Scene) -> Scene:
-    """It may be work: it is told of as soon as others, and acted upon when patience is over."""
-    return replace(scene, expected=replace(scene.expected, proven=False), patience_s=SHORT_PATIENCE_S)
+def unproven(scenario: Scenario) -> Scenario:
+    """It may be work: it is reported as soon as others, and recovered from after `TASKD_HANG_UNPROVEN_S`."""
+    return replace(scenario, expected=replace(scenario.expected, proven=False), unproven_s=SHORT_UNPROVEN_S)
 
 
 def strike(job: FaultJob) -> int:
@@ -119,7 +119,7 @@ def no_child_lives(job: FaultJob) -> list[str]:
     job.await_strike()
     job.recovered(1)
     children = job.children(VICTIM)
-    until_s = time.monotonic() + PATIENCE_S
+    until_s = time.monotonic() + TIMEOUT_S
     while left := [child for child in children if lives(child)]:
         if time.monotonic() > until_s:
             return [f"children of the dead rank live: {left}"]
@@ -128,7 +128,7 @@ def no_child_lives(job: FaultJob) -> list[str]:
 
 
 def cut_data(job: FaultJob) -> list[str]:
-    """Until the verdict, or for so long that there will be none."""
+    """Until the diagnosis, or for so long that there will be none."""
     assert isinstance(job, TwoNodesJob)
     strike(job)
     job.cut_data(1)
@@ -144,7 +144,7 @@ def cut_all(job: FaultJob) -> list[str]:
 
 def _mended_after(job: FaultJob, mend: Callable[[], None]) -> list[str]:
     try:
-        job.wait(job.verdicts, "a verdict on the cut", 15.0)
+        job.wait(job.diagnoses, "a diagnosis of the cut", 15.0)
     finally:
         mend()
     return []
@@ -152,7 +152,7 @@ def _mended_after(job: FaultJob, mend: Callable[[], None]) -> list[str]:
 
 MISMATCHES = ("SKIPPED", "SIZE_MISMATCH", "OP_MISMATCH")
 
-SCENES: tuple[Scene, ...] = (
+SCENARIOS: tuple[Scenario, ...] = (
     crash("SIGKILL", "kill", "kill(own pid, SIGKILL)", "KILLED"),
     crash("SIGKILL of two ranks at once", "kill", "ranks 1 and 2 do so in one step", "KILLED", culprits=(1, 2)),
     crash("SIGSEGV in native code", "crash", "a C function called by ctypes writes to address 16", "CRASHED"),
@@ -186,21 +186,21 @@ SCENES: tuple[Scene, ...] = (
         ),
         cgroup=partial(cgroups.small, size_bytes=SMALL_BYTES),
     ),
-    Scene(
+    Scenario(
         "connection cut between the ranks",
         "the veth of one node that carries the ranks' traffic goes down; the manager's stays",
         Expected(("CONNECTION_CUT",), ((), (2, 3)), HANG_STEPS * STEP_MS / 1000 + HANG_S, recovers=True),
         play=cut_data,
         nodes=2,
     ),
-    Scene(
+    Scenario(
         "node cut off",
         "both veths of one node go down",
         Expected(("SILENT", "CONNECTION_CUT"), ((2, 3),), HANG_STEPS * STEP_MS / 1000 + HANG_S, recovers=True),
         play=cut_all,
         nodes=2,
     ),
-    Scene(
+    Scenario(
         "NaN loss",
         "one number of a batch is NaN",
         Expected(("NON_FINITE",), ((VICTIM,),), TOLD_S, recovers=False),
@@ -208,7 +208,7 @@ SCENES: tuple[Scene, ...] = (
         at=EARLY,
         tells_loss=True,
     ),
-    Scene(
+    Scenario(
         "slow rank",
         "sleeps 60 ms more in each step",
         Expected(("SLOW",), ((VICTIM,),), SLOW_S, recovers=False),

@@ -4,7 +4,7 @@ Rules:
 
 1. A node is down, slow, healthy, or undecided: it has failed and nobody who is well was there to tell why. Nobody
    leaves for what is undecided.
-2. Every verdict but healthy is a sentence with figures. Where CPUs move the bytes, the links of a node whose computing
+2. Every diagnosis but healthy is a sentence with figures. Where CPUs move the bytes, links of a node whose computing
    is slow say nothing more.
 3. Nodes that are down leave; slow ones only if asked for. A link takes one of its ends with it: the node that most
    links have in common, the later one of equals, never one that was known to be good before.
@@ -24,7 +24,7 @@ DOWN_WORDS: Final = "The node is down."
 SLOW_WORDS: Final = "The node is a straggler and exits."
 
 
-class Standing(Enum):
+class NodeHealth(Enum):
     """What is thought of a node or a link."""
 
     HEALTHY = "healthy"
@@ -34,34 +34,34 @@ class Standing(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeVerdict:
+class NodeDiagnosis:
     """One node. `what`: what of it is slow. `text`: a sentence without its subject."""
 
-    standing: Standing
+    health: NodeHealth
     text: str = ""
     what: tuple[What, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class LinkVerdict:
+class LinkDiagnosis:
     """A link that is down or slow."""
 
     edge: Edge
-    standing: Standing
+    health: NodeHealth
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class CheckVerdict:
-    """All that was found. Nodes are in the order given; `notes` accuse nobody."""
+class CheckDiagnosis:
+    """All that was found. Nodes are in the order given; `notes` blame nobody."""
 
-    nodes: dict[str, NodeVerdict]
-    links: tuple[LinkVerdict, ...] = ()
+    nodes: dict[str, NodeDiagnosis]
+    links: tuple[LinkDiagnosis, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def having(self, standing: Standing) -> tuple[str, ...]:
+    def having(self, health: NodeHealth) -> tuple[str, ...]:
         """The nodes of which this is thought."""
-        return tuple(name for name, found in self.nodes.items() if found.standing is standing)
+        return tuple(name for name, found in self.nodes.items() if found.health is health)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,27 +73,29 @@ class Leave:
     reason: str
 
 
-def choose_out(verdict: CheckVerdict, *, exclude_stragglers: bool) -> tuple[Leave, ...]:
+def choose_out(diagnosis: CheckDiagnosis, *, exclude_stragglers: bool) -> tuple[Leave, ...]:
     """Who must leave, in the order of the nodes (rule 3)."""
     out: dict[str, Leave] = {}
-    words = {Standing.DOWN: DOWN_WORDS} | ({Standing.SLOW: SLOW_WORDS} if exclude_stragglers else {})
-    for name, found in verdict.nodes.items():
-        if found.standing in words:
-            out[name] = Leave(name, words[found.standing], f"{name} {found.text}")
-    links = [link for link in verdict.links if link.standing in words and out.keys().isdisjoint(link.edge)]
-    place = {name: number for number, name in enumerate(verdict.nodes)}
+    words = {NodeHealth.DOWN: DOWN_WORDS} | ({NodeHealth.SLOW: SLOW_WORDS} if exclude_stragglers else {})
+    for name, found in diagnosis.nodes.items():
+        if found.health in words:
+            out[name] = Leave(name, words[found.health], f"{name} {found.text}")
+    links = [link for link in diagnosis.links if link.health in words and out.keys().isdisjoint(link.edge)]
+    place = {name: number for number, name in enumerate(diagnosis.nodes)}
     while links:
         shared = Counter(name for link in links for name in link.edge if name in place)
         leaver = max(shared, key=lambda name: (shared[name], place[name]))
         link = next(link for link in links if leaver in link.edge)  # one that is down, if there is one
         peer = link.edge[0] if link.edge[1] == leaver else link.edge[1]
-        out[leaver] = Leave(leaver, f"The link to {peer} is {link.standing.value}: {link.text}.", link.text)
+        out[leaver] = Leave(leaver, f"The link to {peer} is {link.health.value}: {link.text}.", link.text)
         links = [link for link in links if leaver not in link.edge]
     return tuple(sorted(out.values(), key=lambda leave: place[leave.node]))
 
 
-def judge(book: Book, own: dict[str, list[Slowness]], networks: Sequence[Network], policy: CheckPolicy) -> CheckVerdict:
-    """The verdict by what is known so far."""
+def judge(
+    book: Book, own: dict[str, list[Slowness]], networks: Sequence[Network], policy: CheckPolicy
+) -> CheckDiagnosis:
+    """The diagnosis by what is known so far."""
     slow = {name: list(found) for name, found in own.items() if len(book.own[name]) >= 2}
     for network in networks:
         for name, text in network.slow().items():
@@ -101,31 +103,31 @@ def judge(book: Book, own: dict[str, list[Slowness]], networks: Sequence[Network
     short_of_cpu = {
         name for name, found in slow.items() if book.moved_by_cpus and any(one.what is What.COMPUTE for one in found)
     }
-    return CheckVerdict(
+    return CheckDiagnosis(
         nodes={name: _node(book, name, slow.get(name, [])) for name in book.judged},
         links=(*_down_links(book), *(link for link in _slow_links(networks) if not short_of_cpu & {*link.edge})),
         notes=(*_version_notes(book), *_clock_notes(book, policy), *_partner_notes(book)),
     )
 
 
-def _node(book: Book, name: str, slow: list[Slowness]) -> NodeVerdict:
+def _node(book: Book, name: str, slow: list[Slowness]) -> NodeDiagnosis:
     if name in book.down:
-        return NodeVerdict(Standing.DOWN, _why_down(book, name))
+        return NodeDiagnosis(NodeHealth.DOWN, _why_down(book, name))
     unsolved = [peer for peer, _ in book.failures(name) if peer not in book.down]
     if book.own_failed(name):
-        return NodeVerdict(Standing.UNDECIDED, f"has failed its own check once: {book.own[name][-1].cause}")
+        return NodeDiagnosis(NodeHealth.UNDECIDED, f"has failed its own check once: {book.own[name][-1].cause}")
     if unsolved:
         who = f"has failed with {_names(unsolved)}: they, it, or the way between is at fault"
-        text = f"{who}; its own check has passed, and nobody who is well was left to try"
-        return NodeVerdict(Standing.UNDECIDED, text)
+        text = f"{who}; its own check has passed, and no healthy node was left to try"
+        return NodeDiagnosis(NodeHealth.UNDECIDED, text)
     if slow:
         what = tuple(dict.fromkeys(found.what for found in slow))
-        return NodeVerdict(Standing.SLOW, "; ".join(found.text for found in slow), what)
+        return NodeDiagnosis(NodeHealth.SLOW, "; ".join(found.text for found in slow), what)
     if book.passed_in[name] == NEVER and len(book.names) > 1:
-        return NodeVerdict(
-            Standing.HEALTHY, "has passed its own check; its network was tried only with nodes that are down"
+        return NodeDiagnosis(
+            NodeHealth.HEALTHY, "has passed its own check; its network was tried only with nodes that are down"
         )
-    return NodeVerdict(Standing.HEALTHY)
+    return NodeDiagnosis(NodeHealth.HEALTHY)
 
 
 def _why_down(book: Book, name: str) -> str:
@@ -149,7 +151,7 @@ def _names(names: Sequence[str]) -> str:
     return f"{', '.join(front)}{' and ' * bool(front)}{last}"
 
 
-def _down_links(book: Book) -> Iterator[LinkVerdict]:
+def _down_links(book: Book) -> Iterator[LinkDiagnosis]:
     for edge in book.failed_links():
         times = book.failed_rounds(edge)
         if times >= 2:
@@ -157,15 +159,15 @@ def _down_links(book: Book) -> Iterator[LinkVerdict]:
             text = (
                 f"{edge[0]} and {edge[1]} are well with others and have failed with each other {times} times ({cause})"
             )
-            yield LinkVerdict(edge, Standing.DOWN, text)
+            yield LinkDiagnosis(edge, NodeHealth.DOWN, text)
 
 
-def _slow_links(networks: Sequence[Network]) -> Iterator[LinkVerdict]:
+def _slow_links(networks: Sequence[Network]) -> Iterator[LinkDiagnosis]:
     told: dict[Edge, str] = {}
     for network in networks:
         for edge, text in network.slow_links().items():
             told[edge] = f"{told.get(edge, f'{edge[0]} and {edge[1]} are fast with others')}; {text}"
-    yield from (LinkVerdict(edge, Standing.SLOW, text) for edge, text in told.items())
+    yield from (LinkDiagnosis(edge, NodeHealth.SLOW, text) for edge, text in told.items())
 
 
 def _version_notes(book: Book) -> Iterator[str]:

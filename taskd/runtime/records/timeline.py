@@ -1,11 +1,11 @@
-"""One job as its run directory tells it: journal, faults and kept black boxes, also of a job that is long dead.
+"""The timeline of one job, from its run directory: journal, faults and kept black boxes, also of a job long dead.
 
 Rules:
 
-1. Nothing that is found here can stop the reading: a damaged line is counted and skipped, a damaged file is named. Nor
-   can any amount of it: what is too much is left out, the oldest first, and `omitted` says so.
+1. No content can stop the reading: a damaged line is counted and skipped, a damaged file is named. No amount can stop
+   it either: what is too much is left out, the oldest first, and `omitted` says so.
 2. Jobs of one name share a journal. The last one counts: it begins with the first manager after a `stopped`.
-3. A journal without verdicts, of an older taskd, tells its faults by their recoveries.
+3. In a journal without diagnoses, from an older taskd, each recovery counts as a fault.
 """
 
 import heapq
@@ -21,16 +21,16 @@ import msgspec
 
 from taskd.errors import RecordError
 from taskd.runtime.folders.regular import open_record
-from taskd.runtime.records.entries import DirectiveEntry, Ended, Processes, Recovery, VerdictEntry
+from taskd.runtime.records.entries import DiagnosisEntry, DirectiveEntry, Ended, Processes, RecoveryEntry
 from taskd.wire.bounds import LONGEST_S, NAME_CHARS
 
 JOURNAL: Final = "journal.jsonl"
 OLD_JOURNAL: Final = "journal.old.jsonl"
-"""The part before it, of one that was full."""
+"""The older part of a journal that was full."""
 FAULTS: Final = "faults"
 BOXES: Final = "boxes"
 JOURNAL_BYTES: Final = 64 << 20
-"""Of a journal, the newest so many are read."""
+"""How many of the newest bytes of a journal are read."""
 _LINE_BYTES: Final = 16 << 20
 _MOST_FAULTS: Final = 10_000
 _MOST_RECOVERIES: Final = 100
@@ -44,9 +44,9 @@ class FaultEntry:
     """One fault, or a planned change of the world.
 
     Attributes:
-        number: as the manager counts; without verdicts, as its recoveries come; 0 if nothing had failed.
+        number: as the manager counts; without diagnoses, as its recoveries come; 0 if nothing had failed.
         unix_s: when it began, for a hang the last progress; None if that is not known.
-        changes: how many earlier verdicts on it were replaced.
+        changes: how many earlier diagnoses of it were replaced.
         recoveries: what was done. Empty: nothing, or it is under way.
         closed: the job ended afterwards, or another manager took over.
 
@@ -55,28 +55,28 @@ class FaultEntry:
     number: int
     manager: int
     unix_s: float | None = None
-    verdict: VerdictEntry | None = None
+    diagnosis: DiagnosisEntry | None = None
     changes: int = 0
-    recoveries: tuple[Recovery, ...] = ()
+    recoveries: tuple[RecoveryEntry, ...] = ()
     closed: bool = False
 
     @property
     def step(self) -> int | None:
         """The newest committed step when it struck."""
-        steps = [one.step for one in (self.verdict, *self.recoveries) if one is not None]
+        steps = [one.step for one in (self.diagnosis, *self.recoveries) if one is not None]
         return next((step for step in steps if step is not None), None)
 
     @property
     def culprits(self) -> tuple[int, ...]:
-        """By the verdict; without one, the ranks that were lost."""
-        if self.verdict is not None:
-            return self.verdict.culprits
+        """By the diagnosis; without one, the ranks that were lost."""
+        if self.diagnosis is not None:
+            return self.diagnosis.culprits
         ranks = {rank for one in self.recoveries for rank in one.causes if rank.isdecimal()}
         return tuple(sorted(map(int, ranks)))
 
     @property
     def total_ms(self) -> float | None:
-        """Of all its recoveries together, each until its next committed step; None if none was completed so."""
+        """Time of all its recoveries, each until its next committed step; None if none was completed so."""
         totals = [one.phases_ms["total"] for one in self.recoveries if "total" in one.phases_ms]
         return round(sum(totals), 3) if totals else None
 
@@ -91,8 +91,8 @@ class KeptBox:
 
 
 @dataclass(frozen=True, slots=True)
-class Chronicle:
-    """One job. `pids` are those that its managers saw last, by rank; `managers` how many it has had, `phase`
+class Timeline:
+    """The timeline of one job. `pids`: by rank, as managers saw them last. `managers`: how many it has had. `phase`:
     what the newest directive was for.
 
     Faults and kept boxes come with the newest last.
@@ -131,12 +131,12 @@ def find_jobs(run_dir: Path) -> list[Path]:
     return found
 
 
-def read_jobs(run_dir: Path) -> list[Chronicle]:
+def read_jobs(run_dir: Path) -> list[Timeline]:
     """The jobs of a run directory, the one with the newest record last; of the others `JOURNAL_BYTES` at most are read.
 
     What could not be read is among what the last one omits. Raises `RecordError` if there is no job to be read.
     """
-    jobs: list[Chronicle] = []
+    jobs: list[Timeline] = []
     folders, unread, left = find_jobs(run_dir), [], JOURNAL_BYTES
     while folders and left > 0:
         folder = folders.pop()
@@ -154,7 +154,7 @@ def read_jobs(run_dir: Path) -> list[Chronicle]:
 
 
 def _newest(folder: Path, belongs: Callable[[Path], bool], most: int, changed: str = "") -> tuple[list[Path], int]:
-    """What belongs there, the newest last, by its own time or that of a file in it; and how much there is in all."""
+    """The entries that belong there, the newest last by their time or that of a file in them; and how many in all."""
     count = 0
 
     def found() -> Iterator[tuple[float, str]]:
@@ -170,7 +170,7 @@ def _newest(folder: Path, belongs: Callable[[Path], bool], most: int, changed: s
 
 
 def _is_job(folder: Path) -> bool:
-    """Not one that this user may not look into."""
+    """Whether it is a job's folder, and this user may read it."""
     return any(os.path.exists(folder / name) for name in (JOURNAL, FAULTS, BOXES))
 
 
@@ -189,7 +189,7 @@ def _bytes(path: Path) -> int:
 
 
 @dataclass(slots=True)
-class _Reader:
+class _JournalReader:
     """Takes in a journal's entries, oldest first."""
 
     job_id: str = ""
@@ -201,7 +201,7 @@ class _Reader:
     phase: str = ""
     by_node: dict[int | None, dict[int, int]] = field(default_factory=dict)
     faults: dict[tuple[int, int], FaultEntry] = field(default_factory=dict)
-    """By manager and number; planned changes have negative ones."""
+    """By manager and number; planned changes have negative numbers."""
     open: set[tuple[int, int]] = field(default_factory=set)
     """Those of `faults` that are not closed."""
     newest: int = 0
@@ -216,10 +216,10 @@ class _Reader:
         match entry["event"]:
             case "manager started":
                 self._begin(entry, unix_s)
-            case "verdict":
-                self._judge(msgspec.convert(entry, VerdictEntry))
+            case "diagnosis":
+                self._judge(msgspec.convert(entry, DiagnosisEntry))
             case "recovered":
-                self._recover(msgspec.convert(entry, Recovery))
+                self._recover(msgspec.convert(entry, RecoveryEntry))
             case "stopped":
                 self.ended = msgspec.convert(entry, Ended)
                 self._give_up(entry)
@@ -250,14 +250,14 @@ class _Reader:
             self.faults[key] = replace(self.faults[key], closed=True)
         self.open.clear()
 
-    def _judge(self, verdict: VerdictEntry) -> None:
-        fault = self._fault(verdict.fault)
-        first = fault.verdict is None
-        began = _began(verdict.unix_s, verdict.monotonic_s, verdict.since_s) if first else fault.unix_s
+    def _judge(self, diagnosis: DiagnosisEntry) -> None:
+        fault = self._fault(diagnosis.fault)
+        first = fault.diagnosis is None
+        began = _began(diagnosis.unix_s, diagnosis.monotonic_s, diagnosis.since_s) if first else fault.unix_s
         changes = fault.changes + (not first)
-        self._put(replace(fault, verdict=verdict, unix_s=began, changes=changes))
+        self._put(replace(fault, diagnosis=diagnosis, unix_s=began, changes=changes))
 
-    def _recover(self, recovery: Recovery) -> None:
+    def _recover(self, recovery: RecoveryEntry) -> None:
         fault = self._fault(recovery.fault)
         began = _began(recovery.unix_s, recovery.monotonic_s, recovery.detected_s)
         unix_s = fault.unix_s if fault.unix_s is not None else began
@@ -269,7 +269,7 @@ class _Reader:
         """The end of a job names the fault that it could not recover from."""
         last = entry.get("fault")
         if isinstance(last, dict) and last.get("strategy"):
-            recovery = msgspec.convert({**entry, "fault": None, **last}, Recovery)
+            recovery = msgspec.convert({**entry, "fault": None, **last}, RecoveryEntry)
             waiting = [number for _, number in self.open if number > 0 and not self._fault(number).recoveries]
             number = recovery.fault if recovery.fault is not None else max(waiting, default=None)
             self._recover(msgspec.structs.replace(recovery, fault=number))
@@ -305,16 +305,16 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and abs(value) <= LONGEST_S else None
 
 
-def read_job(folder: Path) -> Chronicle:
+def read_job(folder: Path) -> Timeline:
     """The last job of this folder. Without a journal it is an empty one. Raises `RecordError` if it cannot be read."""
-    reader = _Reader(job_id=folder.name)
+    reader = _JournalReader(job_id=folder.name)
     omitted: list[str] = []
     for line in _lines(folder, omitted):
         reader.damaged += not _taken(reader, line)
     if reader.forgotten:
-        omitted.append(f"{reader.forgotten} older faults or recoveries, of more than are told")
+        omitted.append(f"{reader.forgotten} older faults or recoveries, of more than are shown")
     boxes = _kept(folder, omitted)
-    return Chronicle(
+    return Timeline(
         job_id=reader.job_id,
         folder=str(folder),
         started_unix_s=reader.started_unix_s,
@@ -331,7 +331,7 @@ def read_job(folder: Path) -> Chronicle:
     )
 
 
-def _taken(reader: _Reader, line: bytes) -> bool:
+def _taken(reader: _JournalReader, line: bytes) -> bool:
     if not line.lstrip().startswith(b"{"):
         return False
     try:
@@ -345,7 +345,7 @@ def _taken(reader: _Reader, line: bytes) -> bool:
 
 
 def _lines(folder: Path, omitted: list[str]) -> Iterator[bytes]:
-    """Whole lines, of a journal that is too long the newest; of a line that is too long, pieces that are none."""
+    """Whole lines: the newest if the journal is too long. A line that is too long comes in pieces, none an entry."""
     newer = min(_bytes(folder / JOURNAL), JOURNAL_BYTES)
     older = 0
     if newer < JOURNAL_BYTES and _bytes(folder / OLD_JOURNAL):
