@@ -11,29 +11,7 @@ from tests.shim.armed import PROGRAMS, armed, plain, until
 LENGTHS = [0, 1, 4096, 60_000]
 WAYS = 10
 """Of reading a box; of one that is empty each is told that it was cut."""
-WORKER = """
-import sys, time
-from pathlib import Path
-from taskd.runtime.box.recorder import Phase, Recorder
-r = Recorder()
-r.attach(Path({box!r}), 3, 1)
-r.phase(Phase.TRAINING)
-r.step(1)
-while not Path({go!r}).exists():
-    time.sleep(0.01)
-r.step(2)
-r.await_data(); r.got_data(5); r.gil_beat()
-r.phase(Phase.PAUSED)
-ticket = r._core.taskd_enter(257, 7, 8, 0, -1)
-r._core.taskd_leave(ticket)
-r.last_words(ValueError("it goes on"))
-assert r.break_collectives() == 0
-r.mend()
-time.sleep(0.6)  # three beats of the native thread
-assert r.attached
-print("went on", r.census().broken, flush=True)
-{end}
-"""
+WORKER = ("python", PROGRAMS / "cut_worker.py")
 
 
 def test_a_reader_is_told_and_lives(box, launcher, tmp_path):
@@ -51,8 +29,8 @@ def test_a_reader_is_told_and_lives(box, launcher, tmp_path):
 @pytest.mark.parametrize("how", ["gate", "core"])
 def test_a_worker_goes_on(how, length, box, launcher, tmp_path):
     go = tmp_path / "go"
-    program = WORKER.format(box=str(box.path), go=str(go), end="sys.exit(3)")
-    worker = launcher.start(["python", "-c", program], env=armed(box.path) if how == "gate" else plain())
+    command = [*WORKER, box.path, go, "sys.exit(3)"]
+    worker = launcher.start(command, env=armed(box.path) if how == "gate" else plain())
     until(lambda: box.read().step == 1, "it trains")
     os.truncate(box.path, length)
     go.touch()
@@ -60,65 +38,27 @@ def test_a_worker_goes_on(how, length, box, launcher, tmp_path):
     assert launcher.output(worker) == "went on False\n"
 
 
-AGENT = """
-import os, sys
-from pathlib import Path
-from taskd.errors import ShimError
-from taskd.runtime.box.blackbox import Box, Command
-box = Box.open(Path(sys.argv[1]))
-os.truncate(box.path, 0)
-Path(sys.argv[2]).touch()
-ways = (box.read, box.events, box.clocks, box.communicators, box.postmortem, box.await_death)
-for way in (*ways, lambda: box.command(Command.PING)):
-    try:
-        print(way())
-    except ShimError as error:
-        print("was cut short (ENODATA); let nobody else write there" in str(error))
-"""
-
-
 def test_the_agents_side_of_it(box, launcher, tmp_path):
-    program = WORKER.format(box=str(box.path), go=str(tmp_path / "go"), end="time.sleep(60)")
-    worker = launcher.start(["python", "-c", program], env=plain())
+    worker = launcher.start([*WORKER, box.path, tmp_path / "go", "time.sleep(60)"], env=plain())
     until(lambda: box.read().step == 1, "it trains")
-    agent = launcher.run(["python", "-c", AGENT, box.path, tmp_path / "go"], env=plain())
+    agent = launcher.run(["python", PROGRAMS / "cut_agent.py", box.path, tmp_path / "go"], env=plain())
     assert agent == (0, "True\n" * 7)
     until(lambda: "went on" in launcher.output(worker), "it goes on")
     worker.kill()
 
 
-POSITION = """
-import os, sys
-from pathlib import Path
-from taskd.adaptors.training.position_file import PositionFile, Slot
-from taskd.runtime.box.recorder import Recorder
-Recorder().attach(Path(sys.argv[1]), 3, 1)
-file = PositionFile(sys.argv[2])
-os.truncate(sys.argv[2], int(sys.argv[3]))
-for step in range(6):
-    file.write(Slot.TENTATIVE, step, (bytes(9000),))
-    file.write(Slot.COMMITTED, step, (bytes(9000),))
-print(sorted(file.read()))
-file.close()
-"""
-
-
 @pytest.mark.parametrize("length", [0, 100_000])
 def test_a_position_file_too(length, box, launcher, tmp_path):
-    command = ["python", "-c", POSITION, box.path, tmp_path / "position", str(length)]
+    command = ["python", PROGRAMS / "cut_position.py", box.path, tmp_path / "position", str(length)]
     assert launcher.run(command, env=plain()) == (0, "[3, 4, 5]\n")
 
 
 def test_a_sigbus_of_the_programs_own_kills_as_ever(box, launcher, tmp_path):
     cut = tmp_path / "cut"
     cut.write_bytes(bytes(8192))
-    end = (
-        f"import mmap, os\nwith open({str(cut)!r}, 'r+b') as file:\n"
-        f"    memory = mmap.mmap(file.fileno(), 8192); os.truncate({str(cut)!r}, 0); memory[5000]"
-    )
     (tmp_path / "go").touch()
-    program = WORKER.format(box=str(box.path), go=str(tmp_path / "go"), end=end)
-    worker = launcher.start(["python", "-c", program], env=plain())
+    end = f"read_behind_the_end({str(cut)!r})"
+    worker = launcher.start([*WORKER, box.path, tmp_path / "go", end], env=plain())
     assert worker.wait(20) == -signal.SIGBUS
     fault = box.postmortem().fault
     assert fault is not None

@@ -10,7 +10,7 @@ import pytest
 
 from taskd.errors import ShimError
 from taskd.runtime.box.blackbox import Command, Life, Phase
-from tests.shim.armed import armed, plain, until
+from tests.shim.armed import PROGRAMS, armed, plain, until
 
 WAIT = "import signal\nsignal.pause()\n"
 
@@ -101,12 +101,7 @@ def test_a_signal_ends_the_process_as_ever(number, box, launcher):
 
 
 def test_progress_and_beats_are_read(box, launcher):
-    program = """
-from taskd.runtime.box.recorder import Phase, Recorder
-r = Recorder()
-r.step(41); r.step(42); r.phase(Phase.RESTORING); r.gil_beat()
-"""
-    worker = launcher.start(["python", "-c", program + WAIT], env=armed(box.path))
+    worker = launcher.start(["python", PROGRAMS / "progresses.py"], env=armed(box.path))
     until(lambda: box.read().gil_ns, "the program has run")
     said = box.read()
     assert (said.step, said.phase) == (42, Phase.RESTORING)
@@ -131,17 +126,7 @@ def test_a_worker_that_replaces_itself_claims_its_box_again(box, launcher):
 
 
 def test_attaching_needs_no_preload(box, launcher):
-    program = f"""
-import threading
-from pathlib import Path
-from taskd.runtime.box.recorder import Recorder
-r = Recorder()
-assert not r.attached
-r.attach(Path({str(box.path)!r}), 5, 2)
-r.attach(Path({str(box.path)!r}), 5, 2)
-r.step(9)
-"""
-    worker = launcher.start(["python", "-c", program + WAIT], env=plain())
+    worker = launcher.start(["python", PROGRAMS / "attaches.py", box.path], env=plain())
     until(lambda: box.read().step == 9, "the program has run")
     said = box.read()
     assert (said.rank, said.incarnation, said.claims, said.life) == (5, 2, 1, Life.HELD)
