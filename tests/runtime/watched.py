@@ -3,37 +3,16 @@
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from taskd.core.endings import ending_of
 from taskd.core.evidence import Evidence, RunState
 from taskd.runtime.agent.witness import Witness
 from taskd.runtime.box.blackbox import Box
 from tests.launch import Launcher
-from tests.runtime.local import ROOT
+from tests.runtime.local import PROGRAMS, ROOT
 
 LIMIT_S = 20.0
-PROGRAM = """
-import ctypes, mmap, os, signal, subprocess, sys, threading, time
-from pathlib import Path
-from taskd.runtime.box.recorder import Phase, Recorder
-r = Recorder()
-r.attach(Path({box!r}), 0, 0)
-r.phase(Phase.TRAINING)
-held, free = ctypes.PyDLL(None), ctypes.CDLL(None)
-
-
-def await_beats():
-    # the core notes at each beat of its own thread which library is where
-    from taskd.runtime.box.blackbox import Box
-    box = Box.open(Path({box!r}))
-    while box.read().native_count < 2:
-        time.sleep(0.01)
-
-
-{before}
-r.step(41)
-{body}
-"""
 
 
 def until(condition: Callable[[], object], what: str) -> None:
@@ -47,7 +26,7 @@ class Rank:
     """A process with a box, and the witness that watches it."""
 
     def __init__(self, launcher: Launcher, box: Box, body: str, before: str = "") -> None:
-        command = ["python", "-c", PROGRAM.format(box=str(box.path), body=body, before=before)]
+        command: list[str | Path] = ["python", PROGRAMS / "watched.py", box.path, before, body]
         self.process = launcher.start(command, env={"PYTHONPATH": str(ROOT)})
         self.pid, self.box, self.witness = self.process.pid, box, Witness()
         self.witness.begin(3, self.pid, 0)

@@ -17,26 +17,14 @@ from tests.training.job import ENVIRONMENT
 RNG = [b"numbers", b"", b"more"]
 HEAD = len(pack([b""]))
 
-WRITER = """
-import sys
-from taskd.adaptors.training.payload import pack, unpack
-from taskd.adaptors.training.position_file import PositionFile, Slot
-file = PositionFile(sys.argv[1])
-step = 0
-print("ready", flush=True)
-while True:
-    step += 1
-    rng, data = (bytes([step % 251]) * 10_000,), bytes([step % 251]) * (step % 97)
-    file.write(Slot.TENTATIVE, step, rng, data)
-    file.write(Slot.COMMITTED, step, rng, data)
-"""
+WRITER = Path(__file__).with_name("programs") / "position_writer.py"
 
 
 def test_a_killed_writer_leaves_only_whole_entries(launcher: Launcher, tmp_path: Path) -> None:
     chance = random.Random(3)
     path = tmp_path / "position"
     for _ in range(3):
-        writer = launcher.start(["python", "-S", "-c", WRITER, str(path)], env=_light())
+        writer = launcher.start(["python", "-S", WRITER, path], env=_light())
         file = _opened(path)
         reads = 0
         while reads < chance.randint(200, 2000):  # also while it writes: what is accepted is whole
