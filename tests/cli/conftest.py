@@ -17,17 +17,7 @@ from tests.shim.armed import armed, plain, until
 
 Told = tuple[int, str]
 Blackbox = Callable[..., Told]
-PROGRAM = """
-import ctypes, os, signal, sys, threading, time
-from pathlib import Path
-from taskd.runtime.box.recorder import Phase, Recorder
-r = Recorder()
-r.attach(Path({box!r}), 3, 1)
-r.phase(Phase.TRAINING)
-time.sleep(0.5)  # two beats: the native thread has put down the libraries
-r.step(41)
-{body}
-"""
+PROGRAMS = Path(__file__).with_name("programs")
 WAITS = "time.sleep(60)"
 
 
@@ -71,7 +61,7 @@ def start(launcher: Launcher, agent_dir: Path) -> Iterator[Callable[..., Any]]:
     def begin(body: str = WAITS, *, gate: bool = False) -> Any:
         box = Box.create(agent_dir / f"box-3-{len(boxes)}")
         boxes.append(box)
-        command = ["python", "-c", PROGRAM.format(box=str(box.path), body=body)]
+        command: list[str | Path] = ["python", PROGRAMS / "rank.py", box.path, body]
         worker = launcher.start(command, env=armed(box.path) if gate else plain())
         until(lambda: box.read().step == 41 or worker.poll() is not None, "it is up")
         return worker, box.path

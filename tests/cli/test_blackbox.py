@@ -17,7 +17,7 @@ from taskd.core.verdict import PRESUMED, Kind
 from taskd.errors import ShimError
 from taskd.runtime.box.blackbox import Box
 from taskd.runtime.records.portrait import portray
-from tests.cli.conftest import WAITS
+from tests.cli.conftest import PROGRAMS, WAITS
 from tests.shim.armed import REPOSITORY, plain, until
 
 SEGFAULT = "ctypes.string_at(0x40)"
@@ -144,16 +144,7 @@ def rows_of(page: str) -> list[list[str]]:
 
 
 def test_collectives_are_told_and_open_ones_are_marked(start, blackbox, document) -> None:
-    body = f"""
-import torch, torch.distributed as dist
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-for _ in range(20):
-    dist.all_reduce(torch.ones(1000))
-r._core.taskd_enter(1 | 1 << 8, 77, 1 << 20, 0, 2)
-r.step(42)
-{WAITS}
-"""
-    worker, path = start(body)
+    worker, path = start(f"call_collectives(); {WAITS}")
     until(lambda: portray(path).step == 42 or worker.poll() is not None, "it has called")
     one = document(path)["process"]
     newest = one["collectives"][0]
@@ -237,15 +228,9 @@ def test_processes_that_are_no_ranks(blackbox, start, launcher) -> None:
 def test_another_users_process_and_box(start) -> None:
     worker, path = start()
     for target, text in ((worker.pid, "belongs to user 0, and this is user 65534"), (path, "Permission denied")):
-        code = (
-            "import locale, os, sys\nfrom taskd.cli.blackbox import blackbox\n"
-            "from taskd.runtime.box.shim import core\ncore()\n"
-            f"os.setgid(65534); os.setuid(65534); sys.exit(blackbox(['{target}']))"
-        )
+        command = [sys.executable, str(PROGRAMS / "stranger.py"), str(target)]
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 1
         assert done.stderr.count("\n") == 1
         assert text in done.stderr

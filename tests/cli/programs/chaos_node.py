@@ -22,19 +22,7 @@ from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.agent.shape import Shape
 from taskd.runtime.agent.sockets import LocalServer
 
-RANK = """
-import sys, time
-from pathlib import Path
-from taskd.runtime.box.recorder import Phase, Recorder
-r = Recorder()
-r.attach(Path(sys.argv[1]), int(sys.argv[2]), 0)
-r.phase(Phase.TRAINING)
-step = 0
-while True:
-    r.step(step)
-    step += 1
-    time.sleep(0.002)
-"""
+RANK = Path(__file__).with_name("chaos_rank.py")
 
 
 def main() -> None:
@@ -46,7 +34,7 @@ def main() -> None:
     try:
         for rank in range(ranks):
             config = files.prepare(rank, 0, 0, Shape(), joins=False)
-            command = [sys.executable, "-c", RANK, str(config.blackbox), str(rank)]
+            command = [sys.executable, str(RANK), str(config.blackbox), str(rank)]
             children[f"rank {rank}"] = subprocess.Popen(command, env={**os.environ, **config.environment()})
         named = run_dir / CHECK_NAME
         named.symlink_to("/bin/sleep")
