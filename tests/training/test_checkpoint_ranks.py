@@ -1,5 +1,6 @@
 """Checkpoints that several real ranks write and load: on any number of them, and whole or not there at all."""
 
+import json
 import os
 import pickle
 import subprocess
@@ -20,6 +21,7 @@ from tests.training.checkpoint_state import contents, make, train
 from tests.training.job import ENVIRONMENT
 
 PROGRAM = Path(__file__).with_name("checkpoint_program.py")
+FORKS = Path(__file__).with_name("programs") / "ranks.py"
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 
 
@@ -37,13 +39,24 @@ class Ranks:
         self._launcher = launcher
         self._port = port
         self._directory = directory
+        self._output = ""
 
     def __call__(self, case: str, size: int, dead: int | None = None, apart: int | None = None) -> None:
         """`dead`: the rank that is to kill itself; `apart`: one that has another disk at the shelf's path."""
+        statuses = self._play(case, size) if apart is None else self._play_apart(case, size, apart)
+        assert statuses == [-9 if rank == dead else 0 for rank in range(size)], self._output
+
+    def _play(self, case: str, size: int) -> list[int]:
+        command: list[str | Path] = [sys.executable, FORKS, PROGRAM, case, str(size), str(self._port), self._directory]
+        status, self._output = self._launcher.run(command, env=ENVIRONMENT)
+        assert status == 0, self._output
+        return json.loads(self._output.splitlines()[-1])
+
+    def _play_apart(self, case: str, size: int, apart: int) -> list[int]:
         ranks = [self._start(case, rank, size, rank == apart) for rank in range(size)]
-        for rank, process in enumerate(ranks):
-            status = process.wait(60)
-            assert status == (-9 if rank == dead else 0), f"rank {rank}: {status}\n{self._launcher.output(process)}"
+        statuses = [process.wait(60) for process in ranks]
+        self._output = "\n".join(map(self._launcher.output, ranks))
+        return statuses
 
     def _start(self, case: str, rank: int, size: int, is_apart: bool) -> "subprocess.Popen[bytes]":
         numbers = map(str, (rank, size, self._port))
