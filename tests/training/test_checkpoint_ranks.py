@@ -1,6 +1,5 @@
 """Checkpoints that several real ranks write and load: on any number of them, and whole or not there at all."""
 
-import json
 import os
 import pickle
 import subprocess
@@ -18,10 +17,9 @@ from taskd.adaptors.training.state import TrainState
 from tests.launch import Launcher
 from tests.thorough import everyday
 from tests.training.checkpoint_state import contents, make, train
-from tests.training.job import ENVIRONMENT
+from tests.training.job import ENVIRONMENT, run_ranks
 
 PROGRAM = Path(__file__).with_name("checkpoint_program.py")
-FORKS = Path(__file__).with_name("programs") / "ranks.py"
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 
 
@@ -47,10 +45,9 @@ class Ranks:
         assert statuses == [-9 if rank == dead else 0 for rank in range(size)], self._output
 
     def _play(self, case: str, size: int) -> list[int]:
-        command: list[str | Path] = [sys.executable, FORKS, PROGRAM, case, str(size), str(self._port), self._directory]
-        status, self._output = self._launcher.run(command, env=ENVIRONMENT)
-        assert status == 0, self._output
-        return json.loads(self._output.splitlines()[-1])
+        arguments = (case, "{rank}", str(size), str(self._port), self._directory)
+        statuses, self._output = run_ranks(self._launcher, size, PROGRAM, *arguments)
+        return statuses
 
     def _play_apart(self, case: str, size: int, apart: int) -> list[int]:
         ranks = [self._start(case, rank, size, rank == apart) for rank in range(size)]
