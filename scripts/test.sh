@@ -22,7 +22,7 @@ esac
 echo "test: about 35 minutes on 2 cores; --thorough runs what is left out here" >&2
 # Lanes beside the rest, each more patient than it: what measures how long something takes is in the rest.
 simulated=(tests/{cli,clusters,config,core,examples,sim,training})
-compared=(tests/scripts tests/torchrun)
+compared=(tests/{scripts,seams,torchrun})
 jobs=(tests/{api,harness} tests/e2e/test_{builds,chaos,ends,foreign,kills,loops,manager,nccl,newcomers,outsiders,scripts,setup,wrappers}.py)
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
