@@ -20,22 +20,27 @@ case "$*" in
 *) exec "${pytest[@]}" "$@" ;;
 esac
 echo "test: about 35 minutes on 2 cores; --thorough runs what is left out here" >&2
-# Two lanes beside the rest, one less patient than the other.
+# Lanes beside the rest, each more patient than it: what measures how long something takes is in the rest.
 simulated=(tests/{cli,clusters,config,core,examples,sim,training})
-compared=(tests/e2e/test_{foreign,loops,nccl,newcomers,outsiders,scripts,setup,wrappers}.py tests/scripts tests/torchrun)
+compared=(tests/{scripts,seams,torchrun})
+jobs=(tests/{api,harness} tests/e2e/test_{builds,chaos,ends,foreign,kills,loops,manager,nccl,newcomers,outsiders,scripts,setup,wrappers}.py)
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 nice -n 19 "${pytest[@]}" --timeout=600 "${simulated[@]}" >"$logs/simulated" 2>&1 &
 beside=($!)
 nice -n 10 "${pytest[@]}" --timeout=600 "${compared[@]}" >"$logs/compared" 2>&1 &
 beside+=($!)
+nice -n 10 "${pytest[@]}" --timeout=600 "${jobs[@]}" >"$logs/jobs" 2>&1 &
+beside+=($!)
 status=0
-"${pytest[@]}" "${simulated[@]/#/--ignore=}" "${compared[@]/#/--ignore=}" || status=$?
+"${pytest[@]}" "${simulated[@]/#/--ignore=}" "${compared[@]/#/--ignore=}" "${jobs[@]/#/--ignore=}" || status=$?
 for lane in "${beside[@]}"; do
     wait "$lane" || status=$?
 done
 echo "test: beside these, ${simulated[*]}:"
 cat "$logs/simulated"
-echo "test: and ${compared[*]}:"
+echo "test: ${compared[*]}:"
 cat "$logs/compared"
+echo "test: and ${jobs[*]}:"
+cat "$logs/jobs"
 exit "$status"

@@ -9,15 +9,9 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
-_OWN = """
-mount -t tmpfs -o mode=0755 node /run
-mount -t tmpfs -o mode=1777 node /dev/shm
-mkdir -m 0700 /run/tmp
-touch /run/hosts
-mount --bind /run/hosts /etc/hosts
-ip link set lo up
-"""
+_OWN = Path(__file__).with_name("nodes_own.sh")
 
 
 def collect(_number: int, _frame: object) -> None:
@@ -28,7 +22,7 @@ def collect(_number: int, _frame: object) -> None:
 
 def main() -> None:
     socket.sethostname(sys.argv[1])
-    subprocess.run(["sh", "-ec", _OWN], check=True)
+    subprocess.run(["sh", "-e", _OWN], check=True)
     signal.signal(signal.SIGCHLD, collect)
     os.write(1, b"\n")
     while os.read(0, 1):

@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,15 +17,8 @@ from taskd.runtime.links.links import AgentSocket
 from taskd.runtime.links.loopback import secured
 
 ROOT = Path(__file__).resolve().parents[2]
-MANAGER = """
-    from taskd.api import init_taskd_manager, start_taskd_manager
-    import os
-    job_id=os.getenv("MINDX_TASK_ID")
-    node_nums=1
-    proc_per_node=4
-    print(init_taskd_manager({"job_id":job_id, "node_nums": node_nums, "proc_per_node": proc_per_node}))
-    print(start_taskd_manager())
-"""
+PROGRAMS = Path(__file__).with_name("programs")
+MANAGER = PROGRAMS / "manager.py"
 
 
 def free_port() -> int:
@@ -39,8 +31,8 @@ def environment(**more: str) -> dict[str, str]:
     return kept | {"PYTHONPATH": str(ROOT)} | more
 
 
-def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
-    arguments = [sys.executable, "-c", textwrap.dedent(code)]
+def python(*words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    arguments = [sys.executable, *words]
     return subprocess.run(arguments, env=environment(**env), capture_output=True, text=True, timeout=30, check=False)
 
 
@@ -48,7 +40,7 @@ def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
 def test_the_seeds_manager_serves_until_it_is_told_to_stop(number, run_dir):
     address = Address(LOOPBACK, free_port())
     env = environment(TASKD_MANAGER_PORT=str(address.port), TASKD_RUN_DIR=str(run_dir))
-    arguments = [sys.executable, "-u", "-c", textwrap.dedent(MANAGER)]
+    arguments = [sys.executable, "-u", MANAGER]
     with (
         subprocess.Popen(arguments, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
         AgentSocket(address, secured(Security(), address, run_dir)) as agent,
@@ -70,8 +62,8 @@ def test_connections_that_say_nothing_take_no_place_of_agents(run_dir):
     """More of them than the limit that the shell has set."""
     address = Address(LOOPBACK, free_port())
     env = environment(TASKD_MANAGER_PORT=str(address.port), TASKD_RUN_DIR=str(run_dir))
-    limited = 'ulimit -Sn 100 && exec "$0" -u -c "$1"'
-    arguments = ["bash", "-c", limited, sys.executable, textwrap.dedent(MANAGER)]
+    limited = 'ulimit -Sn 100 && exec "$0" -u "$1"'
+    arguments = ["bash", "-c", limited, sys.executable, MANAGER]
     with ExitStack() as silent, subprocess.Popen(arguments, env=env, stdout=subprocess.PIPE) as process:
         try:
             first = silent.enter_context(AgentSocket(address, secured(Security(), address, run_dir)))
@@ -98,7 +90,7 @@ def await_connection(agent: AgentSocket, process: "subprocess.Popen[bytes]") -> 
 
 
 def test_a_wrong_dict_is_false_and_says_why_on_stderr():
-    done = python(MANAGER.replace('proc_per_node"', 'procs_per_node"'))
+    done = python(MANAGER, "procs_per_node")
     assert done.stdout == "False\nFalse\n"
     assert "unknown key procs_per_node (did you mean proc_per_node?)" in done.stderr
     assert "call init_taskd_manager first" in done.stderr
@@ -122,19 +114,13 @@ def test_beyond_loopback_without_a_secret_is_false(run_dir):
 
 def test_records_go_where_the_user_sent_them():
     setup = "import logging, sys\nlogging.basicConfig(stream=sys.stdout, format='mine %(message)s')\n"
-    done = python(setup + textwrap.dedent("from taskd.api import init_taskd_manager\nprint(init_taskd_manager({}))"))
+    done = python("-c", f"{setup}from taskd.api import init_taskd_manager\nprint(init_taskd_manager({{}}))")
     assert done.stdout.startswith("mine the manager is not configured")
     assert done.stderr == ""
 
 
 def test_importing_taskd_loads_nothing_else():
-    done = python("""
-        import sys
-        before = set(sys.modules)
-        import taskd
-        dir(taskd), taskd.__version__
-        print(sorted(set(sys.modules) - before - {"typing"}))
-    """)
+    done = python(PROGRAMS / "imports_taskd.py")
     loaded = eval(done.stdout)
     assert "taskd" in loaded
     heavy = {"torch", "zmq", "msgspec", "logging", "numpy", "cffi", "taskd.config", "taskd.api"}
@@ -142,16 +128,10 @@ def test_importing_taskd_loads_nothing_else():
 
 
 def test_asking_whether_taskd_is_on_loads_nothing_heavy():
-    done = python("""
-        import sys
-        from taskd.config.switch import is_enabled
-        assert not is_enabled()
-        heavy = ("torch", "zmq", "msgspec", "logging", "taskd.core", "taskd.wire")
-        print([name for name in heavy if name in sys.modules])
-    """)
+    done = python(PROGRAMS / "asks_whether_on.py")
     assert done.stdout == "[]\n", done.stderr
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
-    done = python("import taskd; taskd.Trainstate")
+    done = python("-c", "import taskd; taskd.Trainstate")
     assert "module 'taskd' has no attribute 'Trainstate'; it has Share, TrainState" in done.stderr

@@ -71,7 +71,7 @@ def start(launcher: Launcher, agent_dir: Path) -> Iterator[Callable[..., Any]]:
     def begin(body: str = WAITS, *, gate: bool = False) -> Any:
         box = Box.create(agent_dir / f"box-3-{len(boxes)}")
         boxes.append(box)
-        command = ["python", "-c", PROGRAM.format(box=str(box.path), body=body)]
+        command: list[str | Path] = ["python", PROGRAMS / "rank.py", box.path, body]
         worker = launcher.start(command, env=armed(box.path) if gate else plain())
         until(lambda: box.read().step == 41 or worker.poll() is not None, "it is up")
         return worker, box.path

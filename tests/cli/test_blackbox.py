@@ -237,15 +237,9 @@ def test_processes_that_are_no_ranks(blackbox, start, launcher) -> None:
 def test_another_users_process_and_box(start) -> None:
     worker, path = start()
     for target, text in ((worker.pid, "belongs to user 0, and this is user 65534"), (path, "Permission denied")):
-        code = (
-            "import locale, os, sys\nfrom taskd.cli.blackbox import blackbox\n"
-            "from taskd.runtime.box.shim import core\ncore()\n"
-            f"os.setgid(65534); os.setuid(65534); sys.exit(blackbox(['{target}']))"
-        )
+        command = [sys.executable, str(PROGRAMS / "stranger.py"), str(target)]
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 1
         assert done.stderr.count("\n") == 1
         assert text in done.stderr

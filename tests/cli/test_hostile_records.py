@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.conftest import PROGRAMS
 from tests.cli.test_job import on_terminal
 from tests.launch import Launcher
 from tests.shim.armed import REPOSITORY, plain
@@ -196,18 +197,6 @@ def test_a_job_that_cannot_be_read_hides_no_other(run_dir: Path, blackbox: Black
     assert "expected a file" in said
 
 
-STRANGER = """
-import contextlib, io, locale, os, sys
-from taskd.cli.blackbox import blackbox
-with contextlib.redirect_stdout(io.StringIO()):
-    blackbox([sys.argv[1]])  # it imports what the other user may not
-if os.getuid() == 0:
-    os.setgid(65534)
-    os.setuid(65534)
-sys.exit(blackbox([sys.argv[1]]))
-"""
-
-
 def test_what_this_user_may_not_read_hides_nothing_else(run_dir: Path) -> None:
     diagnosis = {"event": "diagnosis", "kind": "STOPPED", "fault": 1, "evidence": "faults/1.json"}
     write(run_dir / "mine", {"event": "manager started", "job_id": "mine"})
@@ -220,7 +209,7 @@ def test_what_this_user_may_not_read_hides_nothing_else(run_dir: Path) -> None:
     run_dir.chmod(0o755)
     try:
         done = subprocess.run(
-            [sys.executable, "-c", STRANGER, run_dir],
+            [sys.executable, PROGRAMS / "stranger.py", run_dir],
             env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
             capture_output=True,
             text=True,

@@ -16,6 +16,7 @@ STEPS = 6
 LATE = 30
 """A step at which the job's rhythm is known."""
 BUILDER = ROOT / "tests" / "runtime" / "programs" / "builder.py"
+_stock: list[str] = []
 
 
 def weights(job: Job) -> list[str]:
@@ -24,10 +25,12 @@ def weights(job: Job) -> list[str]:
 
 @pytest.fixture
 def stock(make_job: MakeJob) -> list[str]:
-    """What two ranks end with that load it in their set-up, under stock torchrun."""
-    job = make_job(2).start("builds.py", {"steps": STEPS}, env={"TASKD_PROCESS_ENABLE": None})
-    assert job.end() == 0, job.output
-    return weights(job)
+    """What two ranks end with that load it in their set-up, under stock torchrun. Run once."""
+    if not _stock:
+        job = make_job(2).start("builds.py", {"steps": STEPS}, env={"TASKD_PROCESS_ENABLE": None})
+        assert job.end() == 0, job.output
+        _stock.extend(weights(job))
+    return _stock
 
 
 @pytest.mark.parametrize("sdk", [False, True])

@@ -21,14 +21,6 @@ NAMES_OF_ONE_RUN = (
     "TORCHELASTIC_USE_AGENT_STORE",
     "TASKD_RUN_DIR",
 )
-PLAIN_TORCHRUN = """
-import importlib.metadata, sys
-entry_points = importlib.metadata.entry_points
-importlib.metadata.entry_points = lambda **k: () if k.get("group") == "torchrun.handlers" else entry_points(**k)
-from torch.distributed.run import main
-main()
-"""
-"""torchrun where taskd's plugin is not found."""
 
 
 @pytest.mark.slow
@@ -106,7 +98,8 @@ def test_no_room_in_shared_memory(make_job: MakeJob) -> None:
 def test_switched_off(make_job: MakeJob) -> None:
     """Then torchrun and ranks are what they are where taskd is not installed: variables, threads, files, output."""
     off, plain = (
-        observe(make_job(2), arguments) for arguments in (["-m", "torch.distributed.run"], ["-c", PLAIN_TORCHRUN])
+        observe(make_job(2), arguments)
+        for arguments in (["-m", "torch.distributed.run"], [str(SCRIPTS / "plain_torchrun.py")])
     )
     assert off == plain
     assert not any(rank["taskd"] or rank["objects"] for rank in off["ranks"])

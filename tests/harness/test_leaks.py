@@ -11,28 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests import leaks
-from tests.e2e.job import lives
+from tests.e2e.job import ROOT, lives
 from tests.launch import Launcher
 from tests.runtime.watched import until
 
-ORPHAN_MAKER = (
-    "import os, sys\nif os.fork():\n    os._exit(0)\nos.setsid()\nprint(os.getpid(), flush=True)\nsys.stdin.read()\n"
-)
-
-
-PLAYER = """
-import subprocess, sys
-from pathlib import Path
-from tests.launch import Launcher, end_as_by_an_error
-from contextlib import ExitStack
-end_as_by_an_error()
-with ExitStack() as stack:
-    launcher = Launcher(Path(sys.argv[1]), sys.argv[2])
-    stack.callback(launcher.end_all)
-    job = launcher.start(["sleep", "1000"])
-    Path(sys.argv[1], "job").write_text(str(job.pid))
-    job.wait()
-"""
+PROGRAMS = Path(__file__).with_name("programs")
 
 
 @pytest.fixture
@@ -114,7 +97,7 @@ def test_a_child_that_nobody_waited_for_is_found(leak_mark: str) -> None:
 def test_an_orphan_is_found_by_its_mark(leak_mark: str, short_timeout: None) -> None:
     before = leaks.take(leak_mark)
     with subprocess.Popen(
-        [sys.executable, "-c", ORPHAN_MAKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, PROGRAMS / "orphan_maker.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as maker:
         assert maker.stdout is not None
         orphan = int(maker.stdout.readline())
@@ -149,15 +132,7 @@ def test_the_launcher_ends_a_process_that_left_its_session(leak_mark: str, tmp_p
     launcher = Launcher(tmp_path, leak_mark)
     fifo = tmp_path / "alive"
     os.mkfifo(fifo)
-    program = (
-        "import os, signal\n"
-        "if os.fork(): os._exit(0)\n"
-        "os.setsid()\n"
-        f"pipe = open({str(fifo)!r}, 'w')\n"
-        "pipe.write('ready'); pipe.flush()\n"
-        "signal.pause()\n"
-    )
-    process = launcher.start(["python", "-c", program])
+    process = launcher.start(["python", PROGRAMS / "leaves_session.py", fifo])
     with fifo.open() as pipe:
         assert pipe.read(5) == "ready"
         assert process.wait(10) == 0
@@ -182,7 +157,7 @@ def test_the_launcher_leaves_a_group_alone_whose_number_is_no_longer_its_own(lea
 def test_a_program_that_plays_jobs_and_is_told_to_end_leaves_none(
     launcher: Launcher, tmp_path: Path, leak_mark: str, number: signal.Signals
 ) -> None:
-    process = launcher.start(["python", "-c", PLAYER, tmp_path, leak_mark])
+    process = launcher.start(["python", PROGRAMS / "player.py", tmp_path, leak_mark], env={"PYTHONPATH": str(ROOT)})
     until((tmp_path / "job").exists, "its job runs")
     process.send_signal(number)
     assert process.wait(20) == 128 + number

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.job import ROOT
 from tests.launch import Launcher
 from tests.leaks import marked
 from tests.nodes import Node, Nodes
@@ -19,22 +20,7 @@ LIMIT_S = 10.0
 SILENCE_S = 0.4
 """Long for two nodes that are one machine."""
 
-ECHO = f"""
-import os, socket
-server = socket.create_server(("", {PORT}))
-os.write(1, b"listens\\n")
-while True:
-    link, _ = server.accept()
-    while text := link.recv(10):
-        link.send(text)
-"""
-NODES_OF_THEIR_OWN = """
-import pathlib, sys, time
-from tests.nodes import Nodes
-with Nodes(2) as nodes:
-    nodes[1].start(["sh", "-c", "setsid sleep 100 & echo runs; exec sleep 100"], output=pathlib.Path(sys.argv[1]))
-    time.sleep(100)
-"""
+PROGRAMS = Path(__file__).with_name("programs")
 
 
 def ask(node: Node, folder: Path, command: str) -> list[str]:
@@ -57,7 +43,7 @@ def serve(node: Node, folder: Path) -> "subprocess.Popen[bytes]":
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        server = node.start(["python", "-c", ECHO], output=pipe)
+        server = node.start(["python", PROGRAMS / "echo.py", str(PORT)], output=pipe)
         assert hear(reader) == b"listens\n"
     finally:
         os.close(reader)
@@ -158,7 +144,7 @@ def test_nothing_is_left_when_their_owner_is_killed(
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        owner = launcher.start(["python", "-c", NODES_OF_THEIR_OWN, str(pipe)])
+        owner = launcher.start(["python", PROGRAMS / "nodes_of_its_own.py", pipe], env={"PYTHONPATH": str(ROOT)})
         assert hear(reader) == b"runs\n"
         theirs = [os.pidfd_open(pid) for pid in set(marked(leak_mark)) - known]
         assert len(theirs) >= 5, "the owner, the hub, two nodes, and what runs in them"

@@ -17,6 +17,8 @@ from tests.shim.armed import until
 
 CPU_ROOT = Path("/sys/fs/cgroup/cpu")
 QUOTA_US, PERIOD_US = 20_000, 100_000
+PROGRAMS = Path(__file__).with_name("programs")
+FORKED = ("python", PROGRAMS / "forked.py")
 
 
 def ask(text: bytes, *arguments: str) -> "subprocess.CompletedProcess[bytes]":
@@ -102,16 +104,7 @@ def test_a_disk_that_never_answers_costs_the_timeout_and_is_named(run_dir: Path,
     """The process stands in `open` of a pipe without a reader: as a dead mount, but one that can be had anywhere."""
     pipe = run_dir / "mount"
     os.mkfifo(pipe)
-    program = (
-        "import msgspec, os, sys\n"
-        "from taskd.adaptors.nodecheck import probe\n"
-        "from taskd.wire.probes import ProbeOrder\n"
-        "probe.disk = lambda run_dir: open(run_dir, 'wb')\n"
-        "found = probe.run_probe(ProbeOrder(own=True, run_dir=sys.argv[1], timeout_s=5))\n"
-        "os.write(1, msgspec.json.encode(found))\n"
-        "os._exit(0)\n"
-    )
-    status, output = launcher.run(["python", "-c", program, pipe])
+    status, output = launcher.run(["python", PROGRAMS / "mute_disk.py", pipe])
     own = msgspec.json.decode(output, type=ProbeResult).own
     assert status == 0
     assert own is not None
@@ -119,27 +112,6 @@ def test_a_disk_that_never_answers_costs_the_timeout_and_is_named(run_dir: Path,
     assert own.cause.startswith("disk did not end within the 5 s")
     assert own.compute_tflops > 0, "what was found before is told"
     assert own.elapsed_s <= 5
-
-
-FORKED = """
-import os, signal, sys, time
-import msgspec
-from taskd.adaptors.nodecheck import local
-from taskd.wire.probes import ProbeOrder
-local.quiet_imports()
-from taskd.adaptors.nodecheck import answer
-assert len(os.listdir("/proc/self/task")) == 1
-real = answer.answer
-def act(order, fd):
-    if order.local_rank in acts:
-        acts[order.local_rank]()
-    real(order, fd)
-answer.answer = act
-acts = {%s}
-local._GRACE_S = 0.5
-orders = [ProbeOrder(own=True, local_rank=rank, local_world_size=3, timeout_s=%s) for rank in range(3)]
-os.write(1, msgspec.json.encode(local.check_node(orders)))
-"""
 
 
 @pytest.mark.parametrize(
@@ -151,8 +123,7 @@ os.write(1, msgspec.json.encode(local.check_node(orders)))
     ],
 )
 def test_a_process_that_gives_no_answer(launcher, what: str, timeout_s: float, told: str) -> None:
-    acts = f"1: lambda: {what}"
-    status, output = launcher.run(["python", "-c", FORKED % (acts, timeout_s)])
+    status, output = launcher.run([*FORKED, str(timeout_s), f"1={what}"])
     assert status == 0, output
     results = msgspec.json.decode(output, type=list[ProbeResult])
     assert [result.local_rank for result in results] == [0, 1, 2]
@@ -165,8 +136,8 @@ def test_a_process_that_gives_no_answer(launcher, what: str, timeout_s: float, t
 
 
 def test_the_processes_end_with_the_one_that_forked_them(launcher, leak_mark: str) -> None:
-    acts = ", ".join(f"{rank}: lambda: time.sleep(60)" for rank in range(3))
-    process = launcher.start(["python", "-c", FORKED % (acts, 60)])
+    acts = [f"{rank}=time.sleep(60)" for rank in range(3)]
+    process = launcher.start([*FORKED, "60", *acts])
     path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     until(lambda: len(path.read_text().split()) == 3, "three are there")
     forked = [int(pid) for pid in path.read_text().split()]
@@ -185,27 +156,8 @@ def test_a_cpu_quota_shows_in_the_rate_and_is_told(run_dir: Path, launcher) -> N
     except OSError as error:
         pytest.skip(f"no CPU cgroups of version 1 on this machine: {error}")
     fields = order(own=True, run_dir=str(run_dir), local_world_size=os.cpu_count() or 1).decode()
-    # The imports are done outside: they would take ten times as long inside. What a core gives is counted by this
-    # process's own time on it, after the check: neither the quota nor a neighbour has a part in that.
-    program = (
-        "import os, sys, time\n"
-        "from taskd.adaptors.nodecheck import local\n"
-        "local.quiet_imports()\n"
-        "import msgspec, torch\n"
-        "from taskd.wire.probes import ProbeOrder\n"
-        "order = msgspec.json.decode(sys.argv[1], type=ProbeOrder)\n"
-        "open(sys.argv[2], 'w').write(str(os.getpid()))\n"
-        "held = local.check_node([order])\n"
-        "torch.set_num_threads(1)\n"
-        "matrix = torch.ones(384, 384)\n"
-        "matrix @ matrix\n"
-        "begun_s = time.thread_time()\n"
-        "for _ in range(50): matrix @ matrix\n"
-        "core_tflops = 50 * 2 * 384**3 / (time.thread_time() - begun_s) / 1e12\n"
-        "os.write(1, msgspec.json.encode((held[0], core_tflops)))\n"
-    )
     try:
-        status, output = launcher.run(["python", "-c", program, fields, group / "cgroup.procs"])
+        status, output = launcher.run(["python", PROGRAMS / "under_quota.py", fields, group / "cgroup.procs"])
     finally:
         group.rmdir()
     assert status == 0, output

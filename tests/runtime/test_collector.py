@@ -22,7 +22,6 @@ from tests.launch import Launcher
 from tests.runtime.watched import LIMIT_S, Start, until
 
 UNANSWERED_S = 1.2
-TORCH_ALLREDUCE = 1 | 1 << 8
 
 
 def test_one_that_trains(start: Start) -> None:
@@ -68,14 +67,6 @@ def test_an_account_that_nobody_understands(start: Start) -> None:
 
 
 def test_collectives(start: Start) -> None:
-    enter = "r._core.taskd_enter"
-    before = f"""
-for number in range(300):
-    r._core.taskd_leave({enter}({TORCH_ALLREDUCE}, 7 + number % 2, 64, 0, -1))
-old = {enter}({TORCH_ALLREDUCE}, 7, 1, 0, -1)
-for number in range(300):
-    r._core.taskd_leave({enter}({TORCH_ALLREDUCE}, 8, 64, 0, -1))
-"""
     rank = start(
         f"{enter}({TORCH_ALLREDUCE}, 8, 2, 0, 5); {enter}(1, 0, 3, 0, -1); r.phase(BoxPhase.PAUSED); signal.pause()",
         before,
@@ -307,19 +298,9 @@ def test_files_that_are_cut_or_cannot_be_read(start: Start, monkeypatch: pytest.
     assert rank.take().process is not None
 
 
-CHILD = "subprocess.Popen(['sleep', '60'{more}])"
-
-
 def test_children_and_those_that_are_left(start: Start, launcher: Launcher) -> None:
     """One in the rank's session, one in a session of its own that was seen as a child earlier."""
-    before = f"""
-ours = {CHILD.format(more="")}; apart = {CHILD.format(more="], start_new_session=True, *[")}
-other = threading.Thread(target=lambda: {CHILD.format(more="")}.wait(), daemon=True); other.start()
-zombie = subprocess.Popen(['true'])
-os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-"""
-    before = before.replace("'60'], start_new_session=True, *[])", "'60'], start_new_session=True)")
-    rank = start("signal.pause()", before)
+    rank = start("signal.pause()", "have_children()")
     three = [RunState.SLEEPING] * 3
     known = rank.until(
         lambda known: known.process is not None and [child.state for child in known.process.children] == three
@@ -350,7 +331,7 @@ os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
 
 def test_those_that_nobody_had_seen(start: Start) -> None:
     """What is of its session is its own, seen before or not."""
-    rank = start("signal.pause()", f"child = {CHILD.format(more='')}")
+    rank = start("signal.pause()", "have_child()")
     rank.process.kill()
     known = rank.end(-9)
     assert known.process is not None
@@ -364,13 +345,7 @@ def test_those_that_nobody_had_seen(start: Start) -> None:
 
 def test_it_costs_little(start: Start) -> None:
     """Of a process with some threads and children, and a ring full of collectives."""
-    enter = f"r._core.taskd_enter({TORCH_ALLREDUCE}, 7 + number % 3, 64, 0, -1)"
-    before = f"""
-children = [{CHILD.format(more="")} for _ in range(4)]
-[threading.Thread(target=time.sleep, args=(60,), daemon=True).start() for _ in range(30)]
-for number in range(1100): r._core.taskd_leave({enter})
-"""
-    rank = start("signal.pause()", before)
+    rank = start("signal.pause()", "have_much()")
     for status in (None, -9):
         costs, floors = [], []
         for _ in range(50):

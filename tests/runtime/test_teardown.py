@@ -9,18 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from taskd.runtime.agent.teardown import NICENESS, make_way
+from tests.runtime.local import PROGRAMS
 
-PARTED = """
-import ctypes, os, threading, time
-def stay():
-    while open(f"/proc/{os.getpid()}/stat").read().rpartition(")")[2].split()[0] != "Z":
-        time.sleep(0.01)
-    print("alone", flush=True)
-    time.sleep(60)
-threading.Thread(target=stay).start()
-ctypes.CDLL(None).syscall(60 if os.uname().machine == "x86_64" else 93, 0)  # the main thread ends, by itself
-"""
-IDLE = "import time; print('up', flush=True); time.sleep(60)"
+PARTED = [str(PROGRAMS / "parted.py")]
+IDLE = ["-c", "import time; print('up', flush=True); time.sleep(60)"]
 
 
 @pytest.fixture
@@ -37,8 +29,8 @@ class Started:
 
     all: "list[subprocess.Popen[bytes]]" = []  # noqa: RUF012 - the fixture empties it
 
-    def __init__(self, program: str) -> None:
-        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True)
+    def __init__(self, program: list[str]) -> None:
+        process = subprocess.Popen([sys.executable, *program], stdout=subprocess.PIPE, start_new_session=True)
         self.all.append(process)
         self.pid = process.pid
         assert process.stdout is not None
@@ -57,7 +49,7 @@ def test_a_dying_process_makes_way(start: type[Started]) -> None:
 
 
 @pytest.mark.parametrize("program", [IDLE, PARTED], ids=["lives", "its main thread has ended"])
-def test_one_that_lives_is_left_alone(start: type[Started], program: str) -> None:
+def test_one_that_lives_is_left_alone(start: type[Started], program: list[str]) -> None:
     process = start(program)
     before = process.niceness
     assert not make_way(process.pid)

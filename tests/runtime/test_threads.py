@@ -9,28 +9,10 @@ import pytest
 from taskd.core.evidence import Stillness
 from taskd.runtime.agent.threads import compare, look
 from tests.launch import Launcher
+from tests.runtime.local import PROGRAMS, ROOT
 from tests.runtime.watched import until
 
 WINDOW_S = 0.3
-SET_UP = """
-import ctypes, os, signal, socket, subprocess, sys, threading, time
-from taskd.runtime.system.processes import call_me
-
-def begin(work, name=""):
-    def run():
-        if name:
-            call_me(name)
-        work()
-    threading.Thread(target=run, daemon=True).start()
-
-def spin():
-    while True:
-        pass
-
-first, second = threading.Lock(), threading.Lock()
-first.acquire(), second.acquire()
-open(sys.argv[1], "w").close()
-"""
 DEADLOCK = "begin(second.acquire); first.acquire()"
 
 
@@ -40,7 +22,7 @@ def still(launcher: Launcher, tmp_path: Path) -> Callable[[str], Stillness]:
 
     def play(program: str) -> Stillness:
         ready = tmp_path / str(len(list(tmp_path.iterdir())))
-        process = launcher.start(["python", "-c", SET_UP + program, ready])
+        process = launcher.start(["python", PROGRAMS / "still.py", ready, program], env={"PYTHONPATH": str(ROOT)})
         until(ready.exists, "the program runs")
         found: list[Stillness] = []
 
@@ -113,9 +95,8 @@ come(); first.acquire()
 
 
 def test_a_thread_that_beats_counts_only_if_it_does_more_than_that(still: Callable[[str], Stillness]) -> None:
-    beats = "def beat():\n    while True: time.sleep(0.05)\n"
-    assert still(beats + "begin(beat, 'gloo_tcp_loop'); first.acquire()").ran == ()
-    assert still(beats + "begin(beat, 'loader'); first.acquire()").ran != ()
+    assert still("begin(beat, 'gloo_tcp_loop'); first.acquire()").ran == ()
+    assert still("begin(beat, 'loader'); first.acquire()").ran != ()
     assert still("begin(spin, 'gloo_tcp_loop'); first.acquire()").ran != ()
 
 

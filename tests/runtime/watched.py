@@ -3,13 +3,14 @@
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from taskd.core.endings import ending_of
 from taskd.core.evidence import Evidence, RunState
 from taskd.runtime.agent.collector import EvidenceCollector
 from taskd.runtime.box.blackbox import Box
 from tests.launch import Launcher
-from tests.runtime.local import ROOT
+from tests.runtime.local import PROGRAMS, ROOT
 
 LIMIT_S = 20.0
 PROGRAM = """
@@ -47,7 +48,7 @@ class Rank:
     """A process with a box, and the collector that watches it."""
 
     def __init__(self, launcher: Launcher, box: Box, body: str, before: str = "") -> None:
-        command = ["python", "-c", PROGRAM.format(box=str(box.path), body=body, before=before)]
+        command: list[str | Path] = ["python", PROGRAMS / "watched.py", box.path, before, body]
         self.process = launcher.start(command, env={"PYTHONPATH": str(ROOT)})
         self.pid, self.box, self.collector = self.process.pid, box, EvidenceCollector()
         self.collector.begin(3, self.pid, 0)

@@ -169,11 +169,6 @@ def test_the_core_that_is_missing_is_an_error_with_a_remedy(launcher, tmp_path):
 def test_a_second_core_is_refused(box, launcher, tmp_path):
     copy = tmp_path / "libtaskd_core.so"
     shutil.copy(CORE, copy)
-    program = f"""
-import ctypes; ctypes.CDLL({str(copy)!r}, mode=ctypes.RTLD_GLOBAL)
-from taskd.runtime.box.blackbox import load_core
-load_core()
-"""
-    status, output = launcher.run(["python", "-c", program], env=plain())
+    status, output = launcher.run(["python", PROGRAMS / "second_core.py", copy], env=plain())
     assert status == 1
     assert "another libtaskd_core.so" in output

@@ -4,24 +4,9 @@ import time
 
 import pytest
 
-from tests.shim.armed import armed, plain, until
+from tests.shim.armed import PROGRAMS, armed, plain, until
 
 SECOND_NS = 1_000_000_000
-
-PROGRAM = """
-import ctypes, os, signal, sys, threading, time
-from pathlib import Path
-from taskd.runtime.box.recorder import Recorder
-r = Recorder()
-r.attach(Path({box!r}), 0, 0)
-held = ctypes.PyDLL(None)           # calls without letting go of the GIL
-free = ctypes.CDLL(None)
-deadline = time.monotonic() + 0.6
-while time.monotonic() < deadline:
-    pass
-r.step(1)
-{body}
-"""
 
 STATES = {
     "busy": ("while True: sum(range(1000))", "goes on"),
@@ -49,7 +34,7 @@ def state(box):
 
 
 def start(body, box, launcher, how="core"):
-    command = ["python", "-c", PROGRAM.format(box=str(box.path), body=body)]
+    command = ["python", PROGRAMS / "clocked.py", box.path, body]
     worker = launcher.start(command, env=armed(box.path) if how == "gate" else plain())
     until(lambda: box.read().step == 1, "it is up")
     return worker
@@ -77,19 +62,8 @@ def test_a_state_that_passes_is_forgotten(box, launcher):
 
 def test_the_newest_open_event_is_a_clock(box, launcher, tmp_path):
     go = tmp_path / "go"
-    body = f"""
-a = r._core.taskd_enter(1, 10, 100, 0, -1)
-b = r._core.taskd_enter(2, 20, 200, 0, -1)
-c = r._core.taskd_enter(3, 30, 300, 0, -1)
-r._core.taskd_leave(c)
-r.phase(2)
-while not os.path.exists({str(go)!r}): time.sleep(0.01)
-r._core.taskd_leave(b); r._core.taskd_leave(a)
-r.phase(3)
-signal.pause()
-"""
     before = time.monotonic_ns()
-    start(body, box, launcher)
+    start(f"nest({str(go)!r})", box, launcher)
     until(lambda: box.read().phase == 2, "it has entered")
     opened = box.clocks().open_event
     assert opened is not None
@@ -121,28 +95,14 @@ def test_asking_does_not_outlive_the_interpreter(name, box, launcher):
 def test_lives_that_end_at_any_moment_of_a_beat_end_well(make_box, launcher):
     for number in range(20):
         box = make_box()
-        program = f"""
-import time
-from pathlib import Path
-from taskd.runtime.box.recorder import Recorder
-Recorder().attach(Path({str(box.path)!r}), 0, 0)
-time.sleep({0.17 + number % 10 * 0.01})
-"""
-        assert launcher.run(["python", "-c", program], env=plain()) == (0, "")
+        command = ["python", PROGRAMS / "lives.py", box.path, str(0.17 + number % 10 * 0.01)]
+        assert launcher.run(command, env=plain()) == (0, "")
         assert box.read().exit_status == 0
 
 
 def test_a_child_asks_nobody_until_it_has_a_box(make_box, launcher):
     first, second = make_box(), make_box()
-    body = f"""
-if os.fork() == 0:
-    time.sleep(0.5)
-    r.attach(Path({str(second.path)!r}), 1, 0)
-    r.step(2)
-    while True: time.sleep(0.01)
-signal.pause()
-"""
-    start(body, first, launcher)
+    start(f"have_child({str(second.path)!r})", first, launcher)
     until(lambda: second.read().step == 2, "the child has a box")
     until(lambda: state(second) == "goes on", "its clocks go")
     until(lambda: state(first) == "main thread stuck", "its parent pauses")

@@ -94,22 +94,9 @@ def build(launcher, target, *options):
     assert launcher.run([*base, *options]) == (0, "")
 
 
-RUN = """
-import ctypes
-from pathlib import Path
-from taskd.runtime.box.recorder import Recorder
-r = Recorder()
-r.attach(Path({box!r}), 0, 0)
-libraries = [ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL) for path in {libraries!r}]
-{body}
-"""
-
-
 def run(body, libraries, box, launcher, env=None, preload=False):
-    program = RUN.format(box=str(box.path), libraries=[str(path) for path in libraries], body=body)
-    status, output = launcher.run(
-        ["python", "-c", program], env=(armed(box.path) if preload else plain()) | (env or {})
-    )
+    command = ["python", PROGRAMS / "libraries.py", box.path, body, *libraries]
+    status, output = launcher.run(command, env=(armed(box.path) if preload else plain()) | (env or {}))
     assert status == 0, output
     return output
 

@@ -51,8 +51,8 @@ def test_a_reader_is_told_and_lives(box, launcher, tmp_path):
 @pytest.mark.parametrize("how", ["gate", "core"])
 def test_a_worker_goes_on(how, length, box, launcher, tmp_path):
     go = tmp_path / "go"
-    program = WORKER.format(box=str(box.path), go=str(go), end="sys.exit(3)")
-    worker = launcher.start(["python", "-c", program], env=armed(box.path) if how == "gate" else plain())
+    command = [*WORKER, box.path, go, "sys.exit(3)"]
+    worker = launcher.start(command, env=armed(box.path) if how == "gate" else plain())
     until(lambda: box.read().step == 1, "it trains")
     os.truncate(box.path, length)
     go.touch()
@@ -78,10 +78,9 @@ for way in (*ways, lambda: box.command(BoxCommand.PING)):
 
 
 def test_the_agents_side_of_it(box, launcher, tmp_path):
-    program = WORKER.format(box=str(box.path), go=str(tmp_path / "go"), end="time.sleep(60)")
-    worker = launcher.start(["python", "-c", program], env=plain())
+    worker = launcher.start([*WORKER, box.path, tmp_path / "go", "time.sleep(60)"], env=plain())
     until(lambda: box.read().step == 1, "it trains")
-    agent = launcher.run(["python", "-c", AGENT, box.path, tmp_path / "go"], env=plain())
+    agent = launcher.run(["python", PROGRAMS / "cut_agent.py", box.path, tmp_path / "go"], env=plain())
     assert agent == (0, "True\n" * 7)
     until(lambda: "went on" in launcher.output(worker), "it goes on")
     worker.kill()
@@ -105,20 +104,16 @@ file.close()
 
 @pytest.mark.parametrize("length", [0, 100_000])
 def test_a_position_file_too(length, box, launcher, tmp_path):
-    command = ["python", "-c", POSITION, box.path, tmp_path / "position", str(length)]
+    command = ["python", PROGRAMS / "cut_position.py", box.path, tmp_path / "position", str(length)]
     assert launcher.run(command, env=plain()) == (0, "[3, 4, 5]\n")
 
 
 def test_a_sigbus_of_the_programs_own_kills_as_ever(box, launcher, tmp_path):
     cut = tmp_path / "cut"
     cut.write_bytes(bytes(8192))
-    end = (
-        f"import mmap, os\nwith open({str(cut)!r}, 'r+b') as file:\n"
-        f"    memory = mmap.mmap(file.fileno(), 8192); os.truncate({str(cut)!r}, 0); memory[5000]"
-    )
     (tmp_path / "go").touch()
-    program = WORKER.format(box=str(box.path), go=str(tmp_path / "go"), end=end)
-    worker = launcher.start(["python", "-c", program], env=plain())
+    end = f"read_behind_the_end({str(cut)!r})"
+    worker = launcher.start([*WORKER, box.path, tmp_path / "go", end], env=plain())
     assert worker.wait(20) == -signal.SIGBUS
     fault = box.postmortem().fault
     assert fault is not None

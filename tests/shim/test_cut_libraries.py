@@ -13,10 +13,12 @@ import taskd
 from taskd.runtime.box.elf import flaw
 from tests.e2e.job import no_outer_job
 from tests.launch import Launcher
-from tests.shim.armed import CORE, GATE, plain
+from tests.shim.armed import CORE, GATE, PROGRAMS, plain
 
 Damage = Callable[[bytes], bytes]
 REMEDY = "reinstall taskd"
+NODE = ("python", PROGRAMS / "damaged_node.py")
+RANK = ("python", PROGRAMS / "trains.py")
 LIBS = Path("python", "cython_api", "libs")
 _SEGMENTS_AT, _SECTIONS_AT, _MACHINE_AT = 32, 40, 18
 _FIRST_SEGMENT = 64
@@ -61,31 +63,6 @@ def install(tmp_path: Path) -> Callable[[Path, Damage], dict[str, str | None]]:
     return put
 
 
-NODE = """
-import json, logging, os, subprocess, sys
-from pathlib import Path
-import taskd; assert taskd.__file__.startswith(sys.argv[1]), taskd.__file__
-from taskd.runtime.agent.given import preload
-from taskd.runtime.agent.rankfiles import RankFiles
-from taskd.runtime.box.recorder import open_recorder
-from taskd.runtime.agent.shape import Shape
-said = []
-handler = logging.Handler(logging.WARNING)
-handler.emit = lambda record: said.append(record.getMessage())
-logging.getLogger().addHandler(handler)
-for damaged in map(Path, sys.argv[3:]):
-    damaged.replace(sys.argv[2])
-    files = RankFiles(Path(sys.argv[1]) / "run", "job")
-    boxes = [files.prepare(rank, 0, 0, Shape(), joins=False).blackbox for rank in range(3)]
-    given = [preload() for _ in range(3)][-1]
-    files.close()
-    child = subprocess.run(["/bin/true"], env={**os.environ, **given}, capture_output=True)
-    told = getattr(open_recorder(), "reason", "")
-    print(json.dumps([boxes[0] is not None, given, child.returncode, child.stderr.decode(), said[:], told]), flush=True)
-    said.clear()
-"""
-
-
 @pytest.mark.parametrize("library", [CORE, GATE], ids=["core", "gate"])
 def test_agent_and_worker_go_on_without_it(library, install, launcher: Launcher, tmp_path: Path) -> None:
     env = install(library, DAMAGES["0 bytes"])
@@ -93,7 +70,7 @@ def test_agent_and_worker_go_on_without_it(library, install, launcher: Launcher,
     for path, damage in zip(damaged, DAMAGES.values(), strict=True):
         path.write_bytes(damage(library.read_bytes()))
     target = tmp_path / "taskd" / LIBS / library.name
-    status, output = launcher.run(["python", "-c", NODE, tmp_path, target, *damaged], env=env, cwd=tmp_path)
+    status, output = launcher.run([*NODE, tmp_path, target, *damaged], env=env, cwd=tmp_path)
     assert status == 0, output
     for kind, answer in zip(DAMAGES, output.splitlines(), strict=True):
         boxed, preload, child, ld_says, said, reason = json.loads(answer)
@@ -114,14 +91,6 @@ def test_doctor_names_it_and_the_remedy(library, install, launcher: Launcher, tm
     assert (str(tmp_path) in told, REMEDY in told) == (True, True)
 
 
-RANK = """
-import logging, sys; logging.basicConfig(stream=sys.stdout)
-from taskd.adaptors.torchrun.script import _attach
-from taskd.config.worker import WorkerConfig
-_attach(WorkerConfig.from_environment()); print('trains')
-"""
-
-
 @pytest.fixture
 def rank(box, run_dir: Path) -> dict[str, str]:
     ours = {"RANK": "3", "TASKD_BLACKBOX": str(box.path), "TASKD_AGENT_SOCKET": str(run_dir / "s")}
@@ -132,7 +101,7 @@ def test_a_worker_whose_core_is_cut_after_its_agent_has_loaded_it(
     install, rank, launcher: Launcher, tmp_path: Path
 ) -> None:
     env = install(CORE, DAMAGES["5 KB"])
-    status, output = launcher.run(["python", "-c", RANK], env={**env, **rank}, cwd=tmp_path)
+    status, output = launcher.run(RANK, env={**env, **rank}, cwd=tmp_path)
     assert (status, output.splitlines()[-1]) == (0, "trains"), output
     (said,) = [line for line in output.splitlines() if "rank 3 runs without its black box" in line]
     assert REMEDY in said
@@ -140,7 +109,7 @@ def test_a_worker_whose_core_is_cut_after_its_agent_has_loaded_it(
 
 def test_a_worker_whose_box_is_cut_before_it_has_it(box, rank, launcher: Launcher) -> None:
     os.truncate(box.path, 4096)
-    status, output = launcher.run(["python", "-c", RANK], env={**plain(), **rank})
+    status, output = launcher.run(RANK, env={**plain(), **rank})
     assert (status, output.splitlines()[-1]) == (0, "trains"), output
     (said,) = [line for line in output.splitlines() if "rank 3 runs without its black box" in line]
     assert "it has not the size of a black box" in said

@@ -12,6 +12,7 @@ import pytest
 from taskd.runtime.box.blackbox import BoxSender, Life
 from tests.shim.armed import CORE, PROGRAMS, armed, plain, until
 
+PROGRAM = PROGRAMS / "crashes.py"
 CAUSES = {
     "segv": signal.SIGSEGV,
     "jump": signal.SIGSEGV,
@@ -22,23 +23,6 @@ CAUSES = {
     "ill": signal.SIGILL,
     "abort": signal.SIGABRT,
 }
-# The native thread puts down which library is where at each of its beats; at the second from now on it knows this one.
-PROGRAM = """
-import ctypes, faulthandler, os, signal, sys, threading, time
-from pathlib import Path
-from taskd.runtime.box.blackbox import Box
-from taskd.runtime.box.recorder import Recorder
-crash = ctypes.CDLL({library!r})
-r = Recorder()
-r.attach(Path({box!r}), 0, 0)
-box = Box.open(Path({box!r}))
-beats = box.read().native_count
-while box.read().native_count < beats + 2:
-    time.sleep(0.01)
-r.step(1)
-{body}
-"""
-WITHOUT = "import ctypes, faulthandler, os, signal, sys, threading, time\ncrash = ctypes.CDLL({library!r})\n{body}\n"
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +34,8 @@ def library(tmp_path_factory) -> Path:
 
 
 def script(body, box, library):
-    return ["python", "-c", PROGRAM.format(library=str(library), box=str(box.path), body=body)]
+    """Without a box, what stock Python does."""
+    return ["python", PROGRAM, library, box.path if box is not None else "-", body]
 
 
 def start(body, box, library, launcher, how):
@@ -61,7 +46,7 @@ def start(body, box, library, launcher, how):
 @pytest.mark.parametrize("cause", CAUSES)
 def test_a_fatal_signal_is_recorded_and_kills_as_ever(cause, how, box, library, launcher):
     body = f"crash.crash(b{cause!r})"
-    expected = launcher.run(["python", "-c", WITHOUT.format(library=str(library), body=body)], env=plain())
+    expected = launcher.run(script(body, None, library), env=plain())
     worker = start(body, box, library, launcher, how)
     assert worker.wait(20) == -CAUSES[cause] == expected[0]
     assert launcher.output(worker) == expected[1]
@@ -117,14 +102,16 @@ def test_faulthandler_has_its_say(cause, how, box, library, launcher):
 
 
 @pytest.mark.parametrize("how", ["gate", "core"])
-def test_a_fault_that_the_program_survives_gives_way_to_the_one_that_kills(how, box, library, launcher):
-    body = "crash.survive(); r.step(2); sys.stdout.flush(); time.sleep(0.2); crash.crash(b'segv')"
+def test_a_fault_that_the_program_survives_gives_way_to_the_one_that_kills(how, box, library, launcher, tmp_path):
+    go = tmp_path / "go"
+    body = f"crash.survive(); r.step(2); sys.stdout.flush(); await_go({str(go)!r}); crash.crash(b'segv')"
     worker = start(body, box, library, launcher, how)
     if how == "gate":
         until(lambda: box.read().step == 2, "it has survived")
         fault = box.postmortem().fault
         assert fault is not None
         assert (fault.name, fault.handled) == ("SIGILL", True)
+    go.touch()
     assert worker.wait(20) == -signal.SIGSEGV
     fault = box.postmortem().fault
     assert fault is not None
@@ -162,118 +149,50 @@ def test_a_sent_fault_signal_names_its_sender(box, library, launcher):
     assert (fault.sender, fault.address) == (BoxSender(os.getpid(), os.getuid()), None)
 
 
-SHOWN = """
-signals = [signal.SIGSEGV, signal.SIGTERM, signal.SIGABRT]
-class Action(ctypes.Structure):
-    _fields_ = [("handler", ctypes.c_void_p), ("rest", ctypes.c_char * 256)]
-libc = ctypes.CDLL(None)
-def shown(number):
-    action = Action()
-    assert libc.sigaction(number, None, ctypes.byref(action)) == 0
-    return action.handler
-print([shown(n) for n in signals], signal.getsignal(signal.SIGTERM))
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print(shown(signal.SIGTERM), signal.signal(signal.SIGTERM, print))
-os.kill(os.getpid(), signal.SIGTERM)
-print(signal.signal(signal.SIGTERM, signal.SIG_DFL) is print)
-libc.signal.restype = ctypes.c_void_p
-print(libc.signal(signal.SIGTERM, 1), libc.signal(signal.SIGTERM, 0), libc.sigaction(99, None, None))
-"""
-
-
 def test_the_program_sees_its_own_handlers(box, library, launcher):
-    expected = launcher.run(["python", "-c", WITHOUT.format(library=str(library), body=SHOWN)], env=plain())
-    shown = launcher.run(script(SHOWN, box, library), env=armed(box.path))
+    expected = launcher.run(script("show_handlers()", None, library), env=plain())
+    shown = launcher.run(script("show_handlers()", box, library), env=armed(box.path))
     changing = re.compile("0x[0-9a-f]+|line [0-9]+")
     assert (shown[0], changing.sub("", shown[1])) == (0, changing.sub("", expected[1]))
 
 
-CHILD = """
-pid = os.fork()
-if pid == 0:
-    crash.crash(b'segv')
-assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGSEGV
-pid = os.fork()
-if pid == 0:
-    r.last_words(ValueError("a child's"))
-    os.kill(os.getpid(), signal.SIGTERM)
-assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
-"""
-
-
 @pytest.mark.parametrize("how", ["gate", "core"])
 def test_a_childs_death_is_not_the_workers(how, box, library, launcher):
-    worker = start(CHILD, box, library, launcher, how)
+    worker = start("have_children_that_die()", box, library, launcher, how)
     assert worker.wait(20) == 0, launcher.output(worker)
     said = box.postmortem()
     assert (said.exit_status, said.fault, said.request, said.last_words) == (0, None, None, None)
 
 
 def test_a_standby_has_the_chain_of_its_template(box, library, launcher):
-    body = f"""
-import ctypes, os, signal, sys, time
-from pathlib import Path
-from taskd.runtime.box.recorder import Recorder
-crash = ctypes.CDLL({str(library)!r})
-r = Recorder()
-pid = os.fork()
-if pid == 0:
-    r.attach(Path({str(box.path)!r}), 0, 0)
-    signal.signal(signal.SIGTERM, lambda *_: crash.crash(b'segv'))
-    time.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(60)
-sys.exit(-os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-"""
     warm = armed(box.path) | {"TASKD_BLACKBOX": None}
-    assert launcher.run(["python", "-c", body], env=warm) == (signal.SIGSEGV, "")
+    assert launcher.run(["python", PROGRAMS / "standby.py", library, box.path], env=warm) == (signal.SIGSEGV, "")
     said = box.postmortem()
     assert said.request is not None
     assert said.fault is not None
     assert said.fault.name == "SIGSEGV"
 
 
-RAISED = """
-def inner():
-    raise KeyError("no\\nsuch key")
-def hook(kind, error, trace):
-    r.last_words(error)
-    sys.__excepthook__(kind, error, trace)
-sys.excepthook = hook
-threading.excepthook = lambda args: r.last_words(args.exc_value)
-thread = threading.Thread(target=lambda: 1 / 0)
-thread.start(); thread.join()
-r.step(2)
-sys.stdin.readline()
-"""
-
-
 def test_the_newest_exception_is_kept(box, library, launcher):
-    worker = start(RAISED + "inner()", box, library, launcher, "core")
+    worker = start("raise_twice()", box, library, launcher, "core")
     assert worker.wait(20) == 1
     said = box.postmortem()
+    line = next(at for at, text in enumerate(PROGRAM.read_text().splitlines(), 1) if text.endswith("# here"))
     words = said.last_words
     assert words is not None
-    assert (words.kind, words.where, words.message) == ("KeyError", "<string>:16 in inner", "'no\\nsuch key'")
+    assert (words.kind, words.where, words.message) == ("KeyError", f"{PROGRAM}:{line} in inner", "'no\\nsuch key'")
     assert said.exit_status == 1
     assert words.at_ns < said.exit_ns
 
 
-LONG = """
-class Odd(Exception):
-    def __str__(self):
-        raise RuntimeError
-r.last_words(Odd()); r.step(2); sys.stdout.flush(); time.sleep(0.3)
-r.last_words(ValueError("\\N{EURO SIGN}" * 5000)); r.step(3); time.sleep(60)
-"""
-
-
-def test_words_are_bounded_and_never_raise(box, library, launcher):
-    worker = start(LONG, box, library, launcher, "core")
+def test_words_are_bounded_and_never_raise(box, library, launcher, tmp_path):
+    go = tmp_path / "go"
+    worker = start(f"say_odd_words({str(go)!r})", box, library, launcher, "core")
     until(lambda: box.read().step == 2, "the odd one")
     words = box.postmortem().last_words
     assert words is not None
     assert words.kind == "Odd"
+    go.touch()
     until(lambda: box.read().step == 3, "the long one")
     words = box.postmortem().last_words
     assert words is not None

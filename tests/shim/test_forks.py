@@ -59,11 +59,11 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("body", [FORKED, EXECUTED, LOADED], ids=["fork", "subprocess", "DataLoader"])
-def test_children_never_write_into_the_box(body, box, launcher, tmp_path):
-    script = tmp_path / "worker.py"
-    script.write_text(PARENT + f"GATE = {str(GATE)!r}\nPARENT = {PARENT!r}\n" + body)
-    worker = launcher.start(["python", script], env=armed(box.path))
+@pytest.mark.parametrize(
+    "program", ["child_forked.py", "child_executed.py", "child_loads.py"], ids=["fork", "subprocess", "DataLoader"]
+)
+def test_children_never_write_into_the_box(program, box, launcher):
+    worker = launcher.start(["python", PROGRAMS / program], env=armed(box.path))
     assert worker.wait(50) == 0, launcher.output(worker)
     said = box.read()
     assert (said.owner_pid, said.claims, said.step, said.exit_status) == (worker.pid, 1, 10, 0)
@@ -74,15 +74,7 @@ def test_children_never_write_into_the_box(body, box, launcher, tmp_path):
 
 def test_a_forked_child_lives_and_dies_with_a_box_of_its_own(make_box, launcher):
     first, second = make_box(), make_box()
-    body = f"""
-if os.fork() == 0:
-    r.attach(Path({str(second.path)!r}), 8, 1)
-    r.step(20)
-    signal.pause()
-r.step(10)
-signal.pause()
-"""
-    parent = launcher.start(["python", "-c", PARENT + body], env=armed(first.path))
+    parent = launcher.start(["python", PROGRAMS / "child_with_box.py", second.path], env=armed(first.path))
     until(lambda: second.read().step == 20 and first.read().step == 10, "both have written")
     child = second.read()
     assert (child.rank, child.incarnation, child.life) == (8, 1, Life.HELD)
@@ -96,19 +88,7 @@ signal.pause()
 
 def test_a_template_without_a_box_forks_single_threaded_workers(make_box, launcher):
     boxes = [make_box() for _ in range(3)]
-    body = f"""
-from taskd.runtime.box.blackbox import load_core
-paths = {[str(box.path) for box in boxes]!r}
-for rank, path in enumerate(paths):
-    assert len(os.listdir("/proc/self/task")) == 1
-    if os.fork() == 0:
-        r.attach(Path(path), rank, 0)
-        r.step(rank)
-        sys.exit(rank)
-for _ in paths:
-    os.wait()
-"""
-    template = launcher.start(["python", "-c", PARENT + body], env=plain())
+    template = launcher.start(["python", PROGRAMS / "template.py", *(box.path for box in boxes)], env=plain())
     assert template.wait(30) == 0, launcher.output(template)
     said = [box.read() for box in boxes]
     assert [one.rank for one in said] == [one.step for one in said] == [one.exit_status for one in said] == [0, 1, 2]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from taskd.runtime.box.blackbox import Life
-from tests.shim.armed import GATE, armed, plain, until
+from tests.shim.armed import GATE, PROGRAMS, armed, plain, until
 
 PYTHON = [
     "python",
@@ -159,18 +159,6 @@ def test_a_worker_with_a_core_that_is_not_right_runs_on(kind, box, launcher, tmp
 
 
 def test_signal_handlers_go_to_a_core_that_has_a_chain(box, launcher, tmp_path):
-    source = """
-        #include <signal.h>
-        #include <unistd.h>
-        typedef int action_fn(int, const struct sigaction *, struct sigaction *);
-        typedef sighandler_t signal_fn(int, sighandler_t);
-        action_fn *taskd_gate_chain(action_fn *, signal_fn *);
-        static int ours(int s, const struct sigaction *n, struct sigaction *o)
-        { (void)o; if (n && s == SIGUSR2) (void)!write(1, "asked\\n", 6); return 0; }
-        static sighandler_t our_signal(int s, sighandler_t h) { (void)s; (void)h; return SIG_DFL; }
-        int taskd_attach(const char *p, int r, int i)
-        { (void)p; (void)r; (void)i; return taskd_gate_chain(ours, our_signal) == ours; }
-    """
-    gate = fake_install(tmp_path, source, launcher)
+    gate = fake_install(tmp_path, (PROGRAMS / "chain.c").read_text(), launcher)
     program = ["python", "-c", "import signal; signal.signal(signal.SIGUSR2, signal.SIG_IGN)"]
     assert launcher.run(program, env=armed(box.path, gate)) == (0, "asked\n")

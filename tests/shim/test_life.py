@@ -131,17 +131,7 @@ def test_a_worker_that_replaces_itself_claims_its_box_again(box, launcher):
 
 
 def test_attaching_needs_no_preload(box, launcher):
-    program = f"""
-import threading
-from pathlib import Path
-from taskd.runtime.box.recorder import Recorder
-r = Recorder()
-assert not r.attached
-r.attach(Path({str(box.path)!r}), 5, 2)
-r.attach(Path({str(box.path)!r}), 5, 2)
-r.step(9)
-"""
-    worker = launcher.start(["python", "-c", program + WAIT], env=plain())
+    worker = launcher.start(["python", PROGRAMS / "attaches.py", box.path], env=plain())
     until(lambda: box.read().step == 9, "the program has run")
     said = box.read()
     assert (said.rank, said.incarnation, said.claims, said.life) == (5, 2, 1, Life.HELD)

@@ -5,34 +5,15 @@ import signal
 import subprocess
 import sys
 
-from tests.shim.armed import armed, end_of, plain, until
-
-WORKER = """
-import os, signal, subprocess, sys
-from taskd.runtime.box.recorder import Recorder
-child = subprocess.Popen(["sleep", "60"])
-r = Recorder()
-{before}
-r.step(child.pid)
-signal.pause()
-"""
-# The agent starts one worker, and a neighbour in its own process group, then waits.
-AGENT = """
-import os, signal, subprocess, sys
-neighbour = subprocess.Popen(["sleep", "60"])
-os.environ["TASKD_AGENT_PID"] = str(os.getpid())
-os.environ["LD_PRELOAD"] = sys.argv[1]
-subprocess.Popen([sys.executable, "-c", sys.argv[2]], start_new_session=sys.argv[3] == "leads")
-print(neighbour.pid, flush=True)
-signal.pause()
-"""
+from tests.shim.armed import PROGRAMS, armed, end_of, plain, until
 
 
 def start_agent(box, launcher, leads, before=""):
     environment = armed(box.path)
     gate, environment["LD_PRELOAD"] = str(environment["LD_PRELOAD"]), None
-    worker = WORKER.format(before=before)
-    agent = launcher.start(["python", "-c", AGENT, gate, worker, "leads" if leads else "follows"], env=environment)
+    worker = [PROGRAMS / "parents_worker.py", before]
+    command = ["python", PROGRAMS / "parents_agent.py", gate, "leads" if leads else "follows", *worker]
+    agent = launcher.start(command, env=environment)
     until(lambda: box.read().step > 0, "the worker is up")
     return agent, box.read().owner_pid, box.read().step, int(launcher.output(agent).split()[0])
 
@@ -83,16 +64,7 @@ def test_an_agent_that_was_gone_before_the_attach_counts(box, launcher):
 
 
 def test_watching_can_begin_without_a_box(launcher):
-    program = """
-import os, signal
-from taskd.runtime.box.recorder import Recorder
-r = Recorder()
-agent = os.fork()
-if agent:
-    r.watch_parent(agent)
-signal.pause()
-"""
-    worker = launcher.start(["python", "-c", program], env=plain())
+    worker = launcher.start(["python", PROGRAMS / "watches.py"], env=plain())
     tasks = f"/proc/{worker.pid}/task"
     until(lambda: len(os.listdir(tasks)) > 1, "it watches")
     children = f"/proc/{worker.pid}/task/{worker.pid}/children"

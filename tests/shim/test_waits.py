@@ -34,24 +34,12 @@ def test_two_gloos_in_one_process_keep_to_their_own_code(launcher, tmp_path):
         library = tmp_path / f"libpeer{peer}.so"
         build = ["g++", "-std=c++17", "-shared", "-fPIC", f"-DPEER={peer}", "-o", library, PROGRAMS / "fake_gloo.cc"]
         assert launcher.run(build) == (0, "")
-    program = f"""
-import ctypes
-from taskd.runtime.box.recorder import Recorder
-r = Recorder()
-peers = [ctypes.CDLL({str(tmp_path)!r} + f"/libpeer{{n}}.so") for n in (1, 2)]
-print([peer.receive_one() for peer in peers for _ in range(2)], r.census().waits_hooked)
-"""
-    assert launcher.run(["python", "-c", program], env=plain()) == (0, "[1, 1, 2, 2] True\n")
+    libraries = [tmp_path / f"libpeer{peer}.so" for peer in (1, 2)]
+    assert launcher.run(["python", PROGRAMS / "receives.py", *libraries], env=plain()) == (0, "[1, 1, 2, 2] True\n")
 
 
 def test_a_wait_that_was_jumped_to_finds_the_gloo_there_is(launcher, tmp_path):
     library = tmp_path / "libjumps.so"
     build = ["g++", "-O2", "-std=c++17", "-shared", "-fPIC", "-o", library, PROGRAMS / "fake_gloo.cc"]
     assert launcher.run(build) == (0, "")
-    program = f"""
-import ctypes
-from taskd.runtime.box.recorder import Recorder
-r = Recorder()
-print(ctypes.CDLL({str(library)!r}).receive_by_a_jump() & 255, r.census().waits_hooked)
-"""
-    assert launcher.run(["python", "-c", program], env=plain()) == (0, "1 True\n")
+    assert launcher.run(["python", PROGRAMS / "receives.py", "jump", library], env=plain()) == (0, "1 True\n")

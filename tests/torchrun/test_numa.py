@@ -14,7 +14,7 @@ from tests.e2e.plan import point
 from tests.launch import Launcher
 from tests.thorough import everyday
 from tests.torchrun.conftest import Play
-from tests.torchrun.twins import PROGRAMS, Launch, Seen, launch
+from tests.torchrun.twins import PROGRAMS, Launch, Pair, Seen, launch
 
 MODES = ("node", "socket", "exclusive", "core-complex")
 PROGRAM = str(PROGRAMS / "numa.py")
@@ -24,6 +24,7 @@ REFUSED: dict[str, Launch] = {mode: launch(f"--numa-binding={mode}", "{observer}
 APPLIED: dict[str, Launch] = {
     mode: launch(f"--numa-binding={mode}", "{observer}", program=PROGRAM, PATH=PATH) for mode in MODES
 }
+_applied: dict[str, Pair] = {}
 needs_two = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: nothing to bind apart")
 
 
@@ -40,16 +41,23 @@ def errors(seen: Seen) -> set[str]:
     return {line for line in seen.console if "AssertionError" in line}
 
 
+def applied(play: Play, mode: str) -> Pair:
+    """Each is played once."""
+    if mode not in _applied:
+        _applied[mode] = play(APPLIED[mode])
+    return _applied[mode]
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_applied(play: Play, mode: str) -> None:
-    pair = play(APPLIED[mode])
+    pair = applied(play, mode)
     pair.check(COLD)
     assert pair.stock.statuses == [0], pair.stock.text
 
 
 @needs_two
 def test_exclusive_cpus(play: Play) -> None:
-    pair = play(APPLIED["exclusive"])
+    pair = applied(play, "exclusive")
     first, second = (set(rank["cpus"]) for _, rank in sorted(pair.taskd.ranks.items()))
     assert first
     assert second

@@ -1,5 +1,6 @@
 """torchrun's options on logs: the same files, the same console, with and without taskd."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,16 +43,7 @@ FILES = {
     "prefix": {"stdout.log"},
 }
 """Names of the files that something is written to."""
-PLUGIN = """
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
-
-class LoudLogsSpecs(DefaultLogsSpecs):
-    def reify(self, envs):
-        destination = super().reify(envs)
-        for rank, file in destination.stdouts.items():
-            destination.stdouts[rank] = destination.tee_stdouts[rank] = file.replace("stdout", "loud")
-        return destination
-"""
+PLUGIN = PROGRAMS / "plugin" / "loud.py"
 LOGS_SPECS = launch(LOGS, "--logs-specs=loud", "--tee=1", "{observer}", program=str(PROGRAMS / "plugged.py"))
 
 
@@ -81,7 +73,7 @@ def test_files_and_console(play: Play, name: str) -> None:
 
 def test_logs_specs_of_a_plugin(play: Play, tmp_path: Path) -> None:
     """Another package says where the logs go, as its entry point in the group `torchrun.logs_specs`."""
-    (tmp_path / "loud.py").write_text(PLUGIN)
+    shutil.copy(PLUGIN, tmp_path)
     metadata = tmp_path / "loud-1.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Name: loud\nVersion: 1\n")

@@ -9,17 +9,11 @@ import pytest
 from tests.launch import Launcher
 from tests.thorough import everyday
 
-SCRIPT = """
-import json, os, sys
-names = ("TASKD_NODE_CHECK", "TASKD_EXCLUDE_STRAGGLER")
-print("seen", json.dumps([[os.environ.get(name) for name in names], sys.argv[1:]]))
-"""
+SCRIPT = Path(__file__).with_name("programs") / "seen_options.py"
 
 
 def seen(launcher: Launcher, tmp_path: Path, *options: str, enabled: str = "on") -> object:
     """What the script finds: the two variables, and its own arguments."""
-    script = tmp_path / "show.py"
-    script.write_text(SCRIPT)
     env = {"TASKD_PROCESS_ENABLE": enabled, "TASKD_RUN_DIR": str(tmp_path), "TASKD_STANDBY": "0"}
     words: list[str | Path] = [
         sys.executable,
@@ -28,7 +22,7 @@ def seen(launcher: Launcher, tmp_path: Path, *options: str, enabled: str = "on")
         "--nproc-per-node",
         "1",
         *options,
-        script,
+        SCRIPT,
         "--node-check",
     ]
     process = launcher.start(words, env=env)

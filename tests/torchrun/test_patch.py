@@ -9,6 +9,7 @@ import pytest
 from taskd.config.process import environment
 
 ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = Path(__file__).with_name("programs")
 WATCHED = "[name for name in sys.modules if name.split('.')[0] in ('torch', 'zmq', 'msgspec')]"
 ENTRY_POINT = "from importlib.metadata import EntryPoint; EntryPoint('taskd', 'taskd.python.adaptor.patch:handlers', 'torchrun.handlers').load()()"  # noqa: E501
 LAUNCHER = "torch.distributed.launcher.api"
@@ -16,9 +17,14 @@ LAUNCHER = "torch.distributed.launcher.api"
 
 def python(code: str, *, enabled: bool = True) -> tuple[str, str]:
     """Output and errors of a fresh interpreter, which must end well."""
+    return program("-c", code, enabled=enabled)
+
+
+def program(*words: str | Path, enabled: bool = True) -> tuple[str, str]:
+    """The same of a program."""
     env = {**environment(), "PYTHONPATH": str(ROOT), "TASKD_PROCESS_ENABLE": "on" if enabled else "off"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False, timeout=50, cwd="/"
+        [sys.executable, *words], env=env, capture_output=True, text=True, check=False, timeout=50, cwd="/"
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip(), done.stderr
@@ -59,14 +65,7 @@ def test_every_way_installs_once(code: str) -> None:
 
 def test_loaded_in_the_middle_of_the_launchers_import() -> None:
     """As torch does with a plugin when a program imports the launcher itself."""
-    code = f"""
-from taskd.adaptors.torchrun.imports import after_import
-def load_plugin(module):
-    assert sys.modules["{LAUNCHER}"].__spec__._initializing
-    import taskd.python.adaptor.patch
-after_import("torch.distributed.elastic.rendezvous.api", load_plugin)
-"""
-    assert python(agent_class(code))[0] == "TaskdElasticAgent"
+    assert program(PROGRAMS / "loads_midway.py")[0] == "TaskdElasticAgent"
 
 
 def test_an_unknown_torch_is_left_as_it_was_with_one_warning() -> None:
@@ -91,26 +90,9 @@ def test_a_broken_taskd_is_a_traceback_in_the_log_and_no_more() -> None:
 
 
 def test_the_plugin_is_no_rendezvous() -> None:
-    code = (
-        "from taskd.python.adaptor.patch import handlers\n"
-        "from taskd.errors import ConfigError\n"
-        "try: handlers()(None)\n"
-        "except ConfigError as error: print(error)"
-    )
-    assert "expected one of torch's own" in python(code)[0]
+    assert "expected one of torch's own" in program(PROGRAMS / "asks_rendezvous.py")[0]
 
 
 def test_a_module_hook_leaves_no_trace(tmp_path: Path) -> None:
     (tmp_path / "fresh.py").write_text("value = 1\n")
-    code = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from taskd.adaptors.torchrun.imports import after_import\n"
-        "before, seen = sys.meta_path[:], []\n"
-        "after_import('fresh', lambda module: seen.append(module.value))\n"
-        "import fresh\n"
-        "after_import('fresh', lambda module: seen.append(2))\n"
-        "import importlib; importlib.reload(fresh)\n"
-        "loader = fresh.__loader__\n"
-        "print(seen, sys.meta_path == before, type(loader).__name__, vars(loader).keys() & {'exec_module'})"
-    )
-    assert python(code)[0] == "[1, 2] True SourceFileLoader set()"
+    assert program(PROGRAMS / "hooked.py", tmp_path)[0] == "[1, 2] True SourceFileLoader set()"

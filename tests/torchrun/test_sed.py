@@ -12,6 +12,7 @@ from tests.thorough import everyday
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "patch-torch.sh"
+LOADS = Path(__file__).with_name("programs") / "loads_copy.py"
 
 
 @pytest.fixture
@@ -40,17 +41,9 @@ def patch(action: str, path: Path) -> tuple[int, str]:
 
 def run_copy(path: Path, *, enabled: bool) -> str:
     """Load the copy as torch.distributed.run, and say which agent the launcher has then."""
-    code = (
-        "import importlib.util, sys\n"
-        f"spec = importlib.util.spec_from_file_location('torch.distributed.run', {str(path)!r})\n"
-        "sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)\n"
-        "spec.loader.exec_module(module)\n"
-        "import torch.distributed.launcher.api as launcher\n"
-        "print(callable(module.main), launcher.LocalElasticAgent.__name__)\n"
-    )
     env = {**environment(), "PYTHONPATH": str(ROOT), "TASKD_PROCESS_ENABLE": "on" if enabled else ""}
     return subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+        [sys.executable, LOADS, str(path)], env=env, capture_output=True, text=True, check=True
     ).stdout.strip()
 
 

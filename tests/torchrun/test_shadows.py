@@ -1,5 +1,6 @@
 """Modules of the user's, beside the script and where it starts, that have the names of what taskd imports."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,20 +13,8 @@ from tests.torchrun.test_script import ENVIRONMENT
 
 pytestmark = [pytest.mark.slow]
 
+PROGRAM = Path(__file__).with_name("programs") / "shadowed.py"
 STANDARD = ("platform", "random", "tempfile", "textwrap", "uuid", "ipaddress", "queue", "typing", "logging", "signal")
-SEEN = """
-import importlib, json
-names = {names}
-print({{name: getattr(importlib.import_module(name), "USERS", None) for name in names}})
-"""
-TORCH = """
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-one = torch.ones(1)
-dist.all_reduce(one)
-print("sum", one.item())
-dist.destroy_process_group()
-"""
 TORCHRUN = ("python", "-c", "import sys; sys.path.pop(0); from torch.distributed.run import main; main()")
 """As the command `torchrun`: the working directory is not on its path."""
 
@@ -56,8 +45,8 @@ def test_the_script_finds_its_own_modules_and_taskd_the_true_ones(
 ) -> None:
     names = (*STANDARD, "taskd", "msgspec")
     shadow(users, *names)
-    (users / "train.py").write_text(SEEN.format(names=names))
-    stock, taskd = both(launcher, users, run_dir, *TORCHRUN, "train.py")
+    shutil.copy(PROGRAM, users / "train.py")
+    stock, taskd = both(launcher, users, run_dir, *TORCHRUN, "train.py", *names)
     assert stock == (0, f"{dict.fromkeys(names, True)}\n"), stock
     assert taskd == stock
 
@@ -66,8 +55,9 @@ def test_the_script_finds_its_own_modules_and_taskd_the_true_ones(
 @pytest.mark.parametrize("flags", everyday([(), ("-P",)], ()))
 def test_modules_where_torchrun_starts(launcher: Launcher, users: Path, run_dir: Path, flags: tuple[str, ...]) -> None:
     shadow(users, "ipaddress")
-    (users / "train.py").write_text(TORCH + SEEN.format(names=("ipaddress", "random")))
-    stock, taskd = both(launcher, users, run_dir, "python", *flags, "-m", "torch.distributed.run", "train.py")
+    shutil.copy(PROGRAM, users / "train.py")
+    command = ("python", *flags, "-m", "torch.distributed.run", "train.py", "torch", "ipaddress", "random")
+    stock, taskd = both(launcher, users, run_dir, *command)
     assert stock == (0, "sum 1.0\n{'ipaddress': True, 'random': None}\n"), stock
     assert taskd == stock
 
@@ -75,8 +65,8 @@ def test_modules_where_torchrun_starts(launcher: Launcher, users: Path, run_dir:
 def test_a_folder_called_taskd(launcher: Launcher, users: Path, run_dir: Path) -> None:
     (users / "taskd").mkdir()
     (users / "taskd" / "__init__.py").write_text("USERS = True\n")
-    (users / "train.py").write_text(TORCH + SEEN.format(names=("taskd",)))
-    stock, taskd = both(launcher, users, run_dir, *TORCHRUN, "-m", "train")
+    shutil.copy(PROGRAM, users / "train.py")
+    stock, taskd = both(launcher, users, run_dir, *TORCHRUN, "-m", "train", "torch", "taskd")
     assert stock == (0, "sum 1.0\n{'taskd': True}\n"), stock
     assert taskd == stock
 

@@ -1,8 +1,8 @@
 """Templates and standbys at the edges: no agent, threads, modules that fail, a flood of forks."""
 
 import os
+import shutil
 import signal
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from tests.torchrun.nursery import Nursery, Standby, parent_of
 from tests.torchrun.scripted import DEADLINE_S, hear
 
 ROOT = Path(__file__).resolve().parents[2]
+TOUCHES = Path(__file__).with_name("programs") / "plugin" / "touches.py"
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 
 def write_module(folder: Path, name: str, text: str) -> None:
-    (folder / f"{name}.py").write_text(textwrap.dedent(text))
+    (folder / f"{name}.py").write_text(text)
 
 
 def test_standbys_are_children_of_the_agent_and_members_of_the_templates_group(
@@ -90,16 +91,7 @@ def test_a_template_with_threads_does_not_fork_but_becomes_a_rank_itself(
 
 
 def test_an_import_that_touches_a_device_is_noticed(run_dir: Path, tmp_path: Path, env: dict[str, str]) -> None:
-    write_module(
-        tmp_path,
-        "touches",
-        """
-        import os, torch
-        def spoil():
-            torch.cuda._is_in_bad_fork = lambda: True
-        os.register_at_fork(after_in_child=spoil)  # what CUDA does at its first use
-        """,
-    )
+    shutil.copy(TOUCHES, tmp_path)
     with Nursery(run_dir, env) as nursery:
         assert nursery.start_template(TASKD_PRELOAD="touches").threads == 2
 

@@ -1,32 +1,20 @@
 """How torch's own tests are compared, by a checkout of our own making."""
 
 import json
+import shutil
 from pathlib import Path
 
 from tests.launch import Launcher
 from tests.torchrun.torch_tests import FILES
 
-TESTS = """
-import os, unittest
-
-class Ends(unittest.TestCase):
-    def test_alike(self):
-        pass
-    def test_failing_anyway(self):
-        self.fail()
-    def test_differing(self):
-        self.assertEqual(os.environ["TASKD_PROCESS_ENABLE"], "off")
-    @unittest.skip("never")
-    def test_skipped(self):
-        pass
-"""
+TESTS = Path(__file__).with_name("programs") / "differs.py"
 COMMAND = ("python", "-m", "tests.torchrun.torch_tests")
 
 
 def test_differences_are_told(launcher: Launcher, tmp_path: Path) -> None:
     file = tmp_path / FILES[1]
     file.parent.mkdir(parents=True)
-    file.write_text(TESTS)
+    shutil.copy(TESTS, file)
     status, output = launcher.run([*COMMAND, tmp_path])
     name = f"{FILES[1]}::Ends::test_differing"
     assert f"{name}: passed without taskd, failed with it" in output

@@ -216,16 +216,12 @@ def test_set_aside() -> None:
     assert foreign.shutdown()
 
 
-SERVER = """
-import sys; from torch.distributed import TCPStore
-store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False); print("port", store.port, flush=True)
-sys.stdin.read()
-"""
+SERVER = Path(__file__).with_name("programs") / "store_server.py"
 
 
 def test_a_lost_store_is_no_complaint_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     """Though this node has sent no heartbeat since: it had left the list."""
-    with subprocess.Popen([sys.executable, "-c", SERVER], stdin=PIPE, stdout=PIPE, text=True) as server:
+    with subprocess.Popen([sys.executable, SERVER], stdin=PIPE, stdout=PIPE, text=True) as server:
         assert server.stdout is not None
         port = int(server.stdout.readline().split()[1])
         left = handler(TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False), 1, 1)

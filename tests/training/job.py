@@ -17,6 +17,7 @@ from tests.launch import Launcher
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("rank_program.py")
+FORKS = Path(__file__).with_name("programs") / "ranks.py"
 DEFAULTS: dict[str, Any] = {
     "ranks": 4,
     "steps": 20,
@@ -96,3 +97,10 @@ class Job:
         except DistStoreError:
             return False
         return True
+
+
+def run_ranks(launcher: Launcher, size: int, program: Path, *arguments: str | Path) -> tuple[list[int], str]:
+    """How the ranks of a program have ended, {rank} standing for the rank of each, and what they have said."""
+    status, output = launcher.run(["python", FORKS, str(size), program, *arguments], env=ENVIRONMENT, timeout_s=80)
+    assert status == 0, output
+    return json.loads(output.splitlines()[-1]), output

@@ -17,7 +17,7 @@ from taskd.adaptors.training.state import TrainState
 from tests.launch import Launcher
 from tests.thorough import everyday
 from tests.training.checkpoint_state import contents, make, train
-from tests.training.job import ENVIRONMENT
+from tests.training.job import ENVIRONMENT, run_ranks
 
 PROGRAM = Path(__file__).with_name("checkpoint_program.py")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
@@ -37,13 +37,23 @@ class Ranks:
         self._launcher = launcher
         self._port = port
         self._directory = directory
+        self._output = ""
 
     def __call__(self, case: str, size: int, dead: int | None = None, apart: int | None = None) -> None:
         """`dead`: the rank that is to kill itself; `apart`: one that has another disk at the shelf's path."""
+        statuses = self._play(case, size) if apart is None else self._play_apart(case, size, apart)
+        assert statuses == [-9 if rank == dead else 0 for rank in range(size)], self._output
+
+    def _play(self, case: str, size: int) -> list[int]:
+        arguments = (case, "{rank}", str(size), str(self._port), self._directory)
+        statuses, self._output = run_ranks(self._launcher, size, PROGRAM, *arguments)
+        return statuses
+
+    def _play_apart(self, case: str, size: int, apart: int) -> list[int]:
         ranks = [self._start(case, rank, size, rank == apart) for rank in range(size)]
-        for rank, process in enumerate(ranks):
-            status = process.wait(60)
-            assert status == (-9 if rank == dead else 0), f"rank {rank}: {status}\n{self._launcher.output(process)}"
+        statuses = [process.wait(60) for process in ranks]
+        self._output = "\n".join(map(self._launcher.output, ranks))
+        return statuses
 
     def _start(self, case: str, rank: int, size: int, is_apart: bool) -> "subprocess.Popen[bytes]":
         numbers = map(str, (rank, size, self._port))

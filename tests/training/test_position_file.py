@@ -36,7 +36,7 @@ def test_a_killed_writer_leaves_only_whole_entries(launcher: Launcher, tmp_path:
     chance = random.Random(3)
     path = tmp_path / "position"
     for _ in range(3):
-        writer = launcher.start(["python", "-S", "-c", WRITER, str(path)], env=_light())
+        writer = launcher.start(["python", "-S", WRITER, path], env=_light())
         file = _opened(path)
         reads = 0
         while reads < chance.randint(200, 2000):  # also while it writes: what is accepted is whole

@@ -207,24 +207,14 @@ def test_no_function_without_its_number() -> None:
     assert not core().taskd_pulse_method(4)
 
 
-WRITER = """
-import random, sys
-import torch
-from tests.training.test_pulse import make, step
-state = make(sys.argv[1])
-torch.set_num_threads(1)
-while True:
-    torch.manual_seed(state.step)
-    random.seed(state.step)
-    state.commit()
-"""
+WRITER = Path(__file__).with_name("programs") / "commits.py"
 
 
 def test_a_killed_process_leaves_only_whole_entries(launcher: Launcher, tmp_path: Path) -> None:
     path = tmp_path / "position"
     chance = random.Random(3)
     for _ in range(2):
-        writer = launcher.start(["python", "-c", WRITER, str(path)], env=ENVIRONMENT)
+        writer = launcher.start(["python", WRITER, path], env=ENVIRONMENT)
         while not path.exists() or path.stat().st_size != 5 * SLOT_BYTES:
             os.sched_yield()
         file = PositionFile(str(path))

@@ -8,7 +8,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from tests.launch import Launcher
 from tests.thorough import everyday
-from tests.training.job import ENVIRONMENT
+from tests.training.job import run_ranks
 
 PROGRAM = Path(__file__).with_name("restore_program.py")
 
@@ -25,7 +25,5 @@ def port() -> Iterator[int]:
 
 @pytest.mark.parametrize("case", everyday(CASES, "everybody", "survivors", "layouts"))
 def test_restore(launcher: Launcher, port: int, case: str) -> None:
-    ranks = [launcher.start(["python", PROGRAM, case, str(rank), str(port)], env=ENVIRONMENT) for rank in range(4)]
-    for rank, process in enumerate(ranks):
-        status = process.wait(60)
-        assert status == 0, f"rank {rank}: {status}\n{launcher.output(process)}"
+    statuses, output = run_ranks(launcher, 4, PROGRAM, case, "{rank}", str(port))
+    assert statuses == [0] * 4, output

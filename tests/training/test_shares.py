@@ -17,7 +17,7 @@ from taskd.adaptors.training.state import TrainState
 from taskd.errors import ConfigError
 from tests.launch import Launcher
 from tests.thorough import everyday
-from tests.training.job import ENVIRONMENT
+from tests.training.job import run_ranks
 
 PROGRAM = Path(__file__).with_name("share_program.py")
 
@@ -178,17 +178,13 @@ def port() -> Iterator[int]:
 
 @pytest.mark.parametrize("case", everyday(["smaller", "elastic", "broken_off", "full", "samplers"], "elastic", "full"))
 def test_four_ranks(launcher: Launcher, port: int, case: str) -> None:
-    ranks = [launcher.start(["python", PROGRAM, case, str(rank), str(port)], env=ENVIRONMENT) for rank in range(4)]
-    for rank, process in enumerate(ranks):
-        status = process.wait(80)
-        assert status == 0, f"rank {rank}: {status}\n{launcher.output(process)}"
+    statuses, output = run_ranks(launcher, 4, PROGRAM, case, "{rank}", str(port))
+    assert statuses == [0] * 4, output
 
 
 @pytest.mark.parametrize("case", ["accumulated", "around", "accumulated_in_full"])
 def test_four_ranks_with_micro_batches_of_their_own(launcher: Launcher, port: int, case: str) -> None:
     """With `no_sync()` within the loop over the shares, and around it."""
     program = Path(__file__).with_name("accumulation_program.py")
-    ranks = [launcher.start(["python", program, case, str(rank), str(port)], env=ENVIRONMENT) for rank in range(4)]
-    for rank, process in enumerate(ranks):
-        status = process.wait(80)
-        assert status == 0, f"rank {rank}: {status}\n{launcher.output(process)}"
+    statuses, output = run_ranks(launcher, 4, program, case, "{rank}", str(port))
+    assert statuses == [0] * 4, output

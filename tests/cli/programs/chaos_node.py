@@ -46,7 +46,7 @@ def main() -> None:
     try:
         for rank in range(ranks):
             config = files.prepare(rank, 0, 0, Shape(), joins=False)
-            command = [sys.executable, "-c", RANK, str(config.blackbox), str(rank)]
+            command = [sys.executable, str(RANK), str(config.blackbox), str(rank)]
             children[f"rank {rank}"] = subprocess.Popen(command, env={**os.environ, **config.environment()})
         named = run_dir / CHECK_NAME
         named.symlink_to("/bin/sleep")

@@ -2,14 +2,23 @@
 
 It says what it comes to, a line each, and builds until it is given a line. With a command, that is what it compiles
 with; with `fork`, it has a child that has all it has open.
+
+Of torch it loads this one file, for all of it takes seconds, and there are many builders.
 """
 
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
+from types import ModuleType
 
-from torch.utils import file_baton
+for name in ("torch", "torch.utils"):
+    found = importlib.util.find_spec(name)
+    assert found is not None
+    sys.modules[name] = package = ModuleType(name)
+    package.__path__ = list(found.submodule_search_locations or ())
+from torch.utils import file_baton  # noqa: E402
 
 if sys.argv[2] == "watched":
     from taskd.adaptors.batons import watch_batons

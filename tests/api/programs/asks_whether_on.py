@@ -1,0 +1,9 @@
+"""What is loaded by asking whether taskd is on."""
+
+import sys
+
+from taskd.config.switch import is_enabled
+
+assert not is_enabled()
+heavy = ("torch", "zmq", "msgspec", "logging", "taskd.core", "taskd.wire")
+print([name for name in heavy if name in sys.modules])

@@ -1,0 +1,10 @@
+"""What is loaded by importing taskd."""
+
+import sys
+
+before = set(sys.modules)
+import taskd  # noqa: E402
+
+dir(taskd)
+assert taskd.__version__
+print(sorted(set(sys.modules) - before - {"typing"}))

@@ -1,0 +1,13 @@
+"""Ends, and leaves a child in a session of its own that holds a pipe: `leaves_session.py PIPE`."""
+
+import os
+import signal
+import sys
+
+if os.fork():
+    os._exit(0)
+os.setsid()
+pipe = open(sys.argv[1], "w")  # noqa: SIM115 - until it dies
+pipe.write("ready")
+pipe.flush()
+signal.pause()

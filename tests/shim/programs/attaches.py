@@ -1,0 +1,14 @@
+"""A worker that attaches by itself, twice, and waits: `attaches.py BOX`."""
+
+import signal
+import sys
+from pathlib import Path
+
+from taskd.runtime.box.recorder import Recorder
+
+r = Recorder()
+assert not r.attached
+r.attach(Path(sys.argv[1]), 5, 2)
+r.attach(Path(sys.argv[1]), 5, 2)
+r.step(9)
+signal.pause()

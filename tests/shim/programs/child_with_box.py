@@ -1,0 +1,16 @@
+"""A worker whose forked child attaches to a box of its own: `child_with_box.py BOX`."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from taskd.runtime.box.recorder import Recorder
+
+r = Recorder()
+if os.fork() == 0:
+    r.attach(Path(sys.argv[1]), 8, 1)
+    r.step(20)
+    signal.pause()
+r.step(10)
+signal.pause()

@@ -1,0 +1,49 @@
+"""A worker that is busy for a while, then at step 1, then does as it is told: `clocked.py BOX STATEMENTS`."""
+
+import ctypes
+import os
+import signal
+import sys
+import threading  # noqa: F401 - for the statements, as is `held`
+import time
+from pathlib import Path
+
+from taskd.runtime.box.recorder import Phase, Recorder
+
+r = Recorder()
+r.attach(Path(sys.argv[1]), 0, 0)
+held = ctypes.PyDLL(None)  # calls without letting go of the GIL
+free = ctypes.CDLL(None)
+deadline = time.monotonic() + 0.6
+while time.monotonic() < deadline:
+    pass
+r.step(1)
+
+
+def nest(go: str) -> None:
+    """Three calls, the newest of which ends at once, and the other two when the file is there."""
+    a = r._core.taskd_enter(1, 10, 100, 0, -1)
+    b = r._core.taskd_enter(2, 20, 200, 0, -1)
+    c = r._core.taskd_enter(3, 30, 300, 0, -1)
+    r._core.taskd_leave(c)
+    r.phase(Phase.PAUSED)
+    while not os.path.exists(go):
+        time.sleep(0.01)
+    r._core.taskd_leave(b)
+    r._core.taskd_leave(a)
+    r.phase(Phase.REBUILDING)
+    signal.pause()
+
+
+def have_child(box: str) -> None:
+    """One that for some beats has no box, and then this one."""
+    if os.fork() == 0:
+        time.sleep(0.5)
+        r.attach(Path(box), 1, 0)
+        r.step(2)
+        while True:
+            time.sleep(0.01)
+    signal.pause()
+
+
+exec(sys.argv[2])

@@ -1,0 +1,14 @@
+"""A worker with a child, that does as it is told before it says so: `parents_worker.py STATEMENTS`."""
+
+import os  # noqa: F401 - for the statements
+import signal
+import subprocess
+import sys
+
+from taskd.runtime.box.recorder import Recorder
+
+child = subprocess.Popen(["sleep", "60"])
+r = Recorder()
+exec(sys.argv[1])
+r.step(child.pid)
+signal.pause()

@@ -1,0 +1,13 @@
+"""A rank that attaches as torchrun's ranks do, says on stdout what it has to say, and trains."""
+
+import logging
+import sys
+
+from taskd.adaptors.torchrun.script import _attach
+from taskd.config.worker import WorkerConfig
+
+logging.basicConfig(stream=sys.stdout)
+config = WorkerConfig.from_environment()
+assert config is not None
+_attach(config)
+print("trains")

@@ -1,0 +1,18 @@
+"""What a process writes into its box in every way there is; by itself it says whether that reached a box."""
+
+from taskd.runtime.box.recorder import Phase, Recorder
+
+r = Recorder()
+
+
+def write(recorder: Recorder) -> bool:
+    recorder.step(99)
+    recorder.phase(Phase.FINISHED)
+    recorder.gil_beat()
+    recorder.last_words(ValueError("a child's"))
+    recorder._core.taskd_leave(recorder._core.taskd_enter(1, 2, 3, 4, 5))
+    return recorder.attached
+
+
+if __name__ == "__main__":
+    print(write(r))

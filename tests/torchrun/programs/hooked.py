@@ -1,0 +1,16 @@
+"""What a hook on a module's import leaves behind: `hooked.py FOLDER`, in which there is a module `fresh`."""
+
+import importlib
+import sys
+
+from taskd.adaptors.torchrun.imports import after_import
+
+sys.path.insert(0, sys.argv[1])
+before = sys.meta_path[:]
+seen: list[int] = []
+after_import("fresh", lambda module: seen.append(module.value))
+fresh = importlib.import_module("fresh")
+after_import("fresh", lambda module: seen.append(2))
+importlib.reload(fresh)
+loader = fresh.__loader__
+print(seen, sys.meta_path == before, type(loader).__name__, vars(loader).keys() & {"exec_module"})

@@ -1,0 +1,14 @@
+"""Writes a position file until it is killed; each entry follows from its step: `position_writer.py FILE`."""
+
+import sys
+
+from taskd.adaptors.training.position_file import PositionFile, Slot
+
+file = PositionFile(sys.argv[1])
+step = 0
+print("ready", flush=True)
+while True:
+    step += 1
+    rng, data = (bytes([step % 251]) * 10_000,), bytes([step % 251]) * (step % 97)
+    file.write(Slot.TENTATIVE, step, rng, data)
+    file.write(Slot.COMMITTED, step, rng, data)
