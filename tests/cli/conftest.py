@@ -17,17 +17,7 @@ from tests.shim.armed import armed, plain, until
 
 Told = tuple[int, str]
 Blackbox = Callable[..., Told]
-PROGRAM = """
-import ctypes, os, signal, sys, threading, time
-from pathlib import Path
-from taskd.runtime.box.recorder import BoxPhase, Recorder
-r = Recorder()
-r.attach(Path({box!r}), 3, 1)
-r.phase(BoxPhase.TRAINING)
-time.sleep(0.5)  # two beats: the native thread has put down the libraries
-r.step(41)
-{body}
-"""
+PROGRAMS = Path(__file__).with_name("programs")
 WAITS = "time.sleep(60)"
 
 

@@ -17,7 +17,7 @@ from taskd.core.findings import PRESUMED, Kind
 from taskd.errors import ShimError
 from taskd.runtime.box.blackbox import Box
 from taskd.runtime.records.snapshot import take_snapshot
-from tests.cli.conftest import WAITS
+from tests.cli.conftest import PROGRAMS, WAITS
 from tests.shim.armed import REPOSITORY, plain, until
 
 SEGFAULT = "ctypes.string_at(0x40)"
@@ -144,16 +144,7 @@ def rows_of(page: str) -> list[list[str]]:
 
 
 def test_collectives_are_told_and_open_ones_are_marked(start, blackbox, document) -> None:
-    body = f"""
-import torch, torch.distributed as dist
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-for _ in range(20):
-    dist.all_reduce(torch.ones(1000))
-r._core.taskd_enter(1 | 1 << 8, 77, 1 << 20, 0, 2)
-r.step(42)
-{WAITS}
-"""
-    worker, path = start(body)
+    worker, path = start(f"call_collectives(); {WAITS}")
     until(lambda: take_snapshot(path).step == 42 or worker.poll() is not None, "it has called")
     one = document(path)["process"]
     newest = one["collectives"][0]

@@ -68,8 +68,8 @@ def test_an_account_that_nobody_understands(start: Start) -> None:
 
 def test_collectives(start: Start) -> None:
     rank = start(
-        f"{enter}({TORCH_ALLREDUCE}, 8, 2, 0, 5); {enter}(1, 0, 3, 0, -1); r.phase(BoxPhase.PAUSED); signal.pause()",
-        before,
+        "enter(TORCH_ALLREDUCE, 8, 2, 0, 5); enter(1, 0, 3, 0, -1); r.phase(BoxPhase.PAUSED); signal.pause()",
+        "call_collectives()",
     )
     known = rank.until(lambda known: known.standing is Standing.PAUSED)
     opened = [call for call in known.collectives if call.open]

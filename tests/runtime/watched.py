@@ -13,28 +13,6 @@ from tests.launch import Launcher
 from tests.runtime.local import PROGRAMS, ROOT
 
 LIMIT_S = 20.0
-PROGRAM = """
-import ctypes, mmap, os, signal, subprocess, sys, threading, time
-from pathlib import Path
-from taskd.runtime.box.recorder import BoxPhase, Recorder
-r = Recorder()
-r.attach(Path({box!r}), 0, 0)
-r.phase(BoxPhase.TRAINING)
-held, free = ctypes.PyDLL(None), ctypes.CDLL(None)
-
-
-def await_beats():
-    # the core notes at each beat of its own thread which library is where
-    from taskd.runtime.box.blackbox import Box
-    box = Box.open(Path({box!r}))
-    while box.read().native_count < 2:
-        time.sleep(0.01)
-
-
-{before}
-r.step(41)
-{body}
-"""
 
 
 def until(condition: Callable[[], object], what: str) -> None:

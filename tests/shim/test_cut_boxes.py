@@ -11,29 +11,7 @@ from tests.shim.armed import PROGRAMS, armed, plain, until
 LENGTHS = [0, 1, 4096, 60_000]
 WAYS = 10
 """Of reading a box; of one that is empty each is told that it was cut."""
-WORKER = """
-import sys, time
-from pathlib import Path
-from taskd.runtime.box.recorder import BoxPhase, Recorder
-r = Recorder()
-r.attach(Path({box!r}), 3, 1)
-r.phase(BoxPhase.TRAINING)
-r.step(1)
-while not Path({go!r}).exists():
-    time.sleep(0.01)
-r.step(2)
-r.await_data(); r.got_data(5); r.gil_beat()
-r.phase(BoxPhase.PAUSED)
-ticket = r._core.taskd_enter(257, 7, 8, 0, -1)
-r._core.taskd_leave(ticket)
-r.last_words(ValueError("it goes on"))
-assert r.break_collectives() == 0
-r.mend()
-time.sleep(0.6)  # three beats of the native thread
-assert r.attached
-print("went on", r.census().broken, flush=True)
-{end}
-"""
+WORKER = ("python", PROGRAMS / "cut_worker.py")
 
 
 def test_a_reader_is_told_and_lives(box, launcher, tmp_path):
@@ -60,23 +38,6 @@ def test_a_worker_goes_on(how, length, box, launcher, tmp_path):
     assert launcher.output(worker) == "went on False\n"
 
 
-AGENT = """
-import os, sys
-from pathlib import Path
-from taskd.errors import ShimError
-from taskd.runtime.box.blackbox import Box, BoxCommand
-box = Box.open(Path(sys.argv[1]))
-os.truncate(box.path, 0)
-Path(sys.argv[2]).touch()
-ways = (box.read, box.events, box.clocks, box.communicators, box.postmortem, box.await_death)
-for way in (*ways, lambda: box.command(BoxCommand.PING)):
-    try:
-        print(way())
-    except ShimError as error:
-        print("was cut short (ENODATA); let nobody else write there" in str(error))
-"""
-
-
 def test_the_agents_side_of_it(box, launcher, tmp_path):
     worker = launcher.start([*WORKER, box.path, tmp_path / "go", "time.sleep(60)"], env=plain())
     until(lambda: box.read().step == 1, "it trains")
@@ -84,22 +45,6 @@ def test_the_agents_side_of_it(box, launcher, tmp_path):
     assert agent == (0, "True\n" * 7)
     until(lambda: "went on" in launcher.output(worker), "it goes on")
     worker.kill()
-
-
-POSITION = """
-import os, sys
-from pathlib import Path
-from taskd.adaptors.training.position_file import PositionFile, PositionKind
-from taskd.runtime.box.recorder import Recorder
-Recorder().attach(Path(sys.argv[1]), 3, 1)
-file = PositionFile(sys.argv[2])
-os.truncate(sys.argv[2], int(sys.argv[3]))
-for step in range(6):
-    file.write(PositionKind.TENTATIVE, step, (bytes(9000),))
-    file.write(PositionKind.COMMITTED, step, (bytes(9000),))
-print(sorted(file.read()))
-file.close()
-"""
 
 
 @pytest.mark.parametrize("length", [0, 100_000])

@@ -6,57 +6,7 @@ import signal
 import pytest
 
 from taskd.runtime.box.blackbox import Life
-from tests.shim.armed import GATE, armed, plain, until
-
-PARENT = """
-import os, signal, subprocess, sys
-from pathlib import Path
-from taskd.runtime.box.recorder import BoxPhase, Recorder
-r = Recorder()
-
-def write(recorder):
-    \"\"\"In every way there is.\"\"\"
-    recorder.step(99)
-    recorder.phase(BoxPhase.FINISHED)
-    recorder.gil_beat()
-    recorder.last_words(ValueError("a child's"))
-    recorder._core.taskd_leave(recorder._core.taskd_enter(1, 2, 3, 4, 5))
-    return recorder.attached
-"""
-
-FORKED = """
-r.step(10)
-pid = os.fork()
-if pid == 0:
-    assert not write(r)
-    sys.exit(4)                     # through the exit handlers
-assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
-assert r.attached
-"""
-
-EXECUTED = """
-r.step(10)
-child = PARENT + "print(write(r))"
-for environment in (os.environ, {**os.environ, "LD_PRELOAD": GATE}):
-    out = subprocess.run([sys.executable, "-c", child], env=environment, capture_output=True, text=True, check=True)
-    assert (out.stdout, out.stderr) == ("False\\n", "")
-"""
-
-LOADED = """
-import torch.utils.data
-
-class Numbers(torch.utils.data.Dataset):
-    def __len__(self):
-        return 8
-    def __getitem__(self, index):
-        return int(write(Recorder()))
-
-if __name__ == "__main__":
-    r.step(10)
-    for method in ("fork", "forkserver", "spawn"):
-        loader = torch.utils.data.DataLoader(Numbers(), num_workers=2, multiprocessing_context=method)
-        assert [int(batch) for batch in loader] == [0] * 8
-"""
+from tests.shim.armed import PROGRAMS, armed, plain, until
 
 
 @pytest.mark.parametrize(

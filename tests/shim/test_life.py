@@ -10,7 +10,7 @@ import pytest
 
 from taskd.errors import ShimError
 from taskd.runtime.box.blackbox import BoxCommand, BoxPhase, Life
-from tests.shim.armed import armed, plain, until
+from tests.shim.armed import PROGRAMS, armed, plain, until
 
 WAIT = "import signal\nsignal.pause()\n"
 
@@ -101,12 +101,7 @@ def test_a_signal_ends_the_process_as_ever(number, box, launcher):
 
 
 def test_progress_and_beats_are_read(box, launcher):
-    program = """
-from taskd.runtime.box.recorder import BoxPhase, Recorder
-r = Recorder()
-r.step(41); r.step(42); r.phase(BoxPhase.RESTORING); r.gil_beat()
-"""
-    worker = launcher.start(["python", "-c", program + WAIT], env=armed(box.path))
+    worker = launcher.start(["python", PROGRAMS / "progresses.py"], env=armed(box.path))
     until(lambda: box.read().gil_ns, "the program has run")
     said = box.read()
     assert (said.step, said.phase) == (42, BoxPhase.RESTORING)

@@ -17,19 +17,7 @@ from tests.training.job import ENVIRONMENT
 RNG = [b"numbers", b"", b"more"]
 HEAD = len(pack([b""]))
 
-WRITER = """
-import sys
-from taskd.adaptors.training.payload import pack, unpack
-from taskd.adaptors.training.position_file import PositionFile, PositionKind
-file = PositionFile(sys.argv[1])
-step = 0
-print("ready", flush=True)
-while True:
-    step += 1
-    rng, data = (bytes([step % 251]) * 10_000,), bytes([step % 251]) * (step % 97)
-    file.write(PositionKind.TENTATIVE, step, rng, data)
-    file.write(PositionKind.COMMITTED, step, rng, data)
-"""
+WRITER = Path(__file__).with_name("programs") / "position_writer.py"
 
 
 def test_a_killed_writer_leaves_only_whole_entries(launcher: Launcher, tmp_path: Path) -> None:

@@ -22,19 +22,7 @@ from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.agent.shape import Shape
 from taskd.runtime.agent.sockets import LocalServer
 
-RANK = """
-import sys, time
-from pathlib import Path
-from taskd.runtime.box.recorder import BoxPhase, Recorder
-r = Recorder()
-r.attach(Path(sys.argv[1]), int(sys.argv[2]), 0)
-r.phase(BoxPhase.TRAINING)
-step = 0
-while True:
-    r.step(step)
-    step += 1
-    time.sleep(0.002)
-"""
+RANK = Path(__file__).with_name("chaos_rank.py")
 
 
 def main() -> None:

@@ -4,11 +4,11 @@ import sys
 import time
 from pathlib import Path
 
-from taskd.runtime.box.recorder import Phase, Recorder
+from taskd.runtime.box.recorder import BoxPhase, Recorder
 
 r = Recorder()
 r.attach(Path(sys.argv[1]), int(sys.argv[2]), 0)
-r.phase(Phase.TRAINING)
+r.phase(BoxPhase.TRAINING)
 step = 0
 while True:
     r.step(step)

@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 from taskd.runtime.box.blackbox import Box
-from taskd.runtime.box.recorder import Phase, Recorder
+from taskd.runtime.box.recorder import BoxPhase, Recorder
 
 r = Recorder()
 r.attach(Path(sys.argv[1]), 3, 1)
-r.phase(Phase.TRAINING)
+r.phase(BoxPhase.TRAINING)
 box = Box.open(Path(sys.argv[1]))
 beats = box.read().native_count
 while box.read().native_count < beats + 2:

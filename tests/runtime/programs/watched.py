@@ -10,13 +10,13 @@ import threading
 import time
 from pathlib import Path
 
-from taskd.runtime.box.recorder import Phase, Recorder
+from taskd.runtime.box.recorder import BoxPhase, Recorder
 
 TORCH_ALLREDUCE = 1 | 1 << 8
 
 r = Recorder()
 r.attach(Path(sys.argv[1]), 0, 0)
-r.phase(Phase.TRAINING)
+r.phase(BoxPhase.TRAINING)
 held, free = ctypes.PyDLL(None), ctypes.CDLL(None)
 children: "list[subprocess.Popen[bytes]]" = []
 enter, leave = r._core.taskd_enter, r._core.taskd_leave

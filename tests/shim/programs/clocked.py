@@ -8,7 +8,7 @@ import threading  # noqa: F401 - for the statements, as is `held`
 import time
 from pathlib import Path
 
-from taskd.runtime.box.recorder import Phase, Recorder
+from taskd.runtime.box.recorder import BoxPhase, Recorder
 
 r = Recorder()
 r.attach(Path(sys.argv[1]), 0, 0)
@@ -26,12 +26,12 @@ def nest(go: str) -> None:
     b = r._core.taskd_enter(2, 20, 200, 0, -1)
     c = r._core.taskd_enter(3, 30, 300, 0, -1)
     r._core.taskd_leave(c)
-    r.phase(Phase.PAUSED)
+    r.phase(BoxPhase.PAUSED)
     while not os.path.exists(go):
         time.sleep(0.01)
     r._core.taskd_leave(b)
     r._core.taskd_leave(a)
-    r.phase(Phase.REBUILDING)
+    r.phase(BoxPhase.REBUILDING)
     signal.pause()
 
 

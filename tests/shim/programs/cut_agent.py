@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from taskd.errors import ShimError
-from taskd.runtime.box.blackbox import Box, Command
+from taskd.runtime.box.blackbox import Box, BoxCommand
 
 box = Box.open(Path(sys.argv[1]))
 os.truncate(box.path, 0)
@@ -18,7 +18,7 @@ ways: list[Callable[[], object]] = [
     box.communicators,
     box.postmortem,
     box.await_death,
-    lambda: box.command(Command.PING),
+    lambda: box.command(BoxCommand.PING),
 ]
 
 

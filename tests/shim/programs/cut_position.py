@@ -4,14 +4,14 @@ import os
 import sys
 from pathlib import Path
 
-from taskd.adaptors.training.position_file import PositionFile, Slot
+from taskd.adaptors.training.position_file import PositionFile, PositionKind
 from taskd.runtime.box.recorder import Recorder
 
 Recorder().attach(Path(sys.argv[1]), 3, 1)
 file = PositionFile(sys.argv[2])
 os.truncate(sys.argv[2], int(sys.argv[3]))
 for step in range(6):
-    file.write(Slot.TENTATIVE, step, (bytes(9000),))
-    file.write(Slot.COMMITTED, step, (bytes(9000),))
+    file.write(PositionKind.TENTATIVE, step, (bytes(9000),))
+    file.write(PositionKind.COMMITTED, step, (bytes(9000),))
 print(sorted(file.read()))
 file.close()

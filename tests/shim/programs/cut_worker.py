@@ -4,11 +4,11 @@ import sys
 import time
 from pathlib import Path
 
-from taskd.runtime.box.recorder import Phase, Recorder
+from taskd.runtime.box.recorder import BoxPhase, Recorder
 
 r = Recorder()
 r.attach(Path(sys.argv[1]), 3, 1)
-r.phase(Phase.TRAINING)
+r.phase(BoxPhase.TRAINING)
 r.step(1)
 while not Path(sys.argv[2]).exists():
     time.sleep(0.01)
@@ -16,7 +16,7 @@ r.step(2)
 r.await_data()
 r.got_data(5)
 r.gil_beat()
-r.phase(Phase.PAUSED)
+r.phase(BoxPhase.PAUSED)
 ticket = r._core.taskd_enter(257, 7, 8, 0, -1)
 r._core.taskd_leave(ticket)
 r.last_words(ValueError("it goes on"))

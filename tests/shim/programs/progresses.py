@@ -2,11 +2,11 @@
 
 import signal
 
-from taskd.runtime.box.recorder import Phase, Recorder
+from taskd.runtime.box.recorder import BoxPhase, Recorder
 
 r = Recorder()
 r.step(41)
 r.step(42)
-r.phase(Phase.RESTORING)
+r.phase(BoxPhase.RESTORING)
 r.gil_beat()
 signal.pause()

@@ -1,13 +1,13 @@
 """What a process writes into its box in every way there is; by itself it says whether that reached a box."""
 
-from taskd.runtime.box.recorder import Phase, Recorder
+from taskd.runtime.box.recorder import BoxPhase, Recorder
 
 r = Recorder()
 
 
 def write(recorder: Recorder) -> bool:
     recorder.step(99)
-    recorder.phase(Phase.FINISHED)
+    recorder.phase(BoxPhase.FINISHED)
     recorder.gil_beat()
     recorder.last_words(ValueError("a child's"))
     recorder._core.taskd_leave(recorder._core.taskd_enter(1, 2, 3, 4, 5))

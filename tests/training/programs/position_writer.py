@@ -2,7 +2,7 @@
 
 import sys
 
-from taskd.adaptors.training.position_file import PositionFile, Slot
+from taskd.adaptors.training.position_file import PositionFile, PositionKind
 
 file = PositionFile(sys.argv[1])
 step = 0
@@ -10,5 +10,5 @@ print("ready", flush=True)
 while True:
     step += 1
     rng, data = (bytes([step % 251]) * 10_000,), bytes([step % 251]) * (step % 97)
-    file.write(Slot.TENTATIVE, step, rng, data)
-    file.write(Slot.COMMITTED, step, rng, data)
+    file.write(PositionKind.TENTATIVE, step, rng, data)
+    file.write(PositionKind.COMMITTED, step, rng, data)
