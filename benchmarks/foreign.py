@@ -38,7 +38,7 @@ from benchmarks.job import (
     torchrun,
 )
 from benchmarks.works import EVALUATION, LONGEST_S, Work, works
-from taskd.core.evidence import Clocks, Evidence, RunState, Standing, Stillness
+from taskd.core.diagnosis.evidence import Clocks, Evidence, RunState, Standing, Stillness
 from taskd.core.recovery import Phase
 from taskd.wire.messages import Progress
 from tests.core.driver import Job

@@ -50,7 +50,7 @@ from benchmarks.job import (
     torchrun,
     training,
 )
-from taskd.core.findings import Kind
+from taskd.core.diagnosis.findings import Kind
 from taskd.errors import ShimError
 from taskd.runtime.box.blackbox import Box
 

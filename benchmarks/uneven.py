@@ -39,8 +39,8 @@ from benchmarks.job import (
     torchrun,
 )
 from benchmarks.schedule import steps
-from taskd.core.rhythm import JobRhythm
-from taskd.core.watch import Watch
+from taskd.core.diagnosis.rhythm import JobRhythm
+from taskd.core.diagnosis.watch import Watch
 from taskd.wire.messages import Progress
 
 SCRIPT: Final = ROOT / "benchmarks" / "scripts" / "uneven.py"

@@ -27,7 +27,7 @@ import zmq
 from msgspec import inspect
 
 from taskd.config.address import LOOPBACK, Address
-from taskd.core.evidence import Evidence
+from taskd.core.diagnosis.evidence import Evidence
 from taskd.runtime.links.identity import agent_of
 from taskd.wire import codec
 from taskd.wire.checks import Inspect

@@ -1,7 +1,7 @@
 """torch's lock on a folder in which an extension is built, `FileBaton`: a rank that is killed in a build leaves it.
 
 Every later process, of every later job, then waits in `FileBaton.wait` for good. So a rank signs the locks that it
-makes, and takes over one whose owner is provably dead (`core/locks.py`); its build begins anew.
+makes, and takes over one whose owner is provably dead (`core/diagnosis/locks.py`); its build begins anew.
 
 Rules:
 
@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from taskd.adaptors.seams.parts import IN_BUILDS
-from taskd.core.locks import Hold, Holding
+from taskd.core.diagnosis.locks import Hold, Holding
 from taskd.errors import StaleLockError
 from taskd.runtime.worker import lockfile, worker
 from taskd.wire import text

@@ -12,7 +12,7 @@ Rules:
 import re
 from typing import Final
 
-from taskd.core.faults import BUILT_IN, ErrorPattern, FaultKind, classify
+from taskd.core.diagnosis.faults import BUILT_IN, ErrorPattern, FaultKind, classify
 from taskd.errors import ConfigError
 
 _KINDS: Final = tuple(kind.value for kind in FaultKind)

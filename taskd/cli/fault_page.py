@@ -6,10 +6,10 @@ from typing import Final
 from rich.console import RenderableType
 
 from taskd.cli.tables import ALARM, GOOD, QUIET, VICTIM, Listing, Row, block, heading, line, pairs, span, wall
-from taskd.core.account import operation
-from taskd.core.endings import died_of, signal_name
-from taskd.core.evidence import Collective, Evidence, RunState
-from taskd.core.findings import PACES, Kind, names
+from taskd.core.diagnosis.account import operation
+from taskd.core.diagnosis.endings import died_of, signal_name
+from taskd.core.diagnosis.evidence import Collective, Evidence, RunState
+from taskd.core.diagnosis.findings import PACES, Kind, names
 from taskd.runtime.records.entries import DiagnosisEntry, RecoveryEntry
 from taskd.runtime.records.faultfile import FaultFile
 from taskd.runtime.records.timeline import FaultEntry

@@ -24,7 +24,7 @@ from taskd.cli.tables import (
     span,
     wall,
 )  # fmt: skip
-from taskd.core.findings import names
+from taskd.core.diagnosis.findings import names
 from taskd.core.recovery import Phase
 from taskd.runtime.records.faultfile import FaultFile
 from taskd.runtime.records.snapshot import BoxSnapshot

@@ -23,7 +23,7 @@ from taskd.cli.tables import (
     since,
     span,
 )
-from taskd.core.endings import describe, size
+from taskd.core.diagnosis.endings import describe, size
 from taskd.runtime.records.lookup import ProcessView
 from taskd.runtime.records.snapshot import BoxSnapshot, ClocksView, CollectiveView, SignalView
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from taskd.core.evidence import Evidence, Standing, Thread
-from taskd.core.findings import Diagnosis
+from taskd.core.diagnosis.evidence import Evidence, Standing, Thread
+from taskd.core.diagnosis.findings import Diagnosis
 from taskd.core.stragglers.detector import Layout
 from taskd.core.stragglers.pacing import Pacing
 from taskd.runtime.manager.journal import Journal

@@ -12,8 +12,8 @@ import pytest
 
 from taskd.cli.process_page import process_page
 from taskd.cli.tables import page
-from taskd.core.endings import NATIVE_FAULTS
-from taskd.core.findings import PRESUMED, Kind
+from taskd.core.diagnosis.endings import NATIVE_FAULTS
+from taskd.core.diagnosis.findings import PRESUMED, Kind
 from taskd.errors import ShimError
 from taskd.runtime.box.blackbox import Box
 from taskd.runtime.records.snapshot import take_snapshot

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from taskd.core.evidence import Evidence
+from taskd.core.diagnosis.evidence import Evidence
 from taskd.core.policy import Deadlines, Policy, Strategy
 from taskd.core.recovery import Action, Diagnosed, JobEnded, Phase, Publish, Recovered, Recovery
 from taskd.wire.messages import (

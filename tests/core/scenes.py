@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from taskd.core.diagnosis import diagnose
-from taskd.core.evidence import (
+from taskd.core.diagnosis.diagnose import diagnose
+from taskd.core.diagnosis.evidence import (
     Cgroup,
     Child,
     Clocks,
@@ -22,10 +22,10 @@ from taskd.core.evidence import (
     Sender,
     Stillness,
 )
-from taskd.core.findings import Diagnosis, Kind
-from taskd.core.jobview import Cut
-from taskd.core.operation import Operation
-from taskd.core.rhythm import Hang
+from taskd.core.diagnosis.findings import Diagnosis, Kind
+from taskd.core.diagnosis.jobview import Cut
+from taskd.core.diagnosis.operation import Operation
+from taskd.core.diagnosis.rhythm import Hang
 
 HANG = Hang(since_s=0.0, silent_s=3.1, limit_s=3.0, usual_s=1.0, step=41, reason="no progress for 3.1 s after step 41")
 WORLD = 7

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskd.core.budget import Budget, Charge, Fault
+from taskd.core.recovery.budget import Budget, Charge, Fault
 
 
 def faults():

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from taskd.core.membership.places import Nodes
 from taskd.core.nodecheck.checkup import GRACE_S, Checked, Checkup, RoundOver, Wanted
 from taskd.core.nodecheck.diagnosis import DOWN_WORDS, SLOW_WORDS, NodeHealth
-from taskd.core.places import Nodes
 from taskd.core.policy import NodeCheckPolicy, Policy
 from taskd.wire.checks import CheckState, Cleared, Dismissed, Examine, Examined, Own, TrialResult
 from taskd.wire.messages import NodeStatus

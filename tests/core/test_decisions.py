@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskd.core.membership import Health, health
+from taskd.core.membership.health import Health, health
 from taskd.core.policy import Membership, Policy, Strategy
-from taskd.core.ranks import Held, plan_restore
+from taskd.core.recovery.ranks import Held, plan_restore
 from taskd.core.recovery.record import FaultRecord
-from taskd.core.strategy import Decision, KeepingRefusals, Situation, choose
-from taskd.core.world import RankView
+from taskd.core.recovery.strategy import Decision, KeepingRefusals, Situation, choose
+from taskd.core.recovery.world import RankView
 from taskd.runtime.manager.journal import as_fields, as_text
 from taskd.wire.messages import Condition, RankStatus, Stage
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from taskd.core import diagnosis
-from taskd.core.account import WORDS
-from taskd.core.diagnosis import RULES, diagnose
-from taskd.core.evidence import Evidence, PythonError
-from taskd.core.findings import PACES, VICTIMS, Kind, names
-from taskd.core.jobview import Cut
-from taskd.core.rhythm import Hang
+from taskd.core.diagnosis import diagnose as diagnosis
+from taskd.core.diagnosis.account import WORDS
+from taskd.core.diagnosis.diagnose import RULES, diagnose
+from taskd.core.diagnosis.evidence import Evidence, PythonError
+from taskd.core.diagnosis.findings import PACES, VICTIMS, Kind, names
+from taskd.core.diagnosis.jobview import Cut
+from taskd.core.diagnosis.rhythm import Hang
 from tests.core.scenes import FAULTS, HANG, Fault, base, entered
 from tests.core.test_faults import RETRY
 from tests.core.test_waits import crossed

@@ -6,9 +6,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from taskd.core.conditions import FAILED, STANDSTILL, STUCK, cannot_answer, condition_of_end, condition_of_hang
-from taskd.core.endings import NATIVE_FAULTS, cause, died_of, ending_of, explain, signal_name, size
-from taskd.core.evidence import (
+from taskd.core.diagnosis.conditions import (
+    FAILED,
+    STANDSTILL,
+    STUCK,
+    cannot_answer,
+    condition_of_end,
+    condition_of_hang,
+)
+from taskd.core.diagnosis.endings import NATIVE_FAULTS, cause, died_of, ending_of, explain, signal_name, size
+from taskd.core.diagnosis.evidence import (
     Cgroup,
     Clocks,
     Ending,
@@ -20,8 +27,8 @@ from taskd.core.evidence import (
     Sender,
     Standing,
 )
-from taskd.core.findings import Kind
-from taskd.core.operation import Operation
+from taskd.core.diagnosis.findings import Kind
+from taskd.core.diagnosis.operation import Operation
 from tests.core.scenes import FAULTS, Fault, base
 
 
@@ -182,7 +189,9 @@ def test_each_row_has_a_fault_that_it_alone_explains(row: object, monkeypatch: p
 
     before = told()
     for name, table in (("FAILED", FAILED), ("STANDSTILL", STANDSTILL), ("STUCK", STUCK)):
-        monkeypatch.setattr(f"taskd.core.conditions.{name}", tuple(other for other in table if other is not row))
+        monkeypatch.setattr(
+            f"taskd.core.diagnosis.conditions.{name}", tuple(other for other in table if other is not row)
+        )
     with pytest.raises((AssertionError, StopIteration)):  # no row at all holds, or another one
         assert told() == before
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from taskd.core.faults import BUILT_IN, ErrorPattern, FaultKind, classify
+from taskd.core.diagnosis.faults import BUILT_IN, ErrorPattern, FaultKind, classify
 
 RETRY = (
     "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:544] Connection closed by peer [::1]:40996",

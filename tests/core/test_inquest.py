@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from taskd.core.evidence import Clocks, Evidence, NonFinite, PythonError, Standing
-from taskd.core.findings import Kind
+from taskd.core.diagnosis.evidence import Clocks, Evidence, NonFinite, PythonError, Standing
+from taskd.core.diagnosis.findings import Kind
+from taskd.core.diagnosis.watch import AGAIN_S
 from taskd.core.policy import Strategy, Tempo
 from taskd.core.recovery import Note, Phase
-from taskd.core.watch import AGAIN_S
 from taskd.wire.messages import Condition, Order, Stage
 from tests.core.driver import Job
 from tests.core.scenes import FAULTS, base

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from taskd.core.diagnosis import diagnose
-from taskd.core.evidence import Evidence, LockFile, Process
-from taskd.core.findings import Diagnosis, Kind
-from taskd.core.locks import Hold, Sight, Signature, judge
+from taskd.core.diagnosis.diagnose import diagnose
+from taskd.core.diagnosis.evidence import Evidence, LockFile, Process
+from taskd.core.diagnosis.findings import Diagnosis, Kind
+from taskd.core.diagnosis.locks import Hold, Sight, Signature, judge
 from tests.core.scenes import FAULTS, HANG, base, entered, native
 
 SIGNED = Signature(boot="b", namespace=1, pid=77, start_ticks=5, device=8, inode=9, host="node-0")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from taskd.core.findings import Kind
+from taskd.core.diagnosis.findings import Kind
 from taskd.core.policy import Strategy
 from taskd.core.recovery import Note, Phase
 from taskd.wire.messages import Order

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from taskd.core.membership import quorum
+from taskd.core.membership.health import quorum
 from taskd.core.policy import Strategy
 from taskd.core.recovery import AskCluster, Phase, Publish, Superseded
 from taskd.core.recovery.orders import send

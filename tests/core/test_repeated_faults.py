@@ -4,9 +4,9 @@ from itertools import count
 
 import pytest
 
-from taskd.core.budget import DEFAULT_MAX_RESTARTS
 from taskd.core.policy import Policy
 from taskd.core.recovery import Action, Phase, Recovery
+from taskd.core.recovery.budget import DEFAULT_MAX_RESTARTS
 from taskd.wire.messages import Condition, NodeStatus, Order, RankStatus, Stage
 from tests.core.driver import DEADLINES, Job
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from taskd.core.evidence import Cgroup, Evidence, Process, RunState, Standing, Stillness
+from taskd.core.diagnosis.evidence import Cgroup, Evidence, Process, RunState, Standing, Stillness
 from taskd.core.policy import Deadlines
 from taskd.core.recovery import Note, Phase
 from taskd.core.recovery.reprieve import reprieve

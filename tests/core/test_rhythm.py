@@ -8,9 +8,9 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from taskd.core.gaps import GAPS_OF_A_KIND, KINDS, Gaps
+from taskd.core.diagnosis.gaps import GAPS_OF_A_KIND, KINDS, Gaps
+from taskd.core.diagnosis.rhythm import WINDOW, Activity, JobRhythm, Rhythm
 from taskd.core.policy import Tempo
-from taskd.core.rhythm import WINDOW, Activity, JobRhythm, Rhythm
 
 LENGTHS_S = (0.01, 0.05, 0.2, 1.0, 5.0)
 HALF_AN_HOUR_S = 1800.0

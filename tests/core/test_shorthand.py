@@ -2,8 +2,8 @@
 
 from msgspec.structs import replace
 
+from taskd.core.membership.shorthand import Shorthand, answer
 from taskd.core.recovery import Phase
-from taskd.core.shorthand import Shorthand, answer
 from taskd.wire.messages import Directive, Heard, Ledger, Order
 from tests.core.driver import Job
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from taskd.core.evidence import Evidence, PythonError, RunState
-from taskd.core.findings import Kind
+from taskd.core.diagnosis.evidence import Evidence, PythonError, RunState
+from taskd.core.diagnosis.findings import Kind
 from taskd.core.recovery import Phase
 from taskd.wire.messages import Order, Stage
 from tests.core.driver import Job

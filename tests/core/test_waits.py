@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from taskd.core.diagnosis import diagnose
-from taskd.core.evidence import Clocks, Collective, Communicator, Evidence
-from taskd.core.findings import Kind
-from taskd.core.operation import Operation
+from taskd.core.diagnosis.diagnose import diagnose
+from taskd.core.diagnosis.evidence import Clocks, Collective, Communicator, Evidence
+from taskd.core.diagnosis.findings import Kind
+from taskd.core.diagnosis.operation import Operation
 from tests.core.scenes import HANG
 
 ANSWERS = Clocks(0.1, 0.0, 0.0)

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from taskd.core.budget import EARLY_S
 from taskd.core.policy import Policy, Strategy
 from taskd.core.recovery import Phase
+from taskd.core.recovery.budget import EARLY_S
 from taskd.wire.messages import Order, Stage
 from tests.core.driver import Job
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from taskd.core.findings import PACES
+from taskd.core.diagnosis.findings import PACES
 
 Event = Mapping[str, Any]
 CRASH_S = 0.5
@@ -26,7 +26,7 @@ class Expected:
     """What a scenario should come to.
 
     Attributes:
-        kinds: names of `taskd.core.findings.Kind`, any of them.
+        kinds: names of `taskd.core.diagnosis.findings.Kind`, any of them.
         culprits: any of these.
         limit_s: from the fault to its diagnosis.
         recovers: the job interrupts its training and goes on; else it only tells.

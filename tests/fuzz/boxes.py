@@ -23,7 +23,7 @@ from typing import Any, Final
 from taskd.cli.documents import as_text, process_document
 from taskd.cli.process_page import process_page
 from taskd.cli.tables import page
-from taskd.core.evidence import Evidence
+from taskd.core.diagnosis.evidence import Evidence
 from taskd.errors import ShimError
 from taskd.runtime.agent.box_evidence import tell
 from taskd.runtime.agent.observer import progress_of

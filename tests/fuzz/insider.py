@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from taskd.core.evidence import Evidence
+from taskd.core.diagnosis.evidence import Evidence
 from taskd.core.policy import Policy, Strategy
 from taskd.core.recovery import Action, Phase, Recovery
 from taskd.errors import TransitionError

@@ -25,7 +25,7 @@ from msgspec import inspect
 from taskd.cli.documents import as_text, job_document
 from taskd.cli.job_page import job_page
 from taskd.cli.tables import page
-from taskd.core.evidence import Evidence
+from taskd.core.diagnosis.evidence import Evidence
 from taskd.errors import RecordError
 from taskd.runtime.records.entries import DiagnosisEntry, DirectiveEntry, Ended, Processes, RecoveryEntry
 from taskd.runtime.records.faultfile import read_evidence

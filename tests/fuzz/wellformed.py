@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
-from taskd.core.evidence import Evidence
+from taskd.core.diagnosis.evidence import Evidence
 from taskd.wire import codec
 from tests.fuzz.shapes import Value, anything, edges
 

@@ -14,7 +14,7 @@ import pytest
 
 from taskd.config.address import LOOPBACK, Address
 from taskd.config.agent import AgentConfig
-from taskd.core.evidence import Ending, Evidence, RunState
+from taskd.core.diagnosis.evidence import Ending, Evidence, RunState
 from taskd.core.rendezvous import Rendezvous
 from taskd.runtime.agent.agent import NodeAgent
 from taskd.runtime.agent.ports import NodeIdentity

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from taskd.core.conditions import condition_of_end, condition_of_hang
-from taskd.core.endings import cause, ending_of
-from taskd.core.evidence import Evidence
-from taskd.core.findings import Kind
+from taskd.core.diagnosis.conditions import condition_of_end, condition_of_hang
+from taskd.core.diagnosis.endings import cause, ending_of
+from taskd.core.diagnosis.evidence import Evidence
+from taskd.core.diagnosis.findings import Kind
 from taskd.runtime.agent.collector import EvidenceCollector
 from taskd.runtime.system import cgroups
 

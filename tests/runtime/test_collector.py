@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from taskd.core.conditions import condition_of_end, condition_of_hang
-from taskd.core.endings import cause, ending_of
-from taskd.core.evidence import Evidence, NonFinite, RunState, Standing
-from taskd.core.findings import Kind
+from taskd.core.diagnosis.conditions import condition_of_end, condition_of_hang
+from taskd.core.diagnosis.endings import cause, ending_of
+from taskd.core.diagnosis.evidence import Evidence, NonFinite, RunState, Standing
+from taskd.core.diagnosis.findings import Kind
 from taskd.runtime.agent.collector import FRESH_S, EvidenceCollector
 from taskd.runtime.box.blackbox import Box
 from taskd.runtime.system import processes

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from taskd.core.conditions import condition_of_end
-from taskd.core.findings import Kind
+from taskd.core.diagnosis.conditions import condition_of_end
+from taskd.core.diagnosis.findings import Kind
 from taskd.runtime.agent.disks import full_disk
 from tests.runtime.watched import Start
 

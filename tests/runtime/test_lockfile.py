@@ -20,10 +20,10 @@ from torch.utils import file_baton
 
 from taskd.adaptors import batons
 from taskd.adaptors.batons import watch_batons
-from taskd.core.conditions import condition_of_hang
-from taskd.core.evidence import LockFile
-from taskd.core.findings import Kind
-from taskd.core.locks import Hold
+from taskd.core.diagnosis.conditions import condition_of_hang
+from taskd.core.diagnosis.evidence import LockFile
+from taskd.core.diagnosis.findings import Kind
+from taskd.core.diagnosis.locks import Hold
 from taskd.errors import StaleLockError
 from taskd.runtime.system import processes
 from taskd.runtime.worker import lockfile

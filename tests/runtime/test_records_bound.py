@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from taskd.core.evidence import Evidence
-from taskd.core.findings import Diagnosis, Finding, Kind
+from taskd.core.diagnosis.evidence import Evidence
+from taskd.core.diagnosis.findings import Diagnosis, Finding, Kind
 from taskd.core.recovery import Diagnosed
 from taskd.runtime.folders.ownfolder import OwnFolder
 from taskd.runtime.manager import faultfolder

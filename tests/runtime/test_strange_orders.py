@@ -5,7 +5,7 @@ import logging
 import msgspec
 import pytest
 
-from taskd.core.plausible import MOST_AHEAD, implausible, strange
+from taskd.core.membership.plausible import MOST_AHEAD, implausible, strange
 from taskd.errors import RecoveryError
 from taskd.runtime.agent.agent import NodeAgent
 from taskd.runtime.agent.shape import Shape

@@ -13,7 +13,7 @@ import pytest
 from msgspec import inspect
 
 from taskd.config.manager import ManagerConfig
-from taskd.core.evidence import Evidence, NonFinite, Process
+from taskd.core.diagnosis.evidence import Evidence, NonFinite, Process
 from taskd.runtime.links.identity import agent_of
 from taskd.runtime.links.links import AgentSocket
 from taskd.runtime.manager.crowd import most_waiting

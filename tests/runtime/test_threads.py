@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from taskd.core.evidence import Stillness
+from taskd.core.diagnosis.evidence import Stillness
 from taskd.runtime.agent.threads import compare, look
 from tests.launch import Launcher
 from tests.runtime.local import PROGRAMS, ROOT

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from taskd.config.worker import WorkerConfig
-from taskd.core.evidence import Standing
+from taskd.core.diagnosis.evidence import Standing
 from taskd.runtime.agent.sockets import Peer
 from taskd.runtime.worker.worker import AbandonedError, WorkerLink
 from taskd.wire.accounts import Account, LockSeen

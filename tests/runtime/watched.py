@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from taskd.core.endings import ending_of
-from taskd.core.evidence import Evidence, RunState
+from taskd.core.diagnosis.endings import ending_of
+from taskd.core.diagnosis.evidence import Evidence, RunState
 from taskd.runtime.agent.collector import EvidenceCollector
 from taskd.runtime.box.blackbox import Box
 from tests.launch import Launcher

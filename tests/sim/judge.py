@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskd.core.agent import Action as NodeAction
 from taskd.core.agent import Start
-from taskd.core.findings import Kind
+from taskd.core.diagnosis.findings import Kind
 from taskd.core.recovery import Action, Diagnosed, Recovery
 from taskd.core.recovery.record import FaultRecord
 from taskd.core.worker import WorkerState

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import assert_never
 
-from taskd.core.budget import EARLY_S
-from taskd.core.evidence import Evidence
+from taskd.core.diagnosis.evidence import Evidence
+from taskd.core.membership.shorthand import answer
 from taskd.core.recovery import (
     Action,
     AskCluster,
@@ -21,7 +21,7 @@ from taskd.core.recovery import (
     Setback,
     Superseded,
 )
-from taskd.core.shorthand import answer
+from taskd.core.recovery.budget import EARLY_S
 from taskd.wire.messages import Directive, Heard, NodeStatus
 from tests.sim.judge import demand
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from typing_extensions import assert_never
 
 from taskd.core.agent import Action, Evict, Fence, Node, Start, StopNode, Take, TellJoin, TellPause, TellRelease
-from taskd.core.shorthand import Shorthand
+from taskd.core.membership.shorthand import Shorthand
 from taskd.core.worker import Report
 from taskd.wire.messages import (
     Directive,

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from taskd.core import evidence as seen
 from taskd.core.agent import Start
-from taskd.core.evidence import Evidence, RunState, Standing
+from taskd.core.diagnosis import evidence as seen
+from taskd.core.diagnosis.evidence import Evidence, RunState, Standing
 from taskd.core.worker import Break, GiveUp, Input, Report, Wake, Worker, WorkerEvent, WorkerState
 from taskd.wire.messages import Condition, Join, Pause, Release, WorldPlan
 from tests.sim.fabric import TIMEOUT_S, CollectiveError, Group, Ticket

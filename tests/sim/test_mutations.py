@@ -7,13 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from taskd.core import agent, ranks, recovery
+from taskd.core import agent, recovery
 from taskd.core.agent import Evict, Fence, Node, Start
-from taskd.core.budget import Budget, Charge, Fault
-from taskd.core.places import Nodes
-from taskd.core.ranks import Held, Restore
-from taskd.core.recovery import attempts, intake, planning, situation
+from taskd.core.membership.places import Nodes
+from taskd.core.recovery import attempts, intake, planning, ranks, situation
 from taskd.core.recovery.actions import Next, do
+from taskd.core.recovery.budget import Budget, Charge, Fault
 from taskd.core.recovery.events import Expired, Finished, Joined, Lost, Undecided
 from taskd.core.recovery.handlers import building, choosing, ending, membership, training
 from taskd.core.recovery.handlers.common import fault, ignore
@@ -34,9 +33,10 @@ from taskd.core.recovery.phases import (
     Strayed,
     Training,
 )
+from taskd.core.recovery.ranks import Held, Restore
 from taskd.core.recovery.takeover import release
+from taskd.core.recovery.world import RankView, World
 from taskd.core.table import Row
-from taskd.core.world import RankView, World
 from taskd.wire.messages import Condition, Directive, Order, RankStatus, Stage, Transfer, WorldPlan
 from tests.sim.world import simulate
 

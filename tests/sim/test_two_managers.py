@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from taskd.core import agent, quorum
+from taskd.core import agent
 from taskd.core.agent import Start
-from taskd.core.places import Nodes
+from taskd.core.membership import quorum
+from taskd.core.membership.places import Nodes
 from taskd.core.recovery.handlers import building
 from taskd.wire.messages import NodeStatus
 from tests.sim.nodes import Agent

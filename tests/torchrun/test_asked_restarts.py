@@ -9,7 +9,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import create_rd
 from torch.distributed.run import config_from_args, parse_args
 
 from taskd.adaptors.torchrun.agent import _max_restarts
-from taskd.core.budget import DEFAULT_MAX_RESTARTS
+from taskd.core.recovery.budget import DEFAULT_MAX_RESTARTS
 
 PARAMETERS = RendezvousParameters("static", "127.0.0.1:1", "job", 1, 1, rank=0)
 """Nobody meets: a static rendezvous opens nothing before its first round."""

@@ -11,7 +11,7 @@ import msgspec
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistStoreError
 
-from taskd.core.ranks import Held, plan_restore
+from taskd.core.recovery.ranks import Held, plan_restore
 from taskd.wire.messages import Condition, WorldPlan
 from tests.launch import Launcher
 

@@ -12,9 +12,9 @@ from torch import nn
 
 from taskd.adaptors.training.standing import see_standing
 from taskd.config.worker import WorkerConfig
-from taskd.core.conditions import condition_of_hang
-from taskd.core.evidence import Clocks, Evidence, Standing
-from taskd.core.findings import Kind
+from taskd.core.diagnosis.conditions import condition_of_hang
+from taskd.core.diagnosis.evidence import Clocks, Evidence, Standing
+from taskd.core.diagnosis.findings import Kind
 from taskd.runtime.agent.sockets import LocalServer, Peer
 from taskd.runtime.worker.stacks import MOST_FRAMES, MOST_THREADS, all_stacks, main_stack
 from taskd.wire.accounts import Account

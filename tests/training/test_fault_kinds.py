@@ -6,7 +6,7 @@ import torch
 import taskd
 from taskd.adaptors import faults
 from taskd.adaptors.faults import kind_of
-from taskd.core.faults import FaultKind
+from taskd.core.diagnosis.faults import FaultKind
 from taskd.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from taskd.core.evidence import Evidence, PythonError, Thread
+from taskd.core.diagnosis.evidence import Evidence, PythonError, Thread
 from taskd.wire import codec, text
 from taskd.wire.bounds import LINE_CHARS, NAME_CHARS
 from taskd.wire.codec import BadFrameError

@@ -33,7 +33,7 @@ from taskd.adaptors.torchrun.waiting import set_aside
 from taskd.config.address import knows_manager
 from taskd.config.process import environment, profile_nccl, starting_with, withhold
 from taskd.config.settings import SECRET
-from taskd.core.budget import DEFAULT_MAX_RESTARTS
+from taskd.core.recovery.budget import DEFAULT_MAX_RESTARTS
 from taskd.errors import TaskdError
 from taskd.runtime.agent.ports import Command, NodeIdentity, NodeRuntime, Outlook
 

@@ -18,8 +18,8 @@ import torch
 from torch.distributed import c10d_logger
 
 from taskd.adaptors.faults import in_one_line, kind_of
-from taskd.core.conditions import of_a_connection
-from taskd.core.faults import FaultKind
+from taskd.core.diagnosis.conditions import of_a_connection
+from taskd.core.diagnosis.faults import FaultKind
 
 
 class Failures:

@@ -46,8 +46,8 @@ from taskd.adaptors.training.standing import see_standing
 from taskd.adaptors.training.state import TrainState
 from taskd.adaptors.training.strays import Strays
 from taskd.adaptors.training.tripwire import Interrupted, Tripwire, interrupt
-from taskd.core.evidence import Standing
-from taskd.core.faults import FaultKind
+from taskd.core.diagnosis.evidence import Standing
+from taskd.core.diagnosis.faults import FaultKind
 from taskd.errors import CheckpointError, RecoveryError, RefusedError, RestoreError, ShimError
 from taskd.runtime.box.recorder import BoxPhase, NullRecorder, Recorder, open_recorder
 from taskd.runtime.worker import worker

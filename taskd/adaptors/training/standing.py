@@ -13,7 +13,7 @@ from typing import Final
 
 from torch import nn
 
-from taskd.core.evidence import Standing
+from taskd.core.diagnosis.evidence import Standing
 
 _CHECKPOINT: Final = re.compile(
     r"/torch/serialization\.py:|/torch/distributed/checkpoint/|/torch/distributed/_checkpoint|/safetensors/"

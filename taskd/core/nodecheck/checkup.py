@@ -16,12 +16,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from taskd.core.membership.places import Nodes, may_train
 from taskd.core.nodecheck.check import NodeCheck
 from taskd.core.nodecheck.diagnosis import CheckDiagnosis, Leave, NodeHealth, choose_out
 from taskd.core.nodecheck.evidence import CheckPolicy
 from taskd.core.nodecheck.examination import GRACE_S, Action, Checked, Examination, RoundOver, Wanted, limits
 from taskd.core.nodecheck.own import Baseline
-from taskd.core.places import Nodes, may_train
 from taskd.core.policy import Policy
 from taskd.wire.checks import Cleared, Dismissed, Examine
 from taskd.wire.messages import NodeStatus

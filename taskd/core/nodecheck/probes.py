@@ -10,7 +10,7 @@ Rules:
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from taskd.core.endings import in_words
+from taskd.core.diagnosis.endings import in_words
 from taskd.wire.checks import Own, TrialResult
 from taskd.wire.probes import ProbeOrder, ProbeResult
 

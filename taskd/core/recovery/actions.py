@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeAlias
 
-from taskd.core.evidence import Evidence
-from taskd.core.findings import Diagnosis
+from taskd.core.diagnosis.evidence import Evidence
+from taskd.core.diagnosis.findings import Diagnosis
+from taskd.core.diagnosis.rhythm import Hang
 from taskd.core.recovery.events import AnyEvent
 from taskd.core.recovery.phases import AnyPhase
 from taskd.core.recovery.record import FaultRecord
-from taskd.core.rhythm import Hang
 from taskd.wire.messages import Directive
 
 if TYPE_CHECKING:

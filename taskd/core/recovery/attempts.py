@@ -14,11 +14,11 @@ All functions are effects: `(job, now_s, …)`. Those that choose return what wa
 
 from collections.abc import Collection, Mapping
 
-from taskd.core.budget import Budget, Fault
-from taskd.core.causes import UNKNOWN, Cause
 from taskd.core.policy import Strategy
 from taskd.core.recovery.actions import JobEnded, Note, Recovered, Setback
+from taskd.core.recovery.budget import Budget, Fault
 from taskd.core.recovery.case import close_case, open_case
+from taskd.core.recovery.causes import UNKNOWN, Cause
 from taskd.core.recovery.events import Chosen, Kept, Refused, Restarted, Undecided
 from taskd.core.recovery.job import Incident, Job
 from taskd.core.recovery.nodes import exclude, fill
@@ -26,7 +26,7 @@ from taskd.core.recovery.orders import send
 from taskd.core.recovery.pace import forget_paces
 from taskd.core.recovery.record import FaultRecord, tell
 from taskd.core.recovery.situation import blames_node, situation
-from taskd.core.strategy import KEEPING, Decision, choose, may_stay, strategy_name
+from taskd.core.recovery.strategy import KEEPING, Decision, choose, may_stay, strategy_name
 from taskd.wire.messages import Order
 
 

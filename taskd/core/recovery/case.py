@@ -13,13 +13,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from taskd.core.diagnosis import lost_with_node
-from taskd.core.evidence import Evidence
-from taskd.core.findings import Diagnosis, Kind
+from taskd.core.diagnosis.diagnose import lost_with_node
+from taskd.core.diagnosis.evidence import Evidence
+from taskd.core.diagnosis.findings import Diagnosis, Kind
+from taskd.core.diagnosis.rhythm import Activity, Hang
+from taskd.core.diagnosis.watch import Watch
 from taskd.core.recovery.actions import Diagnosed, Note
 from taskd.core.recovery.orders import send
-from taskd.core.rhythm import Activity, Hang
-from taskd.core.watch import Watch
 from taskd.wire.messages import Order
 
 if TYPE_CHECKING:

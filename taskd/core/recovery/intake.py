@@ -9,14 +9,14 @@ Rules:
 
 from typing import TYPE_CHECKING
 
-from taskd.core.budget import Budget
-from taskd.core.causes import of_process
-from taskd.core.places import age
-from taskd.core.quorum import has_quorum
+from taskd.core.membership.places import age
+from taskd.core.membership.quorum import has_quorum
+from taskd.core.recovery.budget import Budget
+from taskd.core.recovery.causes import of_process
 from taskd.core.recovery.events import EVENT_OF_STAGE, Formed, Isolated, NodeLeaves, NodeLost, Overtaken
 from taskd.core.recovery.job import Job
 from taskd.core.recovery.phases import Forming, Phase
-from taskd.core.world import newest_generation, stage_in
+from taskd.core.recovery.world import newest_generation, stage_in
 from taskd.errors import TransitionError
 from taskd.wire.messages import NodeStatus, RankStatus, Stage
 

@@ -9,20 +9,20 @@ Rules:
 from dataclasses import dataclass, field
 from typing import Final
 
-from taskd.core.budget import EARLY_S, Budget
-from taskd.core.causes import EARLY, Cause, CauseKind, of_process
-from taskd.core.faults import FaultKind
+from taskd.core.diagnosis.faults import FaultKind
+from taskd.core.membership.quorum import has_quorum
 from taskd.core.policy import Policy, Strategy
-from taskd.core.quorum import has_quorum
 from taskd.core.recovery.absence import Absence
 from taskd.core.recovery.actions import Action
+from taskd.core.recovery.budget import EARLY_S, Budget
 from taskd.core.recovery.case import Case
+from taskd.core.recovery.causes import EARLY, Cause, CauseKind, of_process
 from taskd.core.recovery.orders import Orders
 from taskd.core.recovery.pace import PaceFacts
 from taskd.core.recovery.phases import AnyPhase, Pausing
 from taskd.core.recovery.record import FaultRecord
-from taskd.core.strategy import is_sized
-from taskd.core.world import World
+from taskd.core.recovery.strategy import is_sized
+from taskd.core.recovery.world import World
 from taskd.errors import TransitionError
 
 SET_UP_S: Final = 60.0

@@ -12,8 +12,10 @@ Rules:
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from taskd.core.evidence import Evidence
-from taskd.core.places import Reporter
+from taskd.core.diagnosis.evidence import Evidence
+from taskd.core.diagnosis.watch import Watch
+from taskd.core.membership.places import Reporter
+from taskd.core.membership.shorthand import is_short
 from taskd.core.policy import Policy
 from taskd.core.recovery import case, intake, observing, pace
 from taskd.core.recovery.absence import look_again
@@ -38,10 +40,8 @@ from taskd.core.recovery.planning import echoes
 from taskd.core.recovery.record import FaultRecord
 from taskd.core.recovery.situation import situation
 from taskd.core.recovery.table import TABLE
-from taskd.core.shorthand import is_short
+from taskd.core.recovery.world import World
 from taskd.core.table import Row
-from taskd.core.watch import Watch
-from taskd.core.world import World
 from taskd.errors import TransitionError
 from taskd.wire.messages import Directive, NodeStatus, Order
 

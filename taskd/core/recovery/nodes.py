@@ -10,7 +10,7 @@ from taskd.core.recovery.actions import AskCluster, Note
 from taskd.core.recovery.events import NodeLost
 from taskd.core.recovery.pace import forget_paces
 from taskd.core.recovery.record import tell
-from taskd.core.world import World
+from taskd.core.recovery.world import World
 
 if TYPE_CHECKING:
     from taskd.core.recovery.job import Job

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from taskd.core.evidence import Evidence
+from taskd.core.diagnosis.evidence import Evidence
 from taskd.core.recovery.actions import Note
 from taskd.core.recovery.case import OWN_ERRORS, STEPS_AHEAD, close_case, open_case, report_verdict
 from taskd.core.recovery.job import Job

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from taskd.core.diagnosis import diagnose
-from taskd.core.evidence import Evidence
+from taskd.core.diagnosis.diagnose import diagnose
+from taskd.core.diagnosis.evidence import Evidence
 from taskd.core.recovery.actions import Note
 from taskd.core.recovery.case import report
 from taskd.core.stragglers.detector import Layout

@@ -1,15 +1,15 @@
 """The plan of the next world, and the milestones on the way to it."""
 
-from taskd.core import quorum
+from taskd.core.membership import quorum
 from taskd.core.policy import Strategy
-from taskd.core.ranks import Held, Restore, plan_restore
 from taskd.core.recovery.actions import Note
 from taskd.core.recovery.events import Echoed
 from taskd.core.recovery.job import Job
 from taskd.core.recovery.orders import send
+from taskd.core.recovery.ranks import Held, Restore, plan_restore
 from taskd.core.recovery.record import tell
+from taskd.core.recovery.world import World
 from taskd.core.rendezvous import NOWHERE, Rendezvous
-from taskd.core.world import World
 from taskd.wire.messages import NodeStatus, Order, Transfer, WorldPlan
 from taskd.wire.text import line
 

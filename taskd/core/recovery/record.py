@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from taskd.core.causes import Cause
-from taskd.core.findings import Diagnosis
+from taskd.core.diagnosis.findings import Diagnosis
 from taskd.core.policy import Strategy
-from taskd.core.strategy import Decision
-from taskd.core.world import RankView
+from taskd.core.recovery.causes import Cause
+from taskd.core.recovery.strategy import Decision
+from taskd.core.recovery.world import RankView
 
 NOTHING: Final = Decision(Strategy.EXIT, False, "")
 

@@ -11,8 +11,8 @@ Rules:
 
 from typing import Final
 
-from taskd.core.evidence import Evidence, RunState, Standing
-from taskd.core.proof import doubt
+from taskd.core.diagnosis.evidence import Evidence, RunState, Standing
+from taskd.core.diagnosis.proof import doubt
 
 _STILL: Final = (RunState.STOPPED, RunState.TRACED)
 

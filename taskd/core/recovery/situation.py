@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Collection
 
-from taskd.core.faults import FaultKind
-from taskd.core.strategy import KeepingRefusals, Situation
-from taskd.core.world import World
+from taskd.core.diagnosis.faults import FaultKind
+from taskd.core.recovery.strategy import KeepingRefusals, Situation
+from taskd.core.recovery.world import World
 from taskd.wire.messages import RankStatus
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from taskd.core.recovery.job import Job
 from taskd.core.recovery.orders import send
-from taskd.core.world import newest_generation
+from taskd.core.recovery.world import newest_generation
 from taskd.wire.messages import Ledger, Order
 
 

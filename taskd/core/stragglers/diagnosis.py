@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
-from taskd.core.findings import names
+from taskd.core.diagnosis.findings import names
 from taskd.core.stragglers.compare import EVEN, LEAST_STEPS, SLOW, Unit, median
 
 _MATES: Final = 0.75

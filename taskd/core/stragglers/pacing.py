@@ -13,9 +13,9 @@ Rules:
 from collections.abc import Iterable
 from typing import Final
 
-from taskd.core.account import finding
-from taskd.core.evidence import Evidence, Pace
-from taskd.core.findings import Diagnosis, Kind
+from taskd.core.diagnosis.account import finding
+from taskd.core.diagnosis.evidence import Evidence, Pace
+from taskd.core.diagnosis.findings import Diagnosis, Kind
 from taskd.core.stragglers.detector import Layout, Stragglers
 from taskd.core.stragglers.diagnosis import SlowCause, Straggler
 from taskd.core.stragglers.rows import Rows

@@ -22,7 +22,7 @@ from typing_extensions import assert_never
 
 from taskd.config.agent import AgentConfig
 from taskd.core.agent import Action, Node
-from taskd.core.plausible import strange
+from taskd.core.membership.plausible import strange
 from taskd.core.rendezvous import Rendezvous
 from taskd.runtime.agent.deaths import DeathWatch
 from taskd.runtime.agent.embedded import connect

@@ -10,7 +10,7 @@ Rules:
 from time import monotonic_ns
 from typing import Any, Final
 
-from taskd.core.evidence import (
+from taskd.core.diagnosis.evidence import (
     Clocks,
     Collective,
     Communicator,

@@ -14,7 +14,17 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Final
 
-from taskd.core.evidence import Child, Ending, Evidence, LockFile, NonFinite, Process, PythonError, Standing, Thread
+from taskd.core.diagnosis.evidence import (
+    Child,
+    Ending,
+    Evidence,
+    LockFile,
+    NonFinite,
+    Process,
+    PythonError,
+    Standing,
+    Thread,
+)
 from taskd.runtime.agent.box_evidence import tell
 from taskd.runtime.agent.disks import full_disk
 from taskd.runtime.agent.threads import Look, compare, look

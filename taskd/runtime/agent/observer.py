@@ -15,8 +15,8 @@ from dataclasses import replace
 import msgspec
 
 from taskd.core.agent import Node, RankState
-from taskd.core.conditions import cannot_answer, holds_still
-from taskd.core.evidence import Evidence
+from taskd.core.diagnosis.conditions import cannot_answer, holds_still
+from taskd.core.diagnosis.evidence import Evidence
 from taskd.errors import ShimError
 from taskd.runtime.agent.native_stacks import take_native
 from taskd.runtime.agent.pace import Pacer

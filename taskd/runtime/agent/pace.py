@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any, Final, NamedTuple, Protocol
 
-from taskd.core.operation import Operation
+from taskd.core.diagnosis.operation import Operation
 from taskd.runtime.box.blackbox import Backend, BoxPhase
 from taskd.runtime.box.operations import NCCL_KERNEL
 from taskd.runtime.box.shim import interface

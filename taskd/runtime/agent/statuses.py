@@ -4,8 +4,8 @@ import os
 import socket
 
 from taskd.core.agent import Node
+from taskd.core.membership.shorthand import Shorthand
 from taskd.core.rendezvous import NOWHERE
-from taskd.core.shorthand import Shorthand
 from taskd.runtime.agent.ports import NodeIdentity
 from taskd.runtime.links.identity import new_proof
 from taskd.wire.checks import CheckState

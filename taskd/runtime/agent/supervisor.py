@@ -28,8 +28,8 @@ from taskd.core.agent import (
     TellPause,
     TellRelease,
 )
-from taskd.core.endings import cause, ending_of
-from taskd.core.evidence import Evidence
+from taskd.core.diagnosis.endings import cause, ending_of
+from taskd.core.diagnosis.evidence import Evidence
 from taskd.errors import RecoveryError, TaskdError
 from taskd.runtime.agent.collector import EvidenceCollector
 from taskd.runtime.agent.deaths import DeathWatch, ProcessEnd, ending_status

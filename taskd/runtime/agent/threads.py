@@ -17,7 +17,7 @@ from signal import SIGALRM, SIGHUP, SIGIO, SIGPROF, SIGUSR1, SIGUSR2, SIGVTALRM
 from time import monotonic
 from typing import Final
 
-from taskd.core.evidence import Stillness
+from taskd.core.diagnosis.evidence import Stillness
 from taskd.runtime.system.processes import read
 
 _FUTEX: Final = "futex"

@@ -18,7 +18,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from taskd.core.operation import Operation
+from taskd.core.diagnosis.operation import Operation
 from taskd.errors import ShimError
 from taskd.runtime.box.operations import (
     Backend,

@@ -14,7 +14,7 @@ from enum import IntEnum
 from hashlib import blake2b
 from typing import Any, Final
 
-from taskd.core.operation import Operation
+from taskd.core.diagnosis.operation import Operation
 from taskd.runtime.box.shim import core, interface, told
 
 _BACKEND_SHIFT = 8

@@ -10,7 +10,7 @@ import os
 import signal
 from typing import Final
 
-from taskd.core.evidence import RunState
+from taskd.core.diagnosis.evidence import RunState
 from taskd.errors import ChaosError
 from taskd.runtime.chaos.cleanup import Cleanup, Resume
 from taskd.runtime.chaos.job import LocalJob

@@ -10,7 +10,7 @@ Rules:
 
 import msgspec
 
-from taskd.core.plausible import implausible
+from taskd.core.membership.plausible import implausible
 from taskd.core.recovery import Phase, Recovery
 from taskd.runtime.links.links import Peer
 from taskd.wire.messages import EvidenceReport, Ledger, NodeStatus
@@ -28,7 +28,7 @@ def most_waiting(node_count: int) -> int:
 
 MOST_NAMES = 4 << 20
 """What all that wait may together say of former worlds, once the job has formed. A manager's own agents say nothing of
-them (`core/shorthand.py`); one that carries another's ledger has said it when it was answered."""
+them (`core/membership/shorthand.py`); one that carries another's ledger has said it when it was answered."""
 _FEW_NAMES = 64
 
 

@@ -14,8 +14,8 @@ from typing import Final
 
 import msgspec
 
-from taskd.core.evidence import Evidence
-from taskd.core.findings import Diagnosis
+from taskd.core.diagnosis.evidence import Evidence
+from taskd.core.diagnosis.findings import Diagnosis
 from taskd.runtime.folders.ownfolder import OwnFolder
 
 MOST_FILES: Final = 10_000

@@ -19,7 +19,8 @@ from typing_extensions import assert_never
 
 from taskd.config.address import Address
 from taskd.config.manager import ManagerConfig
-from taskd.core.evidence import Evidence
+from taskd.core.diagnosis.evidence import Evidence
+from taskd.core.membership.shorthand import answer, is_short
 from taskd.core.recovery import (
     Action,
     AskCluster,
@@ -33,7 +34,6 @@ from taskd.core.recovery import (
     Setback,
     Superseded,
 )
-from taskd.core.shorthand import answer, is_short
 from taskd.errors import TransitionError
 from taskd.runtime.links.identity import agent_of
 from taskd.runtime.links.links import ManagerSocket, Peer

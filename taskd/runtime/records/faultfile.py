@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from taskd.core.evidence import Evidence
+from taskd.core.diagnosis.evidence import Evidence
 from taskd.runtime.folders.regular import open_record
 from taskd.runtime.records.entries import DiagnosisEntry
 from taskd.runtime.records.timeline import FAULTS, FaultEntry

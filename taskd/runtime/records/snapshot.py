@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from taskd.core.endings import explain, signal_name
-from taskd.core.evidence import Ending, Evidence, FatalSignal, Process, PythonError, Sender
+from taskd.core.diagnosis.endings import explain, signal_name
+from taskd.core.diagnosis.evidence import Ending, Evidence, FatalSignal, Process, PythonError, Sender
 from taskd.runtime.box.blackbox import (
     Backend,
     Box,

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from taskd.core.evidence import Cgroup
+from taskd.core.diagnosis.evidence import Cgroup
 from taskd.runtime.system.processes import read
 
 _ROOT: Final = "/sys/fs/cgroup"

@@ -17,7 +17,7 @@ from math import inf
 from time import monotonic
 from typing import Any, Final
 
-from taskd.core.evidence import Child, Process, RunState
+from taskd.core.diagnosis.evidence import Child, Process, RunState
 
 _TICK_S: Final = 1.0 / os.sysconf("SC_CLK_TCK")
 _EXITING: Final = 4

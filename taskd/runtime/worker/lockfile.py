@@ -1,4 +1,4 @@
-"""Lock files that outlive a killed owner: signed by whoever makes one, looked at, taken over (see `core/locks.py`).
+"""Lock files that outlive a killed owner: signed by whoever makes one, looked at, taken over (see `core/diagnosis/locks.py`).
 
 Rules:
 
@@ -19,7 +19,7 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from taskd.core.locks import Hold, Holding, Sight, Signature, judge
+from taskd.core.diagnosis.locks import Hold, Holding, Sight, Signature, judge
 from taskd.runtime.system import processes
 from taskd.wire import text
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from taskd.config.worker import WorkerConfig
-from taskd.core.evidence import Standing
+from taskd.core.diagnosis.evidence import Standing
 from taskd.core.worker import Break, GiveUp, Input, Report, Wake, Worker, WorkerEvent, WorkerState
 from taskd.errors import LinkError, TaskdError, WireError
 from taskd.runtime.worker.lifeline import Lifeline

@@ -10,12 +10,13 @@ Rules:
 from dataclasses import replace
 from typing import Final
 
-from taskd.core.causes import Cause, CauseKind
-from taskd.core.conditions import of_a_connection
-from taskd.core.findings import names
-from taskd.core.quorum import is_known
+from taskd.core.diagnosis.conditions import of_a_connection
+from taskd.core.diagnosis.findings import names
+from taskd.core.diagnosis.watch import ANSWER_S
+from taskd.core.membership.quorum import is_known
 from taskd.core.recovery import attempts, case
 from taskd.core.recovery.actions import Effect, Next, Note, do
+from taskd.core.recovery.causes import Cause, CauseKind
 from taskd.core.recovery.events import (
     DUMPED,
     JOINED,
@@ -53,7 +54,6 @@ from taskd.core.recovery.planning import announced, mark, note, plan_of, plan_wo
 from taskd.core.recovery.record import tell
 from taskd.core.recovery.reprieve import reprieve
 from taskd.core.recovery.situation import refused
-from taskd.core.watch import ANSWER_S
 from taskd.wire.messages import Order, Stage
 
 LOOK_AGAIN_S: Final = 2.0

@@ -2,10 +2,10 @@
 
 from collections.abc import Collection, Mapping
 
-from taskd.core.causes import Cause
 from taskd.core.recovery.actions import Effect, Next, do
 from taskd.core.recovery.attempts import begin, refuse, stop
 from taskd.core.recovery.case import report_verdict, take_up
+from taskd.core.recovery.causes import Cause
 from taskd.core.recovery.job import Job
 from taskd.core.recovery.phases import AnyPhase, Choosing, Stopped
 

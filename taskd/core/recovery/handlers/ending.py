@@ -7,9 +7,9 @@ can be kept, and is acted on at once.
 
 from dataclasses import replace
 
-from taskd.core.causes import CauseKind
 from taskd.core.recovery.actions import Next, do
 from taskd.core.recovery.attempts import succeed
+from taskd.core.recovery.causes import CauseKind
 from taskd.core.recovery.events import (
     UP,
     Committed,

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from taskd.core.budget import EARLY_S
-from taskd.core.causes import Cause, CauseKind
 from taskd.core.policy import Strategy
 from taskd.core.recovery import nodes
 from taskd.core.recovery.actions import Effect, Next, do
 from taskd.core.recovery.attempts import begin, blame, choose_again, rearrange
+from taskd.core.recovery.budget import EARLY_S
 from taskd.core.recovery.case import report_lost_node, report_verdict, take_up
+from taskd.core.recovery.causes import Cause, CauseKind
 from taskd.core.recovery.events import Candidate, Drained, Isolated, NodeLeaves, NodeLost, Overtaken
 from taskd.core.recovery.handlers.common import end, give_up
 from taskd.core.recovery.job import Job

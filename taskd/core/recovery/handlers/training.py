@@ -8,7 +8,7 @@ Rules:
    as if they had died. One that names nobody leaves all processes alive: the step is done again.
 3. An agent that does not answer is waited for as long as it may be silent: whether its node is lost is not judged here.
    One that is heard is probed again. A diagnosis that names all ranks is only reported, until it has come repeatedly.
-4. A diagnosis on a hang that is not proven is reported at once, and acted upon after `unproven_s` (`core/watch.py`).
+4. A diagnosis on a hang that is not proven is reported at once, and acted upon after `unproven_s` (`core/diagnosis/watch.py`).
    That spends no restart: it may have been a false alarm.
 """
 
@@ -16,11 +16,12 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
-from taskd.core.causes import Cause, CauseKind
-from taskd.core.findings import Diagnosis, Kind
+from taskd.core.diagnosis.findings import Diagnosis, Kind
+from taskd.core.diagnosis.watch import AGAIN_S, ANSWER_S
 from taskd.core.recovery import case
 from taskd.core.recovery.actions import Effect, Next, do
 from taskd.core.recovery.attempts import agree, progress
+from taskd.core.recovery.causes import Cause, CauseKind
 from taskd.core.recovery.events import (
     DONE,
     DUMPED,
@@ -42,7 +43,6 @@ from taskd.core.recovery.job import Job
 from taskd.core.recovery.orders import send
 from taskd.core.recovery.phases import Finishing, Forming, Running, Strayed, Suspecting, Training
 from taskd.core.recovery.takeover import release, take_over
-from taskd.core.watch import AGAIN_S, ANSWER_S
 from taskd.wire.messages import Order, Stage
 
 _QUESTIONS: Final = 3

@@ -6,7 +6,7 @@ Rules:
    all wait for a lock that only itself can release; a wait for a lock file whose owner is dead; uninterruptible sleep
    while no disk does anything; data that do not arrive while nobody sends.
 2. Everything else may be at work: it computes, reads, writes, waits for a child, a socket or a timer, or could not be
-   looked at closely. That is told, and acted upon only after `unproven_s` (`core/watch.py`).
+   looked at closely. That is told, and acted upon only after `unproven_s` (`core/diagnosis/watch.py`).
 3. Of several culprits, those count that are proven.
 """
 
@@ -14,9 +14,9 @@ import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from taskd.core.evidence import Evidence, RunState, Stillness
-from taskd.core.findings import Finding, Kind
-from taskd.core.jobview import Found, JobView
+from taskd.core.diagnosis.evidence import Evidence, RunState, Stillness
+from taskd.core.diagnosis.findings import Finding, Kind
+from taskd.core.diagnosis.jobview import Found, JobView
 
 _BY_THEMSELVES: Final = {
     Kind.FROZEN: "its cgroup is frozen",

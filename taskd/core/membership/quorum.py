@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Mapping
 
-from taskd.core.membership import quorum
-from taskd.core.places import Nodes
+from taskd.core.membership.health import quorum
+from taskd.core.membership.places import Nodes
 from taskd.core.policy import Membership
 from taskd.wire.messages import NodeStatus
 

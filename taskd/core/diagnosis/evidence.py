@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
-from taskd.core.operation import Operation
+from taskd.core.diagnosis.operation import Operation
 from taskd.wire.bounds import (
     Counter,
     Line,
@@ -272,7 +272,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class LockFile:
-    """A file that the main thread waits for until it is gone, as a compiler cache has them (`core/locks.py`).
+    """A file that the main thread waits for until it is gone, as a compiler cache has them (`core/diagnosis/locks.py`).
 
     Attributes:
         owner: whose it is, as a sentence without an end.

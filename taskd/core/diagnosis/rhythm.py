@@ -10,11 +10,11 @@ What is promised, with `usual` for the median of the last 128 steps and the defa
 | fewer than 200 steps are known | 40 x usual, at least 2 s |
 | after that | 3 x usual, at least 2 s |
 | ... and slower steps came now and then | 2 x the longest of them and 3 x usual, if that is more |
-| ... after a step where a regular gap is due (`core/gaps.py`) | 2 x the longest seen there, if that is more |
+| ... after a step where a regular gap is due (`core/diagnosis/gaps.py`) | 2 x the longest seen there, if that is more |
 | in an announced phase, seen before | 3 x its longest, at least 2 s |
 | in an announced phase for the first time | `phase_s` |
 
-That is when a hang is told. The ranks are asked for what is proven (`core/proof.py`) without regard to gaps and phases:
+That is when a hang is told. The ranks are asked for what is proven (`core/diagnosis/proof.py`) without regard to gaps and phases:
 after the length that steps alone give, and after `early_first_s` where the table says `first_s`.
 
 Rules:
@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from taskd.core.gaps import Gaps
+from taskd.core.diagnosis.gaps import Gaps
 from taskd.core.policy import Tempo
 
 WINDOW: Final = 128

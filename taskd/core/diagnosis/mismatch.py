@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from taskd.core.evidence import Collective, Evidence
-from taskd.core.findings import Kind
-from taskd.core.operation import Operation
+from taskd.core.diagnosis.evidence import Collective, Evidence
+from taskd.core.diagnosis.findings import Kind
+from taskd.core.diagnosis.operation import Operation
 
 _EQUAL_SIZES: Final = frozenset(
     (

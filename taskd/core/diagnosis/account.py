@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
 from typing import Final
 
-from taskd.core.endings import describe, explain, out_of_memory
-from taskd.core.endings import size as amount
-from taskd.core.evidence import Child, Collective, Evidence
-from taskd.core.findings import Finding, Kind, names
+from taskd.core.diagnosis.endings import describe, explain, out_of_memory
+from taskd.core.diagnosis.endings import size as amount
+from taskd.core.diagnosis.evidence import Child, Collective, Evidence
+from taskd.core.diagnosis.findings import Finding, Kind, names
 
 _TOLD_APART: Final = 4
 

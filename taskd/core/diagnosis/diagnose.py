@@ -4,7 +4,7 @@ Rules:
 
 1. `RULES` are tried in order; the first that finds something decides. Each names its reason.
 2. What a rank shows by itself comes before what only a comparison shows, and that comes before what silence suggests.
-3. A hang is presumed only if the job's rhythm has declared one (`core/rhythm.py`); without it, only what needs no hang
+3. A hang is presumed only if the job's rhythm has declared one (`core/diagnosis/rhythm.py`); without it, only what needs no hang
    is found. A healthy job has no diagnosis.
 4. A rank without evidence is blamed only if nothing that is known explains the fault. A rank that taskd has killed is
    never blamed.
@@ -15,12 +15,12 @@ from collections.abc import Collection, Mapping
 from itertools import takewhile
 from typing import Final
 
-from taskd.core.account import culprits_text, finding, victims_text
-from taskd.core.conditions import waits_by_stack
-from taskd.core.evidence import Collective, Evidence
-from taskd.core.failures import by_themselves, mismatched, perhaps_by_others, too_early
-from taskd.core.findings import Diagnosis, Finding, Kind, names, ranked
-from taskd.core.hangs import (
+from taskd.core.diagnosis.account import culprits_text, finding, victims_text
+from taskd.core.diagnosis.conditions import waits_by_stack
+from taskd.core.diagnosis.evidence import Collective, Evidence
+from taskd.core.diagnosis.failures import by_themselves, mismatched, perhaps_by_others, too_early
+from taskd.core.diagnosis.findings import Diagnosis, Finding, Kind, names, ranked
+from taskd.core.diagnosis.hangs import (
     cut_off,
     holding_up,
     in_circle,
@@ -32,9 +32,9 @@ from taskd.core.hangs import (
     unknown,
     waits_on_device,
 )
-from taskd.core.jobview import Cut, Found, JobView, Rule
-from taskd.core.proof import CERTAIN, prove
-from taskd.core.rhythm import Hang
+from taskd.core.diagnosis.jobview import Cut, Found, JobView, Rule
+from taskd.core.diagnosis.proof import CERTAIN, prove
+from taskd.core.diagnosis.rhythm import Hang
 
 _STACKS_TOLD: Final = 2
 _FRAMES_TOLD: Final = 6

@@ -12,12 +12,12 @@ Rules:
 from collections.abc import Collection
 from typing import Final
 
-from taskd.core.account import finding, operation
-from taskd.core.conditions import blames_sizes, left_by_itself, may_blame_peer
-from taskd.core.endings import may_be_told_to_end
-from taskd.core.findings import Kind, names
-from taskd.core.jobview import Found, JobView, blame
-from taskd.core.mismatch import find_mismatches
+from taskd.core.diagnosis.account import finding, operation
+from taskd.core.diagnosis.conditions import blames_sizes, left_by_itself, may_blame_peer
+from taskd.core.diagnosis.endings import may_be_told_to_end
+from taskd.core.diagnosis.findings import Kind, names
+from taskd.core.diagnosis.jobview import Found, JobView, blame
+from taskd.core.diagnosis.mismatch import find_mismatches
 
 _AT_ONCE_S: Final = 0.05
 """Ends that are closer together are told of as if they came together: ages are not more exact."""

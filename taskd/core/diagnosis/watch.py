@@ -7,7 +7,7 @@ Rules:
 2. A hang is a suspicion until the ranks are asked. It is withdrawn if one of them has got on meanwhile, or if nothing
    but silence speaks against them and one evaluates or writes a checkpoint: then that is the rhythm of such a phase.
 3. The ranks are asked early, without regard to the gaps that the job has shown; that counts only if a rank is proven to
-   stand. A suspicion that is not proven (`core/proof.py`) is told once. Then the ranks are asked again and again, ever
+   stand. A suspicion that is not proven (`core/diagnosis/proof.py`) is told once. Then the ranks are asked again and again, ever
    more rarely: if it is proven by then, or `unproven_s` is over, it is acted upon. It is a setting, and at least some
    times the longest gap that the job has shown. What was interrupted so counts as such a gap.
 4. Alarms at one and the same step are the script's own way of working, more likely with each: the second needs
@@ -19,11 +19,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from taskd.core.diagnosis import diagnose
-from taskd.core.evidence import Evidence, Standing
-from taskd.core.findings import PRESUMED, Diagnosis, Kind
+from taskd.core.diagnosis.diagnose import diagnose
+from taskd.core.diagnosis.evidence import Evidence, Standing
+from taskd.core.diagnosis.findings import PRESUMED, Diagnosis, Kind
+from taskd.core.diagnosis.rhythm import Activity, Hang, JobRhythm
 from taskd.core.policy import Tempo
-from taskd.core.rhythm import Activity, Hang, JobRhythm
 from taskd.wire.messages import Progress
 
 AGAIN_S: Final = (60.0, 1800.0)

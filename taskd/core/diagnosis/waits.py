@@ -18,8 +18,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from taskd.core.evidence import Collective, Evidence
-from taskd.core.operation import Operation
+from taskd.core.diagnosis.evidence import Collective, Evidence
+from taskd.core.diagnosis.operation import Operation
 
 UNANSWERED_S: Final = 1.0
 """A healthy process answers five times a second."""

@@ -11,7 +11,7 @@ Rules:
 
 from typing import Final
 
-from taskd.core.evidence import Cgroup, Ending, Evidence, Sender
+from taskd.core.diagnosis.evidence import Cgroup, Ending, Evidence, Sender
 
 SIGABRT: Final = 6
 SIGKILL: Final = 9

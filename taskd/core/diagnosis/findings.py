@@ -87,7 +87,7 @@ class Diagnosis:
     sentence: str
     facts: tuple[Finding, ...]
     proven: bool = True
-    """No culprit can go on by itself. A death proves itself; for a hang see `core/proof.py`."""
+    """No culprit can go on by itself. A death proves itself; for a hang see `core/diagnosis/proof.py`."""
     proof: str = ""
     """For a hang: why that is certain, or why it is not."""
 

@@ -11,7 +11,7 @@ Rules:
 from dataclasses import dataclass, field
 from enum import Enum
 
-from taskd.core.membership import Health, health
+from taskd.core.membership.health import Health, health
 from taskd.core.policy import Membership
 from taskd.wire.messages import Ledger, NodeStatus, Place
 

@@ -10,7 +10,7 @@ Rules:
 
 from typing import Final
 
-from taskd.core.world import newest_generation
+from taskd.core.recovery.world import newest_generation
 from taskd.wire.bounds import MOST_RANKS, NUMBERS
 from taskd.wire.messages import Directive, NodeStatus
 

@@ -10,7 +10,7 @@ Rules:
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from taskd.core.places import Nodes
+from taskd.core.membership.places import Nodes
 from taskd.wire.messages import Condition, NodeStatus, RankOrder, RankStatus, Stage
 
 _GONE = (Stage.DEAD, Stage.EXITED)

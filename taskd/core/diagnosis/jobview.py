@@ -4,12 +4,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from taskd.core.account import finding
-from taskd.core.conditions import Symptom, condition_of_end, condition_of_standstill
-from taskd.core.evidence import Evidence
-from taskd.core.findings import Finding, Kind, precedence
-from taskd.core.rhythm import Hang
-from taskd.core.waits import Waits, find_waits
+from taskd.core.diagnosis.account import finding
+from taskd.core.diagnosis.conditions import Symptom, condition_of_end, condition_of_standstill
+from taskd.core.diagnosis.evidence import Evidence
+from taskd.core.diagnosis.findings import Finding, Kind, precedence
+from taskd.core.diagnosis.rhythm import Hang
+from taskd.core.diagnosis.waits import Waits, find_waits
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from taskd.core.account import finding, operation
-from taskd.core.conditions import Symptom, condition_of_hang, waits_by_stack
-from taskd.core.evidence import Collective, Evidence, Standing
-from taskd.core.findings import Kind, names
-from taskd.core.jobview import Found, JobView, blame
-from taskd.core.mismatch import majority
-from taskd.core.proof import doubt
-from taskd.core.waits import UNANSWERED_S, find_circles
+from taskd.core.diagnosis.account import finding, operation
+from taskd.core.diagnosis.conditions import Symptom, condition_of_hang, waits_by_stack
+from taskd.core.diagnosis.evidence import Collective, Evidence, Standing
+from taskd.core.diagnosis.findings import Kind, names
+from taskd.core.diagnosis.jobview import Found, JobView, blame
+from taskd.core.diagnosis.mismatch import majority
+from taskd.core.diagnosis.proof import doubt
+from taskd.core.diagnosis.waits import UNANSWERED_S, find_circles
 
 _WHATEVER_IT_WAITS_FOR: Final = (Kind.UNINTERRUPTIBLE, Kind.GIL_HELD)
 _OF_ANY: Final = (Kind.UNINTERRUPTIBLE, Kind.GIL_HELD, Kind.DISK_FULL, Kind.LOCK_FILE, Kind.DATA_BLOCKED)

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from taskd.core.endings import SIGABRT, died_of, faulted, killed_for_memory
-from taskd.core.evidence import Evidence, RunState, Standing
-from taskd.core.findings import Kind
-from taskd.core.waits import UNANSWERED_S
+from taskd.core.diagnosis.endings import SIGABRT, died_of, faulted, killed_for_memory
+from taskd.core.diagnosis.evidence import Evidence, RunState, Standing
+from taskd.core.diagnosis.findings import Kind
+from taskd.core.diagnosis.waits import UNANSWERED_S
 
 _NO_SPACE: Final = re.compile(r"\[Errno (?:28|122)\]|No space left on device|Disk quota exceeded")
 _WRITING: Final = re.compile(r"PytorchStreamWriter|unexpected pos|failed writing|write error|^OSError")
