@@ -33,7 +33,6 @@ Amount = Annotated[int, Meta(ge=0, le=MOST_RANKS)]
 """Of ranks, nodes, processes, restarts."""
 Counter = Annotated[int, Meta(ge=0, le=LARGEST)]
 """A sequence number, a term, a generation, an incarnation."""
-ExitStatus = Annotated[int, Meta(ge=-255, le=255)]
 MaybeCounter = Annotated[int, Meta(ge=-1, le=LARGEST)]
 """-1: none. A step, too."""
 NUMBERS: Final = (1 << 31) - 1

@@ -19,7 +19,6 @@ from taskd.wire.accounts import Account
 from taskd.wire.bounds import (
     Amount,
     Counter,
-    ExitStatus,
     Index,
     Line,
     Many,
@@ -77,7 +76,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pid: Pid = 0
     warm: bool = False
     cause: Line = ""  # of DEAD: "signal 9 (SIGKILL)", "exit code 1"; of PAUSED: the exception it came out with
-    status: ExitStatus | None = None  # of DEAD: as Python's subprocess has it, negative for a signal
+    status: Status | None = None  # of DEAD: as Python's subprocess has it, negative for a signal
     raised: bool = False  # of DEAD: the process itself has said by what error it ends
     at_s: Seconds = 0.0  # when the stage was reached
     kind: Name = ""  # of DEAD: what kind of fault the process itself has said it is (`core.faults.FaultKind`)
