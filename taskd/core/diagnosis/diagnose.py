@@ -4,7 +4,7 @@ Rules:
 
 1. `RULES` are tried in order; the first that finds something decides. Each names its reason.
 2. What a rank shows by itself comes before what only a comparison shows, and that comes before what silence suggests.
-3. A hang is presumed only if the job's rhythm has declared one (`core/diagnosis/rhythm.py`); without it, only what needs no hang
+3. A hang is presumed only if the job's rhythm has declared one (`rhythm.py`); without it, only what needs no hang
    is found. A healthy job has no diagnosis.
 4. A rank without evidence is blamed only if nothing that is known explains the fault. A rank that taskd has killed is
    never blamed.

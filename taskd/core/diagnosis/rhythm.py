@@ -14,7 +14,7 @@ What is promised, with `usual` for the median of the last 128 steps and the defa
 | in an announced phase, seen before | 3 x its longest, at least 2 s |
 | in an announced phase for the first time | `phase_s` |
 
-That is when a hang is told. The ranks are asked for what is proven (`core/diagnosis/proof.py`) without regard to gaps and phases:
+That is when a hang is told. The ranks are asked for what is proven (`proof.py`) without regard to gaps and phases:
 after the length that steps alone give, and after `early_first_s` where the table says `first_s`.
 
 Rules:

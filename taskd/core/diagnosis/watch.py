@@ -7,7 +7,7 @@ Rules:
 2. A hang is a suspicion until the ranks are asked. It is withdrawn if one of them has got on meanwhile, or if nothing
    but silence speaks against them and one evaluates or writes a checkpoint: then that is the rhythm of such a phase.
 3. The ranks are asked early, without regard to the gaps that the job has shown; that counts only if a rank is proven to
-   stand. A suspicion that is not proven (`core/diagnosis/proof.py`) is told once. Then the ranks are asked again and again, ever
+   stand. A suspicion that is not proven (`proof.py`) is told once. Then the ranks are asked again and again, ever
    more rarely: if it is proven by then, or `unproven_s` is over, it is acted upon. It is a setting, and at least some
    times the longest gap that the job has shown. What was interrupted so counts as such a gap.
 4. Alarms at one and the same step are the script's own way of working, more likely with each: the second needs

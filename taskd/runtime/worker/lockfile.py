@@ -1,4 +1,4 @@
-"""Lock files that outlive a killed owner: signed by whoever makes one, looked at, taken over (see `core/diagnosis/locks.py`).
+"""Lock files that outlive a killed owner: signed by whoever makes one, taken over (see `core/diagnosis/locks.py`).
 
 Rules:
 

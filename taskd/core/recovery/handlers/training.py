@@ -8,7 +8,7 @@ Rules:
    as if they had died. One that names nobody leaves all processes alive: the step is done again.
 3. An agent that does not answer is waited for as long as it may be silent: whether its node is lost is not judged here.
    One that is heard is probed again. A diagnosis that names all ranks is only reported, until it has come repeatedly.
-4. A diagnosis on a hang that is not proven is reported at once, and acted upon after `unproven_s` (`core/diagnosis/watch.py`).
+4. A diagnosis on a hang that is not proven is reported at once, and acted upon after `unproven_s` (`watch.py`).
    That spends no restart: it may have been a false alarm.
 """
 
