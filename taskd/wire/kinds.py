@@ -1,4 +1,4 @@
-"""Kinds of numbers that are all small integers and must not be mixed up. mypy tells them apart; at run time they are ints."""
+"""Kinds of small integers that must not be mixed up: mypy tells them apart, and at run time they are ints."""
 
 from typing import NewType
 

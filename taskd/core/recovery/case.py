@@ -20,6 +20,7 @@ from taskd.core.diagnosis.rhythm import Activity, Hang
 from taskd.core.diagnosis.watch import Watch
 from taskd.core.recovery.actions import Diagnosed, Note
 from taskd.core.recovery.orders import send
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Order
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def withdraw(job: "Job", now_s: float, *, glanced: bool = False, note: str = "")
     job.case.watch.close()
 
 
-def announce(job: "Job", _now_s: float, place: int, activity: Activity, since_s: float) -> None:
+def announce(job: "Job", _now_s: float, place: NodeRank, activity: Activity, since_s: float) -> None:
     """This is why nothing was committed since then."""
     job.case.watch.rhythm.announce(place, activity, since_s)
 
@@ -138,7 +139,7 @@ def report_once(job: "Job", now_s: float) -> None:
     close_case(job)
 
 
-def replace_accused(job: "Job", now_s: float, ranks: Collection[int], *, proven: bool) -> None:
+def replace_accused(job: "Job", now_s: float, ranks: Collection[JobRank], *, proven: bool) -> None:
     """Whoever is named is replaced. What is not proven may have been work that is interrupted now."""
     watch, case = job.case.watch, job.case
     told, hang = watch.doubt, watch.hang
@@ -168,7 +169,7 @@ def report_verdict(job: "Job", now_s: float, *, live: bool = False) -> None:
     _report_if_new(job, now_s, diagnosis, live=live)
 
 
-def report_lost_node(job: "Job", now_s: float, ranks: Collection[int], text: str) -> None:
+def report_lost_node(job: "Job", now_s: float, ranks: Collection[JobRank], text: str) -> None:
     """Ranks are lost with their node, of which no evidence can come."""
     diagnosis = lost_with_node(ranks, text)
     if job.record is not None and job.record.diagnosis is None:

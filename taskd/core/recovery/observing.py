@@ -8,10 +8,11 @@ from taskd.core.recovery.case import OWN_ERRORS, STEPS_AHEAD, close_case, open_c
 from taskd.core.recovery.job import Job
 from taskd.core.recovery.pace import note_not_finite, note_spans
 from taskd.core.recovery.phases import LIVE, Phase
+from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import NodeStatus
 
 
-def note_progress(job: Job, phase: Phase, status: NodeStatus, place: int, now_s: float) -> None:
+def note_progress(job: Job, phase: Phase, status: NodeStatus, place: NodeRank, now_s: float) -> None:
     """How far the ranks of a node are, and how fast."""
     if phase not in (Phase.RUNNING, Phase.SUSPECTING):
         return

@@ -23,6 +23,7 @@ from taskd.core.recovery.phases import (
     Restarting,
     Running,
 )
+from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import Order
 
 
@@ -98,7 +99,7 @@ def grow(phase: Running, _event: Candidate, job: Job, now_s: float) -> Next:
     If they cannot be paused, all start anew: torchrun does no better when a node comes.
     """
     world = job.world
-    absent = sorted(set(range(job.policy.node_count)) - set(world.places))
+    absent = sorted(set(map(NodeRank, range(job.policy.node_count))) - set(world.places))
     if not absent:
         return phase, ()
     anew = not world.all_cooperate()
