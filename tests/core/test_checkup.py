@@ -11,6 +11,7 @@ from taskd.core.nodecheck.checkup import GRACE_S, Checked, Checkup, RoundOver, W
 from taskd.core.nodecheck.diagnosis import DOWN_WORDS, SLOW_WORDS, NodeHealth
 from taskd.core.policy import NodeCheckPolicy, Policy
 from taskd.wire.checks import CheckState, Cleared, Dismissed, Examine, Examined, Own, TrialResult
+from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import NodeStatus
 
 WELL = Own(ok=True, compute_tflops=1.0, memory_gbps=10.0, loopback_gbps=5.0, disk_mbps=500.0, elapsed_s=0.5)
@@ -37,9 +38,9 @@ class Cluster:
         """These nodes start, each wanting to be checked, meant for the place that its name ends with."""
         for name in names:
             self.statuses[name] = NodeStatus(
-                job_id="job", node_rank=-1, agent_id=name, sequence=0, node_count=0, ranks=(), store_host=name,
+                job_id="job", node_rank=NodeRank(-1), agent_id=name, sequence=0, node_count=0, ranks=(), store_host=name,
                 store_port=29400, standbys=0, max_restarts=3, generation=0, host=f"host-{name}",
-                wants=int(name[1:]) % 10, check=check or CheckState(wants=True, ready=True), **more,
+                wants=NodeRank(int(name[1:]) % 10), check=check or CheckState(wants=True, ready=True), **more,
             )  # fmt: skip
             self.report(name)
 

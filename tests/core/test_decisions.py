@@ -11,6 +11,7 @@ from taskd.core.recovery.record import FaultRecord
 from taskd.core.recovery.strategy import Decision, KeepingRefusals, Situation, choose
 from taskd.core.recovery.world import RankView
 from taskd.runtime.manager.journal import as_fields, as_text
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Condition, RankStatus, Stage
 
 
@@ -224,7 +225,7 @@ def test_phases_are_told_as_far_as_they_were_reached() -> None:
     assert record.phases_ms() == {}
     record.milestones.paused_s, record.milestones.replaced_s, record.milestones.planned_s = 10.5, 10.6, 10.6
     record.milestones.joined_s, record.milestones.restored_s = 10.7, 10.75
-    status = RankStatus(rank=0, incarnation=1, generation=2, stage=Stage.COMMITTED, pid=7, warm=True)
+    status = RankStatus(rank=JobRank(0), incarnation=1, generation=2, stage=Stage.COMMITTED, pid=7, warm=True)
     record.close(11.0, {0: RankView(0, 1, joins=True, status=status), 1: RankView(0)})
     assert record.phases_ms() == {
         "pause": 500.0,

@@ -6,6 +6,7 @@ import pytest
 
 from taskd.core.policy import Strategy
 from taskd.core.recovery import AskCluster, AskKernel, Note, Phase
+from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import Condition, Order, Place, Stage
 from tests.core.driver import Job
 
@@ -40,7 +41,7 @@ def test_a_spare_gets_the_place_of_a_lost_node_at_once() -> None:
     job.spare()
     job.silence(1)
     assert (job.phase, job.order, job.generation) == (Phase.PAUSING, Order.PAUSE, 1)
-    assert Place(node_rank=1, agent_id="spare") in job.directive.places
+    assert Place(node_rank=NodeRank(1), agent_id="spare") in job.directive.places
     assert job.incarnations == [0, 0, 1, 1, 0, 0]
     assert job.did(AskCluster) == []
     job.paused(newcomers=(2, 3)).recovered()

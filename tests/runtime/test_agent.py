@@ -22,6 +22,7 @@ from taskd.runtime.links.links import ManagerSocket, Peer
 from taskd.runtime.links.loopback import secured
 from taskd.runtime.manager.journal import Journal
 from taskd.wire import messages
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Directive, NodeStatus, Order, RankOrder, Refusal, Stage
 from tests.runtime.host import Host
 from tests.wire.peers import NONE
@@ -83,7 +84,7 @@ class ScriptedManager:
         """Direct the agent; `incarnations` of ranks 0 and 1."""
         assert self._peer is not None
         self.sequence += 1
-        ranks = tuple(RankOrder(rank=rank, incarnation=number) for rank, number in enumerate(incarnations))
+        ranks = tuple(RankOrder(rank=JobRank(rank), incarnation=number) for rank, number in enumerate(incarnations))
         directive = Directive(
             job_id="default",
             sequence=self.sequence,

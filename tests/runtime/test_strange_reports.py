@@ -20,6 +20,7 @@ from taskd.runtime.manager.crowd import most_waiting
 from taskd.runtime.manager.manager import Manager
 from taskd.wire import codec, messages
 from taskd.wire.checks import Inspect
+from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import Drain, Ledger, Modules, NodeStatus, Order, Refusal, Stage
 from tests.fuzz.shapes import Value, changed
 from tests.runtime.test_manager import Agent, rank, security_of
@@ -28,7 +29,7 @@ from tests.wire.peers import LIMIT_S, until
 Make = Callable[..., Manager]
 STATUS = NodeStatus(
     job_id="job",
-    node_rank=-1,
+    node_rank=NodeRank(-1),
     agent_id=agent_of("a stranger's proof"),
     proof="a stranger's proof",
     sequence=1,

@@ -37,6 +37,7 @@ from taskd.core.recovery.ranks import Held, Restore
 from taskd.core.recovery.takeover import release
 from taskd.core.recovery.world import RankView, World
 from taskd.core.table import Row
+from taskd.wire.kinds import WorldRank
 from taskd.wire.messages import Condition, Directive, Order, RankStatus, Stage, Transfer, WorldPlan
 from tests.sim.world import simulate
 
@@ -69,7 +70,7 @@ def torn_donor(patch: Patch) -> None:
     def plan_restore(held: Mapping[int, Held]) -> Restore | None:
         donor = max(held, key=lambda rank: (held[rank].condition is not Condition.EMPTY, held[rank].step))
         others = tuple(rank for rank in held if rank != donor)
-        return Restore(held[donor].step, (), (Transfer(donor=donor, receivers=others),) if others else ())
+        return Restore(held[donor].step, (), (Transfer(donor=WorldRank(donor), receivers=others),) if others else ())
 
     patch.setattr(planning, "plan_restore", plan_restore)
 

@@ -1,4 +1,4 @@
-"""The diagnosis of the newest fault: what is asked of the ranks, what their answers come to, and what is reported.
+"""The diagnosis of the newest fault: when ranks are probed, what their answers come to, and what is reported.
 
 Rules:
 
@@ -135,11 +135,11 @@ def count_alarm(job: "Job", _now_s: float) -> None:
 def report_once(job: "Job", now_s: float) -> None:
     """Report a fault that nothing is done about."""
     open_case(job, now_s)
-    report_verdict(job, now_s, live=True)
+    report_diagnosis(job, now_s, live=True)
     close_case(job)
 
 
-def replace_accused(job: "Job", now_s: float, ranks: Collection[JobRank], *, proven: bool) -> None:
+def replace_culprits(job: "Job", now_s: float, ranks: Collection[JobRank], *, proven: bool) -> None:
     """Whoever is named is replaced. What is not proven may have been work that is interrupted now."""
     watch, case = job.case.watch, job.case
     told, hang = watch.doubt, watch.hang
@@ -154,7 +154,7 @@ def replace_accused(job: "Job", now_s: float, ranks: Collection[JobRank], *, pro
 # ---- what is reported
 
 
-def report_verdict(job: "Job", now_s: float, *, live: bool = False) -> None:
+def report_diagnosis(job: "Job", now_s: float, *, live: bool = False) -> None:
     """Report what the fault is, as far as it is known, unless that was reported. `live`: the ranks train."""
     record, watch = job.record, job.case.watch
     diagnosis = watch.diagnosis(job.world.ranks, now_s)

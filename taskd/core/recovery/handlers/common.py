@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 from taskd.core.recovery.actions import Effect, Next, do
 from taskd.core.recovery.attempts import begin, refuse, stop
-from taskd.core.recovery.case import report_verdict, take_up
+from taskd.core.recovery.case import report_diagnosis, take_up
 from taskd.core.recovery.causes import Cause
 from taskd.core.recovery.job import Job
 from taskd.core.recovery.phases import AnyPhase, Choosing, Stopped
@@ -21,7 +21,7 @@ def fault(
 ) -> Next:
     """A fault begins, of these ranks."""
     explained = all(cause.explains_itself for cause in causes.values())
-    effects = (do(take_up, explained=explained), do(begin, causes, free=free), do(report_verdict))
+    effects = (do(take_up, explained=explained), do(begin, causes, free=free), do(report_diagnosis))
     return Choosing(now_s), (*before, *effects)
 
 

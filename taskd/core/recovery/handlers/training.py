@@ -223,7 +223,7 @@ def _accuse(diagnosis: Diagnosis, job: Job, now_s: float, before: Collection[Eff
     """Whoever the diagnosis names is replaced; if it names nobody, every process may go on."""
     cause = Cause(CauseKind.DIAGNOSED, diagnosis.kind.value)
     causes = {rank: cause for rank in _named(diagnosis) if rank in job.world.ranks}
-    replaced = do(case.replace_accused, tuple(causes), proven=diagnosis.proven)
+    replaced = do(case.replace_culprits, tuple(causes), proven=diagnosis.proven)
     causes = causes or {JobRank(min(diagnosis.victims or job.world.ranks)): cause}
     return fault(now_s, causes, free=not diagnosis.proven, before=(*before, replaced))
 
