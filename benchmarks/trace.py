@@ -105,12 +105,12 @@ def core_cost(nodes: int) -> dict[str, Any]:
     sent = count(1)
 
     def report(node: int, stage: Stage, step: int) -> bytes:
-        ranks = range(node * GPUS_PER_NODE, (node + 1) * GPUS_PER_NODE)
+        ranks = map(JobRank, range(node * GPUS_PER_NODE, (node + 1) * GPUS_PER_NODE))
         now, last = core.world.generation, core.directive
         obeyed = last.ledger if last is not None and last.order is not Order.FORM else Ledger()
         statuses = tuple(
             RankStatus(
-                rank=JobRank(rank),
+                rank=rank,
                 incarnation=core.world.ranks[rank].incarnation if rank in core.world.ranks else 0,
                 generation=now,
                 stage=stage,

@@ -104,7 +104,7 @@ class Job:
 
     def holder(self, node: int) -> str:
         """The agent that reports for a place."""
-        return self.core.world.nodes.holders.get(node, f"agent {node}")
+        return self.core.world.nodes.holders.get(NodeRank(node), f"agent {node}")
 
     def spare(self, agent_id: str = "spare", *, wants: int = -1, leaving: bool = False) -> list[Action]:
         """An agent without a place reports."""

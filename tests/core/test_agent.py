@@ -178,7 +178,7 @@ def test_a_candidate_that_is_named_takes_the_place_and_starts_its_ranks() -> Non
     it = Node(agent_id="me")
     assert it.obey(directive(Order.PAUSE, holders=("other",))) == []
     assert it.obey(directive(Order.PAUSE, sequence=2, incarnations=(3, 0), holders=("me",))) == [Take(0)]
-    assert it.occupy((0,)) == [Start(0, 3, 1, joins=True, term=1)]
+    assert it.occupy((JobRank(0),)) == [Start(0, 3, 1, joins=True, term=1)]
 
 
 def test_a_node_that_gets_another_place_ends_what_it_has_first() -> None:

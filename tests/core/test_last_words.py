@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from taskd.core.agent import Node
 from taskd.core.recovery import JobEnded, Phase
-from taskd.wire.kinds import JobRank
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import RankStatus, Stage
 from tests.core.driver import Job
 
@@ -57,7 +57,7 @@ def test_a_node_at_fault_is_left_at_once_if_another_waits() -> None:
     die(job, 1, "node", "exit code 1: RuntimeError: Xid 79")
     assert job.core.record is not None
     assert job.core.record.decision.strategy.value == "recover"
-    assert job.core.world.nodes.holders[1] == "spare"
+    assert job.core.world.nodes.holders[NodeRank(1)] == "spare"
 
 
 def test_without_another_node_it_is_tried_where_it_is() -> None:

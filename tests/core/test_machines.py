@@ -73,7 +73,7 @@ class RecoveryMachine(RuleBasedStateMachine):
     def hear(
         self, rank: int, stage: Stage, behind: int, newer: int, step: int, condition: Condition, leaving: int
     ) -> None:
-        view = self.core.world.ranks.get(rank)
+        view = self.core.world.ranks.get(JobRank(rank))
         self.sequence += 1
         status = RankStatus(
             rank=JobRank(rank),

@@ -49,8 +49,9 @@ def test_a_script_that_fails_before_its_first_step_ends_the_job_at_the_third_tim
             for rank in (0, 1)
         )
         status = NodeStatus(
-            job_id="j", node_rank=NodeRank(0), agent_id="a", sequence=next(sequence), node_count=1, ranks=ranks, store_host="h",
-            store_port=1, standbys=0, max_restarts=DEFAULT_MAX_RESTARTS, generation=recovery.world.generation,
+            job_id="j", node_rank=NodeRank(0), agent_id="a", sequence=next(sequence), node_count=1, ranks=ranks,
+            store_host="h", store_port=1, standbys=0, max_restarts=DEFAULT_MAX_RESTARTS,
+            generation=recovery.world.generation,
         )  # fmt: skip
         return recovery.hear(status, now_s)
 

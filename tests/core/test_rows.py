@@ -95,7 +95,7 @@ def pausing() -> Job:
 def announcing() -> Job:
     """Of the last world's five nodes three are not heard, so that it is not known whether they know of the next one."""
     job = pausing()
-    job.core.world.nodes.agreed |= {place: f"agent {place}" for place in (2, 3, 4)}
+    job.core.world.nodes.agreed |= {NodeRank(place): f"agent {place}" for place in (2, 3, 4)}
     return job.paused()
 
 
@@ -158,7 +158,7 @@ def isolate(job: Job) -> None:
     job.core.job.policy = replace(job.core.policy, wait_node_s=0.0)
     if job.phase is Phase.FORMING:
         agreed = tuple(Place(node_rank=NodeRank(place), agent_id=f"agent {place}") for place in range(3))
-        job.ledger = Ledger(term=job.core.term, places=(0, 1, 2), agreed=agreed)
+        job.ledger = Ledger(term=job.core.term, places=tuple(map(NodeRank, (0, 1, 2))), agreed=agreed)
         job.now_s += 5.0
         job.send(0)
     else:

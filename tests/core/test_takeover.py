@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from taskd.core.recovery import Phase, Publish
-from taskd.wire.kinds import JobRank
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Condition, Ledger, Order, RankStatus, Stage
 from tests.core.driver import Job
 
@@ -85,9 +85,9 @@ def test_a_checkpoint_that_a_former_manager_had_written_ends_the_job() -> None:
         for rank, stage in enumerate((Stage.PAUSED, Stage.RESTORED, Stage.DUMPED))
     }
     for node in range(3):
-        job.hear(replace(job.status(node), generation=2, ledger=Ledger(term=7, places=(0, 1, 2))))
+        job.hear(replace(job.status(node), generation=2, ledger=Ledger(term=7, places=tuple(map(NodeRank, (0, 1, 2))))))
     assert job.at(Phase.RUNNING), "rank 1 still writes"
-    job.ledger = Ledger(term=7, places=(0, 1, 2))
+    job.ledger = Ledger(term=7, places=tuple(map(NodeRank, (0, 1, 2))))
     job.say(1, Stage.DUMPED)
     assert job.stopped.exit_code == 1
     assert job.stopped.reason == "an earlier manager ended the job; a checkpoint of step 5 was written"

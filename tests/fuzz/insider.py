@@ -128,7 +128,9 @@ class Job:
         elif isinstance(message, EvidenceReport):
             found, _ = own_evidence(message, self.core)
             try:
-                evidence = {rank: msgspec.msgpack.decode(raw, type=Evidence) for rank, raw in (found or {}).items()}
+                evidence = {
+                    int(rank): msgspec.msgpack.decode(raw, type=Evidence) for rank, raw in (found or {}).items()
+                }
             except msgspec.MsgspecError:
                 return "evidence_report"
             self._did(self.core.hear_evidence(own, message.probe, evidence, self.now_s))

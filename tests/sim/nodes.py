@@ -171,7 +171,7 @@ class Agent:
         if self.dead or self.stopped or self.node.place != place or self.node.slots:
             return
         self.sim.clock.note(self.name, "takes place {}", place)
-        self._perform(self.node.occupy(tuple(self.sim.ranks_of(place))))
+        self._perform(self.node.occupy(tuple(map(JobRank, self.sim.ranks_of(place)))))
 
     def _tell(self, rank: int, message: Pause | Join | Release) -> None:
         self.sim.clock.after(self._lag_s + 0.0005, self.processes[rank].hear, message)

@@ -107,7 +107,7 @@ def plan(receivers: tuple[int, ...], step: int) -> WorldPlan:
         store_port=PORT,
         target_step=step,
         adopt=(),
-        transfers=(Transfer(donor=WorldRank(DONOR), receivers=receivers),),
+        transfers=(Transfer(donor=WorldRank(DONOR), receivers=tuple(map(WorldRank, receivers))),),
         timeout_s=30,
     )
 

@@ -33,7 +33,7 @@ PLAN = messages.WorldPlan(
     store_port=1,
     target_step=41,
     adopt=(),
-    transfers=(messages.Transfer(donor=WorldRank(0), receivers=(3,)),),
+    transfers=(messages.Transfer(donor=WorldRank(0), receivers=(WorldRank(3),)),),
     timeout_s=30.0,
 )
 DIRECTIVE = messages.Directive(job_id="job", sequence=1, generation=3, order=messages.Order.JOIN, plan=PLAN)
