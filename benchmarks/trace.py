@@ -35,6 +35,7 @@ from benchmarks.trace_times import Times, read_times
 from taskd.core.policy import Policy, Strategy
 from taskd.core.recovery import Phase, Publish, Recovery
 from taskd.wire.codec import decode_from_agent, encode
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Condition, Ledger, NodeStatus, Order, RankStatus, Stage
 
 DAY_S = 86_400.0
@@ -104,7 +105,7 @@ def core_cost(nodes: int) -> dict[str, Any]:
     sent = count(1)
 
     def report(node: int, stage: Stage, step: int) -> bytes:
-        ranks = range(node * GPUS_PER_NODE, (node + 1) * GPUS_PER_NODE)
+        ranks = map(JobRank, range(node * GPUS_PER_NODE, (node + 1) * GPUS_PER_NODE))
         now, last = core.world.generation, core.directive
         obeyed = last.ledger if last is not None and last.order is not Order.FORM else Ledger()
         statuses = tuple(
@@ -120,7 +121,7 @@ def core_cost(nodes: int) -> dict[str, Any]:
         )
         return encode(
             NodeStatus(
-                job_id="trace", node_rank=node, agent_id=f"node{node}", sequence=next(sent), node_count=nodes,
+                job_id="trace", node_rank=NodeRank(node), agent_id=f"node{node}", sequence=next(sent), node_count=nodes,
                 ranks=statuses, store_host="", store_port=1, standbys=1, max_restarts=9, generation=now,
                 ledger=Ledger(term=obeyed.term),
             )

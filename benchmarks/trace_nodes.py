@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Condition, Directive, Ledger, NodeStatus, Order, RankStatus, Stage
 
 
@@ -66,7 +67,7 @@ class Node:
         """The report of its agent, which has heard the directive."""
         return NodeStatus(
             job_id="trace",
-            node_rank=self.place,
+            node_rank=NodeRank(self.place),
             agent_id=self.agent_id,
             sequence=sequence,
             node_count=node_count,
@@ -83,7 +84,7 @@ class Node:
 
     def _rank(self) -> RankStatus:
         return RankStatus(
-            rank=self.place,
+            rank=JobRank(self.place),
             incarnation=self.wanted,
             generation=self.generation,
             stage=self.stage,

@@ -143,7 +143,7 @@ class Play(ABC):
 
     def _seat(self, directive: Directive) -> None:
         """Places have new holders; whoever has lost one is repaired, and a spare some day."""
-        seated = {place.node_rank: place.agent_id for place in directive.places}
+        seated: dict[int, str] = {place.node_rank: place.agent_id for place in directive.places}
         for place in [place for place, node in self.holders.items() if seated.get(place) != node.agent_id]:
             self.holders.pop(place).place = -1
             self._later(self.times.spare_back_s, self._add_spare, always=True)

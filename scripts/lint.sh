@@ -35,6 +35,7 @@ check "os.environ" "$bin/python" scripts/check-environ.py
 check "classes of the core" "$bin/python" scripts/check-classes.py
 check "file length" "$bin/python" scripts/check-length.py
 check "class names" "$bin/python" scripts/check-names.py
+check "kinds of rank" "$bin/python" scripts/check-kinds.py
 check "C" compile_c
 [[ ! -f scripts/make-docs.py ]] || check "generated pages" "$bin/python" scripts/make-docs.py --check
 ! command -v shellcheck >/dev/null || check "shell" shellcheck -x .ci/run scripts/*.sh examples/*.sh

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from taskd.core.table import Row, rows
 from taskd.errors import TransitionError
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Directive, Order, RankOrder, RankStatus, Refuses, Stage, WorkerReport, WorldPlan
 
 
@@ -165,7 +166,7 @@ class Node:
                 self._fire(rank, NodeEvent.DIRECTED)
         return self._flush()
 
-    def occupy(self, ranks: tuple[int, ...]) -> list[Action]:
+    def occupy(self, ranks: tuple[JobRank, ...]) -> list[Action]:
         """These are the ranks of the place that was taken; none has a process yet."""
         for rank in ranks:
             gone = RankStatus(rank=rank, incarnation=-1, generation=0, stage=Stage.DEAD)

@@ -13,6 +13,8 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
+from taskd.wire.kinds import JobRank, NodeRank, WorldRank
+
 MOST_RANKS: Final = 1 << 20
 LARGEST: Final = (1 << 53) - 1
 """Exact in a double too, as readers of JSON have them."""
@@ -27,6 +29,11 @@ ONLY_LINE_ENDS: Final = r"\A[^\x00-\x08\x0b-\x1f\x7f-\x9f]*\Z"
 
 Index = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]
 """A rank, a place or a local rank."""
+OfJob = Annotated[JobRank, Meta(ge=0, lt=MOST_RANKS)]
+OfWorld = Annotated[WorldRank, Meta(ge=0, lt=MOST_RANKS)]
+OfNode = Annotated[NodeRank, Meta(ge=0, lt=MOST_RANKS)]
+MaybeNode = Annotated[NodeRank, Meta(ge=-1, lt=MOST_RANKS)]
+"""-1: none."""
 MaybeIndex = Annotated[int, Meta(ge=-1, lt=MOST_RANKS)]
 """-1: none."""
 Amount = Annotated[int, Meta(ge=0, le=MOST_RANKS)]

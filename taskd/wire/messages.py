@@ -19,15 +19,18 @@ from taskd.wire.accounts import Account
 from taskd.wire.bounds import (
     Amount,
     Counter,
-    Index,
     Line,
     Many,
     MaybeCounter,
     MaybeIndex,
+    MaybeNode,
     MaybeNumber,
     Measured,
     Name,
     Number,
+    OfJob,
+    OfNode,
+    OfWorld,
     Pid,
     Port,
     Raw,
@@ -36,6 +39,7 @@ from taskd.wire.bounds import (
     Status,
 )
 from taskd.wire.checks import CheckState, Cleared, Dismissed, Examine, Inspect, Inspection
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.probes import ProbeOrder, ProbeResult
 
 
@@ -67,7 +71,7 @@ class Condition(Enum):
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One rank, as its agent knows it."""
 
-    rank: Index
+    rank: OfJob
     incarnation: MaybeCounter
     generation: Counter
     stage: Stage
@@ -89,7 +93,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Place(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A place of the job and the agent that holds it."""
 
-    node_rank: Index
+    node_rank: OfNode
     agent_id: Name
 
 
@@ -97,7 +101,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a new manager must know of the former ones. Agents give back the newest that they were given."""
 
     term: Counter = 0  # the manager that wrote it; agents obey the highest term they know
-    places: Annotated[tuple[Index, ...], Many] = ()  # those of the present world; the others are absent from it
+    places: Annotated[tuple[OfNode, ...], Many] = ()  # those of the present world; the others are absent from it
     agreed: Annotated[
         tuple[Place, ...], Many
     ] = ()  # the nodes of the last world that came about: most of them must know of the next
@@ -115,7 +119,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class RankSpan(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The mean of `steps` steps of a rank, of which `step` is the last: what the rank needed itself, and what not."""
 
-    rank: Index
+    rank: OfJob
     step: MaybeCounter
     steps: Counter
     own_s: Seconds
@@ -131,7 +135,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """
 
     job_id: Name
-    node_rank: MaybeIndex  # the place that it holds
+    node_rank: MaybeNode  # the place that it holds
     agent_id: Name  # random per agent process: a restarted agent is another one
     sequence: Counter
     node_count: Amount  # as torchrun's rendezvous has formed it: with `--nnodes=MIN:MAX` perhaps fewer than the places
@@ -146,7 +150,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     leaving: bool = False
     host: Name = ""  # its name, for people
     cores: Amount = 0  # of the CPU, that its processes may use; 0 if that is not known
-    wants: MaybeIndex = -1  # the place that its launcher gave it
+    wants: MaybeNode = NodeRank(-1)  # the place that its launcher gave it
     min_nodes: Amount = 0  # MIN of torchrun's `--nnodes=MIN:MAX`; 0 if it names one number
     ledger: Ledger = Ledger()  # to the manager that has written it, only its term
     proof: Name = ""  # that it speaks for itself: `agent_id` is its hash
@@ -162,15 +166,15 @@ class EvidenceReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     job_id: Name
     agent_id: Name
     probe: Counter  # the newest that it answers; 0 if it was not asked
-    evidence: Annotated[dict[Index, msgspec.Raw], Some]  # by rank: `core.evidence.Evidence`
+    evidence: Annotated[dict[OfJob, msgspec.Raw], Some]  # by rank: `core.evidence.Evidence`
     proof: Name = ""  # as in `NodeStatus`
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     """One donor and the ranks that receive its state."""
 
-    donor: Index
-    receivers: Annotated[tuple[Index, ...], Many]
+    donor: OfWorld
+    receivers: Annotated[tuple[OfWorld, ...], Many]
 
 
 class WorldPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -183,21 +187,21 @@ class WorldPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     store_key: Name = ""
     target_step: MaybeCounter  # the step that every rank holds when training resumes
     adopt: Annotated[
-        tuple[Index, ...], Many
+        tuple[OfWorld, ...], Many
     ]  # by their rank in this world: they have stepped but not committed, and that counts as `target_step`
     transfers: Annotated[tuple[Transfer, ...], Many]  # by their rank in this world
     timeout_s: Seconds
     members: Annotated[
-        tuple[Index, ...], Many
+        tuple[OfJob, ...], Many
     ] = ()  # the job's ranks that make up this world, in its order; none: 0 to world_size - 1
     replicas: Amount = 0  # ranks of the full world, which the global batch is made for; 0: as many as members
     dump: Line = ""  # the reason to write a checkpoint of the target step, after which the job ends
     dump_to: Raw = ""  # the directory that the manager was told; none: the rank's own TASKD_CHECKPOINT_DIR
 
     @property
-    def ranks(self) -> tuple[int, ...]:
+    def ranks(self) -> tuple[JobRank, ...]:
         """The job's ranks that make up this world, in its order."""
-        return self.members or tuple(range(self.world_size))
+        return self.members or tuple(map(JobRank, range(self.world_size)))
 
 
 class Order(Enum):
@@ -214,7 +218,7 @@ class Order(Enum):
 class RankOrder(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The process wanted for one rank; an agent whose process is of a lower incarnation fences it and starts one."""
 
-    rank: Index
+    rank: OfJob
     incarnation: MaybeNumber  # -1: of a rank that has had no process yet
     joins: bool = False  # it comes into a living world (waits for a plan), or starts a fresh one with all the others
 

@@ -11,6 +11,7 @@ import zmq
 from taskd.config.address import Address
 from taskd.runtime.links.identity import agent_of
 from taskd.wire import codec
+from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import Answer, Drain, NodeStatus
 from tests.attacks.job import SECRET, AttackedJob
 from tests.wire.peers import raw_dealer
@@ -18,8 +19,8 @@ from tests.wire.peers import raw_dealer
 PROOF = "a stranger's proof"
 STATUS: dict[str, Any] = msgspec.to_builtins(
     NodeStatus(
-        job_id="default", node_rank=-1, agent_id=agent_of(PROOF), proof=PROOF, sequence=1, node_count=1, ranks=(),
-        store_host="127.0.0.1", store_port=1, standbys=0, max_restarts=0, generation=0,
+        job_id="default", node_rank=NodeRank(-1), agent_id=agent_of(PROOF), proof=PROOF, sequence=1, node_count=1,
+        ranks=(), store_host="127.0.0.1", store_port=1, standbys=0, max_restarts=0, generation=0,
     )
 )  # fmt: skip
 _LIMIT_S = 20.0

@@ -13,6 +13,7 @@ from taskd.core.diagnosis.findings import Diagnosis
 from taskd.core.stragglers.detector import Layout
 from taskd.core.stragglers.pacing import Pacing
 from taskd.runtime.manager.journal import Journal
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import RankSpan
 from tests.core.scenes import FAULTS, HANG
 
@@ -26,7 +27,7 @@ def _slow_rank() -> tuple[Diagnosis, dict[int, Evidence]]:
     for step in range(100):
         for rank in range(4):
             own_s = 0.3 if rank == 2 and step >= 50 else 0.2
-            pacing.hear([RankSpan(rank=rank, step=step, steps=1, own_s=own_s, waited_s=0.32 - own_s)])
+            pacing.hear([RankSpan(rank=JobRank(rank), step=step, steps=1, own_s=own_s, waited_s=0.32 - own_s)])
         for found in pacing.found():
             return pacing.diagnosis(found)
     raise AssertionError("it was not found")

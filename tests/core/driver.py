@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from taskd.core.diagnosis.evidence import Evidence
 from taskd.core.policy import Deadlines, Policy, Strategy
 from taskd.core.recovery import Action, Diagnosed, JobEnded, Phase, Publish, Recovered, Recovery
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import (
     Condition,
     Directive,
@@ -61,7 +62,7 @@ class Job:
         self.now_s = 100.0
         self.actions: list[Action] = []
         self.statuses = {
-            rank: RankStatus(rank=rank, incarnation=0, generation=0, stage=Stage.STARTING, pid=10 + rank)
+            rank: RankStatus(rank=JobRank(rank), incarnation=0, generation=0, stage=Stage.STARTING, pid=10 + rank)
             for rank in range(nodes * per_node)
         }
         self.nodes = nodes
@@ -103,7 +104,7 @@ class Job:
 
     def holder(self, node: int) -> str:
         """The agent that reports for a place."""
-        return self.core.world.nodes.holders.get(node, f"agent {node}")
+        return self.core.world.nodes.holders.get(NodeRank(node), f"agent {node}")
 
     def spare(self, agent_id: str = "spare", *, wants: int = -1, leaving: bool = False) -> list[Action]:
         """An agent without a place reports."""
@@ -130,7 +131,7 @@ class Job:
     ) -> NodeStatus:
         return NodeStatus(
             job_id="job",
-            node_rank=node,
+            node_rank=NodeRank(node),
             agent_id=agent_id,
             sequence=self._sequence,
             node_count=self.nodes,
@@ -143,7 +144,7 @@ class Job:
             generation=max(self.generation, *(status.generation for status in self.statuses.values())),
             leaving=leaving,
             host=agent_id.replace("agent ", "node"),
-            wants=wants,
+            wants=NodeRank(wants),
             min_nodes=self.least,
             ledger=self.ledger,
             progress=self.progress,
@@ -174,7 +175,7 @@ class Job:
         directive = self.core.directive
         wanted = next((order.incarnation for order in directive.ranks if order.rank == rank), 0) if directive else 0
         self.statuses[rank] = RankStatus(
-            rank=rank,
+            rank=JobRank(rank),
             incarnation=wanted,
             generation=self.generation,
             stage=stage,

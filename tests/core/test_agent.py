@@ -3,6 +3,7 @@
 import pytest
 
 from taskd.core.agent import Evict, Fence, Node, RankState, Start, StopNode, Take, TellJoin, TellPause, TellRelease
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import (
     Condition,
     Directive,
@@ -32,7 +33,7 @@ PLAN = WorldPlan(
 def node() -> Node:
     fresh = Node()
     for rank in (0, 1):
-        fresh.started(RankStatus(rank=rank, incarnation=0, generation=0, stage=Stage.STARTING))
+        fresh.started(RankStatus(rank=JobRank(rank), incarnation=0, generation=0, stage=Stage.STARTING))
     return fresh
 
 
@@ -50,11 +51,13 @@ def directive(
         sequence=sequence,
         generation=generation,
         order=order,
-        ranks=tuple(RankOrder(rank=rank, incarnation=inc, joins=inc > 0) for rank, inc in enumerate(incarnations)),
+        ranks=tuple(
+            RankOrder(rank=JobRank(rank), incarnation=inc, joins=inc > 0) for rank, inc in enumerate(incarnations)
+        ),
         plan=PLAN if order is Order.JOIN else None,
         reason="why",
         exit_code=exit_code,
-        places=tuple(Place(node_rank=place, agent_id=holder) for place, holder in enumerate(holders)),
+        places=tuple(Place(node_rank=NodeRank(place), agent_id=holder) for place, holder in enumerate(holders)),
         ledger=Ledger(term=term),
     )
 
@@ -114,7 +117,7 @@ def test_what_a_process_refuses_stands_in_its_reports_and_its_own_successor_lack
     assert (it.slots[0].status.no_rebuild, it.slots[0].status.no_newcomer) == ("static graph", "PowerSGD")
     it.ended(0, status=-9, cause="signal 9 (SIGKILL)", at_s=1.0)
     assert (it.slots[0].status.no_rebuild, it.slots[0].status.no_newcomer) == ("", "PowerSGD")
-    it.started(RankStatus(rank=0, incarnation=1, generation=1, stage=Stage.STARTING))
+    it.started(RankStatus(rank=JobRank(0), incarnation=1, generation=1, stage=Stage.STARTING))
     assert it.slots[0].status.no_newcomer == ""
 
 
@@ -150,7 +153,7 @@ def test_a_report_after_the_end_changes_nothing() -> None:
 def test_torchrun_may_start_all_processes_itself() -> None:
     it = node()
     it.obey(directive(Order.PAUSE, incarnations=(1, 0)))
-    it.started(RankStatus(rank=0, incarnation=2, generation=2, stage=Stage.STARTING))
+    it.started(RankStatus(rank=JobRank(0), incarnation=2, generation=2, stage=Stage.STARTING))
     assert it.slots[0].state is RankState.RUNNING
     assert it.connected(0) == [TellPause(0, 1, "why")]
 
@@ -175,7 +178,7 @@ def test_a_candidate_that_is_named_takes_the_place_and_starts_its_ranks() -> Non
     it = Node(agent_id="me")
     assert it.obey(directive(Order.PAUSE, holders=("other",))) == []
     assert it.obey(directive(Order.PAUSE, sequence=2, incarnations=(3, 0), holders=("me",))) == [Take(0)]
-    assert it.occupy((0,)) == [Start(0, 3, 1, joins=True, term=1)]
+    assert it.occupy((JobRank(0),)) == [Start(0, 3, 1, joins=True, term=1)]
 
 
 def test_a_node_that_gets_another_place_ends_what_it_has_first() -> None:

@@ -11,6 +11,7 @@ from taskd.core.nodecheck.checkup import GRACE_S, Checked, Checkup, RoundOver, W
 from taskd.core.nodecheck.diagnosis import DOWN_WORDS, SLOW_WORDS, NodeHealth
 from taskd.core.policy import NodeCheckPolicy, Policy
 from taskd.wire.checks import CheckState, Cleared, Dismissed, Examine, Examined, Own, TrialResult
+from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import NodeStatus
 
 WELL = Own(ok=True, compute_tflops=1.0, memory_gbps=10.0, loopback_gbps=5.0, disk_mbps=500.0, elapsed_s=0.5)
@@ -37,9 +38,9 @@ class Cluster:
         """These nodes start, each wanting to be checked, meant for the place that its name ends with."""
         for name in names:
             self.statuses[name] = NodeStatus(
-                job_id="job", node_rank=-1, agent_id=name, sequence=0, node_count=0, ranks=(), store_host=name,
-                store_port=29400, standbys=0, max_restarts=3, generation=0, host=f"host-{name}",
-                wants=int(name[1:]) % 10, check=check or CheckState(wants=True, ready=True), **more,
+                job_id="job", node_rank=NodeRank(-1), agent_id=name, sequence=0, node_count=0, ranks=(),
+                store_host=name, store_port=29400, standbys=0, max_restarts=3, generation=0, host=f"host-{name}",
+                wants=NodeRank(int(name[1:]) % 10), check=check or CheckState(wants=True, ready=True), **more,
             )  # fmt: skip
             self.report(name)
 
@@ -167,7 +168,7 @@ def test_a_newcomer_of_a_job_that_trains_is_checked_at_once_with_one_of_its_node
     cluster.forming = False
     cluster.come("n0", "n1", check=CheckState(wants=True, cleared=True))
     for place, name in enumerate(("n0", "n1")):
-        cluster.world.assign(place, name)
+        cluster.world.assign(NodeRank(place), name)
         cluster.report(name, node_rank=place)
     cluster.come("n5")
     cluster.turns()
@@ -180,7 +181,7 @@ def test_a_spare_that_was_cleared_helps_before_a_node_that_trains() -> None:
     cluster = Cluster(1)
     cluster.forming = False
     cluster.come("n0", "n3", check=CheckState(wants=True, cleared=True))
-    cluster.world.assign(0, "n0")
+    cluster.world.assign(NodeRank(0), "n0")
     cluster.report("n0", node_rank=0)
     cluster.come("n5")
     cluster.turns()
@@ -268,9 +269,9 @@ def test_a_node_that_wants_no_check_is_left_alone() -> None:
 def test_only_nodes_that_may_train_get_a_place() -> None:
     cluster = Cluster(2)
     cluster.come("n4", "n5")
-    assert cluster.world.candidate_for(4) is None
+    assert cluster.world.candidate_for(NodeRank(4)) is None
     cluster.report("n5", check=CheckState(wants=True, cleared=True))
-    assert cluster.world.candidate_for(4) == "n5"
+    assert cluster.world.candidate_for(NodeRank(4)) == "n5"
 
 
 def test_a_round_begins_when_all_can_start_their_processes() -> None:

@@ -11,6 +11,7 @@ from taskd.core.recovery.record import FaultRecord
 from taskd.core.recovery.strategy import Decision, KeepingRefusals, Situation, choose
 from taskd.core.recovery.world import RankView
 from taskd.runtime.manager.journal import as_fields, as_text
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Condition, RankStatus, Stage
 
 
@@ -20,11 +21,10 @@ def policy(*allowed: Strategy, min_nodes: int = 1, checkpoints: bool = False) ->
 
 
 ALL = policy(*Strategy)
-HELD = st.dictionaries(
-    st.integers(0, 9), st.builds(Held, st.integers(-1, 5), st.sampled_from(Condition)), min_size=1, max_size=8
-)
+RANKS = st.integers(0, 9).map(JobRank)
+HELD = st.dictionaries(RANKS, st.builds(Held, st.integers(-1, 5), st.sampled_from(Condition)), min_size=1, max_size=8)
 OF_SETS = st.dictionaries(
-    st.integers(0, 9),
+    RANKS,
     st.builds(Held, st.integers(3, 5), st.sampled_from(Condition), st.sampled_from(["", "a", "b"])),
     min_size=1,
     max_size=10,
@@ -33,8 +33,12 @@ OF_SETS = st.dictionaries(
 # ---- restore
 
 
+def by_rank(*held: Held) -> dict[JobRank, Held]:
+    return {JobRank(rank): one for rank, one in enumerate(held)}
+
+
 @given(HELD | OF_SETS)
-def test_every_rank_ends_at_the_target_with_a_consistent_state_of_its_set(held: dict[int, Held]) -> None:
+def test_every_rank_ends_at_the_target_with_a_consistent_state_of_its_set(held: dict[JobRank, Held]) -> None:
     restore = plan_restore(held)
     if restore is None:
         return
@@ -52,14 +56,14 @@ def test_every_rank_ends_at_the_target_with_a_consistent_state_of_its_set(held: 
 
 
 @given(HELD)
-def test_the_newest_clean_step_is_never_given_up(held: dict[int, Held]) -> None:
+def test_the_newest_clean_step_is_never_given_up(held: dict[JobRank, Held]) -> None:
     clean = [h.step for h in held.values() if h.condition is Condition.CLEAN]
     restore = plan_restore(held)
     assert not clean or (restore is not None and restore.target_step == max(clean) and not restore.adopt)
 
 
 @given(HELD | OF_SETS)
-def test_there_is_a_plan_for_the_newest_committed_step_that_every_set_can_come_to(held: dict[int, Held]) -> None:
+def test_there_is_a_plan_for_the_newest_committed_step_that_every_set_can_come_to(held: dict[JobRank, Held]) -> None:
     sets: dict[str, set[int]] = {}
     for h in held.values():
         reached = {Condition.CLEAN: {h.step}, Condition.STEPPED: {h.step + 1}}.get(h.condition, set())
@@ -72,12 +76,12 @@ def test_there_is_a_plan_for_the_newest_committed_step_that_every_set_can_come_t
 
 
 def test_a_set_whose_ranks_have_stepped_counts_that_step_where_another_set_has_committed_it() -> None:
-    held = {
-        0: Held(4, Condition.STEPPED, "a"),
-        1: Held(5, Condition.CLEAN, "b"),
-        2: Held(-1, Condition.EMPTY, "a"),
-        3: Held(4, Condition.CLEAN, "b"),
-    }
+    held = by_rank(
+        Held(4, Condition.STEPPED, "a"),
+        Held(5, Condition.CLEAN, "b"),
+        Held(-1, Condition.EMPTY, "a"),
+        Held(4, Condition.CLEAN, "b"),
+    )
     restore = plan_restore(held)
     assert restore is not None
     assert (restore.target_step, restore.adopt) == (5, (0,))
@@ -85,11 +89,11 @@ def test_a_set_whose_ranks_have_stepped_counts_that_step_where_another_set_has_c
 
 
 def test_a_set_without_a_holder_leaves_no_plan() -> None:
-    assert plan_restore({0: Held(4, Condition.CLEAN, "a"), 1: Held(-1, Condition.EMPTY, "b")}) is None
+    assert plan_restore(by_rank(Held(4, Condition.CLEAN, "a"), Held(-1, Condition.EMPTY, "b"))) is None
 
 
 def test_who_is_clean_at_the_target_keeps_its_state() -> None:
-    held = {0: Held(4, Condition.CLEAN), 1: Held(5, Condition.CLEAN), 2: Held(5, Condition.CLEAN)}
+    held = by_rank(Held(4, Condition.CLEAN), Held(5, Condition.CLEAN), Held(5, Condition.CLEAN))
     restore = plan_restore(held)
     assert restore is not None
     assert [(t.donor, t.receivers) for t in restore.transfers] == [(1, (0,))]
@@ -99,7 +103,7 @@ def test_who_is_clean_at_the_target_keeps_its_state() -> None:
 
 
 def test_a_loss_gets_a_new_process_in_place() -> None:
-    decision = choose(Situation(lost=(2,)), ALL, {})
+    decision = choose(Situation(lost=(JobRank(2),)), ALL, {})
     assert (decision.strategy, decision.restart) == (Strategy.RECOVER_IN_PLACE, False)
     assert decision.reason == (
         "rank 2 gets a new process on its node, all others stay; not retry: rank 2 has no process"
@@ -117,18 +121,23 @@ def test_without_a_loss_the_groups_are_rebuilt() -> None:
 @pytest.mark.parametrize(
     ("situation", "why"),
     [
-        (Situation(lost=(1,), uncooperative=(0,)), "not recover-in-place: rank 0 is not inside a resilient function"),
         (
-            Situation(lost=(0, 1), refusals=KeepingRefusals(no_survivor="no rank is left to give its state")),
+            Situation(lost=(JobRank(1),), uncooperative=(JobRank(0),)),
+            "not recover-in-place: rank 0 is not inside a resilient function",
+        ),
+        (
+            Situation(
+                lost=(JobRank(0), JobRank(1)), refusals=KeepingRefusals(no_survivor="no rank is left to give its state")
+            ),
             "not recover-in-place: no rank is left to give its state",
         ),
         (Situation(lost=(), refusals=KeepingRefusals(no_rebuild="rank 0: a hook")), "not retry: rank 0: a hook"),
         (
-            Situation(lost=(1,), refusals=KeepingRefusals(no_newcomer="rank 0: PowerSGD")),
+            Situation(lost=(JobRank(1),), refusals=KeepingRefusals(no_newcomer="rank 0: PowerSGD")),
             "not recover-in-place: rank 0: PowerSGD",
         ),
         (
-            Situation(lost=(1,), refusals=KeepingRefusals(no_donor="no rank holds a consistent state")),
+            Situation(lost=(JobRank(1),), refusals=KeepingRefusals(no_donor="no rank holds a consistent state")),
             "not recover-in-place: no rank holds a consistent state",
         ),
     ],
@@ -143,12 +152,12 @@ def test_when_all_start_anew_the_reason_is_told(situation: Situation, why: str) 
 def test_who_can_have_no_newcomer_goes_on_without_one() -> None:
     said = "rank 0: PowerSGD"
     assert choose(Situation(lost=(), refusals=KeepingRefusals(no_newcomer=said)), ALL, {}).strategy is Strategy.RETRY
-    fewer = Situation(lost=(1,), refusals=KeepingRefusals(no_newcomer=said), places=2, failing=1)
+    fewer = Situation(lost=(JobRank(1),), refusals=KeepingRefusals(no_newcomer=said), places=2, failing=1)
     assert choose(fewer, policy(Strategy.ELASTIC_TRAINING), {}).restart is False
 
 
 def test_exit_tells_why_all_else_was_passed_over() -> None:
-    decision = choose(Situation(lost=(1,), unreachable=(1,)), policy(Strategy.RECOVER_IN_PLACE), {})
+    decision = choose(Situation(lost=(JobRank(1),), unreachable=(JobRank(1),)), policy(Strategy.RECOVER_IN_PLACE), {})
     assert decision.strategy is Strategy.EXIT
     assert decision.reason == (
         "not retry: the job does not allow it; not recover-in-place: no agent on the node of rank 1; "
@@ -224,8 +233,10 @@ def test_phases_are_told_as_far_as_they_were_reached() -> None:
     assert record.phases_ms() == {}
     record.milestones.paused_s, record.milestones.replaced_s, record.milestones.planned_s = 10.5, 10.6, 10.6
     record.milestones.joined_s, record.milestones.restored_s = 10.7, 10.75
-    status = RankStatus(rank=0, incarnation=1, generation=2, stage=Stage.COMMITTED, pid=7, warm=True)
-    record.close(11.0, {0: RankView(0, 1, joins=True, status=status), 1: RankView(0)})
+    status = RankStatus(rank=JobRank(0), incarnation=1, generation=2, stage=Stage.COMMITTED, pid=7, warm=True)
+    place = NodeRank(0)
+    views = {JobRank(0): RankView(place, 1, joins=True, status=status), JobRank(1): RankView(place)}
+    record.close(11.0, views)
     assert record.phases_ms() == {
         "pause": 500.0,
         "replace": 600.0,
@@ -241,7 +252,7 @@ def test_phases_are_told_as_far_as_they_were_reached() -> None:
     ("least", "chosen"), [(0, Strategy.ELASTIC_TRAINING), (2, Strategy.ELASTIC_TRAINING), (3, Strategy.EXIT)]
 )
 def test_torchruns_own_minimum_of_nodes_holds(least: int, chosen: Strategy) -> None:
-    situation = Situation(lost=(), unreachable=(1,), places=3, failing=1, least=least)
+    situation = Situation(lost=(), unreachable=(JobRank(1),), places=3, failing=1, least=least)
     decision = choose(situation, policy(Strategy.ELASTIC_TRAINING), {})
     assert decision.strategy is chosen
     assert ("2 nodes would be left, the job needs 3" in decision.reason) == (least == 3)

@@ -2,6 +2,7 @@
 
 from taskd.core.policy import Strategy
 from taskd.core.recovery import Phase
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Order, Stage
 from tests.core.driver import DEADLINES, Job
 
@@ -28,7 +29,9 @@ def test_a_node_that_fell_silent_while_the_job_formed_is_missed() -> None:
 def test_a_torchrun_that_ends_is_no_fault_of_its_ranks() -> None:
     job = Job().up()
     job.statuses = {
-        rank: type(status)(rank=rank, incarnation=0, generation=0, stage=Stage.DEAD, cause="signal 15 (SIGTERM)")
+        rank: type(status)(
+            rank=JobRank(rank), incarnation=0, generation=0, stage=Stage.DEAD, cause="signal 15 (SIGTERM)"
+        )
         for rank, status in job.statuses.items()
     }
     job.send(0, leaving=True)

@@ -9,6 +9,7 @@ from taskd.core.diagnosis.findings import Kind
 from taskd.core.diagnosis.watch import AGAIN_S
 from taskd.core.policy import Strategy, Tempo
 from taskd.core.recovery import Note, Phase
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Condition, Order, Stage
 from tests.core.driver import Job
 from tests.core.scenes import FAULTS, base
@@ -360,4 +361,4 @@ def test_a_rank_that_says_what_it_dies_of_before_it_is_dead_is_lost_for_that_rea
     dying = Evidence(error=PythonError("ValueError", "bad batch", "train.py:3 in step", main=True), node=0)
     job.hear_evidence(0, {1: dying})
     assert job.core.record is not None
-    assert "ValueError: bad batch" in job.core.record.causes[1].text
+    assert "ValueError: bad batch" in job.core.record.causes[JobRank(1)].text

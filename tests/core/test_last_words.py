@@ -4,6 +4,7 @@ from msgspec.structs import replace
 
 from taskd.core.agent import Node
 from taskd.core.recovery import JobEnded, Phase
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import RankStatus, Stage
 from tests.core.driver import Job
 
@@ -41,11 +42,11 @@ def test_a_process_that_must_be_replaced_is_replaced_in_place() -> None:
 
 def test_words_belong_to_one_process() -> None:
     node = Node()
-    node.started(RankStatus(rank=0, incarnation=0, generation=0, stage=Stage.STARTING, pid=7))
+    node.started(RankStatus(rank=JobRank(0), incarnation=0, generation=0, stage=Stage.STARTING, pid=7))
     node.last_words(0, "OSError: no", "node")
     node.ended(0, status=1, cause="exit code 1", at_s=1.0)
     assert (node.slots[0].status.cause, node.slots[0].status.kind) == ("exit code 1: OSError: no", "node")
-    node.started(RankStatus(rank=0, incarnation=1, generation=0, stage=Stage.STARTING, pid=8))
+    node.started(RankStatus(rank=JobRank(0), incarnation=1, generation=0, stage=Stage.STARTING, pid=8))
     node.ended(0, status=-9, cause="signal 9 (SIGKILL)", at_s=2.0)
     assert (node.slots[0].status.cause, node.slots[0].status.kind) == ("signal 9 (SIGKILL)", "")
 
@@ -56,7 +57,7 @@ def test_a_node_at_fault_is_left_at_once_if_another_waits() -> None:
     die(job, 1, "node", "exit code 1: RuntimeError: Xid 79")
     assert job.core.record is not None
     assert job.core.record.decision.strategy.value == "recover"
-    assert job.core.world.nodes.holders[1] == "spare"
+    assert job.core.world.nodes.holders[NodeRank(1)] == "spare"
 
 
 def test_without_another_node_it_is_tried_where_it_is() -> None:

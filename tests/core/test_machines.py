@@ -14,6 +14,7 @@ from taskd.core.recovery import Action, JobEnded, Phase, Publish, Recovery
 from taskd.core.recovery.phases import BUILDING
 from taskd.core.worker import Input, Worker, WorkerEvent, WorkerState
 from taskd.errors import TransitionError
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import (
     Condition,
     Directive,
@@ -72,10 +73,10 @@ class RecoveryMachine(RuleBasedStateMachine):
     def hear(
         self, rank: int, stage: Stage, behind: int, newer: int, step: int, condition: Condition, leaving: int
     ) -> None:
-        view = self.core.world.ranks.get(rank)
+        view = self.core.world.ranks.get(JobRank(rank))
         self.sequence += 1
         status = RankStatus(
-            rank=rank,
+            rank=JobRank(rank),
             incarnation=max(0, (view.incarnation if view else 0) + newer),
             generation=max(0, self.core.world.generation - behind),
             stage=stage,
@@ -85,7 +86,7 @@ class RecoveryMachine(RuleBasedStateMachine):
         )
         report = NodeStatus(
             job_id="job",
-            node_rank=rank,
+            node_rank=NodeRank(rank),
             agent_id=f"a{rank}",
             sequence=self.sequence,
             node_count=RANKS,
@@ -147,7 +148,7 @@ class NodeMachine(RuleBasedStateMachine):
         self.sequence = 0
         self.waiting: dict[int, Start] = {}
         for rank in range(RANKS):
-            self.node.started(RankStatus(rank=rank, incarnation=0, generation=0, stage=Stage.STARTING))
+            self.node.started(RankStatus(rank=JobRank(rank), incarnation=0, generation=0, stage=Stage.STARTING))
 
     @rule(order=st.sampled_from(Order), generation=st.integers(0, 5), raised=st.integers(0, 2), old=st.booleans())
     def obey(self, order: Order, generation: int, raised: int, old: bool) -> None:
@@ -161,7 +162,7 @@ class NodeMachine(RuleBasedStateMachine):
             sequence=self.sequence,
             generation=generation,
             order=order,
-            ranks=tuple(RankOrder(rank=rank, incarnation=inc) for rank, inc in enumerate(incarnations)),
+            ranks=tuple(RankOrder(rank=JobRank(rank), incarnation=inc) for rank, inc in enumerate(incarnations)),
             plan=plan(generation) if order is Order.JOIN else None,
         )
         actions = self.node.obey(directive)
@@ -196,7 +197,10 @@ class NodeMachine(RuleBasedStateMachine):
         if wanted is not None:
             self.node.started(
                 RankStatus(
-                    rank=rank, incarnation=wanted.incarnation, generation=wanted.generation, stage=Stage.STARTING
+                    rank=JobRank(rank),
+                    incarnation=wanted.incarnation,
+                    generation=wanted.generation,
+                    stage=Stage.STARTING,
                 )
             )
             assert self.node.slots[rank].state is RankState.RUNNING

@@ -6,6 +6,7 @@ import pytest
 
 from taskd.core.policy import Strategy
 from taskd.core.recovery import AskCluster, AskKernel, Note, Phase
+from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import Condition, Order, Place, Stage
 from tests.core.driver import Job
 
@@ -40,7 +41,7 @@ def test_a_spare_gets_the_place_of_a_lost_node_at_once() -> None:
     job.spare()
     job.silence(1)
     assert (job.phase, job.order, job.generation) == (Phase.PAUSING, Order.PAUSE, 1)
-    assert Place(node_rank=1, agent_id="spare") in job.directive.places
+    assert Place(node_rank=NodeRank(1), agent_id="spare") in job.directive.places
     assert job.incarnations == [0, 0, 1, 1, 0, 0]
     assert job.did(AskCluster) == []
     job.paused(newcomers=(2, 3)).recovered()
@@ -98,7 +99,7 @@ def test_a_node_on_which_the_process_fails_again_and_again_gives_way_to_a_spare(
     assert job.holder(1) == "spare"
     assert "agent 1" in job.directive.ledger.excluded
     job.hear(job._report("agent 1", -1, (), leaving=False))
-    assert job.core.world.nodes.candidate_for(1) is None  # it gets no place any more
+    assert job.core.world.nodes.candidate_for(NodeRank(1)) is None  # it gets no place any more
 
 
 def test_with_every_survivor_gone_too_all_start_anew_on_what_is_there() -> None:
@@ -351,4 +352,4 @@ def test_a_candidate_whose_port_is_closed_is_forgotten() -> None:
     job = three()
     job.spare()
     job.core.answered("spare", listening=False, now_s=job.now_s)
-    assert job.core.world.nodes.candidate_for(0) is None
+    assert job.core.world.nodes.candidate_for(NodeRank(0)) is None

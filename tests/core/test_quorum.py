@@ -9,6 +9,7 @@ from taskd.core.membership.health import quorum
 from taskd.core.policy import Strategy
 from taskd.core.recovery import AskCluster, Phase, Publish, Superseded
 from taskd.core.recovery.orders import send
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Ledger, NodeStatus, Order, RankStatus, Stage
 from tests.core.driver import Job
 
@@ -81,7 +82,7 @@ def test_a_newcomer_that_is_no_replacement_has_no_voice(known: str) -> None:
     if known == "waits":
         job.spare("newcomer", wants=0)
         job.wait(0.5)
-    job.core.world.nodes.wanted = {0} if known == "asked for" else set()
+    job.core.world.nodes.wanted = {NodeRank(0)} if known == "asked for" else set()
     job.silence(0)
     job.spare("newcomer", wants=1 if known == "wants another" else 0)
     job.wait(0.1)
@@ -127,13 +128,13 @@ def test_a_manager_that_takes_over_does_not_believe_a_node_that_was_displaced() 
     job.silence(1)
     job.paused(newcomers=(1,)).recovered()
     after = successor(job)
-    old = RankStatus(rank=1, incarnation=0, generation=0, stage=Stage.PAUSED)
+    old = RankStatus(rank=JobRank(1), incarnation=0, generation=0, stage=Stage.PAUSED)
     after.hear(replace(after._report("agent 1", 1, (old,), leaving=False), generation=0, ledger=first))
     for node in (0, 2, 3):
         after.send(node)
     after.wait(4.0)
     assert (after.phase, after.holder(1)) == (Phase.PAUSING, "agent 1")  # it may help, but with a new process
-    assert after.core.world.ranks[1].incarnation > 1
+    assert after.core.world.ranks[JobRank(1)].incarnation > 1
 
 
 def test_a_manager_that_takes_over_does_not_believe_a_node_that_the_newest_world_is_without() -> None:
@@ -145,7 +146,7 @@ def test_a_manager_that_takes_over_does_not_believe_a_node_that_the_newest_world
     job.wait(21.0)
     job.paused(newcomers=())  # the world of three is being built: the last one that came about had four
     after = successor(job)
-    old = RankStatus(rank=3, incarnation=0, generation=0, stage=Stage.PAUSED)
+    old = RankStatus(rank=JobRank(3), incarnation=0, generation=0, stage=Stage.PAUSED)
     after.hear(replace(after._report("agent 3", 3, (old,), leaving=False), generation=0, ledger=first))
     for node in range(3):
         after.send(node)
@@ -247,10 +248,10 @@ def test_a_newcomer_that_started_processes_of_its_own_becomes_a_candidate() -> N
     job.kill(1)
     job.paused(newcomers=(1,)).recovered()
     after = successor(job)
-    own = RankStatus(rank=0, incarnation=0, generation=0, stage=Stage.STARTING)
+    own = RankStatus(rank=JobRank(0), incarnation=0, generation=0, stage=Stage.STARTING)
     fresh = NodeStatus(
-        job_id="job", node_rank=0, agent_id="new", sequence=1, node_count=4, ranks=(own,), store_host="n", store_port=1,
-        standbys=0, max_restarts=3, generation=0, wants=0,
+        job_id="job", node_rank=NodeRank(0), agent_id="new", sequence=1, node_count=4, ranks=(own,),
+        store_host="n", store_port=1, standbys=0, max_restarts=3, generation=0, wants=NodeRank(0),
     )  # fmt: skip
     after.hear(fresh)
     after.silent = {"agent 0", "new"}
@@ -284,10 +285,10 @@ def test_of_two_claims_of_a_place_that_of_the_newer_world_counts() -> None:
     after = successor(job)
     after.hear(
         after._report(
-            "agent 1", 1, (RankStatus(rank=1, incarnation=0, generation=0, stage=Stage.PAUSED),), leaving=False
+            "agent 1", 1, (RankStatus(rank=JobRank(1), incarnation=0, generation=0, stage=Stage.PAUSED),), leaving=False
         )
     )
-    after.core.world.nodes.by_place[1].status = _older(after.core.world.nodes.by_place[1].status)
+    after.core.world.nodes.by_place[NodeRank(1)].status = _older(after.core.world.nodes.by_place[NodeRank(1)].status)
     after.hear(after._report("spare", 1, (after.statuses[1],), leaving=False))
     for node in (0, 2, 3):
         after.send(node)

@@ -8,6 +8,7 @@ from taskd.core.policy import Strategy
 from taskd.core.recovery import Phase
 from taskd.core.recovery.record import tell
 from taskd.errors import TransitionError
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Condition, Order, Refuses, Stage
 from tests.core.driver import Job
 
@@ -276,7 +277,7 @@ def test_a_pause_of_an_older_generation_does_not_count() -> None:
     stale = job.statuses[1]
     job.kill(0)
     job.say(0, Stage.PAUSED, step=-1, condition=Condition.EMPTY)
-    job.statuses[1] = type(stale)(rank=1, incarnation=0, generation=0, stage=Stage.PAUSED, step=5)
+    job.statuses[1] = type(stale)(rank=JobRank(1), incarnation=0, generation=0, stage=Stage.PAUSED, step=5)
     job.send(0)
     assert job.at(Phase.PAUSING)
 
@@ -286,7 +287,7 @@ def test_what_cannot_happen_raises_and_changes_nothing_but_the_rest_is_heard() -
     job.kill(0)
     before = copy.deepcopy(job.core)
     honest = job.statuses[1]
-    job.statuses[1] = type(honest)(rank=1, incarnation=0, generation=1, stage=Stage.JOINED, step=5)
+    job.statuses[1] = type(honest)(rank=JobRank(1), incarnation=0, generation=1, stage=Stage.JOINED, step=5)
     with pytest.raises(TransitionError, match="JOINED of 1 in phase PAUSING, generation 1"):
         job.send(0)
     before.world.nodes.by_place = job.core.world.nodes.by_place

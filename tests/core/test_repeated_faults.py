@@ -7,6 +7,7 @@ import pytest
 from taskd.core.policy import Policy
 from taskd.core.recovery import Action, Phase, Recovery
 from taskd.core.recovery.budget import DEFAULT_MAX_RESTARTS
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Condition, NodeStatus, Order, RankStatus, Stage
 from tests.core.driver import DEADLINES, Job
 
@@ -37,7 +38,7 @@ def test_a_script_that_fails_before_its_first_step_ends_the_job_at_the_third_tim
     def hear(incarnations: dict[int, int], stages: dict[int, Stage], now_s: float) -> list[Action]:
         ranks = tuple(
             RankStatus(
-                rank=rank,
+                rank=JobRank(rank),
                 incarnation=incarnations[rank],
                 generation=recovery.world.generation,
                 stage=stages[rank],
@@ -48,8 +49,9 @@ def test_a_script_that_fails_before_its_first_step_ends_the_job_at_the_third_tim
             for rank in (0, 1)
         )
         status = NodeStatus(
-            job_id="j", node_rank=0, agent_id="a", sequence=next(sequence), node_count=1, ranks=ranks, store_host="h",
-            store_port=1, standbys=0, max_restarts=DEFAULT_MAX_RESTARTS, generation=recovery.world.generation,
+            job_id="j", node_rank=NodeRank(0), agent_id="a", sequence=next(sequence), node_count=1, ranks=ranks,
+            store_host="h", store_port=1, standbys=0, max_restarts=DEFAULT_MAX_RESTARTS,
+            generation=recovery.world.generation,
         )  # fmt: skip
         return recovery.hear(status, now_s)
 

@@ -4,6 +4,7 @@ from msgspec.structs import replace
 
 from taskd.core.policy import Strategy
 from taskd.core.recovery import Phase
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Condition, Ledger, Order, RankStatus, Stage
 from tests.core.driver import Job
 
@@ -96,10 +97,10 @@ def test_others_go_on_if_they_hold_every_set() -> None:
 def test_a_new_manager_that_does_not_know_what_a_lost_node_held_does_not_go_on_without_it() -> None:
     """Node 0 holds the same shard as node 2, which no agent can tell it any more."""
     job = Job(3, 1, SHRINKS, sequence=1000)
-    ledger = Ledger(term=7, places=(0, 1, 2))
+    ledger = Ledger(term=7, places=tuple(map(NodeRank, (0, 1, 2))))
     for rank in (0, 1):
         job.statuses[rank] = RankStatus(
-            rank=rank, incarnation=0, generation=2, stage=Stage.TRAINING, step=5, replicas=f"shard {rank % 2}"
+            rank=JobRank(rank), incarnation=0, generation=2, stage=Stage.TRAINING, step=5, replicas=f"shard {rank % 2}"
         )
     for _ in range(8):
         job.now_s += 2.0

@@ -12,6 +12,7 @@ from taskd.core.agent import Node
 from taskd.core.recovery import EVENT_OF_STAGE, Event, Phase
 from taskd.core.table import Row
 from taskd.core.worker import Input, Worker
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import (
     Condition,
     Directive,
@@ -94,7 +95,7 @@ def pausing() -> Job:
 def announcing() -> Job:
     """Of the last world's five nodes three are not heard, so that it is not known whether they know of the next one."""
     job = pausing()
-    job.core.world.nodes.agreed |= {place: f"agent {place}" for place in (2, 3, 4)}
+    job.core.world.nodes.agreed |= {NodeRank(place): f"agent {place}" for place in (2, 3, 4)}
     return job.paused()
 
 
@@ -156,8 +157,8 @@ def isolate(job: Job) -> None:
     """Too few nodes are heard for so long as one is waited for."""
     job.core.job.policy = replace(job.core.policy, wait_node_s=0.0)
     if job.phase is Phase.FORMING:
-        agreed = tuple(Place(node_rank=place, agent_id=f"agent {place}") for place in range(3))
-        job.ledger = Ledger(term=job.core.term, places=(0, 1, 2), agreed=agreed)
+        agreed = tuple(Place(node_rank=NodeRank(place), agent_id=f"agent {place}") for place in range(3))
+        job.ledger = Ledger(term=job.core.term, places=tuple(map(NodeRank, (0, 1, 2))), agreed=agreed)
         job.now_s += 5.0
         job.send(0)
     else:
@@ -195,7 +196,7 @@ def drain(job: Job) -> None:
 
 
 def overtake(job: Job) -> None:
-    job.statuses[1] = RankStatus(rank=1, incarnation=9, generation=9, stage=Stage.STARTING)
+    job.statuses[1] = RankStatus(rank=JobRank(1), incarnation=9, generation=9, stage=Stage.STARTING)
     job.send(1)
 
 
@@ -271,16 +272,16 @@ def do(node: Node, event: agent.NodeEvent) -> None:
         case agent.NodeEvent.ENDED:
             node.ended(0, status=-9, cause="", at_s=1.0)
         case agent.NodeEvent.STARTED:
-            node.started(RankStatus(rank=0, incarnation=5, generation=1, stage=Stage.STARTING))
+            node.started(RankStatus(rank=JobRank(0), incarnation=5, generation=1, stage=Stage.STARTING))
 
 
 @pytest.mark.parametrize("pair", agent.TABLE, ids=name)
 def test_each_row_of_the_node(pair: tuple[agent.RankState, agent.NodeEvent]) -> None:
     state, event = pair
     node = Node()
-    node.started(RankStatus(rank=0, incarnation=0, generation=0, stage=Stage.STARTING))
+    node.started(RankStatus(rank=JobRank(0), incarnation=0, generation=0, stage=Stage.STARTING))
     if state is agent.RankState.FENCED:
-        ranks = (RankOrder(rank=0, incarnation=1),)
+        ranks = (RankOrder(rank=JobRank(0), incarnation=1),)
         node.obey(Directive(job_id="job", sequence=1, generation=1, order=Order.RUN, ranks=ranks))
     elif state is agent.RankState.ENDED:
         node.ended(0, status=0, cause="", at_s=1.0)

@@ -4,12 +4,13 @@ from msgspec.structs import replace
 
 from taskd.core.membership.shorthand import Shorthand, answer
 from taskd.core.recovery import Phase
+from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import Directive, Heard, Ledger, Order
 from tests.core.driver import Job
 
 
 def directive(sequence: int, term: int = 1) -> Directive:
-    ledger = Ledger(term=term, places=(0, 1))
+    ledger = Ledger(term=term, places=tuple(map(NodeRank, (0, 1))))
     return Directive(job_id="job", sequence=sequence, generation=0, order=Order.RUN, ledger=ledger)
 
 
@@ -46,7 +47,7 @@ def test_a_ledger_is_given_back_to_all_but_who_has_written_it() -> None:
 
 
 def test_a_new_manager_takes_nothing_in_of_a_report_that_was_meant_for_another() -> None:
-    whole = Ledger(term=5, places=(0, 1))
+    whole = Ledger(term=5, places=tuple(map(NodeRank, (0, 1))))
     job = Job(nodes=2, per_node=1, sequence=1000)
     for node in range(2):
         job.hear(replace(job.status(node), ledger=Ledger(term=5)))

@@ -3,11 +3,12 @@
 import pytest
 
 from taskd.core.stragglers.rows import ROOM, Rows
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import RankSpan
 
 
 def span(rank: int, step: int, steps: int = 1, own_s: float = 1.0, **more: float) -> RankSpan:
-    return RankSpan(rank=rank, step=step, steps=steps, own_s=own_s, waited_s=0.5, **more)
+    return RankSpan(rank=JobRank(rank), step=step, steps=steps, own_s=own_s, waited_s=0.5, **more)
 
 
 def test_a_row_is_there_when_every_rank_has_reported() -> None:

@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from taskd.core.recovery import Phase, Publish
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Condition, Ledger, Order, RankStatus, Stage
 from tests.core.driver import Job
 
@@ -10,7 +11,7 @@ from tests.core.driver import Job
 def test_a_new_manager_takes_over_in_the_middle_of_a_join() -> None:
     job = Job(sequence=1000)
     job.statuses = {
-        rank: type(status)(rank=rank, incarnation=rank, generation=4, stage=stage, step=5)
+        rank: type(status)(rank=JobRank(rank), incarnation=rank, generation=4, stage=stage, step=5)
         for (rank, status), stage in zip(job.statuses.items(), (Stage.JOINED, Stage.RESTORED), strict=True)
     }
     actions = job.send(0)
@@ -22,10 +23,10 @@ def test_a_new_manager_takes_over_in_the_middle_of_a_join() -> None:
 def test_a_process_that_a_former_manager_ordered_is_taken_for_a_newcomer() -> None:
     job = Job(sequence=1000).up()
     status = job.statuses[0]
-    job.statuses[0] = type(status)(rank=0, incarnation=1, generation=0, stage=Stage.STARTING)
+    job.statuses[0] = type(status)(rank=JobRank(0), incarnation=1, generation=0, stage=Stage.STARTING)
     job.send(0)
     job.statuses[0] = type(status)(
-        rank=0, incarnation=1, generation=0, stage=Stage.PAUSED, step=-1, condition=Condition.EMPTY
+        rank=JobRank(0), incarnation=1, generation=0, stage=Stage.PAUSED, step=-1, condition=Condition.EMPTY
     )
     job.send(0)
     job.say(1, Stage.PAUSED, cause="RuntimeError: connection reset")
@@ -39,7 +40,7 @@ def test_a_restart_does_not_wait_for_a_process_of_an_older_world() -> None:
     job.kill(0)
     job.kill(1)
     assert job.incarnations == [2, 1]
-    job.statuses[1] = RankStatus(rank=1, incarnation=1, generation=1, stage=Stage.STARTING)
+    job.statuses[1] = RankStatus(rank=JobRank(1), incarnation=1, generation=1, stage=Stage.STARTING)
     job.send(0)
     assert (job.phase, job.generation, job.incarnations) == (Phase.RESTARTING, 3, [3, 2])
 
@@ -48,7 +49,7 @@ def test_a_manager_that_was_overtaken_follows_the_agents() -> None:
     job = Job().up()
     job.kill(0)
     job.statuses = {
-        rank: RankStatus(rank=rank, incarnation=1, generation=4, stage=Stage.STARTING) for rank in job.statuses
+        rank: RankStatus(rank=JobRank(rank), incarnation=1, generation=4, stage=Stage.STARTING) for rank in job.statuses
     }
     job.send(0)
     assert (job.phase, job.order, job.generation, job.incarnations) == (Phase.RUNNING, Order.RUN, 4, [1, 1])
@@ -61,7 +62,7 @@ def test_the_end_of_the_job_reaches_an_agent_that_knows_a_newer_world() -> None:
     job = Job(max_restarts=0).up()
     job.kill(0)
     assert job.stopped.exit_code == 1
-    job.statuses[1] = RankStatus(rank=1, incarnation=1, generation=4, stage=Stage.STARTING)
+    job.statuses[1] = RankStatus(rank=JobRank(1), incarnation=1, generation=4, stage=Stage.STARTING)
     job.send(0)
     assert (job.order, job.directive.generation, job.directive.exit_code) == (Order.STOP, 4, 1)
     assert job.directive.reason == job.stopped.reason
@@ -80,13 +81,13 @@ def test_a_checkpoint_that_a_former_manager_had_written_ends_the_job() -> None:
     """Rank 0 was not of the world that wrote it: its node was lost then."""
     job = Job(nodes=3, per_node=1, sequence=1000)
     job.statuses = {
-        rank: RankStatus(rank=rank, incarnation=0, generation=2 if rank else 1, stage=stage, step=5)
+        rank: RankStatus(rank=JobRank(rank), incarnation=0, generation=2 if rank else 1, stage=stage, step=5)
         for rank, stage in enumerate((Stage.PAUSED, Stage.RESTORED, Stage.DUMPED))
     }
     for node in range(3):
-        job.hear(replace(job.status(node), generation=2, ledger=Ledger(term=7, places=(0, 1, 2))))
+        job.hear(replace(job.status(node), generation=2, ledger=Ledger(term=7, places=tuple(map(NodeRank, (0, 1, 2))))))
     assert job.at(Phase.RUNNING), "rank 1 still writes"
-    job.ledger = Ledger(term=7, places=(0, 1, 2))
+    job.ledger = Ledger(term=7, places=tuple(map(NodeRank, (0, 1, 2))))
     job.say(1, Stage.DUMPED)
     assert job.stopped.exit_code == 1
     assert job.stopped.reason == "an earlier manager ended the job; a checkpoint of step 5 was written"

@@ -25,6 +25,7 @@ from taskd.errors import TransitionError
 from taskd.runtime.links.identity import agent_of
 from taskd.runtime.manager.crowd import own_evidence, unfit
 from taskd.wire import codec
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Condition, EvidenceReport, FromAgent, NodeStatus, Order, RankStatus, Stage
 from tests.fuzz.wellformed import Known, Maker
 from tests.runtime.test_strange_reports import STATUS
@@ -127,7 +128,9 @@ class Job:
         elif isinstance(message, EvidenceReport):
             found, _ = own_evidence(message, self.core)
             try:
-                evidence = {rank: msgspec.msgpack.decode(raw, type=Evidence) for rank, raw in (found or {}).items()}
+                evidence = {
+                    int(rank): msgspec.msgpack.decode(raw, type=Evidence) for rank, raw in (found or {}).items()
+                }
             except msgspec.MsgspecError:
                 return "evidence_report"
             self._did(self.core.hear_evidence(own, message.probe, evidence, self.now_s))
@@ -160,7 +163,7 @@ class Job:
 def rank_status(rank: int, stage: Stage, incarnation: int, generation: int, step: int, term: int) -> RankStatus:
     """Of a process in good order."""
     return RankStatus(
-        rank=rank,
+        rank=JobRank(rank),
         incarnation=incarnation,
         generation=generation,
         stage=stage,

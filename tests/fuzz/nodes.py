@@ -10,6 +10,7 @@ from taskd.config.agent import AgentConfig
 from taskd.core.rendezvous import Rendezvous
 from taskd.runtime.agent.agent import NodeAgent
 from taskd.runtime.agent.ports import NodeIdentity
+from taskd.wire.kinds import JobRank, LocalRank
 from tests.runtime.host import Host
 
 PER_NODE = 2
@@ -30,13 +31,13 @@ class Idle(Host):
         self.calls = []
         return subprocess.Popen(["sleep", "infinity"], start_new_session=True)
 
-    def rank_of(self, local_rank: int) -> int:
-        return self.place * PER_NODE + local_rank
+    def rank_of(self, local_rank: LocalRank) -> JobRank:
+        return JobRank(self.place * PER_NODE + local_rank)
 
     def assign(self, place: int) -> None:
         self.place = place
 
-    def kill(self, local_rank: int, number: signal.Signals) -> None:
+    def kill(self, local_rank: LocalRank, number: signal.Signals) -> None:
         super().kill(local_rank, number)
         self.calls = []
 
@@ -58,9 +59,9 @@ class Node:
         rendezvous = Rendezvous("127.0.0.1", self._store.getsockname()[1])
         self.agent = NodeAgent(AgentConfig.from_environment(env), lambda: rendezvous)
         self.host = Idle(place)
-        for local_rank in range(PER_NODE):
+        for local_rank in map(LocalRank, range(PER_NODE)):
             self.agent.worker_environment(local_rank)
-        ranks = tuple(self.host.rank_of(local) for local in range(PER_NODE))
+        ranks = tuple(self.host.rank_of(local) for local in map(LocalRank, range(PER_NODE)))
         self.agent.started(self.host, NodeIdentity(place, count, ranks, None, 5))
 
     @property

@@ -25,6 +25,7 @@ from taskd.adaptors.groups import GroupWorld
 from taskd.adaptors.groups.members import Members, refuse_meshes
 from taskd.adaptors.groups.unstick import break_without_shim
 from taskd.errors import RebuildError, RefusedError
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import WorldPlan
 from tests.leave import leave
 
@@ -37,7 +38,7 @@ def plan(generation: int, members: tuple[int, ...] = (), timeout_s: float = 30) 
     return WorldPlan(
         generation=generation,
         world_size=len(members) or SIZE,
-        members=members,
+        members=tuple(map(JobRank, members)),
         replicas=SIZE,
         store_host="127.0.0.1",
         store_port=PORT,

@@ -16,6 +16,7 @@ from taskd.adaptors.groups.wrappers import line_of, living
 from taskd.adaptors.training.refusals import matters
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import RebuildError, RefusedError
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import WorldPlan
 from tests.leave import leave
 
@@ -27,7 +28,7 @@ def plan(generation: int, members: tuple[int, ...] = (), timeout_s: float = 30) 
     return WorldPlan(
         generation=generation,
         world_size=len(members) or SIZE,
-        members=members,
+        members=tuple(map(JobRank, members)),
         replicas=SIZE,
         store_host="127.0.0.1",
         store_port=PORT,

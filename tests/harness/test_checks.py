@@ -8,6 +8,7 @@ import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 reads = runpy.run_path(str(SCRIPTS / "check-environ.py"))["reads"]
+check_kinds = runpy.run_path(str(SCRIPTS / "check-kinds.py"))
 check_names = runpy.run_path(str(SCRIPTS / "check-names.py"))["main"]
 
 
@@ -56,3 +57,23 @@ def test_a_class_name_that_stands_twice_is_refused(tmp_path: Path, capsys: pytes
     (package / "one.py").unlink()
     assert check_names(package) == 0
     assert capsys.readouterr().out == ""
+
+
+def test_a_mix_up_that_passes_is_told_and_so_is_an_error_elsewhere() -> None:
+    source = "right()\nwrong()  # must fail\nother()  # must fail\nlast()\n"
+    report = (
+        "taskd/core/agent.py:2: error: not of that file\n"
+        "scripts/mixups.py:3: note: no error\n"
+        'scripts/mixups.py:2: error: "int"; expected "JobRank"  [arg-type]\n'
+    )
+    found = check_kinds["errors"](report)
+    assert found == {2: '"int"; expected "JobRank"  [arg-type]'}
+    assert list(check_kinds["complaints"](source, {**found, 4: "no such name"})) == [
+        "scripts/mixups.py:3: mypy lets this mix-up pass: other()",
+        "scripts/mixups.py:4: mypy refuses what is no mix-up: no such name",
+    ]
+    assert list(check_kinds["complaints"](source, {2: "", 3: ""})) == []
+
+
+def test_a_file_without_mix_ups_is_refused() -> None:
+    assert len(list(check_kinds["complaints"]("right()\n", {}))) == 1

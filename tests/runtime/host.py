@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from taskd.errors import RecoveryError
 from taskd.runtime.agent.ports import Command, Logs
+from taskd.wire.kinds import JobRank, LocalRank
 
 NO_LOGS = Logs(None, None, None)
 
@@ -21,27 +22,27 @@ class Host:
         self.ends = False  # torchrun ends its ranks: none gets another process
         self.calls: list[str] = []
 
-    local_ranks = (0, 1)
+    local_ranks = (LocalRank(0), LocalRank(1))
 
     def _start(self) -> "subprocess.Popen[bytes]":
         return subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
 
-    def rank_of(self, local_rank: int) -> int:
-        return local_rank
+    def rank_of(self, local_rank: LocalRank) -> JobRank:
+        return JobRank(local_rank)
 
-    def pid(self, local_rank: int) -> int:
+    def pid(self, local_rank: LocalRank) -> int:
         return self.processes[local_rank].pid
 
-    def environment(self, local_rank: int) -> dict[str, str]:
+    def environment(self, local_rank: LocalRank) -> dict[str, str]:
         return dict(os.environ)
 
-    def command(self, local_rank: int) -> Command:
+    def command(self, local_rank: LocalRank) -> Command:
         return Command(("script.py",), False, "it waits, whatever it is")
 
-    def open_logs(self, local_rank: int, incarnation: int) -> Logs:
+    def open_logs(self, local_rank: LocalRank, incarnation: int) -> Logs:
         return NO_LOGS
 
-    def spawn(self, local_rank: int, env: Mapping[str, str], logs: Logs) -> int:
+    def spawn(self, local_rank: LocalRank, env: Mapping[str, str], logs: Logs) -> int:
         if self.ends:
             raise RecoveryError("torchrun is ending its ranks")
         self.old.append(self.processes[local_rank])
@@ -49,14 +50,14 @@ class Host:
         self.calls.append(f"spawn {local_rank} {env['TASKD_INCARNATION']} {env['TASKD_GENERATION']}")
         return self.pid(local_rank)
 
-    def adopt(self, local_rank: int, pid: int, env: Mapping[str, str], logs: Logs) -> None:
+    def adopt(self, local_rank: LocalRank, pid: int, env: Mapping[str, str], logs: Logs) -> None:
         raise AssertionError("there is no standby")
 
-    def kill(self, local_rank: int, number: signal.Signals) -> None:
+    def kill(self, local_rank: LocalRank, number: signal.Signals) -> None:
         if self.processes[local_rank].poll() is None:
             self.processes[local_rank].send_signal(number)
 
-    def exit_status(self, local_rank: int) -> int | None:
+    def exit_status(self, local_rank: LocalRank) -> int | None:
         return self.processes[local_rank].poll()
 
     def start_template(self, env: Mapping[str, str]) -> int:

@@ -22,6 +22,7 @@ from taskd.runtime.links.links import ManagerSocket, Peer
 from taskd.runtime.links.loopback import secured
 from taskd.runtime.manager.journal import Journal
 from taskd.wire import messages
+from taskd.wire.kinds import JobRank, LocalRank
 from taskd.wire.messages import Directive, NodeStatus, Order, RankOrder, Refusal, Stage
 from tests.runtime.host import Host
 from tests.wire.peers import NONE
@@ -83,7 +84,7 @@ class ScriptedManager:
         """Direct the agent; `incarnations` of ranks 0 and 1."""
         assert self._peer is not None
         self.sequence += 1
-        ranks = tuple(RankOrder(rank=rank, incarnation=number) for rank, number in enumerate(incarnations))
+        ranks = tuple(RankOrder(rank=JobRank(rank), incarnation=number) for rank, number in enumerate(incarnations))
         directive = Directive(
             job_id="default",
             sequence=self.sequence,
@@ -129,7 +130,7 @@ def make(run_dir: Path, manager: ScriptedManager) -> Iterator[Callable[..., Node
             **settings,
         }
         made.append(NodeAgent(AgentConfig.from_environment(env), lambda: STORE))
-        for local_rank in (0, 1):
+        for local_rank in Host.local_ranks:
             made[-1].worker_environment(local_rank)
         return made[-1]
 
@@ -172,7 +173,7 @@ def test_a_death_is_told_and_a_successor_started(agent: NodeAgent, host: Host, m
     assert dead.ranks[1].cause == "signal 9 (SIGKILL)"
     manager.say(Order.PAUSE, 1, 0, 1)
     new = manager.until(lambda status: status.ranks[1].incarnation == 1)
-    assert (new.ranks[1].pid, new.ranks[1].stage, new.generation) == (host.pid(1), Stage.STARTING, 1)
+    assert (new.ranks[1].pid, new.ranks[1].stage, new.generation) == (host.pid(LocalRank(1)), Stage.STARTING, 1)
     assert host.calls == ["spawn 1 1 1"]
 
 
@@ -207,7 +208,7 @@ def test_the_evidence_of_a_death_is_sent_unasked_and_one_that_was_ordered_is_not
     manager.until(lambda status: True)
     manager.say(Order.PAUSE, 1, 1, 0)
     manager.until(lambda status: status.ranks[0].incarnation == 1)
-    pid = host.pid(1)
+    pid = host.pid(LocalRank(1))
     host.processes[1].kill()
     found = manager.evidence_report(asked=False)
     assert list(found) == [1]
@@ -239,7 +240,7 @@ def test_a_question_is_answered_once_with_what_is_known_of_all_that_live(
 ) -> None:
     manager.until(lambda status: True)
     host.processes[1].send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, host.pid(1), os.WSTOPPED | os.WNOWAIT)
+    os.waitid(os.P_PID, host.pid(LocalRank(1)), os.WSTOPPED | os.WNOWAIT)
     for _ in range(3):
         manager.say(Order.RUN, 0, 0, 0, probe=7)
     found = manager.evidence_report(asked=True)
@@ -346,7 +347,7 @@ def test_an_embedded_manager_serves_its_agent(run_dir: Path, host: Host) -> None
         AgentConfig.from_environment({"TASKD_RUN_DIR": str(run_dir), "TASKD_STANDBY": "0"}),
         lambda: STORE,
     )
-    for local_rank in (0, 1):
+    for local_rank in Host.local_ranks:
         agent.worker_environment(local_rank)
     agent.started(host, IDENTITY)
     journal = run_dir / "default" / "journal.jsonl"
@@ -367,7 +368,7 @@ def test_its_directory_is_gone_in_the_end(run_dir: Path, host: Host) -> None:
     agent = NodeAgent(
         AgentConfig.from_environment({"TASKD_RUN_DIR": str(run_dir), "TASKD_STANDBY": "0"}), lambda: STORE
     )
-    variables = msgspec.convert(agent.worker_environment(0), dict[str, str])
+    variables = msgspec.convert(agent.worker_environment(LocalRank(0)), dict[str, str])
     folder = Path(variables["TASKD_AGENT_SOCKET"]).parent
     assert folder.exists()
     agent.stop()

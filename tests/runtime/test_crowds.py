@@ -15,6 +15,7 @@ from taskd.runtime.manager.crowd import most_waiting
 from taskd.runtime.manager.manager import Manager
 from taskd.wire import codec, messages
 from taskd.wire.checks import Inspect, Inspection
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Ledger, Order, Refusal
 from tests.runtime.test_manager import Agent, rank, security_of
 from tests.runtime.test_strange_reports import STATUS
@@ -81,7 +82,7 @@ def test_the_past_of_nodes_that_wait_has_a_sum(manager: Manager, liar: AgentSock
     """A report of a million places fits a frame; a hundred of them would not fit the memory."""
     with Agent(manager) as agent:
         agent.obey(Order.RUN)
-        ledger = Ledger(term=1, places=(0,) * 1_000_000)
+        ledger = Ledger(term=1, places=(NodeRank(0),) * 1_000_000)
         for number in range(8):
             proof = f"proof {number}"
             large = msgspec.structs.replace(STATUS, proof=proof, agent_id=agent_of(proof), ledger=ledger)
@@ -100,7 +101,7 @@ def test_nobody_reports_evidence_of_the_ranks_of_others(
     with Agent(manager) as agent:
         agent.obey(Order.RUN)
         for number in range(100):
-            evidence = dict.fromkeys(range(4096 * number, 4096 * (number + 1)), nothing)
+            evidence = dict.fromkeys(map(JobRank, range(4096 * number, 4096 * (number + 1))), nothing)
             evidence_report = messages.EvidenceReport(
                 job_id="job", agent_id=STATUS.agent_id, proof=STATUS.proof, probe=0, evidence=evidence
             )

@@ -14,6 +14,7 @@ from taskd.runtime.links.identity import agent_of
 from taskd.runtime.links.links import AgentSocket
 from taskd.runtime.links.loopback import secured
 from taskd.runtime.manager.manager import Manager
+from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import Condition, Directive, FromManager, NodeStatus, Order, RankStatus, Refusal, Stage
 from tests.wire.peers import until
 
@@ -51,7 +52,7 @@ class Agent:
         self.sequence = 0
         self.status = NodeStatus(
             job_id="job",
-            node_rank=0,
+            node_rank=NodeRank(0),
             agent_id=agent_of(proof),
             proof=proof,
             sequence=0,

@@ -10,6 +10,7 @@ from taskd.runtime.agent.rank_process import RankProcesses
 from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.agent.shape import Shape
 from taskd.runtime.agent.sockets import Peer
+from taskd.wire.kinds import JobRank, LocalRank
 from taskd.wire.messages import Abandon, Hello
 from tests.runtime.host import Host
 
@@ -40,10 +41,10 @@ def peer() -> Iterator[Peer]:
 
 
 def test_numbers_only_rise(processes: RankProcesses) -> None:
-    assert processes.number_fresh(1, 5) == (0, 5)
-    processes.number(1, 4, 7)
-    assert processes.number_fresh(1, 7) == (5, 8), "torchrun has restarted the group"
-    processes.number(1, 6, 2)
+    assert processes.number_fresh(LocalRank(1), 5) == (0, 5)
+    processes.number(LocalRank(1), 4, 7)
+    assert processes.number_fresh(LocalRank(1), 7) == (5, 8), "torchrun has restarted the group"
+    processes.number(LocalRank(1), 6, 2)
     assert processes.generation == 8
 
 
@@ -54,10 +55,10 @@ def test_a_rank_without_a_process_says_nothing(processes: RankProcesses, peer: P
 
 def test_only_the_newest_process_of_a_rank_is_heard_and_spoken_to(processes: RankProcesses, peer: Peer) -> None:
     hello = Hello(role="worker", pid=peer.pid, rank=1, incarnation=0)
-    processes.begin(1, 0, peer.pid)
+    processes.begin(JobRank(1), 0, peer.pid)
     assert processes.hello(peer, hello)
     assert (processes.rank_of(peer), processes.tell_all(Abandon(reason="it is told"))) == (1, {1})
-    processes.begin(1, 1, peer.pid + 1)
+    processes.begin(JobRank(1), 1, peer.pid + 1)
     assert not processes.hello(peer, hello)
     assert (processes.rank_of(peer), processes.any_peer(), processes.tell_all(Abandon(reason="it is not"))) == (
         None,
@@ -70,8 +71,8 @@ def test_the_box_of_a_process_that_was_replaced_is_kept_when_it_is_gone(
     processes: RankProcesses, files: RankFiles, run_dir: Path
 ) -> None:
     paths = [files.prepare(1, incarnation, 0, Shape(), joins=False).blackbox for incarnation in (0, 1)]
-    processes.begin(1, 0, 11)
-    processes.begin(1, 1, 12)
+    processes.begin(JobRank(1), 0, 11)
+    processes.begin(JobRank(1), 1, 12)
     former = processes.by_pid(11)
     assert former is not None
     assert not processes.holds(former)
@@ -83,7 +84,7 @@ def test_the_box_of_a_process_that_was_replaced_is_kept_when_it_is_gone(
 
 
 def test_a_node_that_has_lost_its_place_still_knows_its_processes(processes: RankProcesses) -> None:
-    processes.begin(0, 0, 11)
+    processes.begin(JobRank(0), 0, 11)
     processes.let_go()
     former = processes.by_pid(11)
     assert former is not None

@@ -2,13 +2,14 @@
 
 from taskd.config.worker import WorkerConfig, as_ranges
 from taskd.runtime.agent.shape import Shape
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Directive, Order, RankOrder
 
 GIVEN = {"WORLD_SIZE": "6", "RANK": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 
 
 def directive(*ranks: int, store_host: str = "") -> Directive:
-    orders = tuple(RankOrder(rank=rank, incarnation=1) for rank in ranks)
+    orders = tuple(RankOrder(rank=JobRank(rank), incarnation=1) for rank in ranks)
     return Directive(
         job_id="job", sequence=1, generation=1, order=Order.RUN, ranks=orders, node_count=3,
         store_host=store_host, store_port=7, store_key="key",

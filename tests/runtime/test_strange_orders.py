@@ -15,6 +15,7 @@ from taskd.wire import codec
 from taskd.wire.bounds import LONGEST_S, MOST_RANKS, NUMBERS
 from taskd.wire.checks import Examine
 from taskd.wire.codec import MAX_MODULES_BYTES, BadFrameError
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Directive, Hello, Ledger, Order, Place, RankOrder, Stage, WorldPlan
 from tests.launch import Launcher
 from tests.runtime.local import Ear, start
@@ -33,11 +34,11 @@ def directive(**fields: object) -> Directive:
 
 
 def newcomer(rank: int) -> RankOrder:
-    return RankOrder(rank=rank, incarnation=1, joins=True)
+    return RankOrder(rank=JobRank(rank), incarnation=1, joins=True)
 
 
 def place(number: int, agent_id: str) -> Place:
-    return Place(node_rank=number, agent_id=agent_id)
+    return Place(node_rank=NodeRank(number), agent_id=agent_id)
 
 
 def say(manager: ScriptedManager, order: Directive) -> None:  # noqa: F811
@@ -82,7 +83,7 @@ def test_no_order_has_a_number_that_a_black_box_cannot_hold(number: int) -> None
     """The core in C has them in 32 bits, and the next one is counted on from it."""
     orders = [
         directive(generation=number),
-        directive(ranks=(RankOrder(rank=0, incarnation=number),)),
+        directive(ranks=(RankOrder(rank=JobRank(0), incarnation=number),)),
         directive(plan=msgspec.structs.replace(PLAN, generation=number)),
     ]
     for order in orders:

@@ -20,6 +20,7 @@ from taskd.runtime.manager.crowd import most_waiting
 from taskd.runtime.manager.manager import Manager
 from taskd.wire import codec, messages
 from taskd.wire.checks import Inspect
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Drain, Ledger, Modules, NodeStatus, Order, Refusal, Stage
 from tests.fuzz.shapes import Value, changed
 from tests.runtime.test_manager import Agent, rank, security_of
@@ -28,7 +29,7 @@ from tests.wire.peers import LIMIT_S, until
 Make = Callable[..., Manager]
 STATUS = NodeStatus(
     job_id="job",
-    node_rank=-1,
+    node_rank=NodeRank(-1),
     agent_id=agent_of("a stranger's proof"),
     proof="a stranger's proof",
     sequence=1,
@@ -213,7 +214,7 @@ def test_nobody_speaks_for_the_ranks_of_another(make: Make) -> None:
         dead = (rank(0, Stage.DEAD, pid=1), rank(1, Stage.DEAD, pid=1))
         assert liar.obey(Order.RUN, ranks=dead, standbys=7, leaving=True).generation == 0
         evidence = {rank: Evidence(0, Process(1), step=2**50, non_finite=NonFinite(2)) for rank in range(2)}
-        raw = {rank: msgspec.Raw(msgspec.msgpack.encode(known)) for rank, known in evidence.items()}
+        raw = {JobRank(rank): msgspec.Raw(msgspec.msgpack.encode(known)) for rank, known in evidence.items()}
         assert liar.link.send(
             messages.EvidenceReport(
                 job_id="job", agent_id=liar.status.agent_id, probe=0, evidence=raw, proof=liar.status.proof
@@ -232,7 +233,7 @@ def test_nobody_ends_the_manager_with_news_of_a_newer_one(make: Make) -> None:
     with Agent(manager) as agent, Agent(manager, "another") as liar:
         told = agent.obey(Order.RUN)
         for more in (1, 60_000):
-            ledger = Ledger(term=told.ledger.term + more, places=(0,))
+            ledger = Ledger(term=told.ledger.term + more, places=(NodeRank(0),))
             for node_rank, ranks in ((0, agent.status.ranks), (-1, ())):
                 liar.ask(ledger=ledger, node_rank=node_rank, ranks=ranks)
         assert agent.obey(Order.RUN).sequence == told.sequence
@@ -268,7 +269,7 @@ def test_evidence_that_cannot_be_read_is_told_once(make: Make, caplog: pytest.Lo
         agent.obey(Order.RUN)
         own, proof = agent.status.agent_id, agent.status.proof
         for number in range(10):
-            evidence = {0: msgspec.Raw(msgspec.msgpack.encode(number))}
+            evidence = {JobRank(0): msgspec.Raw(msgspec.msgpack.encode(number))}
             told = messages.EvidenceReport(job_id="job", agent_id=own, probe=0, evidence=evidence, proof=proof)
             assert agent.link.send(told)
         until(agent.link, lambda _: manager._socket.refused["evidence_report"] >= 10)
@@ -282,7 +283,7 @@ def test_a_manager_that_is_new_passes_over_what_it_cannot_place(make: Make) -> N
         until(agent.link, lambda _: agent.link.connected)
         own, proof = agent.status.agent_id, agent.status.proof
         told = messages.EvidenceReport(
-            job_id="job", agent_id=own, probe=0, evidence={0: msgspec.Raw(b"\x80")}, proof=proof
+            job_id="job", agent_id=own, probe=0, evidence={JobRank(0): msgspec.Raw(b"\x80")}, proof=proof
         )
         assert agent.link.send(told)
         agent.obey(Order.RUN)

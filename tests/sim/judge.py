@@ -22,6 +22,7 @@ from taskd.core.diagnosis.findings import Kind
 from taskd.core.recovery import Action, Diagnosed, Recovery
 from taskd.core.recovery.record import FaultRecord
 from taskd.core.worker import WorkerState
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Condition, Directive, Join, NodeStatus, Order, Pause, Release, Stage, WorldPlan
 from tests.sim.process import Process, chain
 
@@ -57,7 +58,7 @@ class Judge:
         self.done: set[int] = set()
         self.hangs_found = 0
         self._by_pid: dict[int, Process] = {}
-        self._orders: dict[int, int] = {}
+        self._orders: dict[JobRank, int] = {}
         self._plans: dict[int, WorldPlan] = {}
         self._holders: dict[tuple[int, int], str] = {}
         self._commits: dict[tuple[int, int], int] = {}
@@ -296,7 +297,7 @@ class Judge:
         holders = sim.manager.core.world.nodes.holders
         found = []
         for rank in ranks:
-            agent = sim.by_name.get(holders.get(rank // per_node, ""))
+            agent = sim.by_name.get(holders.get(NodeRank(rank // per_node), ""))
             if agent is not None and not agent.dead and sim.network.connected(agent.machine, sim.manager.machine):
                 found += [p for p in (agent.processes.get(rank),) if p is not None and p.alive and not p.hung]
         return found

@@ -22,6 +22,7 @@ from taskd.core.recovery import (
     Superseded,
 )
 from taskd.core.recovery.budget import EARLY_S
+from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import Directive, Heard, NodeStatus
 from tests.sim.judge import demand
 
@@ -139,7 +140,7 @@ class Manager:
 
     def _watch_growth(self) -> None:
         core = self.core
-        absent = set(range(core.policy.node_count)) - set(core.world.places)
+        absent = set(map(NodeRank, range(core.policy.node_count))) - set(core.world.places)
         waits = any(core.world.nodes.candidate_for(place) is not None for place in absent)
         youngest_s = max((view.since_s for view in core.world.ranks.values()), default=0.0)
         outside = not core.world.all_cooperate() and self.sim.clock.now_s - youngest_s < EARLY_S

@@ -9,6 +9,7 @@ from typing_extensions import assert_never
 from taskd.core.agent import Action, Evict, Fence, Node, Start, StopNode, Take, TellJoin, TellPause, TellRelease
 from taskd.core.membership.shorthand import Shorthand
 from taskd.core.worker import Report
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import (
     Directive,
     Heard,
@@ -170,7 +171,7 @@ class Agent:
         if self.dead or self.stopped or self.node.place != place or self.node.slots:
             return
         self.sim.clock.note(self.name, "takes place {}", place)
-        self._perform(self.node.occupy(tuple(self.sim.ranks_of(place))))
+        self._perform(self.node.occupy(tuple(map(JobRank, self.sim.ranks_of(place)))))
 
     def _tell(self, rank: int, message: Pause | Join | Release) -> None:
         self.sim.clock.after(self._lag_s + 0.0005, self.processes[rank].hear, message)
@@ -206,7 +207,7 @@ class Agent:
         self.processes[start.rank] = process
         self.node.started(
             RankStatus(
-                rank=start.rank,
+                rank=JobRank(start.rank),
                 incarnation=start.incarnation,
                 generation=start.generation,
                 stage=Stage.STARTING,
@@ -280,7 +281,7 @@ class Agent:
         place = self.node.place
         status = NodeStatus(
             job_id="sim",
-            node_rank=-1 if place is None else place,
+            node_rank=NodeRank(-1 if place is None else place),
             agent_id=self.name,
             sequence=self._sequence,
             node_count=self.sim.policy.node_count,
@@ -293,7 +294,7 @@ class Agent:
             sent_s=self.sim.clock.now_s,
             leaving=self.leaving,
             host=self.name,
-            wants=self._wants,
+            wants=NodeRank(self._wants),
             progress=self._progress(),
         )
         for manager in self.sim.managers:

@@ -33,10 +33,11 @@ from taskd.core.recovery.phases import (
     Strayed,
     Training,
 )
-from taskd.core.recovery.ranks import Held, Restore
+from taskd.core.recovery.ranks import Giving, Held, Restore
 from taskd.core.recovery.takeover import release
 from taskd.core.recovery.world import RankView, World
 from taskd.core.table import Row
+from taskd.wire.kinds import JobRank, NodeRank, WorldRank
 from taskd.wire.messages import Condition, Directive, Order, RankStatus, Stage, Transfer, WorldPlan
 from tests.sim.world import simulate
 
@@ -66,10 +67,10 @@ def incarnation_ignored(patch: Patch) -> None:
 def torn_donor(patch: Patch) -> None:
     """Whoever has the newest step gives, whatever its state is worth."""
 
-    def plan_restore(held: Mapping[int, Held]) -> Restore | None:
+    def plan_restore(held: Mapping[JobRank, Held]) -> Restore | None:
         donor = max(held, key=lambda rank: (held[rank].condition is not Condition.EMPTY, held[rank].step))
         others = tuple(rank for rank in held if rank != donor)
-        return Restore(held[donor].step, (), (Transfer(donor=donor, receivers=others),) if others else ())
+        return Restore(held[donor].step, (), (Giving(donor, others),) if others else ())
 
     patch.setattr(planning, "plan_restore", plan_restore)
 
@@ -143,7 +144,7 @@ def stepped_is_clean(patch: Patch) -> None:
     """A state that has stepped but is not committed passes for clean."""
     honest = ranks.plan_restore
 
-    def plan_restore(held: Mapping[int, Held]) -> Restore | None:
+    def plan_restore(held: Mapping[JobRank, Held]) -> Restore | None:
         clean = {
             r: Held(h.step, Condition.CLEAN if h.condition is Condition.STEPPED else h.condition, h.replicas)
             for r, h in held.items()
@@ -167,7 +168,7 @@ def all_adopt(patch: Patch) -> None:
     """A step that is counted as done by some is counted so by all who have stepped."""
     honest = ranks.plan_restore
 
-    def plan_restore(held: Mapping[int, Held]) -> Restore | None:
+    def plan_restore(held: Mapping[JobRank, Held]) -> Restore | None:
         restore = honest(held)
         if restore is None or not restore.adopt:
             return restore
@@ -180,7 +181,7 @@ def nobody_adopts(patch: Patch) -> None:
     """A step that is to be counted as done is not."""
     honest = ranks.plan_restore
 
-    def plan_restore(held: Mapping[int, Held]) -> Restore | None:
+    def plan_restore(held: Mapping[JobRank, Held]) -> Restore | None:
         restore = honest(held)
         return restore if restore is None else replace(restore, adopt=())
 
@@ -244,7 +245,7 @@ def two_places_for_one(patch: Patch) -> None:
     """A candidate that has got a place is a candidate still."""
     honest = Nodes.assign
 
-    def assign(self: Nodes, place: int, agent_id: str) -> None:
+    def assign(self: Nodes, place: NodeRank, agent_id: str) -> None:
         view = self.candidates[agent_id]
         honest(self, place, agent_id)
         self.candidates[agent_id] = view
@@ -257,7 +258,9 @@ def absent_ranks_expected(patch: Patch) -> None:
 
     def tell(job: Job, now_s: float, order: Order, plan: WorldPlan) -> None:
         by_rank = tuple(
-            Transfer(donor=plan.ranks[t.donor], receivers=tuple(plan.ranks[r] for r in t.receivers))
+            Transfer(
+                donor=WorldRank(plan.ranks[t.donor]), receivers=tuple(WorldRank(plan.ranks[r]) for r in t.receivers)
+            )
             for t in plan.transfers
         )
         send(job, now_s, order, msgspec.structs.replace(plan, transfers=by_rank))

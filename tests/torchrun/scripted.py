@@ -9,9 +9,11 @@ from pathlib import Path
 
 from taskd.runtime.agent.ports import NodeIdentity, Outlook, Templates, WorkerHost
 from taskd.wire.codec import decode_from_local, encode
+from taskd.wire.kinds import LocalRank
 from taskd.wire.messages import Become, Fork, Hello
 
 DEADLINE_S = 30.0
+FIRST, SECOND = LocalRank(0), LocalRank(1)
 
 
 class LocalSocket:
@@ -84,7 +86,7 @@ class ScriptedRuntime:
         with (self._folder / "calls").open("a") as file:
             file.write(text + "\n")
 
-    def worker_environment(self, local_rank: int) -> dict[str, str]:
+    def worker_environment(self, local_rank: LocalRank) -> dict[str, str]:
         start = self._starts[local_rank] = self._starts.get(local_rank, -1) + 1
         return {"TASKD_INCARNATION": str(start), "TASKD_GENERATION": str(start)}
 
@@ -112,25 +114,25 @@ class ScriptedRuntime:
             (self._folder / "ready").open("w").close()
             return
         (self._folder / "up").open().close()
-        old = os.pidfd_open(host.pid(1))
+        old = os.pidfd_open(host.pid(SECOND))
         if self._mode == "fence":
             self._replace(host, None)
             _await_end(old)
             self._note("the old one has ended")
             return
-        host.kill(1, signal.SIGKILL)
+        host.kill(SECOND, signal.SIGKILL)
         _await_end(old)
         if self._mode == "stock":
             return
         if self._mode == "give up":
             host.give_up("the script of this test says so")
             return
-        self._note(f"status {host.exit_status(1)}")
+        self._note(f"status {host.exit_status(SECOND)}")
         self._replace(host, standby)
         local.close()
 
     def _make_standby(self, host: WorkerHost, local: LocalSocket) -> socket.socket:
-        host.start_template({**host.environment(0), **local.environment()})
+        host.start_template({**host.environment(FIRST), **local.environment()})
         template, first = local.accept()
         second = hear(template)
         template.send(encode(Fork(count=1)))
@@ -141,16 +143,16 @@ class ScriptedRuntime:
         return standby
 
     def _replace(self, host: WorkerHost, standby: socket.socket | None) -> None:
-        logs = host.open_logs(1, 1)
-        env = {**host.environment(1), **logs.environment, "TASKD_INCARNATION": "1"}
-        command = host.command(1)
+        logs = host.open_logs(SECOND, 1)
+        env = {**host.environment(SECOND), **logs.environment, "TASKD_INCARNATION": "1"}
+        command = host.command(SECOND)
         self._note(f"command {command.python} {command.reason}")
         if standby is None:
-            host.spawn(1, env, logs)
+            host.spawn(SECOND, env, logs)
             return
         become = Become(env=env, argv=command.argv, cwd=os.getcwd(), stdout=logs.stdout, stderr=logs.stderr)
         standby.send(encode(become))
-        host.adopt(1, self._standby_pid, env, logs)
+        host.adopt(SECOND, self._standby_pid, env, logs)
 
 
 def _await_end(descriptor: int) -> None:

@@ -12,7 +12,8 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistStoreError
 
 from taskd.core.recovery.ranks import Held, plan_restore
-from taskd.wire.messages import Condition, WorldPlan
+from taskd.wire.kinds import JobRank, WorldRank
+from taskd.wire.messages import Condition, Transfer, WorldPlan
 from tests.launch import Launcher
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,7 +71,9 @@ class Job:
         size = self.options["ranks"]
         reports = {rank: json.loads(self._wait(f"report/{generation}/{rank}")) for rank in range(size)}
         self.reports.append(reports)
-        chosen = plan_restore({rank: Held(r["step"], Condition(r["condition"])) for rank, r in reports.items()})
+        chosen = plan_restore(
+            {JobRank(rank): Held(r["step"], Condition(r["condition"])) for rank, r in reports.items()}
+        )
         assert chosen is not None, reports
         plan = WorldPlan(
             generation=generation,
@@ -78,8 +81,11 @@ class Job:
             store_host="127.0.0.1",
             store_port=self.store.port,
             target_step=chosen.target_step,
-            adopt=chosen.adopt,
-            transfers=chosen.transfers,
+            adopt=tuple(map(WorldRank, chosen.adopt)),
+            transfers=tuple(
+                Transfer(donor=WorldRank(t.donor), receivers=tuple(map(WorldRank, t.receivers)))
+                for t in chosen.transfers
+            ),
             timeout_s=20,
         )
         self.store.set(f"plan/{generation}", msgspec.json.encode(plan).decode())

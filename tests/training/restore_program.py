@@ -16,6 +16,7 @@ from taskd.adaptors.training.layout import impose, layout_of, repoint
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import RefusedError, RestoreError
+from taskd.wire.kinds import WorldRank
 from taskd.wire.messages import Condition, Transfer, WorldPlan
 from tests.leave import leave
 
@@ -106,7 +107,7 @@ def plan(receivers: tuple[int, ...], step: int) -> WorldPlan:
         store_port=PORT,
         target_step=step,
         adopt=(),
-        transfers=(Transfer(donor=DONOR, receivers=receivers),),
+        transfers=(Transfer(donor=WorldRank(DONOR), receivers=tuple(map(WorldRank, receivers))),),
         timeout_s=30,
     )
 

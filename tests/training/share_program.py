@@ -15,6 +15,7 @@ from taskd.adaptors.groups.members import Members
 from taskd.adaptors.training.layout import repoint
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.state import TrainState
+from taskd.wire.kinds import JobRank, WorldRank
 from taskd.wire.messages import Transfer, WorldPlan
 from tests.leave import leave
 
@@ -58,13 +59,13 @@ def join(state: TrainState, generation: int, members: tuple[int, ...], step: int
     plan = WorldPlan(
         generation=generation,
         world_size=len(members),
-        members=members,
+        members=tuple(map(JobRank, members)),
         replicas=len(FULL),
         store_host="127.0.0.1",
         store_port=PORT,
         target_step=step,
         adopt=(),
-        transfers=(Transfer(donor=0, receivers=receivers),) if receivers else (),
+        transfers=(Transfer(donor=WorldRank(0), receivers=tuple(map(WorldRank, receivers))),) if receivers else (),
         timeout_s=30,
     )
     rank = Members.of(plan).rank_of(RANK)
@@ -188,7 +189,7 @@ def samplers() -> None:
             store_port=PORT,
             target_step=1,
             adopt=(),
-            transfers=(Transfer(donor=2, receivers=(3,)),),
+            transfers=(Transfer(donor=WorldRank(2), receivers=(WorldRank(3),)),),
             timeout_s=30,
         )
         state._recovery.enter_world(RANK, RANK, 4, 4)

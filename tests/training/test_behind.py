@@ -10,6 +10,7 @@ import torch
 
 from taskd.adaptors.training.behind import BehindCommit
 from taskd.adaptors.training.state import TrainState
+from taskd.wire.kinds import WorldRank
 from taskd.wire.messages import Transfer, WorldPlan
 
 
@@ -20,8 +21,8 @@ def plan(target_step: int, *, adopt: bool = False) -> WorldPlan:
         store_host="h",
         store_port=1,
         target_step=target_step,
-        adopt=(0, 1) if adopt else (),
-        transfers=(Transfer(donor=1, receivers=(0,)),),
+        adopt=(WorldRank(0), WorldRank(1)) if adopt else (),
+        transfers=(Transfer(donor=WorldRank(1), receivers=(WorldRank(0),)),),
         timeout_s=9.0,
     )
 

@@ -13,6 +13,7 @@ from taskd.config.security import Security
 from taskd.runtime.links.identity import Role, keys_from_secret
 from taskd.runtime.links.links import AgentSocket, ManagerSocket
 from taskd.wire import messages
+from taskd.wire.kinds import NodeRank
 
 SECRET = Security(b"correct horse battery")
 OTHER = Security(b"another secret entirely")
@@ -24,7 +25,7 @@ LIMIT_S = 15.0
 def status(sequence: int = 0, agent_id: str = "a") -> messages.NodeStatus:
     return messages.NodeStatus(
         job_id="job",
-        node_rank=0,
+        node_rank=NodeRank(0),
         agent_id=agent_id,
         sequence=sequence,
         node_count=1,

@@ -8,11 +8,14 @@ from hypothesis import strategies as st
 from taskd.errors import FrameError
 from taskd.wire import codec, messages
 from taskd.wire.codec import BadFrameError, FrameFault
+from taskd.wire.kinds import JobRank, NodeRank, WorldRank
 
-RANK = messages.RankStatus(rank=3, incarnation=1, generation=2, stage=messages.Stage.PAUSED, step=41, cause="signal 9")
+RANK = messages.RankStatus(
+    rank=JobRank(3), incarnation=1, generation=2, stage=messages.Stage.PAUSED, step=41, cause="signal 9"
+)
 STATUS = messages.NodeStatus(
     job_id="job",
-    node_rank=0,
+    node_rank=NodeRank(0),
     agent_id="a1",
     sequence=7,
     node_count=1,
@@ -30,7 +33,7 @@ PLAN = messages.WorldPlan(
     store_port=1,
     target_step=41,
     adopt=(),
-    transfers=(messages.Transfer(donor=0, receivers=(3,)),),
+    transfers=(messages.Transfer(donor=WorldRank(0), receivers=(WorldRank(3),)),),
     timeout_s=30.0,
 )
 DIRECTIVE = messages.Directive(job_id="job", sequence=1, generation=3, order=messages.Order.JOIN, plan=PLAN)

@@ -34,6 +34,7 @@ from taskd.adaptors.torchrun.template_process import TemplateProcess
 from taskd.config.process import environment
 from taskd.errors import RecoveryError
 from taskd.runtime.agent.ports import Command, Logs
+from taskd.wire.kinds import JobRank, LocalRank
 
 logger = logging.getLogger(__name__)
 
@@ -89,13 +90,13 @@ class TorchrunHost:
     # What a rank is
 
     @property
-    def local_ranks(self) -> tuple[int, ...]:
+    def local_ranks(self) -> tuple[LocalRank, ...]:
         """Local ranks of this node."""
-        return tuple(sorted(self._workers))
+        return tuple(map(LocalRank, sorted(self._workers)))
 
-    def rank_of(self, local_rank: int) -> int:
+    def rank_of(self, local_rank: LocalRank) -> JobRank:
         """The global rank."""
-        return int(self._workers[local_rank].global_rank)
+        return JobRank(self._workers[local_rank].global_rank)
 
     def pid(self, local_rank: int) -> int:
         """The process that holds this rank, dead or alive."""
@@ -129,7 +130,7 @@ class TorchrunHost:
         with self.lock:
             return self._logs.open(local_rank, incarnation)
 
-    def spawn(self, local_rank: int, env: Mapping[str, str], logs: Logs) -> int:
+    def spawn(self, local_rank: LocalRank, env: Mapping[str, str], logs: Logs) -> int:
         """Cold start by torch's own handler. Raises `RecoveryError` if the ranks are being ended."""
         with self.lock:
             self._refuse_if_closing(local_rank)
@@ -146,7 +147,7 @@ class TorchrunHost:
             self._install(local_rank, handler, logs)
             return handler.proc.pid
 
-    def adopt(self, local_rank: int, pid: int, env: Mapping[str, str], logs: Logs) -> None:
+    def adopt(self, local_rank: LocalRank, pid: int, env: Mapping[str, str], logs: Logs) -> None:
         """A standby has become this rank. Raises `RecoveryError` if it is not our child, or if the ranks are ending."""
         del env  # already given to the standby
         with self.lock:
@@ -155,7 +156,7 @@ class TorchrunHost:
             self._handles.fence(local_rank)
             self._install(local_rank, AdoptedHandler(pid, local_rank, self._template.release(pid)), logs)
 
-    def _refuse_if_closing(self, local_rank: int) -> None:
+    def _refuse_if_closing(self, local_rank: LocalRank) -> None:
         if self._handles.ending:
             raise RecoveryError(
                 f"torchrun is ending its ranks, expected no new process for rank {self.rank_of(local_rank)} any more"
@@ -271,15 +272,15 @@ class TorchrunHost:
             for local_rank, failure in result.failures.items():
                 result.failures[local_rank] = self._report(local_rank, failure.exitcode)
             if not result.failures:
-                result.failures.update(self._reports())
+                result.failures |= {int(local_rank): failure for local_rank, failure in self._reports().items()}
         return result
 
-    def _reports(self) -> dict[int, ProcessFailure]:
+    def _reports(self) -> dict[LocalRank, ProcessFailure]:
         return {local_rank: self._report(local_rank, 0) for local_rank in self.local_ranks}
 
     def _report(self, local_rank: int, exitcode: int) -> ProcessFailure:
         error_file = self._context.error_files[local_rank]
-        return ends.report(local_rank, self.pid(local_rank), exitcode, error_file, self._reason)
+        return ends.report(local_rank, self.pid(LocalRank(local_rank)), exitcode, error_file, self._reason)
 
     @property
     def leads(self) -> bool:

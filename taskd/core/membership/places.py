@@ -13,6 +13,7 @@ from enum import Enum
 
 from taskd.core.membership.health import Health, health
 from taskd.core.policy import Membership
+from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import Ledger, NodeStatus, Place
 
 _FORMER = 256
@@ -51,20 +52,20 @@ class NodeView:
 class Nodes:
     """The nodes of one job."""
 
-    holders: dict[int, str] = field(default_factory=dict)
-    by_place: dict[int, NodeView] = field(default_factory=dict)
+    holders: dict[NodeRank, str] = field(default_factory=dict)
+    by_place: dict[NodeRank, NodeView] = field(default_factory=dict)
     """By place, what its holder last reported."""
     candidates: dict[str, NodeView] = field(default_factory=dict)
     excluded: set[str] = field(default_factory=set)
     """Agents that get no place any more."""
-    dead_nodes: set[int] = field(default_factory=set)
+    dead_nodes: set[NodeRank] = field(default_factory=set)
     """Places of the world whose holder is gone."""
-    vacated: set[int] = field(default_factory=set)
+    vacated: set[NodeRank] = field(default_factory=set)
     """Those of them that were taken from their holder and not given to another yet."""
-    agreed: dict[int, str] = field(default_factory=dict)
+    agreed: dict[NodeRank, str] = field(default_factory=dict)
     """Who held the places of the last world that came about."""
-    _place_of: dict[str, int] = field(default_factory=dict)
-    wanted: set[int] = field(default_factory=set)
+    _place_of: dict[str, NodeRank] = field(default_factory=dict)
+    wanted: set[NodeRank] = field(default_factory=set)
     """Places for which this manager has asked the cluster for a node."""
 
     def hear(self, status: NodeStatus, now_s: float, *, claims: range = range(0)) -> Reporter:
@@ -97,18 +98,18 @@ class Nodes:
             self.demote(place)
         return place not in self.holders
 
-    def place_of(self, agent_id: str) -> int | None:
+    def place_of(self, agent_id: str) -> NodeRank | None:
         """The place that an agent holds."""
         place = self._place_of.get(agent_id)
         return place if place is not None and self.holders.get(place) == agent_id else None
 
-    def known_places(self, agent_id: str) -> set[int]:
+    def known_places(self, agent_id: str) -> set[NodeRank]:
         """The places of whose ranks an agent can know: the one that it holds, or has held in the last world."""
         place = self.place_of(agent_id)
         former = {one for one, holder in self.agreed.items() if holder == agent_id}
         return former if place is None else former | {place}
 
-    def _hold(self, place: int, agent_id: str) -> None:
+    def _hold(self, place: NodeRank, agent_id: str) -> None:
         self.holders[place] = agent_id
         self._place_of.pop(agent_id, None)
         self._place_of[agent_id] = place
@@ -117,11 +118,11 @@ class Nodes:
             for name in former[: -(len(self.holders) + _FORMER)]:
                 del self._place_of[name]
 
-    def was_held(self, place: int, agent_id: str) -> bool:
+    def was_held(self, place: NodeRank, agent_id: str) -> bool:
         """Whether the agent held the place in the last world that came about, or nobody is known to have."""
         return self.agreed.get(place, agent_id) == agent_id
 
-    def candidate_for(self, place: int) -> str | None:
+    def candidate_for(self, place: NodeRank) -> str | None:
         """The agent that should get a place: the one whose launcher meant it for that, else any that is free."""
         usable = sorted((status.wants != place, status.agent_id) for status in self.usable() if not status.leaving)
         return usable[0][1] if usable else None
@@ -131,7 +132,7 @@ class Nodes:
         free = [view.status for name, view in self.candidates.items() if name not in self.excluded]
         return [status for status in free if may_train(status)]
 
-    def assign(self, place: int, agent_id: str) -> None:
+    def assign(self, place: NodeRank, agent_id: str) -> None:
         """Give a place to a candidate."""
         self.vacate(place)
         self.vacated.discard(place)
@@ -139,21 +140,21 @@ class Nodes:
         self.by_place[place] = self.candidates.pop(agent_id)
         self.dead_nodes.discard(place)
 
-    def vacate(self, place: int) -> None:
+    def vacate(self, place: NodeRank) -> None:
         """Take a place from its holder, who is a candidate again as soon as it is heard."""
         self.holders.pop(place, None)
         self.by_place.pop(place, None)
 
-    def demote(self, place: int) -> None:
+    def demote(self, place: NodeRank) -> None:
         """The holder of a place had no right to it."""
         view = self.by_place[place]
         self.vacate(place)
         self.candidates[view.status.agent_id] = view
 
-    def named(self, node: str) -> int | None:
+    def named(self, node: str) -> NodeRank | None:
         """The place that a person means: its number, or the name of its node."""
         if node.isascii() and node.isdecimal():
-            return int(node) if int(node) in self.holders else None
+            return NodeRank(int(node)) if int(node) in self.holders else None
         return next((place for place, view in self.by_place.items() if view.status.host == node), None)
 
     @property
@@ -167,7 +168,7 @@ class Nodes:
 
     # ---- silence
 
-    def silent(self, now_s: float, policy: Membership) -> list[int]:
+    def silent(self, now_s: float, policy: Membership) -> list[NodeRank]:
         """Places whose holder is dead by its silence and was not known to be. Silent candidates are forgotten."""
         for name, view in list(self.candidates.items()):
             if health(view.heard_s, now_s, policy) is Health.DEAD:
@@ -190,7 +191,7 @@ class Nodes:
                 found.append(view.status)
         return found
 
-    def gone(self, agent_id: str, now_s: float, policy: Membership) -> int | None:
+    def gone(self, agent_id: str, now_s: float, policy: Membership) -> NodeRank | None:
         """Nobody listens at an agent's port: the place that is lost with it, if it is still silent."""
         place = self.place_of(agent_id)
         if place is None:

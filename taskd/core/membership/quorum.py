@@ -5,10 +5,11 @@ from collections.abc import Collection, Mapping
 from taskd.core.membership.health import quorum
 from taskd.core.membership.places import Nodes
 from taskd.core.policy import Membership
+from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import NodeStatus
 
 
-def has_quorum(nodes: Nodes, places: Collection[int], now_s: float, policy: Membership) -> bool:
+def has_quorum(nodes: Nodes, places: Collection[NodeRank], now_s: float, policy: Membership) -> bool:
     """Whether enough nodes are heard to decide about the others: of the present world, and of the last one.
 
     `places` are those of the present world. One without a holder does not count: that was decided when enough were
@@ -37,7 +38,7 @@ def echoes(nodes: Nodes, term: int, generation: int, now_s: float, policy: Membe
     ]
 
 
-def _has_most(nodes: Nodes, members: Mapping[int, str], heard: Collection[NodeStatus]) -> bool:
+def _has_most(nodes: Nodes, members: Mapping[NodeRank, str], heard: Collection[NodeStatus]) -> bool:
     """`members` by place. A node that has said itself that it leaves cannot go on elsewhere: it does not count."""
     views = nodes.views()
     left = {view.status.agent_id for view in views if view.status.leaving}
@@ -49,7 +50,7 @@ def _has_most(nodes: Nodes, members: Mapping[int, str], heard: Collection[NodeSt
     return quorum(len(members), len(present), len(replaced), first_heard=first_heard)
 
 
-def _replaced(nodes: Nodes, missing: Mapping[int, str], heard: Collection[str]) -> set[int]:
+def _replaced(nodes: Nodes, missing: Mapping[NodeRank, str], heard: Collection[str]) -> set[NodeRank]:
     """For which places a launcher has started another node since the missing agent was heard the last time.
 
     One that this manager has asked for itself says nothing, nor does one that has waited as a spare.
@@ -57,7 +58,7 @@ def _replaced(nodes: Nodes, missing: Mapping[int, str], heard: Collection[str]) 
     if not missing:
         return set()
     last_s: dict[str, float] = {}
-    new_s: dict[int, float] = {}
+    new_s: dict[NodeRank, float] = {}
     for view in nodes.views():
         status = view.status
         last_s[status.agent_id] = max(view.heard_s, last_s.get(status.agent_id, 0.0))

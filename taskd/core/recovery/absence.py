@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from taskd.core.recovery.events import Isolated, NodeLost
 from taskd.core.recovery.phases import AnyPhase, Phase
+from taskd.wire.kinds import NodeRank
 
 if TYPE_CHECKING:
     from taskd.core.recovery.job import Job
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 class Absence:
     """What is known of a manager that is cut off."""
 
-    held: set[int] = field(default_factory=set)
+    held: set[NodeRank] = field(default_factory=set)
     """Places of the lost nodes."""
     cut_off_s: float = 0.0
     """When too few were heard the last time. Whoever was cut off with them is given time to be heard again."""

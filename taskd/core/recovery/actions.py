@@ -10,6 +10,7 @@ from taskd.core.diagnosis.rhythm import Hang
 from taskd.core.recovery.events import AnyEvent
 from taskd.core.recovery.phases import AnyPhase
 from taskd.core.recovery.record import FaultRecord
+from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import Directive
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class AskKernel:
 class AskCluster:
     """Get a node for this place."""
 
-    node_rank: int
+    node_rank: NodeRank
     reason: str
 
 

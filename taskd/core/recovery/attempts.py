@@ -27,6 +27,7 @@ from taskd.core.recovery.pace import forget_paces
 from taskd.core.recovery.record import FaultRecord, tell
 from taskd.core.recovery.situation import blames_node, situation
 from taskd.core.recovery.strategy import KEEPING, Decision, choose, may_stay, strategy_name
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Order
 
 
@@ -35,7 +36,7 @@ def refuse(_job: Job, _now_s: float, reason: str) -> Chosen:
     return Refused(reason)
 
 
-def begin(job: Job, now_s: float, causes: Mapping[int, Cause], *, free: bool = False) -> Chosen:
+def begin(job: Job, now_s: float, causes: Mapping[JobRank, Cause], *, free: bool = False) -> Chosen:
     """A fault: choose what is done about it. `free`: perhaps it is none, and spends no restart."""
     record = FaultRecord(now_s, job.step, causes=dict(causes), fault=job.case.faults)
     job.incident = Incident(record)
@@ -44,7 +45,7 @@ def begin(job: Job, now_s: float, causes: Mapping[int, Cause], *, free: bool = F
     return _choose(job, now_s, charge=() if free else tuple(causes), new_world=True)
 
 
-def blame(job: Job, _now_s: float, causes: Mapping[int, Cause]) -> None:
+def blame(job: Job, _now_s: float, causes: Mapping[JobRank, Cause]) -> None:
     """These belong to the fault too."""
     job.under_way.record.causes.update(causes)
 
@@ -53,7 +54,7 @@ def choose_again(
     job: Job,
     now_s: float,
     *,
-    charge: Collection[int] = (),
+    charge: Collection[JobRank] = (),
     setback: str = "",
     new_world: bool = True,
     no_donor: bool = False,
@@ -69,7 +70,7 @@ def _choose(
     job: Job,
     now_s: float,
     *,
-    charge: Collection[int],
+    charge: Collection[JobRank],
     setback: str = "",
     new_world: bool,
     no_donor: bool = False,
@@ -102,7 +103,7 @@ def _choose(
     return Restarted() if decision.restart else Kept()
 
 
-def _charge(job: Job, now_s: float, ranks: Collection[int]) -> str:
+def _charge(job: Job, now_s: float, ranks: Collection[JobRank]) -> str:
     """Spend a restart; why that is refused, "" if it is not."""
     incident, budget = job.under_way, job.budget or Budget()
     causes = incident.record.causes
@@ -116,7 +117,7 @@ def _charge(job: Job, now_s: float, ranks: Collection[int]) -> str:
     return ""
 
 
-def _fault(job: Job, rank: int, cause: Cause, now_s: float) -> Fault:
+def _fault(job: Job, rank: JobRank, cause: Cause, now_s: float) -> Fault:
     if not job.failed_to_start(rank, now_s):
         return Fault(rank, job.step, cause.text)
     status = job.world.ranks[rank].known
@@ -191,7 +192,7 @@ def replace_lost(job: Job, now_s: float, *, everybody: bool, new_world: bool) ->
         job.step = -1
 
 
-def fence(job: Job, now_s: float, causes: Mapping[int, Cause]) -> None:
+def fence(job: Job, now_s: float, causes: Mapping[JobRank, Cause]) -> None:
     """Replace living processes, for these reasons."""
     job.under_way.record.causes.update(causes)
     for rank in causes:
@@ -199,7 +200,7 @@ def fence(job: Job, now_s: float, causes: Mapping[int, Cause]) -> None:
 
 
 def rearrange(
-    job: Job, now_s: float, strategy: Strategy, reason: str, causes: Mapping[int, Cause], *, restart: bool = False
+    job: Job, now_s: float, strategy: Strategy, reason: str, causes: Mapping[JobRank, Cause], *, restart: bool = False
 ) -> Restarted | None:
     """Form another world although nothing has failed: nothing is charged, and no committed step is lost.
 

@@ -1,4 +1,4 @@
-"""The diagnosis of the newest fault: what is asked of the ranks, what their answers come to, and what is reported.
+"""The diagnosis of the newest fault: when ranks are probed, what their answers come to, and what is reported.
 
 Rules:
 
@@ -20,6 +20,7 @@ from taskd.core.diagnosis.rhythm import Activity, Hang
 from taskd.core.diagnosis.watch import Watch
 from taskd.core.recovery.actions import Diagnosed, Note
 from taskd.core.recovery.orders import send
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Order
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def withdraw(job: "Job", now_s: float, *, glanced: bool = False, note: str = "")
     job.case.watch.close()
 
 
-def announce(job: "Job", _now_s: float, place: int, activity: Activity, since_s: float) -> None:
+def announce(job: "Job", _now_s: float, place: NodeRank, activity: Activity, since_s: float) -> None:
     """This is why nothing was committed since then."""
     job.case.watch.rhythm.announce(place, activity, since_s)
 
@@ -134,11 +135,11 @@ def count_alarm(job: "Job", _now_s: float) -> None:
 def report_once(job: "Job", now_s: float) -> None:
     """Report a fault that nothing is done about."""
     open_case(job, now_s)
-    report_verdict(job, now_s, live=True)
+    report_diagnosis(job, now_s, live=True)
     close_case(job)
 
 
-def replace_accused(job: "Job", now_s: float, ranks: Collection[int], *, proven: bool) -> None:
+def replace_culprits(job: "Job", now_s: float, ranks: Collection[JobRank], *, proven: bool) -> None:
     """Whoever is named is replaced. What is not proven may have been work that is interrupted now."""
     watch, case = job.case.watch, job.case
     told, hang = watch.doubt, watch.hang
@@ -153,7 +154,7 @@ def replace_accused(job: "Job", now_s: float, ranks: Collection[int], *, proven:
 # ---- what is reported
 
 
-def report_verdict(job: "Job", now_s: float, *, live: bool = False) -> None:
+def report_diagnosis(job: "Job", now_s: float, *, live: bool = False) -> None:
     """Report what the fault is, as far as it is known, unless that was reported. `live`: the ranks train."""
     record, watch = job.record, job.case.watch
     diagnosis = watch.diagnosis(job.world.ranks, now_s)
@@ -168,7 +169,7 @@ def report_verdict(job: "Job", now_s: float, *, live: bool = False) -> None:
     _report_if_new(job, now_s, diagnosis, live=live)
 
 
-def report_lost_node(job: "Job", now_s: float, ranks: Collection[int], text: str) -> None:
+def report_lost_node(job: "Job", now_s: float, ranks: Collection[JobRank], text: str) -> None:
     """Ranks are lost with their node, of which no evidence can come."""
     diagnosis = lost_with_node(ranks, text)
     if job.record is not None and job.record.diagnosis is None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, TypeAlias
 
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Ledger, Stage
 
 
@@ -52,7 +53,7 @@ class Lost:
     """A rank's process has ended, other than with status 0."""
 
     kind: ClassVar[Event] = Event.LOST
-    rank: int
+    rank: JobRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Started:
     """A rank's process runs."""
 
     kind: ClassVar[Event] = Event.STARTED
-    rank: int
+    rank: JobRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Paused:
     """A rank has left its collectives."""
 
     kind: ClassVar[Event] = Event.PAUSED
-    rank: int
+    rank: JobRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Joined:
     """A rank is in the groups of the new world."""
 
     kind: ClassVar[Event] = Event.JOINED
-    rank: int
+    rank: JobRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class Restored:
     """A rank holds the state to go on with."""
 
     kind: ClassVar[Event] = Event.RESTORED
-    rank: int
+    rank: JobRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class Committed:
     """A rank has committed a step of this generation."""
 
     kind: ClassVar[Event] = Event.COMMITTED
-    rank: int
+    rank: JobRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class Finished:
     """A rank's resilient function has returned."""
 
     kind: ClassVar[Event] = Event.FINISHED
-    rank: int
+    rank: JobRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class Exited:
     """A rank's process has ended with status 0."""
 
     kind: ClassVar[Event] = Event.EXITED
-    rank: int
+    rank: JobRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class Dumped:
     """A rank has written its part of a checkpoint."""
 
     kind: ClassVar[Event] = Event.DUMPED
-    rank: int
+    rank: JobRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class NodeLost:
     """An agent is gone, and with it every rank of its node."""
 
     kind: ClassVar[Event] = Event.NODE_LOST
-    place: int
+    place: NodeRank
     text: str = ""
 
 
@@ -133,7 +134,7 @@ class NodeLeaves:
     """torchrun has ended on a node."""
 
     kind: ClassVar[Event] = Event.NODE_LEAVES
-    place: int
+    place: NodeRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ class Drained:
     """A node is to be emptied: an operator wants it so, or it is slow."""
 
     kind: ClassVar[Event] = Event.DRAINED
-    place: int
+    place: NodeRank
     reason: str
 
 
@@ -178,7 +179,7 @@ class Overtaken:
     """An agent carries a newer generation: the job has gone on without this manager."""
 
     kind: ClassVar[Event] = Event.OVERTAKEN
-    place: int
+    place: NodeRank
 
 
 @dataclass(frozen=True, slots=True)

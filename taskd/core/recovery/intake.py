@@ -18,13 +18,14 @@ from taskd.core.recovery.job import Job
 from taskd.core.recovery.phases import Forming, Phase
 from taskd.core.recovery.world import newest_generation, stage_in
 from taskd.errors import TransitionError
+from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import NodeStatus, RankStatus, Stage
 
 if TYPE_CHECKING:
     from taskd.core.recovery.machine import Recovery
 
 
-def hear_holder(core: "Recovery", status: NodeStatus, place: int, now_s: float) -> None:
+def hear_holder(core: "Recovery", status: NodeStatus, place: NodeRank, now_s: float) -> None:
     """A node of the world has reported."""
     dead = core.world.nodes.dead_nodes
     unfinished = any(rank.stage is not Stage.EXITED for rank in status.ranks)
@@ -40,7 +41,7 @@ def hear_holder(core: "Recovery", status: NodeStatus, place: int, now_s: float) 
         core.fire(NodeLeaves(place), now_s)
 
 
-def give_time(job: Job, place: int, now_s: float) -> None:
+def give_time(job: Job, place: NodeRank, now_s: float) -> None:
     """A node is back: its ranks have as long to pause as the others had."""
     for rank in job.world.on_node(place):
         job.world.ranks[rank].since_s = now_s

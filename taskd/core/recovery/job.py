@@ -24,6 +24,7 @@ from taskd.core.recovery.record import FaultRecord
 from taskd.core.recovery.strategy import is_sized
 from taskd.core.recovery.world import World
 from taskd.errors import TransitionError
+from taskd.wire.kinds import JobRank, NodeRank
 
 SET_UP_S: Final = 60.0
 SET_UPS: Final = 10
@@ -39,7 +40,7 @@ class Incident:
     """By strategy, and whether all processes start anew, why it is not tried (again)."""
     failures: int = 0
     """Of the strategy that is being tried."""
-    asked_s: dict[int, float] = field(default_factory=dict)
+    asked_s: dict[NodeRank, float] = field(default_factory=dict)
     """Places for which the cluster was asked for a node, and when."""
     echoes: set[str] = field(default_factory=set)
     """Agents that are known to know of the next world."""
@@ -77,14 +78,14 @@ class Job:
 
     # ---- how long is waited for whom
 
-    def late(self, phase: AnyPhase, now_s: float) -> list[int]:
+    def late(self, phase: AnyPhase, now_s: float) -> list[JobRank]:
         """Ranks that have kept a pause waiting for too long."""
         spared = phase.spared if isinstance(phase, Pausing) else {}
         return [
             rank for rank in self.world.not_paused() if now_s >= max(self._due_s(phase, rank), spared.get(rank, 0.0))
         ]
 
-    def _due_s(self, phase: AnyPhase, rank: int) -> float:
+    def _due_s(self, phase: AnyPhase, rank: JobRank) -> float:
         view = self.world.ranks[rank]
         if view.node_rank in self.world.nodes.dead_nodes:
             return self._asked_s(view.node_rank, view.since_s) + self.wait_s()
@@ -94,7 +95,7 @@ class Job:
         """Until when the nodes that the cluster was asked for are waited for."""
         return max(self._asked_s(place, since_s) for place in self.world.vacant) + self.wait_s()
 
-    def _asked_s(self, place: int, since_s: float) -> float:
+    def _asked_s(self, place: NodeRank, since_s: float) -> float:
         return self.incident.asked_s.get(place, since_s) if self.incident is not None else since_s
 
     def wait_s(self) -> float:
@@ -111,7 +112,7 @@ class Job:
 
     # ---- who has ended, and of what
 
-    def cause(self, rank: int) -> Cause:
+    def cause(self, rank: JobRank) -> Cause:
         """Of what a rank's process has ended, or with what error it came out."""
         view = self.world.ranks[rank]
         if view.exited:
@@ -123,20 +124,20 @@ class Job:
             else Cause(CauseKind.UNKNOWN)
         )
 
-    def ended(self) -> dict[int, Cause]:
+    def ended(self) -> dict[JobRank, Cause]:
         """Ranks without a process. Those that exited with status 0 count only if no other has ended."""
         gone = [rank for rank, view in self.world.ranks.items() if view.gone]
         dead = [rank for rank in gone if not self.world.ranks[rank].exited]
         return {rank: self.cause(rank) for rank in dead or gone}
 
-    def fatal(self, rank: int) -> str:
+    def fatal(self, rank: JobRank) -> str:
         """Why the job ends with this process: it has died of a bug of the job's own code. "" if it has not."""
         status = self.world.ranks[rank].known
         if status is None or status.kind != FaultKind.FATAL.value:
             return ""
         return f"rank {rank}: {status.cause}; that is a bug of the job, which is not recovered from"
 
-    def failed_to_start(self, rank: int, now_s: float) -> bool:
+    def failed_to_start(self, rank: JobRank, now_s: float) -> bool:
         """The process ended by itself, soon after its start, before any step was committed."""
         young = now_s - self.world.ranks[rank].since_s < EARLY_S
         return young and self.step < 0 and self.cause(rank).kind is CauseKind.EXITED

@@ -43,6 +43,7 @@ from taskd.core.recovery.table import TABLE
 from taskd.core.recovery.world import World
 from taskd.core.table import Row
 from taskd.errors import TransitionError
+from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import Directive, NodeStatus, Order
 
 ASK_STRAYED_S = 0.1
@@ -195,8 +196,9 @@ class Recovery:
         job = self.job
         if self.phase is Phase.RUNNING:
             leaves = pace.compare_paces(job, now_s)
-            if leaves is not None and not self._drain_refusal("", leaves.places[0]):
-                self.fire(Drained(leaves.places[0], leaves.reason), now_s)
+            place = NodeRank(leaves.places[0]) if leaves is not None else None
+            if leaves is not None and place is not None and not self._drain_refusal("", place):
+                self.fire(Drained(place, leaves.reason), now_s)
         if self.phase is Phase.RUNNING and job.case.watch.question(now_s) is not None:
             self.fire(Hung(), now_s)
         if self.phase is Phase.STRAYED and now_s - self.state.since_s >= ASK_STRAYED_S:
@@ -238,7 +240,7 @@ class Recovery:
             self.job.out.append(Superseded(status.ledger.term))
         return newer or self.superseded
 
-    def _drain_refusal(self, node: str, place: int | None) -> str:
+    def _drain_refusal(self, node: str, place: NodeRank | None) -> str:
         """Why the node that was named, at this place, cannot be emptied; "" if it can."""
         if place is None:
             known = ", ".join(f"{p} ({view.status.host})" for p, view in sorted(self.world.nodes.by_place.items()))

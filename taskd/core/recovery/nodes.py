@@ -11,6 +11,7 @@ from taskd.core.recovery.events import NodeLost
 from taskd.core.recovery.pace import forget_paces
 from taskd.core.recovery.record import tell
 from taskd.core.recovery.world import World
+from taskd.wire.kinds import NodeRank
 
 if TYPE_CHECKING:
     from taskd.core.recovery.job import Job
@@ -31,7 +32,7 @@ def fill(job: "Job", now_s: float) -> None:
             job.out.append(AskCluster(place, tell(incident.record.causes)))
 
 
-def give(job: "Job", now_s: float, place: int, agent_id: str) -> None:
+def give(job: "Job", now_s: float, place: NodeRank, agent_id: str) -> None:
     """A place, and new processes for its ranks, to another node."""
     host = job.world.nodes.candidates[agent_id].status.host or agent_id
     job.world.nodes.assign(place, agent_id)
@@ -41,7 +42,7 @@ def give(job: "Job", now_s: float, place: int, agent_id: str) -> None:
     job.out.append(Note(f"node {place} is now {host}"))
 
 
-def exclude(world: World, place: int) -> None:
+def exclude(world: World, place: NodeRank) -> None:
     """Take a place from a node that gets none any more."""
     world.nodes.excluded.add(world.nodes.holders[place])
     world.nodes.dead_nodes.add(place)
@@ -49,14 +50,14 @@ def exclude(world: World, place: int) -> None:
     world.nodes.vacated.add(place)
 
 
-def move(job: "Job", now_s: float, place: int, agent_id: str) -> None:
+def move(job: "Job", now_s: float, place: NodeRank, agent_id: str) -> None:
     """A drained node gives its place to another one."""
     job.world.nodes.excluded.add(job.world.nodes.holders[place])
     give(job, now_s, place, agent_id)
     job.under_way.record.milestones.replaced_s = None
 
 
-def come_back(job: "Job", now_s: float, places: Collection[int]) -> None:
+def come_back(job: "Job", now_s: float, places: Collection[NodeRank]) -> None:
     """These places were absent from the world, and nodes wait for them."""
     for place in places:
         agent_id = job.world.nodes.candidate_for(place)
@@ -65,19 +66,19 @@ def come_back(job: "Job", now_s: float, places: Collection[int]) -> None:
             give(job, now_s, place, agent_id)
 
 
-def mark_dead(job: "Job", _now_s: float, place: int, text: str) -> NodeLost | None:
+def mark_dead(job: "Job", _now_s: float, place: NodeRank, text: str) -> NodeLost | None:
     """A node is gone; with a text it is lost to the job, too."""
     job.world.nodes.dead_nodes.add(place)
     return NodeLost(place, text) if text else None
 
 
-def hold_back(job: "Job", _now_s: float, place: int, text: str) -> None:
+def hold_back(job: "Job", _now_s: float, place: NodeRank, text: str) -> None:
     """Do nothing about a lost node yet."""
     job.absence.held.add(place)
     job.out.append(Note(f"{text}; too few nodes are heard to go on without it: waiting for more"))
 
 
-def let_go(job: "Job", _now_s: float, place: int) -> None:
+def let_go(job: "Job", _now_s: float, place: NodeRank) -> None:
     """A lost node is given up."""
     job.absence.held.discard(place)
 

@@ -4,14 +4,15 @@ from collections.abc import Mapping
 
 from taskd.core.diagnosis.evidence import Evidence
 from taskd.core.recovery.actions import Note
-from taskd.core.recovery.case import OWN_ERRORS, STEPS_AHEAD, close_case, open_case, report_verdict
+from taskd.core.recovery.case import OWN_ERRORS, STEPS_AHEAD, close_case, open_case, report_diagnosis
 from taskd.core.recovery.job import Job
 from taskd.core.recovery.pace import note_not_finite, note_spans
 from taskd.core.recovery.phases import LIVE, Phase
+from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import NodeStatus
 
 
-def note_progress(job: Job, phase: Phase, status: NodeStatus, place: int, now_s: float) -> None:
+def note_progress(job: Job, phase: Phase, status: NodeStatus, place: NodeRank, now_s: float) -> None:
     """How far the ranks of a node are, and how fast."""
     if phase not in (Phase.RUNNING, Phase.SUSPECTING):
         return
@@ -50,7 +51,7 @@ def note_evidence(
         note_not_finite(job, now_s, seen)
     live = phase in LIVE
     if case.open and (job.record is not None or case.reported is None):
-        report_verdict(job, now_s, live=live)
+        report_diagnosis(job, now_s, live=live)
     elif not case.open and live and case.watch.hang is None:
         _note_own_error(job, now_s)
 
@@ -60,4 +61,4 @@ def _note_own_error(job: Job, now_s: float) -> None:
     diagnosis = job.case.watch.diagnosis(job.world.ranks, now_s)
     if diagnosis is not None and diagnosis.kind in OWN_ERRORS:
         open_case(job, now_s)
-        report_verdict(job, now_s, live=True)
+        report_diagnosis(job, now_s, live=True)

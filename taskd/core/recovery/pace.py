@@ -55,8 +55,8 @@ def note_spans(job: "Job", spans: Sequence[RankSpan]) -> None:
     pace, world = job.pace, job.world
     if pace.pacing is None:
         crowded = any(0 < view.status.cores < len(view.status.ranks) for view in world.nodes.by_place.values())
-        stages = {rank: job.policy.stage_of(rank) for rank in world.ranks}
-        nodes = {rank: view.node_rank for rank, view in world.ranks.items()}
+        stages = {int(rank): job.policy.stage_of(rank) for rank in world.ranks}
+        nodes = {int(rank): int(view.node_rank) for rank, view in world.ranks.items()}
         pace.pacing = Pacing(Layout(nodes, stages), crowded=crowded)
     pace.pacing.hear(spans)
 

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import ClassVar, TypeAlias
 
 from taskd.core.rendezvous import NOWHERE, Rendezvous
+from taskd.wire.kinds import JobRank, NodeRank
 
 
 class Phase(Enum):
@@ -89,7 +90,7 @@ class Rearranging:
 
     kind: ClassVar[Phase] = Phase.REARRANGING
     since_s: float
-    drained: int | None = None
+    drained: NodeRank | None = None
     """A place that is given to another node as soon as all have paused."""
     first_out_s: float | None = None
     """When the first rank had paused."""
@@ -101,10 +102,10 @@ class Pausing:
 
     kind: ClassVar[Phase] = Phase.PAUSING
     since_s: float
-    drained: int | None = None
+    drained: NodeRank | None = None
     probed_s: float | None = None
     """When the late ones were probed, if the answers are awaited."""
-    spared: Mapping[int, float] = field(default_factory=dict)
+    spared: Mapping[JobRank, float] = field(default_factory=dict)
     """Late ranks with a good reason, and until when they are waited for before they are probed again."""
 
 

@@ -10,6 +10,7 @@ from taskd.core.recovery.ranks import Held, Restore, plan_restore
 from taskd.core.recovery.record import tell
 from taskd.core.recovery.world import World
 from taskd.core.rendezvous import NOWHERE, Rendezvous
+from taskd.wire.kinds import WorldRank
 from taskd.wire.messages import NodeStatus, Order, Transfer, WorldPlan
 from taskd.wire.text import line
 
@@ -68,7 +69,7 @@ def plan_world(job: Job, now_s: float, restore: Restore) -> None:
     """Have all ranks build the next world."""
     record, policy = job.under_way.record, job.policy
     host, members = store_host(job.world), sorted(job.world.ranks)
-    at = {rank: index for index, rank in enumerate(members)}
+    at = {rank: WorldRank(index) for index, rank in enumerate(members)}
     record.milestones.planned_s, record.target_step = now_s, restore.target_step
     dumps = record.decision.strategy is Strategy.DUMP
     plan = WorldPlan(

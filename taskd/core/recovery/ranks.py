@@ -13,8 +13,10 @@ Rules:
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from taskd.wire.messages import Condition, Transfer
+from taskd.wire.kinds import JobRank
+from taskd.wire.messages import Condition
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +29,25 @@ class Held:
     """Key of its replica set."""
 
 
+class Giving(NamedTuple):
+    """One donor and those that receive its state. (A plan names them by their ranks in the world: `Transfer`.)"""
+
+    donor: JobRank
+    receivers: tuple[JobRank, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Restore:
     """The step to resume at, the ranks that count their last step as done, and who gives state to whom."""
 
     target_step: int
-    adopt: tuple[int, ...]
-    transfers: tuple[Transfer, ...]
+    adopt: tuple[JobRank, ...]
+    transfers: tuple[Giving, ...]
 
 
-def plan_restore(held: Mapping[int, Held]) -> Restore | None:
+def plan_restore(held: Mapping[JobRank, Held]) -> Restore | None:
     """Choose the target step and the donors among the paused ranks; None if a set has no rank with a whole state."""
-    sets: dict[str, list[int]] = {}
+    sets: dict[str, list[JobRank]] = {}
     for rank in sorted(held):
         sets.setdefault(held[rank].replicas, []).append(rank)
     committed = {h.step for h in held.values() if h.condition is Condition.CLEAN}
@@ -50,9 +59,9 @@ def plan_restore(held: Mapping[int, Held]) -> Restore | None:
     return None
 
 
-def _towards(target_step: int, sets: Mapping[str, list[int]], held: Mapping[int, Held]) -> Restore | None:
-    adopt: list[int] = []
-    transfers: list[Transfer] = []
+def _towards(target_step: int, sets: Mapping[str, list[JobRank]], held: Mapping[JobRank, Held]) -> Restore | None:
+    adopt: list[JobRank] = []
+    transfers: list[Giving] = []
     for ranks in sets.values():
         holders = _at(ranks, held, target_step, Condition.CLEAN)
         if not holders:
@@ -62,9 +71,9 @@ def _towards(target_step: int, sets: Mapping[str, list[int]], held: Mapping[int,
             return None
         receivers = tuple(sorted(set(ranks) - set(holders)))
         if receivers:
-            transfers.append(Transfer(donor=holders[0], receivers=receivers))
+            transfers.append(Giving(holders[0], receivers))
     return Restore(target_step, tuple(sorted(adopt)), tuple(transfers))
 
 
-def _at(ranks: list[int], held: Mapping[int, Held], step: int, condition: Condition) -> list[int]:
+def _at(ranks: list[JobRank], held: Mapping[JobRank, Held], step: int, condition: Condition) -> list[JobRank]:
     return [rank for rank in ranks if held[rank].condition is condition and held[rank].step == step]

@@ -13,6 +13,7 @@ from taskd.core.policy import Strategy
 from taskd.core.recovery.causes import Cause
 from taskd.core.recovery.strategy import Decision
 from taskd.core.recovery.world import RankView
+from taskd.wire.kinds import JobRank
 
 NOTHING: Final = Decision(Strategy.EXIT, False, "")
 
@@ -33,9 +34,9 @@ class Milestones:
 class ProcessesOfFault:
     """By rank the PIDs of those that lived through it, and of the new ones."""
 
-    kept: dict[int, int] = field(default_factory=dict)
-    replaced: dict[int, int] = field(default_factory=dict)
-    warm: dict[int, bool] = field(default_factory=dict)
+    kept: dict[JobRank, int] = field(default_factory=dict)
+    replaced: dict[JobRank, int] = field(default_factory=dict)
+    warm: dict[JobRank, bool] = field(default_factory=dict)
     """Of the new ones, whether they had been started before they were needed."""
 
 
@@ -46,7 +47,7 @@ class FaultRecord:
     detected_s: float
     step: int
     """Newest committed step that was known when the fault struck."""
-    causes: dict[int, Cause] = field(default_factory=dict)
+    causes: dict[JobRank, Cause] = field(default_factory=dict)
     """Rank to what ended its process, or the error it came out with."""
     fault: int = 0
     """Its number; 0 if nothing has failed."""
@@ -66,7 +67,7 @@ class FaultRecord:
         self.target_step = -1
         self.milestones = Milestones()
 
-    def close(self, now_s: float, ranks: Mapping[int, RankView]) -> None:
+    def close(self, now_s: float, ranks: Mapping[JobRank, RankView]) -> None:
         """Training has resumed: note who lived through it and who is new."""
         self.milestones.resumed_s = now_s
         for rank, view in ranks.items():
@@ -99,6 +100,6 @@ class FaultRecord:
         }
 
 
-def tell(causes: Mapping[int, Cause]) -> str:
+def tell(causes: Mapping[JobRank, Cause]) -> str:
     """The causes of a fault in words."""
     return "; ".join(f"rank {rank}: {cause.text or 'unknown cause'}" for rank, cause in sorted(causes.items()))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 from taskd.core.diagnosis.faults import FaultKind
 from taskd.core.recovery.strategy import KeepingRefusals, Situation
 from taskd.core.recovery.world import World
+from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import RankStatus
 
 
@@ -29,7 +30,7 @@ def _refusal(world: World, why: Callable[[RankStatus], str]) -> str:
     return ""
 
 
-def _lost_set(world: World, gone: Collection[int], left: str = "left") -> str:
+def _lost_set(world: World, gone: Collection[NodeRank], left: str = "left") -> str:
     """Why nobody would be left, without the nodes of these places, to give some rank its state; "" if all can."""
     survives: dict[str | None, bool] = {}
     for view in world.ranks.values():
@@ -48,7 +49,7 @@ def _no_step(world: World) -> str:
     return "no step is held by a rank of every replica set"
 
 
-def _unknown_set(world: World, gone: Collection[int]) -> str:
+def _unknown_set(world: World, gone: Collection[NodeRank]) -> str:
     """Why it cannot be told whether those elsewhere hold all of the state; "" if they do, for all have the same."""
     if not any(view.replicas for view in world.ranks.values()):
         return ""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from taskd.core.policy import Policy, Strategy
+from taskd.wire.kinds import JobRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,11 @@ class KeepingRefusals:
 class Situation:
     """What is known of a fault when a strategy is chosen."""
 
-    lost: tuple[int, ...]
+    lost: tuple[JobRank, ...]
     """Ranks without a process, or with one that has no state yet."""
-    unreachable: tuple[int, ...] = ()
+    unreachable: tuple[JobRank, ...] = ()
     """Ranks whose node has no living agent."""
-    uncooperative: tuple[int, ...] = ()
+    uncooperative: tuple[JobRank, ...] = ()
     """Living ranks that are not inside a resilient function and cannot be paused."""
     refusals: KeepingRefusals = KeepingRefusals()
     places: int = 1

@@ -5,6 +5,7 @@ from dataclasses import replace
 from taskd.core.recovery.job import Job
 from taskd.core.recovery.orders import send
 from taskd.core.recovery.world import newest_generation
+from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import Ledger, Order
 
 
@@ -25,7 +26,7 @@ def release(job: Job, _now_s: float) -> None:
     job.world.release()
 
 
-def stop_again(job: Job, now_s: float, place: int) -> None:
+def stop_again(job: Job, now_s: float, place: NodeRank) -> None:
     """The order that has ended the job, in a generation newer than all that an agent knows."""
     last = job.orders.directive
     job.world.generation = newest_generation(job.world.nodes.by_place[place].status)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from taskd.core.membership.places import Nodes
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Condition, NodeStatus, RankOrder, RankStatus, Stage
 
 _GONE = (Stage.DEAD, Stage.EXITED)
@@ -40,7 +41,7 @@ def newest_generation(status: NodeStatus) -> int:
 class RankView:
     """One rank: the process wanted, and what was last heard of it."""
 
-    node_rank: int
+    node_rank: NodeRank
     incarnation: int = 0
     joins: bool = False
     since_s: float = 0.0
@@ -95,7 +96,7 @@ class RankView:
         if status.stage is not Stage.FINISHED or status.at_s != self.released_at_s:
             self.released_at_s = None  # it is inside another resilient function
 
-    def order(self, rank: int) -> RankOrder:
+    def order(self, rank: JobRank) -> RankOrder:
         """The process wanted for this rank."""
         order = self._order
         if order is None or order.incarnation != self.incarnation or order.joins is not self.joins:
@@ -109,12 +110,12 @@ class World:
 
     nodes: Nodes = field(default_factory=Nodes)
     generation: int = 0
-    ranks: dict[int, RankView] = field(default_factory=dict)
-    _incarnations: dict[int, int] = field(default_factory=dict)
+    ranks: dict[JobRank, RankView] = field(default_factory=dict)
+    _incarnations: dict[JobRank, int] = field(default_factory=dict)
     """The newest process that was wanted for a rank that is absent now."""
-    _exceptions: dict[object, int] = field(default_factory=dict, compare=False)
+    _exceptions: dict[object, JobRank] = field(default_factory=dict, compare=False)
     """By what was asked of all ranks the one of which it did not hold, which is asked first the next time."""
-    _places: tuple[int, ...] | None = field(default=None, compare=False)
+    _places: tuple[NodeRank, ...] | None = field(default=None, compare=False)
 
     def admit(self, status: NodeStatus, now_s: float) -> None:
         """Take over the ranks, processes and generation that an agent carries: a manager's view is made of this."""
@@ -129,33 +130,33 @@ class World:
         view = self.ranks[status.rank]
         view.incarnation, view.joins, view.since_s, view.released_at_s = status.incarnation, True, now_s, None
 
-    def expect(self, place: int, per_node: int, now_s: float) -> None:
+    def expect(self, place: NodeRank, per_node: int, now_s: float) -> None:
         """Have the ranks of a place in the world of which nothing is known but that they belong there."""
         self._places = None
         newest = max((view.incarnation for view in self.ranks.values()), default=0)
-        for rank in range(place * per_node, (place + 1) * per_node):
+        for rank in map(JobRank, range(place * per_node, (place + 1) * per_node)):
             incarnation = max(newest, self._incarnations.get(rank, 0)) + 1
             self.ranks[rank] = RankView(place, incarnation, joins=True, since_s=now_s)
 
-    def remove(self, ranks: Collection[int]) -> None:
+    def remove(self, ranks: Collection[JobRank]) -> None:
         """Go on without these ranks."""
         self._places = None
         for rank in ranks:
             self._incarnations[rank] = self.ranks.pop(rank).incarnation
 
     @property
-    def places(self) -> tuple[int, ...]:
+    def places(self) -> tuple[NodeRank, ...]:
         """The places of the present world."""
         if self._places is None:
             self._places = tuple(sorted({view.node_rank for view in self.ranks.values()}))
         return self._places
 
     @property
-    def vacant(self) -> tuple[int, ...]:
+    def vacant(self) -> tuple[NodeRank, ...]:
         """Places of the world whose holder is gone."""
         return tuple(place for place in self.places if place in self.nodes.dead_nodes)
 
-    def replace(self, rank: int, now_s: float, *, joins: bool) -> None:
+    def replace(self, rank: JobRank, now_s: float, *, joins: bool) -> None:
         """Want a new process for a rank."""
         view = self.ranks[rank]
         view.incarnation += 1
@@ -169,7 +170,7 @@ class World:
             if view.known is not None and not view.exited:
                 view.released_at_s = view.known.at_s
 
-    def outside(self) -> list[int]:
+    def outside(self) -> list[JobRank]:
         """Ranks that were let go and are not known to be inside again. A process that has ended remains one of them."""
         return [rank for rank, view in self.ranks.items() if view.released_at_s is not None or view.exited]
 
@@ -191,7 +192,7 @@ class World:
 
         Searched from the end, since agents are mostly heard in the order of their ranks.
         """
-        exception = self.ranks.get(self._exceptions.get(key, -1))
+        exception = self.ranks.get(self._exceptions.get(key, JobRank(-1)))
         if exception is not None and not holds(exception):
             return False
         for rank in reversed(self.ranks):
@@ -200,15 +201,15 @@ class World:
                 return False
         return True
 
-    def not_paused(self) -> list[int]:
+    def not_paused(self) -> list[JobRank]:
         """Ranks that the pause is waiting for."""
         return [rank for rank, view in self.ranks.items() if view.at(self.generation) is not Stage.PAUSED]
 
-    def at_stage(self, stage: Stage) -> list[int]:
+    def at_stage(self, stage: Stage) -> list[JobRank]:
         """Ranks that are at this stage in this generation."""
         return [rank for rank, view in self.ranks.items() if view.at(self.generation) is stage]
 
-    def starting(self) -> list[int]:
+    def starting(self) -> list[JobRank]:
         """Ranks that have not reached the resilient function yet."""
         return [rank for rank, view in self.ranks.items() if view.starting]
 
@@ -216,10 +217,10 @@ class World:
         """The newest step that every rank is known to have committed; -1 if one has reported none."""
         return min(view.known.step if view.known is not None else -1 for view in self.ranks.values())
 
-    def exited(self) -> list[int]:
+    def exited(self) -> list[JobRank]:
         """Ranks whose process ended with status 0."""
         return [rank for rank, view in self.ranks.items() if view.exited]
 
-    def on_node(self, node_rank: int) -> list[int]:
+    def on_node(self, node_rank: NodeRank) -> list[JobRank]:
         """Ranks that live on a node."""
         return [rank for rank, view in self.ranks.items() if view.node_rank == node_rank]

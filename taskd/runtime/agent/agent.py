@@ -42,6 +42,7 @@ from taskd.runtime.links.links import AgentSocket
 from taskd.runtime.manager.manager import Manager
 from taskd.wire.accounts import Account
 from taskd.wire.checks import CheckState, Cleared, Dismissed, Examine, Inspection
+from taskd.wire.kinds import LocalRank
 from taskd.wire.messages import (
     Abandon,
     Answer,
@@ -97,7 +98,7 @@ class NodeAgent:
 
     # ---- torchrun's side (main thread)
 
-    def worker_environment(self, local_rank: int) -> dict[str, str]:
+    def worker_environment(self, local_rank: LocalRank) -> dict[str, str]:
         """Variables of a process that torchrun itself is about to start."""
         return self._ranks.fresh_environment(local_rank, self._node.generation, self.places or 0)
 

@@ -10,13 +10,14 @@ from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.agent.shape import Shape
 from taskd.runtime.box.elf import flaw
 from taskd.runtime.box.shim import REINSTALL, library_path
+from taskd.wire.kinds import LocalRank
 from taskd.wire.messages import Directive
 
 logger = logging.getLogger(__name__)
 
 
 def new_environment(
-    files: RankFiles, host: WorkerHost, directive: Directive | None, start: Start, local: int
+    files: RankFiles, host: WorkerHost, directive: Directive | None, start: Start, local: LocalRank
 ) -> tuple[dict[str, str], Logs]:
     """The whole environment of the process that was ordered by `start`, and its logs, which are opened."""
     given, per_node = host.environment(local), len(host.local_ranks)

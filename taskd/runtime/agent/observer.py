@@ -24,6 +24,7 @@ from taskd.runtime.agent.supervisor import RankSupervisor
 from taskd.runtime.box.blackbox import Box, BoxPhase
 from taskd.wire.accounts import Account
 from taskd.wire.codec import pack, sendable
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import AccountRequest, EvidenceReport, Progress, RankSpan, Refuses, SawNonFinite, SelfReport
 
 ACCOUNT_S = 0.2
@@ -173,5 +174,5 @@ class Observer:
             agent_id=node.agent_id,
             proof=self._proof,
             probe=probe,
-            evidence={rank: msgspec.Raw(pack(known)) for rank, known in evidence.items()},
+            evidence={JobRank(rank): msgspec.Raw(pack(known)) for rank, known in evidence.items()},
         )

@@ -19,6 +19,7 @@ from taskd.core.diagnosis.operation import Operation
 from taskd.runtime.box.blackbox import Backend, BoxPhase
 from taskd.runtime.box.operations import NCCL_KERNEL
 from taskd.runtime.box.shim import interface
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import RankSpan
 
 ROOM: Final = 1024
@@ -179,7 +180,7 @@ class Pacer:
             return None
         data_ns = min(said.data_ns - before.data_ns, lasted_ns - waited_ns)
         return RankSpan(
-            rank=self._rank,
+            rank=JobRank(self._rank),
             step=said.step,
             steps=steps,
             own_s=(lasted_ns - waited_ns - data_ns) / 1e9 / steps,

@@ -15,6 +15,8 @@ from enum import Enum
 from signal import Signals
 from typing import Protocol
 
+from taskd.wire.kinds import JobRank, LocalRank
+
 
 @dataclass(frozen=True)
 class NodeIdentity:
@@ -64,31 +66,31 @@ class WorkerHost(Protocol):
     """Owns the processes that hold this node's ranks."""
 
     @property
-    def local_ranks(self) -> tuple[int, ...]:
+    def local_ranks(self) -> tuple[LocalRank, ...]:
         """Local ranks of this node."""
         ...
 
-    def rank_of(self, local_rank: int) -> int:
-        """The global rank."""
+    def rank_of(self, local_rank: LocalRank) -> JobRank:
+        """Its rank in the job."""
         ...
 
-    def pid(self, local_rank: int) -> int:
+    def pid(self, local_rank: LocalRank) -> int:
         """The process that holds this rank, dead or alive."""
         ...
 
-    def environment(self, local_rank: int) -> dict[str, str]:
+    def environment(self, local_rank: LocalRank) -> dict[str, str]:
         """The whole environment that torchrun gives to a process of this rank, `worker_environment` included."""
         ...
 
-    def command(self, local_rank: int) -> Command:
+    def command(self, local_rank: LocalRank) -> Command:
         """What the rank runs."""
         ...
 
-    def open_logs(self, local_rank: int, incarnation: int) -> Logs:
+    def open_logs(self, local_rank: LocalRank, incarnation: int) -> Logs:
         """New files for a new incarnation, never those of an earlier one. torchrun's tee follows them from now on."""
         ...
 
-    def spawn(self, local_rank: int, env: Mapping[str, str], logs: Logs) -> int:
+    def spawn(self, local_rank: LocalRank, env: Mapping[str, str], logs: Logs) -> int:
         """Cold start of the rank with `env` on top of torchrun's own environment. Returns the pid.
 
         The rank's present process, should it still run or be ending, is fenced with SIGKILL and collected later.
@@ -96,18 +98,18 @@ class WorkerHost(Protocol):
         """
         ...
 
-    def adopt(self, local_rank: int, pid: int, env: Mapping[str, str], logs: Logs) -> None:
+    def adopt(self, local_rank: LocalRank, pid: int, env: Mapping[str, str], logs: Logs) -> None:
         """A standby, or the template itself, has become this rank. Fences as `spawn` does.
 
         Raises `RecoveryError` if it is not a child of this process, or if the ranks are being ended.
         """
         ...
 
-    def kill(self, local_rank: int, signal: Signals) -> None:
+    def kill(self, local_rank: LocalRank, signal: Signals) -> None:
         """Send a signal to the rank's whole process group. Nothing happens if it is gone."""
         ...
 
-    def exit_status(self, local_rank: int) -> int | None:
+    def exit_status(self, local_rank: LocalRank) -> int | None:
         """How the rank's process ended. Whoever is left in the process group of a failed one is killed first."""
         ...
 
@@ -196,7 +198,7 @@ class NodeRuntime(Protocol):
         """This node's ranks have ended well: wait until the others' have. False: torchrun's own barrier is to do it."""
         ...
 
-    def worker_environment(self, local_rank: int) -> dict[str, str]:
+    def worker_environment(self, local_rank: LocalRank) -> dict[str, str]:
         """Variables that a new process of this rank gets (rank 2's black box, the agent's socket, …)."""
         ...
 

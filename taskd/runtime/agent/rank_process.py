@@ -17,6 +17,7 @@ from taskd.runtime.agent.ports import WorkerHost
 from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.agent.sockets import Peer
 from taskd.runtime.box.blackbox import Box
+from taskd.wire.kinds import JobRank, LocalRank
 from taskd.wire.messages import Hello, ToLocal
 
 logger = logging.getLogger(__name__)
@@ -26,8 +27,8 @@ logger = logging.getLogger(__name__)
 class RankProcess:
     """One process of a rank, from its start until it is gone."""
 
-    rank: int
-    local_rank: int
+    rank: JobRank
+    local_rank: LocalRank
     incarnation: int
     pid: int = -1
     box: Box | None = None
@@ -49,14 +50,14 @@ class RankProcesses:
         self._known: dict[int, RankProcess] = {}  # by pid, until it is gone
         self.generation = 0
 
-    def number_fresh(self, local_rank: int, generation: int) -> tuple[int, int]:
+    def number_fresh(self, local_rank: LocalRank, generation: int) -> tuple[int, int]:
         """Incarnation and generation of a process of a fresh world that torchrun itself is about to start."""
         with self._lock:
             incarnation = self._newest[local_rank] = self._newest.get(local_rank, -1) + 1
             self.generation = max(generation, self.generation) if incarnation == 0 else generation + 1
             return incarnation, self.generation
 
-    def number(self, local_rank: int, incarnation: int, generation: int) -> None:
+    def number(self, local_rank: LocalRank, incarnation: int, generation: int) -> None:
         """The manager has given these numbers to a process that is about to start."""
         with self._lock:
             self._newest[local_rank] = incarnation
@@ -74,7 +75,7 @@ class RankProcesses:
         """This node holds no rank."""
         self._held = {}
 
-    def begin(self, rank: int, incarnation: int, pid: int) -> Box | None:
+    def begin(self, rank: JobRank, incarnation: int, pid: int) -> Box | None:
         """A process holds the rank from now on; its black box."""
         local_rank = self._held[rank].local_rank
         box = self._files.box(local_rank, incarnation)

@@ -9,6 +9,7 @@ from taskd.core.rendezvous import NOWHERE
 from taskd.runtime.agent.ports import NodeIdentity
 from taskd.runtime.links.identity import new_proof
 from taskd.wire.checks import CheckState
+from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import NodeStatus, Progress, RankSpan
 
 HOST = socket.gethostname()
@@ -47,7 +48,7 @@ class Reports:
         place = None if identity is None else node.place
         return NodeStatus(
             job_id=self._job_id,
-            node_rank=-1 if place is None else place,
+            node_rank=NodeRank(-1 if place is None else place),
             agent_id=node.agent_id,
             proof=self.proof,
             sequence=self._sequence,
@@ -63,7 +64,7 @@ class Reports:
             leaving=leaving,
             host=HOST,
             cores=CORES,
-            wants=self.wants,
+            wants=NodeRank(self.wants),
             min_nodes=identity.min_nodes if identity is not None else self.least,
             ledger=self.shorthand.ledger(node.directive),
             heard=self.shorthand.heard,

@@ -41,6 +41,7 @@ from taskd.runtime.agent.shape import Shape
 from taskd.runtime.agent.standbys import StandbyPool
 from taskd.runtime.agent.starts import Starts
 from taskd.runtime.system.cgroups import thaw
+from taskd.wire.kinds import JobRank, LocalRank
 from taskd.wire.messages import Join, Pause, Release, Stage
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ class RankSupervisor:
 
     # ---- torchrun has started, or restarted, the whole group
 
-    def fresh_environment(self, local_rank: int, generation: int, places: int = 0) -> dict[str, str]:
+    def fresh_environment(self, local_rank: LocalRank, generation: int, places: int = 0) -> dict[str, str]:
         """Variables of a process of a fresh world that torchrun itself starts, in a job of so many places."""
         incarnation, generation = self.processes.number_fresh(local_rank, generation)
         config = self._files.prepare(local_rank, incarnation, generation, Shape(places=places), joins=False)
@@ -96,7 +97,7 @@ class RankSupervisor:
             self.processes.end(process, keep=False)
         self.processes.let_go()
 
-    def settle(self, place: int) -> tuple[int, ...]:
+    def settle(self, place: int) -> tuple[JobRank, ...]:
         """The ranks of the place that this node holds now. Position files of its former ranks are not theirs."""
         host = self._need_host()
         self.moved = True

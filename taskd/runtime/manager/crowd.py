@@ -13,6 +13,7 @@ import msgspec
 from taskd.core.membership.plausible import implausible
 from taskd.core.recovery import Phase, Recovery
 from taskd.runtime.links.links import Peer
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import EvidenceReport, Ledger, NodeStatus
 
 SPARES = 256
@@ -101,8 +102,8 @@ def unfit(status: NodeStatus, core: Recovery) -> str | None:
     return None
 
 
-def own_evidence(message: EvidenceReport, core: Recovery) -> tuple[dict[int, msgspec.Raw] | None, str]:
-    """What a evidence_report says of its agent's own ranks, None if that has none; and what is wrong with the rest."""
+def own_evidence(message: EvidenceReport, core: Recovery) -> tuple[dict[JobRank, msgspec.Raw] | None, str]:
+    """What an evidence report says of its agent's own ranks, None if that has none; and what is wrong with the rest."""
     if core.phase is Phase.FORMING:
         return None, ""  # a manager that has just taken over: who holds which place is not known yet
     places = core.world.nodes.known_places(message.agent_id)

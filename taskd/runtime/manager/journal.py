@@ -81,7 +81,7 @@ class Journal:
     def diagnosis(self, told: Diagnosed) -> None:
         """Append a diagnosis, and put it with the evidence into a file; a later diagnosis on that fault replaces it."""
         number = self._former_faults + told.fault
-        fields = {"fault": number, **_verdict_fields(told), "evidence": f"faults/{number:04d}.json"}
+        fields = {"fault": number, **_diagnosis_fields(told), "evidence": f"faults/{number:04d}.json"}
         self.write("diagnosis", **fields)
         if self._faults is None:
             return
@@ -131,7 +131,7 @@ def _now() -> dict[str, float]:
     return {"unix_s": round(time.time(), 6), "monotonic_s": round(time.monotonic(), 6)}
 
 
-def _verdict_fields(told: Diagnosed) -> dict[str, object]:
+def _diagnosis_fields(told: Diagnosed) -> dict[str, object]:
     diagnosis, hang = told.diagnosis, told.hang
     silence = (
         {"silent_s": hang.silent_s, "limit_s": hang.limit_s, "usual_s": hang.usual_s, "reason": hang.reason}

@@ -223,7 +223,7 @@ class Manager:
             return
         own, wrong = own_evidence(message, self._core)
         try:
-            evidence = {rank: _evidence.decode(raw) for rank, raw in (own or {}).items()}
+            evidence = {int(rank): _evidence.decode(raw) for rank, raw in (own or {}).items()}
         except msgspec.MsgspecError as error:
             own, wrong = None, f"agent {message.agent_id} sends evidence that cannot be read: {line(str(error))}"
         if wrong:

@@ -54,6 +54,7 @@ from taskd.core.recovery.planning import announced, mark, note, plan_of, plan_wo
 from taskd.core.recovery.record import tell
 from taskd.core.recovery.reprieve import reprieve
 from taskd.core.recovery.situation import refused
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Order, Stage
 
 LOOK_AGAIN_S: Final = 2.0
@@ -94,7 +95,7 @@ def lose_meanwhile(phase: AwaitingQuorum, event: Lost | Exited, job: Job, now_s:
     return phase, (do(attempts.blame, {event.rank: job.cause(event.rank)}),)
 
 
-def _ends_by_itself(phase: Building | Restarting, rank: int, job: Job) -> bool:
+def _ends_by_itself(phase: Building | Restarting, rank: JobRank, job: Job) -> bool:
     """The script cannot go on in the world that is being built, though nobody outside has harmed that world."""
     survivor = phase.kind not in (Phase.JOINING, Phase.RESUMING) and not job.world.ranks[rank].joins
     return not isinstance(phase, Restarting) and not survivor and job.ended_by_themselves()
@@ -165,7 +166,9 @@ def fence_late(phase: Pausing, _event: Expired, job: Job, now_s: float) -> Next:
     return _fence(phase, old, new, notes, job, now_s)
 
 
-def _fence(phase: Pausing, old: list[int], new: list[int], before: tuple[Effect, ...], job: Job, now_s: float) -> Next:
+def _fence(
+    phase: Pausing, old: list[JobRank], new: list[JobRank], before: tuple[Effect, ...], job: Job, now_s: float
+) -> Next:
     if not old and not new:
         return phase, before
     if new:
@@ -186,7 +189,7 @@ def _late(what: str) -> Cause:
     return Cause(CauseKind.FENCED, f"it did not {what} in time and was fenced")
 
 
-def _spare(phase: Pausing, old: list[int], job: Job, now_s: float) -> tuple[Pausing, tuple[Effect, ...]]:
+def _spare(phase: Pausing, old: list[JobRank], job: Job, now_s: float) -> tuple[Pausing, tuple[Effect, ...]]:
     """Which of the late ones have a reason, and how long they are waited for."""
     evidence, ranks, limits = job.case.watch.evidence(now_s), job.world.ranks, job.policy.deadlines
     last = not any(view.at(job.world.generation) is Stage.PAUSED and not view.empty for view in ranks.values())

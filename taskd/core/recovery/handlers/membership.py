@@ -7,7 +7,7 @@ from taskd.core.recovery import nodes
 from taskd.core.recovery.actions import Effect, Next, do
 from taskd.core.recovery.attempts import begin, blame, choose_again, rearrange
 from taskd.core.recovery.budget import EARLY_S
-from taskd.core.recovery.case import report_lost_node, report_verdict, take_up
+from taskd.core.recovery.case import report_diagnosis, report_lost_node, take_up
 from taskd.core.recovery.causes import Cause, CauseKind
 from taskd.core.recovery.events import Candidate, Drained, Isolated, NodeLeaves, NodeLost, Overtaken
 from taskd.core.recovery.handlers.common import end, give_up
@@ -23,6 +23,7 @@ from taskd.core.recovery.phases import (
     Restarting,
     Running,
 )
+from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import Order
 
 
@@ -39,7 +40,7 @@ def lose_node(phase: AnyPhase, event: NodeLost, job: Job, now_s: float) -> Next:
     reported = do(report_lost_node, ranks, text)
     first: tuple[Effect, ...]
     if job.incident is None:
-        first = (do(take_up, explained=False), do(begin, causes), do(report_verdict))
+        first = (do(take_up, explained=False), do(begin, causes), do(report_diagnosis))
     else:
         first = (do(blame, causes), do(choose_again))
     return Choosing(now_s), (do(nodes.let_go, place), *first, reported)
@@ -98,7 +99,7 @@ def grow(phase: Running, _event: Candidate, job: Job, now_s: float) -> Next:
     If they cannot be paused, all start anew: torchrun does no better when a node comes.
     """
     world = job.world
-    absent = sorted(set(range(job.policy.node_count)) - set(world.places))
+    absent = sorted(set(map(NodeRank, range(job.policy.node_count))) - set(world.places))
     if not absent:
         return phase, ()
     anew = not world.all_cooperate()

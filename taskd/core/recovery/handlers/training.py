@@ -43,6 +43,7 @@ from taskd.core.recovery.job import Job
 from taskd.core.recovery.orders import send
 from taskd.core.recovery.phases import Finishing, Forming, Running, Strayed, Suspecting, Training
 from taskd.core.recovery.takeover import release, take_over
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Order, Stage
 
 _QUESTIONS: Final = 3
@@ -148,8 +149,10 @@ def explain(phase: Strayed, _event: Answered, job: Job, now_s: float) -> Next:
     if diagnosis is not None and diagnosis.kind in _OF_THE_LIVING:
         return _accuse(diagnosis, job, now_s)
     if diagnosis is not None and diagnosis.kind in case.OWN_ERRORS:
-        said = {fact.rank: fact.text for fact in diagnosis.facts}  # it is dying, and its status not known yet
-        return fault(now_s, {rank: _dying(job.cause(rank), said.get(rank, "")) for rank in diagnosis.culprits})
+        said = {JobRank(fact.rank): fact.text for fact in diagnosis.facts}  # it is dying, and its status not known yet
+        return fault(
+            now_s, {rank: _dying(job.cause(rank), said.get(rank, "")) for rank in map(JobRank, diagnosis.culprits)}
+        )
     return phase, ()  # the news of a loss may still be on its way
 
 
@@ -185,7 +188,7 @@ def judge(_phase: Suspecting, _event: Answered | Expired, job: Job, now_s: float
     if excuse is not None:
         place, activity = excuse
         text = f"no step for {hang.silent_s:.1f} s: it is the {activity.value}"
-        known = do(case.announce, place, activity, hang.since_s)
+        known = do(case.announce, NodeRank(place), activity, hang.since_s)
         return Running(now_s), (known, do(case.withdraw, glanced=True, note=text))
     if watch.got_on():
         return Running(now_s), (do(case.withdraw, glanced=True),)
@@ -220,8 +223,8 @@ def _accuse(diagnosis: Diagnosis, job: Job, now_s: float, before: Collection[Eff
     """Whoever the diagnosis names is replaced; if it names nobody, every process may go on."""
     cause = Cause(CauseKind.DIAGNOSED, diagnosis.kind.value)
     causes = {rank: cause for rank in _named(diagnosis) if rank in job.world.ranks}
-    replaced = do(case.replace_accused, tuple(causes), proven=diagnosis.proven)
-    causes = causes or {min(diagnosis.victims or job.world.ranks): cause}
+    replaced = do(case.replace_culprits, tuple(causes), proven=diagnosis.proven)
+    causes = causes or {JobRank(min(diagnosis.victims or job.world.ranks)): cause}
     return fault(now_s, causes, free=not diagnosis.proven, before=(*before, replaced))
 
 
@@ -230,6 +233,6 @@ def _dying(cause: Cause, said: str) -> Cause:
     return cause if cause.text else Cause(CauseKind.DIAGNOSED, said)
 
 
-def _named(diagnosis: Diagnosis) -> tuple[int, ...]:
+def _named(diagnosis: Diagnosis) -> tuple[JobRank, ...]:
     """Who is to be replaced. That a node is silent is no reason: whether it is lost, its heartbeats tell."""
-    return () if diagnosis.kind is Kind.SILENT else diagnosis.culprits
+    return () if diagnosis.kind is Kind.SILENT else tuple(map(JobRank, diagnosis.culprits))
