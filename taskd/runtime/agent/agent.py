@@ -385,17 +385,16 @@ class NodeAgent:
         self._told = _, standbys, generation, leaving, _, check = self._state()
         self._sent_s = time.monotonic()
         self._ranks.reap()
-        if self._link is None:
-            return
-        self._link.send(
-            self._reports.compose(
-                self._node,
-                self._identity,
-                standbys=standbys,
-                generation=generation,
-                leaving=leaving,
-                seen=self._observer.look(self._node),
-                check=check,
-                sent_s=self._sent_s,
+        if self._link is not None:
+            self._link.send(
+                self._reports.compose(
+                    self._node,
+                    self._identity,
+                    standbys=standbys,
+                    generation=generation,
+                    leaving=leaving,
+                    seen=self._observer.look(self._node),
+                    check=check,
+                    sent_s=self._sent_s,
+                )
             )
-        )
