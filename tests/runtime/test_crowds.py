@@ -108,7 +108,7 @@ def test_nobody_reports_evidence_of_the_ranks_of_others(
             say(liar, codec.encode(evidence_report))
             own = msgspec.structs.replace(evidence_report, agent_id=agent.status.agent_id, proof=agent.status.proof)
             say(liar, codec.encode(own))
-        until(liar, lambda _: manager._socket.refused["evidence_report"] == 200)
+        until(liar, lambda _: manager._socket.refused["evidence"] == 200)
         assert set(manager._core.watch._evidence) <= {0, 1}
         assert agent.obey(Order.RUN).generation == 0
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1

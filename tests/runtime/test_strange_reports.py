@@ -272,7 +272,7 @@ def test_evidence_that_cannot_be_read_is_told_once(make: Make, caplog: pytest.Lo
             evidence = {JobRank(0): msgspec.Raw(msgspec.msgpack.encode(number))}
             told = messages.EvidenceReport(job_id="job", agent_id=own, probe=0, evidence=evidence, proof=proof)
             assert agent.link.send(told)
-        until(agent.link, lambda _: manager._socket.refused["evidence_report"] >= 10)
+        until(agent.link, lambda _: manager._socket.refused["evidence"] >= 10)
     assert sum("cannot be read" in record.getMessage() for record in caplog.records) == 1
 
 
