@@ -12,6 +12,7 @@ from taskd.core.agent import Evict, Fence, Node, Start
 from taskd.core.membership.places import Nodes
 from taskd.core.recovery import attempts, intake, planning, ranks, situation
 from taskd.core.recovery.actions import Next, do
+from taskd.core.recovery.attempts import release
 from taskd.core.recovery.budget import Budget, Charge, Fault
 from taskd.core.recovery.events import Finished, Joined, Kept, Lost, Undecided
 from taskd.core.recovery.handlers import building, choosing, ending, membership, training
@@ -33,7 +34,6 @@ from taskd.core.recovery.phases import (
     Training,
 )
 from taskd.core.recovery.ranks import Giving, Held, Restore
-from taskd.core.recovery.takeover import release
 from taskd.core.recovery.world import RankView, World
 from taskd.core.table import Row
 from taskd.wire.kinds import JobRank, NodeRank, WorldRank

@@ -42,7 +42,7 @@ def begin(job: Job, now_s: float, causes: Mapping[JobRank, Cause], *, free: bool
     job.incident = Incident(record)
     if free:
         job.out.append(Note("no restart is spent: the hang is not proven"))
-    return _choose(job, now_s, charge=() if free else tuple(causes), new_world=True)
+    return choose_again(job, now_s, charge=() if free else tuple(causes))
 
 
 def blame(job: Job, _now_s: float, causes: Mapping[JobRank, Cause]) -> None:
@@ -63,18 +63,6 @@ def choose_again(
 
     `charge`: ranks for whose loss a restart is spent. `setback`: why the attempt so far has failed, if it has.
     """
-    return _choose(job, now_s, charge=charge, setback=setback, new_world=new_world, no_donor=no_donor)
-
-
-def _choose(
-    job: Job,
-    now_s: float,
-    *,
-    charge: Collection[JobRank],
-    setback: str = "",
-    new_world: bool,
-    no_donor: bool = False,
-) -> Chosen:
     incident, world = job.under_way, job.world
     refusal = _charge(job, now_s, charge) if charge else ""
     if refusal:
@@ -224,6 +212,11 @@ def progress(job: Job, _now_s: float) -> None:
     """Every rank has committed a step."""
     if job.budget is not None:
         job.budget.progressed(job.world.common_step())
+
+
+def release(job: Job, _now_s: float) -> None:
+    """All ranks have finished and are let go."""
+    job.world.release()
 
 
 def succeed(job: Job, now_s: float) -> None:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from taskd.wire.messages import RankStatus
+
 _OF_ITSELF: Final = -6
 """SIGABRT. torch aborts a process now and then that leaves."""
 _FROM_LAUNCHERS: Final = (-6, -15)
@@ -50,8 +52,9 @@ EARLY: Final = Cause(CauseKind.EXITED_EARLY, "it exited with status 0 before the
 UNKNOWN: Final = Cause(CauseKind.UNKNOWN)
 
 
-def of_process(status: int | None, text: str, *, raised: bool) -> Cause:
-    """That of a process, by its status; None if it lives, or if its end is not known."""
+def of_report(report: RankStatus) -> Cause:
+    """That of a rank's process, by what its agent reports of it."""
+    status, text = report.status, report.cause
     if status is None:
         return Cause(CauseKind.CAME_OUT if text else CauseKind.UNKNOWN, text)
-    return Cause(CauseKind.SIGNALLED if status < 0 else CauseKind.EXITED, text, status, raised)
+    return Cause(CauseKind.SIGNALLED if status < 0 else CauseKind.EXITED, text, status, report.raised)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from taskd.core.membership.places import age
 from taskd.core.membership.quorum import has_quorum
 from taskd.core.recovery.budget import Budget
-from taskd.core.recovery.causes import of_process
+from taskd.core.recovery.causes import of_report
 from taskd.core.recovery.events import EVENT_OF_STAGE, Formed, Isolated, NodeLeaves, NodeLost, Overtaken
 from taskd.core.recovery.job import Job
 from taskd.core.recovery.phases import Forming, Phase
@@ -84,7 +84,7 @@ def _hear_rank(core: "Recovery", status: RankStatus, now_s: float) -> None:
     newer = status.incarnation > view.incarnation
     if view.gone and not newer:  # a second report of the same end only knows its cause better
         if job.record is not None and status.rank in job.record.causes and status.cause:
-            job.record.causes[status.rank] = of_process(status.status, status.cause, raised=status.raised)
+            job.record.causes[status.rank] = of_report(status)
         return
     stage = stage_in(status, world.generation)
     foreign = stage is None or status.term != job.orders.term

@@ -16,7 +16,7 @@ from taskd.core.recovery.absence import Absence
 from taskd.core.recovery.actions import Action
 from taskd.core.recovery.budget import EARLY_S, Budget
 from taskd.core.recovery.case import Case
-from taskd.core.recovery.causes import EARLY, Cause, CauseKind, of_process
+from taskd.core.recovery.causes import EARLY, UNKNOWN, Cause, CauseKind, of_report
 from taskd.core.recovery.orders import Orders
 from taskd.core.recovery.pace import PaceFacts
 from taskd.core.recovery.phases import AnyPhase, Pausing
@@ -117,12 +117,7 @@ class Job:
         view = self.world.ranks[rank]
         if view.exited:
             return EARLY
-        status = view.status
-        return (
-            of_process(status.status, status.cause, raised=status.raised)
-            if status is not None
-            else Cause(CauseKind.UNKNOWN)
-        )
+        return of_report(view.status) if view.status is not None else UNKNOWN
 
     def ended(self) -> dict[JobRank, Cause]:
         """Ranks without a process. Those that exited with status 0 count only if no other has ended."""

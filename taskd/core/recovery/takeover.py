@@ -21,11 +21,6 @@ def take_over(job: Job, now_s: float, ledger: Ledger) -> None:
         world.nodes.dead_nodes.add(place)
 
 
-def release(job: Job, _now_s: float) -> None:
-    """All ranks have finished and are let go."""
-    job.world.release()
-
-
 def stop_again(job: Job, now_s: float, place: NodeRank) -> None:
     """The order that has ended the job, in a generation newer than all that an agent knows."""
     last = job.orders.directive

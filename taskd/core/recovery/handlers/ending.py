@@ -63,10 +63,10 @@ def reopen(phase: Finishing, _event: Started | Committed | Finished, job: Job, n
     return phase, ()
 
 
-def stray_outside(phase: Finishing, _event: Paused, job: Job, now_s: float) -> Next:
+def stray_outside(phase: Finishing, event: Paused, job: Job, now_s: float) -> Next:
     """A rank came out of its next resilient function before all others had entered theirs."""
     waits = replace(phase, until_s=phase.until_s or now_s + job.policy.deadlines.replace_s)
-    return reopen(waits, Started(_event.rank), job, now_s)
+    return reopen(waits, Started(event.rank), job, now_s)
 
 
 def unsettled(_phase: Finishing, _event: Expired, job: Job, now_s: float) -> Next:

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 from taskd.core.policy import Strategy
 from taskd.core.recovery import nodes
-from taskd.core.recovery.actions import Effect, Next, do
-from taskd.core.recovery.attempts import begin, blame, choose_again, rearrange
+from taskd.core.recovery.actions import Next, do
+from taskd.core.recovery.attempts import blame, choose_again, rearrange
 from taskd.core.recovery.budget import EARLY_S
-from taskd.core.recovery.case import report_diagnosis, report_lost_node, take_up
+from taskd.core.recovery.case import report_lost_node
 from taskd.core.recovery.causes import Cause, CauseKind
 from taskd.core.recovery.events import Candidate, Drained, Isolated, NodeLeaves, NodeLost, Overtaken
-from taskd.core.recovery.handlers.common import end, give_up
+from taskd.core.recovery.handlers.common import end, fault, give_up
 from taskd.core.recovery.job import Job
 from taskd.core.recovery.orders import send
 from taskd.core.recovery.phases import (
@@ -38,19 +38,17 @@ def lose_node(phase: AnyPhase, event: NodeLost, job: Job, now_s: float) -> Next:
         return phase, () if place in job.absence.held else (do(nodes.hold_back, place, text),)
     causes = dict.fromkeys(ranks, Cause(CauseKind.NODE, text))
     reported = do(report_lost_node, ranks, text)
-    first: tuple[Effect, ...]
+    let_go = do(nodes.let_go, place)
     if job.incident is None:
-        first = (do(take_up, explained=False), do(begin, causes), do(report_diagnosis))
-    else:
-        first = (do(blame, causes), do(choose_again))
-    return Choosing(now_s), (do(nodes.let_go, place), *first, reported)
+        choosing, begun = fault(now_s, causes, before=(let_go,))
+        return choosing, (*begun, reported)
+    return Choosing(now_s), (let_go, do(blame, causes), do(choose_again), reported)
 
 
 def leave_node(phase: AnyPhase, event: NodeLeaves, job: Job, now_s: float) -> Next:
     """torchrun has ended on a node: if its work was not done, the node is lost, and with the last one the job."""
     place, world = event.place, job.world
-    ranks = world.on_node(place)
-    if ranks and all(world.ranks[rank].exited for rank in ranks):
+    if _has_done_its_work(job, place):
         return phase, ()
     text = f"torchrun has ended on node {place}"
     if not set(world.places) - world.nodes.dead_nodes - {place}:
@@ -60,12 +58,16 @@ def leave_node(phase: AnyPhase, event: NodeLeaves, job: Job, now_s: float) -> Ne
 
 def leave_forming(phase: Forming, event: NodeLeaves, job: Job, now_s: float) -> Next:
     """torchrun has ended on a node of a job that is not there yet. Of an earlier manager's job, the others go on."""
-    ranks = job.world.on_node(event.place)
-    if ranks and all(job.world.ranks[rank].exited for rank in ranks):
+    if _has_done_its_work(job, event.place):
         return phase, ()
     if job.world.nodes.by_place[event.place].status.ledger.term > 0:
         return phase, (do(nodes.mark_dead, event.place, ""),)
     return end(now_s, f"torchrun has ended on node {event.place}")
+
+
+def _has_done_its_work(job: Job, place: NodeRank) -> bool:
+    ranks = job.world.on_node(place)
+    return bool(ranks) and all(job.world.ranks[rank].exited for rank in ranks)
 
 
 def isolated(_phase: AnyPhase, event: Isolated, _job: Job, now_s: float) -> Next:

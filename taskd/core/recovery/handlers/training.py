@@ -20,7 +20,7 @@ from taskd.core.diagnosis.findings import Diagnosis, Kind
 from taskd.core.diagnosis.watch import AGAIN_S, ANSWER_S
 from taskd.core.recovery import case
 from taskd.core.recovery.actions import Effect, Next, do
-from taskd.core.recovery.attempts import agree, progress
+from taskd.core.recovery.attempts import agree, progress, release
 from taskd.core.recovery.causes import Cause, CauseKind
 from taskd.core.recovery.events import (
     DONE,
@@ -42,7 +42,7 @@ from taskd.core.recovery.handlers.common import end, fault, give_up
 from taskd.core.recovery.job import Job
 from taskd.core.recovery.orders import send
 from taskd.core.recovery.phases import Finishing, Forming, Running, Strayed, Suspecting, Training
-from taskd.core.recovery.takeover import release, take_over
+from taskd.core.recovery.takeover import take_over
 from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Order, Stage
 
@@ -111,11 +111,11 @@ def leave_others(phase: Strayed | Suspecting, event: Exited, job: Job, now_s: fl
     return leave(phase, event, job, now_s)
 
 
-def unexplained(_phase: Strayed, _event: Expired, job: Job, now_s: float) -> Next:
+def unexplained(phase: Strayed, _event: Expired, job: Job, now_s: float) -> Next:
     """No loss was reported: whoever has left is the culprit, or every process lives."""
     ended = job.ended()
-    if not ended and job.world.starting() and now_s - _phase.since_s < job.policy.deadlines.replace_s:
-        return replace(_phase, until_s=now_s + job.policy.deadlines.confirm_s), ()
+    if not ended and job.world.starting() and now_s - phase.since_s < job.policy.deadlines.replace_s:
+        return replace(phase, until_s=now_s + job.policy.deadlines.confirm_s), ()
     return fault(now_s, ended or {rank: job.cause(rank) for rank in job.world.at_stage(Stage.PAUSED)})
 
 
