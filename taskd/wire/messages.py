@@ -46,6 +46,8 @@ from taskd.wire.probes import ProbeOrder, ProbeResult
 class Stage(Enum):
     """Where one rank's process stands."""
 
+    __hash__ = object.__hash__  # the default calls Python code, and members are what they are by identity
+
     STARTING = "starting"  # the process runs; it has not entered the resilient function
     TRAINING = "training"  # inside the resilient function, in the groups of its generation
     PAUSED = "paused"  # out of its collectives, waiting for a plan
@@ -68,7 +70,7 @@ class Condition(Enum):
     EMPTY = "empty"  # a newcomer that has built its model and has no state yet
 
 
-class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One rank, as its agent knows it."""
 
     rank: OfJob
@@ -90,7 +92,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     replicas: Name = ""  # key of its replica set: ranks with the same key hold the same state
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class Place(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """A place of the job and the agent that holds it."""
 
     node_rank: OfNode
@@ -215,7 +217,7 @@ class Order(Enum):
     STOP = "stop"  # end the job
 
 
-class RankOrder(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class RankOrder(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """The process wanted for one rank; an agent whose process is of a lower incarnation fences it and starts one."""
 
     rank: OfJob

@@ -22,7 +22,9 @@ def policy(*allowed: Strategy, min_nodes: int = 1, checkpoints: bool = False) ->
 
 ALL = policy(*Strategy)
 RANKS = st.integers(0, 9).map(JobRank)
-HELD = st.dictionaries(RANKS, st.builds(Held, st.integers(-1, 5), st.sampled_from(Condition)), min_size=1, max_size=8)
+HELD = st.dictionaries(
+    RANKS, st.builds(Held, st.integers(-1, 5), st.sampled_from(Condition), st.just("")), min_size=1, max_size=8
+)
 OF_SETS = st.dictionaries(
     RANKS,
     st.builds(Held, st.integers(3, 5), st.sampled_from(Condition), st.sampled_from(["", "a", "b"])),

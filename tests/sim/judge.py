@@ -22,7 +22,7 @@ from taskd.core.diagnosis.findings import Kind
 from taskd.core.recovery import Action, Diagnosed, Recovery
 from taskd.core.recovery.record import FaultRecord
 from taskd.core.worker import WorkerState
-from taskd.wire.kinds import JobRank, NodeRank
+from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import Condition, Directive, Join, NodeStatus, Order, Pause, Release, Stage, WorldPlan
 from tests.sim.process import Process, chain
 
@@ -58,7 +58,6 @@ class Judge:
         self.done: set[int] = set()
         self.hangs_found = 0
         self._by_pid: dict[int, Process] = {}
-        self._orders: dict[JobRank, int] = {}
         self._plans: dict[int, WorldPlan] = {}
         self._holders: dict[tuple[int, int], str] = {}
         self._commits: dict[tuple[int, int], int] = {}
@@ -191,7 +190,6 @@ class Judge:
 
     def new_manager(self) -> None:
         self.takeovers += 1
-        self._orders = {}
 
     # ---- the manager's decisions
 
@@ -202,23 +200,14 @@ class Judge:
         demand(budget is None or budget.spent <= budget.max_restarts, "{} restarts are spent", budget and budget.spent)
         holders = {place.node_rank: place.agent_id for place in directive.places}
         demand(len(holders) == len(directive.places) == len(set(holders.values())), "two holders: {}", directive.places)
-        incarnations = {order.rank: order.incarnation for order in directive.ranks}
-        kept = incarnations.keys() & self._orders.keys()  # the world may also have become smaller, or larger
-        fresh = (
-            directive.order is Order.RUN
-            and bool(kept)
-            and not any(order.joins for order in directive.ranks)
-            and all(incarnations[rank] > self._orders[rank] for rank in kept)
-        )
-        if manager is self.sim.manager:
-            self._orders = incarnations
+        restarts = core.record is not None and core.record.decision.restart and directive.generation > self.life
         match directive.order:
             case Order.JOIN if directive.plan is not None:
                 self._planned(directive.plan, manager)
                 self._holders |= {(directive.generation, place): holder for place, holder in holders.items()}
             case Order.RELEASE:
                 self._released(directive)
-            case Order.RUN if fresh and manager is self.sim.manager:
+            case Order.RUN if restarts and manager is self.sim.manager:
                 self._anew(core)
             case _:
                 pass

@@ -26,7 +26,7 @@ from taskd.core.recovery.orders import send
 from taskd.core.recovery.pace import forget_paces
 from taskd.core.recovery.record import FaultRecord, tell
 from taskd.core.recovery.situation import blames_node, situation
-from taskd.core.recovery.strategy import KEEPING, Decision, choose, may_stay, strategy_name
+from taskd.core.recovery.strategy import KEEPING, Decision, Situation, choose, may_stay, strategy_name
 from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Order
 
@@ -73,10 +73,11 @@ def choose_again(
     if world.nodes.usable() and blames_node(world):
         incident.tried[Strategy.RECOVER_IN_PLACE, False] = "the process says that its node is at fault"
     undecided = bool(world.vacant) and not job.has_quorum(now_s)
+    found = situation(world, no_donor=no_donor)
     if undecided:
         decision = Decision(Strategy.RECOVER, False, "too few nodes are heard to go on without the others")
     else:
-        decision = choose(situation(world, no_donor=no_donor), job.policy, incident.tried)
+        decision = choose(found, job.policy, incident.tried)
     record.decision = decision
     if decision.strategy is Strategy.EXIT:
         return Refused(f"{tell(record.causes)}; no strategy is left: {decision.reason}")
@@ -84,7 +85,7 @@ def choose_again(
     record.attempts += new_world or decision.restart
     world.generation += new_world or decision.restart
     record.begin_attempt(world.generation)
-    _reshape(job, now_s, decision.strategy)
+    _reshape(job, now_s, decision.strategy, found)
     if undecided:
         return Undecided()
     replace_lost(job, now_s, everybody=decision.restart, new_world=new_world)
@@ -127,7 +128,7 @@ def fail(job: Job, _now_s: float, why: str, *, at_once: bool = False) -> None:
 def _most_failures(job: Job, record: FaultRecord) -> int:
     """Failures after which a strategy is given up: 1 for a new process on its node, if another node waits."""
     in_place = (record.decision.strategy, record.decision.restart) == (Strategy.RECOVER_IN_PLACE, False)
-    elsewhere = Strategy.RECOVER in job.policy.allowed and situation(job.world, no_donor=False).candidates > 0
+    elsewhere = Strategy.RECOVER in job.policy.allowed and bool(job.world.nodes.usable())
     return 1 if in_place and elsewhere else job.policy.max_attempts
 
 
@@ -139,10 +140,9 @@ def give_up_waiting(job: Job, _now_s: float) -> None:
     job.out.append(Note(text))
 
 
-def _reshape(job: Job, now_s: float, strategy: Strategy) -> None:
+def _reshape(job: Job, now_s: float, strategy: Strategy, found: Situation) -> None:
     """Which nodes and ranks take part in the next world."""
     world, incident = job.world, job.under_way
-    found = situation(world, no_donor=False)
     stay = found.unreachable and may_stay(job.policy, incident.tried, restart=incident.record.decision.restart)
     lost = found.unreachable if stay else (*found.lost, *found.unreachable)
     failing = {world.ranks[rank].node_rank for rank in lost}

@@ -14,6 +14,8 @@ from taskd.wire.messages import Ledger, Stage
 class Event(Enum):
     """The names of the events."""
 
+    __hash__ = object.__hash__  # the default calls Python code, and members are what they are by identity
+
     FORMED = "formed"
     LOST = "lost"
     STARTED = "started"

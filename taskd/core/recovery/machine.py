@@ -34,7 +34,7 @@ from taskd.core.recovery.events import (
     NodeLost,
 )
 from taskd.core.recovery.job import Job
-from taskd.core.recovery.orders import send
+from taskd.core.recovery.orders import issue, send
 from taskd.core.recovery.phases import LIVE, AnyPhase, Forming, Phase
 from taskd.core.recovery.planning import echoes
 from taskd.core.recovery.record import FaultRecord
@@ -235,10 +235,10 @@ class Recovery:
     def _obeys_another(self, status: NodeStatus) -> bool:
         """A node obeys a newer manager. If it is one of the world, this one's time is over."""
         newer = status.ledger.term > self.term
-        counts = self.phase is Phase.FORMING or bool(self.world.nodes.known_places(status.agent_id))
-        if newer and counts and not self.superseded:
-            self.superseded = True
-            self.job.out.append(Superseded(status.ledger.term))
+        if newer and not self.superseded:
+            self.superseded = self.phase is Phase.FORMING or bool(self.world.nodes.known_places(status.agent_id))
+            if self.superseded:
+                self.job.out.append(Superseded(status.ledger.term))
         return newer or self.superseded
 
     def _drain_refusal(self, node: str, place: NodeRank | None) -> str:
@@ -260,14 +260,17 @@ class Recovery:
         """Back in RUNNING: act on what was heard while another phase could not."""
         while self._review_due:
             self._review_due = False
-            for rank, view in sorted(self.world.ranks.items()):
-                stage = view.at(self.world.generation)
-                if stage is not None and self.phase in LIVE:
+            for rank in self.world.members:
+                if self.phase not in LIVE:
+                    break
+                stage = self.world.ranks[rank].at(self.world.generation)
+                if stage is not None:
                     self.fire(EVENT_OF_STAGE[stage](rank), now_s)
             if self.world.nodes.candidates and self.phase is Phase.RUNNING:
                 self.fire(Candidate(), now_s)
 
     def _flush(self, now_s: float) -> list[Action]:
         self._review(now_s)
+        issue(self.job)
         out, self.job.out = self.job.out, []
         return out

@@ -2,7 +2,7 @@
 
 Rules:
 
-1. Every change of what is wanted is published, with a newer sequence number.
+1. What is wanted is published, with a newer sequence number, when all that was heard at once has been dealt with.
 2. The ledger in an order tells the agents, and by them the next manager, who holds which place of the last world.
 """
 
@@ -19,6 +19,18 @@ if TYPE_CHECKING:
     from taskd.core.recovery.job import Job
 
 
+@dataclass(frozen=True, slots=True)
+class NextOrder:
+    """What is to be ordered with the next directive."""
+
+    order: Order
+    plan: WorldPlan | None
+    reason: str
+    exit_code: int
+    at_commit: bool
+    meeting: Rendezvous
+
+
 @dataclass(slots=True)
 class Orders:
     """Numbers of what this manager has sent."""
@@ -30,6 +42,8 @@ class Orders:
     probe: int = 0
     """Number of the newest question to the agents."""
     directive: Directive | None = None
+    next: NextOrder | None = None
+    """The newest order, if it has not been issued."""
 
 
 def send(
@@ -43,26 +57,34 @@ def send(
     at_commit: bool = False,
     meeting: Rendezvous = NOWHERE,
 ) -> None:
-    """Publish a directive. Without a `reason` it names the causes of the fault under way."""
-    orders, world = job.orders, job.world
+    """Give an order. Without a `reason` it names the causes of the fault under way."""
     if job.record is not None and not reason:
         reason = tell(job.record.causes)
+    job.orders.next = NextOrder(order, plan, line(reason), exit_code, at_commit, meeting)
+
+
+def issue(job: "Job") -> None:
+    """Publish the newest order, and what is wanted by now of every rank. Those before it would be obsolete at once."""
+    orders, world, due = job.orders, job.world, job.orders.next
+    if due is None:
+        return
+    orders.next = None
     orders.sequence += 1
     orders.directive = Directive(
         job_id=job.policy.job_id,
         sequence=orders.sequence,
         generation=world.generation,
-        order=order,
-        ranks=tuple(world.ranks[rank].order(rank) for rank in sorted(world.ranks)),
-        plan=plan,
-        reason=line(reason),
-        exit_code=exit_code,
+        order=due.order,
+        ranks=tuple(world.ranks[rank].order(rank) for rank in world.members),
+        plan=due.plan,
+        reason=due.reason,
+        exit_code=due.exit_code,
         node_count=job.policy.node_count,
-        at_commit=at_commit,
+        at_commit=due.at_commit,
         probe=orders.probe,
-        store_host=meeting.host,
-        store_port=meeting.port,
-        store_key=meeting.key,
+        store_host=due.meeting.host,
+        store_port=due.meeting.port,
+        store_key=due.meeting.key,
         places=world.nodes.table(),
         ledger=Ledger(
             term=orders.term,
@@ -72,4 +94,4 @@ def send(
             excluded=tuple(sorted(world.nodes.excluded)),
         ),
     )
-    job.out.append(Publish(orders.directive))
+    job.out.insert(0, Publish(orders.directive))

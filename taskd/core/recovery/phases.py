@@ -18,6 +18,8 @@ from taskd.wire.kinds import JobRank, NodeRank
 class Phase(Enum):
     """The names of the phases."""
 
+    __hash__ = object.__hash__  # the default calls Python code, and members are what they are by identity
+
     FORMING = "forming"
     RUNNING = "running"
     STRAYED = "strayed"

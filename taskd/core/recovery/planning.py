@@ -68,7 +68,7 @@ def meeting_of(world: World) -> Rendezvous:
 def plan_world(job: Job, now_s: float, restore: Restore) -> None:
     """Have all ranks build the next world."""
     record, policy = job.under_way.record, job.policy
-    host, members = store_host(job.world), sorted(job.world.ranks)
+    host, members = store_host(job.world), job.world.members
     at = {rank: WorldRank(index) for index, rank in enumerate(members)}
     record.milestones.planned_s, record.target_step = now_s, restore.target_step
     dumps = record.decision.strategy is Strategy.DUMP
@@ -85,7 +85,7 @@ def plan_world(job: Job, now_s: float, restore: Restore) -> None:
             for transfer in restore.transfers
         ),
         timeout_s=policy.deadlines.join_s,
-        members=() if members == list(range(len(members))) else tuple(members),
+        members=() if members == tuple(range(len(members))) else members,
         replicas=policy.world_size,
         dump=line(tell(record.causes)) if dumps else "",
         dump_to=policy.dump_to if dumps else "",

@@ -19,8 +19,7 @@ from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Condition
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(NamedTuple):
     """What one paused rank holds."""
 
     step: int

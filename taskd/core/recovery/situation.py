@@ -1,12 +1,20 @@
 """The facts by which a strategy is chosen: who is lost, who is left, and what the processes themselves refuse."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
+from dataclasses import dataclass
 
 from taskd.core.diagnosis.faults import FaultKind
 from taskd.core.recovery.strategy import KeepingRefusals, Situation
 from taskd.core.recovery.world import World
-from taskd.wire.kinds import NodeRank
-from taskd.wire.messages import RankStatus
+from taskd.wire.kinds import JobRank, NodeRank
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusals:
+    """The first rank that refuses each, and why. One that has ended may refuse its own successor (`core.agent`)."""
+
+    rebuild: str = ""
+    newcomer: str = ""
 
 
 def blames_node(world: World) -> bool:
@@ -18,16 +26,18 @@ def blames_node(world: World) -> bool:
 def refused(world: World) -> bool:
     """Whether a process says that the world that is being built cannot be: it has been learnt only now."""
     newcomers = any(view.joins for view in world.ranks.values())
-    no_newcomer = newcomers and _refusal(world, lambda status: status.no_newcomer)
-    return bool(no_newcomer or _refusal(world, lambda status: status.no_rebuild))
+    found = _refusals(world)
+    return bool((newcomers and found.newcomer) or found.rebuild)
 
 
-def _refusal(world: World, why: Callable[[RankStatus], str]) -> str:
-    """The first rank that refuses, and why. One that has ended may refuse its own successor (`core.agent`)."""
-    for rank, view in sorted(world.ranks.items()):
-        if view.status is not None and why(view.status):
-            return f"rank {rank}: {why(view.status)}"
-    return ""
+def _refusals(world: World) -> _Refusals:
+    rebuild = newcomer = ""
+    for rank in world.members:
+        status = world.ranks[rank].status
+        if status is not None and (status.no_rebuild or status.no_newcomer):
+            rebuild = rebuild or (status.no_rebuild and f"rank {rank}: {status.no_rebuild}")
+            newcomer = newcomer or (status.no_newcomer and f"rank {rank}: {status.no_newcomer}")
+    return _Refusals(rebuild, newcomer)
 
 
 def _lost_set(world: World, gone: Collection[NodeRank], left: str = "left") -> str:
@@ -57,26 +67,39 @@ def _unknown_set(world: World, gone: Collection[NodeRank]) -> str:
     return f"which replica set rank {min(unknown)} was of is not known" if unknown else ""
 
 
+def _amiss(world: World, away: Collection[NodeRank]) -> tuple[list[JobRank], list[JobRank], list[JobRank]]:
+    """Ranks that are lost, cannot be reached, or else do not cooperate."""
+    lost, unreachable, uncooperative = [], [], []
+    for rank in world.members:
+        view = world.ranks[rank]
+        if view.node_rank in away:
+            unreachable.append(rank)
+        if view.cooperative and not view.joins:  # of most
+            continue
+        if view.joins or view.gone:
+            lost.append(rank)
+        elif view.node_rank not in away:
+            uncooperative.append(rank)
+    return lost, unreachable, uncooperative
+
+
 def situation(world: World, *, no_donor: bool) -> Situation:
     """The facts by which a strategy is chosen."""
-    views = sorted(world.ranks.items())
     away = world.nodes.dead_nodes | {place for place, node in world.nodes.by_place.items() if node.status.leaving}
-    unreachable = tuple(rank for rank, view in views if view.node_rank in away)
-    lost = tuple(rank for rank, view in views if view.gone or view.joins)
+    lost, unreachable, uncooperative = _amiss(world, away)
     failing = {world.ranks[rank].node_rank for rank in (*lost, *unreachable)}
+    found = _refusals(world)
     return Situation(
-        lost=lost,
-        unreachable=unreachable,
-        uncooperative=tuple(
-            rank for rank, view in views if rank not in lost and rank not in unreachable and not view.cooperative
-        ),
+        lost=tuple(lost),
+        unreachable=tuple(unreachable),
+        uncooperative=tuple(uncooperative),
         refusals=KeepingRefusals(
             no_survivor=_lost_set(world, away),
             no_survivor_elsewhere=_lost_set(world, failing, "left on another node"),
             no_shrinking=_unknown_set(world, failing),
             no_donor=_no_step(world) if no_donor else "",
-            no_rebuild=_refusal(world, lambda status: status.no_rebuild),
-            no_newcomer=_refusal(world, lambda status: status.no_newcomer),
+            no_rebuild=found.rebuild,
+            no_newcomer=found.newcomer,
         ),
         places=len(world.places),
         failing=len(failing),

@@ -115,12 +115,13 @@ class World:
     """The newest process that was wanted for a rank that is absent now."""
     _exceptions: dict[object, JobRank] = field(default_factory=dict, compare=False)
     """By what was asked of all ranks the one of which it did not hold, which is asked first the next time."""
+    _members: tuple[JobRank, ...] | None = field(default=None, compare=False)
     _places: tuple[NodeRank, ...] | None = field(default=None, compare=False)
 
     def admit(self, status: NodeStatus, now_s: float) -> None:
         """Take over the ranks, processes and generation that an agent carries: a manager's view is made of this."""
         self.generation = max(self.generation, newest_generation(status))
-        self._places = None
+        self._members = self._places = None
         for rank in status.ranks:
             view = self.ranks[rank.rank] = RankView(status.node_rank, rank.incarnation, since_s=now_s)
             view.note(rank)
@@ -132,7 +133,7 @@ class World:
 
     def expect(self, place: NodeRank, per_node: int, now_s: float) -> None:
         """Have the ranks of a place in the world of which nothing is known but that they belong there."""
-        self._places = None
+        self._members = self._places = None
         newest = max((view.incarnation for view in self.ranks.values()), default=0)
         for rank in map(JobRank, range(place * per_node, (place + 1) * per_node)):
             incarnation = max(newest, self._incarnations.get(rank, 0)) + 1
@@ -140,9 +141,16 @@ class World:
 
     def remove(self, ranks: Collection[JobRank]) -> None:
         """Go on without these ranks."""
-        self._places = None
+        self._members = self._places = None
         for rank in ranks:
             self._incarnations[rank] = self.ranks.pop(rank).incarnation
+
+    @property
+    def members(self) -> tuple[JobRank, ...]:
+        """The ranks of the present world, in order."""
+        if self._members is None:
+            self._members = tuple(sorted(self.ranks))
+        return self._members
 
     @property
     def places(self) -> tuple[NodeRank, ...]:
