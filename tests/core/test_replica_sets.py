@@ -118,3 +118,13 @@ def test_a_node_is_not_given_up_with_a_living_rank_that_alone_holds_a_shard() ->
     job.up().kill(0)
     assert job.phase is Phase.RESTARTING
     assert "no rank of replica set 'of rank 1' is left on another node to give its state" in reason(job)
+
+
+def test_a_node_that_alone_holds_a_shard_is_not_drained() -> None:
+    """All that is left of its state would be ended with it."""
+    job = sharded(3, per_node=1, allowed=(Strategy.RECOVER, Strategy.EXIT))
+    job.spare()
+    refusal, actions = job.core.move_from("1", job.now_s)
+    assert "no rank of replica set 'shard 1' is left on another node to give its state" in refusal
+    assert (actions, job.phase) == ([], Phase.RUNNING)
+    assert job.core.move_from("2", job.now_s)[0] == ""

@@ -325,12 +325,13 @@ class Process:
             self.sim.judge.committed(self, adopted=True)
         for transfer in plan.transfers:
             donor, receivers = members[transfer.donor], [members[receiver] for receiver in transfer.receivers]
+            lane = ("restore", donor)  # of several transfers none waits for another
             if self.rank == donor:
-                yield Meet(self.group, "restore", (donor, *receivers), (self.step, self.state, self.call))
+                yield Meet(self.group, lane, (donor, *receivers), (self.step, self.state, self.call))
             elif self.rank in receivers:
                 self.state, self.condition = None, Condition.TORN
                 yield self.rng.uniform(0.001, 0.2)
-                given = yield Meet(self.group, "restore", (donor, *receivers))
+                given = yield Meet(self.group, lane, (donor, *receivers))
                 self.step, self.state, self.call = given[donor]
                 self.condition = Condition.CLEAN
         self.sim.judge.restored(self, plan)

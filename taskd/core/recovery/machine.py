@@ -38,7 +38,7 @@ from taskd.core.recovery.orders import issue, send
 from taskd.core.recovery.phases import LIVE, AnyPhase, Forming, Phase
 from taskd.core.recovery.planning import echoes
 from taskd.core.recovery.record import FaultRecord
-from taskd.core.recovery.situation import situation
+from taskd.core.recovery.situation import lost_elsewhere, situation
 from taskd.core.recovery.table import TABLE
 from taskd.core.recovery.world import World
 from taskd.core.table import Row
@@ -254,7 +254,8 @@ class Recovery:
             return "no node waits for its place; start one more torchrun first"
         if situation(self.world, no_donor=False).uncooperative:
             return "the ranks are not inside a resilient function"
-        return ""
+        lost = lost_elsewhere(self.world, place)
+        return f"{lost}; save a checkpoint, and start the job anew without this node" if lost else ""
 
     def _review(self, now_s: float) -> None:
         """Back in RUNNING: act on what was heard while another phase could not."""

@@ -52,6 +52,11 @@ def _lost_set(world: World, gone: Collection[NodeRank], left: str = "left") -> s
     return f"no rank of replica set {lost[0]!r} is {left} to give its state" if lost else ""
 
 
+def lost_elsewhere(world: World, place: NodeRank) -> str:
+    """Why nobody on another node could give the ranks of a place their state; "" if it could move."""
+    return _lost_set(world, world.nodes.dead_nodes | {place}, "left on another node")
+
+
 def _no_step(world: World) -> str:
     """What it means that no step can be resumed at."""
     if len({view.replicas for view in world.ranks.values()}) == 1:
