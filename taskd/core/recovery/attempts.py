@@ -76,7 +76,7 @@ def choose_again(
     if undecided:
         decision = Decision(Strategy.RECOVER, False, "too few nodes are heard to go on without the others")
     else:
-        decision = choose(situation(world, no_donor=no_donor), job.policy, incident.tried)
+        decision = choose(situation(world, no_donor=no_donor), job.policy.strategies, incident.tried)
     record.decision = decision
     if decision.strategy is Strategy.EXIT:
         return Refused(f"{tell(record.causes)}; no strategy is left: {decision.reason}")
@@ -127,8 +127,9 @@ def fail(job: Job, _now_s: float, why: str, *, at_once: bool = False) -> None:
 def _most_failures(job: Job, record: FaultRecord) -> int:
     """Failures after which a strategy is given up: 1 for a new process on its node, if another node waits."""
     in_place = (record.decision.strategy, record.decision.restart) == (Strategy.RECOVER_IN_PLACE, False)
-    elsewhere = Strategy.RECOVER in job.policy.allowed and situation(job.world, no_donor=False).candidates > 0
-    return 1 if in_place and elsewhere else job.policy.max_attempts
+    moves = Strategy.RECOVER in job.policy.strategies.allowed
+    elsewhere = moves and situation(job.world, no_donor=False).candidates > 0
+    return 1 if in_place and elsewhere else job.policy.budget.max_attempts
 
 
 def give_up_waiting(job: Job, _now_s: float) -> None:
@@ -142,8 +143,8 @@ def give_up_waiting(job: Job, _now_s: float) -> None:
 def _reshape(job: Job, now_s: float, strategy: Strategy) -> None:
     """Which nodes and ranks take part in the next world."""
     world, incident = job.world, job.under_way
-    found = situation(world, no_donor=False)
-    stay = found.unreachable and may_stay(job.policy, incident.tried, restart=incident.record.decision.restart)
+    found, restart = situation(world, no_donor=False), incident.record.decision.restart
+    stay = found.unreachable and may_stay(job.policy.strategies, incident.tried, restart=restart)
     lost = found.unreachable if stay else (*found.lost, *found.unreachable)
     failing = {world.ranks[rank].node_rank for rank in lost}
     match strategy:
