@@ -32,7 +32,7 @@ from benchmarks.trace_job import Job
 from benchmarks.trace_meter import WASTE, Meter
 from benchmarks.trace_restart import play
 from benchmarks.trace_times import Times, read_times
-from taskd.core.policy import Policy, Strategy
+from taskd.core.policy import BudgetPolicy, Deadlines, Policy, Strategy, StrategyPolicy
 from taskd.core.recovery import Phase, Publish, Recovery
 from taskd.wire.codec import decode_from_agent, encode
 from taskd.wire.kinds import JobRank, NodeRank
@@ -51,10 +51,12 @@ def play_taskd(
         job_id="trace",
         node_count=places,
         ranks_per_node=1,
-        allowed=tuple(Strategy(word) for word in args.recover_strategy.split(",")),
-        max_restarts=args.max_restarts,
-        wait_node_s=args.wait_reschedule_timeout,
-        dump_to="/shelf" if "dump" in args.recover_strategy else "",
+        strategies=StrategyPolicy(
+            allowed=tuple(Strategy(word) for word in args.recover_strategy.split(",")),
+            dump_to="/shelf" if "dump" in args.recover_strategy else "",
+        ),
+        budget=BudgetPolicy(max_restarts=args.max_restarts),
+        deadlines=Deadlines(wait_node_s=args.wait_reschedule_timeout),
     )
     meter = Meter(times, interval_s, times.overhead_share)
     job = Job(policy, times, meter, args.spares)
@@ -101,7 +103,7 @@ def core_cost(nodes: int) -> dict[str, Any]:
 
     Each agent's report is decoded and heard, each directive encoded; the sockets are not in it.
     """
-    core = Recovery(Policy(job_id="trace", node_count=nodes, ranks_per_node=GPUS_PER_NODE, max_restarts=9))
+    core = Recovery(Policy("trace", nodes, GPUS_PER_NODE, budget=BudgetPolicy(max_restarts=9)))
     sent = count(1)
 
     def report(node: int, stage: Stage, step: int) -> bytes:

@@ -130,7 +130,7 @@ class Play(ABC):
         if directive.order is Order.PAUSE:
             self._break(self._cause or "a node comes back")
             self._later(self.times.pause_s + self.times.manager_s, self._pause, directive.generation)
-            self._ticks(limits.pause_s, limits.replace_s, self.policy.wait_node_s)
+            self._ticks(limits.pause_s, limits.replace_s, limits.wait_node_s)
         elif directive.order is Order.JOIN:
             self._after(self.times.rebuild_s, self._join)
             self._ticks(limits.join_s, limits.join_s + limits.resume_s)
@@ -138,7 +138,7 @@ class Play(ABC):
             self.meter.pass_to(self.clock.now_s)
             self.meter.roll_back(self.meter.checkpoint_kept_s, self._cause)
             self._flowing, self._anew = False, True
-            self._ticks(limits.replace_s, self.policy.wait_node_s)
+            self._ticks(limits.replace_s, limits.wait_node_s)
             self._later(self.times.manual_s, self._rescue, self.meter.steps)
 
     def _seat(self, directive: Directive) -> None:

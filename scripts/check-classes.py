@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 MOST_FIELDS, MOST_METHODS = 12, 20
 BASES = {"Protocol", "Enum", "IntEnum", "NamedTuple", "Generic", "Exception", "Struct"}
-RECORDS = {"Policy", "CheckPolicy", "Evidence"}
+RECORDS = {"Evidence"}
 
 
 def complaints(path: Path) -> Iterator[str]:

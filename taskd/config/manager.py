@@ -13,7 +13,7 @@ from taskd.config.reading import Source
 from taskd.config.rundir import run_dir
 from taskd.config.schema import unknown_names
 from taskd.config.security import Security
-from taskd.core.policy import Deadlines, Membership, NodeCheckPolicy, Policy, Tempo
+from taskd.core.policy import BudgetPolicy, Deadlines, Membership, NodeCheckPolicy, Policy, StrategyPolicy, Tempo
 from taskd.errors import ConfigError
 
 _SUSPECT_HEARTBEATS = Membership().suspect_s / Membership().heartbeat_s
@@ -81,15 +81,18 @@ def _policy(source: Source) -> Policy:
         job_id=job_id(source),
         node_count=nodes,
         ranks_per_node=per_node,
-        allowed=source.strategies(settings.STRATEGY),
-        max_restarts=source.whole_or_none(settings.MAX_RESTARTS),
-        restart_window_s=source.seconds_or_none(settings.RESTART_WINDOW) or None,
-        wait_node_s=source.seconds(settings.WAIT_RESCHEDULE_TIMEOUT),
-        sized_wait_s=_sized_wait_s(source),
-        dump_to=str(source.path(settings.CHECKPOINT_DIR) or ""),
+        pipeline_stages=stages,
         recover_hangs=source.switch(settings.HANG_RECOVERY),
         recover_slow=source.switch(settings.SLOW_RECOVERY),
-        pipeline_stages=stages,
+        strategies=StrategyPolicy(
+            allowed=source.strategies(settings.STRATEGY),
+            sized_wait_s=_sized_wait_s(source),
+            dump_to=str(source.path(settings.CHECKPOINT_DIR) or ""),
+        ),
+        budget=BudgetPolicy(
+            max_restarts=source.whole_or_none(settings.MAX_RESTARTS),
+            window_s=source.seconds_or_none(settings.RESTART_WINDOW) or None,
+        ),
         tempo=_tempo(source),
         deadlines=_deadlines(source),
         membership=_membership(source),
@@ -116,6 +119,7 @@ def _deadlines(source: Source) -> Deadlines:
         join_s=source.seconds(settings.JOIN_TIMEOUT_S),
         resume_s=source.seconds(settings.RESUME_TIMEOUT_S),
         merge_s=source.seconds(settings.MERGE_WINDOW_S),
+        wait_node_s=source.seconds(settings.WAIT_RESCHEDULE_TIMEOUT),
     )
 
 

@@ -75,14 +75,14 @@ HEARTBEAT_S = Setting(
     "Time between two reports of an agent when nothing changes. Use the same value on all nodes.", 0.01,
 )  # fmt: skip
 STRATEGY = Setting(
-    "TASKD_RECOVER_STRATEGY", "recover_strategy", Format.STRATEGIES, ",".join(one.value for one in _POLICY.allowed),
-    _MANAGER,
+    "TASKD_RECOVER_STRATEGY", "recover_strategy", Format.STRATEGIES,
+    ",".join(one.value for one in _POLICY.strategies.allowed), _MANAGER,
     "The recovery strategies that the job allows. taskd tries them in a fixed order, whatever the order here, and exit "
     "is always the last. When unset, taskd reads the pod's annotation `recover-strategy`.",
     annotation="recover-strategy",
 )  # fmt: skip
 WAIT_RESCHEDULE_TIMEOUT = Setting(
-    "TASKD_WAIT_RESCHEDULE_TIMEOUT", "wait_reschedule_timeout", Format.SECONDS, f"{_POLICY.wait_node_s:g}", _MANAGER,
+    "TASKD_WAIT_RESCHEDULE_TIMEOUT", "wait_reschedule_timeout", Format.SECONDS, f"{_DEADLINES.wait_node_s:g}", _MANAGER,
     "How long the manager waits for a node that it has asked the cluster for, before it tries the next strategy. When "
     "unset, taskd reads the pod's annotation `wait-reschedule-timeout`.",
     0.1, 7 * _DAY_S, annotation="wait-reschedule-timeout",

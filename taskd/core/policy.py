@@ -17,7 +17,7 @@ class Strategy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """How long each phase of a recovery may take, in seconds."""
+    """How long each part of a recovery may take, in seconds."""
 
     confirm_s: float = 2.0
     """A rank came out with an error and no process is known to be lost: wait so long for the news of a loss."""
@@ -39,6 +39,8 @@ class Deadlines:
     """The same once a rank has committed it: whoever is in the next step already cannot go on without that one."""
     merge_s: float = 1.0
     """Losses that come within this time of the first are one fault and cost one restart."""
+    wait_node_s: float = 270.0
+    """For so long the job waits for a node that it has asked the cluster for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,35 +92,47 @@ class NodeCheckPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """All that the manager's core needs to know about a job."""
+class StrategyPolicy:
+    """What may be done about a fault."""
 
-    job_id: str
-    node_count: int
-    ranks_per_node: int
     allowed: tuple[Strategy, ...] = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.RECOVER, Strategy.EXIT)
-    max_restarts: int | None = None
-    """Recoveries that may be spent; None takes the number that the agents bring from `--max_restarts`."""
-    restart_window_s: float | None = None
-    """Only the recoveries of so many last seconds count against `max_restarts`; None counts all of the job."""
-    wait_node_s: float = 270.0
-    """For so long the job waits for a node that it has asked the cluster for."""
     sized_wait_s: float | None = None
     """torchrun's `--nnodes=MIN:MAX` allows elastic training, after so long a wait. None: only `allowed` counts."""
     min_nodes: int = 1
     """Elastic training goes on with no fewer nodes."""
     dump_to: str = ""
     """The directory to write a checkpoint into; empty if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetPolicy:
+    """How often something may be done about faults."""
+
+    max_restarts: int | None = None
+    """Recoveries that may be spent; None takes the number that the agents bring from `--max_restarts`."""
+    window_s: float | None = None
+    """Only the recoveries of so many last seconds count against `max_restarts`; None counts all of the job."""
     max_attempts: int = 3
     """Worlds that may be tried for one fault before its strategy counts as failed."""
     repeats: int = 3
     """Faults of one rank, at one step, with one cause, without a committed step between them, that end the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """All that the manager's core needs to know about a job."""
+
+    job_id: str
+    node_count: int
+    ranks_per_node: int
+    pipeline_stages: int = 1
+    """Ranks are numbered stage by stage."""
     recover_hangs: bool = True
     """Whether a hang is recovered from, or only told."""
     recover_slow: bool = False
     """Whether a node that has become slow gives its place to a spare, or is only told of."""
-    pipeline_stages: int = 1
-    """Ranks are numbered stage by stage."""
+    strategies: StrategyPolicy = StrategyPolicy()
+    budget: BudgetPolicy = BudgetPolicy()
     tempo: Tempo = Tempo()
     """When silence is a hang."""
     deadlines: Deadlines = Deadlines()

@@ -13,7 +13,7 @@ from benchmarks.trace_job import Job
 from benchmarks.trace_meter import WASTE, Meter
 from benchmarks.trace_restart import play
 from benchmarks.trace_times import read_times
-from taskd.core.policy import Policy, Strategy
+from taskd.core.policy import BudgetPolicy, Policy, Strategy, StrategyPolicy
 from tests.benchmarks.recordable import recordable
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,9 +31,8 @@ def played(
     **changed: float,
 ) -> Job:
     times = read_times(16_384, changed)
-    policy = Policy(
-        "trace", 4, 1, allowed=allowed, max_restarts=1000, dump_to="/shelf" if Strategy.DUMP in allowed else ""
-    )
+    strategies = StrategyPolicy(allowed, dump_to="/shelf" if Strategy.DUMP in allowed else "")
+    policy = Policy("trace", 4, 1, strategies=strategies, budget=BudgetPolicy(max_restarts=1000))
     job = Job(policy, times, Meter(times, INTERVAL_S, times.overhead_share), spares)
     job.run(faults, length_s)
     return job

@@ -133,7 +133,7 @@ def draw(seed: int, smallest: int = 2, largest: int = 4096) -> Cluster:
     cluster.faults = {name: chance.choice(list(Fault)) for name in _some(chance, free, size)}
     for name in _some(chance, free, size // 2 if size >= 20 else size):
         what = chance.choice(list(OWN_RATES))
-        margin = getattr(CheckPolicy(), f"{what.value}_margin")
+        margin = getattr(CheckPolicy().margins, what.value)
         cluster.slow_own[name] = what, chance.uniform(0.05, 0.14 if size < 8 else 0.6 / margin)
     for name in _some(chance, free, size // 2 if size >= 20 else size):
         cluster.slow_networks[name] = _slow_line(chance, 0.1, 0.4)

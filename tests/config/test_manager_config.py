@@ -5,7 +5,7 @@ import pytest
 from taskd.config.address import Address
 from taskd.config.manager import ManagerConfig
 from taskd.config.rundir import job_dir
-from taskd.core.policy import Deadlines, Membership, Policy, Strategy
+from taskd.core.policy import BudgetPolicy, Deadlines, Membership, Policy, Strategy, StrategyPolicy
 from taskd.errors import ConfigError
 
 SEED = {"job_id": "job-1", "node_nums": 2, "proc_per_node": 8}
@@ -18,7 +18,7 @@ def read(env=None, **keys) -> ManagerConfig:
 
 def test_the_seeds_three_keys_are_enough():
     config = read()
-    assert config.policy == Policy(job_id="job-1", node_count=2, ranks_per_node=8, sized_wait_s=30.0)
+    assert config.policy == Policy("job-1", 2, 8, strategies=StrategyPolicy(sized_wait_s=30.0))
     assert config.policy.world_size == 16
     assert config.listen == Address("127.0.0.1", 9601)
     assert config.security.secret is None
@@ -55,13 +55,13 @@ def test_every_setting_reaches_its_place():
     )
     assert config.listen == Address("::1", 9700)
     assert (config.security.secret, config.security.insecure) == (SECRET.encode(), True)
-    assert config.policy.allowed == (Strategy.RECOVER_IN_PLACE, Strategy.EXIT)
-    assert (config.policy.max_restarts, config.policy.restart_window_s, config.policy.wait_node_s) == (5, 3600, 90)
+    assert config.policy.strategies.allowed == (Strategy.RECOVER_IN_PLACE, Strategy.EXIT)
+    assert config.policy.budget == BudgetPolicy(max_restarts=5, window_s=3600)
     assert (config.node_command, str(config.checkpoint_dir)) == ("sbatch --wait node.sh", "/shared/dumps")
-    assert config.policy.dump_to
+    assert config.policy.strategies.dump_to
     heartbeats = Membership().suspect_s / Membership().heartbeat_s
     assert config.policy.membership == Membership(heartbeat_s=1, suspect_s=heartbeats, dead_s=20)
-    expected = Deadlines(confirm_s=0.5, merge_s=0, pause_s=2, replace_s=3.5, join_s=4, resume_s=5)
+    expected = Deadlines(confirm_s=0.5, merge_s=0, pause_s=2, replace_s=3.5, join_s=4, resume_s=5, wait_node_s=90)
     assert config.policy.deadlines == expected
     assert (config.policy.recover_slow, config.policy.pipeline_stages) == (True, 4)
     assert str(config.run_dir) == "/run/taskd"
@@ -75,7 +75,8 @@ def test_a_secret_opens_all_interfaces():
 def test_a_key_wins_over_its_variable():
     env = {"TASKD_MANAGER_PORT": "1", "TASKD_MAX_RESTARTS": "2", "TASKD_RECOVER_STRATEGY": "exit"}
     config = read(env, port=3)
-    assert (config.listen.port, config.policy.max_restarts, config.policy.allowed) == (3, 2, (Strategy.EXIT,))
+    assert (config.listen.port, config.policy.budget.max_restarts) == (3, 2)
+    assert config.policy.strategies.allowed == (Strategy.EXIT,)
 
 
 def test_the_ladders_variables_reach_their_place():
@@ -88,14 +89,14 @@ def test_the_ladders_variables_reach_their_place():
         }
     )
     assert (config.node_command, str(config.checkpoint_dir)) == ("ask 'for one'", "/dumps")
-    assert (config.policy.restart_window_s, config.policy.wait_node_s) == (60, 30)
+    assert (config.policy.budget.window_s, config.policy.deadlines.wait_node_s) == (60, 30)
 
 
 @pytest.mark.parametrize("keys", [{}, {"node_command": "", "restart_window": 0}, {"restart_window": "0.0"}])
 def test_without_them_there_is_no_command_no_dump_and_no_window(keys):
     config = read(**keys)
-    assert (config.node_command, config.checkpoint_dir, config.policy.restart_window_s) == ("", None, None)
-    assert not config.policy.dump_to
+    assert (config.node_command, config.checkpoint_dir, config.policy.budget.window_s) == ("", None, None)
+    assert not config.policy.strategies.dump_to
 
 
 def test_an_empty_command_overrides_the_variable():
@@ -206,4 +207,4 @@ def test_the_secret_is_in_no_repr():
     ],
 )
 def test_torchruns_range_of_nodes_counts_where_no_strategy_is_chosen(env, sized_wait_s):
-    assert read(env).policy.sized_wait_s == sized_wait_s
+    assert read(env).policy.strategies.sized_wait_s == sized_wait_s

@@ -34,18 +34,22 @@ def read(file, env=None, **keys):
     return ManagerConfig.from_mapping({"node_nums": 2, "proc_per_node": 8} | keys, env)
 
 
+def allowed_and_wait_s(config):
+    return config.policy.strategies.allowed, config.policy.deadlines.wait_node_s
+
+
 def test_the_pods_words_and_seconds_reach_the_policy(file):
     policy = read(file).policy
-    assert policy.allowed == (Strategy.RETRY, Strategy.DUMP, Strategy.EXIT)
-    assert policy.wait_node_s == 120
+    assert policy.strategies.allowed == (Strategy.RETRY, Strategy.DUMP, Strategy.EXIT)
+    assert policy.deadlines.wait_node_s == 120
 
 
 def test_a_key_comes_before_a_variable_and_that_before_the_pod(file):
     env = {"TASKD_RECOVER_STRATEGY": "recover", "TASKD_WAIT_RESCHEDULE_TIMEOUT": "60.5"}
     config = read(file, env)
-    assert (config.policy.allowed, config.policy.wait_node_s) == ((Strategy.RECOVER, Strategy.EXIT), 60.5)
+    assert allowed_and_wait_s(config) == ((Strategy.RECOVER, Strategy.EXIT), 60.5)
     config = read(file, env, recover_strategy="elastic-training", wait_reschedule_timeout=30)
-    assert (config.policy.allowed, config.policy.wait_node_s) == ((Strategy.ELASTIC_TRAINING, Strategy.EXIT), 30)
+    assert allowed_and_wait_s(config) == ((Strategy.ELASTIC_TRAINING, Strategy.EXIT), 30)
 
 
 def test_a_value_is_called_by_the_place_that_gave_it():
@@ -58,20 +62,20 @@ def test_a_value_is_called_by_the_place_that_gave_it():
 
 def test_one_of_two_from_the_pod(file):
     config = read(file, {"TASKD_RECOVER_STRATEGY": "exit"})
-    assert (config.policy.allowed, config.policy.wait_node_s) == ((Strategy.EXIT,), 120)
+    assert allowed_and_wait_s(config) == ((Strategy.EXIT,), 120)
     config = read(file, wait_reschedule_timeout=9)
-    assert (config.policy.allowed[0], config.policy.wait_node_s) == (Strategy.RETRY, 9)
+    assert (config.policy.strategies.allowed[0], config.policy.deadlines.wait_node_s) == (Strategy.RETRY, 9)
 
 
 @pytest.mark.parametrize("lines", ["", "\n", 'recover-strategy=""', 'recover-strategys="exit"\nno equals sign'])
 def test_a_pod_that_says_nothing_leaves_the_defaults(file, lines):
     file.write_text(lines)
-    assert read(file).policy.allowed == DEFAULT.allowed
-    assert read(file).policy.wait_node_s == DEFAULT.wait_node_s == 270
+    assert read(file).policy.strategies.allowed == DEFAULT.strategies.allowed
+    assert read(file).policy.deadlines.wait_node_s == DEFAULT.deadlines.wait_node_s == 270
 
 
 def test_the_default_is_without_elastic_training_and_dump():
-    assert DEFAULT.allowed == (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.RECOVER, Strategy.EXIT)
+    assert DEFAULT.strategies.allowed == (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.RECOVER, Strategy.EXIT)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +90,7 @@ def test_the_default_is_without_elastic_training_and_dump():
 )
 def test_words_in_any_order_and_quoting(file, words, allowed):
     file.write_text(POD.format(words, 5))
-    assert read(file).policy.allowed == allowed
+    assert read(file).policy.strategies.allowed == allowed
 
 
 @pytest.mark.parametrize(
@@ -122,12 +126,12 @@ def test_what_the_downward_api_does_not_write_is_refused(file, line):
     file.write_text(line)
     with pytest.raises(ConfigError, match=r"annotation recover-strategy \(.*line 1\): found .* double quotes"):
         read(file)
-    assert read(file, recover_strategy="exit").policy.allowed == (Strategy.EXIT,)
+    assert read(file, recover_strategy="exit").policy.strategies.allowed == (Strategy.EXIT,)
 
 
 def test_no_file_is_no_matter_unless_it_was_named(tmp_path, caplog):
     missing = tmp_path / "none"
-    assert read(missing).policy.allowed == DEFAULT.allowed
+    assert read(missing).policy.strategies.allowed == DEFAULT.strategies.allowed
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert f"TASKD_PODINFO names {missing}, which does not exist" in caplog.text
 
@@ -143,7 +147,10 @@ def test_a_file_that_cannot_be_read_may_hold_what_the_job_forbids(tmp_path, capl
         read(file)
     assert not caplog.records
     config = read(file, {"TASKD_RECOVER_STRATEGY": "retry"})
-    assert (config.policy.allowed, config.policy.wait_node_s) == ((Strategy.RETRY, Strategy.EXIT), 270)
+    assert allowed_and_wait_s(config) == (
+        (Strategy.RETRY, Strategy.EXIT),
+        270,
+    )
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 

@@ -1,5 +1,6 @@
 """Drives a real `Recovery` as the agents of a small job would, one report at a time."""
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -33,10 +34,21 @@ def status_of(cause: str) -> int | None:
     return None if found is None else int(found[2]) * (-1 if found[1] == "signal" else 1)
 
 
+def policy_of(nodes: int, per_node: int, **given: Any) -> Policy:
+    """The policy of a job. A field of what may be done, how often, or how long, is given by its own name."""
+    policy = Policy("job", nodes, per_node, deadlines=DEADLINES)
+    for name in ("strategies", "budget", "deadlines"):
+        part = getattr(policy, name)
+        own = {one.name: given.pop(one.name) for one in dataclasses.fields(part) if one.name in given}
+        given[name] = dataclasses.replace(part, **own)
+    return dataclasses.replace(policy, **given)
+
+
 class Job:
     """A manager's core with `nodes` agents of `per_node` ranks each. Time passes only by `wait`.
 
-    `more` are further fields of the policy. A place's reports come from the agent that the manager says holds it.
+    `more` are further fields of the policy and of its parts. A place's reports come from the agent that the manager
+    says holds it.
     """
 
     def __init__(
@@ -48,16 +60,9 @@ class Job:
         sequence: int = 0,
         **more: Any,
     ) -> None:
-        policy = Policy(
-            job_id="job",
-            node_count=nodes,
-            ranks_per_node=per_node,
-            allowed=allowed,
-            max_restarts=max_restarts,
-            deadlines=DEADLINES,
-            **more,
+        self.core = Recovery(
+            policy_of(nodes, per_node, allowed=allowed, max_restarts=max_restarts, **more), sequence=sequence
         )
-        self.core = Recovery(policy, sequence=sequence)
         self.per_node = per_node
         self.now_s = 100.0
         self.actions: list[Action] = []

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskd.core.membership.health import Health, health
-from taskd.core.policy import Membership, Policy, Strategy
+from taskd.core.policy import Membership, Strategy, StrategyPolicy
 from taskd.core.recovery.ranks import Held, plan_restore
 from taskd.core.recovery.record import FaultRecord
 from taskd.core.recovery.strategy import Decision, KeepingRefusals, Situation, choose
@@ -15,9 +15,9 @@ from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Condition, RankStatus, Stage
 
 
-def policy(*allowed: Strategy, min_nodes: int = 1, checkpoints: bool = False) -> Policy:
+def policy(*allowed: Strategy, min_nodes: int = 1, checkpoints: bool = False) -> StrategyPolicy:
     """A job of four nodes that allows these strategies."""
-    return Policy("job", 4, 1, allowed=allowed, min_nodes=min_nodes, dump_to="/shelf" if checkpoints else "")
+    return StrategyPolicy(allowed, min_nodes=min_nodes, dump_to="/shelf" if checkpoints else "")
 
 
 ALL = policy(*Strategy)

@@ -4,7 +4,7 @@ import pytest
 
 from taskd.core.nodecheck.check import NodeCheck
 from taskd.core.nodecheck.diagnosis import NodeHealth
-from taskd.core.nodecheck.evidence import Book, CheckPolicy, Edge, Measured, Round, merged, timeout_s
+from taskd.core.nodecheck.evidence import Book, CheckPolicy, Edge, Measured, Round, RoundTimeout, merged, timeout_s
 from taskd.core.nodecheck.network import Network
 from taskd.core.nodecheck.own import Baseline, What
 from taskd.core.nodecheck.pairing import rounds_at_most
@@ -287,10 +287,10 @@ def test_results_of_another_round_are_refused_and_change_nothing() -> None:
 
 
 def test_the_timeout_adapts_to_the_first_results() -> None:
-    assert timeout_s([], POLICY) == 300
-    assert timeout_s([1.0], POLICY) == 15
-    assert timeout_s([10.0, 8.0, 90.0], POLICY) == 40
-    assert timeout_s([100.0], POLICY) == 300
+    assert timeout_s([], RoundTimeout()) == 300
+    assert timeout_s([1.0], RoundTimeout()) == 15
+    assert timeout_s([10.0, 8.0, 90.0], RoundTimeout()) == 40
+    assert timeout_s([100.0], RoundTimeout()) == 300
 
 
 def test_two_reports_of_one_trial_are_one() -> None:

@@ -311,7 +311,7 @@ def test_a_manager_that_hears_of_a_newer_one_decides_nothing_any_more() -> None:
 
 
 def test_a_window_of_restarts_reaches_the_budget() -> None:
-    job = Job(max_restarts=1, restart_window_s=60.0).up()
+    job = Job(max_restarts=1, window_s=60.0).up()
     job.kill(1)
     job.paused(newcomers=(1,)).recovered()
     job.wait(61.0)

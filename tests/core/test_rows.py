@@ -155,7 +155,8 @@ STAGES = {event.kind: stage for stage, event in EVENT_OF_STAGE.items() if stage 
 
 def isolate(job: Job) -> None:
     """Too few nodes are heard for so long as one is waited for."""
-    job.core.job.policy = replace(job.core.policy, wait_node_s=0.0)
+    policy = job.core.policy
+    job.core.job.policy = replace(policy, deadlines=replace(policy.deadlines, wait_node_s=0.0))
     if job.phase is Phase.FORMING:
         agreed = tuple(Place(node_rank=NodeRank(place), agent_id=f"agent {place}") for place in range(3))
         job.ledger = Ledger(term=job.core.term, places=tuple(map(NodeRank, (0, 1, 2))), agreed=agreed)

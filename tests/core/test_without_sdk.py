@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from taskd.core.policy import Policy, Strategy
+from taskd.core.policy import Strategy, StrategyPolicy
 from taskd.core.recovery import Phase
 from taskd.core.recovery.budget import EARLY_S
 from taskd.wire.messages import Order, Stage
@@ -47,7 +47,7 @@ def test_a_restart_for_which_no_node_comes_goes_on_with_fewer_and_grows_back() -
 
 @pytest.mark.parametrize(("least", "members"), [(2, [0, 1]), (0, [0, 1, 2])])
 def test_torchruns_own_range_allows_fewer_nodes_where_nobody_has_chosen(least: int, members: list[int]) -> None:
-    job = Job(nodes=3, per_node=1, allowed=Policy("", 3, 1).allowed, wait_node_s=270.0, sized_wait_s=30.0)
+    job = Job(nodes=3, per_node=1, allowed=StrategyPolicy().allowed, wait_node_s=270.0, sized_wait_s=30.0)
     job.least = least
     for node in range(3):
         job.send(node)

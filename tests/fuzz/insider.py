@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from taskd.core.diagnosis.evidence import Evidence
-from taskd.core.policy import Policy, Strategy
+from taskd.core.policy import BudgetPolicy, Policy, Strategy, StrategyPolicy
 from taskd.core.recovery import Action, Phase, Recovery
 from taskd.errors import TransitionError
 from taskd.runtime.links.identity import agent_of
@@ -52,7 +52,13 @@ class Job:
         self.dice = dice
         self.now_s = 1000.0
         strategies = (tuple(Strategy), (Strategy.RECOVER_IN_PLACE, Strategy.ELASTIC_TRAINING, Strategy.EXIT))
-        policy = Policy("job", NODES, PER_NODE, allowed=dice.choice(strategies), max_restarts=50)
+        policy = Policy(
+            "job",
+            NODES,
+            PER_NODE,
+            strategies=StrategyPolicy(dice.choice(strategies)),
+            budget=BudgetPolicy(max_restarts=50),
+        )
         self.core = Recovery(policy, sequence=number * 1_000_000)
         self.proofs = [f"proof {place}" for place in range(NODES - 1)] + ["a spare's"]
         self.sequence = 0

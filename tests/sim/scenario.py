@@ -3,18 +3,25 @@
 from dataclasses import dataclass, replace
 from random import Random
 
-from taskd.core.policy import Deadlines, Membership, Policy, Strategy, Tempo
+from taskd.core.policy import BudgetPolicy, Deadlines, Membership, Policy, Strategy, StrategyPolicy, Tempo
 from taskd.core.recovery import Phase
 
+WAIT_NODE_S = 60.0
 DEADLINES = Deadlines(
-    confirm_s=2.0, pause_s=15.0, replace_s=40.0, join_s=15.0, resume_s=30.0, takeover_s=10.0, merge_s=1.0
+    wait_node_s=WAIT_NODE_S,
+    confirm_s=2.0,
+    pause_s=15.0,
+    replace_s=40.0,
+    join_s=15.0,
+    resume_s=30.0,
+    takeover_s=10.0,
+    merge_s=1.0,
 )
 MEMBERSHIP = Membership(heartbeat_s=0.5, suspect_s=1.5, dead_s=10.0)
 TEMPO = Tempo(first_s=25.0, phase_s=60.0, few_steps=2, settled_steps=5)
 """Rhythms are known after a few steps, since the jobs are short."""
 STRATEGIES = tuple(Strategy)
 IN_PLACE = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.EXIT)
-WAIT_NODE_S = 60.0
 LONGEST_S = 1200.0
 """A job that has neither finished nor stopped by then hangs."""
 
@@ -108,11 +115,12 @@ def draw(seed: int) -> Scenario:
         job_id="sim",
         node_count=nodes,
         ranks_per_node=per_node,
-        allowed=_allowed(rng, all_six=on_nodes),
-        wait_node_s=WAIT_NODE_S,
-        min_nodes=rng.choice([1, 1, max(1, nodes - 1)]),
-        dump_to="/shelf" if rng.random() < 0.7 else "",
-        max_restarts=None if rng.random() < 0.93 else rng.randint(0, 3),
+        strategies=StrategyPolicy(
+            allowed=_allowed(rng, all_six=on_nodes),
+            min_nodes=rng.choice([1, 1, max(1, nodes - 1)]),
+            dump_to="/shelf" if rng.random() < 0.7 else "",
+        ),
+        budget=BudgetPolicy(max_restarts=None if rng.random() < 0.93 else rng.randint(0, 3)),
         deadlines=DEADLINES,
         membership=MEMBERSHIP,
         tempo=TEMPO,
@@ -156,7 +164,12 @@ def sociable(seed: int) -> Scenario:
     ]
     return replace(
         scenario,
-        policy=replace(scenario.policy, node_count=1, allowed=IN_PLACE, max_restarts=len(kills)),
+        policy=replace(
+            scenario.policy,
+            node_count=1,
+            strategies=replace(scenario.policy.strategies, allowed=IN_PLACE),
+            budget=BudgetPolicy(max_restarts=len(kills)),
+        ),
         script=Script(True, (40,), step_s=0.5, setup_s=0.3, between_s=0.1, checkpoint_every=4),
         weather=replace(scenario.weather, drop=0.0, deaf=0.0, late=0.0),
         faults=(Fault("alone", None, 0.0, "any"), *kills),
@@ -182,10 +195,13 @@ def divided(seed: int, *, cooperative: bool = True) -> Scenario:
             scenario.policy,
             node_count=nodes,
             ranks_per_node=1,
-            allowed=rng.choice([STRATEGIES, (Strategy.RECOVER, Strategy.ELASTIC_TRAINING, Strategy.EXIT)]),
-            wait_node_s=rng.choice([5.0, WAIT_NODE_S]),
-            min_nodes=1,
-            max_restarts=None,
+            strategies=replace(
+                scenario.policy.strategies,
+                allowed=rng.choice([STRATEGIES, (Strategy.RECOVER, Strategy.ELASTIC_TRAINING, Strategy.EXIT)]),
+                min_nodes=1,
+            ),
+            deadlines=replace(DEADLINES, wait_node_s=rng.choice([5.0, WAIT_NODE_S])),
+            budget=BudgetPolicy(),
         ),
         script=Script(cooperative, (200,), step_s=1.5, setup_s=0.3, between_s=0.1, checkpoint_every=4),
         faults=tuple(faults),

@@ -39,14 +39,14 @@ def explain(sim: "Sim") -> str:
 
 
 def _explained(sim: "Sim", reason: str, hits: list[str]) -> bool:
-    allowed, budget = sim.policy.allowed, sim.manager.core.job.budget
+    allowed, budget = sim.policy.strategies.allowed, sim.manager.core.job.budget
     left = any(agent.leaving for agent in sim.agents)  # also where all ranks of a node had exited
     left = left or sim.judge.takeovers > 0  # of a job that has hardly begun, a new manager cannot tell who takes part
     of_nodes = left or any(kind in OF_NODES or kind in ("term", "leave") for kind in hits)
     if SPENT in reason:
         return budget is not None and budget.spent == budget.max_restarts
     if WRITTEN in reason:
-        return Strategy.DUMP in allowed and bool(sim.policy.dump_to)
+        return Strategy.DUMP in allowed and bool(sim.policy.strategies.dump_to)
     if any(text in reason for text in (NO_NODE, TOO_FEW, ENDED, LATE, "no agent on the node")):
         return of_nodes
     if NOTHING_LEFT in reason:
@@ -59,5 +59,5 @@ def _must_go_on(sim: "Sim") -> bool:
     if stopped is None or SPENT in stopped.reason or any(agent.leaving for agent in sim.agents):
         return False
     enough = policy.node_count > 2 and (scenario.relieved or scenario.spares > 0)
-    restricted = {Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.RECOVER} - set(policy.allowed)
+    restricted = {Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.RECOVER} - set(policy.strategies.allowed)
     return enough and not restricted and sim.struck[0] in ("node", "agent") and len(sim.struck) == 1

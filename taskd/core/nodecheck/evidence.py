@@ -27,15 +27,33 @@ _NO_RESULT: Final = "no result came in time"
 
 
 @dataclass(frozen=True, slots=True)
-class CheckPolicy:
-    """How different a node may be, and how long a check may take. Margins are factors."""
+class Margins:
+    """So many times slower than the others a node may be."""
 
-    compute_margin: float = 1.5
-    memory_margin: float = 2.0
-    loopback_margin: float = 2.0
-    disk_margin: float = 4.0
-    bandwidth_margin: float = 2.0
-    latency_margin: float = 4.0
+    compute: float = 1.5
+    memory: float = 2.0
+    loopback: float = 2.0
+    disk: float = 4.0
+    bandwidth: float = 2.0
+    latency: float = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTimeout:
+    """How long a round may take."""
+
+    most_s: float = 300.0
+    least_s: float = 15.0
+    factor: float = 4.0
+    """It is given so many times what half of its results have taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckPolicy:
+    """How different a node may be, and how long a check may take."""
+
+    margins: Margins = Margins()
+    timeout: RoundTimeout = RoundTimeout()
     cpu_factor: float = 2.0
     """For bandwidth and latency where CPUs move the bytes (gloo): they have other things to do, too."""
     latency_floor_s: float = 0.0005
@@ -43,11 +61,6 @@ class CheckPolicy:
     deviations: float = 6.0
     """So many median absolute deviations must lie between a slow node and the median, too."""
     clock_skew_s: float = 1.0
-    timeout_s: float = 300.0
-    """The most that a round may take."""
-    timeout_floor_s: float = 15.0
-    timeout_factor: float = 4.0
-    """A round is given so many times what half of its results have taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +111,13 @@ class Try:
     load: int
 
 
-def timeout_s(finished_s: Iterable[float], policy: CheckPolicy) -> float:
+def timeout_s(finished_s: Iterable[float], timeout: RoundTimeout) -> float:
     """How long a round may take, in seconds since its start, when so long is what those took that have finished."""
     known = sorted(finished_s)
     if not known:
-        return policy.timeout_s
+        return timeout.most_s
     usual_s = known[len(known) // 2]
-    return min(policy.timeout_s, max(policy.timeout_floor_s, policy.timeout_factor * usual_s))
+    return min(timeout.most_s, max(timeout.least_s, timeout.factor * usual_s))
 
 
 def merged(left: TrialResult | None, right: TrialResult | None) -> Measured:

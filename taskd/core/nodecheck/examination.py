@@ -15,7 +15,7 @@ import msgspec
 
 from taskd.core.nodecheck.check import NodeCheck
 from taskd.core.nodecheck.diagnosis import CheckDiagnosis, Leave
-from taskd.core.nodecheck.evidence import CheckPolicy, Edge, Round, merged, timeout_s
+from taskd.core.nodecheck.evidence import CheckPolicy, Edge, Margins, Round, RoundTimeout, merged, timeout_s
 from taskd.core.policy import NodeCheckPolicy, Policy
 from taskd.wire.checks import Examine, Examined, Own, Trial, TrialResult
 from taskd.wire.messages import NodeStatus
@@ -28,15 +28,9 @@ IN_VAIN_S = 2.0
 
 def limits(policy: NodeCheckPolicy) -> CheckPolicy:
     """What the check goes by. The other margins follow the one that is given."""
-    return CheckPolicy(
-        compute_margin=policy.margin,
-        memory_margin=policy.margin,
-        loopback_margin=policy.margin,
-        disk_margin=2 * policy.margin,
-        bandwidth_margin=1.5 * policy.margin,
-        latency_margin=3 * policy.margin,
-        timeout_s=policy.timeout_s,
-    )
+    margin = policy.margin
+    margins = Margins(margin, margin, margin, disk=2 * margin, bandwidth=1.5 * margin, latency=3 * margin)
+    return CheckPolicy(margins, RoundTimeout(policy.timeout_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +158,9 @@ class Examination:
         """Rule 2."""
         heard = {self.names[agent]: known for agent, known in self._heard.items()}
         ended = [trial.elapsed_s for known in heard.values() for trial in known.trials if trial.ok]
-        policy = limits(self.policy.node_check)
+        timeout = limits(self.policy.node_check).timeout
         most = 2 * len(ended) >= sum(len(order.trials) for order in self._orders.values())
-        enough_s = timeout_s(ended, policy) if most else policy.timeout_s
+        enough_s = timeout_s(ended, timeout) if most else timeout.most_s
         for agent, order in self._orders.items():
             if self._has_reported(agent):
                 continue

@@ -26,7 +26,7 @@ class Network:
 
     def __init__(self, book: Book, policy: CheckPolicy, baseline: Baseline, *, latency: bool) -> None:
         self._book, self._latency, self._floor_s = book, latency, policy.latency_floor_s
-        self._given_margin = policy.latency_margin if latency else policy.bandwidth_margin
+        self._given_margin = policy.margins.latency if latency else policy.margins.bandwidth
         self._cpu_factor = policy.cpu_factor
         self._shown: dict[str, float] = {}
         self._possible: dict[str, float] = {}

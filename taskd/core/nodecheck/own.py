@@ -52,16 +52,15 @@ class Slowness:
 class _SpeedCheck:
     what: What
     field: str
-    margin: str
     verb: str
     unit: str
 
 
 _KINDS: Final = (
-    _SpeedCheck(What.COMPUTE, "compute_tflops", "compute_margin", "computes", "TFLOP/s"),
-    _SpeedCheck(What.MEMORY, "memory_gbps", "memory_margin", "copies memory at", "GB/s"),
-    _SpeedCheck(What.LOOPBACK, "loopback_gbps", "loopback_margin", "sends to itself", "GB/s"),
-    _SpeedCheck(What.DISK, "disk_mbps", "disk_margin", "writes to its disk", "MB/s"),
+    _SpeedCheck(What.COMPUTE, "compute_tflops", "computes", "TFLOP/s"),
+    _SpeedCheck(What.MEMORY, "memory_gbps", "copies memory at", "GB/s"),
+    _SpeedCheck(What.LOOPBACK, "loopback_gbps", "sends to itself", "GB/s"),
+    _SpeedCheck(What.DISK, "disk_mbps", "writes to its disk", "MB/s"),
 )
 
 
@@ -85,7 +84,7 @@ class OwnRates:
         """What is slow, however often it was measured."""
         slow: dict[str, list[Slowness]] = defaultdict(list)
         for kind, best in self._best.items():
-            margin: float = getattr(self._policy, kind.margin)
+            margin: float = getattr(self._policy.margins, kind.what.value)
             low, others = _outliers(best, margin, self._policy.deviations)
             for name in low:
                 if name in self._judged:

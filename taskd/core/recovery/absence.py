@@ -35,8 +35,8 @@ def look_again(job: "Job", phase: AnyPhase, now_s: float) -> list[NodeLost | Iso
     if waiting and not job.has_quorum(now_s):
         absence.cut_off_s = now_s
         absence.since_s = now_s if absence.since_s is None else absence.since_s
-        if now_s - absence.since_s >= job.policy.wait_node_s:
-            waited = f"for {job.policy.wait_node_s:g} s too few others are heard"
+        if now_s - absence.since_s >= job.policy.deadlines.wait_node_s:
+            waited = f"for {job.policy.deadlines.wait_node_s:g} s too few others are heard"
             return [Isolated(f"node {min(waiting)} is lost, and {waited}")]
         return []
     absence.since_s = None

@@ -77,7 +77,7 @@ def choose_again(
     if undecided:
         decision = Decision(Strategy.RECOVER, False, "too few nodes are heard to go on without the others")
     else:
-        decision = choose(found, job.policy, incident.tried)
+        decision = choose(found, job.policy.strategies, incident.tried)
     record.decision = decision
     if decision.strategy is Strategy.EXIT:
         return Refused(f"{tell(record.causes)}; no strategy is left: {decision.reason}")
@@ -128,8 +128,9 @@ def fail(job: Job, _now_s: float, why: str, *, at_once: bool = False) -> None:
 def _most_failures(job: Job, record: FaultRecord) -> int:
     """Failures after which a strategy is given up: 1 for a new process on its node, if another node waits."""
     in_place = (record.decision.strategy, record.decision.restart) == (Strategy.RECOVER_IN_PLACE, False)
-    elsewhere = Strategy.RECOVER in job.policy.allowed and bool(job.world.nodes.usable())
-    return 1 if in_place and elsewhere else job.policy.max_attempts
+    moves = Strategy.RECOVER in job.policy.strategies.allowed
+    elsewhere = moves and bool(job.world.nodes.usable())
+    return 1 if in_place and elsewhere else job.policy.budget.max_attempts
 
 
 def give_up_waiting(job: Job, _now_s: float) -> None:
@@ -143,7 +144,8 @@ def give_up_waiting(job: Job, _now_s: float) -> None:
 def _reshape(job: Job, now_s: float, strategy: Strategy, found: Situation) -> None:
     """Which nodes and ranks take part in the next world."""
     world, incident = job.world, job.under_way
-    stay = found.unreachable and may_stay(job.policy, incident.tried, restart=incident.record.decision.restart)
+    restart = incident.record.decision.restart
+    stay = found.unreachable and may_stay(job.policy.strategies, incident.tried, restart=restart)
     lost = found.unreachable if stay else (*found.lost, *found.unreachable)
     failing = {world.ranks[rank].node_rank for rank in lost}
     match strategy:

@@ -48,7 +48,7 @@ def give_time(job: Job, place: NodeRank, now_s: float) -> None:
 
 
 def _admit(core: "Recovery", status: NodeStatus, now_s: float) -> None:
-    job, policy = core.job, core.job.policy
+    job, policy = core.job, core.job.policy.budget
     job.world.admit(status, now_s)
     if isinstance(core.state, Forming) and not core.state.since_s:
         core.state = Forming(now_s)
@@ -57,7 +57,7 @@ def _admit(core: "Recovery", status: NodeStatus, now_s: float) -> None:
         job.budget = Budget(
             max_restarts=status.max_restarts if limit is None else limit,
             repeats=policy.repeats,
-            window_s=policy.restart_window_s,
+            window_s=policy.window_s,
         )
     job.step = max([job.step, *(rank.step for rank in status.ranks)])
 
@@ -139,8 +139,8 @@ def _formed(job: Job, phase: Forming, now_s: float) -> Formed | Isolated | None:
         return None
     if not missing or has_quorum(world.nodes, ledger.places, now_s, job.policy.membership):
         return Formed(ledger)
-    if waited_s >= job.policy.wait_node_s:
-        return Isolated(f"for {job.policy.wait_node_s:g} s too few others are heard to take over the job")
+    if waited_s >= job.policy.deadlines.wait_node_s:
+        return Isolated(f"for {job.policy.deadlines.wait_node_s:g} s too few others are heard to take over the job")
     return None
 
 

@@ -100,8 +100,8 @@ class Job:
 
     def wait_s(self) -> float:
         """How long a node is waited for before fewer have to do."""
-        limit_s, sized_s = self.policy.wait_node_s, self.policy.sized_wait_s
-        if sized_s is not None and is_sized(self.world.nodes.least, self.policy):
+        limit_s, sized_s = self.policy.deadlines.wait_node_s, self.policy.strategies.sized_wait_s
+        if sized_s is not None and is_sized(self.world.nodes.least, self.policy.strategies):
             return min(limit_s, sized_s)
         return limit_s
 

@@ -88,6 +88,6 @@ def plan_world(job: Job, now_s: float, restore: Restore) -> None:
         members=() if members == tuple(range(len(members))) else members,
         replicas=policy.world_size,
         dump=line(tell(record.causes)) if dumps else "",
-        dump_to=policy.dump_to if dumps else "",
+        dump_to=policy.strategies.dump_to if dumps else "",
     )
     send(job, now_s, Order.JOIN, plan)

@@ -10,7 +10,7 @@ Rules:
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from taskd.core.policy import Policy, Strategy
+from taskd.core.policy import Strategy, StrategyPolicy
 from taskd.wire.kinds import JobRank
 
 
@@ -68,7 +68,7 @@ Tried = Mapping[tuple[Strategy, bool], str]
 """By strategy and `restart` what was tried for a fault in vain, and how it failed."""
 
 
-def choose(situation: Situation, policy: Policy, failed: Tried) -> Decision:
+def choose(situation: Situation, policy: StrategyPolicy, failed: Tried) -> Decision:
     """The next thing to try."""
     passed: list[str] = []
     refused: dict[Strategy, str] = {}
@@ -82,7 +82,7 @@ def choose(situation: Situation, policy: Policy, failed: Tried) -> Decision:
     return Decision(Strategy.EXIT, False, "; ".join(passed))
 
 
-def is_sized(least: int, policy: Policy) -> bool:
+def is_sized(least: int, policy: StrategyPolicy) -> bool:
     """Whether torchrun's MIN:MAX allows what the job's own words do not speak of. `least` is MIN, 0 without one."""
     return policy.sized_wait_s is not None and least > 0
 
@@ -108,7 +108,7 @@ def _refusal(
     strategy: Strategy,
     restart: bool,
     situation: Situation,
-    policy: Policy,
+    policy: StrategyPolicy,
     failed: Tried,
 ) -> str | None:
     elastic = strategy is Strategy.ELASTIC_TRAINING
@@ -127,17 +127,17 @@ def _unreachable(situation: Situation) -> str | None:
     return f"no agent on the node of rank {_ranks(situation.unreachable)}" if situation.unreachable else None
 
 
-def _retry(situation: Situation, _policy: Policy) -> str | None:
+def _retry(situation: Situation, _policy: StrategyPolicy) -> str | None:
     if situation.lost:
         return f"rank {_ranks(situation.lost)} has no process"
     return _unreachable(situation)
 
 
-def _in_place(situation: Situation, _policy: Policy) -> str | None:
+def _in_place(situation: Situation, _policy: StrategyPolicy) -> str | None:
     return _unreachable(situation)
 
 
-def _recover(situation: Situation, _policy: Policy) -> str | None:
+def _recover(situation: Situation, _policy: StrategyPolicy) -> str | None:
     if situation.unreachable:
         return None  # the cluster may give a node: it is waited for
     if not situation.lost:
@@ -147,13 +147,13 @@ def _recover(situation: Situation, _policy: Policy) -> str | None:
     return None
 
 
-def may_stay(policy: Policy, failed: Tried, *, restart: bool) -> bool:
+def may_stay(policy: StrategyPolicy, failed: Tried, *, restart: bool) -> bool:
     """Whether ranks that were lost with a node that lives get new processes there, while another node is given up."""
     in_place = Strategy.RECOVER_IN_PLACE
     return in_place in policy.allowed and (in_place, restart) not in failed
 
 
-def _elastic(situation: Situation, policy: Policy, *, stay: bool) -> str | None:
+def _elastic(situation: Situation, policy: StrategyPolicy, *, stay: bool) -> str | None:
     left = situation.places - (situation.cut_off if situation.cut_off and stay else situation.failing)
     if not situation.failing:
         return "no node is at fault"
@@ -163,11 +163,11 @@ def _elastic(situation: Situation, policy: Policy, *, stay: bool) -> str | None:
     return None
 
 
-def _dump(_situation: Situation, policy: Policy) -> str | None:
+def _dump(_situation: Situation, policy: StrategyPolicy) -> str | None:
     return None if policy.dump_to else "there is no directory for it (TASKD_CHECKPOINT_DIR)"
 
 
-_OWN: dict[Strategy, Callable[[Situation, Policy], str | None]] = {
+_OWN: dict[Strategy, Callable[[Situation, StrategyPolicy], str | None]] = {
     Strategy.RETRY: _retry,
     Strategy.RECOVER_IN_PLACE: _in_place,
     Strategy.RECOVER: _recover,
@@ -175,7 +175,7 @@ _OWN: dict[Strategy, Callable[[Situation, Policy], str | None]] = {
 }
 
 
-def _keeping_refusal(strategy: Strategy, situation: Situation, policy: Policy, failed: Tried) -> str | None:
+def _keeping_refusal(strategy: Strategy, situation: Situation, policy: StrategyPolicy, failed: Tried) -> str | None:
     """Why the processes that live cannot be kept."""
     nothing_lost = not situation.lost and not situation.unreachable
     if nothing_lost and (Strategy.RETRY, False) in failed:
@@ -190,7 +190,7 @@ def _keeping_refusal(strategy: Strategy, situation: Situation, policy: Policy, f
     return _state_refusal(strategy, situation, policy, failed)
 
 
-def _state_refusal(strategy: Strategy, situation: Situation, policy: Policy, failed: Tried) -> str | None:
+def _state_refusal(strategy: Strategy, situation: Situation, policy: StrategyPolicy, failed: Tried) -> str | None:
     """Why those that would be left do not hold all of the state."""
     leaves = strategy in (Strategy.RECOVER, Strategy.ELASTIC_TRAINING)
     stays = bool(situation.unreachable) and may_stay(policy, failed, restart=False)
