@@ -17,7 +17,7 @@ def test_a_new_manager_takes_over_in_the_middle_of_a_join() -> None:
     actions = job.send(0)
     orders = [action.directive.order for action in actions if isinstance(action, Publish)]
     assert orders == [Order.RUN], "to form would be obsolete at once"
-    assert (job.phase, job.generation, job.directive.sequence, job.incarnations) == (Phase.RUNNING, 4, 1002, [0, 1])
+    assert (job.phase, job.generation, job.directive.sequence, job.incarnations) == (Phase.RUNNING, 4, 1001, [0, 1])
 
 
 def test_a_process_that_a_former_manager_ordered_is_taken_for_a_newcomer() -> None:
