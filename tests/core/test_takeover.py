@@ -68,6 +68,15 @@ def test_the_end_of_the_job_reaches_an_agent_that_knows_a_newer_world() -> None:
     assert job.directive.reason == job.stopped.reason
 
 
+def test_a_job_that_ends_by_the_report_of_a_newer_world_ends_with_its_reason() -> None:
+    """Two orders follow from one report: torchrun ends on the last node, which knows another manager's world."""
+    job = Job().up()
+    job.statuses[1] = RankStatus(rank=JobRank(1), incarnation=1, generation=4, stage=Stage.STARTING)
+    job.hear(replace(job.status(0), generation=4, leaving=True))
+    assert (job.order, job.directive.generation, job.directive.exit_code) == (Order.STOP, 4, 1)
+    assert job.directive.reason == job.stopped.reason == "torchrun has ended on node 0"
+
+
 def test_a_restart_does_not_count_a_process_that_another_manager_has_started_for_the_same_generation() -> None:
     job = Job().up()
     job.kill(0)

@@ -208,7 +208,7 @@ class Judge:
             case Order.RELEASE:
                 self._released(directive)
             case Order.RUN if restarts and manager is self.sim.manager:
-                self._anew(core)
+                self._anew(core, directive)
             case _:
                 pass
 
@@ -240,7 +240,8 @@ class Judge:
             bound = self.sim.script.bounds[process.call - (state is WorkerState.RELEASED)]
             demand(process.step >= bound, "{} is let go at step {} of {}", process.name, process.step, bound)
 
-    def _anew(self, core: Recovery) -> None:
+    def _anew(self, core: Recovery, directive: Directive) -> None:
+        demand(not any(order.joins for order in directive.ranks), "all start anew, but some join: {}", directive)
         self.lives += 1
         self.life = core.world.generation
         self.settled = 0

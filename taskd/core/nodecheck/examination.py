@@ -29,8 +29,15 @@ IN_VAIN_S = 2.0
 def limits(policy: NodeCheckPolicy) -> CheckPolicy:
     """What the check goes by. The other margins follow the one that is given."""
     margin = policy.margin
-    margins = Margins(margin, margin, margin, disk=2 * margin, bandwidth=1.5 * margin, latency=3 * margin)
-    return CheckPolicy(margins, RoundTimeout(policy.timeout_s))
+    margins = Margins(
+        compute=margin,
+        memory=margin,
+        loopback=margin,
+        disk=2 * margin,
+        bandwidth=1.5 * margin,
+        latency=3 * margin,
+    )
+    return CheckPolicy(margins, RoundTimeout(most_s=policy.timeout_s))
 
 
 @dataclass(frozen=True, slots=True)

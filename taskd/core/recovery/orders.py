@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class NextOrder:
-    """What is to be ordered with the next directive."""
+class NewestOrder:
+    """What was ordered last."""
 
     order: Order
     plan: WorldPlan | None
@@ -42,8 +42,9 @@ class Orders:
     probe: int = 0
     """Number of the newest question to the agents."""
     directive: Directive | None = None
-    next: NextOrder | None = None
-    """The newest order, if it has not been issued."""
+    newest: NewestOrder | None = None
+    due: bool = False
+    """It has not been issued."""
 
 
 def send(
@@ -60,31 +61,32 @@ def send(
     """Give an order. Without a `reason` it names the causes of the fault under way."""
     if job.record is not None and not reason:
         reason = tell(job.record.causes)
-    job.orders.next = NextOrder(order, plan, line(reason), exit_code, at_commit, meeting)
+    job.orders.newest = NewestOrder(order, plan, line(reason), exit_code, at_commit, meeting)
+    job.orders.due = True
 
 
 def issue(job: "Job") -> None:
     """Publish the newest order, and what is wanted by now of every rank. Those before it would be obsolete at once."""
-    orders, world, due = job.orders, job.world, job.orders.next
-    if due is None:
+    orders, world, newest = job.orders, job.world, job.orders.newest
+    if newest is None or not orders.due:
         return
-    orders.next = None
+    orders.due = False
     orders.sequence += 1
     orders.directive = Directive(
         job_id=job.policy.job_id,
         sequence=orders.sequence,
         generation=world.generation,
-        order=due.order,
+        order=newest.order,
         ranks=tuple(world.ranks[rank].order(rank) for rank in world.members),
-        plan=due.plan,
-        reason=due.reason,
-        exit_code=due.exit_code,
+        plan=newest.plan,
+        reason=newest.reason,
+        exit_code=newest.exit_code,
         node_count=job.policy.node_count,
-        at_commit=due.at_commit,
+        at_commit=newest.at_commit,
         probe=orders.probe,
-        store_host=due.meeting.host,
-        store_port=due.meeting.port,
-        store_key=due.meeting.key,
+        store_host=newest.meeting.host,
+        store_port=newest.meeting.port,
+        store_key=newest.meeting.key,
         places=world.nodes.table(),
         ledger=Ledger(
             term=orders.term,

@@ -1,20 +1,12 @@
 """The facts by which a strategy is chosen: who is lost, who is left, and what the processes themselves refuse."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import replace
 
 from taskd.core.diagnosis.faults import FaultKind
 from taskd.core.recovery.strategy import KeepingRefusals, Situation
 from taskd.core.recovery.world import World
 from taskd.wire.kinds import JobRank, NodeRank
-
-
-@dataclass(frozen=True, slots=True)
-class _Refusals:
-    """The first rank that refuses each, and why. One that has ended may refuse its own successor (`core.agent`)."""
-
-    rebuild: str = ""
-    newcomer: str = ""
 
 
 def blames_node(world: World) -> bool:
@@ -27,17 +19,18 @@ def refused(world: World) -> bool:
     """Whether a process says that the world that is being built cannot be: it has been learnt only now."""
     newcomers = any(view.joins for view in world.ranks.values())
     found = _refusals(world)
-    return bool((newcomers and found.newcomer) or found.rebuild)
+    return bool((newcomers and found.no_newcomer) or found.no_rebuild)
 
 
-def _refusals(world: World) -> _Refusals:
+def _refusals(world: World) -> KeepingRefusals:
+    """The first rank that refuses each, and why. One that has ended may refuse its own successor (`core.agent`)."""
     rebuild = newcomer = ""
     for rank in world.members:
         status = world.ranks[rank].status
         if status is not None and (status.no_rebuild or status.no_newcomer):
             rebuild = rebuild or (status.no_rebuild and f"rank {rank}: {status.no_rebuild}")
             newcomer = newcomer or (status.no_newcomer and f"rank {rank}: {status.no_newcomer}")
-    return _Refusals(rebuild, newcomer)
+    return KeepingRefusals(no_rebuild=rebuild, no_newcomer=newcomer)
 
 
 def _lost_set(world: World, gone: Collection[NodeRank], left: str = "left") -> str:
@@ -93,18 +86,16 @@ def situation(world: World, *, no_donor: bool) -> Situation:
     away = world.nodes.dead_nodes | {place for place, node in world.nodes.by_place.items() if node.status.leaving}
     lost, unreachable, uncooperative = _amiss(world, away)
     failing = {world.ranks[rank].node_rank for rank in (*lost, *unreachable)}
-    found = _refusals(world)
     return Situation(
         lost=tuple(lost),
         unreachable=tuple(unreachable),
         uncooperative=tuple(uncooperative),
-        refusals=KeepingRefusals(
+        refusals=replace(
+            _refusals(world),
             no_survivor=_lost_set(world, away),
             no_survivor_elsewhere=_lost_set(world, failing, "left on another node"),
             no_shrinking=_unknown_set(world, failing),
             no_donor=_no_step(world) if no_donor else "",
-            no_rebuild=found.rebuild,
-            no_newcomer=found.newcomer,
         ),
         places=len(world.places),
         failing=len(failing),

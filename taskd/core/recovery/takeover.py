@@ -23,7 +23,7 @@ def take_over(job: Job, now_s: float, ledger: Ledger) -> None:
 
 def stop_again(job: Job, now_s: float, place: NodeRank) -> None:
     """The order that has ended the job, in a generation newer than all that an agent knows."""
-    last = job.orders.directive
+    last = job.orders.newest
     job.world.generation = newest_generation(job.world.nodes.by_place[place].status)
     if last is not None:
         send(job, now_s, Order.STOP, reason=last.reason, exit_code=last.exit_code)
