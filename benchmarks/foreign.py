@@ -115,7 +115,7 @@ class Day:
         end_s, begun_s = job.now_s + work.seconds, job.now_s
         while job.now_s < end_s:
             job.silent_for(min(BEAT_S, end_s - job.now_s))
-            if job.at(Phase.STRAYED) and job.progress is not None:
+            if job.at(Phase.SUSPECTING) and job.progress is not None:
                 job.hear_evidence(0, evidence_report(work, job.progress.step, job.now_s - begun_s))
             if job.at(Phase.PAUSING) or job.at(Phase.STOPPED):
                 raise BenchmarkError(f"after step {work.after}: {work} was interrupted: {job.diagnoses[-1].diagnosis}")
