@@ -24,6 +24,7 @@ from benchmarks.trace_play import FIRST, Play
 from benchmarks.trace_times import Times
 from taskd.core.policy import Policy
 from taskd.core.recovery import JobEnded, Phase, Recovery
+from taskd.core.recovery.phases import LIVE
 from taskd.wire.messages import Order, Stage
 
 DRAIN_S = 60.0
@@ -141,7 +142,7 @@ class Job(Play):
 
     def _raise(self, node: Node) -> None:
         """A collective has raised: ranks come out of it, of which the first one heard tells the core."""
-        if self.core.phase in (Phase.RUNNING, Phase.STRAYED, Phase.JOINING, Phase.RESUMING):
+        if self.core.phase in (*LIVE, Phase.JOINING, Phase.RESUMING):
             first = next((n for n in self.holders.values() if n.running and not n.stuck), node)
             first.reach(
                 Stage.PAUSED, self.directive.generation, step=self.meter.steps, cause="RuntimeError: collective"
