@@ -11,7 +11,7 @@ from taskd.adaptors.seams.launcher import AGENT, BINDING, LAUNCHER, TAILS
 from taskd.adaptors.seams.native import FREEING, SEEING
 from taskd.adaptors.seams.parts import IN_LAUNCHER, NEWEST, OLDEST, PARTS, minor, misfits, newer
 from taskd.adaptors.seams.seam import Fit, Seam, TorchName, installed, torch_version, verify
-from taskd.adaptors.seams.worker import ABORT, FAKE, STORED, TIMEOUT
+from taskd.adaptors.seams.worker import ABORT, FAKE, MESH, STORED, TIMEOUT
 from taskd.errors import PatchError
 from tests.seams import recording
 
@@ -48,16 +48,16 @@ def test_the_range_is_what_is_recorded() -> None:
 @pytest.mark.parametrize(
     ("version", "ways"),
     [
-        ("2.6.0", [1, 1, 1, 1, 1, 1]),
-        ("2.8.0", [1, 1, 1, 0, 1, 1]),
-        ("2.9.1", [1, 0, 1, 0, 1, 0]),
-        ("2.10.0", [0, 0, 0, 0, 0, 0]),
-        ("2.15.0", [0, 0, 0, 0, 0, 0]),
+        ("2.6.0", [1, 1, 1, 1, 1, 1, 1]),
+        ("2.8.0", [1, 1, 1, 0, 1, 1, 0]),
+        ("2.9.1", [1, 0, 1, 0, 1, 0, 0]),
+        ("2.10.0", [0, 0, 0, 0, 0, 0, 0]),
+        ("2.15.0", [0, 0, 0, 0, 0, 0, 0]),
     ],
 )
 def test_what_versions_do_in_other_ways(version: str, ways: list[int]) -> None:
     look = recording.look_into(RECORDED[version])
-    choices = (TAILS, BINDING, FAKE, ABORT, STORED, TIMEOUT)
+    choices = (TAILS, BINDING, FAKE, ABORT, STORED, TIMEOUT, MESH)
     assert [choice.variants.index(choice.find(look)) for choice in choices] == ways
 
 

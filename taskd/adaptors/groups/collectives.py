@@ -1,10 +1,14 @@
 """The functions of torch.distributed whose results a script uses: by which arguments they give them.
 
 They are wrapped, outermost call only: torch itself makes one of another (`all_gather_object` of `all_gather`).
+
+`torch.compile` knows them by identity: what was imported meanwhile has listed the wrapped ones, and is told of torch's
+own when these are put back.
 """
 
 import functools
 import inspect
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -90,7 +94,12 @@ class Wrapped:
     def remove(self) -> None:
         """Put torch's own functions back."""
         self._handler = None
+        functional = sys.modules.get("torch.distributed._functional_collectives")
+        traceable: dict[Any, Any] = getattr(functional, "traceable_collective_remaps", {})
         for name, original in self._originals.items():
+            wrapped = getattr(c10d, name)
+            if wrapped in traceable:
+                traceable.setdefault(original, traceable[wrapped])
             self._assign(name, original)
 
     @staticmethod

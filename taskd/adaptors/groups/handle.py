@@ -3,14 +3,16 @@
 Rules:
 
 1. A handle never communicates. Each call goes to the inner group, which `swap` replaces in each generation.
-2. Functional collectives and device meshes find groups by name in the C++ registry, where the *inner* group stands:
-   they pay nothing for the handle. The handle is what Python code holds.
-3. Both stand in torch's tables, since `torch.distributed` functions look up whichever they were given.
+2. Functional collectives find groups by name in the C++ registry, where the *inner* group stands: they pay nothing for
+   the handle. The handle is what Python code holds, and what a device mesh finds by name (`named`).
+3. Both stand in torch's tables, since `torch.distributed` functions look up whichever they were given. By a tag the
+   handle is found.
 """
 
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
@@ -20,6 +22,9 @@ from taskd.adaptors.groups.tables import enter_beside, strike
 _OWN = frozenset({"_pybind11_conduit_v1_", "_set_group_name", "_set_group_desc", "abort", "shutdown"})
 
 
+_handles: "WeakValueDictionary[str, GroupHandle]" = WeakValueDictionary()
+
+
 class GroupHandle(dist.ProcessGroup):
     """A process group whose members are reached through the newest generation's group of the same name."""
 
@@ -27,6 +32,7 @@ class GroupHandle(dist.ProcessGroup):
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]  # not in the stubs, but for subclasses
         self._name, self._desc = inner.group_name, inner.group_desc
         self._inner: dist.ProcessGroup | None = inner
+        _handles[str(self._name)] = self
 
     def inner(self) -> dist.ProcessGroup:
         """Return the group of this generation; RuntimeError between two generations."""
@@ -103,6 +109,12 @@ class GroupHandle(dist.ProcessGroup):
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of the inner group's collectives."""
         self.inner().set_timeout(timeout)
+
+
+def named(name: str) -> GroupHandle | None:
+    """Return the handle of the group that has this name now; None if the script was handed none."""
+    handle = _handles.get(name)
+    return handle if handle is not None and handle in c10d._world.pg_map else None
 
 
 def _forward(name: str) -> Callable[..., Any]:

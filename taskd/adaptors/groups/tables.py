@@ -28,13 +28,19 @@ def enter(group: dist.ProcessGroup, name: str, backend: str, tag: str | None, st
 
 
 def enter_beside(handle: dist.ProcessGroup, inner: dist.ProcessGroup) -> None:
-    """Enter `handle` with all that is known of `inner`, which torch has entered; not in the C++ registry."""
+    """Enter `handle` with all that is known of `inner`, which torch has entered; not in the C++ registry.
+
+    Who looks for a group by its tag is given the handle.
+    """
     world = c10d._world
     world.pg_map[handle] = world.pg_map[inner]
     world.pg_names[handle] = world.pg_names[inner]
     world.pg_backend_config[handle] = world.pg_backend_config[inner]
     world.pg_to_tag[handle] = world.pg_to_tag[inner]
-    world.tags_to_pg.setdefault(world.pg_to_tag[inner], []).append(handle)
+    for tag in (world.pg_to_tag[inner], ""):
+        tagged = world.tags_to_pg.get(tag, [])
+        if inner in tagged:
+            tagged[tagged.index(inner)] = handle
     ranks = world.pg_group_ranks.get(inner)
     if ranks is not None:
         world.pg_group_ranks[handle] = ranks

@@ -3,8 +3,8 @@
 Rules:
 
 1. One seam. `init_process_group`, `new_group`, sub-groups and device meshes all make their groups through torch's
-   `_new_process_group_helper`, looked up at each call. That name alone is replaced, so scripts that imported
-   `new_group` before us are seen too.
+   `_new_process_group_helper`, looked up at each call. That name is replaced, so scripts that imported `new_group`
+   before us are seen too; and the one by which a device mesh finds its groups, for it to hold handles as well.
 2. The default group stays torch's own object, new in each generation (`torch.distributed.group.WORLD` finds it; a
    variable that held an old one is dead). The other groups are handed out as `GroupHandle`s, which go on to work.
 3. Old groups are taken out of all tables at once and destroyed later, on a thread of their own: gloo's destructor
@@ -34,7 +34,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.groups import lone, unstick
 from taskd.adaptors.groups.calls import GroupCall, compare, strangers
-from taskd.adaptors.groups.handle import GroupHandle
+from taskd.adaptors.groups.handle import GroupHandle, named
 from taskd.adaptors.groups.members import Members, refuse_meshes
 from taskd.adaptors.groups.settling import settle
 from taskd.adaptors.groups.setup_results import Replay
@@ -42,7 +42,7 @@ from taskd.adaptors.groups.store import StoreLink, prefix, sweep
 from taskd.adaptors.groups.tables import clear, enter_beside
 from taskd.adaptors.groups.thread_names import ThreadNames
 from taskd.adaptors.groups.wrappers import watch
-from taskd.adaptors.seams.worker import ABORT, TIMEOUT
+from taskd.adaptors.seams.worker import ABORT, MESH, TIMEOUT
 from taskd.errors import RebuildError, RefusedError
 from taskd.runtime.system.hidden import HiddenThread
 from taskd.wire.messages import WorldPlan
@@ -110,6 +110,7 @@ class GroupWorld:
         GroupWorld._installed = self
         self._first = slots
         watch()
+        MESH.find().use(named)
         self._replace("_new_process_group_helper", self._make)
 
     def pretend(self, rank: int, world_size: int) -> None:
@@ -274,6 +275,7 @@ class GroupWorld:
         if not call.is_default and isinstance(group, dist.ProcessGroup):
             if isinstance(group, GroupHandle) or any(group is known.handle for known in self._calls):
                 return group, prefix_store  # torch found an existing group of that tag and those ranks
+            c10d._world.pg_group_ranks[group] = {member: at for at, member in enumerate(global_ranks_in_group)}
             call.handle = GroupHandle(group)
             enter_beside(call.handle, group)
             group = call.handle

@@ -12,8 +12,10 @@ from taskd.adaptors.seams.worker_ways import (
     abort_nccl_groups,
     fake_constructed,
     fake_made_inside,
+    found_by_tag,
     known_keys,
     listed_keys,
+    resolve_by,
 )
 
 _NATIVE: Final = "torch._C._distributed_c10d"
@@ -87,8 +89,19 @@ TIMEOUT: Final[Choice[Timeouts]] = Choice(
     ),
 )
 
+_MESH: Final = "torch.distributed.device_mesh"
+
+MESH: Final[Choice[Callable[[Callable[[str], Any]], None]]] = Choice(
+    "a mesh's groups",
+    (
+        Variant("found by name", (Seam(_MESH, "_resolve_process_group", Fit.ACCEPTS, ()),), resolve_by),
+        Variant("found by tag and ranks", (Seam(_MESH, "_find_pg_by_ranks_and_tag", Fit.ACCEPTS, ()),), found_by_tag),
+    ),
+)
+
 _GROUPS: Final = (
     FAKE,
+    MESH,
     ABORT,
     STORED,
     TIMEOUT,

@@ -3,6 +3,7 @@
 Nothing here imports torch before it is called.
 """
 
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -47,6 +48,27 @@ def abort_nccl_groups() -> None:
         backend = None
     if c10d.is_nccl_available() and isinstance(backend, c10d.ProcessGroupNCCL):
         c10d._abort_process_group(world)
+
+
+def resolve_by(named: Callable[[str], Any]) -> None:
+    """Let device meshes ask `named` for a group first; what it does not know (None) torch finds."""
+    from torch.distributed import device_mesh
+
+    module: Any = device_mesh
+    torchs = module._resolve_process_group
+    if not hasattr(torchs, "__wrapped__"):
+
+        @functools.wraps(torchs)
+        def resolve(name: str) -> Any:
+            known = named(str(name))
+            return torchs(name) if known is None else known
+
+        module._resolve_process_group = resolve
+
+
+def found_by_tag(named: Callable[[str], Any]) -> None:
+    """Device meshes look into the tables of tags and ranks, where the handles stand."""
+    del named
 
 
 def listed_keys(store: Any, known: Callable[[], Iterable[str]]) -> Iterable[str]:
