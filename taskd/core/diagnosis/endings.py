@@ -67,7 +67,7 @@ def in_words(status: int) -> str:
 
 def cause(evidence: Evidence, status: int) -> str:
     """How a process has ended, or is ending, and of what, as far as is known."""
-    error = evidence.error
+    error = evidence.end.error
     if status > 0 and error is not None and error.main and error.where:
         text = error.text.partition("\n")[0][:_TEXT_CHARS]
         return f"{in_words(status)} at {error.where}" + (f" ({text})" if text else "")
@@ -76,7 +76,7 @@ def cause(evidence: Evidence, status: int) -> str:
 
 def died_of(evidence: Evidence) -> int | None:
     """The signal that ended the process, as far as is known; None if it was none or it lives."""
-    ending, fatal = evidence.ending, evidence.fatal
+    ending, fatal = evidence.end.ending, evidence.end.fatal
     if ending is not None and ending.signum is not None:
         return ending.signum
     if ending is not None and ending.status is not None and ending.status - _SHELL in _NAMES:
@@ -86,7 +86,7 @@ def died_of(evidence: Evidence) -> int | None:
 
 def faulted(evidence: Evidence) -> bool:
     """It died of what its native code did, and not of a signal that another process sent."""
-    fatal = evidence.fatal
+    fatal = evidence.end.fatal
     sent = fatal is not None and fatal.sender is not None and not _itself(evidence, fatal.sender)
     return died_of(evidence) in NATIVE_FAULTS and not sent
 
@@ -98,7 +98,7 @@ def killed_for_memory(evidence: Evidence) -> bool:
 
 
 def _unexplained(evidence: Evidence) -> bool:
-    return evidence.ending is None and evidence.fatal is None and evidence.error is None
+    return evidence.end.ending is None and evidence.end.fatal is None and evidence.end.error is None
 
 
 def _itself(evidence: Evidence, sender: Sender) -> bool:
@@ -107,12 +107,12 @@ def _itself(evidence: Evidence, sender: Sender) -> bool:
 
 def explain(evidence: Evidence) -> str:
     """The end of a process, for people: what, by whom, and where. It must have ended."""
-    signum, ending = died_of(evidence), evidence.ending
+    signum, ending = died_of(evidence), evidence.end.ending
     if signum is not None:
         return f"{signal_name(signum)} (exit code {_SHELL + signum}){_cause(evidence, signum)}"
     if ending is not None and ending.status is not None:
         meaning = _STATUSES.get(ending.status)
-        return f"exit code {ending.status}" + (f" ({meaning})" if meaning and evidence.error is None else "")
+        return f"exit code {ending.status}" + (f" ({meaning})" if meaning and evidence.end.error is None else "")
     return "an end whose status is not known yet"
 
 
@@ -129,13 +129,13 @@ def _cause(evidence: Evidence, signum: int) -> str:
 
 
 def _sender(evidence: Evidence, signum: int) -> Sender | None:
-    fatal = evidence.fatal
+    fatal = evidence.end.fatal
     noted = fatal.sender if fatal is not None and fatal.signum == signum else None
-    return evidence.terminated_by if noted is None and signum == SIGTERM else noted
+    return evidence.end.terminated_by if noted is None and signum == SIGTERM else noted
 
 
 def _place(evidence: Evidence, signum: int) -> str:
-    fatal = evidence.fatal
+    fatal = evidence.end.fatal
     if fatal is None or fatal.signum != signum:
         return ""
     parts = [
