@@ -210,7 +210,7 @@ class Node:
         slot.status = replace(
             before,
             stage=before.stage if again else Stage.EXITED if clean else Stage.DEAD,
-            cause=f"{cause.removesuffix(f' ({words})')}: {words}" if words and not clean else cause,
+            cause=cause,
             status=None if clean else status,
             raised=bool(words) and not clean,
             at_s=before.at_s if again else at_s,

@@ -125,6 +125,20 @@ def test_a_cause_begins_with_the_status_as_torchrun_has_it(known: Evidence, stat
     assert cause(but(known, ending=ending_of(status)), status) == words
 
 
+@pytest.mark.parametrize(
+    ("said", "status", "words"),
+    [
+        ("KeyError: 'a'", 1, "exit code 1 at a.py:3 in f: KeyError: 'a'"),
+        ("OSError: no", 1, "exit code 1 at a.py:3 in f (KeyError: 'a'): OSError: no"),
+        ("KeyError: 'a'", -9, "signal 9 (SIGKILL): KeyError: 'a'"),
+        ("KeyError: 'a'", 0, "exit code 0"),
+    ],
+)
+def test_a_cause_tells_once_what_the_process_has_said_itself(said: str, status: int, words: str) -> None:
+    known = known_of(error=PythonError("KeyError", "'a'", "a.py:3 in f"), ending=ending_of(status))
+    assert cause(known, status, said) == words
+
+
 def test_a_signal_that_the_program_has_handled_did_not_end_it() -> None:
     handled = FatalSignal(11, handled=True)
     assert died_of(known_of(fatal=handled, life_lost=True)) is None

@@ -65,13 +65,14 @@ def in_words(status: int) -> str:
     return f"signal {-status}" + (f" ({_NAMES[-status]})" if -status in _NAMES else "")
 
 
-def cause(evidence: Evidence, status: int) -> str:
-    """How a process has ended, or is ending, and of what, as far as is known."""
+def cause(evidence: Evidence, status: int, said: str = "") -> str:
+    """How a process has ended, or is ending, and of what, as far as is known. `said`: by its self-report, if it did."""
+    after = f": {said}" if said and status else ""
     error = evidence.end.error
     if status > 0 and error is not None and error.main and error.where:
         text = error.text.partition("\n")[0][:_TEXT_CHARS]
-        return f"{in_words(status)} at {error.where}" + (f" ({text})" if text else "")
-    return in_words(status) + (_cause(evidence, -status) if status < 0 else "")
+        return f"{in_words(status)} at {error.where}" + (f" ({text})" if text not in ("", said) else "") + after
+    return in_words(status) + (_cause(evidence, -status) if status < 0 else "") + after
 
 
 def died_of(evidence: Evidence) -> int | None:

@@ -219,7 +219,8 @@ class RankSupervisor:
             self.seen[rank] = known
         if ending.gone:
             self.processes.end(process, keep=status != 0)
-        return node.ended(rank, status=status, cause=cause(known, status), at_s=time.monotonic())
+        said, _ = slot.words
+        return node.ended(rank, status=status, cause=cause(known, status, said), at_s=time.monotonic())
 
     def have_ended(self, node: Node) -> bool:
         """Whether this node has ranks, and all of them have ended well."""
