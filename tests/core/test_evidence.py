@@ -14,7 +14,7 @@ from taskd.core.diagnosis.conditions import (
     condition_of_end,
     condition_of_hang,
 )
-from taskd.core.diagnosis.endings import NATIVE_FAULTS, cause, died_of, ending_of, explain, signal_name, size
+from taskd.core.diagnosis.endings import NATIVE_FAULTS, cause, died_of, ending_of, error_of, explain, signal_name, size
 from taskd.core.diagnosis.evidence import (
     Cgroup,
     Clocks,
@@ -126,17 +126,20 @@ def test_a_cause_begins_with_the_status_as_torchrun_has_it(known: Evidence, stat
 
 
 @pytest.mark.parametrize(
-    ("said", "status", "words"),
+    ("said", "status", "words", "error"),
     [
-        ("KeyError: 'a'", 1, "exit code 1 at a.py:3 in f: KeyError: 'a'"),
-        ("OSError: no", 1, "exit code 1 at a.py:3 in f (KeyError: 'a'): OSError: no"),
-        ("KeyError: 'a'", -9, "signal 9 (SIGKILL): KeyError: 'a'"),
-        ("KeyError: 'a'", 0, "exit code 0"),
+        ("", 1, "exit code 1 at a.py:3 in f (KeyError: 'a')", "a.py:3 in f: KeyError: 'a'"),
+        ("KeyError: 'a'", 1, "exit code 1 at a.py:3 in f: KeyError: 'a'", "a.py:3 in f: KeyError: 'a'"),
+        ("OSError: no", 1, "exit code 1 at a.py:3 in f (KeyError: 'a'): OSError: no", "a.py:3 in f: OSError: no"),
+        ("KeyError: 'a'", -9, "signal 9 (SIGKILL): KeyError: 'a'", "KeyError: 'a'"),
+        ("", -9, "signal 9 (SIGKILL)", ""),
+        ("KeyError: 'a'", 0, "exit code 0", ""),
     ],
 )
-def test_a_cause_tells_once_what_the_process_has_said_itself(said: str, status: int, words: str) -> None:
+def test_a_cause_tells_once_what_the_process_has_said_itself(said: str, status: int, words: str, error: str) -> None:
     known = known_of(error=PythonError("KeyError", "'a'", "a.py:3 in f"), ending=ending_of(status))
     assert cause(known, status, said) == words
+    assert error_of(known, status, said) == error
 
 
 def test_a_signal_that_the_program_has_handled_did_not_end_it() -> None:

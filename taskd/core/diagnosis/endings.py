@@ -45,6 +45,7 @@ _STATUSES: Final = {
 _SHELL: Final = 128
 _FRAMES_TOLD: Final = 4
 _TEXT_CHARS: Final = 300
+_LINE_END: Final = "\n"
 
 
 def signal_name(signum: int) -> str:
@@ -70,9 +71,17 @@ def cause(evidence: Evidence, status: int, said: str = "") -> str:
     after = f": {said}" if said and status else ""
     error = evidence.end.error
     if status > 0 and error is not None and error.main and error.where:
-        text = error.text.partition("\n")[0][:_TEXT_CHARS]
+        text = error.text.partition(_LINE_END)[0][:_TEXT_CHARS]
         return f"{in_words(status)} at {error.where}" + (f" ({text})" if text not in ("", said) else "") + after
     return in_words(status) + (_cause(evidence, -status) if status < 0 else "") + after
+
+
+def error_of(evidence: Evidence, status: int, said: str = "") -> str:
+    """The error alone that a process has ended with, and where it was raised; "" if none is known to have ended it."""
+    error = evidence.end.error
+    if status > 0 and error is not None and error.main and error.where:
+        return f"{error.where}: {said or error.text.partition(_LINE_END)[0][:_TEXT_CHARS]}"
+    return said if status else ""
 
 
 def died_of(evidence: Evidence) -> int | None:

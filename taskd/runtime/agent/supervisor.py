@@ -28,7 +28,7 @@ from taskd.core.agent import (
     TellPause,
     TellRelease,
 )
-from taskd.core.diagnosis.endings import cause, ending_of
+from taskd.core.diagnosis.endings import cause, ending_of, error_of
 from taskd.core.diagnosis.evidence import Evidence
 from taskd.errors import RecoveryError, TaskdError
 from taskd.runtime.agent.collector import EvidenceCollector
@@ -220,7 +220,8 @@ class RankSupervisor:
         if ending.gone:
             self.processes.end(process, keep=status != 0)
         said, _ = slot.words
-        return node.ended(rank, status=status, cause=cause(known, status, said), at_s=time.monotonic())
+        told, error = cause(known, status, said), error_of(known, status, said)
+        return node.ended(rank, status=status, cause=told, error=error, at_s=time.monotonic())
 
     def have_ended(self, node: Node) -> bool:
         """Whether this node has ranks, and all of them have ended well."""
