@@ -42,7 +42,7 @@ from taskd.core.diagnosis.evidence import Clocks, Evidence, RunState, Standing, 
 from taskd.core.recovery import Phase
 from taskd.wire.messages import Progress
 from tests.core.driver import Job
-from tests.core.scenes import base, entered
+from tests.core.scenes import base, but, entered
 
 SCRIPT: Final = ROOT / "benchmarks" / "scripts" / "foreign.py"
 RANKS: Final = 4
@@ -75,13 +75,13 @@ def evidence_report(work: Work, step: int, age_s: float) -> dict[int, Evidence]:
     found = {}
     for rank in range(RANKS):
         if rank and work.kind != EVALUATION:
-            found[rank] = replace(entered(base(rank, RANKS)), step=step)
+            found[rank] = but(entered(base(rank, RANKS)), step=step)
             continue
         known = base(rank, RANKS)
         state = {"save": RunState.UNINTERRUPTIBLE, "upload": RunState.SLEEPING}.get(work.kind, RunState.RUNNING)
         process = replace(known.process, state=state, state_s=age_s, still=_LOOKS[work.kind]) if known.process else None
         answers = Clocks(0.1, age_s if work.kind == "collect" else 0.0, 0.0 if work.kind == "loop" else age_s)
-        found[rank] = replace(known, process=process, clocks=answers, step=step, standing=Standing.TRAINING)
+        found[rank] = but(known, process=process, clocks=answers, step=step, standing=Standing.TRAINING)
     return found
 
 

@@ -3,8 +3,7 @@
 Rules:
 
 1. A class inherits from nothing but Protocol, Enum, NamedTuple, Generic, an error, or a message type (Struct).
-2. It has at most 12 fields and 20 methods. `RECORDS` are exempt from the first: they have no behaviour, and their
-   fields are settings or observations that are read one by one.
+2. It has at most 12 fields and 20 methods.
 """
 
 import ast
@@ -15,7 +14,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 MOST_FIELDS, MOST_METHODS = 12, 20
 BASES = {"Protocol", "Enum", "IntEnum", "NamedTuple", "Generic", "Exception", "Struct"}
-RECORDS = {"Evidence"}
 
 
 def complaints(path: Path) -> Iterator[str]:
@@ -27,7 +25,7 @@ def complaints(path: Path) -> Iterator[str]:
             if bases - BASES:
                 yield f"{where} inherits from {', '.join(sorted(bases - BASES))}, expected composition"
             fields = sum(isinstance(part, ast.AnnAssign) and not _shared(part) for part in node.body)
-            if fields > MOST_FIELDS and node.name not in RECORDS:
+            if fields > MOST_FIELDS:
                 yield f"{where} has {fields} fields, expected at most {MOST_FIELDS}"
             methods = sum(isinstance(part, ast.FunctionDef) for part in node.body)
             if methods > MOST_METHODS:

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from taskd.cli.tables import ALARM, GOOD, QUIET, VICTIM, Listing, Row, block, heading, line, pairs, span, wall
 from taskd.core.diagnosis.account import operation
 from taskd.core.diagnosis.endings import died_of, signal_name
-from taskd.core.diagnosis.evidence import Collective, Evidence, RunState
+from taskd.core.diagnosis.evidence import Collective, Evidence, Frames, RunState
 from taskd.core.diagnosis.findings import PACES, Kind, names
 from taskd.runtime.records.entries import DiagnosisEntry, RecoveryEntry
 from taskd.runtime.records.faultfile import FaultFile
@@ -204,23 +204,24 @@ def _rank(rank: int, known: Evidence, culprits: Sequence[int], victims: frozense
     role = "culprit" if rank in culprits else "victim" if rank in victims else ""
     call = waits_in(known)
     waits, for_s = _short(call) if call is not None else "", call.entered_s if call is not None else None
-    if call is None and known.data_wait_s is not None:
-        waits, for_s = "its data loader", known.data_wait_s
-    elif call is None and known.kernel_s:
-        waits, for_s = "NCCL on its device", known.kernel_s
+    if call is None and known.blockers.data_wait_s is not None:
+        waits, for_s = "its data loader", known.blockers.data_wait_s
+    elif call is None and known.calls.kernel_s:
+        waits, for_s = "NCCL on its device", known.calls.kernel_s
+    position = known.position
     cells = (
         str(rank),
         str(known.node) if known.node is not None else "",
         str(known.process.pid) if known.process is not None else "",
         role,
         state(known),
-        str(known.step) if known.step is not None else "",
-        known.standing.value if known.standing is not None else "",
+        str(position.step) if position.step is not None else "",
+        position.standing.value if position.standing is not None else "",
         waits,
         span(for_s),
         span(known.pace.step_s) if known.pace is not None else "",
         span(known.pace.own_s) if known.pace is not None else "",
-        *_place(known.stack),
+        *_place(known.frames.stack),
     )
     return cells, {"culprit": ALARM, "victim": VICTIM}.get(role, "")
 
@@ -238,12 +239,13 @@ def _short(call: Collective) -> str:
 
 def waits_in(known: Evidence) -> Collective | None:
     """The collective that it has been in for longest."""
-    return max((call for call in known.collectives if call.open), key=lambda call: call.entered_s or 0.0, default=None)
+    opened = (call for call in known.calls.collectives if call.open)
+    return max(opened, key=lambda call: call.entered_s or 0.0, default=None)
 
 
 def state(known: Evidence) -> str:
     """What its process does, in few words."""
-    signum, ending, process = died_of(known), known.ending, known.process
+    signum, ending, process = died_of(known), known.end.ending, known.process
     if signum is not None:
         return signal_name(signum)
     if ending is not None and ending.status is not None:
@@ -263,18 +265,18 @@ def state(known: Evidence) -> str:
 def _stacks(fault: FaultEntry, evidence: dict[int, Evidence], *, everything: bool) -> Iterator[RenderableType]:
     others = () if fault.culprits and not everything else sorted(evidence.keys() - set(fault.culprits))
     ranks = [rank for rank in (*fault.culprits, *others) if rank in evidence]
-    told = [rank for rank in ranks if evidence[rank].stack or evidence[rank].native or evidence[rank].threads]
+    told = [rank for rank in ranks if evidence[rank].frames != Frames()]
     for rank in told if everything else told[:_STACKS]:
-        known = evidence[rank]
-        if everything and known.threads:
-            for thread in known.threads:
+        frames = evidence[rank].frames
+        if everything and frames.threads:
+            for thread in frames.threads:
                 yield heading(f"Python stack of rank {rank}, thread {thread.name}, innermost first")
                 yield from _cut(thread.stack, len(thread.stack))
-        elif known.stack:
+        elif frames.stack:
             yield heading(f"Python stack of rank {rank}, main thread, innermost first")
-            yield from _cut(known.stack, len(known.stack) if everything else _FRAMES)
-        if known.native:
-            lines = known.native.rstrip().split("\n")
+            yield from _cut(frames.stack, len(frames.stack) if everything else _FRAMES)
+        if frames.native:
+            lines = frames.native.rstrip().split("\n")
             yield heading(f"py-spy of rank {rank}")
             yield from _cut(lines, len(lines) if everything else _NATIVE_LINES)
     if not everything and len(told) > _STACKS:

@@ -198,10 +198,11 @@ class Node:
         slot = self.slots[rank]
         slot.status = replace(slot.status, no_rebuild=said.no_rebuild, no_newcomer=said.no_newcomer)
 
-    def ended(self, rank: int, *, status: int | None, cause: str, at_s: float) -> list[Action]:
+    def ended(self, rank: int, *, status: int | None, cause: str, error: str = "", at_s: float) -> list[Action]:
         """A process has ended, or its death is certain. Reported again with a better cause, only the cause changes.
 
-        `status` is as Python's subprocess has it, negative for a signal; None if it is not known yet.
+        `status` is as Python's subprocess has it, negative for a signal; None if it is not known yet. `error`: the one
+        that the process has ended with, if it is known.
         """
         slot = self.slots[rank]
         row = self._row(rank, NodeEvent.ENDED)
@@ -210,7 +211,8 @@ class Node:
         slot.status = replace(
             before,
             stage=before.stage if again else Stage.EXITED if clean else Stage.DEAD,
-            cause=f"{cause.removesuffix(f' ({words})')}: {words}" if words and not clean else cause,
+            cause=cause,
+            error=error,
             status=None if clean else status,
             raised=bool(words) and not clean,
             at_s=before.at_s if again else at_s,
@@ -326,6 +328,7 @@ def replace_status(status: RankStatus, report: WorkerReport) -> RankStatus:
         step=report.step,
         condition=report.condition,
         cause=report.cause,
+        error=report.cause,
         at_s=report.at_s,
         replicas=report.replicas,
     )

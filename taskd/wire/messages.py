@@ -82,6 +82,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     pid: Pid = 0
     warm: bool = False
     cause: Line = ""  # of DEAD: "signal 9 (SIGKILL)", "exit code 1"; of PAUSED: the exception it came out with
+    error: Line = ""  # of DEAD and PAUSED: the error alone, as the process has it; empty if none is known
     status: Status | None = None  # of DEAD: as Python's subprocess has it, negative for a signal
     raised: bool = False  # of DEAD: the process itself has said by what error it ends
     at_s: Seconds = 0.0  # when the stage was reached

@@ -2,20 +2,20 @@
 
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from taskd.core.diagnosis.evidence import Evidence, Standing, Thread
+from taskd.core.diagnosis.facts import flat
 from taskd.core.diagnosis.findings import Diagnosis
 from taskd.core.stragglers.detector import Layout
 from taskd.core.stragglers.pacing import Pacing
 from taskd.runtime.manager.journal import Journal
 from taskd.wire.kinds import JobRank
 from taskd.wire.messages import RankSpan
-from tests.core.scenes import FAULTS, HANG
+from tests.core.scenes import FAULTS, HANG, but
 
 STACK = ("/opt/train.py:120 in forward", "/opt/layers.py:88 in attention", *(f"/opt/f.py:{n} in f" for n in range(20)))
 PHASES_MS = {"pause": 20.1, "replace": 31.4, "rebuild": 25.0, "restore": 4.2, "first_step": 15.0, "total": 92.3}
@@ -77,7 +77,7 @@ class Records:
         }
         self.journal.write("diagnosis", **fields)
         record = {"job_id": self._job_id, "fault": number, "unix_s": time.time(), "monotonic_s": time.monotonic()}
-        known = {str(rank): msgspec.to_builtins(one) for rank, one in evidence.items()}
+        known = {str(rank): msgspec.to_builtins(flat(one)) for rank, one in evidence.items()}
         self.file(number).parent.mkdir(exist_ok=True)
         self.file(number).write_text(json.dumps({**record, "diagnosis": fields, "evidence": known}))
         return fields
@@ -117,6 +117,6 @@ class Records:
 
 
 def _with_stacks(known: Evidence, native: str) -> Evidence:
-    stack = known.stack or STACK
+    stack = known.frames.stack or STACK
     threads = (Thread("MainThread", stack), Thread("pin_memory", STACK[:2]))
-    return replace(known, standing=Standing.TRAINING, stack=stack, threads=threads, native=native)
+    return but(known, standing=Standing.TRAINING, stack=stack, threads=threads, native=native)

@@ -188,6 +188,7 @@ class Job:
             condition=condition,
             pid=10 + rank + 100 * wanted,
             cause=cause,
+            error=cause.partition(": ")[2] if stage is Stage.DEAD else cause,
             status=status_of(cause) if stage is Stage.DEAD else None,
             raised=": " in cause,
             kind=kind,

@@ -22,6 +22,7 @@ from taskd.core.diagnosis.evidence import (
     Sender,
     Stillness,
 )
+from taskd.core.diagnosis.facts import FACTS, flat, of_facts
 from taskd.core.diagnosis.findings import Diagnosis, Kind
 from taskd.core.diagnosis.jobview import Cut
 from taskd.core.diagnosis.operation import Operation
@@ -39,6 +40,17 @@ PATTERN = (
 CLOSED = PythonError(
     "RuntimeError", "[gloo/transport/tcp/pair.cc:544] Connection closed by peer [::1]:4", "train.py:9 in f"
 )
+
+
+def known_of(**facts: Any) -> Evidence:
+    """What these facts are, by their names; nothing else is known."""
+    assert facts.keys() <= set(FACTS)
+    return of_facts(facts)
+
+
+def but(known: Evidence, **facts: Any) -> Evidence:
+    """The same, with these facts."""
+    return known_of(**{**flat(known), **facts})
 
 
 def call(number: int, comm: int = WORLD, *, opened: bool = False, **more: Any) -> Collective:
@@ -60,7 +72,7 @@ QUIET = Stillness(window_s=1.5, main="a lock, with a time limit", io_bytes=0, di
 
 def base(rank: int, world: int) -> Evidence:
     """A rank that is well, with nothing open."""
-    return Evidence(
+    return known_of(
         node=rank // 2,
         process=Process(pid=4000 + rank, state=RunState.SLEEPING, wchan="futex_wait_queue", busy=0.01, still=QUIET),
         cgroup=Cgroup(oom_kills=0, frozen=False),
@@ -75,9 +87,9 @@ def base(rank: int, world: int) -> Evidence:
 
 def entered(known: Evidence, number: int = NUMBER, **more: Any) -> Evidence:
     """It waits in this collective."""
-    calls = (call(number, opened=True, **more), *(one for one in known.collectives if one.number < number))
-    table = tuple(replace(one, number=number) if one.comm == WORLD else one for one in known.communicators)
-    return replace(known, collectives=calls, communicators=table, clocks=Clocks(0.1, 0.0, 3.0))
+    calls = (call(number, opened=True, **more), *(one for one in known.calls.collectives if one.number < number))
+    table = tuple(replace(one, number=number) if one.comm == WORLD else one for one in known.calls.communicators)
+    return but(known, collectives=calls, communicators=table, clocks=Clocks(0.1, 0.0, 3.0))
 
 
 Change = Callable[[Evidence], Evidence]
@@ -90,7 +102,7 @@ def process(**facts: Any) -> Change:
 
 def facts(**more: Any) -> Change:
     """It does not enter, and this is known of it."""
-    return lambda known: replace(known, **more)
+    return lambda known: but(known, **more)
 
 
 def both(*changes: Change) -> Change:
@@ -166,7 +178,10 @@ _SLEEPS = process(wchan="0", state=RunState.RUNNING, busy=0.99, still=_RUNS)
 FAULTS = {
     "SIGKILL": Fault(Kind.KILLED, ended(signum=9), hang=False, words=("SIGKILL (exit code 137)",)),
     "SIGKILL while sizes differ on purpose": Fault(
-        Kind.KILLED, ended(signum=9), lambda known: entered(known, bytes=100 + known.communicators[0].rank), hang=False
+        Kind.KILLED,
+        ended(signum=9),
+        lambda known: entered(known, bytes=100 + known.calls.communicators[0].rank),
+        hang=False,
     ),
     "SIGKILL, the launcher has ended the others": Fault(
         Kind.KILLED, ended(signum=9), ended(signum=15, age_s=0.1), hang=False

@@ -1,7 +1,6 @@
 """From evidence to diagnosis: each kind of fault, whatever the ranks are called, and whoever else is not heard."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from time import process_time
 
 import pytest
@@ -15,7 +14,7 @@ from taskd.core.diagnosis.evidence import Evidence, PythonError
 from taskd.core.diagnosis.findings import PACES, VICTIMS, Kind, names
 from taskd.core.diagnosis.jobview import Cut
 from taskd.core.diagnosis.rhythm import Hang
-from tests.core.scenes import FAULTS, HANG, Fault, base, entered
+from tests.core.scenes import FAULTS, HANG, Fault, base, but, entered, known_of
 from tests.core.test_faults import RETRY
 from tests.core.test_waits import crossed
 from tests.thorough import everyday
@@ -56,7 +55,7 @@ def cases() -> Iterator[tuple[Mapping[int, Evidence], Hang | None, tuple[Cut, ..
     yield {1: FAULTS["infinite loop in Python"].culprit(base(1, 4))}, HANG, ()
     yield waiting, HANG, ()
     yield crossed(), HANG, ()
-    yield {rank: Evidence(step=40 + (rank > 0)) for rank in range(4)}, HANG, ()
+    yield {rank: known_of(step=40 + (rank > 0)) for rank in range(4)}, HANG, ()
     yield {rank: Evidence() for rank in range(4)}, HANG, ()
 
 
@@ -137,7 +136,7 @@ def test_a_job_that_goes_on_has_no_diagnosis(number: int, in_it: set[int], silen
 )
 def test_what_blames_a_connection_is_nobodys_own_failure(text: str) -> None:
     kind, _, message = text.partition(": ")
-    failed = replace(base(0, 2), error=PythonError(kind, message))
+    failed = but(base(0, 2), error=PythonError(kind, message))
     assert diagnose({0: failed, 1: base(1, 2)}) is None
     dead = FAULTS["SIGKILL"].culprit(base(1, 2))
     diagnosis = diagnose({0: failed, 1: dead})

@@ -12,7 +12,7 @@ from taskd.core.recovery import Note, Phase
 from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Condition, Order, Stage
 from tests.core.driver import Job
-from tests.core.scenes import FAULTS, base
+from tests.core.scenes import FAULTS, base, but, known_of
 
 STEP_S = 0.1
 
@@ -26,7 +26,7 @@ def seen(fault: str, job: Job, culprits: tuple[int, ...] = (2,)) -> dict[int, Ev
     """What all agents would report of this fault, at the step that the job stands at."""
     step = job.progress.step if job.progress is not None else 5
     found = FAULTS[fault].evidence(culprits, job.nodes * job.per_node)
-    return {rank: replace(known, step=step) for rank, known in found.items()}
+    return {rank: but(known, step=step) for rank, known in found.items()}
 
 
 def standing(job: Job, **of_rank: Standing) -> dict[int, Evidence]:
@@ -35,7 +35,7 @@ def standing(job: Job, **of_rank: Standing) -> dict[int, Evidence]:
     where = {int(name.removeprefix("rank_")): value for name, value in of_rank.items()}
     clocks = Clocks(0.1, 0.0, 0.0)
     return {
-        rank: replace(base(rank, 4), step=step, standing=where.get(rank, Standing.TRAINING), clocks=clocks)
+        rank: but(base(rank, 4), step=step, standing=where.get(rank, Standing.TRAINING), clocks=clocks)
         for rank in range(4)
     }
 
@@ -98,7 +98,7 @@ def test_the_time_of_a_recovery_is_no_slow_step() -> None:
 def test_a_rank_that_got_on_meanwhile_ends_the_suspicion() -> None:
     job = trained()
     job.silent_for(2.5)
-    on = {rank: replace(known, step=(known.step or 0) + 1) for rank, known in seen("SIGSTOP", job).items()}
+    on = {rank: but(known, step=(known.position.step or 0) + 1) for rank, known in seen("SIGSTOP", job).items()}
     job.hear_evidence(0, on)
     assert job.at(Phase.RUNNING)
     assert job.diagnoses == []
@@ -128,7 +128,7 @@ def test_a_stopped_process_is_a_fault_in_an_evaluation_too() -> None:
     job = trained()
     job.silent_for(2.5)
     found = seen("SIGSTOP", job)
-    job.hear_evidence(0, {rank: replace(known, standing=Standing.EVALUATION) for rank, known in found.items()})
+    job.hear_evidence(0, {rank: but(known, standing=Standing.EVALUATION) for rank, known in found.items()})
     assert job.diagnoses[-1].diagnosis.culprits == (2,)
 
 
@@ -358,7 +358,7 @@ def test_a_rank_that_says_what_it_dies_of_before_it_is_dead_is_lost_for_that_rea
     job = Job().up()
     job.say(0, Stage.PAUSED, cause="RuntimeError: Connection closed by peer")
     job.wait(0.15)
-    dying = Evidence(error=PythonError("ValueError", "bad batch", "train.py:3 in step", main=True), node=0)
+    dying = known_of(error=PythonError("ValueError", "bad batch", "train.py:3 in step", main=True), node=0)
     job.hear_evidence(0, {1: dying})
     assert job.core.record is not None
     assert "ValueError: bad batch" in job.core.record.causes[JobRank(1)].text

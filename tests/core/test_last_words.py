@@ -45,10 +45,10 @@ def test_words_belong_to_one_process() -> None:
     node.started(RankStatus(rank=JobRank(0), incarnation=0, generation=0, stage=Stage.STARTING, pid=7))
     node.last_words(0, "OSError: no", "node")
     node.ended(0, status=1, cause="exit code 1", at_s=1.0)
-    assert (node.slots[0].status.cause, node.slots[0].status.kind) == ("exit code 1: OSError: no", "node")
+    assert (node.slots[0].status.raised, node.slots[0].status.kind) == (True, "node")
     node.started(RankStatus(rank=JobRank(0), incarnation=1, generation=0, stage=Stage.STARTING, pid=8))
     node.ended(0, status=-9, cause="signal 9 (SIGKILL)", at_s=2.0)
-    assert (node.slots[0].status.cause, node.slots[0].status.kind) == ("signal 9 (SIGKILL)", "")
+    assert (node.slots[0].status.raised, node.slots[0].status.kind) == (False, "")
 
 
 def test_a_node_at_fault_is_left_at_once_if_another_waits() -> None:

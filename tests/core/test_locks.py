@@ -8,7 +8,7 @@ from taskd.core.diagnosis.diagnose import diagnose
 from taskd.core.diagnosis.evidence import Evidence, LockFile, Process
 from taskd.core.diagnosis.findings import Diagnosis, Kind
 from taskd.core.diagnosis.locks import Hold, Sight, Signature, judge
-from tests.core.scenes import FAULTS, HANG, base, entered, native
+from tests.core.scenes import FAULTS, HANG, base, but, entered, native
 
 SIGNED = Signature(boot="b", namespace=1, pid=77, start_ticks=5, device=8, inode=9, host="node-0")
 DEAD = Sight(True, SIGNED, "b", 1, device=8, inode=9, alive=False, free=True)
@@ -42,7 +42,7 @@ def waits(rank: int, owner: int = 0, *, stale: bool = False, world: int = 4) -> 
     """It waits for the lock of this process."""
     file = LockFile("/cache/ext/lock", "process 77 held it and has ended" if stale else "somebody", owner, stale)
     known = native("hrtimer_nanosleep", "file_baton.py:9 in wait", waits="a sleep")(base(rank, world))
-    return replace(known, node=0, lock_file=file)
+    return but(known, node=0, lock_file=file)
 
 
 def diagnosis(evidence: dict[int, Evidence]) -> Diagnosis:

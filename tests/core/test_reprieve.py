@@ -8,12 +8,13 @@ from taskd.core.recovery import Note, Phase
 from taskd.core.recovery.reprieve import reprieve
 from taskd.wire.messages import Condition, Stage
 from tests.core.driver import DEADLINES, Job
+from tests.core.scenes import known_of
 
-SAVES = Evidence(process=Process(7, RunState.SLEEPING), standing=Standing.CHECKPOINT)
-BUSY = Evidence(process=Process(7, still=Stillness(1.0, "a lock", ran=("main",))), standing=Standing.TRAINING)
-ASLEEP = Evidence(process=Process(7, still=Stillness(1.0, "a lock", io_bytes=0)), standing=Standing.TRAINING)
-STOPPED = Evidence(process=Process(7, RunState.STOPPED), standing=Standing.CHECKPOINT)
-FROZEN = Evidence(process=Process(7), cgroup=Cgroup(frozen=True), standing=Standing.CHECKPOINT)
+SAVES = known_of(process=Process(7, RunState.SLEEPING), standing=Standing.CHECKPOINT)
+BUSY = known_of(process=Process(7, still=Stillness(1.0, "a lock", ran=("main",))), standing=Standing.TRAINING)
+ASLEEP = known_of(process=Process(7, still=Stillness(1.0, "a lock", io_bytes=0)), standing=Standing.TRAINING)
+STOPPED = known_of(process=Process(7, RunState.STOPPED), standing=Standing.CHECKPOINT)
+FROZEN = known_of(process=Process(7), cgroup=Cgroup(frozen=True), standing=Standing.CHECKPOINT)
 
 
 @pytest.mark.parametrize(

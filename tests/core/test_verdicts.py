@@ -9,7 +9,7 @@ from taskd.core.diagnosis.findings import Kind
 from taskd.core.recovery import Phase
 from taskd.wire.messages import Order, Stage
 from tests.core.driver import Job
-from tests.core.scenes import FAULTS, base
+from tests.core.scenes import FAULTS, base, but
 from tests.core.test_inquest import STEP_S, standing, trained
 
 
@@ -91,7 +91,7 @@ def test_where_the_answers_explain_nothing_the_news_of_a_loss_is_waited_for() ->
 
 def dying(kind: str, message: str, rank: int = 2, step: int = 255) -> dict[int, Evidence]:
     """A rank that lives, and has said what it dies of."""
-    return {rank: replace(base(rank, 4), step=step, error=PythonError(kind, message, "train.py:9 in f"))}
+    return {rank: but(base(rank, 4), step=step, error=PythonError(kind, message, "train.py:9 in f"))}
 
 
 @pytest.mark.parametrize(
@@ -183,4 +183,4 @@ def test_evidence_that_a_process_has_ended_is_not_replaced_by_one_that_it_lives(
     job.hear_evidence(0, {2: found}, asked=False)
     assert found.process is not None
     job.hear_evidence(0, {2: replace(base(2, 4), process=replace(found.process, state=RunState.RUNNING))}, asked=False)
-    assert job.core.watch.evidence(job.now_s)[2].ending is not None
+    assert job.core.watch.evidence(job.now_s)[2].end.ending is not None

@@ -8,7 +8,7 @@ from taskd.core.diagnosis.diagnose import diagnose
 from taskd.core.diagnosis.evidence import Clocks, Collective, Communicator, Evidence
 from taskd.core.diagnosis.findings import Kind
 from taskd.core.diagnosis.operation import Operation
-from tests.core.scenes import HANG
+from tests.core.scenes import HANG, but, known_of
 
 ANSWERS = Clocks(0.1, 0.0, 0.0)
 SILENT = Clocks(0.1, 0.0, 3.0)
@@ -26,8 +26,8 @@ def rank(*seats: tuple[int, int, int], number: int = 5, call: Collective | None 
         )
         for comm, seat, size in seats
     )
-    known = Evidence(clocks=SILENT if call else ANSWERS, communicators=table, collectives=(call,) if call else ())
-    return replace(known, **more)  # type: ignore[arg-type]
+    known = known_of(clocks=SILENT if call else ANSWERS, communicators=table, collectives=(call,) if call else ())
+    return but(known, **more)
 
 
 def diagnosis_of(*ranks: Evidence) -> tuple[Kind, tuple[int, ...], tuple[int, ...]]:
@@ -85,8 +85,8 @@ def test_of_two_that_wait_for_each_other_both_are_named() -> None:
 def test_whoever_hangs_on_a_circle_is_a_victim() -> None:
     circle = crossed()
     victims = [rank((1, 0, 2), call=inside(5, 6)), rank((5, 0, 2), call=inside(5, 6))]
-    ranks = {**circle, 4: rank((5, 0, 2), call=inside(5, 6)), 5: replace(circle[0], communicators=())}
-    ranks[0] = replace(ranks[0], communicators=(*ranks[0].communicators, Communicator(5, 5, 1, 2)))
+    ranks = {**circle, 4: rank((5, 0, 2), call=inside(5, 6)), 5: but(circle[0], communicators=())}
+    ranks[0] = but(ranks[0], communicators=(*ranks[0].calls.communicators, Communicator(5, 5, 1, 2)))
     del ranks[5], victims
     diagnosis = diagnose(ranks, hang=HANG)
     assert diagnosis is not None
@@ -111,8 +111,8 @@ def test_an_enqueued_operation_is_waited_for_by_a_main_thread_that_does_not_answ
         return Collective(Operation.ALLREDUCE, 1, number, 64, entered_s=3.0, left_s=3.0, enqueued=True)
 
     seats = [(1, seat, 3) for seat in range(3)]
-    ahead = [replace(rank(seat, number=6), clocks=SILENT, collectives=(enqueued(6),)) for seat in seats[:2]]
-    behind = replace(rank(seats[2], number=5), collectives=(enqueued(5),))
+    ahead = [but(rank(seat, number=6), clocks=SILENT, collectives=(enqueued(6),)) for seat in seats[:2]]
+    behind = but(rank(seats[2], number=5), collectives=(enqueued(5),))
     assert diagnosis_of(*ahead, behind) == (Kind.LOOP, (2,), (0, 1))
     assert diagnosis_of(*ahead, replace(behind, clocks=SILENT)) == (Kind.BLOCKED, (2,), (0, 1))
 
@@ -120,7 +120,7 @@ def test_an_enqueued_operation_is_waited_for_by_a_main_thread_that_does_not_answ
 def on_device(kernel_s: float | None, **more: object) -> Evidence:
     """A rank of NCCL whose host has enqueued what the others' have, and waits for its device."""
     stack = ("/x/torch/distributed/distributed_c10d.py:2810 in all_reduce",)
-    return replace(Evidence(clocks=SILENT, stack=stack, kernel_s=kernel_s), **more)  # type: ignore[arg-type]
+    return but(known_of(clocks=SILENT, stack=stack, kernel_s=kernel_s), **more)
 
 
 def test_a_device_that_has_not_come_to_the_kernel_in_which_others_wait_is_behind() -> None:
@@ -152,8 +152,8 @@ def test_without_two_sorts_of_devices_nobody_is_accused_by_them(running_s: tuple
 def test_a_rank_that_waits_for_another_does_not_keep_its_device_idle() -> None:
     """All take part in a collective of gloo that does not end, and one has a kernel of its own under way."""
     seats = [(1, seat, 3) for seat in range(3)]
-    ranks = [replace(rank(seat, call=inside(1, 6)), kernel_s=0.0) for seat in seats]
-    ranks[1] = replace(ranks[1], kernel_s=3.0)
+    ranks = [but(rank(seat, call=inside(1, 6)), kernel_s=0.0) for seat in seats]
+    ranks[1] = but(ranks[1], kernel_s=3.0)
     assert diagnosis_of(*ranks) == (Kind.CONNECTION_CUT, (), (0, 1, 2))
 
 
@@ -167,11 +167,11 @@ def test_a_rank_that_has_not_opened_the_communicator_of_the_job_is_behind() -> N
 @pytest.mark.parametrize("stacked", [True, False])
 def test_without_a_black_box_the_few_that_do_something_else_are_named(stacked: bool) -> None:
     stack = ("/x/torch/distributed/distributed_c10d.py:2810 in all_reduce",) if stacked else ()
-    waiting = Evidence(clocks=SILENT, stack=stack)
+    waiting = known_of(clocks=SILENT, stack=stack)
     kind, culprits, victims = diagnosis_of(waiting, Evidence(clocks=ANSWERS), waiting)
     assert (kind, culprits) == (Kind.LOOP, (1,))
     assert victims == ((0, 2) if stacked else ())
 
 
 def test_without_anything_else_the_lowest_step_is_behind() -> None:
-    assert diagnosis_of(Evidence(step=7), Evidence(step=6), Evidence(step=7)) == (Kind.BEHIND, (1,), ())
+    assert diagnosis_of(known_of(step=7), known_of(step=6), known_of(step=7)) == (Kind.BEHIND, (1,), ())

@@ -196,11 +196,11 @@ class _Reader:
     def _as_agent(self, box: Box, turn: int) -> None:
         told = tell(box, 48)
         if turn % _PACES == 0:
-            pack(Evidence(**told))
+            pack(told)
         progress = progress_of(box)
         if progress is not None:
             pack(progress)
-        self.counts["left out"] += told != {} and "step" not in told
+        self.counts["left out"] += told != Evidence() and told.position.step is None
         if turn % _PACES == 0:
             self._pace(box, turn)
         if turn % _DOCUMENTS == 0:

@@ -26,6 +26,7 @@ from taskd.cli.documents import as_text, job_document
 from taskd.cli.job_page import job_page
 from taskd.cli.tables import page
 from taskd.core.diagnosis.evidence import Evidence
+from taskd.core.diagnosis.facts import FACTS
 from taskd.errors import RecordError
 from taskd.runtime.records.entries import DiagnosisEntry, DirectiveEntry, Ended, Processes, RecoveryEntry
 from taskd.runtime.records.faultfile import read_evidence
@@ -140,9 +141,17 @@ def journal(lines: list[bytes], dice: random.Random) -> bytearray:
     return content
 
 
+def _facts(parts: dict[str, Any]) -> dict[str, Any]:
+    """As a fault's file has them, without the parts of evidence."""
+    found: dict[str, Any] = {}
+    for name, value in parts.items():
+        found.update({name: value} if name in FACTS else value)
+    return found
+
+
 def evidence(dice: random.Random) -> bytearray:
     """The file of a fault, whole or damaged."""
-    ranks = {str(rank): anything(_RANK, dice) for rank in range(dice.choice((1, 2)))}
+    ranks = {str(rank): _facts(anything(_RANK, dice)) for rank in range(dice.choice((1, 2)))}
     whole = {
         "evidence": ranks,
         "diagnosis": {"since_s": dice.choice((100.0, None, "x"))},

@@ -215,7 +215,7 @@ def test_the_evidence_of_a_death_is_sent_unasked_and_one_that_was_ordered_is_not
     assert found[1].node == 0
     assert found[1].process is not None
     assert found[1].process.pid == pid
-    ending = found[1].ending
+    ending = found[1].end.ending
     assert ending is not None
     assert (ending.status, ending.signum, ending.fenced) == (None, signal.SIGKILL, False)
     assert isinstance(ending, Ending)

@@ -32,11 +32,11 @@ def test_one_that_trains(start: Start) -> None:
         time.sleep(0.05)
     known = rank.take()
     assert known.process is not None
-    assert (known.node, known.step, known.standing) == (1, 41, Standing.TRAINING)
-    assert (known.process.exiting, known.life_lost, known.ending, known.error) == (False, False, None, None)
+    assert (known.node, known.position.step, known.position.standing) == (1, 41, Standing.TRAINING)
+    assert (known.process.exiting, known.end.life_lost, known.end.ending, known.end.error) == (False, False, None, None)
     rank.until(lambda known: known.process is not None and 0.1 < (known.process.busy or 0.0) < 1.5)
-    assert known.step_s is not None
-    assert 0.4 < known.step_s < LIMIT_S
+    assert known.position.step_s is not None
+    assert 0.4 < known.position.step_s < LIMIT_S
     assert (known.gone, condition_of_end(known)) == (False, None)
 
 
@@ -48,14 +48,14 @@ def test_what_it_says_itself_holds_for_a_while(start: Start, monkeypatch: pytest
     rank.collector.hear(3, SawNonFinite(step=41, what="loss", value="inf"))
     rank.collector.hear(9, SawNonFinite(step=1, what="loss", value="nan"))
     known = rank.take()
-    assert (known.standing, known.standing_s) == (Standing.EVALUATION, None)
-    assert known.stack == ("a.py:3 in f", "a.py:9 in <module>")
-    assert [thread.name for thread in known.threads] == ["MainThread"]
+    assert (known.position.standing, known.position.standing_s) == (Standing.EVALUATION, None)
+    assert known.frames.stack == ("a.py:3 in f", "a.py:9 in <module>")
+    assert [thread.name for thread in known.frames.threads] == ["MainThread"]
     assert known.non_finite == NonFinite(41, "loss", "inf"), "the newest: the process tells the first of each streak"
     later = time.monotonic() + FRESH_S + 0.1
     monkeypatch.setattr("taskd.runtime.agent.collector.monotonic", lambda: later)
     known = rank.take()
-    assert (known.standing, known.stack, known.threads) == (Standing.TRAINING, (), ())
+    assert (known.position.standing, known.frames.stack, known.frames.threads) == (Standing.TRAINING, (), ())
     rank.collector.begin(3, rank.pid, 1)
     assert rank.take().non_finite is None, "another process"
 
@@ -63,7 +63,7 @@ def test_what_it_says_itself_holds_for_a_while(start: Start, monkeypatch: pytest
 def test_an_account_that_nobody_understands(start: Start) -> None:
     rank = start("signal.pause()")
     rank.collector.hear(3, Account(number=1, standing="dreaming", threads=()))
-    assert rank.take().standing is Standing.TRAINING
+    assert rank.take().position.standing is Standing.TRAINING
 
 
 def test_collectives(start: Start) -> None:
@@ -71,15 +71,15 @@ def test_collectives(start: Start) -> None:
         "enter(TORCH_ALLREDUCE, 8, 2, 0, 5); enter(1, 0, 3, 0, -1); r.phase(BoxPhase.PAUSED); signal.pause()",
         "call_collectives()",
     )
-    known = rank.until(lambda known: known.standing is Standing.PAUSED)
-    opened = [call for call in known.collectives if call.open]
+    known = rank.until(lambda known: known.position.standing is Standing.PAUSED)
+    opened = [call for call in known.calls.collectives if call.open]
     assert [(call.comm, call.bytes, call.peer, call.step) for call in opened] == [(8, 2, 5, 42), (7, 1, -1, None)]
-    assert known.collectives[0] is opened[0], "the newest in front"
-    assert sum(call.comm == 8 for call in known.collectives) == 16
-    assert all(call.entered_s is not None and 0 <= call.entered_s < LIMIT_S for call in known.collectives)
+    assert known.calls.collectives[0] is opened[0], "the newest in front"
+    assert sum(call.comm == 8 for call in known.calls.collectives) == 16
+    assert all(call.entered_s is not None and 0 <= call.entered_s < LIMIT_S for call in known.calls.collectives)
     few = rank.collector.take(3, rank.pid, rank.box, node=1, events=4)
-    assert len(few.collectives) == 5
-    assert [call.bytes for call in few.collectives if call.open] == [2, 1], "open ones always"
+    assert len(few.calls.collectives) == 5
+    assert [call.bytes for call in few.calls.collectives if call.open] == [2, 1], "open ones always"
 
 
 FROM_OUTSIDE = {
@@ -94,16 +94,16 @@ def test_killed(start: Start, number: signal.Signals) -> None:
     rank.process.send_signal(number)
     known = rank.end(-number)
     assert known.gone
-    assert known.life_lost
+    assert known.end.life_lost
     assert known.process is not None
     assert known.process.state is RunState.ZOMBIE
-    name = known.terminated_by.name if known.terminated_by is not None else ""
+    name = known.end.terminated_by.name if known.end.terminated_by is not None else ""
     assert bool(name) == (number == signal.SIGTERM)
     assert cause(known, -number) == FROM_OUTSIDE[number].format(name=name)
     row = condition_of_end(known)
     assert row is not None
     assert row.kind is Kind.KILLED
-    assert not known.stack
+    assert not known.frames.stack
 
 
 def test_killed_as_the_futex_tells_it(start: Start) -> None:
@@ -113,8 +113,8 @@ def test_killed_as_the_futex_tells_it(start: Start) -> None:
     assert rank.box.await_death(LIMIT_S)
     known = rank.take()
     assert known.gone
-    assert known.life_lost
-    assert known.ending is None
+    assert known.end.life_lost
+    assert known.end.ending is None
     rank.until(lambda known: known.process is not None and known.process.exiting)
 
 
@@ -147,10 +147,10 @@ def test_an_exception(start: Start) -> None:
     handler = "sys.excepthook = lambda kind, error, trace: r.last_words(error)"
     rank = start("def f():\n    {}['key']\nf()", handler)
     known = rank.end(1)
-    assert known.error is not None
-    assert (known.error.kind, known.error.message, known.error.main) == ("KeyError", "'key'", True)
-    assert cause(known, 1) == f"exit code 1 at {known.error.where} (KeyError: 'key')"
-    assert known.error.where.endswith("in f")
+    assert known.end.error is not None
+    assert (known.end.error.kind, known.end.error.message, known.end.error.main) == ("KeyError", "'key'", True)
+    assert cause(known, 1) == f"exit code 1 at {known.end.error.where} (KeyError: 'key')"
+    assert known.end.error.where.endswith("in f")
 
 
 def test_a_cause_begins_as_torchrun_has_it() -> None:
@@ -222,7 +222,7 @@ STUCK = {
 
 def is_silent(known: Evidence) -> bool:
     asked = known.clocks is not None and known.clocks.main_s is not None
-    return asked and known.step_s is not None and known.step_s > UNANSWERED_S + 0.5
+    return asked and known.position.step_s is not None and known.position.step_s > UNANSWERED_S + 0.5
 
 
 @pytest.mark.parametrize("name", STUCK)
@@ -246,10 +246,10 @@ def test_zombie_and_gone_and_closed(start: Start) -> None:
     known = rank.take(5)
     assert known.process is not None
     assert known.process.state is None
-    assert known.step == 41
+    assert known.position.step == 41
     rank.box.close()
     known = rank.take(5)
-    assert (known.step, known.clocks, known.collectives) == (None, None, ())
+    assert (known.position.step, known.clocks, known.calls.collectives) == (None, None, ())
     assert condition_of_end(known) is not None
 
 
@@ -263,7 +263,7 @@ def test_foreign_and_absent_processes(pid: int) -> None:
     assert known.process is not None
     assert (known.process.state is not None) == Path(f"/proc/{pid}").exists()
     assert known.process.orphans == ()
-    assert (known.step, known.clocks, known.fatal, known.standing) == (None, None, None, None)
+    assert (known.position.step, known.clocks, known.end.fatal, known.position.standing) == (None, None, None, None)
     ended = collector.take(0, pid, None, node=None, ending=ending_of(-9))
     assert cause(ended, -9) == "signal 9 (SIGKILL)"
 
@@ -272,7 +272,7 @@ def test_a_rank_that_was_never_begun_and_a_box_that_nobody_has(box: Box) -> None
     known = EvidenceCollector().take(5, os.getpid(), box, node=0)
     assert known.process is not None
     assert known.process.pid == os.getpid()
-    assert (known.step, known.life_lost, known.standing) == (None, None, None)
+    assert (known.position.step, known.end.life_lost, known.position.standing) == (None, None, None)
 
 
 def test_files_that_are_cut_or_cannot_be_read(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +293,7 @@ def test_files_that_are_cut_or_cannot_be_read(start: Start, monkeypatch: pytest.
             monkeypatch.setattr(f"taskd.runtime.{module}.read", lambda _path, text=text: text)
         for ending in (None, ending_of(-9)):
             known = rank.collector.take(3, rank.pid, rank.box, node=0, ending=ending)
-            assert known.step == 41
+            assert known.position.step == 41
     monkeypatch.undo()
     assert rank.take().process is not None
 
@@ -371,5 +371,5 @@ def test_a_sender_that_has_ended_has_no_name(start: Start) -> None:
     sender = subprocess.Popen(["bash", "-c", f"kill -TERM {rank.pid}"])
     assert sender.wait() == 0
     known = rank.end(-signal.SIGTERM)
-    assert known.terminated_by is not None
-    assert (known.terminated_by.pid, known.terminated_by.name) == (sender.pid, "")
+    assert known.end.terminated_by is not None
+    assert (known.end.terminated_by.pid, known.end.terminated_by.name) == (sender.pid, "")

@@ -58,7 +58,7 @@ def test_it_is_looked_for_when_something_could_not_be_written(disk: Path, start:
     handler = "sys.excepthook = lambda kind, error, trace: r.last_words(error)"
     rank = start("raise RuntimeError('PytorchStreamWriter failed writing file data/0: file write failed')", handler)
     known = rank.end(1)
-    assert known.full_disk == str(disk)
+    assert known.blockers.full_disk == str(disk)
     row = condition_of_end(known)
     assert row is not None
     assert row.kind is Kind.DISK_FULL
@@ -67,7 +67,7 @@ def test_it_is_looked_for_when_something_could_not_be_written(disk: Path, start:
 @pytest.mark.root
 def test_it_is_not_looked_for_otherwise(disk: Path, start: Start) -> None:
     (disk / "file").write_bytes(bytes(SIZE_BYTES))
-    assert start("signal.pause()").take().full_disk is None
+    assert start("signal.pause()").take().blockers.full_disk is None
 
 
 def test_a_file_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

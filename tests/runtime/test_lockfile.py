@@ -346,10 +346,10 @@ def test_what_a_rank_says_of_it_is_evidence(start: Start) -> None:
     lock = LockSeen(path="/cache/ext/lock", owner="process 7 held it and has ended", stale=True)
     rank.collector.hear(3, Account(number=1, standing="training", threads=(), lock=lock))
     known = rank.take()
-    assert known.lock_file == LockFile("/cache/ext/lock", "process 7 held it and has ended", 0, stale=True)
+    assert known.blockers.lock_file == LockFile("/cache/ext/lock", "process 7 held it and has ended", 0, stale=True)
     assert condition_of_hang(known).kind is Kind.LOCK_FILE
     rank.collector.hear(3, Account(number=2, standing="training", threads=()))
-    assert rank.take().lock_file is None
+    assert rank.take().blockers.lock_file is None
 
 
 def test_no_lock() -> None:

@@ -13,7 +13,7 @@ import pytest
 from msgspec import inspect
 
 from taskd.config.manager import ManagerConfig
-from taskd.core.diagnosis.evidence import Evidence, NonFinite, Process
+from taskd.core.diagnosis.evidence import Evidence, NonFinite, Process, RankPosition
 from taskd.runtime.links.identity import agent_of
 from taskd.runtime.links.links import AgentSocket
 from taskd.runtime.manager.crowd import most_waiting
@@ -213,8 +213,8 @@ def test_nobody_speaks_for_the_ranks_of_another(make: Make) -> None:
         agent.obey(Order.RUN)
         dead = (rank(0, Stage.DEAD, pid=1), rank(1, Stage.DEAD, pid=1))
         assert liar.obey(Order.RUN, ranks=dead, standbys=7, leaving=True).generation == 0
-        evidence = {rank: Evidence(0, Process(1), step=2**50, non_finite=NonFinite(2)) for rank in range(2)}
-        raw = {JobRank(rank): msgspec.Raw(msgspec.msgpack.encode(known)) for rank, known in evidence.items()}
+        invented = Evidence(0, Process(1), position=RankPosition(2**50), non_finite=NonFinite(2))
+        raw = {JobRank(rank): msgspec.Raw(msgspec.msgpack.encode(invented)) for rank in range(2)}
         assert liar.link.send(
             messages.EvidenceReport(
                 job_id="job", agent_id=liar.status.agent_id, probe=0, evidence=raw, proof=liar.status.proof

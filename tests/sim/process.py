@@ -158,7 +158,8 @@ class Process:
         state = RunState.STOPPED if self.hung else RunState.SLEEPING
         standing = Standing.TRAINING if self.trains else Standing.PAUSED
         still = seen.Stillness(window_s=1.0, main="a lock, with a time limit")
-        return Evidence(process=seen.Process(self.pid, state, still=still), step=self.step, standing=standing)
+        process, position = seen.Process(self.pid, state, still=still), seen.RankPosition(self.step, standing=standing)
+        return Evidence(process=process, position=position)
 
     # ---- its end
 

@@ -13,7 +13,7 @@ from torch import nn
 from taskd.adaptors.training.standing import see_standing
 from taskd.config.worker import WorkerConfig
 from taskd.core.diagnosis.conditions import condition_of_hang
-from taskd.core.diagnosis.evidence import Clocks, Evidence, Standing
+from taskd.core.diagnosis.evidence import Clocks, Evidence, Frames, Standing
 from taskd.core.diagnosis.findings import Kind
 from taskd.runtime.agent.sockets import LocalServer, Peer
 from taskd.runtime.worker.stacks import MOST_FRAMES, MOST_THREADS, all_stacks, main_stack
@@ -103,7 +103,7 @@ def test_what_a_rank_is_about(begin: Begin, case: str) -> None:
     assert all(re.search(r":\d+ in \S+", line) for thread in account.threads for line in thread.stack)
     threads = {thread.name: thread.stack for thread in account.threads}
     assert "taskd-control" not in threads, "who is asked leaves itself out"
-    silent = Evidence(stack=account.threads[0].stack, clocks=Clocks(0.1, 0.0, 3.0))
+    silent = Evidence(frames=Frames(account.threads[0].stack), clocks=Clocks(0.1, 0.0, 3.0))
     assert (condition_of_hang(silent).kind is Kind.DATA_BLOCKED) == (case == "data")
     if case == "lock":
         assert threads["MainThread"][0].endswith("in lock")

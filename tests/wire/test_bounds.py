@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from taskd.core.diagnosis.evidence import Evidence, PythonError, Thread
+from taskd.core.diagnosis.evidence import EndSigns, Evidence, Frames, PythonError, Thread
 from taskd.wire import codec, text
 from taskd.wire.bounds import LINE_CHARS, NAME_CHARS
 from taskd.wire.codec import BadFrameError
@@ -58,16 +58,18 @@ def test_what_is_honest_and_too_much_is_made_to_fit() -> None:
     assert isinstance(words, SelfReport)
     assert words.cause.startswith(r"a\x00b\x1b[2J next\x9b1m \xff" + "xxx")
     assert (len(words.cause), len(words.kind)) == (LINE_CHARS, NAME_CHARS)
-    known = Evidence(error=PythonError(EVIL, EVIL, EVIL), threads=(Thread(EVIL, (EVIL,) * 5000),), native=EVIL * 50)
+    frames = Frames(threads=(Thread(EVIL, (EVIL,) * 5000),), native=EVIL * 50)
+    known = Evidence(end=EndSigns(error=PythonError(EVIL, EVIL, EVIL)), frames=frames)
     read = msgspec.msgpack.decode(codec.pack(known), type=Evidence)
-    assert read.error is not None
-    assert read.error.message == words.cause
-    assert len(read.threads[0].stack) < 5000
-    assert read.native.count("\n") > 2, "what has lines keeps them"
+    assert read.end.error is not None
+    assert read.end.error.message == words.cause
+    assert len(read.frames.threads[0].stack) < 5000
+    assert read.frames.native.count("\n") > 2, "what has lines keeps them"
 
 
 def test_what_fits_is_not_touched() -> None:
-    whole = Evidence(error=PythonError("E", "größer als π", "f.py:1 in f"), native="one\n\ttwo")
+    error = PythonError("E", "größer als π", "f.py:1 in f")
+    whole = Evidence(end=EndSigns(error=error), frames=Frames(native="one\n\ttwo"))
     assert msgspec.msgpack.decode(codec.pack(whole), type=Evidence) == replace(whole)
 
 

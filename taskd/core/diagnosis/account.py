@@ -32,7 +32,7 @@ def _ago(age_s: float | None) -> str:
 
 
 def _frame(known: Evidence) -> str:
-    return f", at {known.stack[0]}" if known.stack else ""
+    return f", at {known.frames.stack[0]}" if known.frames.stack else ""
 
 
 def _missing(call: Collective | None) -> str:
@@ -45,7 +45,7 @@ def _wchan(known: Evidence) -> str:
 
 
 def _error(known: Evidence) -> str:
-    error = known.error
+    error = known.end.error
     if error is None:
         return "an error that is not known"
     return error.text + (f", at {error.where}" if error.where else "")
@@ -67,19 +67,21 @@ def _children(children: Iterable[Child]) -> str:
 def _memory(known: Evidence) -> str:
     cause = out_of_memory(known.cgroup) if known.cgroup is not None else "the kernel's OOM killer has struck"
     return (
-        f"has lost a child: {cause}; {_error(known)}" if known.error is not None else f"was killed for memory: {cause}"
+        f"has lost a child: {cause}; {_error(known)}"
+        if known.end.error is not None
+        else f"was killed for memory: {cause}"
     )
 
 
 def _data(known: Evidence) -> str:
     children = known.process.children if known.process is not None else ()
-    return f"waits{_ago(known.data_wait_s)} for its data loader" + (
+    return f"waits{_ago(known.blockers.data_wait_s)} for its data loader" + (
         f", whose processes are {_children(children)}" if children else ""
     )
 
 
 def _lock_file(known: Evidence) -> str:
-    file = known.lock_file
+    file = known.blockers.lock_file
     return f"waits for the lock file {file.path}: {file.owner}" if file is not None else ""
 
 
@@ -104,7 +106,8 @@ def _orphans(known: Evidence) -> str:
 
 def _asked(known: Evidence) -> str:
     """Who sent a SIGTERM that the program has handled in its own way."""
-    return f", after a SIGTERM sent by {describe(known.terminated_by)}" if known.terminated_by is not None else ""
+    sender = known.end.terminated_by
+    return f", after a SIGTERM sent by {describe(sender)}" if sender is not None else ""
 
 
 def _busy(known: Evidence) -> str:
@@ -117,13 +120,16 @@ WORDS: Final[Mapping[Kind, Callable[[Evidence], str]]] = {
     Kind.OOM_DEVICE: lambda e: f"ran out of device memory: {_error(e)}",
     Kind.OOM_HOST: lambda e: f"ran out of host memory: {_error(e)}",
     Kind.DISK_FULL: lambda e: (
-        f"found no space left on {e.full_disk or 'a file system'}" + (f": {_error(e)}" if e.error else _frame(e))
+        f"found no space left on {e.blockers.full_disk or 'a file system'}"
+        + (f": {_error(e)}" if e.end.error else _frame(e))
     ),
     Kind.CRASHED: lambda e: f"crashed in native code: {explain(e)}",
     Kind.KILLED: lambda e: f"was killed by {explain(e)}",
     Kind.ABORTED: lambda e: f"aborted: {explain(e)}",
     Kind.EXCEPTION: lambda e: f"raised {_error(e)}",
-    Kind.EXITED: lambda e: f"ended with {explain(e)}{_asked(e)}" if e.ending is not None else f"leaves: {_error(e)}",
+    Kind.EXITED: lambda e: (
+        f"ended with {explain(e)}{_asked(e)}" if e.end.ending is not None else f"leaves: {_error(e)}"
+    ),
     Kind.EXITED_EARLY: lambda e: f"ended with exit code 0 before the training was over{_asked(e)}",
     Kind.DYING: lambda _: "is dying: its process ends, and the kernel is still taking it down",
     Kind.OP_MISMATCH: lambda _: "made another call than the others",
@@ -153,7 +159,7 @@ WORDS: Final[Mapping[Kind, Callable[[Evidence], str]]] = {
     Kind.UNEVEN: _slow,
     Kind.STALLED: lambda _: "makes no progress",
     Kind.WAITING: lambda _: "waits for somebody else",
-    Kind.COLLATERAL: lambda e: f"has failed because of that: {_error(e) if e.error else explain(e)}",
+    Kind.COLLATERAL: lambda e: f"has failed because of that: {_error(e) if e.end.error else explain(e)}",
 }
 
 
@@ -166,10 +172,11 @@ def who(rank: int, known: Evidence | None) -> str:
     """`rank 2 (node 0, pid 4242, step 41)`."""
     if known is None:
         return f"rank {rank}"
+    step = known.position.step
     parts = (
         f"node {known.node}" if known.node is not None else "",
         f"pid {known.process.pid}" if known.process is not None else "",
-        f"step {known.step}" if known.step is not None and known.step >= 0 else "",
+        f"step {step}" if step is not None and step >= 0 else "",
     )
     told = ", ".join(part for part in parts if part)
     return f"rank {rank} ({told})" if told else f"rank {rank}"

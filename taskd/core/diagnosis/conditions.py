@@ -57,12 +57,13 @@ class Symptom:
 
 
 def _text(known: Evidence) -> str:
-    return known.error.text if known.error is not None and known.error.main else ""
+    error = known.end.error
+    return error.text if error is not None and error.main else ""
 
 
 def _disk_full(known: Evidence) -> bool:
     text = _text(known)
-    return bool(_NO_SPACE.search(text) or (known.full_disk is not None and _WRITING.search(text)))
+    return bool(_NO_SPACE.search(text) or (known.blockers.full_disk is not None and _WRITING.search(text)))
 
 
 def _out_of_cgroup(known: Evidence) -> bool:
@@ -93,14 +94,14 @@ def blames_sizes(known: Evidence) -> bool:
 
 def left_by_itself(known: Evidence) -> int | None:
     """The status with which the script is leaving by sys.exit(), inside its training function; None if it is not."""
-    error = known.error
+    error = known.end.error
     if error is None or not error.main or error.kind != "SystemExit":
         return None
     return 0 if error.message in ("", "None", "0") else int(error.message) if error.message.isdigit() else 1
 
 
 def _exited(known: Evidence) -> bool:
-    return known.ending is not None and bool(known.ending.status)
+    return known.end.ending is not None and bool(known.end.ending.status)
 
 
 FAILED: Final = (
@@ -120,7 +121,7 @@ FAILED: Final = (
     Symptom(Kind.ABORTED, lambda known: died_of(known) == SIGABRT, "nothing but the process itself calls abort()"),
     Symptom(Kind.KILLED, lambda known: died_of(known) is not None, "a signal ended it from outside"),
     Symptom(Kind.EXITED, _exited, "it ended by itself and without an exception"),
-    Symptom(Kind.EXITED_EARLY, lambda known: known.ending is not None, "it ended as if all were done"),
+    Symptom(Kind.EXITED_EARLY, lambda known: known.end.ending is not None, "it ended as if all were done"),
     Symptom(Kind.DYING, lambda known: known.gone, "the kernel has marked its death and is taking it down"),
 )
 """EXITED_EARLY is a fault only if others still need the rank; the diagnosis sees to that."""
@@ -128,7 +129,7 @@ FAILED: Final = (
 
 def condition_of_end(known: Evidence) -> Symptom | None:
     """Why a rank has failed; None if it has not, or if taskd itself has ended it."""
-    if known.ending is not None and known.ending.fenced:
+    if known.end.ending is not None and known.end.ending.fenced:
         return None
     if not known.gone and not _text(known):
         return None
@@ -157,15 +158,17 @@ def _main_silent(known: Evidence) -> bool:
 
 
 def _in(pattern: re.Pattern[str], known: Evidence) -> bool:
-    return any(pattern.search(frame) for frame in known.stack[:_FRAMES_ASKED])
+    return any(pattern.search(frame) for frame in known.frames.stack[:_FRAMES_ASKED])
 
 
 def _without_data(known: Evidence) -> bool:
-    return _silent(known.data_wait_s) or any(_LOADER.search(frame) for frame in known.stack)
+    return _silent(known.blockers.data_wait_s) or any(_LOADER.search(frame) for frame in known.frames.stack)
 
 
 def _on_full_disk(known: Evidence) -> bool:
-    return known.full_disk is not None and (known.standing is Standing.CHECKPOINT or _main_silent(known))
+    return known.blockers.full_disk is not None and (
+        known.position.standing is Standing.CHECKPOINT or _main_silent(known)
+    )
 
 
 def _locked(known: Evidence) -> bool:
@@ -192,7 +195,9 @@ STUCK: Final = (
     Symptom(Kind.GIL_HELD, _gil_held, "its native thread beats, and no Python thread can run"),
     Symptom(Kind.DISK_FULL, _on_full_disk, "it is writing, and no space is left"),
     Symptom(
-        Kind.LOCK_FILE, lambda known: known.lock_file is not None, "its main thread waits until a lock file is gone"
+        Kind.LOCK_FILE,
+        lambda known: known.blockers.lock_file is not None,
+        "its main thread waits until a lock file is gone",
     ),
     Symptom(Kind.DATA_BLOCKED, _without_data, "its main thread waits for the next batch"),
     Symptom(Kind.DEADLOCK, _locked, "its main thread waits for a lock while others could run"),

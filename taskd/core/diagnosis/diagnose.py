@@ -107,7 +107,8 @@ def _diagnosis(view: JobView, rule: Rule, found: Found) -> Diagnosis:
 
 def _stacks(view: JobView, culprits: Collection[int]) -> str:
     """Where those are that may be at work, for people."""
-    stacks = ((rank, view.evidence[rank].stack) for rank in sorted(culprits)[:_STACKS_TOLD] if rank in view.evidence)
+    shown = [rank for rank in sorted(culprits)[:_STACKS_TOLD] if rank in view.evidence]
+    stacks = ((rank, view.evidence[rank].frames.stack) for rank in shown)
     told = ((rank, list(takewhile(lambda frame: _OURS not in frame, stack))[:_FRAMES_TOLD]) for rank, stack in stacks)
     return "".join(f" Stack of rank {rank}: {', called by '.join(stack)}." for rank, stack in told if stack)
 

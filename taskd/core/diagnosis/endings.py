@@ -45,6 +45,7 @@ _STATUSES: Final = {
 _SHELL: Final = 128
 _FRAMES_TOLD: Final = 4
 _TEXT_CHARS: Final = 300
+_LINE_END: Final = "\n"
 
 
 def signal_name(signum: int) -> str:
@@ -65,18 +66,27 @@ def in_words(status: int) -> str:
     return f"signal {-status}" + (f" ({_NAMES[-status]})" if -status in _NAMES else "")
 
 
-def cause(evidence: Evidence, status: int) -> str:
-    """How a process has ended, or is ending, and of what, as far as is known."""
-    error = evidence.error
+def cause(evidence: Evidence, status: int, said: str = "") -> str:
+    """How a process has ended, or is ending, and of what, as far as is known. `said`: by its self-report, if it did."""
+    after = f": {said}" if said and status else ""
+    error = evidence.end.error
     if status > 0 and error is not None and error.main and error.where:
-        text = error.text.partition("\n")[0][:_TEXT_CHARS]
-        return f"{in_words(status)} at {error.where}" + (f" ({text})" if text else "")
-    return in_words(status) + (_cause(evidence, -status) if status < 0 else "")
+        text = error.text.partition(_LINE_END)[0][:_TEXT_CHARS]
+        return f"{in_words(status)} at {error.where}" + (f" ({text})" if text not in ("", said) else "") + after
+    return in_words(status) + (_cause(evidence, -status) if status < 0 else "") + after
+
+
+def error_of(evidence: Evidence, status: int, said: str = "") -> str:
+    """The error alone that a process has ended with, and where it was raised; "" if none is known to have ended it."""
+    error = evidence.end.error
+    if status > 0 and error is not None and error.main and error.where:
+        return f"{error.where}: {said or error.text.partition(_LINE_END)[0][:_TEXT_CHARS]}"
+    return said if status else ""
 
 
 def died_of(evidence: Evidence) -> int | None:
     """The signal that ended the process, as far as is known; None if it was none or it lives."""
-    ending, fatal = evidence.ending, evidence.fatal
+    ending, fatal = evidence.end.ending, evidence.end.fatal
     if ending is not None and ending.signum is not None:
         return ending.signum
     if ending is not None and ending.status is not None and ending.status - _SHELL in _NAMES:
@@ -86,7 +96,7 @@ def died_of(evidence: Evidence) -> int | None:
 
 def faulted(evidence: Evidence) -> bool:
     """It died of what its native code did, and not of a signal that another process sent."""
-    fatal = evidence.fatal
+    fatal = evidence.end.fatal
     sent = fatal is not None and fatal.sender is not None and not _itself(evidence, fatal.sender)
     return died_of(evidence) in NATIVE_FAULTS and not sent
 
@@ -98,7 +108,7 @@ def killed_for_memory(evidence: Evidence) -> bool:
 
 
 def _unexplained(evidence: Evidence) -> bool:
-    return evidence.ending is None and evidence.fatal is None and evidence.error is None
+    return evidence.end.ending is None and evidence.end.fatal is None and evidence.end.error is None
 
 
 def _itself(evidence: Evidence, sender: Sender) -> bool:
@@ -107,12 +117,12 @@ def _itself(evidence: Evidence, sender: Sender) -> bool:
 
 def explain(evidence: Evidence) -> str:
     """The end of a process, for people: what, by whom, and where. It must have ended."""
-    signum, ending = died_of(evidence), evidence.ending
+    signum, ending = died_of(evidence), evidence.end.ending
     if signum is not None:
         return f"{signal_name(signum)} (exit code {_SHELL + signum}){_cause(evidence, signum)}"
     if ending is not None and ending.status is not None:
         meaning = _STATUSES.get(ending.status)
-        return f"exit code {ending.status}" + (f" ({meaning})" if meaning and evidence.error is None else "")
+        return f"exit code {ending.status}" + (f" ({meaning})" if meaning and evidence.end.error is None else "")
     return "an end whose status is not known yet"
 
 
@@ -129,13 +139,13 @@ def _cause(evidence: Evidence, signum: int) -> str:
 
 
 def _sender(evidence: Evidence, signum: int) -> Sender | None:
-    fatal = evidence.fatal
+    fatal = evidence.end.fatal
     noted = fatal.sender if fatal is not None and fatal.signum == signum else None
-    return evidence.terminated_by if noted is None and signum == SIGTERM else noted
+    return evidence.end.terminated_by if noted is None and signum == SIGTERM else noted
 
 
 def _place(evidence: Evidence, signum: int) -> str:
-    fatal = evidence.fatal
+    fatal = evidence.end.fatal
     if fatal is None or fatal.signum != signum:
         return ""
     parts = [

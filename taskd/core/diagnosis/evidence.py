@@ -296,46 +296,103 @@ class Thread:
 
 
 @dataclass(frozen=True, slots=True)
+class EndSigns:
+    """What has ended the process, or is about to.
+
+    Attributes:
+        life_lost: the life futex is marked: the process's native thread has died, as the first of all.
+        terminated_by: who sent the newest SIGTERM, whatever the process made of it.
+
+    """
+
+    life_lost: bool | None = None
+    ending: Ending | None = None
+    fatal: FatalSignal | None = None
+    terminated_by: Sender | None = None
+    error: PythonError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankPosition:
+    """How far the rank is, and what it is about, each with its age.
+
+    Attributes:
+        step: the newest that was committed; -1 if none was.
+
+    """
+
+    step: MaybeCounter | None = None
+    step_s: Seconds | None = None
+    standing: Standing | None = None
+    standing_s: Seconds | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankCalls:
+    """The rank's part in the job's communication.
+
+    Attributes:
+        collectives: the newest in front, some 16 of each communicator, open ones always.
+        kernel_s: for how long a kernel of NCCL has been running on the device; 0.0 if none does, None where NCCL does
+            not tell.
+
+    """
+
+    communicators: Annotated[tuple[Communicator, ...], Some] = ()
+    collectives: Annotated[tuple[Collective, ...], Some] = ()
+    kernel_s: Seconds | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Blockers:
+    """What beside its peers keeps the rank from going on.
+
+    Attributes:
+        data_wait_s: for how long the main thread has been waiting for the next batch.
+        full_disk: a file system, by a path in it, that has no space left.
+
+    """
+
+    data_wait_s: Seconds | None = None
+    full_disk: Line | None = None
+    lock_file: LockFile | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """Where in its code the process is.
+
+    Attributes:
+        stack: of Python's main thread, innermost first, each `file:line in function`.
+        threads: all Python threads; for people.
+        native: what py-spy has printed of a process in which no Python could run; for people.
+
+    """
+
+    stack: Annotated[tuple[Line, ...], Some] = ()
+    threads: Annotated[tuple[Thread, ...], Some] = ()
+    native: Page = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
-    """One rank at one moment. `full_disk` is a file system, by a path in it, that has no space left."""
+    """One rank at one moment, in parts by what is told."""
 
     node: MaybeIndex | None = None
     process: Process | None = None
     cgroup: Cgroup | None = None
-    life_lost: bool | None = None
-    """The life futex is marked: the process's native thread has died, as the first of all."""
-    ending: Ending | None = None
-    fatal: FatalSignal | None = None
-    terminated_by: Sender | None = None
-    """Who sent the newest SIGTERM, whatever the process made of it."""
-    error: PythonError | None = None
+    end: EndSigns = EndSigns()
     clocks: Clocks | None = None
-    step: MaybeCounter | None = None
-    """The newest that was committed; -1 if none was."""
-    step_s: Seconds | None = None
-    standing: Standing | None = None
-    standing_s: Seconds | None = None
-    communicators: Annotated[tuple[Communicator, ...], Some] = ()
-    collectives: Annotated[tuple[Collective, ...], Some] = ()
-    """The newest in front, some 16 of each communicator, open ones always."""
-    data_wait_s: Seconds | None = None
-    """For how long the main thread has been waiting for the next batch."""
-    kernel_s: Seconds | None = None
-    """For how long a kernel of NCCL has been running on the device; 0.0 if none does, None where NCCL does not tell."""
-    full_disk: Line | None = None
-    lock_file: LockFile | None = None
+    position: RankPosition = RankPosition()
+    calls: RankCalls = RankCalls()
+    blockers: Blockers = Blockers()
     non_finite: NonFinite | None = None
     pace: Pace | None = None
-    stack: Annotated[tuple[Line, ...], Some] = ()
-    """Python's main thread, innermost first, each `file:line in function`."""
-    threads: Annotated[tuple[Thread, ...], Some] = ()
-    """All Python threads; for people."""
-    native: Page = ""
-    """What py-spy has printed of a process in which no Python could run; for people."""
+    frames: Frames = Frames()
 
     @property
     def gone(self) -> bool:
         """The process has ended, or is being taken down."""
-        process = self.process
+        process, end = self.process, self.end
         falling = process is not None and (process.exiting is True or process.state in (RunState.ZOMBIE, RunState.DEAD))
-        return self.ending is not None or self.life_lost is True or falling
+        return end.ending is not None or end.life_lost is True or falling

@@ -31,7 +31,7 @@ def _failed(view: JobView) -> list[int]:
 
 def _weak(view: JobView, rank: int) -> bool:
     kind, known = view.ends[rank].kind, view.evidence[rank]
-    told_to_end = kind is Kind.KILLED and known.ending is not None and may_be_told_to_end(known.ending)
+    told_to_end = kind is Kind.KILLED and known.end.ending is not None and may_be_told_to_end(known.end.ending)
     return kind in _MAY_FOLLOW or told_to_end or (kind is Kind.EXCEPTION and may_blame_peer(known))
 
 
@@ -49,7 +49,7 @@ def perhaps_by_others(view: JobView) -> Found | None:
 
 
 def _age(view: JobView, rank: int) -> float | None:
-    ending = view.evidence[rank].ending
+    ending = view.evidence[rank].end.ending
     return ending.age_s if ending is not None else None
 
 
@@ -80,12 +80,12 @@ def too_early(view: JobView) -> Found | None:
 
 def _silent_ends(view: JobView) -> bool:
     """Every failure looks as an uncaught exception does that nobody has noted: an abort, or status 1."""
-    endings = (view.evidence[rank].ending for rank in _failed(view))
+    endings = (view.evidence[rank].end.ending for rank in _failed(view))
     return all(ending is not None and ending.status in (None, 1) for ending in endings)
 
 
 def _finished(view: JobView, rank: int) -> bool:
-    ending = view.evidence[rank].ending
+    ending = view.evidence[rank].end.ending
     return ending is not None and ending.finished
 
 

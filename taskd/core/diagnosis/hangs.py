@@ -36,7 +36,8 @@ def holding_up(view: JobView) -> Found | None:
         return None
     rows = dict(view.standing_still)
     held_up = view.waits.held_up
-    furthest = max((step for step in (view.evidence[rank].step for rank in held_up) if step is not None), default=None)
+    steps = (view.evidence[rank].position.step for rank in held_up)
+    furthest = max((step for step in steps if step is not None), default=None)
     for rank, call in view.waits.roots().items():
         known = view.evidence[rank]
         if rank not in {*rows, *view.ends, *view.behind_builders} and not known.gone:
@@ -49,16 +50,17 @@ def holding_up(view: JobView) -> Found | None:
 
 
 def _is_ahead(known: Evidence, call: Collective, furthest: int | None) -> bool:
-    if known.standing is Standing.FINISHED:
+    if known.position.standing is Standing.FINISHED:
         return True
-    if known.step is None:
+    step = known.position.step
+    if step is None:
         return False
-    return (call.step is not None and known.step >= call.step) or (furthest is not None and known.step > furthest)
+    return (call.step is not None and step >= call.step) or (furthest is not None and step > furthest)
 
 
 def waits_on_device(known: Evidence) -> bool:
     """A kernel of NCCL has been running on the rank's device for long: it waits there for other ranks' kernels."""
-    return known.kernel_s is not None and known.kernel_s >= UNANSWERED_S
+    return known.calls.kernel_s is not None and known.calls.kernel_s >= UNANSWERED_S
 
 
 def late_on_device(view: JobView) -> Found | None:
@@ -71,7 +73,7 @@ def late_on_device(view: JobView) -> Found | None:
     idle = {
         rank: condition_of_hang(known)
         for rank, known in view.evidence.items()
-        if known.kernel_s == 0.0 and not known.gone and rank not in view.ends and rank not in view.held_up
+        if known.calls.kernel_s == 0.0 and not known.gone and rank not in view.ends and rank not in view.held_up
     }
     rows = {rank: _ON_DEVICE if row.kind is Kind.BLOCKED else row for rank, row in idle.items()}
     return blame(view, [rank for rank, row in rows.items() if row.kind is not Kind.BEHIND], rows)
@@ -81,7 +83,7 @@ def outside(view: JobView) -> Found | None:
     """Ranks whose collectives are seen and that are in none, while the others wait or are not heard."""
     if view.hang is None or not (view.waits.held_up or view.silent):
         return None
-    live = {rank: known for rank, known in _live(view).items() if known.communicators}
+    live = {rank: known for rank, known in _live(view).items() if known.calls.communicators}
     rows = {rank: condition_of_hang(known) for rank, known in live.items()}
     return blame(view, [rank for rank, row in rows.items() if row.kind is not Kind.BEHIND], rows)
 
@@ -164,7 +166,7 @@ def presumed(view: JobView) -> Found | None:
 
 def _behind(live: Mapping[int, Evidence]) -> Found | None:
     """The ranks of the lowest step, if others are further."""
-    steps = {rank: known.step for rank, known in live.items() if known.step is not None}
+    steps = {rank: known.position.step for rank, known in live.items() if known.position.step is not None}
     lowest = min(steps.values(), default=0)
     behind = [rank for rank, step in steps.items() if step == lowest]
     return Found([finding(rank, Kind.BEHIND, live[rank]) for rank in behind]) if len(behind) < len(steps) else None

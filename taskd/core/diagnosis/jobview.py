@@ -53,7 +53,9 @@ class JobView:
         living = {rank: known for rank, known in self.evidence.items() if not known.gone}
         ranks = {(known.node, known.process.pid): rank for rank, known in living.items() if known.process is not None}
         waiting = {
-            rank: (known.node, known.lock_file.pid) for rank, known in living.items() if known.lock_file is not None
+            rank: (known.node, file.pid)
+            for rank, known in living.items()
+            if (file := known.blockers.lock_file) is not None
         }
         return {rank for rank, owner in waiting.items() if ranks.get(owner, rank) != rank}
 

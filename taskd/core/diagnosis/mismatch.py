@@ -58,7 +58,7 @@ def find_mismatches(evidence: Mapping[int, Evidence], failed: Mapping[int, objec
     }
     calls: dict[tuple[int, int], dict[int, Collective]] = defaultdict(dict)
     for rank, known in evidence.items():
-        for call in known.collectives:
+        for call in known.calls.collectives:
             if (call.comm, call.number) in concerned:
                 calls[call.comm, call.number][rank] = call
     found: dict[int, Mismatch] = {}
@@ -71,11 +71,11 @@ def find_mismatches(evidence: Mapping[int, Evidence], failed: Mapping[int, objec
 
 def _last(known: Evidence, *, ended: bool) -> list[Collective]:
     """The calls that a rank is in, or was in when it failed."""
-    opened = [call for call in known.collectives if call.open]
+    opened = [call for call in known.calls.collectives if call.open]
     if opened or not ended:
         return opened
     newest: dict[int, Collective] = {}
-    for call in known.collectives:
+    for call in known.calls.collectives:
         newest.setdefault(call.comm, call)
     return list(newest.values())
 
@@ -123,7 +123,7 @@ def _usual(
 
 def _history(known: Evidence, until: Collective, *, sized: bool) -> list[Call]:
     """The calls of this communicator before that one, the oldest in front."""
-    before = {call.number: call for call in known.collectives if call.comm == until.comm and call.number}
+    before = {call.number: call for call in known.calls.collectives if call.comm == until.comm and call.number}
     history, number = [], until.number - 1
     while number in before:
         history.append(_call(before[number], sized=sized))

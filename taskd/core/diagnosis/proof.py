@@ -67,8 +67,9 @@ def _prove_rank(known: Evidence | None, kind: Kind) -> Proof:
         return Proof(True, "nodes say so")
     if known is None or known.gone:
         return Proof(True, "its process has ended")
-    if kind is Kind.LOCK_FILE and known.lock_file is not None:
-        return Proof(known.lock_file.stale, f"of the lock, {known.lock_file.owner}")
+    lock_file = known.blockers.lock_file
+    if kind is Kind.LOCK_FILE and lock_file is not None:
+        return Proof(lock_file.stale, f"of the lock, {lock_file.owner}")
     still = known.process.still if known.process is not None else None
     if still is None:
         return Proof(False, "its threads could not be looked at twice")

@@ -65,11 +65,11 @@ class _Roster:
         self._sizes: dict[int, int] = {}
         self._all_heard = len(evidence) == len(members)
         for rank, known in evidence.items():
-            for one in known.communicators:
+            for one in known.calls.communicators:
                 self.entered[one.comm][rank] = one.number
                 self._sizes[one.comm] = one.ranks
                 self.seats[one.comm, one.rank] = rank
-            for call in known.collectives:
+            for call in known.calls.collectives:
                 if call.number:
                     numbers = self.entered[call.comm]
                     numbers[rank] = max(call.number, numbers.get(rank, 0))
@@ -115,7 +115,7 @@ def find_waits(evidence: Mapping[int, Evidence], members: Collection[int], still
 
 def _pending(known: Evidence, roster: _Roster) -> Iterator[Collective]:
     """The operations that a rank waits in."""
-    calls = [call for call in known.collectives if call.op not in (Operation.OPEN, Operation.CLOSE)]
+    calls = [call for call in known.calls.collectives if call.op not in (Operation.OPEN, Operation.CLOSE)]
     opened = [call for call in calls if call.open]
     if opened:
         yield from reversed(opened)
@@ -148,7 +148,7 @@ def _meets(partner: Evidence, call: Collective, roster: _Roster, rank: int) -> b
         and theirs.op is other
         and theirs.comm == call.comm
         and roster.seats.get((theirs.comm, theirs.peer)) == rank
-        for theirs in partner.collectives
+        for theirs in partner.calls.collectives
     )
 
 

@@ -175,7 +175,7 @@ class Watch:
             self.answered.add(agent_id)
         for rank, known in evidence.items():
             before = self._evidence.get(rank)
-            if before is None or before[0].ending is None or known.ending is not None:
+            if before is None or before[0].end.ending is None or known.end.ending is not None:
                 self._evidence[rank] = (known, now_s)
 
     def evidence(self, now_s: float) -> dict[int, Evidence]:
@@ -194,14 +194,16 @@ class Watch:
 
     def newest_step(self) -> int:
         """The newest step that anybody has reported; -1 without any."""
-        return max((known.step for known, _ in self._evidence.values() if known.step is not None), default=-1)
+        steps = (known.position.step for known, _ in self._evidence.values())
+        return max((step for step in steps if step is not None), default=-1)
 
     def excuse(self, diagnosis: Diagnosis | None) -> tuple[int, Activity] | None:
         """The phase that explains the silence, and the node that is in it; None if none does."""
         if self.hang is None or (diagnosis is not None and not _may_be_silence(diagnosis)):
             return None
         for rank, (known, _) in sorted(self._evidence.items()):
-            activity = _ACTIVITIES.get(known.standing) if known.standing is not None and not known.gone else None
+            said = known.position.standing
+            activity = _ACTIVITIES.get(said) if said is not None and not known.gone else None
             if activity is not None and activity is not self.rhythm.rhythm.activity:
                 return (known.node if known.node is not None else rank), activity
         return None
@@ -251,7 +253,7 @@ def _may_be_silence(diagnosis: Diagnosis) -> bool:
 
 def _aged(known: Evidence, more_s: float) -> Evidence:
     """The same evidence some time later. Only the age of an end is compared with those of others."""
-    ending = known.ending
+    ending = known.end.ending
     if ending is None or ending.age_s is None or more_s <= 0:
         return known
-    return replace(known, ending=replace(ending, age_s=ending.age_s + more_s))
+    return replace(known, end=replace(known.end, ending=replace(ending, age_s=ending.age_s + more_s)))

@@ -108,9 +108,9 @@ def _charge(job: Job, now_s: float, ranks: Collection[JobRank]) -> str:
 
 def _fault(job: Job, rank: JobRank, cause: Cause, now_s: float) -> Fault:
     if not job.failed_to_start(rank, now_s):
-        return Fault(rank, job.step, cause.text)
+        return Fault(rank, job.step, cause)
     status = job.world.ranks[rank].known
-    return Fault(-1, -1, cause.text, early=True, raised=cause.raised and status is not None and not status.kind)
+    return Fault(-1, -1, cause, early=True, raised=cause.raised and status is not None and not status.kind)
 
 
 def fail(job: Job, _now_s: float, why: str, *, at_once: bool = False) -> None:

@@ -11,19 +11,18 @@ Rules:
    three ranks at once, while one flaky rank is started again. A script without the SDK commits nothing: for it, only
    the early failures count. Where `--max_restarts` names a number, starts may fail as often as that allows, as under
    torchrun: what all ranks miss (a mount, a server) may come.
-4. Causes are the same if they differ only in addresses and long numbers (ports, process ids, sizes).
+4. Which causes are the same, `causes.py` says.
 5. With a window, a restart counts until it is `window_s` old. Without one nothing is ever refilled.
 6. A new manager goes on with the count of the former one. The times are not known to it: what it takes over counts
    as spent when it took over, so that losing the manager never gives restarts back.
 """
 
-import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from taskd.core.recovery.causes import Cause
 
 DEFAULT_MAX_RESTARTS = 32767
 EARLY_S = 60.0
-_VARYING = re.compile(r"0x[0-9a-fA-F]+|\d{4,}")
-"""An exit status or a signal has three digits at most, and tells one cause from another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class Fault:
 
     rank: int
     step: int
-    cause: str
+    cause: Cause
     early: bool = False
     """It ended by itself, soon after its start, before any rank had committed a step. Whose it was does not matter."""
     raised: bool = False
@@ -106,17 +105,17 @@ class Budget:
     def _repeated(self, faults: list[Fault]) -> tuple[str, str]:
         """Count the faults. Why one of them is a bug in the job, and why all processes are to start anew; or ""."""
         anew = ""
-        kinds = {replace(fault, cause=_VARYING.sub("#", fault.cause)): fault for fault in faults}
-        for kind, fault in kinds.items():
-            common = fault.early and fault.raised and len(kinds) == 1
-            known = self._seen.get(kind, _Tally())
-            tally = _Tally(known.times + (len(faults) if common else 1), known.anew + (kind in self._met))
-            self._seen[kind] = tally
-            times = f"{tally.times} times at step {fault.step} with the same cause ({fault.cause})"
+        different = dict.fromkeys(faults)
+        for fault in different:
+            common = fault.early and fault.raised and len(different) == 1
+            known = self._seen.get(fault, _Tally())
+            tally = _Tally(known.times + (len(faults) if common else 1), known.anew + (fault in self._met))
+            self._seen[fault] = tally
+            times = f"{tally.times} times at step {fault.step} with the same cause ({fault.cause.text})"
             if fault.early and tally.times >= self.repeats and self.max_restarts >= DEFAULT_MAX_RESTARTS:
                 return (
                     f"{tally.times} processes failed before any step was committed, within {EARLY_S:g} s of their "
-                    f"start and with the same cause ({fault.cause}); that is a bug in the job, not in a machine"
+                    f"start and with the same cause ({fault.cause.text}); that is a bug in the job, not in a machine"
                 ), ""
             if fault.early or fault.step < 0:
                 continue

@@ -1,6 +1,14 @@
-"""Of what a process has ended, or with what error it came out: as a value for decisions, with a text for people."""
+"""Of what a process has ended, or with what error it came out: as a value for decisions, with a text for people.
 
-from dataclasses import dataclass
+Rules:
+
+1. Causes are equal if their kind, their exit status and their detail are: what is told of them in words counts nowhere.
+2. The detail of an error is the error without what differs each time: addresses and long numbers (ports, process ids,
+   sizes).
+"""
+
+import re
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
@@ -10,6 +18,8 @@ _OF_ITSELF: Final = -6
 """SIGABRT. torch aborts a process now and then that leaves."""
 _FROM_LAUNCHERS: Final = (-6, -15)
 """What a launcher sends to the others when one has failed, or what comes of it."""
+_VARYING: Final = re.compile(r"0x[0-9a-fA-F]+|\d{4,}")
+"""A small number may tell one error from another: an index, a rank."""
 
 
 class CauseKind(Enum):
@@ -27,13 +37,17 @@ class CauseKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One rank's. `status` is that of its process, as Python's subprocess has it: negative for a signal."""
+    """One rank's. `status` is that of its process, as Python's subprocess has it: negative for a signal.
+
+    `detail` tells it from others of its kind: an error, a diagnosis, what it was late for.
+    """
 
     kind: CauseKind
-    text: str = ""
+    text: str = field(default="", compare=False)
     status: int | None = None
     raised: bool = False
     """The process itself has said by what error it ends."""
+    detail: str = ""
 
     @property
     def by_itself(self) -> bool:
@@ -54,7 +68,7 @@ UNKNOWN: Final = Cause(CauseKind.UNKNOWN)
 
 def of_report(report: RankStatus) -> Cause:
     """That of a rank's process, by what its agent reports of it."""
-    status, text = report.status, report.cause
+    status, text, detail = report.status, report.cause, _VARYING.sub("#", report.error)
     if status is None:
-        return Cause(CauseKind.CAME_OUT if text else CauseKind.UNKNOWN, text)
-    return Cause(CauseKind.SIGNALLED if status < 0 else CauseKind.EXITED, text, status, report.raised)
+        return Cause(CauseKind.CAME_OUT if text else CauseKind.UNKNOWN, text, detail=detail)
+    return Cause(CauseKind.SIGNALLED if status < 0 else CauseKind.EXITED, text, status, report.raised, detail)

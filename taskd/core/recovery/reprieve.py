@@ -24,7 +24,7 @@ def reprieve(known: Evidence | None, *, last: bool) -> str:
     process, cgroup = known.process, known.cgroup
     if known.gone or (process is not None and process.state in _STILL) or (cgroup is not None and cgroup.frozen):
         return ""
-    if known.standing is Standing.CHECKPOINT:
+    if known.position.standing is Standing.CHECKPOINT:
         return "it is inside a checkpoint"
     if last and doubt([known]):
         return "no other rank holds a consistent state"

@@ -8,18 +8,23 @@ Rules:
 """
 
 from time import monotonic_ns
-from typing import Any, Final
+from typing import Final
 
 from taskd.core.diagnosis.evidence import (
+    Blockers,
     Clocks,
     Collective,
     Communicator,
+    EndSigns,
     Evidence,
     FatalSignal,
     PythonError,
+    RankCalls,
+    RankPosition,
     Sender,
     Standing,
 )
+from taskd.core.diagnosis.facts import flat, of_facts
 from taskd.errors import ShimError
 from taskd.runtime.box import postmortem as noted
 from taskd.runtime.box.blackbox import Backend, Box, BoxEvent, BoxPhase, Life, Reading
@@ -37,43 +42,49 @@ _STANDINGS: Final[dict[int, Standing]] = {
 }
 
 
-def tell(box: Box | None, most_events: int) -> dict[str, Any]:
-    """Fields of `Evidence`; none if there is no box, or if nobody has claimed it."""
+def tell(box: Box | None, most_events: int) -> Evidence:
+    """What it tells; nothing if there is no box, or if nobody has claimed it."""
     if box is None:
-        return {}
+        return Evidence()
     try:
         said = box.read()
         if not said.claims:
-            return {}
+            return Evidence()
         left, operations, communicators = box.postmortem(said), box.operations(most=most_events), box.communicators()
         kernel = box.kernel()
     except ShimError:
-        return {}
+        return Evidence()
     now_ns = monotonic_ns()
-    told: dict[str, Any] = {
-        "life_lost": said.life is Life.LOST,
-        "fatal": _fatal(left.fault, now_ns),
-        "terminated_by": _sender(left.request.sender, left.request.at_ns) if left.request is not None else None,
-        "error": _error(left.last_words, said),
-        "clocks": Clocks(
+    told = Evidence(
+        end=EndSigns(
+            life_lost=said.life is Life.LOST,
+            fatal=_fatal(left.fault, now_ns),
+            terminated_by=_sender(left.request.sender, left.request.at_ns) if left.request is not None else None,
+            error=_error(left.last_words, said),
+        ),
+        clocks=Clocks(
             native_s=_age_s(said.native_ns, now_ns),
             gil_s=_unanswered_s(said.gil_asked_ns, said.gil_ns, now_ns),
             main_s=_unanswered_s(said.main_asked_ns, said.main_ns, now_ns),
         ),
-        "step": said.step,
-        "step_s": _age_s(said.step_ns, now_ns),
-        "standing": _STANDINGS.get(said.phase),
-        "standing_s": _age_s(said.phase_ns or said.claimed_ns, now_ns),
-        "data_wait_s": _age_s(said.data_since_ns, now_ns),
-        "kernel_s": None if kernel is None else 0.0 if kernel.left_ns else _age_s(kernel.entered_ns, now_ns),
-        "communicators": tuple(
-            Communicator(one.id, one.number, one.rank, one.ranks) for one in communicators if not one.closed
+        position=RankPosition(
+            step=said.step,
+            step_s=_age_s(said.step_ns, now_ns),
+            standing=_STANDINGS.get(said.phase),
+            standing_s=_age_s(said.phase_ns or said.claimed_ns, now_ns),
         ),
-        "collectives": tuple(_collective(event, said, now_ns) for event in operations),
-    }
-    if sendable(Evidence(**told)):
+        calls=RankCalls(
+            communicators=tuple(
+                Communicator(one.id, one.number, one.rank, one.ranks) for one in communicators if not one.closed
+            ),
+            collectives=tuple(_collective(event, said, now_ns) for event in operations),
+            kernel_s=None if kernel is None else 0.0 if kernel.left_ns else _age_s(kernel.entered_ns, now_ns),
+        ),
+        blockers=Blockers(data_wait_s=_age_s(said.data_since_ns, now_ns)),
+    )
+    if sendable(told):
         return told
-    return {name: value for name, value in told.items() if sendable(Evidence(**{name: value}))}
+    return of_facts({name: value for name, value in flat(told).items() if sendable(of_facts({name: value}))})
 
 
 def _age_s(at_ns: int, now_ns: int) -> float | None:

@@ -12,16 +12,16 @@ import re
 from collections import deque
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
 from taskd.core.diagnosis.evidence import (
     Child,
     Ending,
     Evidence,
+    Frames,
     LockFile,
     NonFinite,
     Process,
-    PythonError,
     Standing,
     Thread,
 )
@@ -132,35 +132,41 @@ class EvidenceCollector:
             self.begin(rank, pid, known.incarnation if known is not None else 0)
             known = self._ranks[rank]
         told = tell(box, events)
-        gone = ending is not None or told.get("life_lost") is True
+        gone = ending is not None or told.end.life_lost is True
         process = _with_orphans(known.observer.report(ending=gone), known)
         gone = gone or process.state is None
         if not gone and known.first is not None:
             process = replace(process, still=compare(pid, known.first))
-        evidence = Evidence(
+        evidence = replace(
+            told,
             node=node,
             process=process,
             cgroup=known.cgroup_watch.report(gone=process.state is None),
-            ending=ending,
+            end=replace(told.end, ending=ending),
             non_finite=known.non_finite,
-            **{**told, **_said(known, told.get("standing"), told.get("standing_s"), gone=gone)},
         )
-        return replace(evidence, full_disk=full_disk(pid)) if _may_lack_space(evidence) else evidence
+        if not gone:
+            evidence = _with_account(evidence, known)
+        if _may_lack_space(evidence):
+            evidence = replace(evidence, blockers=replace(evidence.blockers, full_disk=full_disk(pid)))
+        return evidence
 
 
-def _said(known: _KnownProcess, standing: Standing | None, standing_s: float | None, *, gone: bool) -> dict[str, Any]:
-    """Fields of `Evidence` from the newest account, if it still holds, with the activity's age if that is known."""
+def _with_account(evidence: Evidence, known: _KnownProcess) -> Evidence:
+    """Add the newest account, if it still holds. What its activity is comes without an age if the box had another."""
     account = known.account
-    if account is None or gone or monotonic() - known.heard_s > FRESH_S:
-        return {}
+    if account is None or monotonic() - known.heard_s > FRESH_S:
+        return evidence
     threads = tuple(Thread(thread.name, thread.stack) for thread in account.threads)
-    fields: dict[str, Any] = {"stack": threads[0].stack if threads else (), "threads": threads}
+    frames = Frames(threads[0].stack if threads else (), threads)
+    blockers, position = evidence.blockers, evidence.position
     if account.lock is not None:
-        fields["lock_file"] = LockFile(account.lock.path, account.lock.owner, account.lock.pid, account.lock.stale)
+        lock_file = LockFile(account.lock.path, account.lock.owner, account.lock.pid, account.lock.stale)
+        blockers = replace(blockers, lock_file=lock_file)
     said = _STANDINGS.get(account.standing)
-    if said is not None:
-        fields |= {"standing": said, "standing_s": standing_s if said is standing else None}
-    return fields
+    if said is not None and said is not position.standing:
+        position = replace(position, standing=said, standing_s=None)
+    return replace(evidence, position=position, blockers=blockers, frames=frames)
 
 
 def _with_orphans(process: Process, known: _KnownProcess) -> Process:
@@ -176,7 +182,7 @@ def _with_orphans(process: Process, known: _KnownProcess) -> Process:
 
 
 def _may_lack_space(evidence: Evidence) -> bool:
-    error: PythonError | None = evidence.error
+    error = evidence.end.error
     return (error is not None and _NOT_WRITTEN.search(error.text) is not None) or (
-        evidence.standing is Standing.CHECKPOINT and not evidence.gone
+        evidence.position.standing is Standing.CHECKPOINT and not evidence.gone
     )

@@ -157,7 +157,8 @@ class Observer:
                 if holds_still(evidence[rank]):
                     continue  # it has been stopped: where, tells nothing
                 native = take_native(node.slots[rank].status.pid, NATIVE_S)
-                evidence[rank] = replace(evidence[rank], native=native)
+                known = evidence[rank]
+                evidence[rank] = replace(known, frames=replace(known.frames, native=native))
                 break
             out.append(self._evidence_report(node, self._answered, evidence))
             for rank in live:

@@ -28,7 +28,7 @@ from taskd.core.agent import (
     TellPause,
     TellRelease,
 )
-from taskd.core.diagnosis.endings import cause, ending_of
+from taskd.core.diagnosis.endings import cause, ending_of, error_of
 from taskd.core.diagnosis.evidence import Evidence
 from taskd.errors import RecoveryError, TaskdError
 from taskd.runtime.agent.collector import EvidenceCollector
@@ -219,7 +219,9 @@ class RankSupervisor:
             self.seen[rank] = known
         if ending.gone:
             self.processes.end(process, keep=status != 0)
-        return node.ended(rank, status=status, cause=cause(known, status), at_s=time.monotonic())
+        said, _ = slot.words
+        told, error = cause(known, status, said), error_of(known, status, said)
+        return node.ended(rank, status=status, cause=told, error=error, at_s=time.monotonic())
 
     def have_ended(self, node: Node) -> bool:
         """Whether this node has ranks, and all of them have ended well."""

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from taskd.core.diagnosis.evidence import Evidence
+from taskd.core.diagnosis.facts import flat
 from taskd.core.diagnosis.findings import Diagnosis
 from taskd.runtime.folders.ownfolder import OwnFolder
 
@@ -75,7 +76,7 @@ def _fitting(diagnosis: Diagnosis, evidence: Mapping[int, Evidence]) -> dict[str
     kept: dict[int, msgspec.Raw] = {}
     left = MOST_EVIDENCE_BYTES
     for rank in sorted(evidence, key=lambda rank: (rank not in named, rank)):
-        raw = msgspec.json.encode(evidence[rank])
+        raw = msgspec.json.encode(flat(evidence[rank]))
         left -= len(raw)
         if left < 0:
             break

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from taskd.core.diagnosis.evidence import Evidence
+from taskd.core.diagnosis.facts import in_parts
 from taskd.runtime.folders.regular import open_record
 from taskd.runtime.records.entries import DiagnosisEntry
 from taskd.runtime.records.timeline import FAULTS, FaultEntry
@@ -81,6 +82,6 @@ def _converted(record: FaultFile) -> FaultFile:
 
 def _evidence(value: object) -> Evidence | None:
     try:
-        return msgspec.convert(value, Evidence)
+        return msgspec.convert(in_parts(value) if isinstance(value, dict) else value, Evidence)
     except (msgspec.ValidationError, RecursionError):
         return None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from taskd.core.diagnosis.endings import explain, signal_name
-from taskd.core.diagnosis.evidence import Ending, Evidence, FatalSignal, Process, PythonError, Sender
+from taskd.core.diagnosis.evidence import Ending, EndSigns, Evidence, FatalSignal, Process, PythonError, Sender
 from taskd.runtime.box.blackbox import (
     Backend,
     Box,
@@ -302,15 +302,16 @@ def _how(said: Reading, fatal: SignalView | None, terminated: SignalView | None,
         ended = Ending(status=said.exit_status)
         error = PythonError(words.kind, words.message, words.where) if words is not None and said.exit_status else None
         reason = f", after {error.text}" + (f", at {error.where}" if error.where else "") if error is not None else ""
-        return explain(Evidence(ending=ended, error=error)) + reason
+        return explain(Evidence(end=EndSigns(ending=ended, error=error))) + reason
     process = Process(said.owner_pid)
     if fatal is not None and not fatal.handled:
         address = int(fatal.address, 16) if fatal.address is not None else None
         recorded = FatalSignal(fatal.signum, address, fatal.thread, sender=fatal.sender)
-        return explain(Evidence(process=process, fatal=recorded, life_lost=True))
+        return explain(Evidence(process=process, end=EndSigns(life_lost=True, fatal=recorded)))
     if terminated is not None and terminated.age_s is not None and terminated.age_s <= _TERMINATED_WITHIN_S:
         ended = Ending(signum=_SIGTERM)
-        return explain(Evidence(process=process, ending=ended, terminated_by=terminated.sender, life_lost=True))
+        signs = EndSigns(life_lost=True, ending=ended, terminated_by=terminated.sender)
+        return explain(Evidence(process=process, end=signs))
     return (
         "without a word: SIGKILL (exit code 137; by somebody, or by the kernel's OOM killer) or os._exit; "
         "the job's journal has the wait status and the OOM counter"

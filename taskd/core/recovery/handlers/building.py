@@ -186,7 +186,7 @@ def _fence(
 
 
 def _late(what: str) -> Cause:
-    return Cause(CauseKind.FENCED, f"it did not {what} in time and was fenced")
+    return Cause(CauseKind.FENCED, f"it did not {what} in time and was fenced", detail=what)
 
 
 def _spare(phase: Pausing, old: list[JobRank], job: Job, now_s: float) -> tuple[Pausing, tuple[Effect, ...]]:

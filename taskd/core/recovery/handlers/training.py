@@ -16,7 +16,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
-from taskd.core.diagnosis.findings import Diagnosis, Kind
+from taskd.core.diagnosis.findings import Diagnosis, Finding, Kind
 from taskd.core.diagnosis.watch import AGAIN_S, ANSWER_S
 from taskd.core.recovery import case
 from taskd.core.recovery.actions import Effect, Next, do
@@ -149,9 +149,9 @@ def explain(phase: Strayed, _event: Answered, job: Job, now_s: float) -> Next:
     if diagnosis is not None and diagnosis.kind in _OF_THE_LIVING:
         return _accuse(diagnosis, job, now_s)
     if diagnosis is not None and diagnosis.kind in case.OWN_ERRORS:
-        said = {JobRank(fact.rank): fact.text for fact in diagnosis.facts}  # it is dying, and its status not known yet
+        said = {JobRank(fact.rank): fact for fact in diagnosis.facts}  # it is dying, and its status not known yet
         return fault(
-            now_s, {rank: _dying(job.cause(rank), said.get(rank, "")) for rank in map(JobRank, diagnosis.culprits)}
+            now_s, {rank: _dying(job.cause(rank), said.get(rank)) for rank in map(JobRank, diagnosis.culprits)}
         )
     return phase, ()  # the news of a loss may still be on its way
 
@@ -221,16 +221,18 @@ def _alarm(diagnosis: Diagnosis | None, job: Job, now_s: float, *before: Effect)
 
 def _accuse(diagnosis: Diagnosis, job: Job, now_s: float, before: Collection[Effect] = ()) -> Next:
     """Whoever the diagnosis names is replaced; if it names nobody, every process may go on."""
-    cause = Cause(CauseKind.DIAGNOSED, diagnosis.kind.value)
+    cause = Cause(CauseKind.DIAGNOSED, diagnosis.kind.value, detail=diagnosis.kind.name)
     causes = {rank: cause for rank in _named(diagnosis) if rank in job.world.ranks}
     replaced = do(case.replace_culprits, tuple(causes), proven=diagnosis.proven)
     causes = causes or {JobRank(min(diagnosis.victims or job.world.ranks)): cause}
     return fault(now_s, causes, free=not diagnosis.proven, before=(*before, replaced))
 
 
-def _dying(cause: Cause, said: str) -> Cause:
+def _dying(cause: Cause, said: Finding | None) -> Cause:
     """What a rank says of itself, as long as its end is not known."""
-    return cause if cause.text else Cause(CauseKind.DIAGNOSED, said)
+    if cause.kind is not CauseKind.UNKNOWN or said is None:
+        return cause
+    return Cause(CauseKind.DIAGNOSED, said.text, detail=said.kind.name)
 
 
 def _named(diagnosis: Diagnosis) -> tuple[JobRank, ...]:
