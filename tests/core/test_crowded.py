@@ -1,0 +1,21 @@
+"""What comes while something else is under way. `tests/sim/crowded.py` has found these."""
+
+from taskd.core.policy import Strategy
+from taskd.core.recovery import Phase
+from taskd.wire.kinds import NodeRank
+from taskd.wire.messages import Order, Stage
+from tests.core.driver import Job
+
+
+def test_no_world_is_planned_to_which_a_lost_node_belongs() -> None:
+    """Too few are heard to decide about the only node that is left: its silence is waited out, and no plan is made."""
+    job = Job(nodes=2, per_node=1, allowed=(Strategy.ELASTIC_TRAINING, Strategy.EXIT)).up()
+    job.kill(0)
+    assert job.members == [1]
+    job.now_s += 2.0  # node 0, which has to know of the next world, is not heard just now
+    job.say(1, Stage.PAUSED)
+    assert job.phase is Phase.ANNOUNCING
+    job.core.world.nodes.dead_nodes.add(NodeRank(1))
+    job.core.job.absence.held.add(NodeRank(1))
+    job.hear(job.status(0))
+    assert (job.phase, job.order) == (Phase.ANNOUNCING, Order.PAUSE)
