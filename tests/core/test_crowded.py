@@ -19,3 +19,21 @@ def test_no_world_is_planned_to_which_a_lost_node_belongs() -> None:
     job.core.job.absence.held.add(NodeRank(1))
     job.hear(job.status(0))
     assert (job.phase, job.order) == (Phase.ANNOUNCING, Order.PAUSE)
+
+
+def test_a_newcomer_that_has_got_its_state_dumps_it_when_all_others_die() -> None:
+    allowed = (Strategy.RECOVER, Strategy.DUMP, Strategy.EXIT)
+    job = Job(nodes=3, per_node=1, allowed=allowed, dump_to="/shelf").up()
+    job.spare()
+    job.kill(0)
+    job.paused()
+    job.all(Stage.JOINED)
+    job.all(Stage.RESTORED)
+    job.kill(1)
+    job.kill(2)
+    assert (job.phase, job.members) == (Phase.PAUSING, [0])
+    job.wait(0.1)
+    job.say(0, Stage.PAUSED)
+    assert job.order is Order.JOIN
+    assert job.directive.plan is not None
+    assert job.directive.plan.dump_to == "/shelf"
