@@ -1,5 +1,8 @@
 """What comes while something else is under way. `tests/sim/crowded.py` has found these."""
 
+import pytest
+from msgspec.structs import replace
+
 from taskd.core.policy import Strategy
 from taskd.core.recovery import Phase
 from taskd.wire.kinds import NodeRank
@@ -37,3 +40,23 @@ def test_a_newcomer_that_has_got_its_state_dumps_it_when_all_others_die() -> Non
     assert job.order is Order.JOIN
     assert job.directive.plan is not None
     assert job.directive.plan.dump_to == "/shelf"
+
+
+@pytest.mark.parametrize(
+    ("stage", "phase"),
+    [
+        (Stage.JOINED, Phase.RUNNING),
+        (Stage.RESTORED, Phase.RUNNING),
+        (Stage.COMMITTED, Phase.RUNNING),
+        (Stage.FINISHED, Phase.FINISHING),
+        (Stage.DUMPED, Phase.STOPPED),
+    ],
+)
+def test_a_world_that_another_manager_has_planned_under_the_same_number_is_followed(stage: Stage, phase: Phase) -> None:
+    """Both have seen the same loss; the agents have not heard of this manager yet and obey the other one's plan."""
+    job = Job(nodes=1, per_node=2).up()
+    job.kill(0)
+    assert job.phase is Phase.PAUSING
+    job.statuses[0] = replace(job.statuses[0], incarnation=1, generation=1, stage=stage)
+    job.say(1, stage, step=6)
+    assert (job.phase, job.generation) == (phase, 1)
