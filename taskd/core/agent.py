@@ -86,6 +86,7 @@ class TellRelease:
 
     rank: int
     generation: int
+    sequence: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +292,7 @@ class Node:
                     return
                 self._out.append(TellJoin(rank, directive.plan))
             case Order.RELEASE:
-                self._out.append(TellRelease(rank, generation))
+                self._out.append(TellRelease(rank, generation, directive.sequence))
             case _:
                 pass
         slot.told = newest

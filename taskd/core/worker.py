@@ -9,7 +9,9 @@ Rules:
    One that comes while the process is outside the resilient function takes effect when it enters.
 3. An order of an older generation than the newest known changes nothing.
 4. The first commit of every world is reported; the others are not.
-5. `TABLE` names every pair that may happen; any other raises and changes nothing.
+5. `TABLE` names every pair in which something may be done. An order that comes in any other state has crossed with what
+   the main thread has just done, or is heard twice (`ORDERS`): it changes nothing. Any other event there raises.
+6. A RELEASE counts once: heard again, it may find the process at the end of its next resilient function.
 """
 
 from collections.abc import Callable
@@ -60,6 +62,8 @@ class Input:
     cause: str = ""
     plan: WorldPlan | None = None
     at_commit: bool = False
+    sequence: int = 0
+    """Of the directive that an order is from; 0 if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,8 @@ class Worker:
     first_commit: bool = True
     until_commit: bool = False
     """The pause waits for the step to end: the collectives are whole."""
+    released: int = 0
+    """Sequence of the newest RELEASE that was obeyed."""
     step: int = -1
     condition: Condition = Condition.EMPTY
     _out: list[Action] = field(default_factory=list)
@@ -120,6 +126,8 @@ class Worker:
 
         """
         row = TABLE.get((self.state, given.event))
+        if row is None and given.event in ORDERS:
+            return []
         if row is None:
             raise TransitionError(f"{given.event.name} in state {self.state.name}, generation {self.generation}")
         row.act(self, given)
@@ -215,7 +223,8 @@ class Worker:
 
     def release(self, given: Input) -> None:
         """Every rank has finished."""
-        if given.generation >= self.generation:
+        if given.generation >= self.generation and (given.sequence == 0 or given.sequence > self.released):
+            self.released = given.sequence
             self.state = WorkerState.RELEASED
             self._out += [Report(self.generation, Stage.RELEASED, self.step, self.condition), Wake(None)]
 
@@ -237,11 +246,8 @@ class Worker:
 
 Handler = Callable[[Worker, Input], None]
 _OUTSIDE = (WorkerState.SETUP, WorkerState.RELEASED)
+ORDERS = (WorkerEvent.PAUSE, WorkerEvent.JOIN, WorkerEvent.RELEASE, WorkerEvent.ABANDON)
 _WAITING = (WorkerState.PAUSED, WorkerState.FINISHED)
-
-
-def _elsewhere(*states: WorkerState) -> tuple[WorkerState, ...]:
-    return tuple(state for state in WorkerState if state not in states)
 
 
 TABLE: dict[tuple[WorkerState, WorkerEvent], Row[Handler, WorkerState]] = {
@@ -264,17 +270,14 @@ TABLE: dict[tuple[WorkerState, WorkerEvent], Row[Handler, WorkerState]] = {
     **rows((WorkerState.INTERRUPTED,), WorkerEvent.RESTORED, Worker.ignore),
     **rows((WorkerState.TRAINING,), WorkerEvent.DUMPED, Worker.dumped, WorkerState.FINISHED),
     **rows((WorkerState.INTERRUPTED,), WorkerEvent.DUMPED, Worker.ignore),
-    # Orders. Some cross with what the main thread has just done.
+    # Orders.
     **rows((WorkerState.TRAINING, WorkerState.JOINING), WorkerEvent.PAUSE, Worker.interrupt, WorkerState.INTERRUPTED),
     **rows((WorkerState.INTERRUPTED,), WorkerEvent.PAUSE, Worker.interrupt),
     **rows((WorkerState.PAUSED,), WorkerEvent.PAUSE, Worker.pause_again),
     **rows((WorkerState.FINISHED,), WorkerEvent.PAUSE, Worker.pause_again, WorkerState.PAUSED),
     **rows(_OUTSIDE, WorkerEvent.PAUSE, Worker.note_pause),
     **rows((WorkerState.PAUSED,), WorkerEvent.JOIN, Worker.join, WorkerState.JOINING),
-    **rows(_elsewhere(WorkerState.PAUSED), WorkerEvent.JOIN, Worker.ignore),
     **rows((WorkerState.FINISHED,), WorkerEvent.RELEASE, Worker.release, WorkerState.RELEASED),
-    **rows(_elsewhere(WorkerState.FINISHED), WorkerEvent.RELEASE, Worker.ignore),
     **rows(_WAITING, WorkerEvent.ABANDON, Worker.abandon, WorkerState.RELEASED),
-    **rows(_elsewhere(*_WAITING), WorkerEvent.ABANDON, Worker.ignore),
 }
-"""Every pair of state and event that may happen, and what it does."""
+"""Every pair of state and event in which something may be done, and what."""

@@ -352,6 +352,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Agent to worker: all ranks have finished."""
 
     generation: Counter
+    sequence: Counter = 0  # of the directive: a process that connects anew is told again what is wanted
 
 
 class Abandon(msgspec.Struct, frozen=True, kw_only=True, tag=True):

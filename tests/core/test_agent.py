@@ -129,9 +129,9 @@ def test_a_process_that_connects_late_is_told_what_is_wanted() -> None:
 
 def test_a_second_release_of_one_generation_is_told() -> None:
     it = node()
-    assert it.obey(directive(Order.RELEASE)) == [TellRelease(0, 1), TellRelease(1, 1)]
+    assert it.obey(directive(Order.RELEASE)) == [TellRelease(0, 1, 1), TellRelease(1, 1, 1)]
     assert it.obey(directive(Order.RELEASE)) == []
-    assert it.obey(directive(Order.RELEASE, sequence=3)) == [TellRelease(0, 1), TellRelease(1, 1)]
+    assert it.obey(directive(Order.RELEASE, sequence=3)) == [TellRelease(0, 1, 3), TellRelease(1, 1, 3)]
 
 
 @pytest.mark.parametrize(("generation", "sequence"), [(0, 9), (1, 4), (1, 5)])

@@ -285,17 +285,17 @@ def test_a_pause_of_an_older_generation_does_not_count() -> None:
 def test_what_cannot_happen_raises_and_changes_nothing_but_the_rest_is_heard() -> None:
     job = Job().up()
     job.kill(0)
+    job.paused()
     before = copy.deepcopy(job.core)
     honest = job.statuses[1]
-    job.statuses[1] = type(honest)(rank=JobRank(1), incarnation=0, generation=1, stage=Stage.JOINED, step=5)
-    with pytest.raises(TransitionError, match="JOINED of 1 in phase PAUSING, generation 1"):
+    job.statuses[1] = type(honest)(rank=JobRank(1), incarnation=0, generation=1, stage=Stage.TRAINING, step=5)
+    with pytest.raises(TransitionError, match="STARTED of 1 in phase JOINING, generation 1"):
         job.send(0)
     before.world.nodes.by_place = job.core.world.nodes.by_place
     assert job.core == before
     job.statuses[1] = honest
-    job.say(0, Stage.PAUSED, step=-1, condition=Condition.EMPTY)
-    job.say(1, Stage.PAUSED)
-    assert job.order is Order.JOIN
+    job.recovered()
+    assert job.at(Phase.RUNNING)
 
 
 def test_a_failed_strategy_gives_way_to_the_next() -> None:

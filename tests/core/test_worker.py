@@ -1,8 +1,10 @@
 """One rank's table: out of the collectives, into the next world, out of the job."""
 
+import copy
+
 import pytest
 
-from taskd.core.worker import Break, GiveUp, Input, Report, Wake, Worker, WorkerEvent, WorkerState
+from taskd.core.worker import ORDERS, TABLE, Break, GiveUp, Input, Report, Wake, Worker, WorkerEvent, WorkerState
 from taskd.errors import TransitionError
 from taskd.wire.messages import Condition, Stage, WorldPlan
 
@@ -151,3 +153,25 @@ def test_a_commit_outside_the_resilient_function_is_no_news() -> None:
 def test_what_cannot_happen_raises_with_state_and_generation() -> None:
     with pytest.raises(TransitionError, match="RESTORED in state TRAINING, generation 0"):
         training().feed(Input(WorkerEvent.RESTORED, step=3, condition=CLEAN))
+
+
+def test_a_release_that_is_told_again_does_not_end_the_next_resilient_function() -> None:
+    """The script had closed the link: the process has another one, and is told again what is wanted."""
+    worker = training()
+    worker.feed(Input(WorkerEvent.RETURNED, step=4, condition=CLEAN))
+    assert Wake(None) in worker.feed(Input(WorkerEvent.RELEASE, sequence=7))
+    worker.feed(Input(WorkerEvent.ENTER, step=4, condition=CLEAN))
+    worker.feed(Input(WorkerEvent.RETURNED, step=8, condition=CLEAN))
+    assert worker.feed(Input(WorkerEvent.RELEASE, sequence=7)) == []
+    assert worker.state is WorkerState.FINISHED
+    assert Wake(None) in worker.feed(Input(WorkerEvent.RELEASE, sequence=9))
+
+
+@pytest.mark.parametrize("event", ORDERS)
+@pytest.mark.parametrize("state", WorkerState)
+def test_an_order_that_has_crossed_with_something_changes_nothing(state: WorkerState, event: WorkerEvent) -> None:
+    worker = Worker(state=state)
+    if (state, event) not in TABLE:
+        before = copy.deepcopy(worker)
+        assert worker.feed(Input(event, generation=9, plan=plan(9), sequence=9)) == []
+        assert worker == before

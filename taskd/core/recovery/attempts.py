@@ -163,8 +163,8 @@ def _reshape(job: Job, now_s: float, strategy: Strategy, found: Situation) -> No
                     world.nodes.excluded.add(world.nodes.holders[place])
                 world.remove(world.on_node(place))
                 world.nodes.vacate(place)
-        case Strategy.DUMP:
-            world.remove({*found.lost, *found.unreachable})
+        case Strategy.DUMP:  # a newcomer that has got its state by now may be the only one that holds it
+            world.remove({*(rank for rank in found.lost if world.ranks[rank].empty), *found.unreachable})
         case _:
             pass
 

@@ -178,7 +178,7 @@ class Echoed:
 
 @dataclass(frozen=True, slots=True)
 class Overtaken:
-    """An agent carries a newer generation: the job has gone on without this manager."""
+    """An agent carries a newer world, or one that another has planned: the job has gone on without this manager."""
 
     kind: ClassVar[Event] = Event.OVERTAKEN
     place: NodeRank

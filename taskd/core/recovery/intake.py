@@ -13,9 +13,9 @@ from taskd.core.membership.places import age
 from taskd.core.membership.quorum import has_quorum
 from taskd.core.recovery.budget import Budget
 from taskd.core.recovery.causes import of_report
-from taskd.core.recovery.events import EVENT_OF_STAGE, Formed, Isolated, NodeLeaves, NodeLost, Overtaken
+from taskd.core.recovery.events import EVENT_OF_STAGE, JOINED, Formed, Isolated, NodeLeaves, NodeLost, Overtaken
 from taskd.core.recovery.job import Job
-from taskd.core.recovery.phases import Forming, Phase
+from taskd.core.recovery.phases import HALTED, Forming, Phase
 from taskd.core.recovery.world import newest_generation, stage_in
 from taskd.errors import TransitionError
 from taskd.wire.kinds import NodeRank
@@ -31,7 +31,8 @@ def hear_holder(core: "Recovery", status: NodeStatus, place: NodeRank, now_s: fl
     unfinished = any(rank.stage is not Stage.EXITED for rank in status.ranks)
     if status.leaving and unfinished and place not in dead:
         core.fire(NodeLeaves(place), now_s)  # before the deaths that it brings look like faults
-    if core.phase is not Phase.FORMING and newest_generation(status) > core.world.generation:
+    newer = newest_generation(status) > core.world.generation or _is_built_elsewhere(core, status)
+    if core.phase is not Phase.FORMING and newer:
         core.fire(Overtaken(place), now_s)
     if core.phase is Phase.FORMING:
         _admit(core, status, now_s)
@@ -39,6 +40,13 @@ def hear_holder(core: "Recovery", status: NodeStatus, place: NodeRank, now_s: fl
         _hear_ranks(core, status, now_s)
     if status.leaving and place not in dead:
         core.fire(NodeLeaves(place), now_s)
+
+
+def _is_built_elsewhere(core: "Recovery", status: NodeStatus) -> bool:
+    """Ranks are in a world for which this manager has given no plan yet: another one has, under the same number."""
+    return core.phase in HALTED and any(
+        rank.generation == core.world.generation and rank.stage in JOINED for rank in status.ranks
+    )
 
 
 def give_time(job: Job, place: NodeRank, now_s: float) -> None:

@@ -2,7 +2,8 @@
 
 Rules:
 
-1. A pair without a row cannot happen. A job that has stopped takes in nothing but `OVERTAKEN`.
+1. A pair without a row cannot happen. Where no plan was given there is nothing to join, restore, commit or dump: of
+   who does, another manager is obeyed (`OVERTAKEN`). A job that has stopped takes in nothing but `OVERTAKEN`.
 2. A row names the phases that its handler may return. Staying is always possible and is not named.
 3. Whatever has to be recovered from goes through CHOOSING, which is left at once.
 """
@@ -51,7 +52,6 @@ TABLE: dict[tuple[Phase, Event], Row[Handler, Phase]] = {
     **rows((_P.CHOOSING,), Event.REFUSED, choosing.stop, _P.STOPPED),
     # the pause
     **rows(HALTED, Event.STARTED, ignore),
-    **rows(HALTED, Event.DUMPED, ignore),
     **rows((_P.AWAITING_QUORUM,), Event.LOST, building.lose_meanwhile, _P.CHOOSING),
     **rows((_P.AWAITING_QUORUM,), Event.EXITED, building.lose_meanwhile, _P.CHOOSING),
     **rows((_P.AWAITING_QUORUM, _P.PAUSING), Event.PAUSED, building.pausing, _P.ANNOUNCING),
@@ -81,7 +81,6 @@ TABLE: dict[tuple[Phase, Event], Row[Handler, Phase]] = {
     **{(_P.RESTARTING, event): Row(ending.restarted, (_P.RUNNING,)) for event in _UP},
     **rows((_P.RESTARTING,), Event.EXPIRED, ending.stop_late, _P.CHOOSING, _P.STOPPED),
     **rows((_P.RESTARTING,), Event.CANDIDATE, membership.welcome),
-    **rows((_P.RESTARTING,), Event.DUMPED, ignore),
     # the training is over
     **rows((_P.FINISHING,), Event.LOST, ending.lose_outside, _P.CHOOSING),
     **rows((_P.FINISHING,), Event.STARTED, ending.reopen, _P.RUNNING, _P.CHOOSING),
@@ -90,7 +89,6 @@ TABLE: dict[tuple[Phase, Event], Row[Handler, Phase]] = {
     **rows((_P.FINISHING,), Event.PAUSED, ending.stray_outside, _P.RUNNING, _P.CHOOSING),
     **rows((_P.FINISHING,), Event.EXITED, ending.leave, _P.CHOOSING, _P.STOPPED),
     **rows((_P.FINISHING,), Event.EXPIRED, ending.unsettled, _P.CHOOSING),
-    **rows((_P.FINISHING,), Event.DUMPED, ignore),
     # nodes
     **rows((*_NEWS, _P.ANNOUNCING, *WORLD, _P.FINISHING), Event.CANDIDATE, ignore),
     **rows(_FORMED, Event.NODE_LOST, membership.lose_node, _P.CHOOSING),

@@ -166,7 +166,7 @@ class RankSupervisor:
             case TellJoin():
                 self.processes.tell(action.rank, Join(plan=action.plan))
             case TellRelease():
-                self.processes.tell(action.rank, Release(generation=action.generation))
+                self.processes.tell(action.rank, Release(generation=action.generation, sequence=action.sequence))
             case StopNode():
                 self.starts.clear()
                 if action.exit_code:

@@ -235,7 +235,7 @@ class WorkerLink:
             case Join():
                 self._feed(Input(WorkerEvent.JOIN, plan=message.plan))
             case Release():
-                self._feed(Input(WorkerEvent.RELEASE, generation=message.generation))
+                self._feed(Input(WorkerEvent.RELEASE, message.generation, sequence=message.sequence))
             case Abandon():
                 self._feed(Input(WorkerEvent.ABANDON, cause=message.reason))
             case AccountRequest():

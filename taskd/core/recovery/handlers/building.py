@@ -139,8 +139,13 @@ def hurry(phase: Rearranging, _event: Expired, job: Job, _now_s: float) -> Next:
 
 
 def plan(phase: Announcing, _event: Echoed | Paused, job: Job, now_s: float) -> Next:
-    """Every rank has paused: have them build the next world, as soon as enough nodes know of it."""
-    if not is_known(job.world.nodes, job.orders.term, job.world.generation, now_s, job.policy.membership):
+    """Every rank has paused: have them build the next world, as soon as enough nodes know of it.
+
+    Not one to which a node belongs that is lost, about which too few are heard to decide.
+    """
+    if job.absence.held or not is_known(
+        job.world.nodes, job.orders.term, job.world.generation, now_s, job.policy.membership
+    ):
         return phase, ()
     restore = plan_of(job)
     if restore is None or refused(job.world):
