@@ -9,6 +9,8 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 bash scripts/setup.sh
+site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+cp -u tests/startup/taskd_tests_startup.* "$site" # the module first; only processes of tests load it
 # What a shell that once started a job has left behind must not reach the tests.
 for name in $(compgen -e | grep -E '^(TASKD_|TORCHELASTIC_|RANK$|LOCAL_RANK$|WORLD_SIZE$|MASTER_(ADDR|PORT)$|LD_PRELOAD$)' || true); do
     unset "$name"

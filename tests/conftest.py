@@ -1,5 +1,6 @@
 """Fixtures for all tests: nothing may be left behind, and every process that is started is ended."""
 
+import gc
 import os
 import shutil
 import signal
@@ -18,6 +19,12 @@ def pytest_configure() -> None:
     """A shell that runs the tests behind `&` ignores SIGINT, and all that they start would inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """All that is there now stays for the whole run: no collection looks at it again, and no fork copies it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -3,9 +3,11 @@
 Rules:
 
 1. Torch is imported once, before the first fork; that is most of what starting torchrun costs. There is one thread.
+   What is there then is frozen: the forks neither collect nor copy it.
 2. A fork does what the command line would: arguments, environment, directory, three streams, a session of its own.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -56,6 +58,8 @@ def manage(job: dict[str, Any]) -> None:
 
 def main() -> None:
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose the other threads"
+    gc.collect()
+    gc.freeze()
     print("ready", flush=True)
     for line in sys.stdin:
         job = json.loads(line)
