@@ -1,12 +1,17 @@
-"""Run simulated jobs: `python -m tests.sim --seeds 2000 --json`, or one with its trace: `--seed 7 --trace`."""
+"""Run simulated jobs: `python -m tests.sim --seeds 2000 --json`, or one with its trace: `--seed 7 --trace`.
+
+With `--crowded` those of `crowded.py`.
+"""
 
 import argparse
 import json
 import sys
 import time
+from collections.abc import Iterable
 
-from tests.sim.scenario import draw
-from tests.sim.world import simulate
+from tests.sim.crowded import crowded
+from tests.sim.scenario import Scenario, draw
+from tests.sim.world import play
 
 
 def main() -> int:
@@ -15,24 +20,26 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="print what happens")
     parser.add_argument("--seeds", type=int, default=2000, help="run seeds 0 to N-1")
     parser.add_argument("--first", type=int, default=0, help="begin with this seed")
+    parser.add_argument("--crowded", action="store_true", help="jobs to which much happens at once")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     args = parser.parse_args()
+    drawn = crowded if args.crowded else draw
     if args.seed is not None:
-        return one(args.seed, trace=args.trace)
-    return many(range(args.first, args.first + args.seeds), as_json=args.json)
+        return one(drawn(args.seed), trace=args.trace)
+    return many(map(drawn, range(args.first, args.first + args.seeds)), as_json=args.json)
 
 
-def one(seed: int, *, trace: bool) -> int:
-    print(draw(seed))
-    outcome = simulate(seed, tracing=trace)
+def one(scenario: Scenario, *, trace: bool) -> int:
+    print(scenario)
+    outcome = play(scenario, tracing=trace)
     print("\n".join(outcome.trace))
     print(outcome)
     return 1 if outcome.breach else 0
 
 
-def many(seeds: range, *, as_json: bool) -> int:
+def many(scenarios: Iterable[Scenario], *, as_json: bool) -> int:
     begun_s = time.monotonic()
-    outcomes = [simulate(seed) for seed in seeds]
+    outcomes = [play(scenario) for scenario in scenarios]
     failures = [outcome for outcome in outcomes if outcome.breach]
     for outcome in failures[:20]:
         print(f"seed {outcome.seed}: {outcome.breach[:300]}", file=sys.stderr)

@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from taskd.wire.messages import Condition
+from taskd.core.worker import WorkerState
+from taskd.wire.messages import Condition, Refuses
 from tests.sim.process import Process
 from tests.sim.scenario import Fault
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from tests.sim.world import Sim
 
 OF_PROCESSES = ("kill", "leave", "hang", "freeze", "stray", "tear")
+ODDITIES = ("refuse", "accept", "unplug", "mute")
+"""They strike nobody: whatever ends a job, it is not one of these."""
 
 
 def strike(sim: "Sim", fault: Fault) -> None:
@@ -20,7 +23,9 @@ def strike(sim: "Sim", fault: Fault) -> None:
     if fault.kind == "alone":
         sim.needs_all = True
         return
-    if fault.kind in OF_PROCESSES:
+    if fault.kind in ODDITIES:
+        _be_odd(sim, fault)
+    elif fault.kind in OF_PROCESSES:
         sim.struck.append(fault.kind)
         for process in _victims(sim, fault):
             _hit(sim, fault, process)
@@ -29,6 +34,17 @@ def strike(sim: "Sim", fault: Fault) -> None:
         sim.replace_manager(fault.length_s, at_once=fault.kind == "usurp")
     elif holders and _hit_node(sim, fault, sim.rng.choice(holders), holders):
         sim.struck.append(fault.kind)
+
+
+def _be_odd(sim: "Sim", fault: Fault) -> None:
+    if fault.kind == "mute":
+        sim.network.mute(sim.manager.machine, min(fault.length_s, 5.0))
+        return
+    for process in _victims(sim, fault):
+        if fault.kind == "unplug":
+            process.agent.unplug(process, fault.length_s)
+        else:
+            process.agent.refuse(process, Refuses(no_newcomer="its seed is drawn" if fault.kind == "refuse" else ""))
 
 
 def _hit_node(sim: "Sim", fault: Fault, agent: "Agent", holders: list["Agent"]) -> bool:
@@ -92,7 +108,8 @@ def _victims(sim: "Sim", fault: Fault) -> list[Process]:
         "newcomer": lambda p: p.joins,
         "donor": lambda p: p.rank in donors,
         "first": lambda p: p.rank == 0,
+        "behind": lambda p: p.inside and p.worker.state in (WorkerState.TRAINING, WorkerState.JOINING),
         "any": lambda p: p.condition is not Condition.EMPTY,
     }[fault.victim]
     living.sort(key=lambda p: not first(p))
-    return living[: fault.count if fault.kind in ("kill", "hang") else 1]
+    return living[: fault.count if fault.kind in ("kill", "hang", *ODDITIES) else 1]

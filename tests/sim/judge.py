@@ -24,6 +24,7 @@ from taskd.core.recovery.record import FaultRecord
 from taskd.core.worker import WorkerState
 from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import Condition, Directive, Join, NodeStatus, Order, Pause, Release, Stage, WorldPlan
+from tests.sim.network import LONGEST_SILENCE_S
 from tests.sim.process import Process, chain
 
 if TYPE_CHECKING:
@@ -255,8 +256,13 @@ class Judge:
             demand(claim not in reason or not holders, "all start anew ({}), but {} hold their state", reason, holders)
 
     def _holders_of_a_step(self, ranks: Collection[int]) -> list[str]:
-        """The processes that hold a state, if one of every replica set of the job has or can reach the same step."""
-        return [p.name for p in self._whole(ranks)] if self._common_steps(ranks, sets=self._chains) else []
+        """The processes that hold a state, if one of every replica set of the job has or can reach the same step.
+
+        That a newcomer has been given its state may be news that is still on its way.
+        """
+        since_s = self.sim.clock.now_s - LONGEST_SILENCE_S
+        known = [p.rank for p in self._whole(ranks) if not p.joins or p.restored_s < since_s]
+        return [p.name for p in self._whole(known)] if self._common_steps(known, sets=self._chains) else []
 
     def _whole(self, ranks: Collection[int]) -> list[Process]:
         return [p for p in self._living(ranks) if p.condition in (Condition.CLEAN, Condition.STEPPED)]

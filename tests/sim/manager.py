@@ -48,6 +48,7 @@ class Manager:
         self.stopped: JobEnded | None = None
         self._heard: dict[str, Agent] = {}
         self._idle_since_s: float | None = None
+        self._phase = self.core.phase
 
     def begin(self) -> None:
         """Let time pass."""
@@ -112,6 +113,9 @@ class Manager:
                     assert_never(action)
         if actions:
             self.sim.struck_by(self.core.phase)
+        if self.core.phase is not self._phase:
+            self._phase = self.core.phase
+            self.sim.entered(self._phase)
 
     def _ask_kernel(self, agent_id: str) -> None:
         if self.dead:

@@ -28,10 +28,15 @@ class Network:
         self._burst_until_s: dict[str, float] = {}
         self._passed_s: dict[tuple[str, str, bool], float] = {}
         self._cut_off: frozenset[int] = frozenset()
+        self._mute_until_s: dict[int, float] = {}
 
     def burst(self, name: str, length_s: float) -> None:
         """Lose everything to and from this agent for a while."""
         self._burst_until_s[name] = self._clock.now_s + length_s
+
+    def mute(self, machine: int, length_s: float) -> None:
+        """Lose what the managers of this machine say for a while. What is said to them comes through."""
+        self._mute_until_s[machine] = self._clock.now_s + length_s
 
     def cut(self, machines: frozenset[int], length_s: float) -> bool:
         """Part these machines from all others for a while. False if the network is cut already."""
@@ -57,6 +62,7 @@ class Network:
         way = (agent.name, manager.name, up)
         overdue = now_s - self._passed_s.setdefault(way, now_s)
         bursting = now_s < self._burst_until_s.get(agent.name, 0.0)
+        bursting = bursting or (not up and now_s < self._mute_until_s.get(manager.machine, 0.0))
         if overdue < LONGEST_SILENCE_S and (bursting or random() < weather.drop):
             return
         self._passed_s[way] = now_s

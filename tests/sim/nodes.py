@@ -11,6 +11,7 @@ from taskd.core.membership.shorthand import Shorthand
 from taskd.core.worker import Report
 from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import (
+    Abandon,
     Directive,
     Heard,
     Join,
@@ -18,6 +19,7 @@ from taskd.wire.messages import (
     Pause,
     Progress,
     RankStatus,
+    Refuses,
     Release,
     Stage,
     WorkerReport,
@@ -54,6 +56,10 @@ class Agent:
         self._sequence = 0
         self._said: dict[int, Shorthand] = {}
         self._answered: dict[int, int] = {}
+        self._led_s = sim.clock.now_s
+        """When a manager was heard the last time."""
+        self.stock = False
+        """No manager answers: torchrun does what it does without one."""
 
     def begin(self) -> None:
         """Start the ranks of the first world, and the heart."""
@@ -74,6 +80,7 @@ class Agent:
 
     def receive(self, machine: int, message: Directive | Heard) -> None:
         """A message of a manager. Those of one machine, one after the other, have one connection."""
+        self._led_s = self.sim.clock.now_s
         directive = self._said.setdefault(machine, Shorthand()).hear(message)
         if directive is not None:
             if directive.probe not in (0, self._answered.get(machine)):
@@ -96,6 +103,7 @@ class Agent:
     def _obey(self, directive: Directive) -> None:
         if self.dead or self.stopped:
             return
+        self.stock = False
         known = self.node.directive
         actions = self.node.obey(directive)
         self.sim.judge.obeyed(self.name, directive, known, actions)
@@ -119,12 +127,30 @@ class Agent:
             )
         )
         self._send()
+        if self.stock and report.stage in (Stage.PAUSED, Stage.FINISHED):
+            self._tell(process.rank, Abandon(reason="no manager answers"))
 
     def _ended(self, process: Process, status: int | None, cause: str) -> None:
         if self.dead or self.processes.get(process.rank) is not process:
             return
         self._perform(self.node.ended(process.rank, status=status, cause=cause, at_s=self.sim.clock.now_s))
         self._send()
+        if self.stock and not self.leaving and status != 0:
+            self.sim.clock.note(self.name, "is given up by torchrun")
+            self.sim.struck.append("term")
+            self.leave()
+
+    def refuse(self, process: Process, said: Refuses) -> None:
+        """A process says that it cannot be recovered in place, or takes that back."""
+        if process.alive and self.processes.get(process.rank) is process:
+            self.node.refuses(process.rank, said)
+            self._send()
+
+    def unplug(self, process: Process, length_s: float) -> None:
+        """The script closes the process's link. It makes another one, and hears late what was said on the first."""
+        now_s = self.sim.clock.now_s
+        process.old_link_until_s, process.late_s = now_s + 0.05 * length_s, self.sim.rng.uniform(0.0, 2.0)
+        self.sim.clock.after(0.05 * length_s, self._connected, process)
 
     def _connected(self, process: Process) -> None:
         if not self.dead and self.processes.get(process.rank) is process:
@@ -147,7 +173,7 @@ class Agent:
                 case TellJoin():
                     self._tell(action.rank, Join(plan=action.plan))
                 case TellRelease():
-                    self._tell(action.rank, Release(generation=action.generation))
+                    self._tell(action.rank, Release(generation=action.generation, sequence=action.sequence))
                 case StopNode():
                     self._stop()
                 case Evict():
@@ -173,8 +199,10 @@ class Agent:
         self.sim.clock.note(self.name, "takes place {}", place)
         self._perform(self.node.occupy(tuple(map(JobRank, self.sim.ranks_of(place)))))
 
-    def _tell(self, rank: int, message: Pause | Join | Release) -> None:
-        self.sim.clock.after(self._lag_s + 0.0005, self.processes[rank].hear, message)
+    def _tell(self, rank: int, message: Pause | Join | Release | Abandon) -> None:
+        process = self.processes[rank]
+        late_s = process.late_s if self.sim.clock.now_s < process.old_link_until_s else 0.0
+        self.sim.clock.after(self._lag_s + 0.0005 + late_s, process.hear, message)
 
     def _start(self, start: Start) -> None:
         """A process takes its time to start; a newer order takes the place of one that waits."""
@@ -257,8 +285,14 @@ class Agent:
     def _beat(self) -> None:
         if not self.dead:
             self.leaving = self.leaving or self.done
+            self._lose_patience()
             self._send()
             self.sim.clock.after(self.sim.policy.membership.heartbeat_s, self._beat)
+
+    def _lose_patience(self) -> None:
+        patience_s = self.sim.scenario.patience_s
+        if patience_s is not None and not self.stopped and self.sim.clock.now_s - self._led_s > patience_s:
+            self.stock = True
 
     def _report_evidence(self, machine: int, probe: int) -> None:
         """What is true of its processes now."""

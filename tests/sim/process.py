@@ -13,7 +13,7 @@ from taskd.core.agent import Start
 from taskd.core.diagnosis import evidence as seen
 from taskd.core.diagnosis.evidence import Evidence, RunState, Standing
 from taskd.core.worker import Break, GiveUp, Input, Report, Wake, Worker, WorkerEvent, WorkerState
-from taskd.wire.messages import Condition, Join, Pause, Release, WorldPlan
+from taskd.wire.messages import Abandon, Condition, Join, Pause, Release, WorldPlan
 from tests.sim.fabric import TIMEOUT_S, CollectiveError, Group, Ticket
 
 if TYPE_CHECKING:
@@ -46,6 +46,13 @@ class AwaitOrder:
 Wanted = float | Meet | AwaitOrder
 Thread = Generator[Wanted, Any, None]
 AWAIT_ORDER = AwaitOrder()
+
+
+class Abandoned:
+    """The control thread's word to a main thread that nobody recovers."""
+
+
+ABANDONED = Abandoned()
 
 
 def chain(step: int, replicas: str = "") -> int:
@@ -95,7 +102,13 @@ class Process:
         self.group: Group | None = None
         self.held = -1  # for the judge: the step that it last loaded, restored or committed
         self._ticket: Ticket | None = None
-        self._orders: list[WorldPlan | None] = []
+        self._orders: list[WorldPlan | Abandoned | None] = []
+        self.old_link_until_s = 0.0
+        """Until then its agent speaks to it on a link that it has lost."""
+        self.restored_s = 0.0
+        """When it last held what another one has given to it."""
+        self.late_s = 0.0
+        """So much later it hears what was said there."""
         self._awaiting = False
         self._thread: Thread = self._main()
 
@@ -175,7 +188,7 @@ class Process:
 
     # ---- the control thread
 
-    def hear(self, message: Pause | Join | Release) -> None:
+    def hear(self, message: Pause | Join | Release | Abandon) -> None:
         """An order of the agent."""
         if not self.alive or self.frozen:
             return
@@ -185,11 +198,14 @@ class Process:
             case Join():
                 given = Input(WorkerEvent.JOIN, plan=message.plan)
             case Release():
-                given = Input(WorkerEvent.RELEASE, generation=message.generation)
+                given = Input(WorkerEvent.RELEASE, message.generation, sequence=message.sequence)
+            case Abandon():
+                given = Input(WorkerEvent.ABANDON, cause=message.reason)
         before = (self.worker.state, self.worker.generation, self.worker.pause_generation)
         acted = self.feed(given)
         after = (self.worker.state, self.worker.generation, self.worker.pause_generation)
-        self.sim.judge.heard(self, message, changed=acted or before != after)
+        if not isinstance(message, Abandon):
+            self.sim.judge.heard(self, message, changed=acted or before != after)
 
     def feed(self, given: Input) -> bool:
         """Feed the machine and perform what it says."""
@@ -208,6 +224,7 @@ class Process:
                         action.condition.value,
                     )
                     self.agent.link(self, action)
+                    self.sim.reached(action.stage)
                 case Break.BREAK:
                     self._break()
                 case Break.MEND:
@@ -216,7 +233,8 @@ class Process:
                     self._orders.append(action.plan)
                     self.sim.clock.after(0.0001, self._hand_over)
                 case GiveUp():
-                    raise AssertionError("nobody gives up here")
+                    self._orders.append(ABANDONED)
+                    self.sim.clock.after(0.0001, self._hand_over)
         return bool(actions)
 
     def _break(self) -> None:
@@ -239,14 +257,26 @@ class Process:
             checkpoints = yield Meet(self.group, "init", self.members, self.sim.checkpoint, TIMEOUT_S)
             self._load(min(checkpoints.values()))
             yield uniform(0.0, 0.3)
+        self._warm_up()
         if script.cooperative:
             for call, bound in enumerate(script.bounds):
                 yield from self._resilient(call, bound)
+                self._warm_up()
                 yield uniform(0.5, 1.5) * script.between_s
         else:
             yield from self._train(script.bounds[-1])
             yield uniform(0.5, 1.5) * script.between_s
         self.sim.judge.completed(self)
+
+    def _warm_up(self) -> None:
+        """A step of something that is not the training."""
+        if self.sim.scenario.warms_up and self.sim.script.cooperative:
+            self.feed(Input(WorkerEvent.COMMITTED, step=self.step, condition=self.condition))
+
+    def _dawdle(self) -> Thread:
+        """Between a collective and the news of it."""
+        if self.sim.scenario.dawdles:
+            yield self.rng.uniform(0.0, 0.01)
 
     def _load(self, step: int) -> None:
         self.step, self.state = step, chain(step, self.replicas)
@@ -257,13 +287,9 @@ class Process:
         if self.call > call:
             return
         self.call = call
-        plan: WorldPlan | None = None
-        if not self.inside:
-            self.feed(Input(WorkerEvent.ENTER, step=self.step, condition=self.condition))
-            if self.worker.state is WorkerState.PAUSED:
-                plan = yield AWAIT_ORDER
-        self.inside = True
+        plan = yield from self._enter()
         while True:
+            failed = False
             try:
                 if plan is not None:
                     yield from self._join(plan)
@@ -274,19 +300,34 @@ class Process:
                 self.trains = False
                 if plan is None or not plan.dump:
                     yield 0.002
+                    yield from self._dawdle()
                     self.feed(Input(WorkerEvent.RETURNED, step=self.step, condition=self.condition))
             except (CollectiveError, StrayError, InterruptedStepError) as error:
-                self.broken, self.trains = True, False
+                self.broken, self.trains, failed = True, False, True
                 if self.group is not None:
                     self.sim.fabric.leave(self.group, self)
                 self.feed(
                     Input(WorkerEvent.RAISED, step=self.step, condition=self.condition, cause=type(error).__name__)
                 )
             plan = yield AWAIT_ORDER
-            if plan is None:
+            if isinstance(plan, Abandoned) and failed:
+                raise StrayError("abandoned")
+            if plan is None or isinstance(plan, Abandoned):
                 self.inside = False
                 self.call = call + 1
                 return
+
+    def _enter(self) -> Generator[Wanted, Any, WorldPlan | None]:
+        """Into a resilient function: the plan of the world to train in, if it is not the one that there is."""
+        plan: WorldPlan | Abandoned | None = None
+        if not self.inside:
+            self.feed(Input(WorkerEvent.ENTER, step=self.step, condition=self.condition))
+            if self.worker.state is WorkerState.PAUSED:
+                plan = yield AWAIT_ORDER
+        if isinstance(plan, Abandoned):
+            raise StrayError("abandoned")
+        self.inside = True
+        return plan
 
     def _train(self, bound: int) -> Thread:
         uniform, length_s = self.rng.uniform, self.sim.script.step_s
@@ -319,6 +360,7 @@ class Process:
         self.members = members = plan.ranks
         yield self.rng.uniform(0.001, 0.05)
         yield Meet(self.group, "rebuild", members, timeout_s=plan.timeout_s)
+        yield from self._dawdle()
         self.feed(Input(WorkerEvent.JOINED, step=self.step, condition=self.condition))
         if members.index(self.rank) in plan.adopt:
             self.sim.judge.adopts(self, plan)
@@ -336,13 +378,15 @@ class Process:
                 self.step, self.state, self.call = given[donor]
                 self.condition = Condition.CLEAN
         self.sim.judge.restored(self, plan)
+        self.restored_s = self.sim.clock.now_s
         yield self.rng.uniform(0.0, 0.01)
         self.feed(Input(WorkerEvent.RESTORED, step=self.step, condition=Condition.CLEAN))
 
     def _dump(self, plan: WorldPlan) -> Thread:
         """Write a checkpoint together with the others; the end is waited for as after the last step."""
         assert self.group is not None
-        yield self.rng.uniform(0.01, 2.0)
+        yield self.rng.uniform(0.01, self.sim.scenario.dump_s)
         yield Meet(self.group, "dump", self.members)
+        yield from self._dawdle()
         self.sim.judge.dumped(self, plan)
         self.feed(Input(WorkerEvent.DUMPED, step=self.step, condition=self.condition))

@@ -5,6 +5,7 @@ from random import Random
 
 from taskd.core.policy import BudgetPolicy, Deadlines, Membership, Policy, Strategy, StrategyPolicy, Tempo
 from taskd.core.recovery import Phase
+from taskd.wire.messages import Stage
 
 WAIT_NODE_S = 60.0
 DEADLINES = Deadlines(
@@ -53,7 +54,10 @@ class Weather:
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault. It strikes `delay_s` after the job has entered `phase`, or after its start if that is None."""
+    """One fault. It strikes `delay_s` after the job has entered `phase`, or after its start if that is None.
+
+    With `exactly` not in a phase that resembles it, either; with a `stage` it waits until a process has reached that.
+    """
 
     kind: str
     phase: Phase | None
@@ -61,6 +65,8 @@ class Fault:
     victim: str
     count: int = 1
     length_s: float = 0.0
+    exactly: bool = False
+    stage: Stage | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,10 @@ class Scenario:
     manager_apart: bool  # the manager is on a machine of its own, not on the first node's
     start_max_restarts: int
     replica_sets: int = 1
+    dump_s: float = 2.0  # a rank's part of a checkpoint takes so long at most
+    dawdles: bool = False  # processes take a moment after each collective
+    warms_up: bool = False  # the script commits a step of its own outside the resilient functions
+    patience_s: float | None = None  # so long an agent waits for a manager that does not answer; None: for ever
 
     @property
     def setup_s(self) -> float:

@@ -1,9 +1,11 @@
 """One simulated job, from its first process to its end."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
 from taskd.core.recovery import JobEnded, Phase
+from taskd.wire.messages import Stage
 from tests.sim.clock import Clock
 from tests.sim.fabric import Fabric
 from tests.sim.faults import strike
@@ -60,7 +62,8 @@ class Sim:
         self.needs_all = False
         """The script's set-up fails in a process that comes alone."""
         self._pid = 1000
-        self._armed = [fault for fault in scenario.faults if fault.phase is not None]
+        self._end: JobEnded | None = None
+        self._armed = [fault for fault in scenario.faults if fault.phase is not None or fault.stage is not None]
         self.network = Network(self.clock, self.rng, scenario.weather)
         self.fabric = Fabric(self.clock, self.rng, scenario.weather.deaf, self.network.connected)
         self.judge = Judge(self)
@@ -81,10 +84,17 @@ class Sim:
     @property
     def stopped(self) -> JobEnded | None:
         """How the newest manager has ended the job; or an earlier one, of which every agent heard before the newest."""
-        ends = [manager.stopped for manager in self.managers if manager.stopped is not None]
-        if self.manager.stopped is None and ends and self.manager.core.phase is Phase.FORMING:
-            return ends[-1] if all(agent.stopped or agent.dead for agent in self.agents) else None
+        if self._end is not None:
+            return self._end
+        ends = [manager.stopped for manager in self.managers[:-1] if manager.stopped is not None]
+        if ends and not self._is_obeyed(self.manager) and all(agent.stopped or agent.dead for agent in self.agents):
+            return ends[-1]
         return self.manager.stopped
+
+    def _is_obeyed(self, manager: Manager) -> bool:
+        """Whether any agent that goes on has heard of it."""
+        orders = [agent.node.directive for agent in self.agents if not agent.dead]
+        return any(order is not None and order.ledger.term >= manager.core.term for order in orders)
 
     def deciding(self) -> list[Manager]:
         """Managers that live and do not know of a newer one."""
@@ -116,24 +126,39 @@ class Sim:
             self.clock.after(self.rng.uniform(0.0, 0.3), agent.begin)
         self.clock.after(0.0, self.manager.begin)
         for fault in self.scenario.faults:
-            if fault.phase is None:
+            if fault.phase is None and fault.stage is None:
                 self.clock.after(fault.delay_s, self._strike, fault)
         if not self.clock.run(LONGEST_S, self._over):
             states = {p.name: p.worker.state.value for a in self.agents for p in a.processes.values() if p.alive}
             raise TimeoutError(f"still {self.manager.core.phase} after {LONGEST_S} s: {states}")
+        self._end = self.stopped
         self.clock.run(self.clock.now_s + AFTERMATH_S, lambda: False)
+        while self._end is not None and self.manager.stopped is not self._end:
+            self.managers.pop()  # nobody had heard of it when the job ended
 
     def _over(self) -> bool:
         """The job has ended; or a node was lost before all had come, and the job will never be there."""
         never = self.manager.core.phase is Phase.FORMING and self.clock.now_s > NEVER_S
-        return self.stopped is not None or (
-            never and bool({"node", "both", "agent", "term", "split"} & set(self.struck))
+        lost = {"node", "both", "agent", "term", "split"} & set(self.struck) or any(
+            agent.alone for agent in self.agents
         )
+        return self.stopped is not None or (never and bool(lost))
 
     def struck_by(self, phase: Phase) -> None:
         """The manager is in this phase: some faults have waited for it."""
         phase = LIKE.get(phase, phase)
-        for fault in [fault for fault in self._armed if fault.phase is phase]:
+        self._let_go(lambda fault: fault.phase is phase and not fault.exactly)
+
+    def entered(self, phase: Phase) -> None:
+        """A manager has just entered this very phase."""
+        self._let_go(lambda fault: fault.phase is phase and fault.exactly)
+
+    def reached(self, stage: Stage) -> None:
+        """A process has just reached this stage."""
+        self._let_go(lambda fault: fault.stage is stage)
+
+    def _let_go(self, waits: Callable[[Fault], bool]) -> None:
+        for fault in [fault for fault in self._armed if waits(fault)]:
             self._armed.remove(fault)
             self.clock.after(fault.delay_s, self._strike, fault)
 
