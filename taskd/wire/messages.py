@@ -3,11 +3,10 @@
 Rules:
 
 1. Every struct is frozen and tagged by its class name. Unknown fields are ignored, unknown tags are refused.
-2. State, not events: an agent sends the whole `NodeStatus`, the manager the whole `Directive`. Losing, doubling or
-   reordering a message changes nothing, because the newest sequence number wins and the sender repeats itself.
-3. Every status and every directive names its generation. One of an older generation changes nothing.
-4. Times are seconds on the sender's `CLOCK_MONOTONIC` unless the name says otherwise.
-5. Every field has a bound (`wire.bounds`).
+2. State, not events: an agent sends the whole `NodeStatus`, the manager the whole `Directive`, again and again. The
+   newest sequence number wins. Every one names its generation; one of an older generation changes nothing.
+3. Times are seconds on the sender's `CLOCK_MONOTONIC` unless the name says otherwise.
+4. Every field has a bound (`wire.bounds`).
 """
 
 from enum import Enum
