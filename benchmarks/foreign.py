@@ -42,7 +42,7 @@ from taskd.core.diagnosis.evidence import Clocks, Evidence, RunState, Standing, 
 from taskd.core.recovery import Phase
 from taskd.wire.messages import Progress
 from tests.core.driver import Job
-from tests.core.scenes import base, but, entered
+from tests.core.scenarios import base, but, entered
 
 SCRIPT: Final = ROOT / "benchmarks" / "scripts" / "foreign.py"
 RANKS: Final = 4

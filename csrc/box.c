@@ -21,11 +21,11 @@ static struct td_box sink;
 static struct td_box *_Atomic current = &sink;
 static char attached_path[PATH_MAX];
 static pthread_mutex_t attaching = PTHREAD_MUTEX_INITIALIZER;
-enum { SHELTERED = 8 };
+enum { GUARDED = 8 };
 static struct {
     _Atomic uintptr_t at;                       /* 0: free */
     int64_t bytes;
-} sheltered[SHELTERED];
+} guarded[GUARDED];
 
 struct td_box *td_current(void)
 {
@@ -106,34 +106,34 @@ int td_map(const char *path, struct td_box **out, int *opened)
 }
 
 /* Memory of a file that somebody may cut, until it is told with 0 bytes. Called under the GIL. 0, or -ENOSPC. */
-int taskd_shelter(const void *at, int64_t bytes)
+int taskd_guard(const void *at, int64_t bytes)
 {
-    for (int i = 0; i < SHELTERED; i++)
-        if (atomic_load(&sheltered[i].at) == (bytes ? 0 : (uintptr_t)at)) {
-            sheltered[i].bytes = bytes;
-            atomic_store(&sheltered[i].at, bytes ? (uintptr_t)at : 0);
+    for (int i = 0; i < GUARDED; i++)
+        if (atomic_load(&guarded[i].at) == (bytes ? 0 : (uintptr_t)at)) {
+            guarded[i].bytes = bytes;
+            atomic_store(&guarded[i].at, bytes ? (uintptr_t)at : 0);
             return 0;
         }
     return -ENOSPC;
 }
 
-static int is_sheltered(uintptr_t address)
+static int is_guarded(uintptr_t address)
 {
     struct td_box *box = td_current();
     if (box != &sink && address - (uintptr_t)box < sizeof *box)
         return 1;
-    for (int i = 0; i < SHELTERED; i++)
-        if (address - atomic_load(&sheltered[i].at) < (uintptr_t)sheltered[i].bytes)
+    for (int i = 0; i < GUARDED; i++)
+        if (address - atomic_load(&guarded[i].at) < (uintptr_t)guarded[i].bytes)
             return 1;
     return 0;
 }
 
-/* Called by the handler of a SIGBUS: was this address in a box, or another sheltered file, that somebody has cut? Then a
+/* Called by the handler of a SIGBUS: was this address in a box, or another guarded file, that somebody has cut? Then a
  * page of this process alone takes the place of the one that is missing, and what is written there nobody sees. */
 int td_replace_cut(const void *address)
 {
     uintptr_t at = (uintptr_t)address, bytes = (uintptr_t)getpagesize();
-    if (!is_sheltered(at))
+    if (!is_guarded(at))
         return 0;
     void *page = (void *)(at & ~(bytes - 1));
     return mmap(page, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == page;

@@ -218,7 +218,7 @@ int taskd_version(void);
 /* Worker side. */
 int taskd_attach(const char *path, int rank, int incarnation);
 int taskd_attached(void);
-int taskd_shelter(const void *at, int64_t bytes);
+int taskd_guard(const void *at, int64_t bytes);
 int64_t *taskd_progress(void);
 void taskd_phase(int phase);
 void *taskd_pulse_method(int which);

@@ -15,7 +15,7 @@ from taskd.core.stragglers.pacing import Pacing
 from taskd.runtime.manager.journal import Journal
 from taskd.wire.kinds import JobRank
 from taskd.wire.messages import RankSpan
-from tests.core.scenes import FAULTS, HANG, but
+from tests.core.scenarios import FAULTS, HANG, but
 
 STACK = ("/opt/train.py:120 in forward", "/opt/layers.py:88 in attention", *(f"/opt/f.py:{n} in f" for n in range(20)))
 PHASES_MS = {"pause": 20.1, "replace": 31.4, "rebuild": 25.0, "restore": 4.2, "first_step": 15.0, "total": 92.3}
@@ -49,7 +49,7 @@ class Records:
         self.journal.write("processes", node_rank=0, pids={str(rank): pid for rank, pid in pids.items()})
 
     def diagnosis(self, number: int, name: str, *, native: str = "", **changes: Any) -> dict[str, Any]:
-        """A fault of `tests/core/scenes.py`, judged by the real diagnosis, or a "slow rank"; rank 2 is the culprit."""
+        """A fault of `tests/core/scenarios.py`, judged by the diagnosis, or a "slow rank"; rank 2 is the culprit."""
         fault = FAULTS.get(name)
         if fault is None:
             assert name == "slow rank"

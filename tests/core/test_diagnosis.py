@@ -14,7 +14,7 @@ from taskd.core.diagnosis.evidence import Evidence, PythonError
 from taskd.core.diagnosis.findings import PACES, VICTIMS, Kind, names
 from taskd.core.diagnosis.jobview import Cut
 from taskd.core.diagnosis.rhythm import Hang
-from tests.core.scenes import FAULTS, HANG, Fault, base, but, entered, known_of
+from tests.core.scenarios import FAULTS, HANG, Fault, base, but, entered, known_of
 from tests.core.test_faults import RETRY
 from tests.core.test_waits import crossed
 from tests.thorough import everyday

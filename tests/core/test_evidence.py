@@ -31,7 +31,7 @@ from taskd.core.diagnosis.evidence import (
 from taskd.core.diagnosis.facts import FACTS, flat, in_parts, of_facts
 from taskd.core.diagnosis.findings import Kind
 from taskd.core.diagnosis.operation import Operation
-from tests.core.scenes import FAULTS, Fault, base, but, known_of
+from tests.core.scenarios import FAULTS, Fault, base, but, known_of
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from taskd.core.diagnosis.diagnose import diagnose
 from taskd.core.diagnosis.evidence import Evidence, LockFile, Process
 from taskd.core.diagnosis.findings import Diagnosis, Kind
 from taskd.core.diagnosis.locks import Hold, Sight, Signature, judge
-from tests.core.scenes import FAULTS, HANG, base, but, entered, native
+from tests.core.scenarios import FAULTS, HANG, base, but, entered, native
 
 SIGNED = Signature(boot="b", namespace=1, pid=77, start_ticks=5, device=8, inode=9, host="node-0")
 DEAD = Sight(True, SIGNED, "b", 1, device=8, inode=9, alive=False, free=True)

@@ -8,7 +8,7 @@ from taskd.core.recovery import Note, Phase
 from taskd.core.recovery.reprieve import reprieve
 from taskd.wire.messages import Condition, Stage
 from tests.core.driver import DEADLINES, Job
-from tests.core.scenes import known_of
+from tests.core.scenarios import known_of
 
 SAVES = known_of(process=Process(7, RunState.SLEEPING), standing=Standing.CHECKPOINT)
 BUSY = known_of(process=Process(7, still=Stillness(1.0, "a lock", ran=("main",))), standing=Standing.TRAINING)

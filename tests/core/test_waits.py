@@ -8,7 +8,7 @@ from taskd.core.diagnosis.diagnose import diagnose
 from taskd.core.diagnosis.evidence import Clocks, Collective, Communicator, Evidence
 from taskd.core.diagnosis.findings import Kind
 from taskd.core.diagnosis.operation import Operation
-from tests.core.scenes import HANG, but, known_of
+from tests.core.scenarios import HANG, but, known_of
 
 ANSWERS = Clocks(0.1, 0.0, 0.0)
 SILENT = Clocks(0.1, 0.0, 3.0)

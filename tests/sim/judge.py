@@ -10,7 +10,7 @@
 6. Messages of an older generation or incarnation change nothing. The budget is kept.
 7. No place has two holders. Only a process of a place's holder joins a world, and of one generation there is one plan.
 8. No process that is well is replaced as one that hangs.
-9. The job ends: all steps done, or stopped for a reason that the faults explain (`verdict.py`).
+9. The job ends: all steps done, or stopped for a reason that the faults explain (`outcome.py`).
 """
 
 from collections.abc import Callable, Collection

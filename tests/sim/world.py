@@ -13,8 +13,8 @@ from tests.sim.judge import Judge
 from tests.sim.manager import Manager
 from tests.sim.network import Network
 from tests.sim.nodes import Agent
+from tests.sim.outcome import explain
 from tests.sim.scenario import LONGEST_S, Fault, Scenario, draw
-from tests.sim.verdict import explain
 
 APART = -1
 """The number of a machine that only the manager runs on."""

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 from taskd.adaptors.training.payload import head_of
 from taskd.errors import RestoreError
-from taskd.runtime.worker.pulse import Buffer, Target, shelter
+from taskd.runtime.worker.pulse import Buffer, Target, guard
 
 SLOT_BYTES = 64 * 1024
 SLOTS = 5
@@ -72,7 +72,7 @@ class PositionFile:
             raise RestoreError(f"position file {path} cannot be mapped: {error}; is the shared memory full?") from error
         finally:
             os.close(descriptor)
-        self._unshelter = shelter(self._map)
+        self._unguard = guard(self._map)
         self._bytes = memoryview(self._map)
         self._heads = [self._bytes[at : at + _HEADER.size].cast("q") for at in range(0, size, SLOT_BYTES)]
         self._sequence = memoryview(bytearray(8)).cast("q")
@@ -147,5 +147,5 @@ class PositionFile:
         self._copies.clear()
         for view in (*self._heads, self._bytes):
             view.release()
-        self._unshelter()
+        self._unguard()
         self._map.close()

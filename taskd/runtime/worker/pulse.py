@@ -115,17 +115,17 @@ def _pointer(kind: str, memory: Any) -> Any:
     return ffi.cast(kind, int(ffi.cast("intptr_t", ffi.from_buffer(memory))))
 
 
-def shelter(memory: Any) -> Callable[[], object]:
+def guard(memory: Any) -> Callable[[], object]:
     """Others may cut the file that is mapped as `memory`: this costs a process with a black box no SIGBUS.
 
     Call what is returned before it is unmapped.
     """
     try:
         at = _pointer("void *", memory)
-        if core().taskd_shelter(at, len(memory)) != 0:
+        if core().taskd_guard(at, len(memory)) != 0:
             return lambda: None
     except ShimError:
         return lambda: None
-    end = weakref.finalize(memory, core().taskd_shelter, at, 0)
+    end = weakref.finalize(memory, core().taskd_guard, at, 0)
     end.atexit = False
     return end

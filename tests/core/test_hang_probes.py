@@ -12,7 +12,7 @@ from taskd.core.recovery import Note, Phase
 from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Condition, Order, Stage
 from tests.core.driver import Job
-from tests.core.scenes import FAULTS, base, but, known_of
+from tests.core.scenarios import FAULTS, base, but, known_of
 
 STEP_S = 0.1
 

@@ -9,8 +9,8 @@ from taskd.core.diagnosis.findings import Kind
 from taskd.core.recovery import Phase
 from taskd.wire.messages import Order, Stage
 from tests.core.driver import Job
-from tests.core.scenes import FAULTS, base, but
-from tests.core.test_inquest import STEP_S, standing, trained
+from tests.core.scenarios import FAULTS, base, but
+from tests.core.test_hang_probes import STEP_S, standing, trained
 
 
 def test_a_death_is_recovered_from_at_once_and_explained_when_the_evidence_comes() -> None:
