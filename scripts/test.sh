@@ -11,6 +11,8 @@ cd "$root"
 bash scripts/setup.sh
 site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 cp -u tests/startup/taskd_tests_startup.* "$site" # the module first; only processes of tests load it
+# Where PYTHONDONTWRITEBYTECODE is set, each of thousands of processes would compile what it imports of these.
+.venv/bin/python -m compileall -q taskd tests >/dev/null || true
 # What a shell that once started a job has left behind must not reach the tests.
 for name in $(compgen -e | grep -E '^(TASKD_|TORCHELASTIC_|RANK$|LOCAL_RANK$|WORLD_SIZE$|MASTER_(ADDR|PORT)$|LD_PRELOAD$)' || true); do
     unset "$name"
