@@ -60,7 +60,7 @@ def _call_after(spec: importlib.machinery.ModuleSpec, action: Action) -> None:
         return
 
     def exec_module(module: ModuleType) -> None:
-        vars(loader).pop("exec_module")
+        vars(loader).pop("exec_module", None)  # another hook of this kind may have taken all away
         stock(module)
         action(module)
 
