@@ -16,7 +16,7 @@ MOMENTS = {rank: ["setup", "setup done", *["step", "committed"] * 20, "after"] f
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", everyday(["step_batches", "no_sdk_snapshot"], "step_batches"))
+@pytest.mark.parametrize("name", everyday(["step_batches", "no_sdk_snapshot", "pipeline"], "step_batches"))
 def test_a_script_with_two_kills(name: str, run_dir: Path) -> None:
     (script,) = chosen(name)[:1]
     outcome = Stage(run_dir, brief=True).play(script, "0", 2)

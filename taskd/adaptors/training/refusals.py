@@ -90,6 +90,7 @@ def matters(parts: Parts, unkept: Sequence[Unkept] = (), *, joins: bool = False)
         gc.collect()  # it may be of a wrapper that the script has dropped
         found = _of_wrappers(parts)
     found.extend(_of_parts(parts))
+    found.extend(_of_stages())
     found.extend(() if joins else _of_forgotten(parts))
     kept = storages(_tensors(parts)) if unkept else frozenset()
     for result in unkept:
@@ -201,6 +202,17 @@ def _of_parts(parts: Parts) -> Iterator[Matter]:
                 f"{name} has DTensors, of which each rank keeps what no other rank has",
                 "Load your own checkpoint at the start; replicated models (DDP) can be recovered in place.",
             )
+
+
+def _of_stages() -> Iterator[Matter]:
+    stage = _known("torch.distributed.pipelining.stage", "_PipelineStageBase")
+    if stage and any(issubclass(type(found), stage) for found in gc.get_objects()):
+        yield Matter(
+            f"the resilient function entered at {script_line()} trains a stage of a pipeline, of which each rank has "
+            "another",
+            "Load your own checkpoint at the start; replicated models (DDP) can be recovered in place.",
+            no_rebuild=True,
+        )
 
 
 def _of_forgotten(parts: Parts) -> Iterator[Matter]:
