@@ -5,8 +5,8 @@ from msgspec.structs import replace
 
 from taskd.core.policy import Strategy
 from taskd.core.recovery import Phase
-from taskd.wire.kinds import NodeRank
-from taskd.wire.messages import Order, Stage
+from taskd.wire.kinds import JobRank, NodeRank
+from taskd.wire.messages import Condition, Order, Refuses, Stage
 from tests.core.driver import Job
 
 
@@ -60,3 +60,22 @@ def test_a_world_that_another_manager_has_planned_under_the_same_number_is_follo
     job.statuses[0] = replace(job.statuses[0], incarnation=1, generation=1, stage=stage)
     job.say(1, stage, step=6)
     assert (job.phase, job.generation) == (phase, 1)
+
+
+def test_a_node_that_comes_back_and_refuses_leads_to_a_plan_that_dumps() -> None:
+    """Nothing has failed, so that no cause is known; the plan must not pass for one to train by."""
+    allowed = (Strategy.ELASTIC_TRAINING, Strategy.DUMP, Strategy.EXIT)
+    job = Job(nodes=2, per_node=1, allowed=allowed, dump_to="/shelf", min_nodes=2).up()
+    world = job.core.world
+    world.remove([JobRank(1)])
+    world.nodes.vacate(NodeRank(1))
+    world.nodes.agreed.pop(NodeRank(1))
+    job.spare()
+    assert job.phase is Phase.REARRANGING
+    job.say(1, Stage.PAUSED, step=-1, condition=Condition.EMPTY, refuses=Refuses(no_newcomer="it cannot"))
+    job.say(0, Stage.PAUSED)
+    assert (job.phase, job.members) == (Phase.PAUSING, [0])
+    job.say(0, Stage.PAUSED)
+    assert job.order is Order.JOIN
+    assert job.directive.plan is not None
+    assert job.directive.plan.dump

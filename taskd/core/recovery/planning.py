@@ -87,7 +87,7 @@ def plan_world(job: Job, now_s: float, restore: Restore) -> None:
         timeout_s=policy.deadlines.join_s,
         members=() if members == tuple(range(len(members))) else members,
         replicas=policy.world_size,
-        dump=line(tell(record.causes)) if dumps else "",
+        dump=line(tell(record.causes) or record.decision.reason) if dumps else "",  # with a text it is one
         dump_to=policy.strategies.dump_to if dumps else "",
     )
     send(job, now_s, Order.JOIN, plan)
