@@ -7,7 +7,6 @@ from taskd.core.recovery.events import Echoed
 from taskd.core.recovery.job import Job
 from taskd.core.recovery.orders import send
 from taskd.core.recovery.ranks import Held, Restore, plan_restore
-from taskd.core.recovery.record import tell
 from taskd.core.recovery.world import World
 from taskd.core.rendezvous import NOWHERE, Rendezvous
 from taskd.wire.kinds import WorldRank
@@ -87,7 +86,7 @@ def plan_world(job: Job, now_s: float, restore: Restore) -> None:
         timeout_s=policy.deadlines.join_s,
         members=() if members == tuple(range(len(members))) else members,
         replicas=policy.world_size,
-        dump=line(tell(record.causes) or record.decision.reason) if dumps else "",  # with a text it is one
+        dump=line(record.reason) if dumps else "",  # with a text it is one
         dump_to=policy.strategies.dump_to if dumps else "",
     )
     send(job, now_s, Order.JOIN, plan)

@@ -61,6 +61,11 @@ class FaultRecord:
     milestones: Milestones = field(default_factory=Milestones)
     processes: ProcessesOfFault = field(default_factory=ProcessesOfFault)
 
+    @property
+    def reason(self) -> str:
+        """Why it is recovered from, in words: the choice itself where nothing has failed."""
+        return tell(self.causes) or self.decision.reason
+
     def begin_attempt(self, generation: int) -> None:
         """Another world is tried: the milestones of the former one do not count."""
         self.generation = generation

@@ -260,5 +260,4 @@ def dumped(phase: Joining | Resuming, event: Dumped, job: Job, now_s: float) -> 
     if not job.world.all_at(DUMPED):
         return advance(phase, Restored(event.rank), job, now_s)
     record = job.under_way.record
-    why = tell(record.causes) or record.decision.reason
-    return end(now_s, f"{why}; a checkpoint of step {record.target_step} was written")
+    return end(now_s, f"{record.reason}; a checkpoint of step {record.target_step} was written")
