@@ -9,11 +9,11 @@ Rules:
    only in a world where all of its ranks have the same number as before.
 """
 
-import gc
 import sys
 from dataclasses import dataclass
 from typing import Any
 
+from taskd.adaptors.groups.instances import instances
 from taskd.errors import RebuildError
 from taskd.wire.messages import WorldPlan
 
@@ -64,7 +64,7 @@ def refuse_meshes(members: Members) -> None:
         return
     kind: Any = module.DeviceMesh
     unchanged = {rank for rank, slot in enumerate(members.slots) if rank == slot}
-    for mesh in [found for found in gc.get_objects() if issubclass(type(found), kind)]:
+    for mesh in instances(kind):
         ranks = [int(rank) for rank in mesh.mesh.flatten().tolist()]
         if not unchanged.issuperset(ranks):
             raise RebuildError(

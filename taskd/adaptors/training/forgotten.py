@@ -4,7 +4,6 @@ A new process would train on with those of its set-up, and a step that is done a
 found among all objects of the process, as the training function is entered.
 """
 
-import gc
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -12,6 +11,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
+from taskd.adaptors.groups.instances import instances
 from taskd.adaptors.training.parts import Parts
 
 _KINDS: Final = (LRScheduler, torch.optim.Optimizer, torch.amp.GradScaler, AveragedModel)
@@ -21,9 +21,7 @@ _DEPTH: Final = 3
 
 def forgotten(parts: Parts) -> list[Any]:
     """Return them, each once."""
-    everything = gc.get_objects()
-    kinds = {kind for kind in set(map(type, everything)) if issubclass(kind, _KINDS)}
-    found = [one for one in everything if type(one) in kinds]
+    found = instances(*_KINDS)
     covered = set(map(id, _within([*parts.all.values(), *parts.replicated.values()], _DEPTH)))
     groups = {id(optimizer.param_groups) for optimizer in parts.optimizers}
     trained = {id(parameter) for parameter in parts.parameters()}

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from taskd.adaptors.groups.instances import instances
 from taskd.adaptors.groups.setup_results import Unkept, storages
 from taskd.adaptors.groups.sites import script_line
 from taskd.adaptors.groups.wrappers import line_of
@@ -206,7 +207,7 @@ def _of_parts(parts: Parts) -> Iterator[Matter]:
 
 def _of_stages() -> Iterator[Matter]:
     stage = _known("torch.distributed.pipelining.stage", "_PipelineStageBase")
-    if stage and any(issubclass(type(found), stage) for found in gc.get_objects()):
+    if stage and instances(*stage):
         yield Matter(
             f"the resilient function entered at {script_line()} trains a stage of a pipeline, of which each rank has "
             "another",
