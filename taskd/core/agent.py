@@ -146,6 +146,9 @@ class Node:
         """A process has been started for a rank: the first, the one that `Start` wanted, or one of torchrun's own."""
         slot = self.slots.setdefault(status.rank, Slot(status))
         row = self._row(status.rank, NodeEvent.STARTED)
+        order = self._order(status.rank)
+        if order is not None and order.joins and order.incarnation == status.incarnation:  # it will hold what that held
+            status = replace(status, replicas=slot.status.replicas, weights=slot.status.weights)
         slot.status = status
         row.act(self, status.rank)
 
@@ -332,6 +335,7 @@ def replace_status(status: RankStatus, report: WorkerReport) -> RankStatus:
         error=report.cause,
         at_s=report.at_s,
         replicas=report.replicas,
+        weights=report.weights or status.weights,
     )
 
 

@@ -63,6 +63,8 @@ Measured = Annotated[float, Meta(ge=0, le=1e18)]
 """In a unit of its own."""
 Name = Annotated[str, Meta(max_length=NAME_CHARS, pattern=NO_CONTROLS)]
 """Of a job, a node, an agent, a host, a kind of something."""
+Weights = Annotated[tuple[Name, ...], Meta(max_length=2)]
+"""Digests of a rank's parameters: as its training began, and at its first commit."""
 Line = Annotated[str, Meta(max_length=LINE_CHARS, pattern=NO_CONTROLS)]
 """For people."""
 Page = Annotated[str, Meta(max_length=PAGE_CHARS, pattern=ONLY_LINE_ENDS)]

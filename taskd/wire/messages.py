@@ -36,6 +36,7 @@ from taskd.wire.bounds import (
     Seconds,
     Some,
     Status,
+    Weights,
 )
 from taskd.wire.checks import CheckState, Cleared, Dismissed, Examine, Inspect, Inspection
 from taskd.wire.kinds import JobRank, NodeRank
@@ -89,7 +90,8 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     term: Counter = 0  # of the manager that had it started; 0 if torchrun did
     no_rebuild: Line = ""  # why no world can be rebuilt with this process; empty if one can
     no_newcomer: Line = ""  # why no newcomer can come into a world of this process's job; empty if one can
-    replicas: Name = ""  # key of its replica set: ranks with the same key hold the same state
+    replicas: Name = ""  # what it has of the state, if that is sharded: a replica has the same; "" for all of it
+    weights: Weights = ()  # digests of its parameters as its training began and at its first commit, as far as known
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -297,6 +299,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     cause: Line = ""
     at_s: Seconds = 0.0
     replicas: Name = ""  # as in `RankStatus`
+    weights: Weights = ()  # as in `RankStatus`
 
 
 class SelfReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -229,10 +229,49 @@ def new_groups_after() -> None:
 def different() -> None:
     """Ranks that have made different groups find out, and none hangs."""
     begin()
-    if RANK == 1:
-        dist.distributed_c10d._new_group_with_tag([1], pg_tag="only here", use_local_synchronization=True)
+    dist.distributed_c10d._new_group_with_tag([0, 1], pg_tag=f"of rank {RANK}")
     with pytest.raises(RefusedError, match="made other process groups"):
         WORLD.rebuild(plan(1), RANK)
+    assert not dist.is_initialized()
+    finish()
+
+
+def alone() -> None:
+    """A group that its members alone have made is made again by them alone."""
+    begin()
+    groups = {}
+    if RANK:
+        groups["own"] = dist.new_group([1], use_local_synchronization=True)
+    groups["both"] = dist.new_group([0, 1])
+    WORLD.rebuild(plan(1), RANK)
+    assert [total(group) for group in groups.values()] == ([1, 1] if RANK else [1])
+    finish()
+
+
+def kept_default() -> None:
+    """What holds the default group goes on to work: a variable, a batch of messages, and its ranks by either object."""
+    begin()
+    everyone = dist.group.WORLD
+    inner = everyone.inner()
+    WORLD.rebuild(plan(1), RANK)
+    assert dist.group.WORLD is everyone
+    assert everyone.inner() is not inner
+    assert total(everyone) == total() == SIZE * (SIZE - 1) / 2
+    assert dist.get_process_group_ranks(everyone) == dist.get_process_group_ranks(everyone.inner()) == [0, 1]
+    theirs, seen, peer, isend = torch.zeros(1), [], 1 - RANK, dist.isend
+
+    def watched(*args: object, **options: object) -> object:
+        seen.append(type(options["group"]))
+        return isend(*args, **options)  # type: ignore[arg-type]
+
+    dist.distributed_c10d.isend = watched  # type: ignore[assignment]
+    batch = [dist.P2POp(watched, torch.tensor([1.0 + RANK]), peer), dist.P2POp(dist.irecv, theirs, peer)]
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    assert seen == [dist.ProcessGroup]  # in which NCCL puts them together
+    assert batch[0].group is everyone
+    assert theirs.item() == 1.0 + peer
+    dist.destroy_process_group(everyone)
     assert not dist.is_initialized()
     finish()
 

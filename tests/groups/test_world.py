@@ -70,7 +70,7 @@ def test_two_hundred_rebuilds(launcher: Launcher, port: int) -> None:
     Members(launcher, "rounds", 3, port).expect_success(range(3))
 
 
-@pytest.mark.parametrize("case", ["new_groups_after", "different", "interrupted"])
+@pytest.mark.parametrize("case", ["new_groups_after", "different", "alone", "kept_default", "interrupted"])
 def test_rebuild(launcher: Launcher, port: int, case: str) -> None:
     Members(launcher, case, 2, port).expect_success(range(2))
 

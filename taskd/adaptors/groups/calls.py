@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.groups.handle import GroupHandle
+from taskd.adaptors.groups.members import Members
 from taskd.errors import RefusedError
 
 
@@ -29,7 +30,7 @@ class GroupCall:
     desc: str | None
     more: dict[str, Any] = field(default_factory=dict)
     """What newer versions of torch take beside these; handed on as it is."""
-    handle: GroupHandle | None = field(default=None, repr=False)  # None for the default group and for non-members
+    handle: GroupHandle | None = field(default=None, repr=False)  # None for non-members
 
     @property
     def is_default(self) -> bool:
@@ -37,9 +38,9 @@ class GroupCall:
         return not self.ranks
 
 
-def fingerprint(calls: list[GroupCall], section: int) -> int:
-    """Return a positive 63-bit number, equal on ranks with the same groups in the same resilient function."""
-    text = f"{section}\n" + "\n".join(f"{call.name} {call.ranks} {call.backend} {call.tag}" for call in calls)
+def fingerprint(call: GroupCall) -> int:
+    """Return a positive 63-bit number, equal on ranks that have made this group alike."""
+    text = f"{call.name} {call.ranks} {call.backend} {call.tag}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
@@ -56,19 +57,29 @@ def strangers(calls: list[GroupCall], names: Iterable[str]) -> str:
     return f"the groups {strange} were made by split_group or shrink_group, or of a store of the script's own"
 
 
-def compare(calls: list[GroupCall], section: int) -> None:
-    """Check over the new default group that all ranks made the same groups; it is its first collective.
+def compare(calls: list[GroupCall], section: int, members: Members) -> None:
+    """Check over the new default group that the members of each group have made it alike; these are its first calls.
+
+    Groups of whose ranks this is none are not compared: with `use_local_synchronization` only their members know them.
 
     Raises:
-        RefusedError: they did not, or are in another of the script's resilient functions than `section`.
+        RefusedError: they have not, or are in another of the script's resilient functions than `section`.
     """
-    device = c10d._get_object_coll_device()
-    mine = torch.tensor([fingerprint(calls, section)], dtype=torch.int64, device=device)
-    everyone = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyone, mine)
-    different = [rank for rank, theirs in enumerate(everyone) if not torch.equal(theirs, everyone[0])]
-    if different:
+    own = [call for call in calls if call.handle is not None]
+    most = torch.tensor([len(own)], device=c10d._get_object_coll_device())
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    filling = [0] * (int(most) - len(own))
+    row = most.new_tensor([section, *map(fingerprint, own), *filling])
+    gathered = [torch.zeros_like(row) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, row)
+    rows = [theirs.tolist() for theirs in gathered]
+    different = {rank for rank, theirs in enumerate(rows) if theirs[:2] != rows[0][:2]}
+    for call in own[1:]:
+        different.update(rank for rank in members.present(call.ranks) if fingerprint(call) not in rows[rank][1:])
+    worst = most.new_tensor([max(different, default=-1)])
+    dist.all_reduce(worst, dist.ReduceOp.MAX)
+    if int(worst) >= 0:
         raise RefusedError(
-            f"ranks {different} made other process groups than rank 0, or are in another resilient function; "
-            "expected the same calls of new_group on all ranks, before the only resilient function"
+            f"ranks {sorted(different or [int(worst)])} made other process groups than their peers, or are in another "
+            "resilient function; expected the same calls of new_group on all ranks, before the only resilient function"
         )

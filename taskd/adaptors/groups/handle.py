@@ -1,4 +1,4 @@
-"""`GroupHandle`: what `new_group` hands out, so that a script's own variables survive a rebuild.
+"""`GroupHandle`: what `init_process_group` and `new_group` hand out, so that what holds it survives a rebuild.
 
 Rules:
 
@@ -31,8 +31,9 @@ class GroupHandle(dist.ProcessGroup):
     def __init__(self, inner: dist.ProcessGroup) -> None:
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]  # not in the stubs, but for subclasses
         self._name, self._desc = inner.group_name, inner.group_desc
-        self._inner: dist.ProcessGroup | None = inner
+        self._inner: dist.ProcessGroup | None = None
         _handles[str(self._name)] = self
+        self.swap(inner)
 
     def inner(self) -> dist.ProcessGroup:
         """Return the group of this generation; RuntimeError between two generations."""

@@ -3,6 +3,7 @@
 They are the same in torch 2.6 to 2.15, whatever torch's own functions for it are called.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -25,6 +26,11 @@ def enter(group: dist.ProcessGroup, name: str, backend: str, tag: str | None, st
     full = f"user:{tag}" if tag else f"ptd:{name}"
     world.tags_to_pg.setdefault(full, []).append(group)
     world.pg_to_tag[group] = full
+
+
+def enter_ranks(group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
+    """Enter which ranks of the world a group has, in its own order."""
+    c10d._world.pg_group_ranks[group] = {member: at for at, member in enumerate(ranks)}
 
 
 def enter_beside(handle: dist.ProcessGroup, inner: dist.ProcessGroup) -> None:

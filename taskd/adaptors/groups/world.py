@@ -5,8 +5,7 @@ Rules:
 1. One seam. `init_process_group`, `new_group`, sub-groups and device meshes all make their groups through torch's
    `_new_process_group_helper`, looked up at each call. That name is replaced, so scripts that imported `new_group`
    before us are seen too; and the one by which a device mesh finds its groups, for it to hold handles as well.
-2. The default group stays torch's own object, new in each generation (`torch.distributed.group.WORLD` finds it; a
-   variable that held an old one is dead). The other groups are handed out as `GroupHandle`s, which go on to work.
+2. All groups are handed out as `GroupHandle`s, the default group too: a variable that holds one goes on to work.
 3. Old groups are taken out of all tables at once and destroyed later, on a thread of their own: gloo's destructor
    joins threads. `destroy_retired` says when nothing points at them any more.
 4. The groups that the script makes inside its training function cannot be rebuilt, because a newcomer stops before it.
@@ -33,13 +32,14 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.groups import lone, unstick
+from taskd.adaptors.groups.batches import send_batches_to_inner
 from taskd.adaptors.groups.calls import GroupCall, compare, strangers
 from taskd.adaptors.groups.handle import GroupHandle, named
 from taskd.adaptors.groups.members import Members, refuse_meshes
 from taskd.adaptors.groups.settling import settle
 from taskd.adaptors.groups.setup_results import Replay
 from taskd.adaptors.groups.store import StoreLink, prefix, sweep
-from taskd.adaptors.groups.tables import clear, enter_beside
+from taskd.adaptors.groups.tables import clear, enter_ranks
 from taskd.adaptors.groups.thread_names import ThreadNames
 from taskd.adaptors.groups.wrappers import watch
 from taskd.adaptors.seams.worker import ABORT, MESH, TIMEOUT
@@ -110,6 +110,7 @@ class GroupWorld:
         GroupWorld._installed = self
         self._first = slots
         watch()
+        send_batches_to_inner()
         MESH.find().use(named)
         self._replace("_new_process_group_helper", self._make)
 
@@ -176,7 +177,7 @@ class GroupWorld:
         try:
             with TIMEOUT.find().use.limited(plan.timeout_s * (1 + len(calls)), self.interrupt):
                 self._form(calls, plan, position, self._client)
-                compare(calls, self.section)
+                compare(calls, self.section, self.members)
         except (RuntimeError, ValueError, RefusedError) as error:  # all that c10d and gloo raise, DistError among them
             self._link.drop()
             self._leave()
@@ -217,7 +218,7 @@ class GroupWorld:
 
     def is_own(self, group: Any) -> bool:
         """Whether this is a group of the job's ranks alone, which `rebuild` makes again."""
-        return group is None or group is c10d._world.default_pg or isinstance(group, GroupHandle)
+        return group is None or isinstance(group, GroupHandle)
 
     def strangers(self) -> str:
         """Which groups there are that cannot be made again, "" if all can."""
@@ -272,13 +273,11 @@ class GroupWorld:
         )
         group, prefix_store = self._build(replace(call, ranks=tuple(global_ranks_in_group)), group_rank, store)
         self.made += call.is_default
-        if not call.is_default and isinstance(group, dist.ProcessGroup):
-            if isinstance(group, GroupHandle) or any(group is known.handle for known in self._calls):
+        if isinstance(group, dist.ProcessGroup):
+            if isinstance(group, GroupHandle):
                 return group, prefix_store  # torch found an existing group of that tag and those ranks
-            c10d._world.pg_group_ranks[group] = {member: at for at, member in enumerate(global_ranks_in_group)}
-            call.handle = GroupHandle(group)
-            enter_beside(call.handle, group)
-            group = call.handle
+            enter_ranks(group, global_ranks_in_group or range(group.size()))
+            group = call.handle = GroupHandle(group)
         self._calls.append(call)
         return group, prefix_store
 
@@ -350,9 +349,13 @@ class GroupWorld:
 
     def _leave(self) -> None:
         """Take every group out of torch's tables at once; keep the objects for `destroy_retired`."""
+        default = c10d._world.default_pg
         for call in self._calls:
             if call.handle is not None:
-                self._retired.append(call.handle.swap(None))
+                inner = call.handle.swap(None)
+                self._retired.append(inner)
+                if call.handle is default:
+                    c10d._world.default_pg = inner  # which torch has entered, and aborts
         self._retired.extend(c10d._world.pg_map)
         if dist.is_initialized():
             ABORT.find().use()  # NCCL's was never run on a device by this project's tests
@@ -362,31 +365,29 @@ class GroupWorld:
         root = PrefixStore(prefix(plan.store_key, plan.generation), client)
         self._forming = plan.generation
         self.members = Members.of(plan)
-        default = self._form_one(calls[0], plan, rank, PrefixStore("default_pg", root))
+        default = self._form_one(calls[0], plan, rank, PrefixStore("default_pg", root), range(plan.world_size))
         c10d._update_default_pg(default)
-        c10d._world.pg_group_ranks[default] = {member: member for member in range(plan.world_size)}
         store = c10d._world.pg_map[default][1]
         for call in calls[1:]:
             ranks = self.members.present(call.ranks)
-            if not ranks:
-                continue
-            group = self._form_one(call, plan, rank, store)
-            if call.handle is not None:
-                c10d._world.pg_group_ranks[group] = {member: at for at, member in enumerate(ranks)}
-                call.handle.swap(group)
+            if ranks:
+                self._form_one(call, plan, rank, store, ranks)
 
-    def _form_one(self, call: GroupCall, plan: WorldPlan, rank: int, store: Store) -> Any:
-        ranks = self.members.present(call.ranks)
+    def _form_one(self, call: GroupCall, plan: WorldPlan, rank: int, store: Store, ranks: Sequence[int]) -> Any:
+        """Form one group of those `ranks` of the new world; return its handle, None for who is no member."""
         now = replace(
-            call, size=len(ranks), ranks=ranks, timeout=TIMEOUT.find().use.making(call.timeout, plan.timeout_s)
+            call,
+            size=len(ranks),
+            ranks=() if call.is_default else tuple(ranks),
+            timeout=TIMEOUT.find().use.making(call.timeout, plan.timeout_s),
         )
-        position = ranks.index(rank) if rank in ranks else None
-        if call.is_default:
-            now.size, position = plan.world_size, rank
-        group, _ = self._build_real(now, position, store)
+        group, _ = self._build_real(now, ranks.index(rank) if rank in ranks else None, store)
         if isinstance(group, dist.ProcessGroup):
             c10d._set_pg_timeout(call.timeout, group)
-        return group
+            enter_ranks(group, ranks)
+            if call.handle is not None:
+                call.handle.swap(group)
+        return call.handle
 
 
 def _destroy(

@@ -16,7 +16,7 @@ from typing import Final
 from taskd.adaptors.seams.launcher import LAUNCHER
 from taskd.adaptors.seams.native import FREEING, SEEING
 from taskd.adaptors.seams.seam import Line, Look, torch_version, verify
-from taskd.adaptors.seams.worker import BUILDS, CHECKPOINT, WORKER
+from taskd.adaptors.seams.worker import BUILDS, CHECKPOINT, SHARDED, WORKER
 from taskd.errors import PatchError
 
 OLDEST: Final = (2, 6)
@@ -55,6 +55,9 @@ IN_WORKER: Final = Part(
     "worker", WORKER, "Process groups are left as torch makes them: at a fault all processes start anew"
 )
 IN_CHECKPOINT: Final = Part("checkpoints", CHECKPOINT, "No checkpoint of taskd's own is written or read")
+IN_SHARDED: Final = Part(
+    "FSDP2", SHARDED, "A model that FSDP2 has sharded is not recovered in place: at a fault all processes start anew"
+)
 IN_BUILDS: Final = Part(
     "locks of builds", BUILDS, "A lock that a killed rank leaves in a folder of extensions stays until it is removed"
 )
@@ -66,7 +69,7 @@ FOR_SEEING: Final = Part(
 )
 IN_RANK: Final = (IN_WORKER, FOR_FREEING, FOR_SEEING)
 """What a rank compares at its start; a standby has done so ahead."""
-PARTS: Final = (IN_LAUNCHER, IN_WORKER, FOR_FREEING, FOR_SEEING, IN_BUILDS, IN_CHECKPOINT)
+PARTS: Final = (IN_LAUNCHER, IN_WORKER, FOR_FREEING, FOR_SEEING, IN_SHARDED, IN_BUILDS, IN_CHECKPOINT)
 
 
 def misfits(look: Look | None = None) -> Iterator[tuple[Part, str]]:

@@ -139,6 +139,8 @@ _GROUPS: Final = (
         Fit.ACCEPTS,
         ("scatter_object_output_list", "scatter_object_input_list", "src", "group"),
     ),
+    Seam(_C10D, "batch_isend_irecv", Fit.ACCEPTS, ("p2p_op_list",)),
+    Seam(_C10D, "P2POp", Fit.SETS, ("group",)),
     Seam(_C10D, "", Fit.HAS, ("_world",)),
     Seam(_C10D, "BackendConfig", Fit.HAS, ("get_device_backend_map",)),
     Seam(
@@ -200,6 +202,22 @@ WORKER: Final = (STORE, *_GROUPS, *_TRAINING)
 """Compared in each rank, before anything is replaced."""
 
 _BATON: Final = "torch.utils.file_baton"
+
+_SHARDED: Final = "torch.distributed.fsdp._fully_shard"
+
+SHARDED: Final = (
+    Seam(f"{_SHARDED}._fully_shard", "FSDPModule", Fit.HAS, ("_get_fsdp_state", "reset_iter_state")),
+    Seam(f"{_SHARDED}._fsdp_state", "FSDPState", Fit.SETS, ("_fsdp_param_groups", "_state_ctx", "_comm_ctx")),
+    Seam(f"{_SHARDED}._fsdp_state", "FSDPStateContext", Fit.SETS, ("all_states", "is_last_backward")),
+    Seam(
+        f"{_SHARDED}._fsdp_param_group",
+        "FSDPParamGroup",
+        Fit.SETS,
+        ("fsdp_params", "_all_gather_result", "reduce_grads", "all_reduce_grads", "reshard_after_backward"),
+    ),
+    Seam(f"{_SHARDED}._fsdp_param", "FSDPParam", Fit.SETS, ("unsharded_accumulated_grad",)),
+)
+"""Compared when a script has sharded a model with it."""
 
 BUILDS: Final = (
     Seam(_BATON, "FileBaton", Fit.SETS, ("lock_file_path", "wait_seconds", "fd")),

@@ -3,7 +3,8 @@
 Rules:
 
 1. Most are constants (masks, tables), which every set-up makes: only what has changed since is sent. DDP writes all
-   buffers of ranks other than 0 in each forward pass; those count as changed.
+   buffers of ranks other than 0 in each forward pass; those count as changed. So do sharded ones, which a new process
+   cannot fill in its set-up: their parts come from a peer.
 2. A buffer that a module has put in another's place, of another shape too, takes its place in the new process.
 """
 
@@ -45,7 +46,7 @@ class Loose:
 
     def _has_changed(self, path: str, buffer: torch.Tensor) -> bool:
         made, version = self._known.get(path, (None, 0))
-        return made is None or made() is not buffer or version != _version(buffer)
+        return made is None or hasattr(buffer, "_local_tensor") or made() is not buffer or version != _version(buffer)
 
     def _all(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, part in self._modules.items():

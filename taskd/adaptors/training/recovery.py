@@ -26,11 +26,13 @@ from taskd.adaptors.training.failures import Failures
 from taskd.adaptors.training.finite import Losses
 from taskd.adaptors.training.followers import Followers
 from taskd.adaptors.training.hooks import StepHooks
+from taskd.adaptors.training.inflight.in_flight import InFlight
 from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.payload import pack, unpack
 from taskd.adaptors.training.pending import Pending
 from taskd.adaptors.training.position_file import PositionFile, PositionKind
 from taskd.adaptors.training.positions import PositionMemory, Positions, not_known
+from taskd.adaptors.training.replicas import Replicas
 from taskd.adaptors.training.rest import Rest
 from taskd.adaptors.training.rng import RngCapture
 from taskd.adaptors.training.seeds import Seeds
@@ -71,6 +73,8 @@ class StateRecovery:
         shares: those of the global batch.
         afterwards: what is done after certain commits.
         failures: errors that the script may swallow.
+        in_flight: what wrappers hold of the present step.
+        replicas: which replica set this rank belongs to.
     """
 
     def __init__(self, parts: Parts, seeds: Seeds | None, commit: Callable[..., None]) -> None:
@@ -96,6 +100,8 @@ class StateRecovery:
         self.afterwards = Afterwards(parts.modules)
         self._hooks = StepHooks(parts, self._buffers.save, self._record_tentative)
         self._pending = Pending(parts)
+        self.in_flight = InFlight(parts)
+        self.replicas = Replicas(parts)
         self._undo = Undo(parts, lambda: sum(self._hooks.counts[1::2]), self._can_copy)
         self.failures = Failures(lambda: sum(self._hooks.counts))
         self._count: Callable[[int], None] = self._count_slowly
@@ -117,6 +123,8 @@ class StateRecovery:
             self._followers.mark()
         if self._undo.busy:
             self._undo.forget()
+        if self.in_flight.any:
+            self.in_flight.mark()
         self.committing = False
         if loss is not None:
             self._losses.look(loss, step)
@@ -154,6 +162,7 @@ class StateRecovery:
         `rank` is that in the job; if it is not given, that of `torch.distributed`.
         """
         self._rank = rank
+        self.in_flight = InFlight(self.parts)
         self._buffers.begin()
         self._followers.settle()
         if self._seeds is not None:
@@ -168,6 +177,7 @@ class StateRecovery:
     def declare_empty(self) -> None:
         """Say that this is a newcomer, whose weights count for nothing."""
         self._empty = True
+        self.in_flight = InFlight(self.parts)
         self._buffers.begin()
         rng = self._rng.capture()
         self._start = {self.step: pack(rng, self.parts.data_position(rng))}

@@ -10,20 +10,24 @@ Rules:
 
 import gc
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.groups.instances import instances
 from taskd.adaptors.groups.setup_results import Unkept, storages
 from taskd.adaptors.groups.sites import script_line
 from taskd.adaptors.groups.wrappers import line_of
+from taskd.adaptors.seams.parts import IN_SHARDED
 from taskd.adaptors.training.forgotten import forgotten
 from taskd.adaptors.training.parts import Parts
+from taskd.adaptors.training.shards import Specs, local
 
 logger = logging.getLogger(__name__)
 _STATELESS_HOOKS = ("_AllreduceUpcastHookState",)
@@ -117,6 +121,7 @@ def tell_inexact(parts: Parts) -> None:
 
 def _tensors(parts: Parts) -> Iterator[torch.Tensor]:
     """What a donor sends to a new process in any case."""
+    yield from map(local, Specs(parts))
     yield from parts.parameters()
     for module in parts.modules:
         yield from module.buffers()
@@ -180,7 +185,8 @@ def _leaves(value: Any) -> Iterator[torch.Tensor]:
 
 def _of_parts(parts: Parts) -> Iterator[Matter]:
     line = script_line()
-    sharded = _known("torch.distributed.fsdp", "FullyShardedDataParallel", "FSDPModule")
+    first = _known("torch.distributed.fsdp", "FullyShardedDataParallel")
+    second = _known("torch.distributed.fsdp", "FSDPModule")
     zero = _known("torch.distributed.optim", "ZeroRedundancyOptimizer")
     for part, value in parts.replicated.items():
         name = f"the {type(value).__name__} {part!r} of the resilient function entered at {line}"
@@ -192,17 +198,39 @@ def _of_parts(parts: Parts) -> Iterator[Matter]:
             )
         if not isinstance(value, torch.nn.Module):
             continue
-        if sharded and any(isinstance(module, sharded) for module in value.modules()):
+        if first and any(isinstance(module, first) for module in value.modules()):
             yield Matter(
-                f"{name} is sharded by FSDP, of which each rank keeps what no other rank has",
-                "Load your own checkpoint at the start; replicated models (DDP) can be recovered in place.",
+                f"{name} is sharded by FullyShardedDataParallel, which keeps its process groups where they cannot be "
+                "replaced",
+                "fully_shard (FSDP2) can be recovered in place.",
                 no_rebuild=True,
             )
-        elif any(hasattr(tensor, "_local_tensor") for tensor in (*value.parameters(), *value.buffers())):
+        elif second and any(isinstance(module, second) for module in value.modules()) and IN_SHARDED.misfit():
             yield Matter(
-                f"{name} has DTensors, of which each rank keeps what no other rank has",
-                "Load your own checkpoint at the start; replicated models (DDP) can be recovered in place.",
+                f"{name} is sharded by an FSDP2 that does not fit: {IN_SHARDED.misfit()}",
+                "torch 2.13 fits.",
+                no_rebuild=True,
             )
+    yield from _of_shards(parts)
+
+
+def _of_shards(parts: Parts) -> Iterator[Matter]:
+    """What is sharded over all ranks of its mesh, and replicated nowhere in it."""
+    alone = [tensor for tensor in Specs(parts) if not _copies(tensor) > 1]
+    if alone:
+        yield Matter(
+            f"the TrainState made at {parts.made_at} has {len(alone)} sharded tensors of which each rank keeps what no "
+            f"other rank has (the first is of shape {tuple(alone[0].shape)}, {alone[0].placements})",
+            "Load your own checkpoint at the start. With a replica of each shard (HSDP, or tensor parallel under data "
+            "parallel) a new process gets it from there.",
+        )
+
+
+def _copies(tensor: Any) -> int:
+    """How many ranks have the same part of a sharded tensor, by its mesh; the world may have several such meshes."""
+    mesh = tensor.device_mesh
+    whole = math.prod(mesh.size(at) for at, placement in enumerate(tensor.placements) if placement.is_replicate())
+    return whole * (dist.get_world_size() // mesh.size())
 
 
 def _of_stages() -> Iterator[Matter]:

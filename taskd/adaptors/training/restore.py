@@ -9,6 +9,7 @@ Rules:
 3. All or nothing: a receiver is TORN from the first byte until everything has been loaded.
 4. A donor lends its own random numbers and data position to a receiver whose node has none of the receiver's.
 5. Nothing that a peer sends is unpickled freely (see `tree`).
+6. Of sharded tensors the parts travel, between ranks that have the same part (see `shards`).
 """
 
 import time
@@ -21,8 +22,10 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.training import tree
+from taskd.adaptors.training.inflight.fsdp2 import Flags
 from taskd.adaptors.training.plain import Sent
 from taskd.adaptors.training.recovery import StateRecovery
+from taskd.adaptors.training.shards import Specs, is_part, local
 from taskd.errors import RestoreError
 from taskd.wire.messages import Condition, Transfer, WorldPlan
 
@@ -49,6 +52,7 @@ class _Manifest(msgspec.Struct, frozen=True):
     """What a donor is about to send: the folded parts by name, the tensors in their order, and its own position.
 
     `loose` are the buffers that are in no `state_dict`, folded too; `plain` the modules' other attributes that changed.
+    `name` and `weights` are those of the replica set; `flags` those of FSDP2.
     """
 
     step: int
@@ -57,6 +61,9 @@ class _Manifest(msgspec.Struct, frozen=True):
     position: bytes = b""
     loose: Any = None
     plain: list[Sent] = []
+    name: str = ""
+    weights: tuple[str, ...] = ()
+    flags: Flags = []
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,7 @@ def restore(recovery: StateRecovery, plan: WorldPlan, rank: int) -> RestoreRepor
     """
     begun = time.monotonic()
     notes: list[str] = []
+    recovery.in_flight.drop()
     receives = any(rank in transfer.receivers for transfer in plan.transfers)
     if not receives:
         notes.append(_keep(recovery, plan, rank))
@@ -146,11 +154,13 @@ def _donate(recovery: StateRecovery, lane: _Lane) -> int:
     slots: list[_Slot] = []
     seen: dict[tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]], int] = {}
 
-    def take(tensor: torch.Tensor) -> int:
-        if hasattr(tensor, "_local_tensor"):
-            raise TypeError(
-                "a sharded tensor (DTensor) is not a replica of the donor's; taskd restores replicated state only"
-            )
+    specs = Specs(recovery.parts)
+
+    def take(tensor: torch.Tensor) -> int | list[int]:
+        number = add(local(tensor))
+        return [number, specs.index(tensor)] if is_part(tensor) else number
+
+    def add(tensor: torch.Tensor) -> int:
         key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
         known = seen.get(key) if tensor.numel() else None
         if known is not None:
@@ -163,9 +173,11 @@ def _donate(recovery: StateRecovery, lane: _Lane) -> int:
     parts = {name: tree.fold(part.state_dict(), take) for name, part in recovery.parts.replicated.items()}
     loose = tree.fold(recovery.parts.loose.changed(), take)
     position, changed = recovery.position(recovery.step), recovery.parts.plain.changed()
-    manifest = msgspec.msgpack.encode(_Manifest(recovery.step, parts, slots, position, loose, changed))
-    lane.send(torch.tensor([len(manifest)], dtype=torch.int64, device=lane.device))
-    lane.send(torch.frombuffer(bytearray(manifest), dtype=torch.uint8).to(lane.device))
+    replicas, flags = recovery.replicas, recovery.in_flight.flags
+    manifest = _Manifest(recovery.step, parts, slots, position, loose, changed, replicas.name, replicas.weights, flags)
+    data = msgspec.msgpack.encode(manifest)
+    lane.send(torch.tensor([len(data)], dtype=torch.int64, device=lane.device))
+    lane.send(torch.frombuffer(bytearray(data), dtype=torch.uint8).to(lane.device))
     for parcel in _parcels(slots):
         pieces = [tree.as_bytes(tensors[index].contiguous()).to(lane.device) for index in parcel]
         lane.send(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
@@ -181,13 +193,21 @@ def _receive(recovery: StateRecovery, lane: _Lane, target_step: int) -> bytes:
         raise ValueError(
             f"the donor's state has the parts {sorted(manifest.parts)}, this one {sorted(recovery.parts.replicated)}"
         )
+    if manifest.name != recovery.replicas.name:
+        raise ValueError(f"the donor has {manifest.name or 'all'} of the state, this rank {recovery.replicas.name}")
     targets: dict[int, torch.Tensor] = {}
+    specs = Specs(recovery.parts)
 
-    def give(index: int, own: torch.Tensor | None) -> torch.Tensor:
+    def give(body: int | list[int], own: torch.Tensor | None) -> torch.Tensor:
+        index, spec = body if isinstance(body, list) else (body, None)
         slot = manifest.slots[index]
         if index not in targets:
-            targets[index] = _target(slot, own)
-        return targets[index]
+            targets[index] = _target(slot, None if own is None else local(own))
+        if spec is None:
+            return targets[index]
+        if own is not None and is_part(own) and local(own).data_ptr() == targets[index].data_ptr():
+            return own
+        return specs.make(spec, targets[index])
 
     with recovery.restoring(target_step):
         filled = {
@@ -201,6 +221,8 @@ def _receive(recovery: StateRecovery, lane: _Lane, target_step: int) -> bytes:
             part.load_state_dict(filled[name])
         recovery.parts.loose.put(loose or {})
         recovery.parts.plain.put(manifest.plain)
+        recovery.in_flight.take(manifest.flags)
+        recovery.replicas.take(manifest.weights)
     return manifest.position
 
 

@@ -250,7 +250,13 @@ class Session:
         recovery.parts.meter.recorder = self._runtime.recorder
         self._runtime.world.section += 1
         self._runtime.end_setup(recovery)
+        recovery.replicas.begin(empty=link.joins)
+        self._say_replicas()
         link.enter(recovery.step, recovery.condition())
+
+    def _say_replicas(self) -> None:
+        """With the next report the agent hears what this rank has of the state."""
+        self._link.replicas, self._link.weights = self.recovery.replicas.name, self.recovery.replicas.weights
 
     def _enter_smaller_world(self) -> None:
         """The job may start, or start anew, with fewer nodes than it is made for."""
@@ -340,6 +346,7 @@ class Session:
                 plan.world_size,
                 replicas,
             )
+        self._say_replicas()
         self._behind.tell(gather(self._behind.known(plan)), plan, rank)
         runtime.recorder.step(recovery.step)
         self._link.restored(recovery.step)
@@ -380,6 +387,8 @@ class Session:
     def _committed(self, step: int) -> None:
         self._strays.report()
         self._behind.committed()
+        if self.recovery.replicas.committed():
+            self._say_replicas()
         if self.recovery.shows_steps:
             self.recovery.on_commit = None  # before the link is asked: an order that comes now puts it back
         else:

@@ -42,9 +42,10 @@ def echoes(job: Job, status: NodeStatus) -> bool:
 
 def plan_of(job: Job) -> Restore | None:
     """Which step all resume at, and who gives its state to whom; None if that cannot be."""
+    sets = job.world.replica_sets()
     return plan_restore(
         {
-            rank: Held(view.status.step, view.status.condition, view.status.replicas)
+            rank: Held(view.status.step, view.status.condition, sets[rank] or "")
             for rank, view in job.world.ranks.items()
             if view.status is not None
         }

@@ -36,9 +36,10 @@ def _refusals(world: World) -> KeepingRefusals:
 def _lost_set(world: World, gone: Collection[NodeRank], left: str = "left") -> str:
     """Why nobody would be left, without the nodes of these places, to give some rank its state; "" if all can."""
     survives: dict[str | None, bool] = {}
-    for view in world.ranks.values():
-        if not survives.get(view.replicas):  # of most sets the first rank survives
-            survives[view.replicas] = view.node_rank not in gone and not view.empty
+    sets = world.replica_sets()
+    for rank, view in world.ranks.items():
+        if not survives.get(sets[rank]):  # of most sets the first rank survives
+            survives[sets[rank]] = view.node_rank not in gone and not view.empty
     if not any(survives.values()):
         return f"no rank is {left} to give its state"
     lost = sorted(key for key, one in survives.items() if key is not None and not one)
@@ -52,14 +53,15 @@ def lost_elsewhere(world: World, place: NodeRank) -> str:
 
 def _no_step(world: World) -> str:
     """What it means that no step can be resumed at."""
-    if len({view.replicas for view in world.ranks.values()}) == 1:
+    if len(set(world.replica_sets().values())) == 1:
         return "no rank holds a consistent state"
     return "no step is held by a rank of every replica set"
 
 
 def _unknown_set(world: World, gone: Collection[NodeRank]) -> str:
     """Why it cannot be told whether those elsewhere hold all of the state; "" if they do, for all have the same."""
-    if not any(view.replicas for view in world.ranks.values()):
+    known = [view.replicas for view in world.ranks.values() if view.replicas is not None]
+    if not any(replica.name for replica in known) and len(set(world.replica_sets().values()) - {None}) < 2:
         return ""
     unknown = [rank for rank, view in world.ranks.items() if view.replicas is None and view.node_rank in gone]
     return f"which replica set rank {min(unknown)} was of is not known" if unknown else ""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from taskd.core.membership.places import Nodes
+from taskd.core.recovery.replica_sets import Replica, keys_of
 from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Condition, NodeStatus, RankOrder, RankStatus, Stage
 
@@ -46,8 +47,8 @@ class RankView:
     joins: bool = False
     since_s: float = 0.0
     status: RankStatus | None = None
-    replicas: str | None = None
-    """Key of its replica set, by what its newest process that was inside has reported; None if none was."""
+    replicas: Replica | None = None
+    """What it holds, by what its newest process that was inside has reported; None if none was."""
     released_at_s: float | None = None
     """When it had finished, if it was let go and is not known to be inside a resilient function again."""
     _order: RankOrder | None = field(default=None, compare=False)
@@ -92,7 +93,8 @@ class RankView:
         self.status = status
         if status.stage not in COOPERATIVE or status.incarnation != self.incarnation:
             return
-        self.replicas = status.replicas
+        known = self.replicas.weights if self.replicas is not None else ()  # a new process has no digests yet
+        self.replicas = Replica(status.replicas, status.weights or known)
         if status.stage is not Stage.FINISHED or status.at_s != self.released_at_s:
             self.released_at_s = None  # it is inside another resilient function
 
@@ -117,6 +119,10 @@ class World:
     """By what was asked of all ranks the one of which it did not hold, which is asked first the next time."""
     _members: tuple[JobRank, ...] | None = field(default=None, compare=False)
     _places: tuple[NodeRank, ...] | None = field(default=None, compare=False)
+
+    def replica_sets(self) -> dict[JobRank, str | None]:
+        """The key of each rank's replica set; None if nothing is known of it."""
+        return keys_of({rank: view.replicas for rank, view in self.ranks.items()})
 
     def admit(self, status: NodeStatus, now_s: float) -> None:
         """Take over the ranks, processes and generation that an agent carries: a manager's view is made of this."""

@@ -96,6 +96,8 @@ class WorkerLink:
         self._breaker: Breaker | None = None
         self._broken = False
         self._lock_seen: LockSeen | None = None
+        self.replicas = ""
+        self.weights: tuple[str, ...] = ()
         self._orders: list[WorldPlan | AbandonedError | None] = []
         hello = Hello(
             role="worker",
@@ -287,6 +289,8 @@ class WorkerLink:
                 condition=report.condition,
                 cause=report.cause,
                 at_s=time.monotonic(),
+                replicas=self.replicas,
+                weights=self.weights,
             )
         )
 

@@ -1,0 +1,82 @@
+"""What FSDP2 (`fully_shard`) holds of an interrupted step: unsharded parameters, gradients, gathers and flags.
+
+Rules:
+
+1. torch's own `reset_iter_state` reshards and clears what leads through a step. It leaves the gradients of unsharded
+   parameters, which the next backward pass would add to, and it waits for gathers, which never end once a peer is gone.
+2. The flags by which a script accumulates gradients (`set_requires_gradient_sync` …) are those of the last commit: a
+   rank that was interrupted without communication would else meet a new one that communicates.
+3. The process groups are handles, and stay.
+
+Source of the method: torch 2.13, `torch/distributed/fsdp/_fully_shard`.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+Flags = list[list[bool]]
+_OF_GROUP = ("reduce_grads", "all_reduce_grads", "reshard_after_backward")
+
+
+def sharded_modules(modules: Sequence[torch.nn.Module]) -> list[Any]:
+    """Those that `fully_shard` was applied to, each once, in the order of `modules()`."""
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    if kind is None:
+        return []
+    return list({id(m): m for root in modules for m in root.modules() if isinstance(m, kind)}.values())
+
+
+def sharded_parameters(modules: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
+    """The parameters in their sharded form (DTensor), whatever the modules hold at the moment."""
+    return [p.sharded_param for m in sharded_modules(modules) for group in _groups(m) for p in group.fsdp_params]
+
+
+def unsharded_parameters(modules: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
+    """What modules hold in place of their own parameters while these are gathered."""
+    every = [p for m in sharded_modules(modules) for group in _groups(m) for p in group.fsdp_params]
+    return [p._unsharded_param for p in every if hasattr(p, "_unsharded_param")]
+
+
+def flags(modules: Sequence[Any]) -> Flags:
+    """The flags of these sharded modules."""
+    return [
+        [_context(module).is_last_backward, *(getattr(g, name) for g in _groups(module) for name in _OF_GROUP)]
+        for module in modules
+    ]
+
+
+def put_flags(modules: Sequence[Any], known: Flags) -> None:
+    """Make the flags of these sharded modules what `flags` has returned. Others are left as they are."""
+    for module, (last, *values) in zip(modules, known, strict=False):
+        _context(module).is_last_backward = last
+        names = ((group, name) for group in _groups(module) for name in _OF_GROUP)
+        for (group, name), value in zip(names, values, strict=False):
+            setattr(group, name, value)
+
+
+def drop(modules: Sequence[Any]) -> None:
+    """Forget the step that these sharded modules are in: afterwards all parameters are sharded, without gradients."""
+    for module in modules:
+        module._get_fsdp_state()._comm_ctx.all_gather_state = None
+        for group in _groups(module):
+            group._all_gather_result = None
+            for parameter in group.fsdp_params:
+                parameter.unsharded_accumulated_grad = None
+                parameter.grad_offload_event = None
+                unsharded = getattr(parameter, "_unsharded_param", None)
+                if unsharded is not None:
+                    unsharded.grad = None
+    for module in modules:
+        if module._get_fsdp_state()._is_root:  # None until a forward pass has made one
+            module.reset_iter_state()
+
+
+def _groups(module: Any) -> Iterator[Any]:
+    yield from module._get_fsdp_state()._fsdp_param_groups
+
+
+def _context(module: Any) -> Any:
+    return module._get_fsdp_state()._state_ctx

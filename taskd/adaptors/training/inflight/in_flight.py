@@ -1,0 +1,30 @@
+"""All that wrappers and schedules hold of one training state's present step."""
+
+from taskd.adaptors.training.inflight import fsdp2
+from taskd.adaptors.training.parts import Parts
+
+
+class InFlight:
+    """Looked for as the training function is entered; `any` says whether a commit has anything to put down."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._sharded = fsdp2.sharded_modules(parts.modules)
+        self.any = bool(self._sharded)
+        self.flags: fsdp2.Flags = []
+        """As of the last commit."""
+        self.mark()
+
+    def mark(self) -> None:
+        """A step is committed."""
+        self.flags = fsdp2.flags(self._sharded)
+
+    def drop(self) -> None:
+        """Let go of the step, and put the flags of the last commit back."""
+        fsdp2.drop(self._sharded)
+        fsdp2.put_flags(self._sharded, self.flags)
+
+    def take(self, flags: fsdp2.Flags) -> None:
+        """Use a donor's flags from now on."""
+        self.flags = flags
+        fsdp2.put_flags(self._sharded, flags)

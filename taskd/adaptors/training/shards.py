@@ -1,0 +1,132 @@
+"""Which of its tensors a rank has a part of only, and how such a part is named, sent and put together again.
+
+Rules:
+
+1. A part is a `DTensor`: FSDP2, HSDP, tensor parallel, or the script's own. Its *spec* (mesh, placements, shape) is
+   never sent: ranks that run the same script have the same sharded tensors in the same order, and a tensor on its way
+   names the one whose spec it has. So a parameter's, its optimizer's states are put together with the receiver's mesh.
+2. The name of what a rank holds has its coordinates in the mesh dimensions along which something is sharded, and no
+   others: ranks with the same name differ in replicated dimensions alone.
+"""
+
+import hashlib
+import sys
+from collections.abc import Iterable
+from typing import Any, Final
+
+import torch
+
+from taskd.adaptors.groups.instances import instances
+from taskd.adaptors.training.inflight.fsdp2 import sharded_parameters, unsharded_parameters
+from taskd.adaptors.training.parts import Parts
+
+_STAGE: Final = "_PipelineStageBase"
+_MODULE: Final = "torch.distributed.pipelining.stage"
+_PIECE: Final = 1 << 20
+
+
+def is_part(tensor: Any) -> bool:
+    """Whether this rank has a part of the tensor only."""
+    return hasattr(tensor, "_local_tensor")
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """This rank's part of a tensor: its own memory."""
+    found: torch.Tensor = tensor._local_tensor if is_part(tensor) else tensor
+    return found.detach()
+
+
+class Specs:
+    """The sharded tensors of a training state, in the order that all its ranks have."""
+
+    def __init__(self, parts: Parts) -> None:
+        found: list[Any] = sharded_parameters(parts.modules)
+        for module in parts.modules:
+            found += [*module.parameters(), *module.buffers()]
+        for optimizer in parts.optimizers:
+            found += [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._known = list({id(tensor): tensor for tensor in found if is_part(tensor)}.values())
+
+    def __iter__(self) -> Any:
+        return iter(self._known)
+
+    def index(self, tensor: Any) -> int:
+        """The place of one that has the same spec. Raises `TypeError` if there is none."""
+        for index, known in enumerate(self._known):
+            if known._spec == tensor._spec:
+                return index
+        raise TypeError(
+            f"a sharded tensor of shape {tuple(tensor.shape)} ({tensor.placements}) is sharded as no parameter of the "
+            "state is; expected one that is sharded as a parameter"
+        )
+
+    def make(self, index: int, part: torch.Tensor) -> torch.Tensor:
+        """Put a tensor together that has the spec of the one at `index`. Raises `ValueError` if it cannot have."""
+        if not 0 <= index < len(self._known):
+            raise ValueError(
+                f"the peer's tensor is sharded as its number {index}, and this rank has {len(self._known)}"
+            )
+        like = self._known[index]
+        if part.shape != like._local_tensor.shape:
+            raise ValueError(f"the peer's part has shape {tuple(part.shape)}, this rank's {tuple(local(like).shape)}")
+        from torch.distributed.tensor import DTensor
+
+        made: torch.Tensor = DTensor.from_local(
+            part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        )
+        return made
+
+
+def name_of(parts: Parts) -> str:
+    """Name what a rank has of the job's state by what torch says of it: "" where nothing says that it is a part.
+
+    Ranks with the same name have the same part, if torch says all: see `Replicas` for the proof.
+    """
+    coordinates: dict[str, set[int]] = {}
+    details: list[object] = []
+    for tensor in Specs(parts):
+        mesh = tensor.device_mesh
+        at = mesh.get_coordinate()
+        names = mesh.mesh_dim_names or [f"dimension {number}" for number in range(mesh.ndim)]
+        for number, placement in enumerate(tensor.placements):
+            if not placement.is_replicate():
+                where = -1 if at is None else at[number]
+                coordinates.setdefault(names[number], set()).add(where)
+                details.append((tuple(tensor.shape), str(tensor.dtype), str(placement), names[number], where))
+    stages = sorted({stage.stage_index for stage in _stages()})
+    if stages:
+        coordinates["stage"] = set(stages)
+    if not coordinates:
+        return ""
+    told = ",".join(f"{name}={'+'.join(map(str, sorted(where)))}" for name, where in sorted(coordinates.items()))
+    return f"{told} {hashlib.blake2b(repr(details).encode(), digest_size=4).hexdigest()}"
+
+
+def digest_of(parts: Parts) -> str:
+    """A digest of every parameter of this rank, of the parts that it has where they are sharded.
+
+    Sums of the words of each tensor, each multiplied by an odd number of its place, modulo 2^64: one pass over memory
+    on the tensor's own device.
+    """
+    tensors: dict[int, torch.Tensor] = {}
+    specs = list(Specs(parts))
+    whole = [parameter for parameter in parts.parameters() if not is_part(parameter)]
+    unsharded = set(map(id, unsharded_parameters(parts.modules)))
+    for tensor in (*specs, *whole):
+        if id(tensor) not in unsharded:
+            tensors.setdefault(id(tensor), local(tensor))
+    return hashlib.blake2b(repr(list(map(_sums, tensors.values()))).encode(), digest_size=4).hexdigest()
+
+
+def _sums(tensor: torch.Tensor) -> list[int]:
+    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+    words = flat[: len(flat) // 4 * 4].view(torch.int32)
+    rest = flat[len(words) * 4 :]
+    odd = torch.arange(1, 2 * min(len(words), _PIECE), 2, dtype=torch.int64, device=tensor.device)
+    sums = [int((piece.to(torch.int64) * odd[: len(piece)]).sum()) for piece in words.split(_PIECE)]
+    return [len(flat), *sums, *rest.tolist()]
+
+
+def _stages() -> Iterable[Any]:
+    kind = getattr(sys.modules.get(_MODULE), _STAGE, None)
+    return instances(kind) if kind is not None else ()
