@@ -106,9 +106,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     term: Counter = 0  # the manager that wrote it; agents obey the highest term they know
     places: Annotated[tuple[OfNode, ...], Many] = ()  # those of the present world; the others are absent from it
-    agreed: Annotated[
-        tuple[Place, ...], Many
-    ] = ()  # the nodes of the last world that came about: most of them must know of the next
+    agreed: Annotated[tuple[Place, ...], Many] = ()  # nodes of the last world; most of them must know of the next
     spent: Amount = 0  # restarts
     excluded: Annotated[tuple[Name, ...], Many] = ()  # agents that get no place any more
 
@@ -133,10 +131,7 @@ class RankSpan(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """Agent to manager: everything about one node. Sent at each change and as the heartbeat.
-
-    A node that holds no place is a candidate: its `node_rank` is -1 and it has no ranks.
-    """
+    """Agent to manager: all of one node, at each change and as the heartbeat. A candidate has `node_rank` -1, no ranks."""
 
     job_id: Name
     node_rank: MaybeNode  # the place that it holds

@@ -21,44 +21,11 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import new_group  # bound before the world is watched, as in many scripts
 from torch.nn.parallel import DistributedDataParallel
 
-from taskd.adaptors.groups import GroupWorld
 from taskd.adaptors.groups.members import Members, refuse_meshes
 from taskd.adaptors.groups.unstick import break_without_shim
 from taskd.errors import RebuildError, RefusedError
-from taskd.wire.kinds import JobRank
-from taskd.wire.messages import WorldPlan
+from tests.groups.basics import CASE, KEY, PORT, RANK, SIZE, WORLD, begin, finish, plan, total
 from tests.leave import leave
-
-CASE, RANK, SIZE, PORT = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-WORLD = GroupWorld()
-KEY = "0123456789abcdef" * 2
-
-
-def plan(generation: int, members: tuple[int, ...] = (), timeout_s: float = 30) -> WorldPlan:
-    return WorldPlan(
-        generation=generation,
-        world_size=len(members) or SIZE,
-        members=tuple(map(JobRank, members)),
-        replicas=SIZE,
-        store_host="127.0.0.1",
-        store_port=PORT,
-        store_key=KEY,
-        target_step=0,
-        adopt=(),
-        transfers=(),
-        timeout_s=timeout_s,
-    )
-
-
-def begin(**options: object) -> None:
-    WORLD.observe()
-    dist.init_process_group("gloo", **options)  # type: ignore[arg-type]
-
-
-def total(group: dist.ProcessGroup | None = None) -> float:
-    tensor = torch.tensor([float(RANK)])
-    dist.all_reduce(tensor, group=group)
-    return tensor.item()
 
 
 def resources() -> tuple[int, int, int, int]:
@@ -196,13 +163,6 @@ def outside() -> None:
         WORLD.rebuild(plan(1, (1, 1)), 1)
 
 
-def finish() -> None:
-    """Nobody ends before all are done: who ends first resets the others' connections."""
-    store = TCPStore("127.0.0.1", PORT, is_master=False, wait_for_workers=False)
-    store.set(f"done/{RANK}", "")
-    store.wait([f"done/{rank}" for rank in range(SIZE)])
-
-
 def new_groups_after() -> None:
     """Groups made after a rebuild get new names; destroyed ones are not made again; collectives find them by name."""
     from torch.distributed import _functional_collectives as functional
@@ -232,46 +192,6 @@ def different() -> None:
     dist.distributed_c10d._new_group_with_tag([0, 1], pg_tag=f"of rank {RANK}")
     with pytest.raises(RefusedError, match="made other process groups"):
         WORLD.rebuild(plan(1), RANK)
-    assert not dist.is_initialized()
-    finish()
-
-
-def alone() -> None:
-    """A group that its members alone have made is made again by them alone."""
-    begin()
-    groups = {}
-    if RANK:
-        groups["own"] = dist.new_group([1], use_local_synchronization=True)
-    groups["both"] = dist.new_group([0, 1])
-    WORLD.rebuild(plan(1), RANK)
-    assert [total(group) for group in groups.values()] == ([1, 1] if RANK else [1])
-    finish()
-
-
-def kept_default() -> None:
-    """What holds the default group goes on to work: a variable, a batch of messages, and its ranks by either object."""
-    begin()
-    everyone = dist.group.WORLD
-    inner = everyone.inner()
-    WORLD.rebuild(plan(1), RANK)
-    assert dist.group.WORLD is everyone
-    assert everyone.inner() is not inner
-    assert total(everyone) == total() == SIZE * (SIZE - 1) / 2
-    assert dist.get_process_group_ranks(everyone) == dist.get_process_group_ranks(everyone.inner()) == [0, 1]
-    theirs, seen, peer, isend = torch.zeros(1), [], 1 - RANK, dist.isend
-
-    def watched(*args: object, **options: object) -> object:
-        seen.append(type(options["group"]))
-        return isend(*args, **options)  # type: ignore[arg-type]
-
-    dist.distributed_c10d.isend = watched  # type: ignore[assignment]
-    batch = [dist.P2POp(watched, torch.tensor([1.0 + RANK]), peer), dist.P2POp(dist.irecv, theirs, peer)]
-    for work in dist.batch_isend_irecv(batch):
-        work.wait()
-    assert seen == [dist.ProcessGroup]  # in which NCCL puts them together
-    assert batch[0].group is everyone
-    assert theirs.item() == 1.0 + peer
-    dist.destroy_process_group(everyone)
     assert not dist.is_initialized()
     finish()
 

@@ -56,6 +56,10 @@ class Members:
             assert status == 0, f"rank {rank}: {status}\n{self.launcher.output(process)}"
 
 
+class Holders(Members):
+    program = Path(__file__).with_name("holder.py")
+
+
 class Newcomer(Members):
     """Rank 2, alone."""
 
@@ -70,9 +74,14 @@ def test_two_hundred_rebuilds(launcher: Launcher, port: int) -> None:
     Members(launcher, "rounds", 3, port).expect_success(range(3))
 
 
-@pytest.mark.parametrize("case", ["new_groups_after", "different", "alone", "kept_default", "interrupted"])
+@pytest.mark.parametrize("case", ["new_groups_after", "different", "interrupted"])
 def test_rebuild(launcher: Launcher, port: int, case: str) -> None:
     Members(launcher, case, 2, port).expect_success(range(2))
+
+
+@pytest.mark.parametrize("case", ["alone", "kept_default"])
+def test_what_holds_a_group_goes_on_to_work(launcher: Launcher, port: int, case: str) -> None:
+    Holders(launcher, case, 2, port).expect_success(range(2))
 
 
 def test_groups_settle(launcher: Launcher, port: int) -> None:

@@ -125,6 +125,7 @@ SCRIPTS = (
     Script("sigterm_saver", (IDENTICAL,), "no survivor gets SIGTERM"),
     Script("groups", (IDENTICAL,), "three ranks, DDP over a group of its own, metrics over another", ranks=3),
     Script("hsdp", (IDENTICAL,), "each shard has two holders", ranks=4),
+    Script("pipeline_replicated", (IDENTICAL,), "each stage has two holders; the stages agree again", ranks=4),
     Script("tensor_parallel", (IDENTICAL,), "each part has two holders", ranks=4),
     Script("kept_world", (IDENTICAL,), "the default group in a variable lives on"),
     Script("second_function", (IDENTICAL, RESTARTED), "a newcomer would have to pass the first one without training"),

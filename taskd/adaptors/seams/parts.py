@@ -16,7 +16,7 @@ from typing import Final
 from taskd.adaptors.seams.launcher import LAUNCHER
 from taskd.adaptors.seams.native import FREEING, SEEING
 from taskd.adaptors.seams.seam import Line, Look, torch_version, verify
-from taskd.adaptors.seams.worker import BUILDS, CHECKPOINT, SHARDED, WORKER
+from taskd.adaptors.seams.worker import BUILDS, CHECKPOINT, PIPELINES, SHARDED, WORKER
 from taskd.errors import PatchError
 
 OLDEST: Final = (2, 6)
@@ -58,6 +58,9 @@ IN_CHECKPOINT: Final = Part("checkpoints", CHECKPOINT, "No checkpoint of taskd's
 IN_SHARDED: Final = Part(
     "FSDP2", SHARDED, "A model that FSDP2 has sharded is not recovered in place: at a fault all processes start anew"
 )
+IN_PIPELINES: Final = Part(
+    "pipelines", PIPELINES, "A stage of a pipeline is not recovered in place: at a fault all processes start anew"
+)
 IN_BUILDS: Final = Part(
     "locks of builds", BUILDS, "A lock that a killed rank leaves in a folder of extensions stays until it is removed"
 )
@@ -69,7 +72,7 @@ FOR_SEEING: Final = Part(
 )
 IN_RANK: Final = (IN_WORKER, FOR_FREEING, FOR_SEEING)
 """What a rank compares at its start; a standby has done so ahead."""
-PARTS: Final = (IN_LAUNCHER, IN_WORKER, FOR_FREEING, FOR_SEEING, IN_SHARDED, IN_BUILDS, IN_CHECKPOINT)
+PARTS: Final = (IN_LAUNCHER, IN_WORKER, FOR_FREEING, FOR_SEEING, IN_SHARDED, IN_PIPELINES, IN_BUILDS, IN_CHECKPOINT)
 
 
 def misfits(look: Look | None = None) -> Iterator[tuple[Part, str]]:

@@ -20,12 +20,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from taskd.adaptors.groups.instances import instances
 from taskd.adaptors.groups.setup_results import Unkept, storages
 from taskd.adaptors.groups.sites import script_line
 from taskd.adaptors.groups.wrappers import line_of
-from taskd.adaptors.seams.parts import IN_SHARDED
+from taskd.adaptors.seams.parts import IN_PIPELINES, IN_SHARDED
 from taskd.adaptors.training.forgotten import forgotten
+from taskd.adaptors.training.inflight import pipelining
 from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.shards import Specs, local
 
@@ -95,7 +95,7 @@ def matters(parts: Parts, unkept: Sequence[Unkept] = (), *, joins: bool = False)
         gc.collect()  # it may be of a wrapper that the script has dropped
         found = _of_wrappers(parts)
     found.extend(_of_parts(parts))
-    found.extend(_of_stages())
+    found.extend(_of_stages(parts))
     found.extend(() if joins else _of_forgotten(parts))
     kept = storages(_tensors(parts)) if unkept else frozenset()
     for result in unkept:
@@ -133,7 +133,7 @@ def _of_wrappers(parts: Parts) -> list[Matter]:
 
 def _of_wrapper(wrapper: DistributedDataParallel, parts: Parts) -> Iterator[Matter]:
     name = f"the DistributedDataParallel made at {line_of(wrapper)}"
-    missing = _not_covered(wrapper, parts)
+    missing = len(_missing(wrapper.module, parts))
     if missing:
         yield Matter(
             f"{name} has {missing} tensors that no part of the TrainState has",
@@ -160,16 +160,16 @@ def _of_wrapper(wrapper: DistributedDataParallel, parts: Parts) -> Iterator[Matt
         )
 
 
-def _not_covered(wrapper: DistributedDataParallel, parts: Parts) -> int:
-    """How many parameters and buffers of a wrapper would not come with the state."""
-    tensors = [*wrapper.module.parameters(), *wrapper.module.buffers()]
+def _missing(module: torch.nn.Module, parts: Parts) -> list[torch.Tensor]:
+    """The parameters and buffers of a module that would not come with the state."""
+    tensors = [*module.parameters(), *module.buffers()]
     known = {id(tensor) for module in parts.modules for tensor in (*module.parameters(), *module.buffers())}
     missing = [tensor for tensor in tensors if id(tensor) not in known]
     if missing:
         others = [part for part in parts.replicated.values() if not isinstance(part, _SEEN)]
         places = storages(tensor for part in others for tensor in _leaves(part.state_dict()))
         missing = [tensor for tensor in missing if tensor.numel() and not storages([tensor]) <= places]
-    return len(missing)
+    return missing
 
 
 def _leaves(value: Any) -> Iterator[torch.Tensor]:
@@ -229,19 +229,31 @@ def _of_shards(parts: Parts) -> Iterator[Matter]:
 def _copies(tensor: Any) -> int:
     """How many ranks have the same part of a sharded tensor, by its mesh; the world may have several such meshes."""
     mesh = tensor.device_mesh
-    whole = math.prod(mesh.size(at) for at, placement in enumerate(tensor.placements) if placement.is_replicate())
-    return whole * (dist.get_world_size() // mesh.size())
+    whole: int = math.prod(mesh.size(at) for at, placement in enumerate(tensor.placements) if placement.is_replicate())
+    return whole * (dist.get_world_size() // int(mesh.size()))
 
 
-def _of_stages() -> Iterator[Matter]:
-    stage = _known("torch.distributed.pipelining.stage", "_PipelineStageBase")
-    if stage and instances(*stage):
-        yield Matter(
-            f"the resilient function entered at {script_line()} trains a stage of a pipeline, of which each rank has "
-            "another",
-            "Load your own checkpoint at the start; replicated models (DDP) can be recovered in place.",
-            no_rebuild=True,
-        )
+def _of_stages(parts: Parts) -> Iterator[Matter]:
+    if not pipelining.stages():
+        return
+    if IN_PIPELINES.misfit():
+        yield Matter(IN_PIPELINES.misfit(), "torch 2.13 fits.", no_rebuild=True)
+    if any(_missing(stage.submod, parts) for stage in pipelining.stages()):
+        gc.collect()  # it may be one that the script has dropped
+    for stage in pipelining.stages():
+        name = f"stage {stage.stage_index} of the pipeline of the resilient function entered at {script_line()}"
+        missing = len(_missing(stage.submod, parts))
+        if missing:
+            yield Matter(
+                f"{name} has {missing} tensors that no part of the TrainState has",
+                "Pass its module to TrainState: a new process gets its weights from there.",
+            )
+        if dist.get_world_size() <= stage.group_size:
+            yield Matter(
+                f"{name} is on one rank alone",
+                "Load your own checkpoint at the start. Under data parallel a new process gets its stage from a rank "
+                "that has the same.",
+            )
 
 
 def _of_forgotten(parts: Parts) -> Iterator[Matter]:

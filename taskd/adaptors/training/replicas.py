@@ -36,12 +36,14 @@ class Replicas:
         if not empty:
             self._digest()
 
-    def committed(self) -> bool:
-        """A step is committed; whether that has made news: it is so at the first."""
-        before = self.weights
-        if len(before) == 1:
+    def said(self) -> tuple[str, tuple[str, ...]]:
+        """Name and digests, for a report."""
+        return self.name, self.weights
+
+    def committed(self) -> None:
+        """A step is committed."""
+        if len(self.weights) == 1:
             self._digest()
-        return self.weights != before
 
     def take(self, weights: tuple[str, ...]) -> None:
         """The state is a donor's now."""

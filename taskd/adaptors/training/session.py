@@ -251,12 +251,8 @@ class Session:
         self._runtime.world.section += 1
         self._runtime.end_setup(recovery)
         recovery.replicas.begin(empty=link.joins)
-        self._say_replicas()
+        link.holding = recovery.replicas.said
         link.enter(recovery.step, recovery.condition())
-
-    def _say_replicas(self) -> None:
-        """With the next report the agent hears what this rank has of the state."""
-        self._link.replicas, self._link.weights = self.recovery.replicas.name, self.recovery.replicas.weights
 
     def _enter_smaller_world(self) -> None:
         """The job may start, or start anew, with fewer nodes than it is made for."""
@@ -346,7 +342,6 @@ class Session:
                 plan.world_size,
                 replicas,
             )
-        self._say_replicas()
         self._behind.tell(gather(self._behind.known(plan)), plan, rank)
         runtime.recorder.step(recovery.step)
         self._link.restored(recovery.step)
@@ -387,8 +382,7 @@ class Session:
     def _committed(self, step: int) -> None:
         self._strays.report()
         self._behind.committed()
-        if self.recovery.replicas.committed():
-            self._say_replicas()
+        self.recovery.replicas.committed()
         if self.recovery.shows_steps:
             self.recovery.on_commit = None  # before the link is asked: an order that comes now puts it back
         else:

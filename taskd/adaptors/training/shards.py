@@ -10,18 +10,14 @@ Rules:
 """
 
 import hashlib
-import sys
-from collections.abc import Iterable
 from typing import Any, Final
 
 import torch
 
-from taskd.adaptors.groups.instances import instances
+from taskd.adaptors.training.inflight import pipelining
 from taskd.adaptors.training.inflight.fsdp2 import sharded_parameters, unsharded_parameters
 from taskd.adaptors.training.parts import Parts
 
-_STAGE: Final = "_PipelineStageBase"
-_MODULE: Final = "torch.distributed.pipelining.stage"
 _PIECE: Final = 1 << 20
 
 
@@ -93,9 +89,9 @@ def name_of(parts: Parts) -> str:
                 where = -1 if at is None else at[number]
                 coordinates.setdefault(names[number], set()).add(where)
                 details.append((tuple(tensor.shape), str(tensor.dtype), str(placement), names[number], where))
-    stages = sorted({stage.stage_index for stage in _stages()})
+    stages = {stage.stage_index for stage in pipelining.stages()}
     if stages:
-        coordinates["stage"] = set(stages)
+        coordinates["stage"] = stages
     if not coordinates:
         return ""
     told = ",".join(f"{name}={'+'.join(map(str, sorted(where)))}" for name, where in sorted(coordinates.items()))
@@ -123,10 +119,5 @@ def _sums(tensor: torch.Tensor) -> list[int]:
     words = flat[: len(flat) // 4 * 4].view(torch.int32)
     rest = flat[len(words) * 4 :]
     odd = torch.arange(1, 2 * min(len(words), _PIECE), 2, dtype=torch.int64, device=tensor.device)
-    sums = [int((piece.to(torch.int64) * odd[: len(piece)]).sum()) for piece in words.split(_PIECE)]
+    sums = [int((piece.to(torch.int64) * odd[: len(piece)]).sum()) for piece in torch.split(words, _PIECE)]
     return [len(flat), *sums, *rest.tolist()]
-
-
-def _stages() -> Iterable[Any]:
-    kind = getattr(sys.modules.get(_MODULE), _STAGE, None)
-    return instances(kind) if kind is not None else ()

@@ -7,7 +7,7 @@ from taskd.core.recovery.events import Echoed
 from taskd.core.recovery.job import Job
 from taskd.core.recovery.orders import send
 from taskd.core.recovery.ranks import Held, Restore, plan_restore
-from taskd.core.recovery.world import World
+from taskd.core.recovery.world import World, replica_sets
 from taskd.core.rendezvous import NOWHERE, Rendezvous
 from taskd.wire.kinds import WorldRank
 from taskd.wire.messages import NodeStatus, Order, Transfer, WorldPlan
@@ -42,7 +42,7 @@ def echoes(job: Job, status: NodeStatus) -> bool:
 
 def plan_of(job: Job) -> Restore | None:
     """Which step all resume at, and who gives its state to whom; None if that cannot be."""
-    sets = job.world.replica_sets()
+    sets = replica_sets(job.world)
     return plan_restore(
         {
             rank: Held(view.status.step, view.status.condition, sets[rank] or "")

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from taskd.core.diagnosis.faults import FaultKind
 from taskd.core.recovery.strategy import KeepingRefusals, Situation
-from taskd.core.recovery.world import World
+from taskd.core.recovery.world import World, replica_sets
 from taskd.wire.kinds import JobRank, NodeRank
 
 
@@ -36,7 +36,7 @@ def _refusals(world: World) -> KeepingRefusals:
 def _lost_set(world: World, gone: Collection[NodeRank], left: str = "left") -> str:
     """Why nobody would be left, without the nodes of these places, to give some rank its state; "" if all can."""
     survives: dict[str | None, bool] = {}
-    sets = world.replica_sets()
+    sets = replica_sets(world)
     for rank, view in world.ranks.items():
         if not survives.get(sets[rank]):  # of most sets the first rank survives
             survives[sets[rank]] = view.node_rank not in gone and not view.empty
@@ -53,7 +53,7 @@ def lost_elsewhere(world: World, place: NodeRank) -> str:
 
 def _no_step(world: World) -> str:
     """What it means that no step can be resumed at."""
-    if len(set(world.replica_sets().values())) == 1:
+    if len(set(replica_sets(world).values())) == 1:
         return "no rank holds a consistent state"
     return "no step is held by a rank of every replica set"
 
@@ -61,7 +61,7 @@ def _no_step(world: World) -> str:
 def _unknown_set(world: World, gone: Collection[NodeRank]) -> str:
     """Why it cannot be told whether those elsewhere hold all of the state; "" if they do, for all have the same."""
     known = [view.replicas for view in world.ranks.values() if view.replicas is not None]
-    if not any(replica.name for replica in known) and len(set(world.replica_sets().values()) - {None}) < 2:
+    if not any(replica.name for replica in known) and len(set(replica_sets(world).values()) - {None}) < 2:
         return ""
     unknown = [rank for rank, view in world.ranks.items() if view.replicas is None and view.node_rank in gone]
     return f"which replica set rank {min(unknown)} was of is not known" if unknown else ""

@@ -120,10 +120,6 @@ class World:
     _members: tuple[JobRank, ...] | None = field(default=None, compare=False)
     _places: tuple[NodeRank, ...] | None = field(default=None, compare=False)
 
-    def replica_sets(self) -> dict[JobRank, str | None]:
-        """The key of each rank's replica set; None if nothing is known of it."""
-        return keys_of({rank: view.replicas for rank, view in self.ranks.items()})
-
     def admit(self, status: NodeStatus, now_s: float) -> None:
         """Take over the ranks, processes and generation that an agent carries: a manager's view is made of this."""
         self.generation = max(self.generation, newest_generation(status))
@@ -238,3 +234,8 @@ class World:
     def on_node(self, node_rank: NodeRank) -> list[JobRank]:
         """Ranks that live on a node."""
         return [rank for rank, view in self.ranks.items() if view.node_rank == node_rank]
+
+
+def replica_sets(world: World) -> dict[JobRank, str | None]:
+    """The key of each rank's replica set; None if nothing is known of it."""
+    return keys_of({rank: view.replicas for rank, view in world.ranks.items()})

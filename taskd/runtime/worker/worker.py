@@ -96,8 +96,8 @@ class WorkerLink:
         self._breaker: Breaker | None = None
         self._broken = False
         self._lock_seen: LockSeen | None = None
-        self.replicas = ""
-        self.weights: tuple[str, ...] = ()
+        self.holding: Callable[[], tuple[str, tuple[str, ...]]] = lambda: ("", ())
+        """What this rank has of the state and digests of its parameters, for each report."""
         self._orders: list[WorldPlan | AbandonedError | None] = []
         hello = Hello(
             role="worker",
@@ -281,6 +281,7 @@ class WorkerLink:
     def _report(self, report: Report) -> None:
         if report.stage is Stage.PAUSED:
             self._orders.clear()  # an order of the world that has just failed
+        replicas, weights = self.holding()
         self._send(
             WorkerReport(
                 generation=report.generation,
@@ -289,8 +290,8 @@ class WorkerLink:
                 condition=report.condition,
                 cause=report.cause,
                 at_s=time.monotonic(),
-                replicas=self.replicas,
-                weights=self.weights,
+                replicas=replicas,
+                weights=weights,
             )
         )
 

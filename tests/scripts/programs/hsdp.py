@@ -1,4 +1,4 @@
-"""HSDP: parameters sharded over two ranks and replicated on two others; accumulated micro-batches, clipped gradients."""
+"""HSDP: sharded over two ranks, replicated on two others; accumulated micro-batches, clipped gradients."""
 
 import torch
 import torch.distributed as dist
@@ -16,8 +16,9 @@ dist.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
 diary.moment("setup")
 torch.manual_seed(0)
-model = torch.nn.Sequential(network(), torch.nn.ReLU(), torch.nn.Linear(4, 4))
-fully_shard(model[0][0], mesh=mesh)
+inner = network()
+model = torch.nn.Sequential(inner, torch.nn.ReLU(), torch.nn.Linear(4, 4))
+fully_shard(inner[0], mesh=mesh)
 fully_shard(model, mesh=mesh)  # has parameters of its own, which stay whole from the forward to the backward pass
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 state = taskd.TrainState(model=model, optimizer=optimizer, seed=1)

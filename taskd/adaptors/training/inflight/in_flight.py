@@ -1,6 +1,6 @@
 """All that wrappers and schedules hold of one training state's present step."""
 
-from taskd.adaptors.training.inflight import fsdp2
+from taskd.adaptors.training.inflight import fsdp2, pipelining
 from taskd.adaptors.training.parts import Parts
 
 
@@ -21,6 +21,7 @@ class InFlight:
 
     def drop(self) -> None:
         """Let go of the step, and put the flags of the last commit back."""
+        pipelining.drop()
         fsdp2.drop(self._sharded)
         fsdp2.put_flags(self._sharded, self.flags)
 

@@ -1,0 +1,75 @@
+"""What `torch.distributed.pipelining` holds of an interrupted step: chunks, losses, and what stages have agreed on.
+
+Rules:
+
+1. In its first step a schedule has all stages vote, and infer the shapes of what they exchange by messages. A survivor
+   would leave that out and meet a new process that does it: so all ranks do it again.
+2. That runs the stages once, on memory with any content. Buffers that it changes are put back afterwards, since the
+   undisturbed run has no such pass there.
+3. A stage's group is a handle, and stays.
+
+Source of the method: torch 2.13, `torch/distributed/pipelining`.
+"""
+
+import functools
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from taskd.adaptors.groups.instances import instances
+
+_STAGE: Final = ("torch.distributed.pipelining.stage", "_PipelineStageBase")
+_SCHEDULE: Final = ("torch.distributed.pipelining.schedules", "_PipelineSchedule")
+_AGREED: Final = (
+    "_stage_forward_initialized",
+    "_stage_backward_initialized",
+    "_stages_forward_initialized",
+    "_stages_backward_initialized",
+)
+_CHUNKS: Final = ("fwd_cache", "bwd_cache", "backward_state", "dw_runner")
+
+
+def stages() -> list[Any]:
+    """The stages of this process."""
+    return _living(*_STAGE)
+
+
+def drop() -> None:
+    """Forget the step that the schedules of this process are in, and what their stages have agreed on."""
+    for stage in stages():
+        stage.clear_runtime_states()
+        for name in _CHUNKS:
+            getattr(stage, name).clear()
+    for schedule in _living(*_SCHEDULE):
+        schedule._internal_losses.clear()
+        for name in _AGREED:
+            if hasattr(schedule, name):
+                setattr(schedule, name, False)
+        _keep_buffers(schedule)
+
+
+def _keep_buffers(schedule: Any) -> None:
+    """Once, when the stages agree again, put their buffers back."""
+    agree = schedule._initialize_pp_stages
+    if hasattr(agree, "__wrapped__"):
+        return
+
+    @functools.wraps(agree)
+    def agree_once(stages: Sequence[Any], *args: Any, **options: Any) -> Any:
+        buffers = [buffer for stage in stages for buffer in stage.submod.buffers()]
+        saved = [buffer.clone() for buffer in buffers]
+        del schedule._initialize_pp_stages
+        agreed = agree(stages, *args, **options)
+        with torch.no_grad():
+            for buffer, content in zip(buffers, saved, strict=True):
+                buffer.copy_(content)
+        return agreed
+
+    schedule._initialize_pp_stages = agree_once
+
+
+def _living(module: str, name: str) -> list[Any]:
+    kind = getattr(sys.modules.get(module), name, None)
+    return instances(kind) if kind is not None else []
