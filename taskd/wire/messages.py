@@ -131,7 +131,7 @@ class RankSpan(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """Agent to manager: all of one node, at each change and as the heartbeat. A candidate has `node_rank` -1, no ranks."""
+    """Agent to manager: all of one node, at each change and as the heartbeat. A candidate: `node_rank` -1, no ranks."""
 
     job_id: Name
     node_rank: MaybeNode  # the place that it holds

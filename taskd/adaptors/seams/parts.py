@@ -16,7 +16,8 @@ from typing import Final
 from taskd.adaptors.seams.launcher import LAUNCHER
 from taskd.adaptors.seams.native import FREEING, SEEING
 from taskd.adaptors.seams.seam import Line, Look, torch_version, verify
-from taskd.adaptors.seams.worker import BUILDS, CHECKPOINT, PIPELINES, SHARDED, WORKER
+from taskd.adaptors.seams.sharded import PIPELINES, SHARDED
+from taskd.adaptors.seams.worker import BUILDS, CHECKPOINT, WORKER
 from taskd.errors import PatchError
 
 OLDEST: Final = (2, 6)

@@ -203,49 +203,6 @@ WORKER: Final = (STORE, *_GROUPS, *_TRAINING)
 
 _BATON: Final = "torch.utils.file_baton"
 
-_SHARDED: Final = "torch.distributed.fsdp._fully_shard"
-
-SHARDED: Final = (
-    Seam(f"{_SHARDED}._fully_shard", "FSDPModule", Fit.HAS, ("_get_fsdp_state", "reset_iter_state")),
-    Seam(f"{_SHARDED}._fsdp_state", "FSDPState", Fit.SETS, ("_fsdp_param_groups", "_state_ctx", "_comm_ctx")),
-    Seam(f"{_SHARDED}._fsdp_state", "FSDPStateContext", Fit.SETS, ("all_states", "is_last_backward")),
-    Seam(
-        f"{_SHARDED}._fsdp_param_group",
-        "FSDPParamGroup",
-        Fit.SETS,
-        ("fsdp_params", "_all_gather_result", "reduce_grads", "all_reduce_grads", "reshard_after_backward"),
-    ),
-    Seam(f"{_SHARDED}._fsdp_param", "FSDPParam", Fit.SETS, ("unsharded_accumulated_grad",)),
-)
-"""Compared when a script has sharded a model with it."""
-
-_PIPELINES: Final = "torch.distributed.pipelining"
-
-PIPELINES: Final = (
-    Seam(f"{_PIPELINES}.schedules", "_PipelineSchedule", Fit.SETS, ("_internal_losses", "_has_backward")),
-    Seam(f"{_PIPELINES}.schedules", "_PipelineSchedule._initialize_pp_stages", Fit.ACCEPTS, ("stages",)),
-    Seam(
-        f"{_PIPELINES}.schedules",
-        "PipelineScheduleSingle",
-        Fit.SETS,
-        ("_stage_forward_initialized", "_stage_backward_initialized"),
-    ),
-    Seam(
-        f"{_PIPELINES}.schedules",
-        "PipelineScheduleMulti",
-        Fit.SETS,
-        ("_stages_forward_initialized", "_stages_backward_initialized"),
-    ),
-    Seam(
-        f"{_PIPELINES}.stage",
-        "_PipelineStageBase",
-        Fit.SETS,
-        ("fwd_cache", "bwd_cache", "backward_state", "dw_runner", "submod", "stage_index", "group_size"),
-    ),
-    Seam(f"{_PIPELINES}.stage", "_PipelineStageBase", Fit.HAS, ("clear_runtime_states",)),
-)
-"""Compared when a script has made a stage of a pipeline."""
-
 BUILDS: Final = (
     Seam(_BATON, "FileBaton", Fit.SETS, ("lock_file_path", "wait_seconds", "fd")),
     Seam(_BATON, "FileBaton.try_acquire", Fit.EXACT, ("self",)),

@@ -2,20 +2,23 @@
 
 Rules:
 
-1. torch's own `reset_iter_state` reshards and clears what leads through a step. It leaves the gradients of unsharded
-   parameters, which the next backward pass would add to, and it waits for gathers, which never end once a peer is gone.
+1. torch's own `reset_iter_state` (from 2.13 on; `restart` before) reshards and clears what leads through a step. It
+   leaves the gradients of unsharded parameters, which the next backward pass would add to, and it waits for gathers,
+   which never end once a peer is gone.
 2. The flags by which a script accumulates gradients (`set_requires_gradient_sync` …) are those of the last commit: a
    rank that was interrupted without communication would else meet a new one that communicates.
 3. The process groups are handles, and stay.
 
-Source of the method: torch 2.13, `torch/distributed/fsdp/_fully_shard`.
+Source of the method: torch 2.6, 2.9, 2.12, 2.13 and 2.15, `torch/distributed/fsdp/_fully_shard`.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from taskd.adaptors.seams.sharded import RESET
 
 Flags = list[list[bool]]
 _OF_GROUP = ("reduce_grads", "all_reduce_grads", "reshard_after_backward")
@@ -64,18 +67,22 @@ def drop(modules: Sequence[Any]) -> None:
         for group in _groups(module):
             group._all_gather_result = None
             for parameter in group.fsdp_params:
-                parameter.unsharded_accumulated_grad = None
+                if "unsharded_accumulated_grad" in vars(parameter):  # else it is the gradient that is dropped below
+                    parameter.unsharded_accumulated_grad = None
                 parameter.grad_offload_event = None
                 unsharded = getattr(parameter, "_unsharded_param", None)
                 if unsharded is not None:
                     unsharded.grad = None
     for module in modules:
         if module._get_fsdp_state()._is_root:  # None until a forward pass has made one
-            module.reset_iter_state()
+            RESET.find().use(module)
 
 
-def _groups(module: Any) -> Iterator[Any]:
-    yield from module._get_fsdp_state()._fsdp_param_groups
+def _groups(module: Any) -> list[Any]:
+    state = module._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def _context(module: Any) -> Any:

@@ -8,12 +8,11 @@ Rules:
    undisturbed run has no such pass there.
 3. A stage's group is a handle, and stays.
 
-Source of the method: torch 2.13, `torch/distributed/pipelining`.
+Source of the method: torch 2.6, 2.9, 2.12, 2.13 and 2.15, `torch/distributed/pipelining`.
 """
 
 import functools
 import sys
-from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -22,11 +21,8 @@ from taskd.adaptors.groups.instances import instances
 
 _STAGE: Final = ("torch.distributed.pipelining.stage", "_PipelineStageBase")
 _SCHEDULE: Final = ("torch.distributed.pipelining.schedules", "_PipelineSchedule")
-_AGREED: Final = (
-    "_stage_forward_initialized",
-    "_stage_backward_initialized",
-    "_stages_forward_initialized",
-    "_stages_backward_initialized",
+_AGREED: Final = tuple(
+    f"{of}{what}_initialized" for of in ("_stage", "_stages") for what in ("", "_forward", "_backward")
 )
 _CHUNKS: Final = ("fwd_cache", "bwd_cache", "backward_state", "dw_runner")
 
@@ -41,7 +37,7 @@ def drop() -> None:
     for stage in stages():
         stage.clear_runtime_states()
         for name in _CHUNKS:
-            getattr(stage, name).clear()
+            getattr(stage, name, {}).clear()
     for schedule in _living(*_SCHEDULE):
         schedule._internal_losses.clear()
         for name in _AGREED:
@@ -52,22 +48,24 @@ def drop() -> None:
 
 def _keep_buffers(schedule: Any) -> None:
     """Once, when the stages agree again, put their buffers back."""
-    agree = schedule._initialize_pp_stages
-    if hasattr(agree, "__wrapped__"):
+    name = "_initialize_stages" if hasattr(schedule, "_stages") else "_initialize_stage"
+    agree = getattr(schedule, name)
+    if name in vars(schedule):
         return
 
     @functools.wraps(agree)
-    def agree_once(stages: Sequence[Any], *args: Any, **options: Any) -> Any:
-        buffers = [buffer for stage in stages for buffer in stage.submod.buffers()]
+    def agree_once(*args: Any, **options: Any) -> Any:
+        own = schedule._stages if hasattr(schedule, "_stages") else [schedule._stage]
+        buffers = [buffer for stage in own for buffer in stage.submod.buffers()]
         saved = [buffer.clone() for buffer in buffers]
-        del schedule._initialize_pp_stages
-        agreed = agree(stages, *args, **options)
+        delattr(schedule, name)
+        agreed = agree(*args, **options)
         with torch.no_grad():
             for buffer, content in zip(buffers, saved, strict=True):
                 buffer.copy_(content)
         return agreed
 
-    schedule._initialize_pp_stages = agree_once
+    setattr(schedule, name, agree_once)
 
 
 def _living(module: str, name: str) -> list[Any]:
