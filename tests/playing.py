@@ -29,8 +29,13 @@ Play = Callable[[S, Path], tuple[dict[str, Any], str]]
 """Plays a scenario with its files in a folder: its line of JSON, with `wrong`, and what people are shown of it."""
 
 
-def main(tool: str, about: str, scenarios: Sequence[S], prepare: "Callable[[Path], Play[S]]") -> int:
-    """Play scenarios; 0 if every one went as it should. `prepare` gets a folder for what is done once."""
+def main(
+    tool: str, about: str, scenarios: Sequence[S], prepare: "Callable[[Path], Play[S]]", *, counted: str = ""
+) -> int:
+    """Play scenarios; 0 if every one went as it should. `prepare` gets a folder for what is done once.
+
+    `counted`: what the last line of JSON calls them, if not by the tool's name.
+    """
     parser = argparse.ArgumentParser(prog=f"scripts/{tool}.sh", description=about)
     parser.add_argument("--json", action="store_true", help="a line of JSON for each scenario, and one for all of them")
     parser.add_argument("--only", metavar="TEXT", default="", help="only scenarios with this in their name")
@@ -50,7 +55,7 @@ def main(tool: str, about: str, scenarios: Sequence[S], prepare: "Callable[[Path
         print(f"{tool}: this machine cannot make it: {error}", file=sys.stderr)
         return 1
     failed = [scenario.name for scenario, good in zip(chosen, results, strict=True) if not good]
-    print(_sum(tool, len(chosen), failed, as_json=args.json), flush=True)
+    print(_sum(tool, len(chosen), failed, counted=counted if args.json else None), flush=True)
     if not failed and not args.keep:
         shutil.rmtree(root)
     else:
@@ -58,10 +63,10 @@ def main(tool: str, about: str, scenarios: Sequence[S], prepare: "Callable[[Path
     return 1 if failed else 0
 
 
-def _sum(tool: str, count: int, failed: list[str], *, as_json: bool) -> str:
-    """The last line."""
-    if as_json:
-        return json.dumps({tool: count, "ok": count - len(failed), "failed": failed})
+def _sum(tool: str, count: int, failed: list[str], *, counted: str | None) -> str:
+    """The last line: of JSON, if there is a word for what was counted."""
+    if counted is not None:
+        return json.dumps({counted or tool: count, "ok": count - len(failed), "failed": failed})
     return f"{tool}: {count - len(failed)} of {count} as they should be" + "".join(f"; not {name}" for name in failed)
 
 

@@ -36,6 +36,8 @@ class Script:
         why: why nothing better is allowed, or what is hard about it.
         ranks: how many.
         options: of torchrun.
+        file: where it is, if not in `programs`.
+        environment: variables that it gets.
     """
 
     name: str
@@ -43,11 +45,13 @@ class Script:
     why: str
     ranks: int = 2
     options: tuple[str, ...] = ()
+    file: Path | None = None
+    environment: tuple[tuple[str, str], ...] = ()
 
     @property
     def path(self) -> Path:
         """Its file."""
-        return PROGRAMS / f"{self.name}.py"
+        return self.file or PROGRAMS / f"{self.name}.py"
 
 
 SCRIPTS = (

@@ -85,7 +85,7 @@ def play(script: Script, folder: Path, *, taskd: bool, kills: Sequence[Kill] = (
     begun_s = time.monotonic()
     run = Run(folder)
     try:
-        process = launcher.start(command, env={**env, MARK: mark})
+        process = launcher.start(command, env={**env, **dict(script.environment), MARK: mark})
         run.status = process.wait(LIMIT_S)
         run.orphans = _orphans(mark)
     except subprocess.TimeoutExpired:

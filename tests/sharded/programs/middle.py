@@ -1,0 +1,38 @@
+"""Moments in the middle of torch's own collectives, told by name: the peers are inside them, or about to be."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group as fsdp
+
+
+def in_the_middle(moment: Callable[[str], None]) -> None:
+    """Call `moment` when a gather or a reduction of FSDP2 has begun, and before a functional all-reduce is begun."""
+    _after(fsdp, "foreach_all_gather", lambda: moment("in an all-gather"))
+    _after(fsdp, "foreach_reduce", lambda: moment("in a reduction"))
+    _before(functional, "all_reduce", lambda: moment("before an all-reduce"))
+
+
+def _after(module: Any, name: str, call: Callable[[], None]) -> None:
+    torchs = getattr(module, name)
+
+    @functools.wraps(torchs)
+    def begun(*args: Any, **options: Any) -> Any:
+        result = torchs(*args, **options)
+        call()
+        return result
+
+    setattr(module, name, begun)
+
+
+def _before(module: Any, name: str, call: Callable[[], None]) -> None:
+    torchs = getattr(module, name)
+
+    @functools.wraps(torchs)
+    def begins(*args: Any, **options: Any) -> Any:
+        call()
+        return torchs(*args, **options)
+
+    setattr(module, name, begins)

@@ -1,0 +1,206 @@
+"""A job of one kind of sharded model, under torchrun on four ranks: `scene.py`, with SCENE_KIND set.
+
+It tells `tests.scripts.diary` when it is in the middle of something, so that it can be killed there, and at its end
+what each rank has: its parts of the weights and of the optimizer's state, its buffers, and whether the objects that it
+began with are still there. Nothing here knows of taskd but the three lines that every script has.
+"""
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.functional import cross_entropy
+
+import taskd
+from tests.scripts import diary
+from tests.sharded.programs.middle import in_the_middle
+from tests.sharded.programs.mutations import MUTATIONS
+
+STEPS = 20
+WIDTH, KINDS, PARTS = 16, 8, 2
+
+
+class Block(nn.Module):
+    """Two layers with dropout. It counts its passes in a buffer, which decides what it gives."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
+        self.norm, self.dropout = nn.LayerNorm(WIDTH), nn.Dropout(dropout)
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        moment("in the stage")
+        grown = self.second(torch.tanh(self.first(rows)))
+        return rows + self.dropout(self.norm(grown)) * (1 + self.passes / 1000)
+
+
+def network(dropout: float = 0.1) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(KINDS, WIDTH), Block(dropout), Block(dropout), nn.Linear(WIDTH, KINDS))
+
+
+def batch(step: int, part: int, share: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + 10 * part + share)
+    rows = torch.randint(KINDS, (6,), generator=generator)
+    return rows, (rows * 3 + 1) % KINDS
+
+
+Step = Callable[[int], None]
+_KILLS = [kill.split(":", 3) for kill in os.environ.get("SCENE_KILLS", "").split(";") if kill]
+_reached: "Counter[tuple[int, str]]" = Counter()
+
+
+def moment(name: str) -> None:
+    """This rank has come so far in its present step; it may be its end."""
+    diary.moment(name)
+    _reached[now[0], name] += 1
+    for rank, step, number, deadly in _KILLS:
+        here = (diary.RANK, now[0], _reached[now[0], name], name) == (int(rank), int(step), int(number), deadly)
+        done = diary.FOLDER / f"killed-{rank}:{step}:{number}:{deadly}"
+        if here and not done.exists():
+            done.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+now = [-1]
+"""The step that is being done."""
+
+
+def hsdp() -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
+    """Sharded over two ranks, replicated on two others; the embedding and the head are the root group's."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
+    model = network()
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for block in (model[1], model[2]):
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    root: Any = fully_shard(model, mesh=mesh, mp_policy=policy)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def step(number: int) -> None:
+        total = torch.zeros(())
+        for part in range(PARTS):
+            root.set_requires_gradient_sync(part == PARTS - 1)
+            rows, kinds = batch(number, part, dist.get_rank())
+            loss = cross_entropy(root(rows), kinds) / PARTS
+            loss.register_hook(lambda gradient: moment("into backward") or gradient)
+            loss.backward()
+            total += loss.detach()
+            moment("between parts")
+        diary.saw(number, total)
+        nn.utils.clip_grad_norm_(root.parameters(), 0.5)
+
+    return model, optimizer, mesh, step
+
+
+def tp() -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
+    """Each block's layers over two ranks, data parallel by hand over two such pairs."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    model = network(dropout=0.0)
+    plan = {
+        f"{at}.{layer}": way()
+        for at in (1, 2)
+        for layer, way in (("first", ColwiseParallel), ("second", RowwiseParallel))
+    }
+    parallelize_module(model, mesh["tp"], plan)  # type: ignore[arg-type]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+    replicas = mesh.get_group("dp")
+
+    def step(number: int) -> None:
+        total = torch.zeros(())
+        for part in range(PARTS):
+            rows, kinds = batch(number, part, mesh.get_local_rank("dp"))
+            loss = cross_entropy(model(rows), kinds) / PARTS
+            loss.register_hook(lambda gradient: moment("into backward") or gradient)
+            loss.backward()
+            total += loss.detach()
+            moment("between parts")
+        diary.saw(number, total)
+        for at, gradient in enumerate(gradients(model)):
+            dist.all_reduce(gradient, group=replicas)
+            if at == 3:
+                moment("in the all-reduces")
+        dist.barrier()  # nobody steps before all have their gradients: see docs/parallelism.md
+
+    return model, optimizer, mesh, step
+
+
+def gradients(model: nn.Module) -> Iterator[torch.Tensor]:
+    for parameter in model.parameters():
+        gradient: Any = parameter.grad
+        yield gradient.to_local() if hasattr(gradient, "to_local") else gradient
+
+
+def pp() -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
+    """Two stages of equal shapes and different weights, each on two ranks."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    share, number = mesh.get_local_rank("dp"), mesh.get_local_rank("pp")
+    torch.manual_seed(number)
+    model = nn.Sequential(Block(0.1), Block(0.1))
+    stage = PipelineStage(model, number, 2, torch.device("cpu"), group=mesh.get_group("pp"))
+    schedule = Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def step(step: int) -> None:
+        rows = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(10 * step + share))
+        losses: list[torch.Tensor] = []
+        schedule.step(rows) if number == 0 else schedule.step(target=rows.flip(1), losses=losses)
+        diary.saw(step, sum(losses, torch.zeros(())))
+        moment("through the pipeline")
+        for gradient in gradients(model):
+            dist.all_reduce(gradient, group=mesh.get_group("dp"))
+        dist.barrier()  # as above
+
+    return model, optimizer, mesh, step
+
+
+def parts_of(value: Any) -> Any:
+    """The same with this rank's part of each sharded tensor."""
+    if isinstance(value, dict):
+        return {key: parts_of(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [parts_of(one) for one in value]
+    return value.to_local() if hasattr(value, "to_local") else value
+
+
+def main() -> None:
+    MUTATIONS.get(os.environ.get("SCENE_MUTATION", ""), lambda: None)()
+    dist.init_process_group("gloo")
+    diary.moment("setup")
+    model, optimizer, mesh, work = {"hsdp": hsdp, "tp": tp, "pp": pp}[os.environ["SCENE_KIND"]]()
+    in_the_middle(moment)
+    state = taskd.TrainState(model=model, optimizer=optimizer, seed=1)
+    kept = [id(one) for one in (model, optimizer, mesh, dist.group.WORLD, *model.parameters())]
+    diary.moment("setup done")
+
+    @taskd.resilient(state)
+    def train() -> None:
+        for number in range(state.step, STEPS):
+            now[0] = number
+            moment("step")
+            optimizer.zero_grad()
+            work(number)
+            optimizer.step()
+            moment("between optimizer and commit")
+            state.commit()
+            moment("committed")
+
+    train()
+    diary.moment("after")
+    assert kept == [id(one) for one in (model, optimizer, mesh, dist.group.WORLD, *model.parameters())]
+    tensors = {"model": parts_of(model.state_dict()), "optimizer": parts_of(optimizer.state_dict())}
+    diary.finish(step=state.step, tensors=diary.fingerprint(tensors))
+    diary.leave()
+
+
+main()

@@ -1,0 +1,172 @@
+"""Jobs of sharded models that are killed at inconvenient moments, and what is judged of them.
+
+Rules:
+
+1. A kill is a rank, a step, and the number of a named moment within that step. Whichever process of the rank reaches it
+   first is killed by the kernel, and no later one.
+2. The reference is the same program under stock torchrun, without kills. Equal means: every rank's parts of weights and
+   optimizer state, its buffers, and the loss of every step.
+3. The killed ranks alone have new processes; every other process has the objects that it began with (the program asks).
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tests.scripts.catalog import IDENTICAL, Script
+from tests.scripts.judge import judge
+from tests.scripts.play import Run, play
+
+PROGRAM = Path(__file__).with_name("programs") / "scene.py"
+RANKS = 4
+
+
+@dataclass(frozen=True)
+class Kill:
+    """The process of `rank` is killed at its `number`-th moment of this name in step `step`."""
+
+    rank: int
+    step: int
+    moment: str
+    number: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.rank}:{self.step}:{self.number}:{self.moment}"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One kind of job, and its kills."""
+
+    name: str
+    kind: str
+    kills: tuple[Kill, ...]
+    mutation: str = ""
+    """Of `programs.mutations`: the scene must not go well with it."""
+
+    def script(self, *, kills: bool) -> Script:
+        """What is played: with its kills, or undisturbed."""
+        chosen = ";".join(map(str, self.kills)) if kills else ""
+        return Script(
+            "scene",
+            (IDENTICAL,),
+            self.name,
+            ranks=RANKS,
+            file=PROGRAM,
+            environment=(("SCENE_KIND", self.kind), ("SCENE_KILLS", chosen), ("SCENE_MUTATION", self.mutation)),
+        )
+
+
+SCENES = (
+    Scene(
+        "HSDP inside backward, the root's parameters gathered",
+        "hsdp",
+        (Kill(1, 3, "into backward"), Kill(2, 7, "in a reduction"), Kill(0, 12, "into backward", 2)),
+    ),
+    Scene(
+        "HSDP inside an all-gather",
+        "hsdp",
+        (Kill(3, 2, "in an all-gather"), Kill(0, 6, "in an all-gather", 4), Kill(2, 11, "in an all-gather", 7)),
+    ),
+    Scene(
+        "HSDP between two accumulated parts",
+        "hsdp",
+        (Kill(0, 1, "between parts"), Kill(1, 8, "between parts"), Kill(3, 15, "between parts")),
+    ),
+    Scene(
+        "HSDP inside the clipping's all-reduce",
+        "hsdp",
+        (Kill(2, 4, "before an all-reduce"), Kill(1, 9, "before an all-reduce"), Kill(0, 14, "before an all-reduce")),
+    ),
+    Scene(
+        "HSDP between optimizer and commit",
+        "hsdp",
+        (
+            Kill(0, 2, "between optimizer and commit"),
+            Kill(3, 7, "committed"),
+            Kill(1, 13, "between optimizer and commit"),
+        ),
+    ),
+    Scene(
+        "HSDP two ranks of different shards at once",
+        "hsdp",
+        (Kill(0, 5, "into backward"), Kill(3, 5, "into backward"), Kill(2, 12, "between parts")),
+    ),
+    Scene(
+        "tensor and data parallel inside backward and between parts",
+        "tp",
+        (Kill(1, 2, "into backward"), Kill(2, 8, "between parts"), Kill(0, 14, "in the all-reduces")),
+    ),
+    Scene(
+        "tensor and data parallel inside the layers' all-reduces",
+        "tp",
+        (Kill(3, 3, "before an all-reduce", 2), Kill(0, 9, "before an all-reduce", 5), Kill(2, 15, "committed")),
+    ),
+    Scene(
+        "pipeline and data parallel, the first stage",
+        "pp",
+        (Kill(0, 3, "through the pipeline"), Kill(2, 8, "in the stage", 5), Kill(0, 14, "in the stage", 7)),
+    ),
+    Scene(
+        "pipeline and data parallel, the last stage",
+        "pp",
+        (
+            Kill(1, 2, "in the stage", 3),
+            Kill(3, 9, "between optimizer and commit"),
+            Kill(1, 15, "through the pipeline"),
+        ),
+    ),
+)
+
+MUTATED = (
+    Scene("mutation: gradients are kept", "hsdp", (Kill(1, 3, "in an all-gather", 4),), "keep_gradients"),
+    Scene("mutation: one set for all", "pp", (Kill(3, 3, "through the pipeline"),), "one_set"),
+    Scene("mutation: buffers are left", "pp", (Kill(0, 3, "through the pipeline"),), "leave_buffers"),
+    Scene("mutation: no handle in meshes", "tp", (Kill(2, 3, "into backward"),), "no_handle_in_meshes"),
+)
+"""Each must be found."""
+
+
+class Stage:
+    """Plays scenes; the undisturbed run of each kind once."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._undisturbed: dict[str, Run] = {}
+
+    def play(self, scene: Scene, folder: Path) -> tuple[dict[str, Any], str]:
+        """Its line of JSON, and what people are shown of it."""
+        reference = self._reference(scene)
+        run = play(scene.script(kills=True), folder / "run", taskd=True)
+        run.killed = [(kill.rank, kill.moment) for kill in scene.kills if (folder / "run" / f"killed-{kill}").exists()]
+        recovered = run.named("recovered")
+        took_ms = [round(record["phases_ms"].get("total", 0.0)) for record in recovered]
+        wrong = self._wrong(scene, run, reference)
+        found = {
+            "name": scene.name,
+            "kind": scene.kind,
+            "kills": len(run.killed),
+            "recovered_ms": took_ms,
+            "wrong": wrong,
+        }
+        return found, f"{len(run.killed)} kills, recovered in {took_ms} ms"
+
+    def _wrong(self, scene: Scene, run: Run, reference: Run) -> list[str]:
+        wrong = []
+        if reference.status != 0:
+            return [f"under stock torchrun it ends with {reference.status}: see {reference.folder}"]
+        judgement = judge(scene.script(kills=True), run, reference)
+        if scene.mutation:
+            return ["it was not found"] if judgement.grade is IDENTICAL or not run.killed else []
+        if judgement.grade is not IDENTICAL:
+            wrong.append(f"{judgement.grade.value}: {judgement.why}; see {run.folder}")
+        if len(run.killed) != len(scene.kills):
+            wrong.append(f"{len(run.killed)} of {len(scene.kills)} kills were done")
+        return wrong
+
+    def _reference(self, scene: Scene) -> Run:
+        if scene.kind not in self._undisturbed:
+            folder = self._root / f"undisturbed-{scene.kind}"
+            scene = replace(scene, mutation="")
+            self._undisturbed[scene.kind] = play(scene.script(kills=False), folder, taskd=False)
+        return self._undisturbed[scene.kind]
