@@ -13,7 +13,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from taskd.wire.kinds import JobRank, NodeRank, WorldRank
+from taskd.wire.kinds import JobRank, LocalRank, NodeRank, WorldRank
 
 MOST_RANKS: Final = 1 << 20
 LARGEST: Final = (1 << 53) - 1
@@ -28,9 +28,12 @@ NO_CONTROLS: Final = r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
 ONLY_LINE_ENDS: Final = r"\A[^\x00-\x08\x0b-\x1f\x7f-\x9f]*\Z"
 
 Index = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]
-"""A rank, a place or a local rank."""
+"""A rank or a node of what is not the whole job."""
 OfJob = Annotated[JobRank, Meta(ge=0, lt=MOST_RANKS)]
 OfWorld = Annotated[WorldRank, Meta(ge=0, lt=MOST_RANKS)]
+MaybeRank = Annotated[JobRank, Meta(ge=-1, lt=MOST_RANKS)]
+"""-1: none."""
+OfLocal = Annotated[LocalRank, Meta(ge=0, lt=MOST_RANKS)]
 OfNode = Annotated[NodeRank, Meta(ge=0, lt=MOST_RANKS)]
 MaybeNode = Annotated[NodeRank, Meta(ge=-1, lt=MOST_RANKS)]
 """-1: none."""

@@ -22,6 +22,7 @@ from taskd.wire.bounds import (
     MaybeIndex,
     Measured,
     Name,
+    OfNode,
     Page,
     Pid,
     Seconds,
@@ -378,7 +379,7 @@ class Frames:
 class Evidence:
     """One rank at one moment, in parts by what is told."""
 
-    node: MaybeIndex | None = None
+    node: OfNode | None = None
     process: Process | None = None
     cgroup: Cgroup | None = None
     end: EndSigns = EndSigns()

@@ -21,6 +21,7 @@ from taskd.core.nodecheck.probes import CHECK_NAME
 from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.agent.shape import Shape
 from taskd.runtime.agent.sockets import LocalServer
+from taskd.wire.kinds import LocalRank
 
 RANK = Path(__file__).with_name("chaos_rank.py")
 
@@ -33,7 +34,7 @@ def main() -> None:
     children = {}
     try:
         for rank in range(ranks):
-            config = files.prepare(rank, 0, 0, Shape(), joins=False)
+            config = files.prepare(LocalRank(rank), 0, 0, Shape(), joins=False)
             command = [sys.executable, str(RANK), str(config.blackbox), str(rank)]
             children[f"rank {rank}"] = subprocess.Popen(command, env={**os.environ, **config.environment()})
         named = run_dir / CHECK_NAME
