@@ -27,8 +27,6 @@ PAGE_CHARS: Final = 100_000
 NO_CONTROLS: Final = r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
 ONLY_LINE_ENDS: Final = r"\A[^\x00-\x08\x0b-\x1f\x7f-\x9f]*\Z"
 
-Index = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]
-"""A rank or a node of what is not the whole job."""
 OfJob = Annotated[JobRank, Meta(ge=0, lt=MOST_RANKS)]
 OfWorld = Annotated[WorldRank, Meta(ge=0, lt=MOST_RANKS)]
 MaybeRank = Annotated[JobRank, Meta(ge=-1, lt=MOST_RANKS)]
@@ -38,7 +36,7 @@ OfNode = Annotated[NodeRank, Meta(ge=0, lt=MOST_RANKS)]
 MaybeNode = Annotated[NodeRank, Meta(ge=-1, lt=MOST_RANKS)]
 """-1: none."""
 MaybeIndex = Annotated[int, Meta(ge=-1, lt=MOST_RANKS)]
-"""-1: none."""
+"""A rank or a size of a group that is not the world, or a device. -1: none."""
 Amount = Annotated[int, Meta(ge=0, le=MOST_RANKS)]
 """Of ranks, nodes, processes, restarts."""
 Counter = Annotated[int, Meta(ge=0, le=LARGEST)]

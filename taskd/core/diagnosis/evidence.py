@@ -20,9 +20,9 @@ from taskd.wire.bounds import (
     Line,
     MaybeCounter,
     MaybeIndex,
+    MaybeNode,
     Measured,
     Name,
-    OfNode,
     Page,
     Pid,
     Seconds,
@@ -379,7 +379,7 @@ class Frames:
 class Evidence:
     """One rank at one moment, in parts by what is told."""
 
-    node: OfNode | None = None
+    node: MaybeNode | None = None
     process: Process | None = None
     cgroup: Cgroup | None = None
     end: EndSigns = EndSigns()
