@@ -209,7 +209,10 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """A communicator that the process has open. `number` is of the newest collective that it has entered."""
+    """A communicator that the process has open, in which it has `rank`, of `ranks`.
+
+    `number` is of the newest collective that it has entered.
+    """
 
     comm: Unsigned64
     number: Counter

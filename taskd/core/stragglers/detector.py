@@ -131,13 +131,18 @@ class Stragglers:
         column = Column(steps[0].step, steps[0].steps, array("d", values), *_columns(steps), array("d", given))
         self._begun_at = column.first if self._begun_at < 0 else self._begun_at
         self._window.append(column)
-        ranks = self._by_rank.note(values, column.steps)
-        nodes = self._by_node.note(
+        slow_ranks = self._by_rank.note(values, column.steps)
+        slow_nodes = self._by_node.note(
             [median([values[index] for index in indices]) for indices in self._nodes.values()], column.steps
         )
         links = self._network.note([column.transfer_s() / self._usual_step_s(column.lasted_s())], column.steps)
         heavy = self._given.note(given, column.steps) if any(given) else []
-        return (*self._tell(ranks, nodes), *self._tell_link(links), *self._tell_work(heavy), *self._tell_stages())
+        return (
+            *self._tell(slow_ranks, slow_nodes),
+            *self._tell_link(links),
+            *self._tell_work(heavy),
+            *self._tell_stages(),
+        )
 
     def times(self) -> dict[JobRank, tuple[float, float, float]]:
         """Of each rank what it has needed itself for a step lately, what it waited for others, and what for data."""
@@ -211,9 +216,10 @@ class Stragglers:
 
     # ---- what is told
 
-    def _tell(self, ranks: Sequence[int], nodes: Sequence[int]) -> list[Straggler]:
+    def _tell(self, slow_ranks: Sequence[int], slow_nodes: Sequence[int]) -> list[Straggler]:
+        """Both are given by their indices."""
         told = []
-        for number in nodes:
+        for number in slow_nodes:
             indices = [*self._nodes.values()][number]
             unit = self._by_node.units[number]
             found = explain_unit(self._window, unit, indices, self._ranks, self._begun_at)
@@ -221,7 +227,7 @@ class Stragglers:
                 unit.told = True
                 self._mark(indices)
                 told.append(found)
-        for index in ranks:
+        for index in slow_ranks:
             unit = self._by_rank.units[index]
             if unit.told:
                 continue
