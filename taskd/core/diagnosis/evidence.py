@@ -209,10 +209,7 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """A communicator that the process has open, in which it has `rank`, of `ranks`.
-
-    `number` is of the newest collective that it has entered.
-    """
+    """A communicator that the process has open, with its `rank` of `ranks`. `number` is of its newest collective."""
 
     comm: Unsigned64
     number: Counter
