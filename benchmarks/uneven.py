@@ -41,6 +41,7 @@ from benchmarks.job import (
 from benchmarks.schedule import steps
 from taskd.core.diagnosis.rhythm import JobRhythm
 from taskd.core.diagnosis.watch import Watch
+from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import Progress
 
 SCRIPT: Final = ROOT / "benchmarks" / "scripts" / "uneven.py"
@@ -74,7 +75,7 @@ def rhythm_alarms(seed: int, step_s: float, seen: Counter[str]) -> list[str]:
         if hang is not None:
             alarms.append(f"rhythm, seed {seed}, steps of {step_s:g} s, step {step}: {hang.reason}")
         for rank in range(RANKS):
-            rhythm.commit(rank, step, now_s)
+            rhythm.commit(NodeRank(rank), step, now_s)
     return alarms
 
 
@@ -95,7 +96,7 @@ def watch_alarms(seed: int, step_s: float, seen: Counter[str]) -> list[str]:
         hang = watch.question(now_s)  # as the manager does when a deadline passes, before the news that is on its way
         if hang is not None and not hang.early:
             alarms[hang.step] = f"watch, seed {seed}, steps of {step_s:g} s, step {step}: {hang.reason}"
-        watch.progress(beat % 2, Progress(step=step, age_s=now_s - at_s), now_s)
+        watch.progress(NodeRank(beat % 2), Progress(step=step, age_s=now_s - at_s), now_s)
     return [*alarms.values()]
 
 

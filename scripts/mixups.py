@@ -1,11 +1,44 @@
 """Mix-ups of ranks and places, for mypy to refuse: `scripts/check-kinds.py` sees that it does. Nobody runs them."""
 
+from pathlib import Path
+from signal import SIGKILL
+
+from taskd.adaptors.torchrun.handles import RankHandles
+from taskd.adaptors.torchrun.host import TorchrunHost
+from taskd.adaptors.training.checkpoint_files import position_file
+from taskd.adaptors.training.checkpoint_ranks import Ranks
+from taskd.config.worker import WorkerConfig
+from taskd.core.agent import Fence, Node, Start, Take
+from taskd.core.diagnosis.account import finding
+from taskd.core.diagnosis.diagnose import lost_with_node
+from taskd.core.diagnosis.evidence import Collective, Evidence
+from taskd.core.diagnosis.findings import Diagnosis, Kind
+from taskd.core.diagnosis.jobview import Cut, JobView, blame
+from taskd.core.diagnosis.rhythm import Activity
+from taskd.core.diagnosis.watch import Watch
 from taskd.core.membership.places import Nodes
+from taskd.core.nodecheck.examination import Wanted
+from taskd.core.policy import Policy
+from taskd.core.recovery import AskCluster, Recovery
 from taskd.core.recovery.events import Lost
 from taskd.core.recovery.ranks import Restore
 from taskd.core.recovery.world import RankView, World
+from taskd.core.stragglers.detector import Layout
+from taskd.core.stragglers.exclusion import Exclusion
+from taskd.runtime.agent.collector import EvidenceCollector
+from taskd.runtime.agent.pace import Pacer
+from taskd.runtime.agent.ports import NodeIdentity, WorkerHost
+from taskd.runtime.agent.rank_process import RankProcesses
+from taskd.runtime.agent.rankfiles import RankFiles
+from taskd.runtime.agent.shape import Shape
+from taskd.runtime.box.recorder import Recorder
+from taskd.runtime.chaos.job import LocalJob
+from taskd.runtime.manager.cluster import Cluster
+from taskd.runtime.manager.faultfolder import FaultFolder
+from taskd.runtime.records.timeline import Timeline
 from taskd.wire.kinds import JobRank, LocalRank, NodeRank, WorldRank
 from taskd.wire.messages import Place, RankOrder, Transfer, WorldPlan
+from taskd.wire.probes import ProbeOrder
 
 
 def as_job_rank(world: World, world_rank: WorldRank, local_rank: LocalRank, node_rank: NodeRank) -> RankView:
@@ -45,11 +78,109 @@ def in_the_world(restore: Restore, rank: JobRank) -> WorldPlan:
     )
 
 
-def of_every_kind(world: World, nodes: Nodes, rank: JobRank, place: NodeRank) -> RankView:
+def in_a_diagnosis(view: JobView, watch: Watch, call: Collective, node_rank: NodeRank) -> Diagnosis:
+    """Nodes, ranks in a communicator, and numbers without a kind, where ranks of the job are wanted."""
+    finding(node_rank, Kind.STOPPED, Evidence())  # must fail
+    Evidence(node=JobRank(0))  # must fail
+    Cut(JobRank(0), node_rank)  # must fail
+    blame(view, [call.peer], {})  # must fail
+    watch.hear("agent", 1, {node_rank: Evidence()}, 0.0)  # must fail
+    watch.progress(JobRank(0), None, 0.0)  # must fail
+    lost_with_node([node_rank], "")  # must fail
+    view.evidence[call.peer]  # must fail
+    return Diagnosis(Kind.STOPPED, (3,), (node_rank,), "", ())  # must fail
+
+
+def as_node(layout: Layout, job: Policy, rank: JobRank) -> tuple[NodeRank, Activity]:
+    """A rank where its node is wanted."""
+    layout.nodes[layout.nodes[rank]]  # must fail
+    Exclusion((rank,), "")  # must fail
+    Wanted(rank, "")  # must fail
+    AskCluster(rank, "")  # must fail
+    job.place_of(job.place_of(rank))  # must fail
+    return rank, Activity.EVALUATION  # must fail
+
+
+def of_an_agent(core: Recovery, node: Node, local_rank: LocalRank, world_rank: WorldRank) -> None:
+    """What an agent tells of its ranks, and what it is told of them."""
+    core.hear_evidence("agent", 1, {local_rank: Evidence()}, 0.0)  # must fail
+    node.connected(local_rank)  # must fail
+    node.ended(world_rank, status=0, cause="", at_s=0.0)  # must fail
+    node.slots[local_rank]  # must fail
+    Start(local_rank, 1, 1, joins=True)  # must fail
+    Fence(world_rank)  # must fail
+    Take(JobRank(0))  # must fail
+
+
+def on_its_node(
+    files: RankFiles, processes: RankProcesses, collector: EvidenceCollector, host: WorkerHost, rank: JobRank
+) -> None:
+    """A rank of the job where one of the node is wanted, and the reverse."""
+    files.prepare(rank, 0, 0, Shape(), joins=False)  # must fail
+    files.box(rank, 0)  # must fail
+    processes.number_fresh(rank, 0)  # must fail
+    host.exit_status(rank)  # must fail
+    host.assign(rank)  # must fail
+    ProbeOrder(local_rank=rank)  # must fail
+    for local_rank in host.local_ranks:
+        processes.box(local_rank)  # must fail
+        collector.look(local_rank)  # must fail
+        Pacer(local_rank)  # must fail
+
+
+def of_torchrun(host: TorchrunHost, handles: RankHandles, rank: JobRank) -> NodeIdentity:
+    """The same where torch's own numbers become kinds."""
+    handles.fence(rank)  # must fail
+    host.kill(rank, SIGKILL)  # must fail
+    return NodeIdentity(rank, 2, host.local_ranks, None, 3)  # must fail
+
+
+def of_a_manager(cluster: Cluster, faults: FaultFolder, told: Diagnosis, rank: JobRank, place: NodeRank) -> None:
+    """What a manager asks for and keeps."""
+    cluster.request(rank, "")  # must fail
+    faults.write(1, {}, told, {place: Evidence()})  # must fail
+
+
+def in_records(job: LocalJob, timeline: Timeline, recorder: Recorder, box: Path) -> JobRank:
+    """What the command line reads again."""
+    for local_rank in job.of_node():
+        job.rank(local_rank)  # must fail
+        job.ranks()[local_rank]  # must fail
+        timeline.pids[local_rank]  # must fail
+        recorder.attach(box, local_rank, 0)  # must fail
+    return timeline.boxes[0].incarnation  # must fail
+
+
+def in_a_checkpoint(ranks: Ranks, rank: JobRank) -> JobRank:
+    """The ranks of the present world write it."""
+    position_file(rank)  # must fail
+    WorkerConfig(Path(), 0, Path(), 0, 0, rank=ranks.rank)  # must fail
+    return ranks.rank  # must fail
+
+
+def of_every_kind(
+    world: World,
+    nodes: Nodes,
+    policy: Policy,
+    host: WorkerHost,
+    processes: RankProcesses,
+    rank: JobRank,
+    place: NodeRank,
+) -> RankView:
     """What is right passes."""
     world.replace(rank, 0.0, joins=False)
     nodes.vacate(place)
     RankOrder(rank=rank, incarnation=0)
     Transfer(donor=WorldRank(0), receivers=(WorldRank(1),))
     Lost(JobRank(rank + 1))
+    finding(rank, Kind.STOPPED, Evidence(node=place))
+    Wanted(policy.place_of(rank), "")
     return world.ranks[rank]
+
+
+def of_every_kind_on_a_node(host: WorkerHost, processes: RankProcesses, files: RankFiles) -> None:
+    """The same there."""
+    for local_rank in host.local_ranks:
+        processes.box(host.rank_of(local_rank))
+        files.box(local_rank, 0)
+        ProbeOrder(local_rank=local_rank)

@@ -31,6 +31,7 @@ from taskd.runtime.records.faultfile import read_evidence
 from taskd.runtime.records.lookup import agents_boxes, mapped_boxes, namespaced_pids
 from taskd.runtime.records.snapshot import BoxSnapshot, take_snapshot
 from taskd.runtime.records.timeline import read_jobs
+from taskd.wire.kinds import JobRank
 
 _MOST_DIGITS: Final = 19
 _EPILOG: Final = """\
@@ -125,9 +126,9 @@ def _job(directory: Path, *, as_json: bool, everything: bool) -> None:
     page(output(), [*listed, *job_page(job, ranks, kept, read, everything=everything)])
 
 
-def _living(pids: dict[int, int]) -> list[BoxSnapshot]:
+def _living(pids: dict[JobRank, int]) -> list[BoxSnapshot]:
     """The ranks of a job that are on this machine, each with its newest box."""
-    found: dict[int, BoxSnapshot] = {}
+    found: dict[JobRank, BoxSnapshot] = {}
     for path in agents_boxes():
         one = _snapshot(path)
         if one is not None and pids.get(one.rank) == one.pid:

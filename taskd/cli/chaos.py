@@ -19,6 +19,7 @@ from taskd.runtime.chaos import network, pressure, scenarios
 from taskd.runtime.chaos.cleanup import Cleanup
 from taskd.runtime.chaos.job import LocalJob, choose_job, find_jobs
 from taskd.runtime.chaos.scenario_run import ScenarioRun, say
+from taskd.wire.kinds import JobRank, LocalRank
 
 _LOOK_S: Final = 0.05
 _FOREVER: Final = ("kill-check",)
@@ -71,17 +72,19 @@ def _await_job(run: ScenarioRun, options: argparse.Namespace) -> LocalJob | None
         turns = None if turns is None else turns - 1
 
 
-def _rank(job: LocalJob, options: argparse.Namespace) -> int:
-    numbers: list[int | None] = [options.rank, options.named_rank]
+def _rank(job: LocalJob, options: argparse.Namespace) -> JobRank:
+    numbers: list[JobRank | None] = [options.rank, options.named_rank]
     named = next((number for number in numbers if number is not None), None)
     if named is not None:
         return named
-    local: int = options.local_rank
-    places = job.places()
-    if local < len(places):
-        return places[local]
-    here = ", ".join(map(str, places)) or "none"
-    raise ChaosError(f"found no local rank {local}, expected one of the {len(places)} of this node (ranks: {here})")
+    local: LocalRank = options.local_rank
+    of_node = job.of_node()
+    if local in of_node:
+        return of_node[local]
+    if not of_node:
+        raise ChaosError("no rank of this node has a process at this moment; try again")
+    here = ", ".join(map(str, of_node.values()))
+    raise ChaosError(f"found no local rank {local}, expected one of the {len(of_node)} of this node (ranks: {here})")
 
 
 def _kill_check(run: ScenarioRun, job: LocalJob, _cleanup: Cleanup, _options: argparse.Namespace) -> None:

@@ -27,6 +27,7 @@ from taskd.config.rundir import run_dir
 from taskd.core.nodecheck.probes import merge_own, merge_trial
 from taskd.errors import TaskdError
 from taskd.wire.checks import Own, TrialResult
+from taskd.wire.kinds import LocalRank
 from taskd.wire.probes import ProbeOrder, ProbeResult
 
 _TIMEOUT_S: Final = 30.0
@@ -150,13 +151,15 @@ def _check_here(nproc: int | None, device: str, timeout_s: float) -> LocalCheck:
     count = nproc or default_nproc(device)
     base = ProbeOrder(own=True, local_world_size=count, run_dir=str(directory), timeout_s=timeout_s, device=device)
     start_s = time.monotonic()
-    results = check_node([msgspec.structs.replace(base, local_rank=rank) for rank in range(count)])
+    results = check_node([msgspec.structs.replace(base, local_rank=rank) for rank in map(LocalRank, range(count))])
     own, trial = merge_own(results), None
     if count > 1:
         with store_process() as port:
             orders = halves(count, base, port)
             answers = zip(orders, check_node(orders), strict=True)
-            trial = merge_trial(msgspec.structs.replace(one, local_rank=order.device_index) for order, one in answers)
+            trial = merge_trial(
+                msgspec.structs.replace(one, local_rank=LocalRank(order.device_index)) for order, one in answers
+            )
     assert own is not None, "all were asked"
     return LocalCheck(results, own, trial, time.monotonic() - start_s)
 

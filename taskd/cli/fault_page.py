@@ -13,6 +13,7 @@ from taskd.core.diagnosis.findings import PACES, Kind, names
 from taskd.runtime.records.entries import DiagnosisEntry, RecoveryEntry
 from taskd.runtime.records.faultfile import FaultFile
 from taskd.runtime.records.timeline import FaultEntry
+from taskd.wire.kinds import JobRank
 
 REPORTED: Final = frozenset(kind.name for kind in (Kind.NON_FINITE, Kind.ORPHANED, *PACES))
 """Kinds that are told, and no recovery comes of them by itself."""
@@ -172,7 +173,7 @@ def _done(one: RecoveryEntry) -> str:
     return f"{one.strategy}{' (all processes anew)' if one.restart else ''}{took}{new}{kept}{at}{why}"
 
 
-def _ranks(fault: FaultEntry, evidence: dict[int, Evidence], *, everything: bool) -> Iterator[RenderableType]:
+def _ranks(fault: FaultEntry, evidence: dict[JobRank, Evidence], *, everything: bool) -> Iterator[RenderableType]:
     victims = frozenset(fault.diagnosis.victims if fault.diagnosis is not None else ())
     order = sorted(evidence, key=lambda rank: (rank not in fault.culprits, rank not in victims, rank))
     shown = order if everything else order[:_RANKS]
@@ -200,7 +201,7 @@ def _ranks(fault: FaultEntry, evidence: dict[int, Evidence], *, everything: bool
         yield block([f"… {len(order) - len(shown)} more with --all"], QUIET)
 
 
-def _rank(rank: int, known: Evidence, culprits: Sequence[int], victims: frozenset[int]) -> Row:
+def _rank(rank: JobRank, known: Evidence, culprits: Sequence[JobRank], victims: frozenset[JobRank]) -> Row:
     role = "culprit" if rank in culprits else "victim" if rank in victims else ""
     call = waits_in(known)
     waits, for_s = _short(call) if call is not None else "", call.entered_s if call is not None else None
@@ -262,7 +263,7 @@ def state(known: Evidence) -> str:
     return _STATES.get(process.state, process.state.name.lower())
 
 
-def _stacks(fault: FaultEntry, evidence: dict[int, Evidence], *, everything: bool) -> Iterator[RenderableType]:
+def _stacks(fault: FaultEntry, evidence: dict[JobRank, Evidence], *, everything: bool) -> Iterator[RenderableType]:
     others = () if fault.culprits and not everything else sorted(evidence.keys() - set(fault.culprits))
     ranks = [rank for rank in (*fault.culprits, *others) if rank in evidence]
     told = [rank for rank in ranks if evidence[rank].frames != Frames()]

@@ -13,17 +13,22 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from taskd.config import settings
 from taskd.config.job import job_id
 from taskd.config.reading import Source
 from taskd.config.rundir import run_dir
 from taskd.errors import ConfigError
+from taskd.wire.kinds import JobRank
+
+_UNSAID: Final = JobRank(-1)
 
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """One rank's process. `rank` is that of the job: where fewer ranks (`members`) start anew, torch's is another.
+    """One rank's process. `rank` is that of the job: where fewer ranks (`members`) start anew, torch's is another. The
+    agent that writes it leaves it at -1: `RANK` is torchrun's to set.
 
     `replicas` are the ranks of the full world; 0 if that is the one that starts. `blackbox` and `position` are None if
     the node could not provide the file. `checkpoint_dir` is where a dump goes whose order names no directory; None if
@@ -33,16 +38,16 @@ class WorkerConfig:
     agent_socket: Path
     agent_pid: int
     run_dir: Path
-    rank: int
     incarnation: int
     generation: int
+    rank: JobRank = _UNSAID
     term: int = 0
     joins: bool = False
     blackbox: Path | None = None
     position: Path | None = None
     checkpoint_dir: Path | None = None
     job_id: str = "default"
-    members: tuple[int, ...] = ()
+    members: tuple[JobRank, ...] = ()
     places: int = 0
     replicas: int = 0
 
@@ -59,7 +64,7 @@ class WorkerConfig:
             agent_socket=socket,
             agent_pid=source.whole(settings.AGENT_PID),
             run_dir=run_dir(source),
-            rank=members[own] if members else own,
+            rank=members[own] if members else JobRank(own),
             members=members,
             places=places,
             replicas=places * source.whole(settings.LOCAL_WORLD_SIZE),
@@ -74,7 +79,7 @@ class WorkerConfig:
         )
 
     def environment(self) -> dict[str, str]:
-        """The variables that make a process this worker. `RANK` is torchrun's to set."""
+        """The variables that make a process this worker."""
         values = {
             settings.AGENT_SOCKET: self.agent_socket,
             settings.AGENT_PID: self.agent_pid,
@@ -93,7 +98,7 @@ class WorkerConfig:
         return {setting.name: str(value) for setting, value in values.items()}
 
 
-def as_ranges(ranks: Sequence[int]) -> str:
+def as_ranges(ranks: Sequence[JobRank]) -> str:
     """Ranks in their order, as text whose length does not grow with their number: `0-3,8-11`."""
     ends: list[list[int]] = []
     for rank in ranks:
@@ -104,11 +109,11 @@ def as_ranges(ranks: Sequence[int]) -> str:
     return ",".join(f"{first}-{last}" for first, last in ends)
 
 
-def _members(source: Source) -> tuple[int, ...]:
+def _members(source: Source) -> tuple[JobRank, ...]:
     text = source.text(settings.MEMBERS) or ""
     try:
         ends = [[int(end) for end in part.split("-")] for part in text.split(",") if part]
-        members = tuple(rank for first, last in ends for rank in range(first, last + 1))
+        members = tuple(JobRank(rank) for first, last in ends for rank in range(first, last + 1))
         if members and not 0 <= source.whole(settings.RANK) < len(members):
             raise ValueError(text)
     except ValueError as error:

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from taskd.core.table import Row, rows
 from taskd.errors import TransitionError
-from taskd.wire.kinds import JobRank
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Directive, Order, RankOrder, RankStatus, Refuses, Stage, WorkerReport, WorldPlan
 
 
@@ -47,14 +47,14 @@ class NodeEvent(Enum):
 class Fence:
     """Kill this rank's whole process group."""
 
-    rank: int
+    rank: JobRank
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
     """Start a new process for this rank, from a standby if there is one."""
 
-    rank: int
+    rank: JobRank
     incarnation: int
     generation: int
     joins: bool
@@ -66,7 +66,7 @@ class Start:
 class TellPause:
     """Tell the rank's process to leave its collectives."""
 
-    rank: int
+    rank: JobRank
     generation: int
     reason: str
     at_commit: bool = False
@@ -76,7 +76,7 @@ class TellPause:
 class TellJoin:
     """Hand the plan to the rank's process."""
 
-    rank: int
+    rank: JobRank
     plan: WorldPlan
 
 
@@ -84,7 +84,7 @@ class TellJoin:
 class TellRelease:
     """Every rank has finished."""
 
-    rank: int
+    rank: JobRank
     generation: int
     sequence: int
 
@@ -106,7 +106,7 @@ class Evict:
 class Take:
     """This node holds a place from now on: `occupy` its ranks."""
 
-    place: int
+    place: NodeRank
 
 
 Action = Evict | Take | Fence | Start | TellPause | TellJoin | TellRelease | StopNode
@@ -130,11 +130,11 @@ class Slot:
 class Node:
     """The machine of one node."""
 
-    slots: dict[int, Slot] = field(default_factory=dict)
+    slots: dict[JobRank, Slot] = field(default_factory=dict)
     directive: Directive | None = None
     stopped: bool = False
     agent_id: str = ""
-    place: int | None = None
+    place: NodeRank | None = None
     _out: list[Action] = field(default_factory=list)
 
     @property
@@ -178,13 +178,13 @@ class Node:
             self._fire(rank, NodeEvent.DIRECTED)
         return self._flush()
 
-    def connected(self, rank: int) -> list[Action]:
+    def connected(self, rank: JobRank) -> list[Action]:
         """A process can be spoken to: tell it what is wanted now."""
         self.slots[rank].told = None
         self._fire(rank, NodeEvent.DIRECTED)
         return self._flush()
 
-    def report(self, rank: int, report: WorkerReport) -> list[Action]:
+    def report(self, rank: JobRank, report: WorkerReport) -> list[Action]:
         """A process tells the stage that it has reached."""
         slot = self.slots[rank]
         row = self._row(rank, NodeEvent.REPORTED)
@@ -193,16 +193,16 @@ class Node:
         row.act(self, rank)
         return self._flush()
 
-    def last_words(self, rank: int, cause: str, kind: str) -> None:
+    def last_words(self, rank: JobRank, cause: str, kind: str) -> None:
         """The process says what it dies of."""
         self.slots[rank].words = (cause, kind)
 
-    def refuses(self, rank: int, said: Refuses) -> None:
+    def refuses(self, rank: JobRank, said: Refuses) -> None:
         """The process says that it cannot be recovered in place, or takes that back."""
         slot = self.slots[rank]
         slot.status = replace(slot.status, no_rebuild=said.no_rebuild, no_newcomer=said.no_newcomer)
 
-    def ended(self, rank: int, *, status: int | None, cause: str, error: str = "", at_s: float) -> list[Action]:
+    def ended(self, rank: JobRank, *, status: int | None, cause: str, error: str = "", at_s: float) -> list[Action]:
         """A process has ended, or its death is certain. Reported again with a better cause, only the cause changes.
 
         `status` is as Python's subprocess has it, negative for a signal; None if it is not known yet. `error`: the one
@@ -228,7 +228,7 @@ class Node:
 
     # ---- handlers, named in TABLE
 
-    def reconcile(self, rank: int) -> None:
+    def reconcile(self, rank: JobRank) -> None:
         """A living process: keep it and tell it what is wanted, or fence it."""
         slot, order = self.slots[rank], self._order(rank)
         if order is None or self.directive is None:
@@ -239,7 +239,7 @@ class Node:
             return
         self._tell(slot, self.directive)
 
-    def reap(self, rank: int) -> None:
+    def reap(self, rank: JobRank) -> None:
         """The process is gone: what it left behind is killed, and a successor started if one is wanted."""
         slot = self.slots[rank]
         slot.state = RankState.ENDED
@@ -247,7 +247,7 @@ class Node:
             self._out.append(Fence(rank))
         self.succeed(rank)
 
-    def succeed(self, rank: int) -> None:
+    def succeed(self, rank: JobRank) -> None:
         """The rank has no process: start the wanted one."""
         slot, order = self.slots[rank], self._order(rank)
         if order is None or order.incarnation <= slot.status.incarnation:
@@ -258,12 +258,12 @@ class Node:
             term = self.directive.ledger.term if self.directive is not None else 0
             self._out.append(Start(rank, order.incarnation, self.generation, order.joins, term))
 
-    def take(self, rank: int) -> None:
+    def take(self, rank: JobRank) -> None:
         """The rank has a process again, which has been told nothing yet."""
         slot = self.slots[rank]
         slot.state, slot.told, slot.ordered, slot.words = RankState.RUNNING, None, None, ("", "")
 
-    def ignore(self, _rank: int) -> None:
+    def ignore(self, _rank: JobRank) -> None:
         """Known, and nothing follows."""
 
     # ---- small things
@@ -300,18 +300,18 @@ class Node:
                 pass
         slot.told = newest
 
-    def _order(self, rank: int) -> RankOrder | None:
+    def _order(self, rank: JobRank) -> RankOrder | None:
         if self.directive is None or self.stopped:
             return None
         return next((order for order in self.directive.ranks if order.rank == rank), None)
 
-    def _row(self, rank: int, event: NodeEvent) -> "Row[Handler, RankState]":
+    def _row(self, rank: JobRank, event: NodeEvent) -> "Row[Handler, RankState]":
         row = TABLE.get((self.slots[rank].state, event))
         if row is None:
             raise TransitionError(f"{event.name} of rank {rank} in slot state {self.slots[rank].state.name}")
         return row
 
-    def _fire(self, rank: int, event: NodeEvent) -> None:
+    def _fire(self, rank: JobRank, event: NodeEvent) -> None:
         self._row(rank, event).act(self, rank)
 
     def _flush(self) -> list[Action]:
@@ -339,7 +339,7 @@ def replace_status(status: RankStatus, report: WorkerReport) -> RankStatus:
     )
 
 
-Handler = Callable[[Node, int], None]
+Handler = Callable[[Node, JobRank], None]
 
 TABLE: dict[tuple[RankState, NodeEvent], Row[Handler, RankState]] = {
     **rows((RankState.RUNNING,), NodeEvent.DIRECTED, Node.reconcile, RankState.FENCED),

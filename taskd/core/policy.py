@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from taskd.wire.kinds import JobRank, NodeRank
+
 
 class Strategy(Enum):
     """The six words of the job's `recover-strategy`, in the order in which they are tried."""
@@ -139,9 +141,13 @@ class Policy:
     membership: Membership = Membership()
     node_check: NodeCheckPolicy = NodeCheckPolicy()
 
-    def stage_of(self, rank: int) -> int:
+    def stage_of(self, rank: JobRank) -> int:
         """The stage of the pipeline that a rank is in."""
         return rank * self.pipeline_stages // self.world_size
+
+    def place_of(self, rank: JobRank) -> NodeRank:
+        """The place that owns a rank."""
+        return NodeRank(rank // self.ranks_per_node)
 
     @property
     def world_size(self) -> int:

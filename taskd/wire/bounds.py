@@ -13,7 +13,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from taskd.wire.kinds import JobRank, NodeRank, WorldRank
+from taskd.wire.kinds import JobRank, LocalRank, NodeRank, WorldRank
 
 MOST_RANKS: Final = 1 << 20
 LARGEST: Final = (1 << 53) - 1
@@ -27,15 +27,16 @@ PAGE_CHARS: Final = 100_000
 NO_CONTROLS: Final = r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
 ONLY_LINE_ENDS: Final = r"\A[^\x00-\x08\x0b-\x1f\x7f-\x9f]*\Z"
 
-Index = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]
-"""A rank, a place or a local rank."""
 OfJob = Annotated[JobRank, Meta(ge=0, lt=MOST_RANKS)]
 OfWorld = Annotated[WorldRank, Meta(ge=0, lt=MOST_RANKS)]
+MaybeRank = Annotated[JobRank, Meta(ge=-1, lt=MOST_RANKS)]
+"""-1: none."""
+OfLocal = Annotated[LocalRank, Meta(ge=0, lt=MOST_RANKS)]
 OfNode = Annotated[NodeRank, Meta(ge=0, lt=MOST_RANKS)]
 MaybeNode = Annotated[NodeRank, Meta(ge=-1, lt=MOST_RANKS)]
 """-1: none."""
 MaybeIndex = Annotated[int, Meta(ge=-1, lt=MOST_RANKS)]
-"""-1: none."""
+"""A rank or a size of a group that is not the world, or a device. -1: none."""
 Amount = Annotated[int, Meta(ge=0, le=MOST_RANKS)]
 """Of ranks, nodes, processes, restarts."""
 Counter = Annotated[int, Meta(ge=0, le=LARGEST)]

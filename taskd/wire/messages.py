@@ -21,9 +21,9 @@ from taskd.wire.bounds import (
     Line,
     Many,
     MaybeCounter,
-    MaybeIndex,
     MaybeNode,
     MaybeNumber,
+    MaybeRank,
     Measured,
     Name,
     Number,
@@ -278,7 +278,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     role: Name
     pid: Pid
-    rank: MaybeIndex = -1
+    rank: MaybeRank = JobRank(-1)
     incarnation: Counter = 0
     generation: Counter = 0
     threads: Amount = 1

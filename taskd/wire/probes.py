@@ -8,8 +8,9 @@ Rules:
 
 import msgspec
 
-from taskd.wire.bounds import Amount, Index, MaybeIndex, Name, Raw, Seconds
+from taskd.wire.bounds import Amount, MaybeIndex, Name, OfLocal, Raw, Seconds
 from taskd.wire.checks import Own, Trial, TrialResult
+from taskd.wire.kinds import LocalRank
 
 
 class ProbeOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,7 +18,7 @@ class ProbeOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     own: bool = False
     trial: Trial | None = None
-    local_rank: Index = 0
+    local_rank: OfLocal = LocalRank(0)
     local_world_size: Amount = 1
     run_dir: Raw = ""  # where the disk is tried; nowhere if empty
     timeout_s: Seconds = 30.0  # for all of it
@@ -29,6 +30,6 @@ class ProbeOrder(msgspec.Struct, frozen=True, kw_only=True):
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked for is not None, whatever happened. Each `cause` is of this process."""
 
-    local_rank: Index
+    local_rank: OfLocal
     own: Own | None = None
     trial: TrialResult | None = None

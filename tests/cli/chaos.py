@@ -10,6 +10,7 @@ from typing import Protocol
 
 from taskd.runtime.chaos.job import find_jobs
 from taskd.runtime.system.processes import stat
+from taskd.wire.kinds import JobRank
 from tests.shim.armed import plain, until
 
 NODE = Path(__file__).with_name("programs") / "chaos_node.py"
@@ -25,18 +26,21 @@ class Starter(Protocol):
 
 
 class ChaosNode:
-    """A node with some ranks, and the command on it. `launcher` starts processes there and has their output."""
+    """A node with some ranks from `first` on, and the command on it.
 
-    def __init__(self, launcher: Starter, run_dir: Path, job: str, ranks: int, checks: int = 0) -> None:
+    `launcher` starts processes there and has their output.
+    """
+
+    def __init__(self, launcher: Starter, run_dir: Path, job: str, ranks: int, checks: int = 0, first: int = 0) -> None:
         self.run_dir = run_dir
         self._launcher = launcher
         run_dir.mkdir(exist_ok=True)
-        command = ["python", str(NODE), str(run_dir), job, str(ranks), str(checks)]
+        command = ["python", str(NODE), str(run_dir), job, *map(str, (ranks, checks, first))]
         variables = {"TASKD_PROCESS_ENABLE": "on", "TASKD_RUN_DIR": str(run_dir), "TASKD_JOB_ID": job}
         self.agent = launcher.start(command, env={**plain(), **variables})
         until(lambda: len(self.pids) > ranks, "the node's processes run")
-        for rank in range(ranks):
-            self._await_rank(rank)
+        for rank in range(first, first + ranks):
+            self._await_rank(JobRank(rank))
 
     @property
     def pids(self) -> dict[str, int]:
@@ -44,7 +48,7 @@ class ChaosNode:
         path = self.run_dir / "node.json"
         return json.loads(path.read_text()) if path.exists() else {}
 
-    def _await_rank(self, rank: int) -> None:
+    def _await_rank(self, rank: JobRank) -> None:
         def seen() -> bool:
             return any(job.agent.pid == self.agent.pid and rank in job.ranks() for job in find_jobs())
 

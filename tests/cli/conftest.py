@@ -89,8 +89,8 @@ def make_node(launcher: Launcher, run_dir: Path) -> Iterator[Callable[..., Chaos
     """Makes a node of a job with so many ranks."""
     made: list[ChaosNode] = []
 
-    def make(ranks: int = 2, *, job: str = "llama", checks: int = 0) -> ChaosNode:
-        made.append(ChaosNode(launcher, run_dir / str(len(made)), job, ranks, checks))
+    def make(ranks: int = 2, *, job: str = "llama", checks: int = 0, first: int = 0) -> ChaosNode:
+        made.append(ChaosNode(launcher, run_dir / str(len(made)), job, ranks, checks, first))
         return made[-1]
 
     yield make

@@ -13,7 +13,7 @@ from taskd.core.diagnosis.findings import Diagnosis
 from taskd.core.stragglers.detector import Layout
 from taskd.core.stragglers.pacing import Pacing
 from taskd.runtime.manager.journal import Journal
-from taskd.wire.kinds import JobRank
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import RankSpan
 from tests.core.scenarios import FAULTS, HANG, but
 
@@ -21,9 +21,9 @@ STACK = ("/opt/train.py:120 in forward", "/opt/layers.py:88 in attention", *(f"/
 PHASES_MS = {"pause": 20.1, "replace": 31.4, "rebuild": 25.0, "restore": 4.2, "first_step": 15.0, "total": 92.3}
 
 
-def _slow_rank() -> tuple[Diagnosis, dict[int, Evidence]]:
+def _slow_rank() -> tuple[Diagnosis, dict[JobRank, Evidence]]:
     """Rank 2 of four becomes slow by a half."""
-    pacing = Pacing(Layout({rank: rank // 2 for rank in range(4)}), crowded=False)
+    pacing = Pacing(Layout({JobRank(rank): NodeRank(rank // 2) for rank in range(4)}), crowded=False)
     for step in range(100):
         for rank in range(4):
             own_s = 0.3 if rank == 2 and step >= 50 else 0.2
@@ -55,10 +55,10 @@ class Records:
             assert name == "slow rank"
             diagnosis, evidence = _slow_rank()
         else:
-            evidence = {rank: _with_stacks(known, native) for rank, known in fault.evidence(world=4).items()}
-            judged = fault.diagnosis(evidence, world=4)
+            seen = {rank: _with_stacks(known, native) for rank, known in fault.evidence(world=4).items()}
+            judged = fault.diagnosis(seen, world=4)
             assert judged is not None
-            diagnosis = judged
+            diagnosis, evidence = judged, {JobRank(rank): known for rank, known in seen.items()}
         hang = {key: getattr(HANG, key) for key in ("silent_s", "limit_s", "usual_s", "reason")}
         fields = {
             "fault": number,

@@ -41,6 +41,21 @@ def test_a_local_rank_is_a_rank_of_this_node(make_node) -> None:
     assert "found no rank 7 of job llama on this node, expected one of its ranks here: 0, 1" in told
 
 
+def test_a_rank_of_the_second_node_is_named_by_its_number_in_the_job(make_node) -> None:
+    node = make_node(first=2)
+    victim, other = node.pids["rank 3"], node.pids["rank 2"]
+    status, told = node.run("kill", 0)
+    assert status == 1
+    assert "found no rank 0 of job llama on this node, expected one of its ranks here: 2, 3" in told
+    status, told = node.run("kill", "--local-rank", 0, "--dry-run")
+    assert (status, told.partition(" ")[2]) == (0, f"would do: rank 2 (pid {other}): SIGKILL\n")
+    status, told = node.run("kill", 3)
+    assert (status, told.partition(" ")[2]) == (0, f"rank 3 (pid {victim}): SIGKILL\n")
+    until(lambda: state(victim) in ("", "Z"), "it is dead")
+    assert state(other) in ("R", "S")
+    assert "rank 3 has no process at this moment" in node.run("kill", 3)[1]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP])
 def test_a_stop_is_undone_when_somebody_ends_it(number, make_node) -> None:
     node = make_node(1)

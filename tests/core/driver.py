@@ -249,7 +249,8 @@ class Job:
     def hear_evidence(self, node: int, evidence: Mapping[int, Evidence], *, asked: bool = True) -> list[Action]:
         """The node's agent reports."""
         probe = self.directive.probe if asked else 0
-        return self._take(self.core.hear_evidence(self.holder(node), probe, evidence, self.now_s))
+        of_rank = {JobRank(rank): known for rank, known in evidence.items()}
+        return self._take(self.core.hear_evidence(self.holder(node), probe, of_rank, self.now_s))
 
     # ---- whole stretches
 

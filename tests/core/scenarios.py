@@ -1,6 +1,6 @@
 """Jobs in which something is wrong with one rank or a few, as their agents would see them."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from taskd.core.diagnosis.findings import Diagnosis, Kind
 from taskd.core.diagnosis.jobview import Cut
 from taskd.core.diagnosis.operation import Operation
 from taskd.core.diagnosis.rhythm import Hang
+from taskd.wire.kinds import JobRank, NodeRank
 
 HANG = Hang(since_s=0.0, silent_s=3.1, limit_s=3.0, usual_s=1.0, step=41, reason="no progress for 3.1 s after step 41")
 WORLD = 7
@@ -51,6 +52,14 @@ def known_of(**facts: Any) -> Evidence:
 def but(known: Evidence, **facts: Any) -> Evidence:
     """The same, with these facts."""
     return known_of(**{**flat(known), **facts})
+
+
+def diagnosed(
+    evidence: Mapping[int, Evidence], members: Iterable[int] = (), hang: Hang | None = None, cuts: Collection[Cut] = ()
+) -> Diagnosis | None:
+    """The diagnosis of a job whose ranks are given by plain numbers; without members, of those with evidence."""
+    of_rank = {JobRank(rank): known for rank, known in evidence.items()}
+    return diagnose(of_rank, tuple(map(JobRank, members)) or None, hang, cuts)
 
 
 def call(number: int, comm: int = WORLD, *, opened: bool = False, **more: Any) -> Collective:
@@ -154,8 +163,8 @@ class Fault:
         """Of the diagnosis."""
         away = {rank // 2 for rank in culprits}
         nodes = set(range((world + 1) // 2)) - away
-        cuts = [Cut(*pair) for lost in away for node in nodes for pair in ((lost, node), (node, lost))]
-        return diagnose(evidence, range(world), HANG if self.hang else None, cuts if self.cuts else ())
+        cuts = [Cut(*map(NodeRank, pair)) for lost in away for node in nodes for pair in ((lost, node), (node, lost))]
+        return diagnosed(evidence, range(world), HANG if self.hang else None, cuts if self.cuts else ())
 
 
 def _raised(kind: str, message: str, where: str = "train.py:31 in step") -> Change:

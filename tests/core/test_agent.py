@@ -18,6 +18,8 @@ from taskd.wire.messages import (
     WorldPlan,
 )
 
+R0, R1 = JobRank(0), JobRank(1)
+
 PLAN = WorldPlan(
     generation=1,
     world_size=2,
@@ -68,70 +70,76 @@ def report(stage: Stage, generation: int = 1) -> WorkerReport:
 
 def test_a_wanted_successor_is_started_only_after_the_fenced_process_has_ended() -> None:
     it = node()
-    assert it.obey(directive(Order.PAUSE, incarnations=(1, 0))) == [Fence(0), TellPause(1, 1, "why")]
-    assert it.slots[0].state is RankState.FENCED
-    assert it.obey(directive(Order.PAUSE, sequence=2, incarnations=(1, 0))) == [TellPause(1, 1, "why")]
-    started = it.ended(0, status=-9, cause="signal 9 (SIGKILL)", at_s=1.0)
-    assert started == [Fence(0), Start(0, 1, 1, joins=True, term=1)]
+    assert it.obey(directive(Order.PAUSE, incarnations=(1, 0))) == [Fence(R0), TellPause(R1, 1, "why")]
+    assert it.slots[R0].state is RankState.FENCED
+    assert it.obey(directive(Order.PAUSE, sequence=2, incarnations=(1, 0))) == [TellPause(R1, 1, "why")]
+    started = it.ended(R0, status=-9, cause="signal 9 (SIGKILL)", at_s=1.0)
+    assert started == [Fence(R0), Start(R0, 1, 1, joins=True, term=1)]
 
 
 def test_a_death_is_told_at_once_and_its_successor_started_when_the_manager_wants_one() -> None:
     it = node()
-    assert it.ended(0, status=-9, cause="", at_s=1.0) == [Fence(0)]
-    assert it.slots[0].status.stage is Stage.DEAD
-    assert it.ended(0, status=-9, cause="signal 9 (SIGKILL)", at_s=2.0) == []
-    assert (it.slots[0].status.cause, it.slots[0].status.at_s) == ("signal 9 (SIGKILL)", 1.0)
-    assert it.obey(directive(Order.PAUSE, incarnations=(1, 0)))[0] == Start(0, 1, 1, joins=True, term=1)
+    assert it.ended(R0, status=-9, cause="", at_s=1.0) == [Fence(R0)]
+    assert it.slots[R0].status.stage is Stage.DEAD
+    assert it.ended(R0, status=-9, cause="signal 9 (SIGKILL)", at_s=2.0) == []
+    assert (it.slots[R0].status.cause, it.slots[R0].status.at_s) == ("signal 9 (SIGKILL)", 1.0)
+    assert it.obey(directive(Order.PAUSE, incarnations=(1, 0)))[0] == Start(R0, 1, 1, joins=True, term=1)
 
 
 def test_a_start_is_given_once_and_again_only_for_a_newer_world() -> None:
     it = node()
-    it.ended(0, status=-9, cause="", at_s=1.0)
+    it.ended(R0, status=-9, cause="", at_s=1.0)
     it.obey(directive(Order.PAUSE, incarnations=(1, 0)))
-    assert Start(0, 1, 1, joins=True, term=1) not in it.obey(directive(Order.PAUSE, sequence=2, incarnations=(1, 0)))
-    assert it.obey(directive(Order.PAUSE, 2, 3, (1, 0)))[0] == Start(0, 1, 2, joins=True, term=1)
+    assert Start(R0, 1, 1, joins=True, term=1) not in it.obey(directive(Order.PAUSE, sequence=2, incarnations=(1, 0)))
+    assert it.obey(directive(Order.PAUSE, 2, 3, (1, 0)))[0] == Start(R0, 1, 2, joins=True, term=1)
 
 
 def test_nothing_is_started_after_the_stop() -> None:
     it = node()
-    it.ended(0, status=-9, cause="", at_s=1.0)
+    it.ended(R0, status=-9, cause="", at_s=1.0)
     assert it.obey(directive(Order.STOP, incarnations=(1, 1), exit_code=1)) == [StopNode("why", 1)]
     assert it.obey(directive(Order.STOP, sequence=2, incarnations=(1, 1), exit_code=1)) == []
-    assert it.ended(1, status=-9, cause="", at_s=2.0) == [Fence(1)]
+    assert it.ended(R1, status=-9, cause="", at_s=2.0) == [Fence(R1)]
 
 
 def test_a_plan_goes_only_to_a_rank_that_has_paused_for_it() -> None:
     it = node()
     it.obey(directive(Order.PAUSE))
-    it.report(0, report(Stage.PAUSED))
-    it.report(1, report(Stage.PAUSED, generation=0))
-    assert it.obey(directive(Order.JOIN, sequence=2)) == [TellJoin(0, PLAN)]
-    assert it.report(1, report(Stage.PAUSED)) == [TellJoin(1, PLAN)]
-    assert it.report(1, report(Stage.JOINED)) == []
+    it.report(R0, report(Stage.PAUSED))
+    it.report(R1, report(Stage.PAUSED, generation=0))
+    assert it.obey(directive(Order.JOIN, sequence=2)) == [TellJoin(R0, PLAN)]
+    assert it.report(R1, report(Stage.PAUSED)) == [TellJoin(R1, PLAN)]
+    assert it.report(R1, report(Stage.JOINED)) == []
 
 
 def test_what_a_process_refuses_stands_in_its_reports_and_its_own_successor_lacks_what_it_had() -> None:
     it = node()
-    it.refuses(0, Refuses(no_rebuild="static graph", no_newcomer="PowerSGD"))
-    it.report(0, report(Stage.TRAINING))
-    assert (it.slots[0].status.no_rebuild, it.slots[0].status.no_newcomer) == ("static graph", "PowerSGD")
-    it.ended(0, status=-9, cause="signal 9 (SIGKILL)", at_s=1.0)
-    assert (it.slots[0].status.no_rebuild, it.slots[0].status.no_newcomer) == ("", "PowerSGD")
-    it.started(RankStatus(rank=JobRank(0), incarnation=1, generation=1, stage=Stage.STARTING))
-    assert it.slots[0].status.no_newcomer == ""
+    it.refuses(R0, Refuses(no_rebuild="static graph", no_newcomer="PowerSGD"))
+    it.report(R0, report(Stage.TRAINING))
+    assert (it.slots[R0].status.no_rebuild, it.slots[R0].status.no_newcomer) == (
+        "static graph",
+        "PowerSGD",
+    )
+    it.ended(R0, status=-9, cause="signal 9 (SIGKILL)", at_s=1.0)
+    assert (it.slots[R0].status.no_rebuild, it.slots[R0].status.no_newcomer) == ("", "PowerSGD")
+    it.started(RankStatus(rank=R0, incarnation=1, generation=1, stage=Stage.STARTING))
+    assert it.slots[R0].status.no_newcomer == ""
 
 
 def test_a_process_that_connects_late_is_told_what_is_wanted() -> None:
     it = node()
-    assert it.obey(directive(Order.PAUSE)) == [TellPause(0, 1, "why"), TellPause(1, 1, "why")]
-    assert it.connected(0) == [TellPause(0, 1, "why")]
+    assert it.obey(directive(Order.PAUSE)) == [TellPause(R0, 1, "why"), TellPause(R1, 1, "why")]
+    assert it.connected(R0) == [TellPause(R0, 1, "why")]
 
 
 def test_a_second_release_of_one_generation_is_told() -> None:
     it = node()
-    assert it.obey(directive(Order.RELEASE)) == [TellRelease(0, 1, 1), TellRelease(1, 1, 1)]
+    assert it.obey(directive(Order.RELEASE)) == [TellRelease(R0, 1, 1), TellRelease(R1, 1, 1)]
     assert it.obey(directive(Order.RELEASE)) == []
-    assert it.obey(directive(Order.RELEASE, sequence=3)) == [TellRelease(0, 1, 3), TellRelease(1, 1, 3)]
+    assert it.obey(directive(Order.RELEASE, sequence=3)) == [
+        TellRelease(R0, 1, 3),
+        TellRelease(R1, 1, 3),
+    ]
 
 
 @pytest.mark.parametrize(("generation", "sequence"), [(0, 9), (1, 4), (1, 5)])
@@ -145,17 +153,17 @@ def test_an_older_directive_changes_nothing(generation: int, sequence: int) -> N
 
 def test_a_report_after_the_end_changes_nothing() -> None:
     it = node()
-    it.ended(0, status=0, cause="exit code 0", at_s=1.0)
-    assert it.report(0, report(Stage.TRAINING)) == []
-    assert it.slots[0].status.stage is Stage.EXITED
+    it.ended(R0, status=0, cause="exit code 0", at_s=1.0)
+    assert it.report(R0, report(Stage.TRAINING)) == []
+    assert it.slots[R0].status.stage is Stage.EXITED
 
 
 def test_torchrun_may_start_all_processes_itself() -> None:
     it = node()
     it.obey(directive(Order.PAUSE, incarnations=(1, 0)))
-    it.started(RankStatus(rank=JobRank(0), incarnation=2, generation=2, stage=Stage.STARTING))
-    assert it.slots[0].state is RankState.RUNNING
-    assert it.connected(0) == [TellPause(0, 1, "why")]
+    it.started(RankStatus(rank=R0, incarnation=2, generation=2, stage=Stage.STARTING))
+    assert it.slots[R0].state is RankState.RUNNING
+    assert it.connected(R0) == [TellPause(R0, 1, "why")]
 
 
 # ---- places and managers
@@ -163,7 +171,7 @@ def test_torchrun_may_start_all_processes_itself() -> None:
 
 def holder() -> Node:
     it = node()
-    it.agent_id, it.place = "me", 0
+    it.agent_id, it.place = "me", NodeRank(0)
     return it
 
 
@@ -177,12 +185,12 @@ def test_a_node_that_is_not_named_any_more_ends_its_processes() -> None:
 def test_a_candidate_that_is_named_takes_the_place_and_starts_its_ranks() -> None:
     it = Node(agent_id="me")
     assert it.obey(directive(Order.PAUSE, holders=("other",))) == []
-    assert it.obey(directive(Order.PAUSE, sequence=2, incarnations=(3, 0), holders=("me",))) == [Take(0)]
-    assert it.occupy((JobRank(0),)) == [Start(0, 3, 1, joins=True, term=1)]
+    assert it.obey(directive(Order.PAUSE, sequence=2, incarnations=(3, 0), holders=("me",))) == [Take(NodeRank(0))]
+    assert it.occupy((R0,)) == [Start(R0, 3, 1, joins=True, term=1)]
 
 
 def test_a_node_that_gets_another_place_ends_what_it_has_first() -> None:
-    assert holder().obey(directive(Order.PAUSE, holders=("other", "me"))) == [Evict(), Take(1)]
+    assert holder().obey(directive(Order.PAUSE, holders=("other", "me"))) == [Evict(), Take(NodeRank(1))]
 
 
 def test_a_directive_that_names_no_holder_leaves_none() -> None:

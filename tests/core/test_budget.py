@@ -9,6 +9,8 @@ from taskd.core.recovery.causes import Cause, CauseKind, of_report
 from taskd.wire.kinds import JobRank
 from taskd.wire.messages import RankStatus, Stage
 
+NO_RANK, R0, R1, R2 = JobRank(-1), JobRank(0), JobRank(1), JobRank(2)
+
 
 def of(detail: str) -> Cause:
     return Cause(CauseKind.EXITED, "exit code 1", 1, detail=detail)
@@ -18,7 +20,7 @@ def reported(status: int | None, cause: str, error: str = "") -> Cause:
     """As an agent tells of it."""
     stage = Stage.PAUSED if status is None else Stage.DEAD
     return of_report(
-        RankStatus(rank=JobRank(1), incarnation=0, generation=0, stage=stage, cause=cause, status=status, error=error)
+        RankStatus(rank=R1, incarnation=0, generation=0, stage=stage, cause=cause, status=status, error=error)
     )
 
 
@@ -32,8 +34,8 @@ def faults():
 
 def test_one_recovery_costs_one_restart_however_many_ranks() -> None:
     budget = Budget(max_restarts=1)
-    assert budget.charge([Fault(0, 3, of("a")), Fault(1, 3, of("b"))]).reason == "restart 1 of 1"
-    refused = budget.charge([Fault(2, 3, of("c"))])
+    assert budget.charge([Fault(R0, 3, of("a")), Fault(R1, 3, of("b"))]).reason == "restart 1 of 1"
+    refused = budget.charge([Fault(R2, 3, of("c"))])
     assert (refused.granted, refused.reason) == (False, "all 1 restarts of the job are spent (--max_restarts)")
     assert budget.spent == 1
 
@@ -45,8 +47,8 @@ def test_without_a_window_nothing_is_ever_refilled() -> None:
 
 def test_a_new_manager_goes_on_with_the_count() -> None:
     budget = Budget(max_restarts=3, spent=2)
-    assert budget.charge([Fault(0, 1, of("x"))]).reason == "restart 3 of 3"
-    assert not budget.charge([Fault(0, 2, of("x"))]).granted
+    assert budget.charge([Fault(R0, 1, of("x"))]).reason == "restart 3 of 3"
+    assert not budget.charge([Fault(R0, 2, of("x"))]).granted
 
 
 # ---- the window
@@ -70,7 +72,7 @@ def test_what_a_new_manager_takes_over_counts_from_then() -> None:
 
 
 def test_no_restart_at_all_stays_none_with_a_window() -> None:
-    assert not Budget(max_restarts=0, window_s=1.0).charge([Fault(0, 1, of("x"))], now_s=1e6).granted
+    assert not Budget(max_restarts=0, window_s=1.0).charge([Fault(R0, 1, of("x"))], now_s=1e6).granted
 
 
 @given(st.integers(0, 4), st.floats(0.5, 50), st.lists(st.floats(0, 20, allow_nan=False), min_size=1, max_size=40))
@@ -93,7 +95,7 @@ def repeat(budget: Budget, times: int, *, every_s: float = 0.0) -> list[Charge]:
     """The same fault again and again; whenever it is said that all start anew, they do."""
     charges = []
     for time in range(times):
-        charges.append(budget.charge([Fault(1, 7, of("no"))], now_s=time * every_s))
+        charges.append(budget.charge([Fault(R1, 7, of("no"))], now_s=time * every_s))
         if charges[-1].anew:
             budget.restarted()
     return charges
@@ -121,20 +123,20 @@ def test_a_fault_that_repeats_after_all_have_started_anew_is_refused_at_the_thir
 
 def test_a_fault_that_strikes_again_after_all_have_started_anew_has_them_do_so_again() -> None:
     budget = Budget()
-    budget.charge([Fault(1, 7, of("no"))])
+    budget.charge([Fault(R1, 7, of("no"))])
     budget.restarted()  # for a reason of its own
-    assert budget.charge([Fault(0, 7, of("no"))]).anew == ""
-    assert budget.charge([Fault(1, 7, of("no"))]).anew
+    assert budget.charge([Fault(R0, 7, of("no"))]).anew == ""
+    assert budget.charge([Fault(R1, 7, of("no"))]).anew
 
 
 def test_a_window_does_not_save_a_fault_that_repeats() -> None:
     assert [charge.granted for charge in repeat(Budget(window_s=1.0), 6, every_s=1e3)] == [True] * 5 + [False]
 
 
-@pytest.mark.parametrize("other", [Fault(0, 7, of("no")), Fault(1, 8, of("no")), Fault(1, 7, of("yes"))])
+@pytest.mark.parametrize("other", [Fault(R0, 7, of("no")), Fault(R1, 8, of("no")), Fault(R1, 7, of("yes"))])
 def test_another_rank_step_or_cause_is_another_fault(other: Fault) -> None:
     budget = Budget()
-    assert not any(budget.charge([fault]).anew for fault in (Fault(1, 7, of("no")), other) * 2)
+    assert not any(budget.charge([fault]).anew for fault in (Fault(R1, 7, of("no")), other) * 2)
 
 
 @pytest.mark.parametrize(
@@ -154,27 +156,27 @@ def test_another_rank_step_or_cause_is_another_fault(other: Fault) -> None:
 def test_which_causes_are_the_same(first: tuple[int, str, str], second: tuple[int, str, str], same: bool) -> None:
     """Addresses and long numbers in an error do not count, nor what is told of it in words."""
     budget = Budget()
-    assert not any(budget.charge([Fault(1, 7, reported(*cause))]).anew for cause in (first, second))
-    assert bool(budget.charge([Fault(1, 7, reported(*first))]).anew) is same
+    assert not any(budget.charge([Fault(R1, 7, reported(*cause))]).anew for cause in (first, second))
+    assert bool(budget.charge([Fault(R1, 7, reported(*first))]).anew) is same
 
 
 def test_a_later_step_of_all_forgets_the_faults_before_it() -> None:
     budget = Budget()
     for _ in range(2):
-        budget.charge([Fault(1, 7, of("x"))])
+        budget.charge([Fault(R1, 7, of("x"))])
     budget.progressed(7)
-    assert budget.charge([Fault(1, 7, of("x"))]).anew
+    assert budget.charge([Fault(R1, 7, of("x"))]).anew
     budget.progressed(8)
-    assert not budget.charge([Fault(1, 7, of("x"))]).anew
+    assert not budget.charge([Fault(R1, 7, of("x"))]).anew
 
 
 def test_without_a_known_step_nothing_counts_as_a_repetition() -> None:
     budget = Budget()
-    charges = [budget.charge([Fault(0, -1, of("no"))]) for _ in range(9)]
+    charges = [budget.charge([Fault(R0, -1, of("no"))]) for _ in range(9)]
     assert all(charge.granted and not charge.anew for charge in charges)
 
 
 def test_an_early_end_that_repeats_is_a_bug_whoever_it_was() -> None:
-    budget, early = Budget(), Fault(-1, -1, of("no"), early=True)
+    budget, early = Budget(), Fault(NO_RANK, -1, of("no"), early=True)
     assert [budget.charge([early] * 8).granted for _ in range(3)] == [True, True, False]
     assert "before any step was committed" in budget.charge([early]).reason

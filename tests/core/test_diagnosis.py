@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from taskd.core.diagnosis import diagnose as diagnosis
 from taskd.core.diagnosis.account import WORDS
-from taskd.core.diagnosis.diagnose import RULES, diagnose
+from taskd.core.diagnosis.diagnose import RULES
 from taskd.core.diagnosis.evidence import Evidence, PythonError
 from taskd.core.diagnosis.findings import PACES, VICTIMS, Kind, names
 from taskd.core.diagnosis.jobview import Cut
 from taskd.core.diagnosis.rhythm import Hang
-from tests.core.scenarios import FAULTS, HANG, Fault, base, but, entered, known_of
+from taskd.wire.kinds import NodeRank
+from tests.core.scenarios import FAULTS, HANG, Fault, base, but, diagnosed, entered, known_of
 from tests.core.test_faults import RETRY
 from tests.core.test_waits import crossed
 from tests.thorough import everyday
@@ -49,7 +50,11 @@ def test_there_is_a_fault_and_a_word_for_each_kind() -> None:
 def cases() -> Iterator[tuple[Mapping[int, Evidence], Hang | None, tuple[Cut, ...]]]:
     """All faults, and what is no fault of one rank."""
     for fault in FAULTS.values():
-        yield fault.evidence(), HANG if fault.hang else None, (Cut(1, 0), Cut(-1, 1)) if fault.cuts else ()
+        yield (
+            fault.evidence(),
+            HANG if fault.hang else None,
+            (Cut(NodeRank(1), NodeRank(0)), Cut(NodeRank(-1), NodeRank(1))) if fault.cuts else (),
+        )
     waiting = {rank: entered(base(rank, 4)) for rank in range(4)}
     yield {0: waiting[0], 1: waiting[1]}, HANG, ()
     yield {1: FAULTS["infinite loop in Python"].culprit(base(1, 4))}, HANG, ()
@@ -64,7 +69,7 @@ def test_each_rule_is_needed(index: int, monkeypatch: pytest.MonkeyPatch) -> Non
     """Without it, some fault is told otherwise."""
 
     def told() -> list[tuple[Kind, tuple[int, ...]] | None]:
-        diagnoses = (diagnose(evidence, range(4), hang, cuts) for evidence, hang, cuts in cases())
+        diagnoses = (diagnosed(evidence, range(4), hang, cuts) for evidence, hang, cuts in cases())
         return [(diagnosis.kind, diagnosis.culprits) if diagnosis is not None else None for diagnosis in diagnoses]
 
     before = told()
@@ -75,7 +80,9 @@ def test_each_rule_is_needed(index: int, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
 def test_two_ranks_are_enough(fault: Fault) -> None:
     evidence = fault.evidence([1], 2)
-    diagnosis = diagnose(evidence, range(2), HANG if fault.hang else None, (Cut(0, 1),) if fault.cuts else ())
+    diagnosis = diagnosed(
+        evidence, range(2), HANG if fault.hang else None, (Cut(NodeRank(0), NodeRank(1)),) if fault.cuts else ()
+    )
     assert diagnosis is not None
     assert diagnosis.kind is fault.kind
     assert diagnosis.culprits == () if fault.cuts else 1 in diagnosis.culprits
@@ -128,7 +135,7 @@ def test_a_job_that_goes_on_has_no_diagnosis(number: int, in_it: set[int], silen
     """Some wait for the others, as always; some nodes may not have answered."""
     evidence = {rank: entered(base(rank, 8)) if rank in in_it else base(rank, 8) for rank in range(8)}
     heard = {rank: known for rank, known in evidence.items() if rank not in silent}
-    assert diagnose(heard, range(8)) is None
+    assert diagnosed(heard, range(8)) is None
 
 
 @pytest.mark.parametrize(
@@ -137,18 +144,18 @@ def test_a_job_that_goes_on_has_no_diagnosis(number: int, in_it: set[int], silen
 def test_what_blames_a_connection_is_nobodys_own_failure(text: str) -> None:
     kind, _, message = text.partition(": ")
     failed = but(base(0, 2), error=PythonError(kind, message))
-    assert diagnose({0: failed, 1: base(1, 2)}) is None
+    assert diagnosed({0: failed, 1: base(1, 2)}) is None
     dead = FAULTS["SIGKILL"].culprit(base(1, 2))
-    diagnosis = diagnose({0: failed, 1: dead})
+    diagnosis = diagnosed({0: failed, 1: dead})
     assert diagnosis is not None
     assert (diagnosis.culprits, diagnosis.victims) == ((1,), (0,))
-    hung = diagnose({0: failed, 1: base(1, 2)}, hang=HANG)
+    hung = diagnosed({0: failed, 1: base(1, 2)}, hang=HANG)
     assert hung is not None
 
 
 def test_whoever_is_not_heard_is_blamed_only_if_nothing_else_explains_it() -> None:
     waiting = {rank: entered(base(rank, 4)) for rank in (0, 1)}
-    diagnosis = diagnose(waiting, range(4), HANG)
+    diagnosis = diagnosed(waiting, range(4), HANG)
     assert diagnosis is not None
     assert (diagnosis.kind, diagnosis.culprits, diagnosis.victims) == (Kind.SILENT, (2, 3), (0, 1))
     for name in (
@@ -159,13 +166,13 @@ def test_whoever_is_not_heard_is_blamed_only_if_nothing_else_explains_it() -> No
         "data loader blocked",
     ):
         guilty = {0: waiting[0], 1: FAULTS[name].culprit(base(1, 4))}
-        diagnosis = diagnose(guilty, range(4), HANG)
+        diagnosis = diagnosed(guilty, range(4), HANG)
         assert diagnosis is not None
         assert (diagnosis.kind, diagnosis.culprits) == (FAULTS[name].kind, (1,))
 
 
 def test_without_anything_known_no_rank_is_blamed() -> None:
-    diagnosis = diagnose({0: Evidence(), 1: Evidence()}, hang=HANG)
+    diagnosis = diagnosed({0: Evidence(), 1: Evidence()}, hang=HANG)
     assert diagnosis is not None
     assert (diagnosis.kind, diagnosis.culprits) == (Kind.STALLED, ())
     assert diagnosis.sentence == (
@@ -175,14 +182,14 @@ def test_without_anything_known_no_rank_is_blamed() -> None:
 
 
 def test_all_have_entered_and_no_node_says_who_is_cut_off() -> None:
-    diagnosis = diagnose({rank: entered(base(rank, 4)) for rank in range(4)}, hang=HANG)
+    diagnosis = diagnosed({rank: entered(base(rank, 4)) for rank in range(4)}, hang=HANG)
     assert diagnosis is not None
     assert (diagnosis.kind, diagnosis.culprits, diagnosis.victims) == (Kind.CONNECTION_CUT, (), (0, 1, 2, 3))
 
 
 def test_orphans_of_a_dead_rank_are_told_beside_its_end() -> None:
     dead = FAULTS["SIGKILL"].culprit(FAULTS["orphaned DataLoader child"].culprit(base(1, 2)))
-    diagnosis = diagnose({0: base(0, 2), 1: dead})
+    diagnosis = diagnosed({0: base(0, 2), 1: dead})
     assert diagnosis is not None
     assert diagnosis.kind is Kind.KILLED
     assert [(fact.rank, fact.kind) for fact in diagnosis.facts] == [(1, Kind.KILLED), (1, Kind.ORPHANED)]

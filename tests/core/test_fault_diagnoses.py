@@ -7,6 +7,7 @@ import pytest
 from taskd.core.diagnosis.evidence import Evidence, PythonError, RunState
 from taskd.core.diagnosis.findings import Kind
 from taskd.core.recovery import Phase
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Order, Stage
 from tests.core.driver import Job
 from tests.core.scenarios import FAULTS, base, but
@@ -183,4 +184,4 @@ def test_evidence_that_a_process_has_ended_is_not_replaced_by_one_that_it_lives(
     job.hear_evidence(0, {2: found}, asked=False)
     assert found.process is not None
     job.hear_evidence(0, {2: replace(base(2, 4), process=replace(found.process, state=RunState.RUNNING))}, asked=False)
-    assert job.core.watch.evidence(job.now_s)[2].end.ending is not None
+    assert job.core.watch.evidence(job.now_s)[JobRank(2)].end.ending is not None

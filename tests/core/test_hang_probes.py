@@ -6,10 +6,11 @@ import pytest
 
 from taskd.core.diagnosis.evidence import Clocks, Evidence, NonFinite, PythonError, Standing
 from taskd.core.diagnosis.findings import Kind
+from taskd.core.diagnosis.rhythm import Activity
 from taskd.core.diagnosis.watch import AGAIN_S
 from taskd.core.policy import Strategy, Tempo
 from taskd.core.recovery import Note, Phase
-from taskd.wire.kinds import JobRank
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Condition, Order, Stage
 from tests.core.driver import Job
 from tests.core.scenarios import FAULTS, base, but, known_of
@@ -122,6 +123,20 @@ def test_an_evaluation_is_no_hang_until_it_is_much_longer_than_those_before(phas
         if job.at(Phase.SUSPECTING):
             job.hear_evidence(0, standing(job, rank_1=phase))
     assert 12.0 < job.now_s - begun_s < 18.0
+
+
+@pytest.mark.parametrize("said", [None, NodeRank(9)])
+def test_an_evaluation_ends_with_the_next_step_whatever_node_its_agent_names(said: NodeRank | None) -> None:
+    """Rank 3 is of node 1. Announced under another number, no node would ever take it back."""
+    job = trained(nodes=2, per_node=2)
+    rhythm = job.core.job.case.watch.rhythm.rhythm
+    job.silent_for(2.5)
+    found = {rank: but(known, node=said) for rank, known in standing(job, rank_3=Standing.EVALUATION).items()}
+    job.hear_evidence(0, {0: found[0], 1: found[1]})
+    job.hear_evidence(1, {2: found[2], 3: found[3]})
+    assert (job.phase, rhythm.activity) == (Phase.RUNNING, Activity.EVALUATION)
+    job.train(2, STEP_S)
+    assert rhythm.activity is Activity.TRAINING
 
 
 def test_a_stopped_process_is_a_fault_in_an_evaluation_too() -> None:

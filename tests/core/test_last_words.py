@@ -8,6 +8,8 @@ from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import RankStatus, Stage
 from tests.core.driver import Job
 
+R0 = JobRank(0)
+
 
 def die(job: Job, rank: int, kind: str, cause: str = "exit code 1: NameError: name 'x' is not defined") -> None:
     """The rank's process ends after its last words."""
@@ -42,13 +44,13 @@ def test_a_process_that_must_be_replaced_is_replaced_in_place() -> None:
 
 def test_words_belong_to_one_process() -> None:
     node = Node()
-    node.started(RankStatus(rank=JobRank(0), incarnation=0, generation=0, stage=Stage.STARTING, pid=7))
-    node.last_words(0, "OSError: no", "node")
-    node.ended(0, status=1, cause="exit code 1", at_s=1.0)
-    assert (node.slots[0].status.raised, node.slots[0].status.kind) == (True, "node")
-    node.started(RankStatus(rank=JobRank(0), incarnation=1, generation=0, stage=Stage.STARTING, pid=8))
-    node.ended(0, status=-9, cause="signal 9 (SIGKILL)", at_s=2.0)
-    assert (node.slots[0].status.raised, node.slots[0].status.kind) == (False, "")
+    node.started(RankStatus(rank=R0, incarnation=0, generation=0, stage=Stage.STARTING, pid=7))
+    node.last_words(R0, "OSError: no", "node")
+    node.ended(R0, status=1, cause="exit code 1", at_s=1.0)
+    assert (node.slots[R0].status.raised, node.slots[R0].status.kind) == (True, "node")
+    node.started(RankStatus(rank=R0, incarnation=1, generation=0, stage=Stage.STARTING, pid=8))
+    node.ended(R0, status=-9, cause="signal 9 (SIGKILL)", at_s=2.0)
+    assert (node.slots[R0].status.raised, node.slots[R0].status.kind) == (False, "")
 
 
 def test_a_node_at_fault_is_left_at_once_if_another_waits() -> None:

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from taskd.core.diagnosis.diagnose import diagnose
 from taskd.core.diagnosis.evidence import Evidence, LockFile, Process
 from taskd.core.diagnosis.findings import Diagnosis, Kind
 from taskd.core.diagnosis.locks import Hold, Sight, Signature, judge
-from tests.core.scenarios import FAULTS, HANG, base, but, entered, native
+from taskd.wire.kinds import NodeRank
+from tests.core.scenarios import FAULTS, HANG, base, but, diagnosed, entered, native
 
 SIGNED = Signature(boot="b", namespace=1, pid=77, start_ticks=5, device=8, inode=9, host="node-0")
 DEAD = Sight(True, SIGNED, "b", 1, device=8, inode=9, alive=False, free=True)
@@ -46,7 +46,7 @@ def waits(rank: int, owner: int = 0, *, stale: bool = False, world: int = 4) -> 
 
 
 def diagnosis(evidence: dict[int, Evidence]) -> Diagnosis:
-    found = diagnose(evidence, range(len(evidence)), HANG)
+    found = diagnosed(evidence, range(len(evidence)), HANG)
     assert found is not None
     return found
 
@@ -68,9 +68,9 @@ def test_who_waits_for_a_rank_that_builds_is_a_victim() -> None:
 
 @pytest.mark.parametrize("gone", [False, True])
 def test_the_process_of_that_number_is_on_another_node_or_gone(gone: bool) -> None:
-    away = replace(base(2, 3), node=0 if gone else 1, process=Process(4999))
+    away = replace(base(2, 3), node=NodeRank(0 if gone else 1), process=Process(4999))
     away = FAULTS["SIGKILL"].culprit(away) if gone else entered(away)
-    found = diagnose({0: entered(base(0, 3)), 1: waits(1, 4999, world=3), 2: away}, range(3), HANG)
+    found = diagnosed({0: entered(base(0, 3)), 1: waits(1, 4999, world=3), 2: away}, range(3), HANG)
     assert found is not None
     assert found.kind is (Kind.KILLED if gone else Kind.LOCK_FILE)
 

@@ -173,23 +173,24 @@ class NodeMachine(RuleBasedStateMachine):
 
     @rule(rank=ranks, stage=stages, generation=st.integers(0, 5))
     def report(self, rank: int, stage: Stage, generation: int) -> None:
-        slot = self.node.slots[rank]
+        slot = self.node.slots[JobRank(rank)]
         gone, before = slot.state is not RankState.RUNNING, slot.status
         self._perform(
             self.node.report(
-                rank, WorkerReport(generation=generation, stage=stage, step=1, condition=Condition.CLEAN, at_s=1.0)
+                JobRank(rank),
+                WorkerReport(generation=generation, stage=stage, step=1, condition=Condition.CLEAN, at_s=1.0),
             )
         )
         assert not gone or slot.status == before
 
     @rule(rank=ranks)
     def connect(self, rank: int) -> None:
-        self._perform(self.node.connected(rank))
+        self._perform(self.node.connected(JobRank(rank)))
 
     @rule(rank=ranks, clean=st.booleans())
     def end(self, rank: int, clean: bool) -> None:
-        self._perform(self.node.ended(rank, status=0 if clean else -9, cause="x", at_s=2.0))
-        assert self.node.slots[rank].state is RankState.ENDED
+        self._perform(self.node.ended(JobRank(rank), status=0 if clean else -9, cause="x", at_s=2.0))
+        assert self.node.slots[JobRank(rank)].state is RankState.ENDED
 
     @rule(rank=ranks)
     def start(self, rank: int) -> None:
@@ -203,7 +204,7 @@ class NodeMachine(RuleBasedStateMachine):
                     stage=Stage.STARTING,
                 )
             )
-            assert self.node.slots[rank].state is RankState.RUNNING
+            assert self.node.slots[JobRank(rank)].state is RankState.RUNNING
 
     def _perform(self, actions: Sequence[object]) -> None:
         for action in actions:

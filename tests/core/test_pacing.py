@@ -5,6 +5,7 @@ import pytest
 from taskd.core.diagnosis.findings import Kind
 from taskd.core.policy import Strategy
 from taskd.core.recovery import Note, Phase
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Order
 from tests.core.driver import STEP_S, Job
 
@@ -29,10 +30,11 @@ def test_a_slow_rank_is_told_once() -> None:
     assert (told.diagnosis.kind, told.diagnosis.culprits, told.reported) == (Kind.SLOW, (2,), True)
     assert "Rank 2 needs 0.078 s of its own" in told.diagnosis.sentence
     assert "It is on node 1." in told.diagnosis.sentence
-    assert told.evidence[2].pace is not None
-    assert told.evidence[2].pace.own_s == pytest.approx(0.078)
-    assert told.evidence[0].pace is not None
-    assert told.evidence[0].pace.own_s == pytest.approx(USUAL_S)
+    slow, usual = (told.evidence[JobRank(rank)].pace for rank in (2, 0))
+    assert slow is not None
+    assert slow.own_s == pytest.approx(0.078)
+    assert usual is not None
+    assert usual.own_s == pytest.approx(USUAL_S)
     assert job.at(Phase.RUNNING)
 
 

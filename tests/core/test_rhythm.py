@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from taskd.core.diagnosis.gaps import GAPS_OF_A_KIND, KINDS, Gaps
 from taskd.core.diagnosis.rhythm import WINDOW, Activity, JobRhythm, Rhythm
 from taskd.core.policy import Tempo
+from taskd.wire.kinds import NodeRank
 
 LENGTHS_S = (0.01, 0.05, 0.2, 1.0, 5.0)
 HALF_AN_HOUR_S = 1800.0
@@ -242,12 +243,12 @@ def test_a_job_is_as_far_as_its_first_rank() -> None:
     job.begin(0.0)
     for step in range(300):
         for rank in range(4):
-            job.commit(rank, step, step + rank * 0.1)
+            job.commit(NodeRank(rank), step, step + rank * 0.1)
     assert job.deadline_s == pytest.approx(299.0 + 3.0)
     assert job.hang(301.9) is None
     assert job.lagging(303.0) == []
     for step in range(300, 310):
-        job.commit(0, step, float(step))
+        job.commit(NodeRank(0), step, float(step))
     assert job.hang(310.0) is None
     assert job.lagging(310.0) == [1, 2, 3]
 
@@ -256,15 +257,15 @@ def test_one_rank_that_announces_a_phase_is_enough_until_it_is_over() -> None:
     job = JobRhythm(Tempo(phase_s=500.0))
     job.begin(0.0)
     for step in range(300):
-        job.commit(0, step, float(step))
-        job.commit(1, step, float(step))
-    job.announce(1, Activity.EVALUATION, 299.0)
-    job.announce(0, Activity.TRAINING, 299.0)
+        job.commit(NodeRank(0), step, float(step))
+        job.commit(NodeRank(1), step, float(step))
+    job.announce(NodeRank(1), Activity.EVALUATION, 299.0)
+    job.announce(NodeRank(0), Activity.TRAINING, 299.0)
     assert job.hang(700.0) is None
-    job.announce(0, Activity.EVALUATION, 700.0)
-    job.announce(1, Activity.TRAINING, 700.5)
+    job.announce(NodeRank(0), Activity.EVALUATION, 700.0)
+    job.announce(NodeRank(1), Activity.TRAINING, 700.5)
     assert job.hang(703.9) is None
-    job.announce(0, Activity.TRAINING, 701.0)
+    job.announce(NodeRank(0), Activity.TRAINING, 701.0)
     assert job.hang(703.9) is None
     assert job.hang(704.1) is not None
     job.begin(800.0)

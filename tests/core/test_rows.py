@@ -28,6 +28,8 @@ from taskd.wire.messages import (
 from tests.core.driver import Job
 from tests.sim.recorder import name, recorders
 
+R0, R1 = JobRank(0), JobRank(1)
+
 
 def used(machine: str, act: Callable[[], object]) -> set[str]:
     """The rows that were used meanwhile; none of them led where it must not."""
@@ -197,7 +199,7 @@ def drain(job: Job) -> None:
 
 
 def overtake(job: Job) -> None:
-    job.statuses[1] = RankStatus(rank=JobRank(1), incarnation=9, generation=9, stage=Stage.STARTING)
+    job.statuses[1] = RankStatus(rank=R1, incarnation=9, generation=9, stage=Stage.STARTING)
     job.send(1)
 
 
@@ -266,27 +268,27 @@ def test_a_row_leads_to_two_phases_at_most(pair: tuple[Phase, Event]) -> None:
 def do(node: Node, event: agent.NodeEvent) -> None:
     match event:
         case agent.NodeEvent.DIRECTED:
-            node.connected(0)
+            node.connected(R0)
         case agent.NodeEvent.REPORTED:
             report = WorkerReport(generation=1, stage=Stage.TRAINING, step=1, condition=Condition.CLEAN)
-            node.report(0, report)
+            node.report(R0, report)
         case agent.NodeEvent.ENDED:
-            node.ended(0, status=-9, cause="", at_s=1.0)
+            node.ended(R0, status=-9, cause="", at_s=1.0)
         case agent.NodeEvent.STARTED:
-            node.started(RankStatus(rank=JobRank(0), incarnation=5, generation=1, stage=Stage.STARTING))
+            node.started(RankStatus(rank=R0, incarnation=5, generation=1, stage=Stage.STARTING))
 
 
 @pytest.mark.parametrize("pair", agent.TABLE, ids=name)
 def test_each_row_of_the_node(pair: tuple[agent.RankState, agent.NodeEvent]) -> None:
     state, event = pair
     node = Node()
-    node.started(RankStatus(rank=JobRank(0), incarnation=0, generation=0, stage=Stage.STARTING))
+    node.started(RankStatus(rank=R0, incarnation=0, generation=0, stage=Stage.STARTING))
     if state is agent.RankState.FENCED:
-        ranks = (RankOrder(rank=JobRank(0), incarnation=1),)
+        ranks = (RankOrder(rank=R0, incarnation=1),)
         node.obey(Directive(job_id="job", sequence=1, generation=1, order=Order.RUN, ranks=ranks))
     elif state is agent.RankState.ENDED:
-        node.ended(0, status=0, cause="", at_s=1.0)
-    assert node.slots[0].state is state
+        node.ended(R0, status=0, cause="", at_s=1.0)
+    assert node.slots[R0].state is state
     assert used("node", lambda: do(node, event)) == {name(pair)}
 
 

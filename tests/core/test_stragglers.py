@@ -10,9 +10,10 @@ from taskd.core.stragglers.compare import against_others, median
 from taskd.core.stragglers.detector import Layout, SlowCause, Step, Straggler, Stragglers, judge
 from taskd.core.stragglers.exclusion import exclusion
 from taskd.core.stragglers.work import WorkLaw
+from taskd.wire.kinds import JobRank, NodeRank
 
 RANKS = 8
-LAYOUT = Layout({rank: rank // 4 for rank in range(RANKS)})
+LAYOUT = Layout({JobRank(rank): NodeRank(rank // 4) for rank in range(RANKS)})
 Times = Callable[[int, int], float]
 """From rank and step to how many times the usual it takes."""
 
@@ -30,7 +31,7 @@ def trace(own: Times = usual, data: Times = lambda rank, step: 0.0, *, steps: in
         slowest_s = max(map(sum, zip(owns, loads, strict=True)))
         rows.append(
             [
-                Step(rank, step, owns[rank], slowest_s - owns[rank] - loads[rank] + wait_s, loads[rank])
+                Step(JobRank(rank), step, owns[rank], slowest_s - owns[rank] - loads[rank] + wait_s, loads[rank])
                 for rank in range(RANKS)
             ]
         )
@@ -102,13 +103,13 @@ def test_collectives_that_take_longer_accuse_the_network_and_no_rank() -> None:
 
 def test_a_stage_that_always_has_more_to_do_accuses_nobody() -> None:
     rows = trace(from_step(0, (6, 7), 1.3), steps=300)
-    staged = Layout(LAYOUT.nodes, {rank: rank // 2 for rank in range(RANKS)})
+    staged = Layout(LAYOUT.nodes, {rank: rank // 2 for rank in LAYOUT.nodes})
     found = only(judge(rows, staged))
     assert (found.cause, found.ranks, found.blamed) == (SlowCause.IMBALANCE, (6, 7), ())
 
 
 def test_a_rank_of_an_unequal_pipeline_that_becomes_slow_is_found() -> None:
-    staged = Layout(LAYOUT.nodes, {rank: rank // 2 for rank in range(RANKS)})
+    staged = Layout(LAYOUT.nodes, {rank: rank // 2 for rank in LAYOUT.nodes})
     rows = trace(lambda rank, step: 1.3 * (1.2 if step >= 150 and rank == 6 else 1.0) if rank > 5 else 1.0, steps=250)
     assert {found.blamed for found in judge(rows, staged)} == {(), (6,)}
 
@@ -158,7 +159,7 @@ def test_more_work_is_no_slowness() -> None:
         owns = [
             factor * chance.uniform(0.97, 1.03) * (0.02 + work / 1e5) for work, factor in zip(works, slow, strict=True)
         ]
-        rows.append([Step(r, step, own, max(owns) - own, 0.0, works[r]) for r, own in enumerate(owns)])
+        rows.append([Step(JobRank(r), step, own, max(owns) - own, 0.0, works[r]) for r, own in enumerate(owns)])
     found = judge(rows, LAYOUT)
     assert [one.blamed for one in found if one.blamed] == [(5,)]
     assert all(one.ranks == (3,) for one in found if one.cause is SlowCause.WORKLOAD)
@@ -198,7 +199,7 @@ def test_a_step_of_which_a_rank_is_missing_is_not_judged() -> None:
 
 def test_two_ranks() -> None:
     rows = [row[:2] for row in trace(from_step(100, (1,), 1.3))]
-    assert only(judge(rows, Layout({0: 0, 1: 0}))).blamed == (1,)
+    assert only(judge(rows, Layout({JobRank(0): NodeRank(0), JobRank(1): NodeRank(0)}))).blamed == (1,)
 
 
 @pytest.mark.parametrize("count", range(2, 9))

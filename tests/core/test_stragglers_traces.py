@@ -5,6 +5,7 @@ from itertools import product
 import pytest
 
 from taskd.core.stragglers.detector import Layout, SlowCause, judge
+from taskd.wire.kinds import JobRank, NodeRank
 from tests.data.judge import AFTER_STEPS, KNOWN, played
 from tests.data.recorded import RECORDED, Trace, read
 from tests.data.synthetic import Case, Family, Fault
@@ -68,7 +69,8 @@ def test_a_healthy_job_has_at_most_one_false_alarm_in_10_000_steps(family: Famil
 @pytest.mark.parametrize("trace", RECORDED, ids=lambda trace: trace.name)
 def test_jobs_that_really_ran(trace: Trace) -> None:
     """Two ranks on two cores that others used too: their own times vary by 15 to 45 % from step to step."""
-    found = [told for told in judge([*read(trace)], Layout({0: 0, 1: 0})) if told.blamed]
+    layout = Layout({JobRank(0): NodeRank(0), JobRank(1): NodeRank(0)})
+    found = [told for told in judge([*read(trace)], layout) if told.blamed]
     cause = SlowCause.DATA if trace.load else SlowCause.COMPUTE
     assert [(one.cause, one.blamed) for one in found] == [(cause, (1,))] * (trace.onset > 0)
     assert all(one.since >= trace.onset - 10 for one in found), "a sum may have begun to rise by chance"

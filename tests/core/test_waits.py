@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from taskd.core.diagnosis.diagnose import diagnose
 from taskd.core.diagnosis.evidence import Clocks, Collective, Communicator, Evidence
 from taskd.core.diagnosis.findings import Kind
 from taskd.core.diagnosis.operation import Operation
-from tests.core.scenarios import HANG, but, known_of
+from tests.core.scenarios import HANG, but, diagnosed, known_of
 
 ANSWERS = Clocks(0.1, 0.0, 0.0)
 SILENT = Clocks(0.1, 0.0, 3.0)
@@ -31,7 +30,7 @@ def rank(*seats: tuple[int, int, int], number: int = 5, call: Collective | None 
 
 
 def diagnosis_of(*ranks: Evidence) -> tuple[Kind, tuple[int, ...], tuple[int, ...]]:
-    diagnosis = diagnose(dict(enumerate(ranks)), hang=HANG)
+    diagnosis = diagnosed(dict(enumerate(ranks)), hang=HANG)
     assert diagnosis is not None
     return diagnosis.kind, diagnosis.culprits, diagnosis.victims
 
@@ -69,7 +68,7 @@ def test_a_transfer_with_both_ends_in_it_is_stuck() -> None:
 
 
 def test_who_calls_in_another_order_is_the_few() -> None:
-    diagnosis = diagnose(crossed(), hang=HANG)
+    diagnosis = diagnosed(crossed(), hang=HANG)
     assert diagnosis is not None
     assert (diagnosis.kind, diagnosis.culprits, diagnosis.victims) == (Kind.OP_MISMATCH, (3,), (0, 1, 2))
 
@@ -88,7 +87,7 @@ def test_whoever_hangs_on_a_circle_is_a_victim() -> None:
     ranks = {**circle, 4: rank((5, 0, 2), call=inside(5, 6)), 5: but(circle[0], communicators=())}
     ranks[0] = but(ranks[0], communicators=(*ranks[0].calls.communicators, Communicator(5, 5, 1, 2)))
     del ranks[5], victims
-    diagnosis = diagnose(ranks, hang=HANG)
+    diagnosis = diagnosed(ranks, hang=HANG)
     assert diagnosis is not None
     assert (diagnosis.culprits, diagnosis.victims) == ((3,), (0, 1, 2, 4))
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from taskd.core.stragglers.detector import Step
+from taskd.wire.kinds import JobRank
 from tests.data.recorded import HERE, RECORDED, Trace, write
 from tests.data.synthetic import Case, Family, Fault, rows
 from tests.e2e.job import Job
@@ -48,7 +49,7 @@ def _merged(files: Iterable[Path]) -> list[list[Step]]:
         count += 1
         for line in file.read_text().split():
             rank, step, own_us, waited_us, data_us, work = map(int, line.split(","))
-            one = Step(rank, step, own_us / 1e6, waited_us / 1e6, data_us / 1e6, float(work))
+            one = Step(JobRank(rank), step, own_us / 1e6, waited_us / 1e6, data_us / 1e6, float(work))
             by_step.setdefault(step, []).append(one)
     return [sorted(row) for _, row in sorted(by_step.items()) if len(row) == count]
 

@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 from taskd.core.stragglers.detector import Step
+from taskd.wire.kinds import JobRank
 
 HERE = Path(__file__).resolve().parent
 
@@ -53,6 +54,6 @@ def read(trace: Trace) -> Iterator[list[Step]]:
     steps = (line.split(",") for line in lines)
     for _, row in groupby(steps, key=lambda one: int(one[1])):
         yield [
-            Step(int(rank), int(step), int(own) / 1e6, int(waited) / 1e6, int(data) / 1e6, float(work))
+            Step(JobRank(int(rank)), int(step), int(own) / 1e6, int(waited) / 1e6, int(data) / 1e6, float(work))
             for rank, step, own, waited, data, work in row
         ]

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import taskd
 from taskd.runtime.agent.pace import Pacer
 from taskd.runtime.box.blackbox import Box
+from taskd.wire.kinds import JobRank
 
 PLAN = json.loads(sys.argv[1])
 WIDTH, USUAL = 384, 768
@@ -62,7 +63,7 @@ def main() -> None:
     inner = nn.Sequential(*(part for _ in range(3) for part in (nn.Linear(WIDTH, WIDTH), nn.GELU())))
     model = DistributedDataParallel(inner, bucket_cap_mb=64)
     state = taskd.TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3))
-    box, pacer, loader = Box.open(Path(os.environ["TASKD_BLACKBOX"])), Pacer(rank), Loader(rank)
+    box, pacer, loader = Box.open(Path(os.environ["TASKD_BLACKBOX"])), Pacer(JobRank(rank)), Loader(rank)
     rows: list[list[int]] = []
 
     @taskd.resilient(state)

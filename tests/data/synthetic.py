@@ -19,6 +19,7 @@ from enum import Enum
 from functools import cache
 
 from taskd.core.stragglers.detector import Layout, Step
+from taskd.wire.kinds import JobRank, NodeRank
 
 BASE_S = 0.2
 COMM_S = 0.03
@@ -72,8 +73,9 @@ class Case:
 
     @property
     def layout(self) -> Layout:
-        nodes = {rank: rank // self.per_node for rank in range(self.ranks)}
-        stages = {rank: rank * 4 // self.ranks for rank in range(self.ranks)}
+        ranks = [JobRank(rank) for rank in range(self.ranks)]
+        nodes = {rank: NodeRank(rank // self.per_node) for rank in ranks}
+        stages = {rank: rank * 4 // self.ranks for rank in ranks}
         return Layout(nodes, stages if self.fault is Fault.STAGES and self.declared else {})
 
     @property
@@ -165,7 +167,7 @@ def rows(case: Case) -> Iterator[list[Step]]:
         end_s = max(own + loading for own, loading in zip(owns, data, strict=True)) + comm
         heavier = 1 + case.excess if case.fault is Fault.HEAVY else 1.0
         yield [
-            Step(rank, step, own, end_s - own - loading, loading, tokens * (heavier if rank in hit else 1.0))
+            Step(JobRank(rank), step, own, end_s - own - loading, loading, tokens * (heavier if rank in hit else 1.0))
             for rank, ((tokens, _), own, loading) in enumerate(zip(works, owns, data, strict=True))
         ]
 

@@ -31,6 +31,7 @@ from taskd.runtime.agent.pace import Pacer
 from taskd.runtime.box.blackbox import Box, BoxCommand
 from taskd.runtime.records.snapshot import take_snapshot
 from taskd.wire.codec import pack, sendable
+from taskd.wire.kinds import JobRank
 from tests.fuzz.record_damage import IN_PLACE, WORDS, damage
 
 _LINE: Final = 64
@@ -211,7 +212,7 @@ class _Reader:
 
     def _pace(self, box: Box, turn: int) -> None:
         """What it makes of a step that comes between two looks; the observer sends what can be sent."""
-        pacer, now_ns = Pacer(0), time.monotonic_ns()
+        pacer, now_ns = Pacer(JobRank(0)), time.monotonic_ns()
         pacer.look(box, now_ns)
         with self._path.open("r+b", buffering=0) as file:
             os.pwrite(file.fileno(), struct.pack("=qq", (2 << turn % 53) << 8 | 1, now_ns), 2 * _LINE)

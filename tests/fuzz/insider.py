@@ -134,9 +134,7 @@ class Job:
         elif isinstance(message, EvidenceReport):
             found, _ = own_evidence(message, self.core)
             try:
-                evidence = {
-                    int(rank): msgspec.msgpack.decode(raw, type=Evidence) for rank, raw in (found or {}).items()
-                }
+                evidence = {rank: msgspec.msgpack.decode(raw, type=Evidence) for rank, raw in (found or {}).items()}
             except msgspec.MsgspecError:
                 return "evidence_report"
             self._did(self.core.hear_evidence(own, message.probe, evidence, self.now_s))

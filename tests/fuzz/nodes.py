@@ -10,7 +10,7 @@ from taskd.config.agent import AgentConfig
 from taskd.core.rendezvous import Rendezvous
 from taskd.runtime.agent.agent import NodeAgent
 from taskd.runtime.agent.ports import NodeIdentity
-from taskd.wire.kinds import JobRank, LocalRank
+from taskd.wire.kinds import JobRank, LocalRank, NodeRank
 from tests.runtime.host import Host
 
 PER_NODE = 2
@@ -62,7 +62,7 @@ class Node:
         for local_rank in map(LocalRank, range(PER_NODE)):
             self.agent.worker_environment(local_rank)
         ranks = tuple(self.host.rank_of(local) for local in map(LocalRank, range(PER_NODE)))
-        self.agent.started(self.host, NodeIdentity(place, count, ranks, None, 5))
+        self.agent.started(self.host, NodeIdentity(NodeRank(place), count, ranks, None, 5))
 
     @property
     def heard_s(self) -> float:

@@ -6,17 +6,18 @@ import pytest
 
 from taskd.core.nodecheck.probes import lost, merge_own, merge_trial
 from taskd.wire.checks import Own, Trial, TrialResult
+from taskd.wire.kinds import LocalRank
 from taskd.wire.probes import ProbeOrder, ProbeResult
 
 TRIAL = Trial(peer="b", name="t", first=True, store_host="h", store_port=1)
 
 
 def own(rank: int, *, ok: bool = True, cause: str = "", **measured) -> ProbeResult:
-    return ProbeResult(local_rank=rank, own=Own(ok=ok, cause=cause, **measured))
+    return ProbeResult(local_rank=LocalRank(rank), own=Own(ok=ok, cause=cause, **measured))
 
 
 def trial(rank: int, *, ok: bool = True, cause: str = "", **measured) -> ProbeResult:
-    return ProbeResult(local_rank=rank, trial=TrialResult(peer="b", ok=ok, cause=cause, **measured))
+    return ProbeResult(local_rank=LocalRank(rank), trial=TrialResult(peer="b", ok=ok, cause=cause, **measured))
 
 
 def test_the_slowest_rank_counts_and_what_was_not_measured_does_not() -> None:
@@ -76,7 +77,7 @@ def test_nobody_was_asked() -> None:
 
 
 def test_a_process_that_has_ended_without_an_answer() -> None:
-    order = ProbeOrder(own=True, trial=TRIAL, local_rank=1, local_world_size=2, timeout_s=7)
+    order = ProbeOrder(own=True, trial=TRIAL, local_rank=LocalRank(1), local_world_size=2, timeout_s=7)
     result = lost(order, -signal.SIGKILL, 1.25)
     assert result.own is not None
     assert result.trial is not None

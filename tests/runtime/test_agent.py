@@ -22,14 +22,14 @@ from taskd.runtime.links.links import ManagerSocket, Peer
 from taskd.runtime.links.loopback import secured
 from taskd.runtime.manager.journal import Journal
 from taskd.wire import messages
-from taskd.wire.kinds import JobRank, LocalRank
+from taskd.wire.kinds import JobRank, LocalRank, NodeRank
 from taskd.wire.messages import Directive, NodeStatus, Order, RankOrder, Refusal, Stage
 from tests.runtime.host import Host
 from tests.wire.peers import NONE
 
 LIMIT_S = 20.0
 STORE = Rendezvous("127.0.0.1", 1)
-IDENTITY = NodeIdentity(0, 1, (0, 1), None, 5)
+IDENTITY = NodeIdentity(NodeRank(0), 1, (JobRank(0), JobRank(1)), None, 5)
 
 
 class ScriptedManager:

@@ -16,6 +16,9 @@ from taskd.core.diagnosis.evidence import Evidence
 from taskd.core.diagnosis.findings import Kind
 from taskd.runtime.agent.collector import EvidenceCollector
 from taskd.runtime.system import cgroups
+from taskd.wire.kinds import JobRank, NodeRank
+
+R0 = JobRank(0)
 
 pytestmark = [pytest.mark.root]
 ROOT = Path("/sys/fs/cgroup")
@@ -81,7 +84,7 @@ class Shell:
 
 
 def killed(collector: EvidenceCollector, shell: Shell) -> Evidence:
-    return collector.take(0, shell.pid, None, node=0, ending=ending_of(-signal.SIGKILL))
+    return collector.take(R0, shell.pid, None, node=NodeRank(0), ending=ending_of(-signal.SIGKILL))
 
 
 @pytest.mark.parametrize("moved", ["before it began", "later, looked at", "later, asked of"])
@@ -90,13 +93,13 @@ def test_the_oom_killer(make: Make, moved: str) -> None:
     with Shell(cgroup, GROW) as shell:
         if moved == "before it began":
             shell.move()
-        collector.begin(0, shell.pid, 0)
+        collector.begin(R0, shell.pid, 0)
         if moved != "before it began":
             shell.move()
         if moved == "later, looked at":
-            collector.look(0)
+            collector.look(R0)
         elif moved == "later, asked of":
-            known = collector.take(0, shell.pid, None, node=0)
+            known = collector.take(R0, shell.pid, None, node=NodeRank(0))
             assert known.cgroup is not None
             assert known.cgroup.oom_kills == 0
         shell.tell()
@@ -118,19 +121,19 @@ def test_what_was_struck_before_is_not_held_against_the_next(make: Make, began: 
     cgroup, collector = make("memory", "memory.limit_in_bytes", str(LIMIT_BYTES)), EvidenceCollector()
     with Shell(cgroup, GROW) as shell:
         if began == "elsewhere":
-            collector.begin(0, shell.pid, 0)
+            collector.begin(R0, shell.pid, 0)
         shell.move()
         if began == "there":
-            collector.begin(0, shell.pid, 0)
-        collector.look(0)
+            collector.begin(R0, shell.pid, 0)
+        collector.look(R0)
         shell.tell()
         shell.await_end()
         assert killed(collector, shell).cgroup is not None
     assert cgroups.oom_kills(str(cgroup)) == 1
     with Shell(cgroup, "read") as shell:
-        collector.begin(0, shell.pid, 1)
+        collector.begin(R0, shell.pid, 1)
         shell.move()
-        collector.take(0, shell.pid, None, node=0)
+        collector.take(R0, shell.pid, None, node=NodeRank(0))
         os.kill(shell.pid, signal.SIGKILL)
         shell.await_end()
         known = killed(collector, shell)
@@ -146,18 +149,18 @@ def test_what_was_struck_before_is_not_held_against_the_next(make: Make, began: 
 def test_frozen(make: Make, hierarchy: str, file: str, stop: str, go: str) -> None:
     cgroup, collector = make(hierarchy, file, go), EvidenceCollector()
     with Shell(cgroup, "read") as shell:
-        collector.begin(0, shell.pid, 0)
+        collector.begin(R0, shell.pid, 0)
         shell.move()
-        assert not _is_frozen(collector.take(0, shell.pid, None, node=0))
+        assert not _is_frozen(collector.take(R0, shell.pid, None, node=NodeRank(0)))
         (cgroup / file).write_text(stop)
         try:
             end_s = time.monotonic() + LIMIT_S
-            while not _is_frozen(known := collector.take(0, shell.pid, None, node=0)):
+            while not _is_frozen(known := collector.take(R0, shell.pid, None, node=NodeRank(0))):
                 assert time.monotonic() < end_s, known
             assert condition_of_hang(known).kind is Kind.FROZEN
         finally:
             (cgroup / file).write_text(go)
-        while _is_frozen(collector.take(0, shell.pid, None, node=0)):
+        while _is_frozen(collector.take(R0, shell.pid, None, node=NodeRank(0))):
             assert time.monotonic() < end_s
 
 

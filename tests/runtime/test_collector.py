@@ -17,9 +17,12 @@ from taskd.runtime.agent.collector import FRESH_S, EvidenceCollector
 from taskd.runtime.box.blackbox import Box
 from taskd.runtime.system import processes
 from taskd.wire.accounts import Account, ThreadStack
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import SawNonFinite
 from tests.launch import Launcher
 from tests.runtime.watched import LIMIT_S, Start, until
+
+R0, R3, R5, R9 = JobRank(0), JobRank(3), JobRank(5), JobRank(9)
 
 UNANSWERED_S = 1.2
 
@@ -43,10 +46,10 @@ def test_one_that_trains(start: Start) -> None:
 def test_what_it_says_itself_holds_for_a_while(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     rank = start("signal.pause()")
     threads = (ThreadStack(name="MainThread", stack=("a.py:3 in f", "a.py:9 in <module>")),)
-    rank.collector.hear(3, Account(number=1, standing="evaluation", threads=threads))
-    rank.collector.hear(3, SawNonFinite(step=40, what="loss", value="nan"))
-    rank.collector.hear(3, SawNonFinite(step=41, what="loss", value="inf"))
-    rank.collector.hear(9, SawNonFinite(step=1, what="loss", value="nan"))
+    rank.collector.hear(R3, Account(number=1, standing="evaluation", threads=threads))
+    rank.collector.hear(R3, SawNonFinite(step=40, what="loss", value="nan"))
+    rank.collector.hear(R3, SawNonFinite(step=41, what="loss", value="inf"))
+    rank.collector.hear(R9, SawNonFinite(step=1, what="loss", value="nan"))
     known = rank.take()
     assert (known.position.standing, known.position.standing_s) == (Standing.EVALUATION, None)
     assert known.frames.stack == ("a.py:3 in f", "a.py:9 in <module>")
@@ -56,13 +59,13 @@ def test_what_it_says_itself_holds_for_a_while(start: Start, monkeypatch: pytest
     monkeypatch.setattr("taskd.runtime.agent.collector.monotonic", lambda: later)
     known = rank.take()
     assert (known.position.standing, known.frames.stack, known.frames.threads) == (Standing.TRAINING, (), ())
-    rank.collector.begin(3, rank.pid, 1)
+    rank.collector.begin(R3, rank.pid, 1)
     assert rank.take().non_finite is None, "another process"
 
 
 def test_an_account_that_nobody_understands(start: Start) -> None:
     rank = start("signal.pause()")
-    rank.collector.hear(3, Account(number=1, standing="dreaming", threads=()))
+    rank.collector.hear(R3, Account(number=1, standing="dreaming", threads=()))
     assert rank.take().position.standing is Standing.TRAINING
 
 
@@ -77,7 +80,7 @@ def test_collectives(start: Start) -> None:
     assert known.calls.collectives[0] is opened[0], "the newest in front"
     assert sum(call.comm == 8 for call in known.calls.collectives) == 16
     assert all(call.entered_s is not None and 0 <= call.entered_s < LIMIT_S for call in known.calls.collectives)
-    few = rank.collector.take(3, rank.pid, rank.box, node=1, events=4)
+    few = rank.collector.take(R3, rank.pid, rank.box, node=NodeRank(1), events=4)
     assert len(few.calls.collectives) == 5
     assert [call.bytes for call in few.calls.collectives if call.open] == [2, 1], "open ones always"
 
@@ -177,7 +180,7 @@ def test_uninterruptible(start: Start) -> None:
     assert condition_of_hang(known).kind is not Kind.UNINTERRUPTIBLE, "it did not stand a moment ago"
     collector = EvidenceCollector()
     for _ in range(2):
-        known = collector.take(3, rank.pid, rank.box, node=0)
+        known = collector.take(R3, rank.pid, rank.box, node=NodeRank(0))
         assert condition_of_hang(known).kind is Kind.UNINTERRUPTIBLE, "looked at briefly: it may well last"
     end_s = time.monotonic() + UNANSWERED_S
     while time.monotonic() < end_s:
@@ -191,12 +194,12 @@ def test_uninterruptible(start: Start) -> None:
 def test_one_that_was_looked_at_long_ago_may_stand_since_then(launcher: Launcher) -> None:
     process = launcher.start(["sh", "-c", "sleep 1.5 & wait; sleep 60"])
     collector = EvidenceCollector()
-    collector.begin(0, process.pid, 0)
+    collector.begin(R0, process.pid, 0)
     end_s = time.monotonic() + 2.5
     while time.monotonic() < end_s:
         time.sleep(0.1)
     for _ in range(2):
-        known = collector.take(0, process.pid, None, node=0)
+        known = collector.take(R0, process.pid, None, node=NodeRank(0))
         assert known.process is not None
         assert known.process.state_s is None
 
@@ -257,19 +260,19 @@ def test_zombie_and_gone_and_closed(start: Start) -> None:
 def test_foreign_and_absent_processes(pid: int) -> None:
     """Nothing is known of its end and of its box, and nothing fails."""
     collector = EvidenceCollector()
-    collector.begin(0, pid, 0)
-    collector.look(0)
-    known = collector.take(0, pid, None, node=None)
+    collector.begin(R0, pid, 0)
+    collector.look(R0)
+    known = collector.take(R0, pid, None, node=None)
     assert known.process is not None
     assert (known.process.state is not None) == Path(f"/proc/{pid}").exists()
     assert known.process.orphans == ()
     assert (known.position.step, known.clocks, known.end.fatal, known.position.standing) == (None, None, None, None)
-    ended = collector.take(0, pid, None, node=None, ending=ending_of(-9))
+    ended = collector.take(R0, pid, None, node=None, ending=ending_of(-9))
     assert cause(ended, -9) == "signal 9 (SIGKILL)"
 
 
 def test_a_rank_that_was_never_begun_and_a_box_that_nobody_has(box: Box) -> None:
-    known = EvidenceCollector().take(5, os.getpid(), box, node=0)
+    known = EvidenceCollector().take(R5, os.getpid(), box, node=NodeRank(0))
     assert known.process is not None
     assert known.process.pid == os.getpid()
     assert (known.position.step, known.end.life_lost, known.position.standing) == (None, None, None)
@@ -292,7 +295,7 @@ def test_files_that_are_cut_or_cannot_be_read(start: Start, monkeypatch: pytest.
         for module in ("system.processes", "system.cgroups", "agent.disks"):
             monkeypatch.setattr(f"taskd.runtime.{module}.read", lambda _path, text=text: text)
         for ending in (None, ending_of(-9)):
-            known = rank.collector.take(3, rank.pid, rank.box, node=0, ending=ending)
+            known = rank.collector.take(R3, rank.pid, rank.box, node=NodeRank(0), ending=ending)
             assert known.position.step == 41
     monkeypatch.undo()
     assert rank.take().process is not None
@@ -315,10 +318,10 @@ def test_children_and_those_that_are_left(start: Start, launcher: Launcher) -> N
     assert {child.pid for child in known.process.orphans} == pids
     rank.process.wait()
     successor = launcher.start(["sleep", "60"])
-    rank.collector.begin(3, successor.pid, 1)
+    rank.collector.begin(R3, successor.pid, 1)
 
     def left() -> set[int]:
-        process = rank.collector.take(3, successor.pid, None, node=0).process
+        process = rank.collector.take(R3, successor.pid, None, node=NodeRank(0)).process
         assert process is not None
         assert process.children == ()
         return {child.pid for child in process.orphans}

@@ -28,6 +28,7 @@ from taskd.errors import StaleLockError
 from taskd.runtime.system import processes
 from taskd.runtime.worker import lockfile
 from taskd.wire.accounts import Account, LockSeen
+from taskd.wire.kinds import JobRank
 from tests.runtime.local import ROOT
 from tests.runtime.watched import Start
 
@@ -344,11 +345,11 @@ def test_where_proc_is_of_other_processes_nothing_is_proven(build: Build, lock: 
 def test_what_a_rank_says_of_it_is_evidence(start: Start) -> None:
     rank = start("signal.pause()")
     lock = LockSeen(path="/cache/ext/lock", owner="process 7 held it and has ended", stale=True)
-    rank.collector.hear(3, Account(number=1, standing="training", threads=(), lock=lock))
+    rank.collector.hear(JobRank(3), Account(number=1, standing="training", threads=(), lock=lock))
     known = rank.take()
     assert known.blockers.lock_file == LockFile("/cache/ext/lock", "process 7 held it and has ended", 0, stale=True)
     assert condition_of_hang(known).kind is Kind.LOCK_FILE
-    rank.collector.hear(3, Account(number=2, standing="training", threads=()))
+    rank.collector.hear(JobRank(3), Account(number=2, standing="training", threads=()))
     assert rank.take().blockers.lock_file is None
 
 

@@ -18,6 +18,7 @@ from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.agent.shape import Shape
 from taskd.runtime.folders.ownfolder import OwnFolder
 from taskd.runtime.manager.journal import Journal
+from taskd.wire.kinds import LocalRank
 
 NEIGHBOUR = 54321
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="another user's folder can be made by root alone")
@@ -113,8 +114,8 @@ def test_kept_boxes_go_through_no_link(keep: Callable[[], Journal], shared: Path
     files.records = journal.mark
     (run_dir / "job" / "boxes").mkdir(mode=0o700)
     (run_dir / "job" / "boxes" / "rank-0.box").symlink_to(precious)
-    files.prepare(0, 0, 0, Shape(), joins=False)
-    files.discard(0, 0, keep_as="rank-0.box")
+    files.prepare(LocalRank(0), 0, 0, Shape(), joins=False)
+    files.discard(LocalRank(0), 0, keep_as="rank-0.box")
     files.close()
     journal.close()
     assert precious.read_text() == "mine\n"

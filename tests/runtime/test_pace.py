@@ -10,6 +10,7 @@ import pytest
 from taskd.runtime.agent.pace import Pacer, covered_ns
 from taskd.runtime.box.blackbox import Backend, Box, BoxPhase, Operation
 from taskd.runtime.box.shim import core
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import RankSpan
 from tests.launch import Launcher
 
@@ -70,7 +71,7 @@ class Watch:
     """Looks every quarter of a second of the box's time, between two things that it does."""
 
     def __init__(self, box: FakeBox) -> None:
-        self.box, self.pacer = box, Pacer(3)
+        self.box, self.pacer = box, Pacer(JobRank(3))
         self.spans: list[RankSpan] = []
         self._next_ms = box.now_ms
 
@@ -246,7 +247,7 @@ def box(run_dir: Path) -> Iterator[Box]:
 def test_a_real_process(box: Box, launcher: Launcher, run_dir: Path) -> None:
     """5 ms of its own, then 5 ms in two collectives that overlap; a look costs little beside a heartbeat."""
     launcher.start(["python", PROGRAM, box.path, "5", "5"])
-    pacer = Pacer(0)
+    pacer = Pacer(JobRank(0))
     took_us: list[float] = []
     span = _until(lambda: _timed(pacer, box, took_us))
     assert span.waited_s / (span.own_s + span.waited_s) == pytest.approx(0.5, abs=0.15)
@@ -272,4 +273,4 @@ def _until(look: Callable[[], RankSpan | None]) -> RankSpan:
 
 def test_the_structs_are_what_is_unpacked() -> None:
     assert core().TASKD_VERSION > 0
-    Pacer(0).look(FakeBox(), 0)
+    Pacer(JobRank(0)).look(FakeBox(), 0)

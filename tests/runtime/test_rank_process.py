@@ -14,6 +14,8 @@ from taskd.wire.kinds import JobRank, LocalRank
 from taskd.wire.messages import Abandon, Hello
 from tests.runtime.host import Host
 
+R0, R1 = JobRank(0), JobRank(1)
+
 
 @pytest.fixture
 def files(run_dir: Path) -> Iterator[RankFiles]:
@@ -49,16 +51,16 @@ def test_numbers_only_rise(processes: RankProcesses) -> None:
 
 
 def test_a_rank_without_a_process_says_nothing(processes: RankProcesses, peer: Peer) -> None:
-    assert not processes.hello(peer, Hello(role="worker", pid=peer.pid, rank=1))
-    assert (processes.by_pid(-1), processes.box(1), processes.any_peer()) == (None, None, None)
+    assert not processes.hello(peer, Hello(role="worker", pid=peer.pid, rank=R1))
+    assert (processes.by_pid(-1), processes.box(R1), processes.any_peer()) == (None, None, None)
 
 
 def test_only_the_newest_process_of_a_rank_is_heard_and_spoken_to(processes: RankProcesses, peer: Peer) -> None:
-    hello = Hello(role="worker", pid=peer.pid, rank=1, incarnation=0)
-    processes.begin(JobRank(1), 0, peer.pid)
+    hello = Hello(role="worker", pid=peer.pid, rank=R1, incarnation=0)
+    processes.begin(R1, 0, peer.pid)
     assert processes.hello(peer, hello)
     assert (processes.rank_of(peer), processes.tell_all(Abandon(reason="it is told"))) == (1, {1})
-    processes.begin(JobRank(1), 1, peer.pid + 1)
+    processes.begin(R1, 1, peer.pid + 1)
     assert not processes.hello(peer, hello)
     assert (processes.rank_of(peer), processes.any_peer(), processes.tell_all(Abandon(reason="it is not"))) == (
         None,
@@ -70,9 +72,9 @@ def test_only_the_newest_process_of_a_rank_is_heard_and_spoken_to(processes: Ran
 def test_the_box_of_a_process_that_was_replaced_is_kept_when_it_is_gone(
     processes: RankProcesses, files: RankFiles, run_dir: Path
 ) -> None:
-    paths = [files.prepare(1, incarnation, 0, Shape(), joins=False).blackbox for incarnation in (0, 1)]
-    processes.begin(JobRank(1), 0, 11)
-    processes.begin(JobRank(1), 1, 12)
+    paths = [files.prepare(LocalRank(1), incarnation, 0, Shape(), joins=False).blackbox for incarnation in (0, 1)]
+    processes.begin(R1, 0, 11)
+    processes.begin(R1, 1, 12)
     former = processes.by_pid(11)
     assert former is not None
     assert not processes.holds(former)
@@ -80,11 +82,11 @@ def test_the_box_of_a_process_that_was_replaced_is_kept_when_it_is_gone(
     assert processes.by_pid(11) is None
     assert [path is not None and path.exists() for path in paths] == [False, True]
     assert [path.name for path in run_dir.glob("*/boxes/*")] == ["rank-1-incarnation-0.box"]
-    assert processes.box(1) is files.box(1, 1) is not None
+    assert processes.box(R1) is files.box(LocalRank(1), 1) is not None
 
 
 def test_a_node_that_has_lost_its_place_still_knows_its_processes(processes: RankProcesses) -> None:
-    processes.begin(JobRank(0), 0, 11)
+    processes.begin(R0, 0, 11)
     processes.let_go()
     former = processes.by_pid(11)
     assert former is not None

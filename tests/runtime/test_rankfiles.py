@@ -15,6 +15,9 @@ from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.agent.shape import Shape
 from taskd.runtime.manager.journal import Journal
 from taskd.runtime.records.timeline import find_jobs, read_job
+from taskd.wire.kinds import LocalRank
+
+L0, L3 = LocalRank(0), LocalRank(3)
 
 
 @pytest.fixture
@@ -32,18 +35,18 @@ def test_only_this_user_may_look(files: RankFiles) -> None:
 
 
 def test_a_box_per_process_and_a_position_per_rank(files: RankFiles) -> None:
-    first = files.prepare(3, 0, 0, Shape(), joins=False)
+    first = files.prepare(L3, 0, 0, Shape(), joins=False)
     assert first.blackbox is not None
     assert first.position is not None
     first.position.write_text("where it was")
-    second = files.prepare(3, 1, 1, Shape(), joins=True)
+    second = files.prepare(L3, 1, 1, Shape(), joins=True)
     assert (second.position, second.position.read_text()) == (first.position, "where it was")  # type: ignore[union-attr]
     assert second.blackbox != first.blackbox
-    assert files.box(3, 0) is not files.box(3, 1)
-    files.discard(3, 0)
-    files.discard(3, 0)
-    assert (files.box(3, 0), first.blackbox.exists()) == (None, False)
-    files.prepare(3, 2, 2, Shape(), joins=False)
+    assert files.box(L3, 0) is not files.box(L3, 1)
+    files.discard(L3, 0)
+    files.discard(L3, 0)
+    assert (files.box(L3, 0), first.blackbox.exists()) == (None, False)
+    files.prepare(L3, 2, 2, Shape(), joins=False)
     assert not first.position.exists(), "a fresh world begins with an empty one"
 
 
@@ -84,8 +87,8 @@ def test_the_directory_of_an_agent_that_lives_in_another_container_stays() -> No
 
 def die(files: RankFiles) -> None:
     """Rank 0's process has died, and its box is kept."""
-    files.prepare(0, 0, 0, Shape(), joins=False)
-    files.discard(0, 0, keep_as="rank-0-incarnation-0.box")
+    files.prepare(L0, 0, 0, Shape(), joins=False)
+    files.discard(L0, 0, keep_as="rank-0-incarnation-0.box")
 
 
 def kept(run_dir: Path) -> list[str]:
@@ -123,17 +126,17 @@ def test_agents_that_do_not_see_their_managers_folder_share_none(run_dir: Path) 
 
 def test_a_box_that_cannot_be_made_costs_the_box_alone(files: RankFiles, caplog: pytest.LogCaptureFixture) -> None:
     (files.directory / "box-0-0").touch()
-    config = files.prepare(0, 0, 0, Shape(), joins=False)
+    config = files.prepare(L0, 0, 0, Shape(), joins=False)
     assert config.blackbox is None
-    assert "rank 0 runs without a black box" in caplog.text
+    assert "local rank 0 runs without a black box" in caplog.text
 
 
 def test_nobody_waits_for_a_pipe_in_the_place_of_a_box(files: RankFiles, caplog: pytest.LogCaptureFixture) -> None:
-    path = files.prepare(0, 0, 0, Shape(), joins=False).blackbox
+    path = files.prepare(L0, 0, 0, Shape(), joins=False).blackbox
     assert path is not None
     path.unlink()
     os.mkfifo(path)
-    files.discard(0, 0, keep_as="rank-0-incarnation-0.box")
+    files.discard(L0, 0, keep_as="rank-0-incarnation-0.box")
     assert "rank-0-incarnation-0.box cannot be kept" in caplog.text
     assert not path.exists()
 

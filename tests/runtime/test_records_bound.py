@@ -13,13 +13,15 @@ from taskd.runtime.manager.faultfolder import FaultFolder
 from taskd.runtime.manager.journal import Journal, most_bytes
 from taskd.runtime.records.faultfile import read_evidence
 from taskd.runtime.records.timeline import read_job
+from taskd.wire.kinds import JobRank, NodeRank
 
 MOST = 100_000
 
 
-def diagnosed(fault: int, evidence: dict[int, Evidence]) -> Diagnosed:
-    finding = Finding(7, Kind.STOPPED, "it stands")
-    diagnosis = Diagnosis(Kind.STOPPED, (7,), (), "rank 7 stands", (finding,))
+def diagnosed(fault: int, evidence: dict[JobRank, Evidence]) -> Diagnosed:
+    rank = JobRank(7)
+    finding = Finding(rank, Kind.STOPPED, "it stands")
+    diagnosis = Diagnosis(Kind.STOPPED, (rank,), (), "rank 7 stands", (finding,))
     return Diagnosed(
         fault=fault, diagnosis=diagnosis, evidence=evidence, hang=None, since_s=0.0, step=1, generation=0, reported=True
     )
@@ -69,7 +71,7 @@ def test_faults_that_are_invented_leave_the_newest(run_dir: Path) -> None:
     folder = FaultFolder(job, most_files=10, most_bytes=4000)
     cost = 0
     for number in range(1, 101):
-        told = diagnosed(number, {7: Evidence(0)})
+        told = diagnosed(number, {JobRank(7): Evidence(NodeRank(0))})
         cost += folder.write(number, {"job_id": "job"}, told.diagnosis, told.evidence)
     files = sorted((run_dir / "job" / "faults").iterdir())
     assert cost == 100 - len(files)
@@ -88,7 +90,7 @@ def test_evidence_of_all_ranks_fits_what_is_read(run_dir: Path, monkeypatch: pyt
     monkeypatch.setattr(faultfolder, "MOST_EVIDENCE_BYTES", 20_000)
     journal = Journal(run_dir, "job")
     journal.write("manager started", job_id="job")
-    journal.diagnosis(diagnosed(1, {rank: Evidence(0) for rank in (*range(7), *range(8, 1000), 7)}))
+    journal.diagnosis(diagnosed(1, {rank: Evidence(NodeRank(0)) for rank in (*range(7), *range(8, 1000), 7)}))
     journal.close()
     (fault,) = read_job(journal.folder).faults
     record = read_evidence(journal.folder, fault)

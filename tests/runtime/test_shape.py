@@ -17,12 +17,12 @@ def directive(*ranks: int, store_host: str = "") -> Directive:
 
 
 def test_in_the_world_that_torchrun_has_formed_nothing_changes() -> None:
-    shape = Shape.of(directive(*range(6)), 4, 2, GIVEN, joins=False)
+    shape = Shape.of(directive(*range(6)), JobRank(4), 2, GIVEN, joins=False)
     assert (shape.members, shape.places, dict(shape.environment)) == ((), 3, {})
 
 
 def test_a_smaller_world_that_starts_anew_is_told_its_ranks() -> None:
-    shape = Shape.of(directive(0, 1, 4, 5, store_host="node2"), 4, 2, GIVEN, joins=False)
+    shape = Shape.of(directive(0, 1, 4, 5, store_host="node2"), JobRank(4), 2, GIVEN, joins=False)
     assert shape.members == (0, 1, 4, 5)
     assert dict(shape.environment) == {
         "RANK": "2",
@@ -40,7 +40,7 @@ def test_a_smaller_world_that_starts_anew_is_told_its_ranks() -> None:
 
 def test_a_newcomer_sets_itself_up_as_in_the_full_world() -> None:
     started_small = {**GIVEN, "WORLD_SIZE": "4", "RANK": "2"}
-    shape = Shape.of(directive(0, 1, 4, 5, store_host="node2"), 4, 2, started_small, joins=True)
+    shape = Shape.of(directive(0, 1, 4, 5, store_host="node2"), JobRank(4), 2, started_small, joins=True)
     assert shape.members == ()
     assert (shape.environment["RANK"], shape.environment["WORLD_SIZE"]) == ("4", "6")
     assert "MASTER_ADDR" not in shape.environment
@@ -49,7 +49,7 @@ def test_a_newcomer_sets_itself_up_as_in_the_full_world() -> None:
 def test_the_worker_reads_what_the_agent_wrote() -> None:
     env = {
         "TASKD_AGENT_SOCKET": "/s", "TASKD_AGENT_PID": "1", "RANK": "2", "LOCAL_WORLD_SIZE": "2",
-        "TASKD_MEMBERS": as_ranges((0, 1, 4, 5)), "TASKD_PLACES": "3",
+        "TASKD_MEMBERS": as_ranges(tuple(map(JobRank, (0, 1, 4, 5)))), "TASKD_PLACES": "3",
     }  # fmt: skip
     config = WorkerConfig.from_environment(env)
     assert config is not None

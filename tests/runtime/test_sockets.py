@@ -9,6 +9,7 @@ import pytest
 from taskd.errors import LinkError
 from taskd.runtime.agent.sockets import LocalServer
 from taskd.wire.codec import encode
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Hello, Modules, Release
 from tests.launch import Launcher
 from tests.runtime.local import Ear, start
@@ -36,7 +37,7 @@ def test_garbage_is_refused_and_the_connection_stays(ear: Ear, caplog: pytest.Lo
 
 def test_a_process_cannot_pass_for_another(ear: Ear) -> None:
     with connect(ear.server) as link:
-        link.send(encode(Hello(role="worker", pid=1, rank=0)))
+        link.send(encode(Hello(role="worker", pid=1, rank=JobRank(0))))
         peer, message = ear.until(lambda _peer, message: isinstance(message, Hello))
         assert isinstance(message, Hello)
         assert (message.pid, peer.pid) == (1, os.getpid())

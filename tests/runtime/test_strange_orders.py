@@ -95,7 +95,7 @@ def test_a_rank_that_nobody_wants_by_now_is_not_started() -> None:
     """It was ordered, has waited for a standby, and the world has become another."""
     given = {"WORLD_SIZE": "4"}
     with pytest.raises(RecoveryError, match="found no rank 3 in the world of 1 ranks"):
-        Shape.of(directive(ranks=(newcomer(0),), node_count=2), 3, 2, given, joins=False)
+        Shape.of(directive(ranks=(newcomer(0),), node_count=2), JobRank(3), 2, given, joins=False)
 
 
 def test_a_check_by_an_impossible_clock_can_be_reported(

@@ -213,7 +213,7 @@ def test_nobody_speaks_for_the_ranks_of_another(make: Make) -> None:
         agent.obey(Order.RUN)
         dead = (rank(0, Stage.DEAD, pid=1), rank(1, Stage.DEAD, pid=1))
         assert liar.obey(Order.RUN, ranks=dead, standbys=7, leaving=True).generation == 0
-        invented = Evidence(0, Process(1), position=RankPosition(2**50), non_finite=NonFinite(2))
+        invented = Evidence(NodeRank(0), Process(1), position=RankPosition(2**50), non_finite=NonFinite(2))
         raw = {JobRank(rank): msgspec.Raw(msgspec.msgpack.encode(invented)) for rank in range(2)}
         assert liar.link.send(
             messages.EvidenceReport(

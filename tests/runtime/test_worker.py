@@ -15,6 +15,7 @@ from taskd.core.diagnosis.evidence import Standing
 from taskd.runtime.agent.sockets import Peer
 from taskd.runtime.worker.worker import AbandonedError, WorkerLink
 from taskd.wire.accounts import Account, LockSeen
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import (
     Abandon,
     AccountRequest,
@@ -78,7 +79,7 @@ class Pair:
             agent_socket=ear.server.path,
             agent_pid=os.getpid(),
             run_dir=ear.server.path.parent,
-            rank=1,
+            rank=JobRank(1),
             incarnation=2,
             generation=3,
             joins=joins,
@@ -87,7 +88,7 @@ class Pair:
         self.notes = Notes()
         self.ear = ear
         self.peer, hello = ear.until(lambda _peer, message: isinstance(message, Hello))
-        assert hello == Hello(role="worker", pid=os.getpid(), rank=1, incarnation=2, generation=3)
+        assert hello == Hello(role="worker", pid=os.getpid(), rank=JobRank(1), incarnation=2, generation=3)
 
     def hear(self) -> FromLocal | None:
         return self.ear.until(lambda peer, _message: peer is self.peer)[1]

@@ -9,6 +9,7 @@ from taskd.core.diagnosis.endings import ending_of
 from taskd.core.diagnosis.evidence import Evidence, RunState
 from taskd.runtime.agent.collector import EvidenceCollector
 from taskd.runtime.box.blackbox import Box
+from taskd.wire.kinds import JobRank, NodeRank
 from tests.launch import Launcher
 from tests.runtime.local import PROGRAMS, ROOT
 
@@ -29,12 +30,12 @@ class Rank:
         command: list[str | Path] = ["python", PROGRAMS / "watched.py", box.path, before, body]
         self.process = launcher.start(command, env={"PYTHONPATH": str(ROOT)})
         self.pid, self.box, self.collector = self.process.pid, box, EvidenceCollector()
-        self.collector.begin(3, self.pid, 0)
+        self.collector.begin(JobRank(3), self.pid, 0)
         until(lambda: box.read().step == 41, "it is up")
 
     def take(self, status: int | None = None) -> Evidence:
         ending = None if status is None else ending_of(status)
-        return self.collector.take(3, self.pid, self.box, node=1, ending=ending)
+        return self.collector.take(JobRank(3), self.pid, self.box, node=NodeRank(1), ending=ending)
 
     def until(self, condition: Callable[[Evidence], object]) -> Evidence:
         found: list[Evidence] = []

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
 
+from taskd.wire.kinds import JobRank
 from tests.sim.clock import Clock
 
 TIMEOUT_S = 60.0
@@ -28,7 +29,7 @@ class Member(Protocol):
     """A process, as a group sees it."""
 
     name: str
-    rank: int
+    rank: JobRank
     machine: int
 
     def resume(self, ticket: "Ticket", result: Any) -> None: ...

@@ -22,7 +22,7 @@ from taskd.core.recovery import (
     Superseded,
 )
 from taskd.core.recovery.budget import EARLY_S
-from taskd.wire.kinds import NodeRank
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Directive, Heard, NodeStatus
 from tests.sim.judge import demand
 
@@ -72,7 +72,7 @@ class Manager:
         if self.directive is before and before is not None and not self.core.superseded:
             self._send(agent, answer(status, before))
 
-    def evidence_report(self, agent_id: str, probe: int, evidence: dict[int, Evidence]) -> None:
+    def evidence_report(self, agent_id: str, probe: int, evidence: dict[JobRank, Evidence]) -> None:
         """An agent's answer to a question."""
         if not self.dead:
             self._perform(self.core.hear_evidence(agent_id, probe, evidence, self.sim.clock.now_s))

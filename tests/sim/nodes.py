@@ -39,7 +39,7 @@ TORCHRUN_ENDS_S = 3.0
 class Agent:
     """One node. `alone`: its launcher starts the ranks of a new job, although the job is there already."""
 
-    def __init__(self, sim: "Sim", number: int, place: int | None, wants: int, *, alone: bool = False) -> None:
+    def __init__(self, sim: "Sim", number: int, place: NodeRank | None, wants: int, *, alone: bool = False) -> None:
         self.sim = sim
         self.machine = number
         self.name = f"agent {number}"
@@ -67,7 +67,7 @@ class Agent:
             return
         if self.node.place is not None:
             for rank in self.sim.ranks_of(self.node.place):
-                self._launch(Start(rank, 0, 0, joins=False), warm=False)
+                self._launch(Start(JobRank(rank), 0, 0, joins=False), warm=False)
         self._beat()
 
     @property

@@ -108,10 +108,13 @@ def early_release(patch: Patch) -> None:
 def no_waiting_for_death(patch: Patch) -> None:
     """A successor is started while the fenced process may still live."""
 
-    def reconcile(self: Node, rank: int) -> None:
+    def reconcile(self: Node, rank: JobRank) -> None:
         order = self._order(rank)
         if order is not None and order.incarnation > self.slots[rank].status.incarnation:
-            self._out += [Fence(rank), Start(rank, order.incarnation, self.generation, order.joins, 0)]
+            self._out += [
+                Fence(rank),
+                Start(rank, order.incarnation, self.generation, order.joins, 0),
+            ]
         else:
             Node.reconcile(self, rank)
 

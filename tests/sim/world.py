@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from taskd.core.recovery import JobEnded, Phase
+from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import Stage
 from tests.sim.clock import Clock
 from tests.sim.fabric import Fabric
@@ -71,7 +72,7 @@ class Sim:
         self.by_name: dict[str | None, Agent] = {}
         self.managers: list[Manager] = []
         for place in range(self.policy.node_count):
-            self._add_agent(place, wants=place)
+            self._add_agent(NodeRank(place), wants=place)
         for _ in range(scenario.spares):
             self._add_agent(None, wants=-1)
         self.managers.append(Manager(self, APART if scenario.manager_apart else 0, 0))
@@ -114,7 +115,7 @@ class Sim:
         sets = self.scenario.replica_sets
         return f"shard {rank % sets}" if sets > 1 else ""
 
-    def _add_agent(self, place: int | None, wants: int, *, alone: bool = False) -> Agent:
+    def _add_agent(self, place: NodeRank | None, wants: int, *, alone: bool = False) -> Agent:
         agent = Agent(self, len(self.agents), place, wants, alone=alone)
         self.agents.append(agent)
         self.by_name[agent.name] = agent
@@ -210,7 +211,7 @@ class Sim:
         machine = APART
         if dead_first and self.policy.node_count > 1 and self.rng.random() < 0.5:
             # It comes with a new first node, whose launcher knows of no job.
-            alone = self._add_agent(0, wants=0, alone=True)
+            alone = self._add_agent(NodeRank(0), wants=0, alone=True)
             machine = alone.machine
             self.clock.after(0.1, alone.begin)
         return machine

@@ -11,6 +11,9 @@ import pytest
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from taskd.adaptors.torchrun.handles import RankHandles
+from taskd.wire.kinds import LocalRank
+
+L0, L1 = LocalRank(0), LocalRank(1)
 
 LIMIT_S = 20.0
 Start = Callable[[], SubprocessHandler]
@@ -55,20 +58,20 @@ def elsewhere(call: Callable[[], Any]) -> Any:
 
 def test_a_successor_has_nothing_of_the_process_that_was_ended_by_us(start: Start) -> None:
     handles = handles_on(start(), start())
-    handles.kill(1, signal.SIGKILL)
-    assert [handles.ended_by_us(rank) for rank in (0, 1)] == [False, True]
-    handles.fence(1)
-    handles.install(1, start())
-    assert not handles.ended_by_us(1)
+    handles.kill(L1, signal.SIGKILL)
+    assert [handles.ended_by_us(LocalRank(rank)) for rank in (0, 1)] == [False, True]
+    handles.fence(L1)
+    handles.install(L1, start())
+    assert not handles.ended_by_us(L1)
     assert handles.claim_living() == [0, 1]
-    assert handles.ended_by_us(0)
+    assert handles.ended_by_us(L0)
 
 
 def test_stand_ins_have_not_failed_however_they_end(start: Start) -> None:
     handles = handles_on(start(), stand_ins=True)
-    assert handles.ended_by_us(0)
-    handles.install(0, start())
-    assert not handles.ended_by_us(0)
+    assert handles.ended_by_us(L0)
+    handles.install(L0, start())
+    assert not handles.ended_by_us(L0)
 
 
 def test_what_dies_by_itself_is_not_ended_by_us_when_the_rest_of_it_is_killed(start: Start) -> None:
@@ -76,15 +79,15 @@ def test_what_dies_by_itself_is_not_ended_by_us_when_the_rest_of_it_is_killed(st
     handles = handles_on(handler)
     handler.proc.kill()
     await_end(handler)
-    handles.kill(0, signal.SIGKILL)
-    assert not handles.ended_by_us(0)
+    handles.kill(L0, signal.SIGKILL)
+    assert not handles.ended_by_us(L0)
 
 
 def test_a_fenced_process_is_collected_when_another_has_its_rank(start: Start) -> None:
     former = start()
     handles = handles_on(former)
-    handles.fence(0)
-    handles.install(0, start())
+    handles.fence(L0)
+    handles.install(L0, start())
     await_end(former)
     assert former.proc.returncode is None
     handles.collect_former()
@@ -98,6 +101,6 @@ def test_who_ends_the_ranks_alone_reaps_them(start: Start) -> None:
     handles.end_here()
     handler.proc.kill()
     await_end(handler)
-    assert elsewhere(lambda: handles.exit_status(0)) == -signal.SIGKILL
+    assert elsewhere(lambda: handles.exit_status(L0)) == -signal.SIGKILL
     assert handler.proc.returncode is None
-    assert handles.exit_status(0) == handler.proc.returncode == -signal.SIGKILL
+    assert handles.exit_status(L0) == handler.proc.returncode == -signal.SIGKILL

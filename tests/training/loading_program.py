@@ -15,6 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import taskd
 from taskd.runtime.box.recorder import BoxPhase, Recorder
+from taskd.wire.kinds import JobRank
 
 STEPS, MAKE_S, STEP_S = 4, 0.02, 0.005
 
@@ -32,7 +33,7 @@ class Samples(torch.utils.data.Dataset):
 
 def main() -> None:
     recorder = Recorder()
-    recorder.attach(Path(sys.argv[1]), 0, 0)
+    recorder.attach(Path(sys.argv[1]), JobRank(0), 0)
     loader = StatefulDataLoader(Samples(), batch_size=None, num_workers=int(sys.argv[2]))
     model = torch.nn.Linear(1, 1)
     state = taskd.TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loader=loader)

@@ -19,6 +19,7 @@ from taskd.runtime.agent.sockets import LocalServer, Peer
 from taskd.runtime.worker.stacks import MOST_FRAMES, MOST_THREADS, all_stacks, main_stack
 from taskd.wire.accounts import Account
 from taskd.wire.codec import MAX_LOCAL_BYTES, encode
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import AccountRequest, Hello, Release, Stage, WorkerReport
 from tests.launch import Launcher
 from tests.runtime.local import Ear
@@ -67,7 +68,12 @@ def begin(launcher: Launcher, run_dir: Path) -> Iterator[Begin]:
 
     def start(case: str) -> Agent:
         config = WorkerConfig(
-            agent_socket=server.path, agent_pid=os.getpid(), run_dir=run_dir, rank=0, incarnation=0, generation=0
+            agent_socket=server.path,
+            agent_pid=os.getpid(),
+            run_dir=run_dir,
+            rank=JobRank(0),
+            incarnation=0,
+            generation=0,
         )
         env = {**ENVIRONMENT, **config.environment(), "RANK": "0", "WORLD_SIZE": "1", "MEET": str(run_dir / "meet")}
         launcher.start(["python", PROGRAM, case], env=env)

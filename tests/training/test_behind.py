@@ -10,14 +10,15 @@ import torch
 
 from taskd.adaptors.training.behind import BehindCommit
 from taskd.adaptors.training.state import TrainState
-from taskd.wire.kinds import WorldRank
+from taskd.wire.kinds import JobRank, WorldRank
 from taskd.wire.messages import Transfer, WorldPlan
 
 
-def plan(target_step: int, *, adopt: bool = False) -> WorldPlan:
+def plan(target_step: int, *, adopt: bool = False, members: tuple[int, ...] = ()) -> WorldPlan:
     return WorldPlan(
         generation=1,
         world_size=2,
+        members=tuple(map(JobRank, members)),
         store_host="h",
         store_port=1,
         target_step=target_step,
@@ -201,6 +202,17 @@ def test_an_evaluation_behind_the_commit_is_no_next_step(tmp_path: Path, *, puls
     assert state._recovery.between_steps
     model(torch.ones(1, 1))
     assert not state._recovery.between_steps
+
+
+def test_who_may_have_been_in_it_is_named_by_its_number_in_the_job(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ranks 1 and 2 are absent."""
+    behind, script = BehindCommit(), tmp_path / "train.py"
+    script.write_text("def train(commit, work):\n    for step in range(2):\n        commit()\n        work(step)\n")
+    train(script, behind)
+    behind.tell([[0, 1, 0], [0, 0, 0]], plan(7, members=(0, 3)), 0)
+    assert "rank 3 may have been in it" in caplog.text
 
 
 def test_nothing_is_told_where_all_ranks_live_and_are_clean(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from taskd.config.worker import WorkerConfig
 from taskd.runtime.agent.sockets import LocalServer, Peer
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import (
     Abandon,
     Condition,
@@ -48,7 +49,7 @@ class Agent:
             agent_socket=self.server.path,
             agent_pid=os.getpid(),
             run_dir=self._directory,
-            rank=0,
+            rank=JobRank(0),
             incarnation=1,
             generation=0,
             position=self._directory / "position",

@@ -23,6 +23,7 @@ from taskd.core.nodecheck.probes import lost
 from taskd.errors import ProbeError
 from taskd.runtime.system.processes import end_with
 from taskd.wire.checks import Trial
+from taskd.wire.kinds import LocalRank
 from taskd.wire.probes import ProbeOrder, ProbeResult
 
 HERE: Final = "this machine"
@@ -86,7 +87,7 @@ def halves(count: int, base: ProbeOrder, port: int) -> list[ProbeOrder]:
     half, made = count // 2, []
     for first in (True, False):
         trial = Trial(peer=HERE, name=f"here-{os.getpid()}", first=first, store_host="127.0.0.1", store_port=port)
-        for local_rank in range(half):
+        for local_rank in map(LocalRank, range(half)):
             order = msgspec.structs.replace(base, own=False, trial=trial, local_rank=local_rank, local_world_size=half)
             offset = 0 if first else half
             made.append(msgspec.structs.replace(order, device_index=local_rank + offset))

@@ -36,6 +36,7 @@ from taskd.config.settings import SECRET
 from taskd.core.recovery.budget import DEFAULT_MAX_RESTARTS
 from taskd.errors import TaskdError
 from taskd.runtime.agent.ports import Command, NodeIdentity, NodeRuntime, Outlook
+from taskd.wire.kinds import JobRank, LocalRank, NodeRank
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
         self._taskd_disabled = False
         self._taskd_host: TorchrunHost | None = None
         self._taskd_template = TemplateProcess(_command_of(self._worker_group.spec))
-        self._taskd_commands: dict[int, Command] = {}
+        self._taskd_commands: dict[LocalRank, Command] = {}
         self._taskd_restarting = False
         self._taskd_candidate = False
         self._taskd_formed = False
@@ -182,8 +183,11 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
         entrypoint, args, envs = given["entrypoint"], given["args"], given["envs"]
         spare_earlier(given["logs_specs"], worker_group.spec.max_restarts - self._remaining_restarts)
         this_round = "" if self._taskd_candidate else self._taskd_round(worker_group)
-        variables = {local_rank: runtime.worker_environment(local_rank) for local_rank in envs}
-        commands = {local_rank: parse_command(entrypoint, args[local_rank], sys.executable) for local_rank in args}
+        variables = {local_rank: runtime.worker_environment(LocalRank(local_rank)) for local_rank in envs}
+        commands = {
+            LocalRank(local_rank): parse_command(entrypoint, arguments, sys.executable)
+            for local_rank, arguments in args.items()
+        }
         for local_rank, command in commands.items():
             own = variables[local_rank]
             envs[local_rank].update(own | mark_round(this_round, own.get("TASKD_GENERATION", "0")))
@@ -295,9 +299,9 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
 def _identify(worker_group: WorkerGroup) -> NodeIdentity:
     spec = worker_group.spec
     return NodeIdentity(
-        node_rank=int(worker_group.group_rank or 0),
+        node_rank=NodeRank(worker_group.group_rank or 0),
         node_count=int(worker_group.group_world_size or 1),
-        ranks=tuple(int(worker.global_rank) for worker in worker_group.workers),
+        ranks=tuple(JobRank(worker.global_rank) for worker in worker_group.workers),
         given_master_addr=_given_master_addr(spec),
         max_restarts=_max_restarts(spec),
         min_nodes=entry.least_nodes(spec),

@@ -20,6 +20,7 @@ from typing import Final, cast
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from taskd.errors import RecoveryError
+from taskd.wire.kinds import LocalRank
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _STATUS_UNKNOWN: Final = 255
@@ -174,7 +175,7 @@ class AdoptedProcess:
 class AdoptedHandler(SubprocessHandler):
     """torch's handle on one rank, around a process that a template has forked."""
 
-    def __init__(self, pid: int, local_rank: int, process: subprocess.Popen[bytes] | None = None) -> None:
+    def __init__(self, pid: int, local_rank: LocalRank, process: subprocess.Popen[bytes] | None = None) -> None:
         # Not torch's constructor: it starts a process.
         self._stdout = None
         self._stderr = None

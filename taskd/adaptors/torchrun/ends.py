@@ -17,6 +17,8 @@ from typing import Any, Final
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic.multiprocessing.api import ProcessFailure
 
+from taskd.wire.kinds import LocalRank
+
 _LOOK_S: Final = 0.02
 
 
@@ -25,7 +27,7 @@ def tell(reason: str) -> str:
     return f"the job ends here: {reason}"
 
 
-def report(local_rank: int, pid: int, exitcode: int, error_file: str, reason: str) -> ProcessFailure:
+def report(local_rank: LocalRank, pid: int, exitcode: int, error_file: str, reason: str) -> ProcessFailure:
     """torch's report of a rank that has not failed by itself."""
     text = tell(reason)
     message = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}

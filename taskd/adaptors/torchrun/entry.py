@@ -20,6 +20,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousHandler
 
 from taskd.adaptors.torchrun.waiting import withdraw
 from taskd.runtime.agent.ports import NodeRuntime, Outlook
+from taskd.wire.kinds import NodeRank
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +44,10 @@ def least_nodes(spec: WorkerSpec) -> int:
     return int(settings.min_nodes) if settings is not None and settings.min_nodes < settings.max_nodes else 0
 
 
-def wanted_place(spec: WorkerSpec) -> int:
+def wanted_place(spec: WorkerSpec) -> NodeRank:
     """The node rank that the launcher gave, -1 if none."""
     rank = getattr(spec.rdzv_handler, "rank", None)
-    return int(rank) if rank is not None else -1
+    return NodeRank(int(rank) if rank is not None else -1)
 
 
 def keep_open(handler: RendezvousHandler) -> None:

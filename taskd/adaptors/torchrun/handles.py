@@ -19,6 +19,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 
 from taskd.adaptors.torchrun.children import OrphanGroups, has_failed, signal_group, status_of
 from taskd.runtime.agent.deaths import ending_status
+from taskd.wire.kinds import LocalRank
 
 
 class RankHandles:
@@ -30,13 +31,13 @@ class RankHandles:
         self._lock = threading.Lock()
         self._closer: int | None = None
         """The thread that ends the ranks, and alone reaps them then."""
-        self._ended_by_us: set[int] = set(context.subprocess_handlers) if stand_ins else set()
+        self._ended_by_us: set[LocalRank] = set(map(LocalRank, context.subprocess_handlers)) if stand_ins else set()
         """Local ranks whose present process was."""
         self._former: list[SubprocessHandler] = []
         """Of processes that were fenced, until they are collected."""
         self._groups = OrphanGroups()
 
-    def kill(self, local_rank: int, signal: Signals) -> None:
+    def kill(self, local_rank: LocalRank, signal: Signals) -> None:
         """Signal the rank's whole process group, unless its process has been reaped."""
         with self._lock:
             process = self._context.subprocess_handlers[local_rank].proc
@@ -45,7 +46,7 @@ class RankHandles:
                     self._ended_by_us.add(local_rank)
                 signal_group(process.pid, signal)
 
-    def exit_status(self, local_rank: int) -> int | None:
+    def exit_status(self, local_rank: LocalRank) -> int | None:
         """How the rank's process ended, None while it runs."""
         with self._lock:
             return self._collect(self._context.subprocess_handlers[local_rank])
@@ -63,7 +64,7 @@ class RankHandles:
             self._groups.add(process.pid)
         return status
 
-    def fence(self, local_rank: int) -> None:
+    def fence(self, local_rank: LocalRank) -> None:
         """Kill the rank's process, should it still run: another takes its rank. It is collected later."""
         handler = self._context.subprocess_handlers[local_rank]
         with self._lock:
@@ -74,7 +75,7 @@ class RankHandles:
             if stream is not None:
                 stream.close()
 
-    def install(self, local_rank: int, handler: SubprocessHandler) -> None:
+    def install(self, local_rank: LocalRank, handler: SubprocessHandler) -> None:
         """Another process holds the rank from now on."""
         with self._lock:
             self._context.subprocess_handlers[local_rank] = handler
@@ -97,15 +98,17 @@ class RankHandles:
             if handler.proc.returncode is None and ending_status(handler.proc.pid) is not None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     handler.proc.wait(timeout_s)
-            self.exit_status(local_rank)
+            self.exit_status(LocalRank(local_rank))
 
-    def claim_living(self) -> list[int]:
+    def claim_living(self) -> list[LocalRank]:
         """Local ranks whose process still runs, and is about to be ended by us."""
-        living = [local for local in self._context.subprocess_handlers if self.exit_status(local) is None]
+        living = [
+            local for local in map(LocalRank, self._context.subprocess_handlers) if self.exit_status(local) is None
+        ]
         self._ended_by_us.update(living)
         return living
 
-    def ended_by_us(self, local_rank: int) -> bool:
+    def ended_by_us(self, local_rank: LocalRank) -> bool:
         """Whether the rank's process was ended by us, and not by a failure of its own."""
         return local_rank in self._ended_by_us
 

@@ -34,7 +34,7 @@ from taskd.adaptors.torchrun.template_process import TemplateProcess
 from taskd.config.process import environment
 from taskd.errors import RecoveryError
 from taskd.runtime.agent.ports import Command, Logs
-from taskd.wire.kinds import JobRank, LocalRank
+from taskd.wire.kinds import JobRank, LocalRank, NodeRank
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class TorchrunHost:
         self,
         context: SubprocessContext,
         worker_group: WorkerGroup,
-        commands: Mapping[int, Command],
+        commands: Mapping[LocalRank, Command],
         template: TemplateProcess,
         forbid_restart: Callable[[], None],
         has_others: Callable[[], bool],
@@ -75,7 +75,7 @@ class TorchrunHost:
         self.lock: Final = threading.RLock()
         self._context = context
         self._worker_group = worker_group
-        self._workers = {worker.local_rank: worker for worker in worker_group.workers}
+        self._workers = {LocalRank(worker.local_rank): worker for worker in worker_group.workers}
         self._commands = commands
         self._template = template
         self._forbid_restart = forbid_restart
@@ -98,34 +98,34 @@ class TorchrunHost:
         """The global rank."""
         return JobRank(self._workers[local_rank].global_rank)
 
-    def pid(self, local_rank: int) -> int:
+    def pid(self, local_rank: LocalRank) -> int:
         """The process that holds this rank, dead or alive."""
         return self._context.subprocess_handlers[local_rank].proc.pid
 
-    def environment(self, local_rank: int) -> dict[str, str]:
+    def environment(self, local_rank: LocalRank) -> dict[str, str]:
         """The whole environment that torchrun gives to a process of this rank."""
         return {**environment(), **self._context.envs[local_rank]}
 
-    def command(self, local_rank: int) -> Command:
+    def command(self, local_rank: LocalRank) -> Command:
         """What the rank runs; NUMA binding needs torch's own start."""
         command = self._commands[local_rank]
         if command.python and self._binding.of(self._context) is not None:
             return Command(command.argv, False, NUMA_REASON)
         return command
 
-    def assign(self, place: int) -> None:
+    def assign(self, place: NodeRank) -> None:
         """This node's ranks are those of `place`: in torch's worker group and in the environment of new processes."""
         with self.lock:
             self._worker_group.group_rank = place  # type: ignore[assignment]
             for local_rank, worker in self._workers.items():
-                rank = place * len(self._workers) + local_rank
+                rank = JobRank(place * len(self._workers) + local_rank)
                 worker.global_rank = worker.role_rank = rank
                 own = {"RANK": str(rank), "ROLE_RANK": str(rank), "GROUP_RANK": str(place)}
                 self._context.envs[local_rank].update(own)
 
     # Replacing a rank's process
 
-    def open_logs(self, local_rank: int, incarnation: int) -> Logs:
+    def open_logs(self, local_rank: LocalRank, incarnation: int) -> Logs:
         """New files for a new incarnation."""
         with self.lock:
             return self._logs.open(local_rank, incarnation)
@@ -162,7 +162,7 @@ class TorchrunHost:
                 f"torchrun is ending its ranks, expected no new process for rank {self.rank_of(local_rank)} any more"
             )
 
-    def _install(self, local_rank: int, handler: SubprocessHandler, logs: Logs) -> None:
+    def _install(self, local_rank: LocalRank, handler: SubprocessHandler, logs: Logs) -> None:
         context = self._context
         self._handles.install(local_rank, handler)
         context.stdouts[local_rank] = logs.stdout or ""
@@ -172,11 +172,11 @@ class TorchrunHost:
 
     # How a rank ends
 
-    def kill(self, local_rank: int, signal: Signals) -> None:
+    def kill(self, local_rank: LocalRank, signal: Signals) -> None:
         """Signal the rank's whole process group, unless its process has been reaped."""
         self._handles.kill(local_rank, signal)
 
-    def exit_status(self, local_rank: int) -> int | None:
+    def exit_status(self, local_rank: LocalRank) -> int | None:
         """How the rank's process ended, None while it runs. What a failed one leaves in its group is killed first."""
         return self._handles.exit_status(local_rank)
 
@@ -268,9 +268,9 @@ class TorchrunHost:
 
     def _with_reason(self, result: RunProcsResult | None) -> RunProcsResult | None:
         """torch's result; where no rank has failed by itself, with the reason why the job ends."""
-        if result is not None and all(map(self._handles.ended_by_us, result.failures)):
+        if result is not None and all(map(self._handles.ended_by_us, map(LocalRank, result.failures))):
             for local_rank, failure in result.failures.items():
-                result.failures[local_rank] = self._report(local_rank, failure.exitcode)
+                result.failures[local_rank] = self._report(LocalRank(local_rank), failure.exitcode)
             if not result.failures:
                 result.failures |= {int(local_rank): failure for local_rank, failure in self._reports().items()}
         return result
@@ -278,9 +278,9 @@ class TorchrunHost:
     def _reports(self) -> dict[LocalRank, ProcessFailure]:
         return {local_rank: self._report(local_rank, 0) for local_rank in self.local_ranks}
 
-    def _report(self, local_rank: int, exitcode: int) -> ProcessFailure:
+    def _report(self, local_rank: LocalRank, exitcode: int) -> ProcessFailure:
         error_file = self._context.error_files[local_rank]
-        return ends.report(local_rank, self.pid(LocalRank(local_rank)), exitcode, error_file, self._reason)
+        return ends.report(local_rank, self.pid(local_rank), exitcode, error_file, self._reason)
 
     @property
     def leads(self) -> bool:

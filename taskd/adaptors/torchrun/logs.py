@@ -20,6 +20,7 @@ from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
 from taskd.adaptors.seams.launcher import TAILS
 from taskd.runtime.agent.ports import Logs
+from taskd.wire.kinds import LocalRank
 
 _ATTEMPT = re.compile(r"attempt_(\d+)")
 
@@ -34,10 +35,10 @@ class RankLogs:
         self._error_files = dict(context.error_files)
         self._tails = TAILS.find().use
         self._first_tails = self._tails.of(context)
-        self._latest: dict[int, list[TailLog]] = {}
+        self._latest: dict[LocalRank, list[TailLog]] = {}
         self._ended: list[TailLog] = []
 
-    def open(self, local_rank: int, incarnation: int) -> Logs:
+    def open(self, local_rank: LocalRank, incarnation: int) -> Logs:
         """Make the directory of a new incarnation and let the tee follow it. Call under the host's lock."""
         directory = self._make_directory(local_rank, incarnation)
         logs = Logs(
@@ -59,7 +60,7 @@ class RankLogs:
             self._ended.remove(tail)
             self._tails.remove(self._context, tail)
 
-    def _make_directory(self, local_rank: int, incarnation: int) -> Path | None:
+    def _make_directory(self, local_rank: LocalRank, incarnation: int) -> Path | None:
         files = (self._error_files[local_rank], self._stdouts[local_rank], self._stderrs[local_rank])
         real = next((file for file in files if file and file != os.devnull), None)
         if real is None:
@@ -72,7 +73,7 @@ class RankLogs:
             return directory
         return None
 
-    def _end_tails(self, local_rank: int) -> None:
+    def _end_tails(self, local_rank: LocalRank) -> None:
         for tail in self._latest.pop(local_rank, []):
             tail._finished_events[local_rank].set()
             self._ended.append(tail)
@@ -80,7 +81,7 @@ class RankLogs:
             if local_rank in tail._finished_events:
                 tail._finished_events[local_rank].set()
 
-    def _follow(self, first: TailLog, local_rank: int, logs: Logs) -> TailLog | None:
+    def _follow(self, first: TailLog, local_rank: LocalRank, logs: Logs) -> TailLog | None:
         """A follower like `first`, for the file that has taken the place of the one that `first` reads."""
         followed = first._log_files.get(local_rank)
         if followed is None:

@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from taskd.adaptors.groups.sites import innermost, is_users
 from taskd.adaptors.training.afterwards import Afterwards
 from taskd.adaptors.training.script_text import LOOPS, ScriptLine, blocks_to, function_of, works
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import WorldPlan
 
 logger = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ class BehindCommit:
         return [left_out, bool(self._places), had_to_do]
 
     def tell(self, known: Sequence[Sequence[int]], plan: WorldPlan, rank: int) -> None:
-        """`known` by every rank of the new world. The first that knows most says it."""
+        """`known` by every rank of the new world, of which this one has `rank`. The first that knows most says it."""
         self._seeks = True
         left_out, have_committed, had_to_do = (list(map(bool, one)) for one in zip(*known, strict=True))
         if any(had_to_do):
@@ -102,9 +103,9 @@ class BehindCommit:
                     self._step,
                 )
         elif any(have_committed) and have_committed.index(True) == rank and (plan.adopt or not all(have_committed)):
-            self._tell_what_may_be(plan, [at for at, has in enumerate(have_committed) if not has])
+            self._tell_what_may_be(plan, [job for job, has in zip(plan.ranks, have_committed, strict=True) if not has])
 
-    def _tell_what_may_be(self, plan: WorldPlan, lost: list[int]) -> None:
+    def _tell_what_may_be(self, plan: WorldPlan, lost: list[JobRank]) -> None:
         line = first_behind(self._places)
         if not line:
             return

@@ -38,6 +38,7 @@ from taskd.adaptors.training.state import TrainState
 from taskd.errors import CheckpointError, RestoreError
 from taskd.runtime.folders.ownfolder import OwnFolder
 from taskd.wire import text
+from taskd.wire.kinds import WorldRank
 from taskd.wire.messages import Condition
 
 _log = logging.getLogger(__name__)
@@ -177,7 +178,7 @@ class _Writer:
             return None
         place = files.reserve(self._directory, self._manifest.step, self._manifest.job_id, self._manifest.identity)
         if place.partial is not None and shutil.disk_usage(self._directory).free < self._content.size_bytes:
-            files.drop(place.partial, 0)
+            files.drop(place.partial, WorldRank(0))
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({self._free()})")
         return place
 
@@ -215,7 +216,7 @@ class _Writer:
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
                 checkpoint.save(self._content.entries, storage_writer=writer(folder))
         except checkpoint.CheckpointException as error:
-            why = {rank: f"{cause!r} ({self._free()})" for rank, (cause, _) in error.failures.items()}
+            why = {WorldRank(rank): f"{cause!r} ({self._free()})" for rank, (cause, _) in error.failures.items()}
             raise RankFailures(why) from error
 
     def _own_sizes(self, folder: OwnFolder) -> dict[str, int]:

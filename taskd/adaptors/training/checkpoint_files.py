@@ -29,6 +29,7 @@ from msgspec import Meta
 from taskd.runtime.folders.ownfolder import OwnFolder, owner_of_new_files
 from taskd.runtime.folders.regular import open_record
 from taskd.wire.bounds import MOST_RANKS, Counter, Line, Name
+from taskd.wire.kinds import WorldRank
 from taskd.wire.text import line
 
 FORMAT = 1
@@ -88,7 +89,7 @@ class CheckpointPath:
     partial: Path | None
 
 
-def position_file(rank: int) -> str:
+def position_file(rank: WorldRank) -> str:
     """Name of the file that holds the random numbers and data position of `rank`."""
     return f"position-{rank}.bin"
 
@@ -152,7 +153,7 @@ def complete(folder: OwnFolder, manifest: Manifest) -> Path:
     return final
 
 
-def drop(partial: Path, rank: int) -> None:
+def drop(partial: Path, rank: WorldRank) -> None:
     """Remove a partial directory, if it is still there and not complete. Any rank may call it at any time."""
     gone = partial.with_name(f"{partial.stem}.{rank}.partial")
     with contextlib.suppress(OSError):

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from taskd.errors import RestoreError
+from taskd.wire.kinds import WorldRank
 
 _log = logging.getLogger("taskd.adaptors.training.checkpoint")
 T = TypeVar("T")
@@ -24,7 +25,7 @@ OF_PARTS = (RuntimeError, ValueError, LookupError, ArithmeticError, TypeError, A
 class RankFailures(Exception):  # noqa: N818 - it is what several ranks have met, not an error of its own
     """At least one rank could not do its part. `by_rank` says who, and why."""
 
-    def __init__(self, by_rank: dict[int, str]) -> None:
+    def __init__(self, by_rank: dict[WorldRank, str]) -> None:
         super().__init__("; ".join(f"rank {rank}: {why}" for rank, why in sorted(by_rank.items())[:3]))
         self.by_rank = by_rank
 
@@ -34,7 +35,7 @@ class Ranks:
 
     def __init__(self) -> None:
         self._together = dist.is_available() and dist.is_initialized()
-        self.rank = dist.get_rank() if self._together else 0
+        self.rank = WorldRank(dist.get_rank() if self._together else 0)
         self.size = dist.get_world_size() if self._together else 1
 
     def gather(self, mine: T) -> list[T]:
@@ -58,7 +59,7 @@ class Ranks:
             why = str(error)
         except OF_PARTS as error:
             why = repr(error)
-        by_rank = {rank: said for rank, said in enumerate(self.gather(why)) if said}
+        by_rank = {WorldRank(rank): said for rank, said in enumerate(self.gather(why)) if said}
         if by_rank:
             raise RankFailures(by_rank)
         return results[0]
@@ -68,10 +69,10 @@ class Ranks:
         wanted = [*numbers, *(-number for number in numbers)]
         return self._lowest(wanted) == wanted
 
-    def first(self, mine: bool) -> int | None:
+    def first(self, mine: bool) -> WorldRank | None:
         """Return the lowest rank on which it is true; None if there is none."""
         (lowest,) = self._lowest([self.rank if mine else self.size])
-        return lowest if lowest < self.size else None
+        return WorldRank(lowest) if lowest < self.size else None
 
     def warn(self, message: str, *arguments: object) -> None:
         """Warn once, not on each rank."""

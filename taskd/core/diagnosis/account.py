@@ -14,6 +14,7 @@ from taskd.core.diagnosis.endings import describe, explain, out_of_memory
 from taskd.core.diagnosis.endings import size as amount
 from taskd.core.diagnosis.evidence import Child, Collective, Evidence
 from taskd.core.diagnosis.findings import Finding, Kind, names
+from taskd.wire.kinds import JobRank
 
 _TOLD_APART: Final = 4
 
@@ -163,12 +164,12 @@ WORDS: Final[Mapping[Kind, Callable[[Evidence], str]]] = {
 }
 
 
-def finding(rank: int, kind: Kind, known: Evidence, missing: Collective | None = None, more: str = "") -> Finding:
+def finding(rank: JobRank, kind: Kind, known: Evidence, missing: Collective | None = None, more: str = "") -> Finding:
     """What is held against a rank, with the operation that it has not entered."""
     return Finding(rank, kind, WORDS[kind](known) + more + _missing(missing))
 
 
-def who(rank: int, known: Evidence | None) -> str:
+def who(rank: JobRank, known: Evidence | None) -> str:
     """`rank 2 (node 0, pid 4242, step 41)`."""
     if known is None:
         return f"rank {rank}"
@@ -182,7 +183,7 @@ def who(rank: int, known: Evidence | None) -> str:
     return f"rank {rank} ({told})" if told else f"rank {rank}"
 
 
-def culprits_text(facts: Iterable[Finding], evidence: Mapping[int, Evidence]) -> str:
+def culprits_text(facts: Iterable[Finding], evidence: Mapping[JobRank, Evidence]) -> str:
     """What the culprits did, one after another; many of one kind as one, with what is held against the first."""
     sentences = []
     for kind, group in groupby(facts, key=lambda fact: fact.kind):
@@ -196,7 +197,7 @@ def culprits_text(facts: Iterable[Finding], evidence: Mapping[int, Evidence]) ->
     return "; ".join(sentences)
 
 
-def victims_text(waiting: Mapping[int, Collective | None], failed: Iterable[int]) -> str:
+def victims_text(waiting: Mapping[JobRank, Collective | None], failed: Iterable[JobRank]) -> str:
     """What the victims are in, or have come to."""
     parts = []
     if waiting:

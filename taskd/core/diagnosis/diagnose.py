@@ -35,6 +35,7 @@ from taskd.core.diagnosis.hangs import (
 from taskd.core.diagnosis.jobview import Cut, Found, JobView, Rule
 from taskd.core.diagnosis.proof import CERTAIN, prove
 from taskd.core.diagnosis.rhythm import Hang
+from taskd.wire.kinds import JobRank
 
 _STACKS_TOLD: Final = 2
 _FRAMES_TOLD: Final = 6
@@ -43,8 +44,8 @@ _OURS: Final = "/taskd/adaptors/"
 
 
 def diagnose(
-    evidence: Mapping[int, Evidence],
-    members: Collection[int] | None = None,
+    evidence: Mapping[JobRank, Evidence],
+    members: Collection[JobRank] | None = None,
     hang: Hang | None = None,
     cuts: Collection[Cut] = (),
 ) -> Diagnosis | None:
@@ -65,7 +66,7 @@ def diagnose(
     return None
 
 
-def lost_with_node(ranks: Collection[int], text: str) -> Diagnosis:
+def lost_with_node(ranks: Collection[JobRank], text: str) -> Diagnosis:
     """The diagnosis of ranks of which nothing can be known any more: `text` says what has happened to their node."""
     told = f"cannot be heard: {text}"
     facts = tuple(Finding(rank, Kind.SILENT, told) for rank in sorted(ranks))
@@ -105,7 +106,7 @@ def _diagnosis(view: JobView, rule: Rule, found: Found) -> Diagnosis:
     )
 
 
-def _stacks(view: JobView, culprits: Collection[int]) -> str:
+def _stacks(view: JobView, culprits: Collection[JobRank]) -> str:
     """Where those are that may be at work, for people."""
     shown = [rank for rank in sorted(culprits)[:_STACKS_TOLD] if rank in view.evidence]
     stacks = ((rank, view.evidence[rank].frames.stack) for rank in shown)
@@ -113,10 +114,10 @@ def _stacks(view: JobView, culprits: Collection[int]) -> str:
     return "".join(f" Stack of rank {rank}: {', called by '.join(stack)}." for rank, stack in told if stack)
 
 
-def _victims(view: JobView, culprits: Collection[int]) -> tuple[dict[int, Collective | None], list[int]]:
+def _victims(view: JobView, culprits: Collection[JobRank]) -> tuple[dict[JobRank, Collective | None], list[JobRank]]:
     """Those that wait, with what they wait in, and those that have failed because of others."""
     waits = view.waits
-    waiting: dict[int, Collective | None] = {**waits.stuck, **waits.unsure, **waits.waiting}
+    waiting: dict[JobRank, Collective | None] = {**waits.stuck, **waits.unsure, **waits.waiting}
     if view.hang is not None:
         for rank, known in view.evidence.items():
             is_waiting = waits_by_stack(known) or waits_on_device(known) or rank in view.behind_builders

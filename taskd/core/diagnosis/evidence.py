@@ -20,6 +20,7 @@ from taskd.wire.bounds import (
     Line,
     MaybeCounter,
     MaybeIndex,
+    MaybeNode,
     Measured,
     Name,
     Page,
@@ -208,7 +209,7 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """A communicator that the process has open. `number` is of the newest collective that it has entered."""
+    """A communicator that the process has open, with its `rank` of `ranks`. `number` is of its newest collective."""
 
     comm: Unsigned64
     number: Counter
@@ -378,7 +379,7 @@ class Frames:
 class Evidence:
     """One rank at one moment, in parts by what is told."""
 
-    node: MaybeIndex | None = None
+    node: MaybeNode | None = None
     process: Process | None = None
     cgroup: Cgroup | None = None
     end: EndSigns = EndSigns()

@@ -18,6 +18,7 @@ from taskd.core.diagnosis.endings import may_be_told_to_end
 from taskd.core.diagnosis.findings import Kind, names
 from taskd.core.diagnosis.jobview import Found, JobView, blame
 from taskd.core.diagnosis.mismatch import find_mismatches
+from taskd.wire.kinds import JobRank
 
 _AT_ONCE_S: Final = 0.05
 """Ends that are closer together are told of as if they came together: ages are not more exact."""
@@ -25,11 +26,11 @@ _NO_FAILURES: Final = (Kind.COLLATERAL, Kind.EXITED_EARLY)
 _MAY_FOLLOW: Final = (Kind.ABORTED, Kind.EXITED)
 
 
-def _failed(view: JobView) -> list[int]:
+def _failed(view: JobView) -> list[JobRank]:
     return [rank for rank, row in view.ends.items() if row.kind not in _NO_FAILURES]
 
 
-def _weak(view: JobView, rank: int) -> bool:
+def _weak(view: JobView, rank: JobRank) -> bool:
     kind, known = view.ends[rank].kind, view.evidence[rank]
     told_to_end = kind is Kind.KILLED and known.end.ending is not None and may_be_told_to_end(known.end.ending)
     return kind in _MAY_FOLLOW or told_to_end or (kind is Kind.EXCEPTION and may_blame_peer(known))
@@ -48,12 +49,12 @@ def perhaps_by_others(view: JobView) -> Found | None:
     return blame(view, _first(view, _failed(view)), view.ends)
 
 
-def _age(view: JobView, rank: int) -> float | None:
+def _age(view: JobView, rank: JobRank) -> float | None:
     ending = view.evidence[rank].end.ending
     return ending.age_s if ending is not None else None
 
 
-def _first(view: JobView, failed: Collection[int]) -> list[int]:
+def _first(view: JobView, failed: Collection[JobRank]) -> list[JobRank]:
     """Those of which it cannot be said that they came after another one."""
     ages = {rank: _age(view, rank) for rank in failed}
     first_s = max((age for age in ages.values() if age is not None), default=0.0)
@@ -84,7 +85,7 @@ def _silent_ends(view: JobView) -> bool:
     return all(ending is not None and ending.status in (None, 1) for ending in endings)
 
 
-def _finished(view: JobView, rank: int) -> bool:
+def _finished(view: JobView, rank: JobRank) -> bool:
     ending = view.evidence[rank].end.ending
     return ending is not None and ending.finished
 

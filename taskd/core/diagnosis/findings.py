@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from taskd.wire.kinds import JobRank
+
 _RANGES_TOLD: Final = 6
 
 
@@ -64,7 +66,7 @@ _PRECEDENCE: Final = {kind: place for place, kind in enumerate(Kind)}
 class Finding:
     """What was found on one rank. `text` is a sentence without its subject."""
 
-    rank: int
+    rank: JobRank
     kind: Kind
     text: str
 
@@ -82,8 +84,8 @@ class Diagnosis:
     """
 
     kind: Kind
-    culprits: tuple[int, ...]
-    victims: tuple[int, ...]
+    culprits: tuple[JobRank, ...]
+    victims: tuple[JobRank, ...]
     sentence: str
     facts: tuple[Finding, ...]
     proven: bool = True

@@ -19,6 +19,7 @@ from taskd.core.diagnosis.jobview import Found, JobView, blame
 from taskd.core.diagnosis.mismatch import majority
 from taskd.core.diagnosis.proof import doubt
 from taskd.core.diagnosis.waits import UNANSWERED_S, find_circles
+from taskd.wire.kinds import JobRank, NodeRank
 
 _WHATEVER_IT_WAITS_FOR: Final = (Kind.UNINTERRUPTIBLE, Kind.GIL_HELD)
 _OF_ANY: Final = (Kind.UNINTERRUPTIBLE, Kind.GIL_HELD, Kind.DISK_FULL, Kind.LOCK_FILE, Kind.DATA_BLOCKED)
@@ -88,7 +89,7 @@ def outside(view: JobView) -> Found | None:
     return blame(view, [rank for rank, row in rows.items() if row.kind is not Kind.BEHIND], rows)
 
 
-def _live(view: JobView) -> dict[int, Evidence]:
+def _live(view: JobView) -> dict[JobRank, Evidence]:
     """Ranks that live and are not seen to wait for anybody."""
     held_up = view.held_up
     return {
@@ -121,7 +122,7 @@ def cut_off(view: JobView) -> Found | None:
     return Found(facts, Kind.CONNECTION_CUT, (f"{reason}, and most often it is {_nodes(nodes)}",)) if facts else None
 
 
-def _nodes(nodes: Collection[int]) -> str:
+def _nodes(nodes: Collection[NodeRank]) -> str:
     return names(nodes).replace("rank", "node", 1)
 
 
@@ -136,7 +137,7 @@ def in_circle(view: JobView) -> Found | None:
     if view.hang is None:
         return None
     waiting = view.waits.waiting
-    blamed: dict[int, Collective] = {}
+    blamed: dict[JobRank, Collective] = {}
     circles = find_circles(view.waits)
     for circle in circles:
         places = {(waiting[rank].comm, waiting[rank].number) for rank in circle}
@@ -164,7 +165,7 @@ def presumed(view: JobView) -> Found | None:
     return _behind(live)
 
 
-def _behind(live: Mapping[int, Evidence]) -> Found | None:
+def _behind(live: Mapping[JobRank, Evidence]) -> Found | None:
     """The ranks of the lowest step, if others are further."""
     steps = {rank: known.position.step for rank, known in live.items() if known.position.step is not None}
     lowest = min(steps.values(), default=0)

@@ -10,33 +10,34 @@ from taskd.core.diagnosis.evidence import Evidence
 from taskd.core.diagnosis.findings import Finding, Kind, precedence
 from taskd.core.diagnosis.rhythm import Hang
 from taskd.core.diagnosis.waits import Waits, find_waits
+from taskd.wire.kinds import JobRank, NodeRank
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
     """A node that could not reach another one. The manager is node -1: what it cannot reach breaks a tie."""
 
-    source: int
-    target: int
+    source: NodeRank
+    target: NodeRank
 
 
 @dataclass(frozen=True)
 class JobView:
     """What is known of a job. `members` are the ranks of its world; some may be without evidence."""
 
-    evidence: Mapping[int, Evidence]
-    members: Collection[int]
+    evidence: Mapping[JobRank, Evidence]
+    members: Collection[JobRank]
     hang: Hang | None
     cuts: Collection[Cut]
 
     @cached_property
-    def ends(self) -> dict[int, Symptom]:
+    def ends(self) -> dict[JobRank, Symptom]:
         """Ranks that have failed, or have ended with status 0, each with its symptom."""
         rows = ((rank, condition_of_end(known)) for rank, known in self.evidence.items())
         return {rank: row for rank, row in rows if row is not None}
 
     @cached_property
-    def standing_still(self) -> dict[int, Symptom]:
+    def standing_still(self) -> dict[JobRank, Symptom]:
         """Ranks whose whole process stands still, each with its symptom."""
         rows = ((rank, condition_of_standstill(known)) for rank, known in self.evidence.items() if not known.gone)
         return {rank: row for rank, row in rows if row is not None and rank not in self.ends}
@@ -48,7 +49,7 @@ class JobView:
         return find_waits(self.evidence, self.members, {*gone, *self.ends, *self.standing_still})
 
     @cached_property
-    def behind_builders(self) -> set[int]:
+    def behind_builders(self) -> set[JobRank]:
         """Ranks that wait for a lock file of another living rank of this job: the cause is to be looked for there."""
         living = {rank: known for rank, known in self.evidence.items() if not known.gone}
         ranks = {(known.node, known.process.pid): rank for rank, known in living.items() if known.process is not None}
@@ -60,11 +61,11 @@ class JobView:
         return {rank for rank, owner in waiting.items() if ranks.get(owner, rank) != rank}
 
     @property
-    def held_up(self) -> set[int]:
+    def held_up(self) -> set[JobRank]:
         """Ranks that wait for another one: in a collective, or for what it builds."""
         return self.waits.held_up | self.behind_builders
 
-    def ended(self, *kinds: Kind) -> list[int]:
+    def ended(self, *kinds: Kind) -> list[JobRank]:
         """Ranks that have failed in one of these ways."""
         return [rank for rank, row in self.ends.items() if row.kind in kinds]
 
@@ -74,7 +75,7 @@ class JobView:
         return self.hang is not None or bool(self.ended(Kind.COLLATERAL))
 
     @cached_property
-    def silent(self) -> list[int]:
+    def silent(self) -> list[JobRank]:
         """Ranks without evidence."""
         return [rank for rank in self.members if rank not in self.evidence]
 
@@ -100,7 +101,7 @@ class Rule:
     names_victims: bool = True
 
 
-def blame(view: JobView, ranks: Iterable[int], rows: Mapping[int, Symptom]) -> Found | None:
+def blame(view: JobView, ranks: Iterable[JobRank], rows: Mapping[JobRank, Symptom]) -> Found | None:
     """Blame each of these ranks for its symptom; None if there are none."""
     blamed = sorted(ranks, key=lambda rank: precedence(rows[rank].kind))
     late = view.waits.late

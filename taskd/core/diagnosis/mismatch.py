@@ -18,6 +18,7 @@ from typing import Final, TypeAlias
 from taskd.core.diagnosis.evidence import Collective, Evidence
 from taskd.core.diagnosis.findings import Kind
 from taskd.core.diagnosis.operation import Operation
+from taskd.wire.kinds import JobRank
 
 _EQUAL_SIZES: Final = frozenset(
     (
@@ -44,11 +45,11 @@ class Deviation:
 class Mismatch:
     """The first collective in which the ranks of a communicator differ."""
 
-    deviations: Mapping[int, Deviation]
-    others: tuple[int, ...]
+    deviations: Mapping[JobRank, Deviation]
+    others: tuple[JobRank, ...]
 
 
-def find_mismatches(evidence: Mapping[int, Evidence], failed: Mapping[int, object]) -> list[Mismatch]:
+def find_mismatches(evidence: Mapping[JobRank, Evidence], failed: Mapping[JobRank, object]) -> list[Mismatch]:
     """For each communicator, the first number at which its ranks differ."""
     concerned = {
         (call.comm, call.number)
@@ -56,7 +57,7 @@ def find_mismatches(evidence: Mapping[int, Evidence], failed: Mapping[int, objec
         for call in _last(known, ended=rank in failed)
         if call.number
     }
-    calls: dict[tuple[int, int], dict[int, Collective]] = defaultdict(dict)
+    calls: dict[tuple[int, int], dict[JobRank, Collective]] = defaultdict(dict)
     for rank, known in evidence.items():
         for call in known.calls.collectives:
             if (call.comm, call.number) in concerned:
@@ -80,10 +81,10 @@ def _last(known: Evidence, *, ended: bool) -> list[Collective]:
     return list(newest.values())
 
 
-def _compare(calls: Mapping[int, Collective], evidence: Mapping[int, Evidence]) -> Mismatch | None:
+def _compare(calls: Mapping[JobRank, Collective], evidence: Mapping[JobRank, Evidence]) -> Mismatch | None:
     sized = all(call.bytes for call in calls.values())
     steps = {call.step for call in calls.values()}
-    groups: dict[object, list[int]] = defaultdict(list)
+    groups: dict[object, list[JobRank]] = defaultdict(list)
     for rank, call in calls.items():
         groups[_call(call, sized=sized), call.step if None not in steps else None].append(rank)
     if len(groups) < 2:
@@ -110,8 +111,8 @@ def _call(call: Collective, *, sized: bool) -> Call:
 
 
 def _usual(
-    groups: Mapping[object, list[int]], calls: Mapping[int, Collective], evidence: Mapping[int, Evidence]
-) -> list[int] | None:
+    groups: Mapping[object, list[JobRank]], calls: Mapping[JobRank, Collective], evidence: Mapping[JobRank, Evidence]
+) -> list[JobRank] | None:
     """The ranks that are right; None if nobody can tell."""
     most = max(map(len, groups.values()))
     largest = [ranks for ranks in groups.values() if len(ranks) == most]

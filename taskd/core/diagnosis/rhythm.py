@@ -24,8 +24,8 @@ Rules:
 2. What cannot be known is the first long gap of its sort. Up to 40 usual steps (or 2 s) none raises an alarm in the
    first 200 steps. After those, the first one of more than 3 usual steps and 2 s does, unless it is announced.
 3. What was interrupted because it took too long counts as such a gap: done again, it may take as long, and longer.
-4. A hang is the job's: no rank gets on. A rank that alone stays behind is named by `JobRhythm.lagging`.
-5. Memory is constant for the job, and one number pair for each rank. A step costs one search in 128 numbers.
+4. A hang is the job's: no rank gets on. A node that alone stays behind is named by `JobRhythm.lagging`.
+5. Memory is constant for the job, and one number pair for each node. A step costs one search in 128 numbers.
 """
 
 from bisect import bisect_left, insort
@@ -36,6 +36,7 @@ from typing import Final
 
 from taskd.core.diagnosis.gaps import Gaps
 from taskd.core.policy import Tempo
+from taskd.wire.kinds import NodeRank
 
 WINDOW: Final = 128
 _PHASES_KEPT: Final = 8
@@ -219,43 +220,43 @@ class Rhythm:
 
 @dataclass(slots=True)
 class JobRhythm:
-    """The rhythm of a job of many ranks: whoever is first to commit a step gives the beat."""
+    """The rhythm of a job of many nodes: whichever has the first rank to commit a step gives the beat."""
 
     tempo: Tempo = field(default_factory=Tempo)
     rhythm: Rhythm = field(init=False)
-    _ranks: dict[int, tuple[int, float]] = field(default_factory=dict)
-    _away: dict[int, Activity] = field(default_factory=dict)
+    _places: dict[NodeRank, tuple[int, float]] = field(default_factory=dict)
+    _away: dict[NodeRank, Activity] = field(default_factory=dict)
     _counts: Counter[Activity] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.rhythm = Rhythm(self.tempo)
 
     def begin(self, at_s: float) -> None:
-        """All ranks start, or start again after a recovery. Only the ranks that are heard from now on count."""
+        """All ranks start, or start again after a recovery. Only the nodes that are heard from now on count."""
         self.rhythm.begin(at_s)
         self.rhythm.step = -1
-        self._ranks.clear()
+        self._places.clear()
         self._away.clear()
         self._counts.clear()
 
-    def commit(self, rank: int, step: int, at_s: float) -> None:
-        """A rank has committed a step."""
-        before = self._ranks.get(rank)
+    def commit(self, place: NodeRank, step: int, at_s: float) -> None:
+        """A rank of this node has committed a step."""
+        before = self._places.get(place)
         if before is None or step != before[0]:
-            self._ranks[rank] = (step, at_s)
+            self._places[place] = (step, at_s)
         if step > self.rhythm.step:
             self.rhythm.commit(step, at_s)
 
-    def announce(self, rank: int, activity: Activity, at_s: float) -> None:
-        """A rank has announced this. The job is in a phase as long as one rank is."""
-        before = self._away.pop(rank, None)
+    def announce(self, place: NodeRank, activity: Activity, at_s: float) -> None:
+        """A rank of this node has announced this. The job is in a phase as long as one node is."""
+        before = self._away.pop(place, None)
         if before is not None:
             self._counts[before] -= 1
         if activity is not Activity.TRAINING:
-            self._away[rank] = activity
+            self._away[place] = activity
             self._counts[activity] += 1
-        if rank in self._ranks:
-            self._ranks[rank] = (self._ranks[rank][0], at_s)
+        if place in self._places:
+            self._places[place] = (self._places[place][0], at_s)
         phases = (Activity.CHECKPOINT, Activity.EVALUATION)
         self.rhythm.announce(next((one for one in phases if self._counts[one] > 0), Activity.TRAINING), at_s)
 
@@ -268,11 +269,11 @@ class JobRhythm:
         """The hang of the job; None while it makes progress."""
         return self.rhythm.hang(now_s)
 
-    def lagging(self, now_s: float) -> list[int]:
-        """Ranks that are behind and have been silent for longer than the job may be, while the others went on."""
+    def lagging(self, now_s: float) -> list[NodeRank]:
+        """Nodes that are behind and have been silent for longer than the job may be, while the others went on."""
         limit_s = self.rhythm.limit_s
         return sorted(
-            rank
-            for rank, (step, at_s) in self._ranks.items()
-            if step < self.rhythm.step and now_s - at_s > limit_s and rank not in self._away
+            place
+            for place, (step, at_s) in self._places.items()
+            if step < self.rhythm.step and now_s - at_s > limit_s and place not in self._away
         )

@@ -20,6 +20,7 @@ from typing import Final
 
 from taskd.core.diagnosis.evidence import Collective, Evidence
 from taskd.core.diagnosis.operation import Operation
+from taskd.wire.kinds import JobRank
 
 UNANSWERED_S: Final = 1.0
 """A healthy process answers five times a second."""
@@ -39,18 +40,18 @@ class Waits:
 
     """
 
-    waiting: dict[int, Collective] = field(default_factory=dict)
-    unsure: dict[int, Collective] = field(default_factory=dict)
-    stuck: dict[int, Collective] = field(default_factory=dict)
-    late: dict[int, Collective] = field(default_factory=dict)
-    holder: dict[int, int] = field(default_factory=dict)
+    waiting: dict[JobRank, Collective] = field(default_factory=dict)
+    unsure: dict[JobRank, Collective] = field(default_factory=dict)
+    stuck: dict[JobRank, Collective] = field(default_factory=dict)
+    late: dict[JobRank, Collective] = field(default_factory=dict)
+    holder: dict[JobRank, JobRank] = field(default_factory=dict)
 
     @property
-    def held_up(self) -> set[int]:
+    def held_up(self) -> set[JobRank]:
         """All that wait."""
         return {*self.waiting, *self.unsure, *self.stuck}
 
-    def roots(self) -> dict[int, Collective]:
+    def roots(self) -> dict[JobRank, Collective]:
         """Who holds others up and waits for nobody, with the operation that it has not entered."""
         held_up = self.held_up
         return {rank: operation for rank, operation in self.late.items() if rank not in held_up}
@@ -59,9 +60,9 @@ class Waits:
 class _Roster:
     """Which ranks belong to which communicator, and how far each of them is."""
 
-    def __init__(self, evidence: Mapping[int, Evidence], members: Collection[int]) -> None:
-        self.entered: dict[int, dict[int, int]] = defaultdict(dict)
-        self.seats: dict[tuple[int, int], int] = {}
+    def __init__(self, evidence: Mapping[JobRank, Evidence], members: Collection[JobRank]) -> None:
+        self.entered: dict[int, dict[JobRank, int]] = defaultdict(dict)
+        self.seats: dict[tuple[int, int], JobRank] = {}
         self._sizes: dict[int, int] = {}
         self._all_heard = len(evidence) == len(members)
         for rank, known in evidence.items():
@@ -76,7 +77,7 @@ class _Roster:
         self._complete(evidence, members)
         self.last = {comm: min(numbers, key=numbers.__getitem__) for comm, numbers in self.entered.items()}
 
-    def _complete(self, evidence: Mapping[int, Evidence], members: Collection[int]) -> None:
+    def _complete(self, evidence: Mapping[JobRank, Evidence], members: Collection[JobRank]) -> None:
         """Those that belong to a communicator of the whole job and have not opened it yet, or have left no note."""
         for comm, numbers in self.entered.items():
             if self._sizes.get(comm) == len(members) > len(numbers):
@@ -87,13 +88,13 @@ class _Roster:
         size = self._sizes.get(comm, -1)
         return len(self.entered[comm]) >= size if size > 0 else self._all_heard
 
-    def holder(self, call: Collective) -> int | None:
+    def holder(self, call: Collective) -> JobRank | None:
         """One of those that have entered the fewest of its communicator's collectives, if that is behind this call."""
         last = self.last[call.comm]
         return last if self.entered[call.comm][last] < call.number else None
 
 
-def find_waits(evidence: Mapping[int, Evidence], members: Collection[int], still: Collection[int]) -> Waits:
+def find_waits(evidence: Mapping[JobRank, Evidence], members: Collection[JobRank], still: Collection[JobRank]) -> Waits:
     """Who waits for whom. The ranks in `still` are dead or stand still as a whole: they wait for nobody."""
     roster, waits = _Roster(evidence, members), Waits()
     fronts: dict[int, list[Collective]] = defaultdict(list)
@@ -124,7 +125,9 @@ def _pending(known: Evidence, roster: _Roster) -> Iterator[Collective]:
         yield from (call for call in newest if roster.holder(call) is not None or not roster.whole(call.comm))
 
 
-def _sort_in(waits: Waits, roster: _Roster, evidence: Mapping[int, Evidence], rank: int, call: Collective) -> None:
+def _sort_in(
+    waits: Waits, roster: _Roster, evidence: Mapping[JobRank, Evidence], rank: JobRank, call: Collective
+) -> None:
     if call.number:
         holder, known = roster.holder(call), roster.whole(call.comm)
     else:
@@ -140,7 +143,7 @@ def _sort_in(waits: Waits, roster: _Roster, evidence: Mapping[int, Evidence], ra
     place.setdefault(rank, call)
 
 
-def _meets(partner: Evidence, call: Collective, roster: _Roster, rank: int) -> bool:
+def _meets(partner: Evidence, call: Collective, roster: _Roster, rank: JobRank) -> bool:
     """The partner is at the other end of this transfer."""
     other = _TRANSFERS.get(call.op)
     return any(
@@ -152,7 +155,7 @@ def _meets(partner: Evidence, call: Collective, roster: _Roster, rank: int) -> b
     )
 
 
-def _note_late(waits: Waits, entered: Mapping[int, int], calls: list[Collective]) -> None:
+def _note_late(waits: Waits, entered: Mapping[JobRank, int], calls: list[Collective]) -> None:
     """Each rank that has not entered the newest of the calls, with the first of them that it has not."""
     first = {call.number: call for call in reversed(calls)}
     numbers = sorted(first)
@@ -161,13 +164,13 @@ def _note_late(waits: Waits, entered: Mapping[int, int], calls: list[Collective]
             waits.late.setdefault(rank, first[numbers[bisect_right(numbers, number)]])
 
 
-def find_circles(waits: Waits) -> list[list[int]]:
+def find_circles(waits: Waits) -> list[list[JobRank]]:
     """Ranks that wait for each other in a circle, in different operations."""
-    circles: list[list[int]] = []
-    visit: dict[int, int] = {}
+    circles: list[list[JobRank]] = []
+    visit: dict[JobRank, int] = {}
     for number, start in enumerate(waits.waiting):
-        path: list[int] = []
-        rank: int | None = start
+        path: list[JobRank] = []
+        rank: JobRank | None = start
         while rank is not None and rank not in visit:
             visit[rank] = number
             path.append(rank)

@@ -24,6 +24,7 @@ from taskd.core.diagnosis.evidence import Evidence, Standing
 from taskd.core.diagnosis.findings import PRESUMED, Diagnosis, Kind
 from taskd.core.diagnosis.rhythm import Activity, Hang, JobRhythm
 from taskd.core.policy import Tempo
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Progress
 
 AGAIN_S: Final = (60.0, 1800.0)
@@ -83,8 +84,8 @@ class Watch:
     asked: int = 0
     """How often it was."""
     answered: set[str] = field(default_factory=set)
-    _evidence: dict[int, tuple[Evidence, float]] = field(default_factory=dict)
-    _active: set[int] = field(default_factory=set)
+    _evidence: dict[JobRank, tuple[Evidence, float]] = field(default_factory=dict)
+    _active: set[NodeRank] = field(default_factory=set)
     """Nodes with a rank that trains."""
     _alarm: tuple[int, int] = (-1, 0)
     """The step of the newest alarm, and how many there were at it."""
@@ -106,7 +107,7 @@ class Watch:
         self.doubt = None
         self.close()
 
-    def progress(self, place: int, progress: Progress | None, now_s: float) -> None:
+    def progress(self, place: NodeRank, progress: Progress | None, now_s: float) -> None:
         """What a node says of the newest step of its ranks."""
         if progress is None:
             self._active.discard(place)
@@ -169,7 +170,7 @@ class Watch:
         self.probe, self.asked_s, self.hang = probe, now_s, hang
         self.answered.clear()
 
-    def hear(self, agent_id: str, probe: int, evidence: Mapping[int, Evidence], now_s: float) -> None:
+    def hear(self, agent_id: str, probe: int, evidence: Mapping[JobRank, Evidence], now_s: float) -> None:
         """An agent has reported, asked or not."""
         if probe == self.probe:
             self.answered.add(agent_id)
@@ -178,11 +179,11 @@ class Watch:
             if before is None or before[0].end.ending is None or known.end.ending is not None:
                 self._evidence[rank] = (known, now_s)
 
-    def evidence(self, now_s: float) -> dict[int, Evidence]:
+    def evidence(self, now_s: float) -> dict[JobRank, Evidence]:
         """What is known by now."""
         return {rank: _aged(known, now_s - heard_s) for rank, (known, heard_s) in self._evidence.items()}
 
-    def diagnosis(self, members: Collection[int], now_s: float) -> Diagnosis | None:
+    def diagnosis(self, members: Collection[JobRank], now_s: float) -> Diagnosis | None:
         """What the evidence comes to; None without any."""
         known = self.evidence(now_s)
         return diagnose(known, members, self.hang) if known or self.hang is not None else None
@@ -197,15 +198,15 @@ class Watch:
         steps = (known.position.step for known, _ in self._evidence.values())
         return max((step for step in steps if step is not None), default=-1)
 
-    def excuse(self, diagnosis: Diagnosis | None) -> tuple[int, Activity] | None:
+    def excuse(self, diagnosis: Diagnosis | None) -> tuple[NodeRank, Activity] | None:
         """The phase that explains the silence, and the node that is in it; None if none does."""
         if self.hang is None or (diagnosis is not None and not _may_be_silence(diagnosis)):
             return None
-        for rank, (known, _) in sorted(self._evidence.items()):
+        for _, (known, _) in sorted(self._evidence.items()):
             said = known.position.standing
             activity = _ACTIVITIES.get(said) if said is not None and not known.gone else None
-            if activity is not None and activity is not self.rhythm.rhythm.activity:
-                return (known.node if known.node is not None else rank), activity
+            if known.node is not None and activity is not None and activity is not self.rhythm.rhythm.activity:
+                return known.node, activity
         return None
 
     @property

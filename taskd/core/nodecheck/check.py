@@ -44,7 +44,7 @@ class NodeCheck:
         self._policy = policy or CheckPolicy()
         self._past = baseline or Baseline()
         self._book = Book(tuple(nodes), tuple(known_good))
-        if len(self._book.place) != len(self._book.names):
+        if len(self._book.index) != len(self._book.names):
             raise ValueError(
                 f"a node is named twice in {self._book.names}; name each once, newcomers not as known good"
             )

@@ -81,15 +81,15 @@ def choose_out(diagnosis: CheckDiagnosis, *, exclude_stragglers: bool) -> tuple[
         if found.health in words:
             out[name] = Leave(name, words[found.health], f"{name} {found.text}")
     links = [link for link in diagnosis.links if link.health in words and out.keys().isdisjoint(link.edge)]
-    place = {name: number for number, name in enumerate(diagnosis.nodes)}
+    index = {name: number for number, name in enumerate(diagnosis.nodes)}
     while links:
-        shared = Counter(name for link in links for name in link.edge if name in place)
-        leaver = max(shared, key=lambda name: (shared[name], place[name]))
+        shared = Counter(name for link in links for name in link.edge if name in index)
+        leaver = max(shared, key=lambda name: (shared[name], index[name]))
         link = next(link for link in links if leaver in link.edge)  # one that is down, if there is one
         peer = link.edge[0] if link.edge[1] == leaver else link.edge[1]
         out[leaver] = Leave(leaver, f"The link to {peer} is {link.health.value}: {link.text}.", link.text)
         links = [link for link in links if leaver not in link.edge]
-    return tuple(sorted(out.values(), key=lambda leave: place[leave.node]))
+    return tuple(sorted(out.values(), key=lambda leave: index[leave.node]))
 
 
 def judge(

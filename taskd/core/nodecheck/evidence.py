@@ -140,7 +140,7 @@ class Book:
     def __init__(self, nodes: tuple[str, ...], known_good: tuple[str, ...]) -> None:
         self.judged, self.known_good = nodes, known_good
         self.names = (*known_good, *nodes)
-        self.place = {name: place for place, name in enumerate(self.names)}
+        self.index = {name: index for index, name in enumerate(self.names)}
         self.own: dict[str, list[Own]] = {name: [] for name in nodes}
         self.tries: dict[Edge, list[Try]] = {}
         self.down: set[str] = set()
@@ -157,7 +157,7 @@ class Book:
 
     def edge(self, one: str, other: str) -> Edge:
         """The two in order."""
-        return (one, other) if self.place[one] < self.place[other] else (other, one)
+        return (one, other) if self.index[one] < self.index[other] else (other, one)
 
     def take(self, round_: Round, own: Mapping[str, Own], trials: Mapping[Edge, Measured]) -> None:
         """The results of a round. What is missing has failed."""
@@ -218,7 +218,7 @@ class Book:
             for edge, tries in self.tries.items()
             if not tries[-1].measured.ok
             and all(self.passed_in[name] >= tries[-1].number and self.is_good(name) for name in edge)
-            and self.place[edge[1]] >= len(self.known_good)
+            and self.index[edge[1]] >= len(self.known_good)
         ]
 
     def _is_down(self, name: str) -> bool:

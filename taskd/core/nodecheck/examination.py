@@ -18,6 +18,7 @@ from taskd.core.nodecheck.diagnosis import CheckDiagnosis, Leave
 from taskd.core.nodecheck.evidence import CheckPolicy, Edge, Margins, Round, RoundTimeout, merged, timeout_s
 from taskd.core.policy import NodeCheckPolicy, Policy
 from taskd.wire.checks import Examine, Examined, Own, Trial, TrialResult
+from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import NodeStatus
 
 GRACE_S = 5.0
@@ -66,7 +67,7 @@ class Checked:
 class Wanted:
     """A node has to leave: another is wanted in its place."""
 
-    node_rank: int
+    node_rank: NodeRank
     reason: str
 
 

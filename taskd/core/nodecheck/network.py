@@ -116,12 +116,12 @@ class Network:
         return [name for name in self._book.judged if shown.get(name, least) < least and name not in down]
 
     def _low_links(self) -> list[Edge]:
-        known, place = len(self._book.known_good), self._book.place
+        known, index = len(self._book.known_good), self._book.index
         slow = [edge for rates in (self._alone, self._shared) for edge, rate in rates.items() if rate < self._least]
         return [
             edge
             for edge in dict.fromkeys(slow)
-            if place[edge[1]] >= known and self._link(edge) < self._least and all(map(self.is_fast, edge))
+            if index[edge[1]] >= known and self._link(edge) < self._least and all(map(self.is_fast, edge))
         ]
 
     def _is_enough(self, name: str) -> bool:

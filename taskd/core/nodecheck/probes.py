@@ -12,6 +12,7 @@ from typing import Final
 
 from taskd.core.diagnosis.endings import in_words
 from taskd.wire.checks import Own, TrialResult
+from taskd.wire.kinds import LocalRank
 from taskd.wire.probes import ProbeOrder, ProbeResult
 
 CHECK_NAME: Final = "taskd-check"
@@ -87,9 +88,9 @@ def _versions(owns: Sequence[Own]) -> dict[str, str]:
     return {name: " / ".join(sorted(known)) for name, known in values.items()}
 
 
-def _cause(found: Sequence[tuple[int, str]], of: int) -> str:
+def _cause(found: Sequence[tuple[LocalRank, str]], of: int) -> str:
     """Each cause once, after the local ranks that have it. Nothing stands before that of a node of one rank."""
-    ranks: dict[str, list[int]] = {}
+    ranks: dict[str, list[LocalRank]] = {}
     for rank, cause in found:
         if cause:
             ranks.setdefault(cause, []).append(rank)
@@ -98,7 +99,7 @@ def _cause(found: Sequence[tuple[int, str]], of: int) -> str:
     return "; ".join(told[:_MOST_CAUSES]) + (f"; and {more} more" if more > 0 else "")
 
 
-def _whose(ranks: Sequence[int], of: int) -> str:
+def _whose(ranks: Sequence[LocalRank], of: int) -> str:
     if of == 1:
         return ""
     if len(ranks) == of:

@@ -10,7 +10,7 @@ from taskd.core.diagnosis.rhythm import Hang
 from taskd.core.recovery.events import AnyEvent
 from taskd.core.recovery.phases import AnyPhase
 from taskd.core.recovery.record import FaultRecord
-from taskd.wire.kinds import NodeRank
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Directive
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Diagnosed:
 
     fault: int
     diagnosis: Diagnosis
-    evidence: Mapping[int, Evidence]
+    evidence: Mapping[JobRank, Evidence]
     hang: Hang | None
     since_s: float
     step: int

@@ -110,7 +110,7 @@ def _fault(job: Job, rank: JobRank, cause: Cause, now_s: float) -> Fault:
     if not job.failed_to_start(rank, now_s):
         return Fault(rank, job.step, cause)
     status = job.world.ranks[rank].known
-    return Fault(-1, -1, cause, early=True, raised=cause.raised and status is not None and not status.kind)
+    return Fault(JobRank(-1), -1, cause, early=True, raised=cause.raised and status is not None and not status.kind)
 
 
 def fail(job: Job, _now_s: float, why: str, *, at_once: bool = False) -> None:

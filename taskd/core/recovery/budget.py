@@ -20,6 +20,7 @@ Rules:
 from dataclasses import dataclass, field
 
 from taskd.core.recovery.causes import Cause
+from taskd.wire.kinds import JobRank
 
 DEFAULT_MAX_RESTARTS = 32767
 EARLY_S = 60.0
@@ -29,7 +30,7 @@ EARLY_S = 60.0
 class Fault:
     """What the budget counts by: where it struck and how."""
 
-    rank: int
+    rank: JobRank
     step: int
     cause: Cause
     early: bool = False

@@ -43,7 +43,7 @@ class Case:
     """The fault with the newest number is under way."""
     opened_at: int = -1
     """The newest step at that time."""
-    reported: tuple[Kind, tuple[int, ...]] | None = None
+    reported: tuple[Kind, tuple[JobRank, ...]] | None = None
     since_s: float | None = None
     """When the fault was first known."""
 
@@ -185,7 +185,9 @@ def _report_if_new(job: "Job", now_s: float, diagnosis: Diagnosis, *, live: bool
         report(job, now_s, diagnosis, case.watch.evidence(now_s), reported=not quiet)
 
 
-def report(job: "Job", now_s: float, diagnosis: Diagnosis, evidence: Mapping[int, Evidence], *, reported: bool) -> None:
+def report(
+    job: "Job", now_s: float, diagnosis: Diagnosis, evidence: Mapping[JobRank, Evidence], *, reported: bool
+) -> None:
     """The newest fault has this diagnosis. `reported`: nothing else tells of it."""
     job.out.append(
         Diagnosed(

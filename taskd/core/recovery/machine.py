@@ -43,7 +43,7 @@ from taskd.core.recovery.table import TABLE
 from taskd.core.recovery.world import World
 from taskd.core.table import Row
 from taskd.errors import TransitionError
-from taskd.wire.kinds import NodeRank
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Directive, NodeStatus, Order
 
 ASK_STRAYED_S = 0.1
@@ -143,7 +143,9 @@ class Recovery:
             self.fire(Echoed(), now_s)
         return self._flush(now_s)
 
-    def hear_evidence(self, agent_id: str, probe: int, evidence: Mapping[int, Evidence], now_s: float) -> list[Action]:
+    def hear_evidence(
+        self, agent_id: str, probe: int, evidence: Mapping[JobRank, Evidence], now_s: float
+    ) -> list[Action]:
         """An agent says what it knows of its own processes, asked (`Directive.probe`) or because one has ended."""
         if not self.superseded and self.phase is not Phase.FORMING:
             observing.note_evidence(self.job, self.phase, agent_id, probe, evidence, now_s)
@@ -197,7 +199,7 @@ class Recovery:
         job = self.job
         if self.phase is Phase.RUNNING:
             leaves = pace.compare_paces(job, now_s)
-            place = NodeRank(leaves.places[0]) if leaves is not None else None
+            place = leaves.places[0] if leaves is not None else None
             if leaves is not None and place is not None and not self._drain_refusal("", place):
                 self.fire(Drained(place, leaves.reason), now_s)
         if self.phase is Phase.RUNNING and job.case.watch.question(now_s) is not None:
@@ -207,7 +209,7 @@ class Recovery:
 
     # ---- what happens
 
-    def row(self, event: Event, subject: int | None = None) -> Row[Handler, Phase]:
+    def row(self, event: Event, subject: JobRank | None = None) -> Row[Handler, Phase]:
         """What is done about an event in the present phase. `subject` is a rank, for the error's text.
 
         Raises:

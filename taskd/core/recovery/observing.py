@@ -1,6 +1,7 @@
 """What is heard of the ranks beside their stages: how far and how fast they are, and what evidence there is of them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from taskd.core.diagnosis.evidence import Evidence
 from taskd.core.recovery.actions import Note
@@ -8,7 +9,7 @@ from taskd.core.recovery.case import OWN_ERRORS, STEPS_AHEAD, close_case, open_c
 from taskd.core.recovery.job import Job
 from taskd.core.recovery.pace import note_not_finite, note_spans
 from taskd.core.recovery.phases import LIVE, Phase
-from taskd.wire.kinds import NodeRank
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import NodeStatus
 
 
@@ -38,13 +39,14 @@ def _note_end_of_doubt(job: Job, now_s: float) -> None:
 
 
 def note_evidence(
-    job: Job, phase: Phase, agent_id: str, probe: int, evidence: Mapping[int, Evidence], now_s: float
+    job: Job, phase: Phase, agent_id: str, probe: int, evidence: Mapping[JobRank, Evidence], now_s: float
 ) -> None:
     """What an agent knows of its processes. What it says of ranks that are not its own is passed over."""
     places, case = job.world.nodes.known_places(agent_id), job.case
     if not places:
         return
-    own = {rank: known for rank, known in evidence.items() if rank // job.policy.ranks_per_node in places}
+    at = {rank: place for rank in evidence if (place := job.policy.place_of(rank)) in places}
+    own = {rank: _on_node(evidence[rank], place) for rank, place in at.items()}
     case.watch.hear(agent_id, probe, own, now_s)
     seen = {rank: known for rank, known in own.items() if known.non_finite is not None}
     if seen:
@@ -54,6 +56,11 @@ def note_evidence(
         report_diagnosis(job, now_s, live=live)
     elif not case.open and live and case.watch.hang is None:
         _note_own_error(job, now_s)
+
+
+def _on_node(known: Evidence, place: NodeRank) -> Evidence:
+    """The evidence of a rank of this place, which its agent may not know or say."""
+    return known if known.node == place else replace(known, node=place)
 
 
 def _note_own_error(job: Job, now_s: float) -> None:

@@ -19,6 +19,7 @@ from taskd.core.stragglers.detector import Layout
 from taskd.core.stragglers.diagnosis import Straggler
 from taskd.core.stragglers.exclusion import Exclusion, exclusion
 from taskd.core.stragglers.pacing import Pacing
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import RankSpan
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ class PaceFacts:
     """Whose nodes may have to leave."""
     refused: set[str] = field(default_factory=set)
     """Why none of them did, as far as it was reported."""
-    not_finite: dict[int, Evidence] = field(default_factory=dict)
-    reported: tuple[int, ...] = ()
+    not_finite: dict[JobRank, Evidence] = field(default_factory=dict)
+    reported: tuple[JobRank, ...] = ()
     """The ranks that were named for losses that are not finite."""
 
 
@@ -55,8 +56,8 @@ def note_spans(job: "Job", spans: Sequence[RankSpan]) -> None:
     pace, world = job.pace, job.world
     if pace.pacing is None:
         crowded = any(0 < view.status.cores < len(view.status.ranks) for view in world.nodes.by_place.values())
-        stages = {int(rank): job.policy.stage_of(rank) for rank in world.ranks}
-        nodes = {int(rank): int(view.node_rank) for rank, view in world.ranks.items()}
+        stages = {rank: job.policy.stage_of(rank) for rank in world.ranks}
+        nodes = {rank: view.node_rank for rank, view in world.ranks.items()}
         pace.pacing = Pacing(Layout(nodes, stages), crowded=crowded)
     pace.pacing.hear(spans)
 
@@ -83,7 +84,7 @@ def compare_paces(job: "Job", now_s: float) -> Exclusion | None:
     return None
 
 
-def note_not_finite(job: "Job", now_s: float, seen: Mapping[int, Evidence]) -> None:
+def note_not_finite(job: "Job", now_s: float, seen: Mapping[JobRank, Evidence]) -> None:
     """Report losses that were NaN or infinite, with the rank that was the first to see one."""
     pace = job.pace
     before = set(pace.not_finite)

@@ -229,5 +229,5 @@ def strategy_name(strategy: Strategy, restart: bool) -> str:
     return f"{strategy.value} of all processes" if restart else strategy.value
 
 
-def _ranks(ranks: Collection[int]) -> str:
+def _ranks(ranks: Collection[JobRank]) -> str:
     return ", ".join(str(r) for r in ranks)

@@ -211,11 +211,11 @@ class Comparison:
         if self._rows % BLOCK == 0:
             self._settle()
         found = []
-        for place, unit in enumerate(self.units):
+        for index, unit in enumerate(self.units):
             if unit.told:
                 unit.told = unit.score > 0
             elif (unit.changed >= limit or unit.standing >= limit + STANDING_MORE) and unit.lasted >= LEAST_STEPS:
-                found.append(place)
+                found.append(index)
         return found
 
     def _begin(self) -> None:

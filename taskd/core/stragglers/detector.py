@@ -17,11 +17,12 @@ from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from taskd.core.stragglers.compare import EVEN, LEARN, SLOW, Comparison, median, steps_needed
 from taskd.core.stragglers.diagnosis import Column, SlowCause, Straggler, explain_rank, explain_unit
 from taskd.core.stragglers.work import WorkLaw
+from taskd.wire.kinds import JobRank, NodeRank
 
 WARM_UP: Final = 8
 WINDOW: Final = 64
@@ -33,6 +34,8 @@ _STEP_STEPS: Final = 512
 _LATELY: Final = 5
 _LEAST_S: Final = 1e-9
 
+T = TypeVar("T")
+
 
 class Step(NamedTuple):
     """One step of one rank, or the mean of `steps` that lie one after the other, of which `step` is the last.
@@ -41,7 +44,7 @@ class Step(NamedTuple):
     0 if it is not known.
     """
 
-    rank: int
+    rank: JobRank
     step: int
     own_s: float
     waited_s: float
@@ -59,22 +62,22 @@ class Step(NamedTuple):
 class Layout:
     """Where the ranks are: the node of each, and, if the job has said so, its stage of the pipeline."""
 
-    nodes: Mapping[int, int]
-    stages: Mapping[int, int] = field(default_factory=dict)
+    nodes: Mapping[JobRank, NodeRank]
+    stages: Mapping[JobRank, int] = field(default_factory=dict)
 
-    def ranks_by_node(self) -> dict[int, list[int]]:
+    def ranks_by_node(self) -> dict[NodeRank, list[JobRank]]:
         """The ranks of each node."""
         return _grouped(self.nodes)
 
-    def ranks_by_stage(self) -> dict[int, list[int]]:
+    def ranks_by_stage(self) -> dict[int, list[JobRank]]:
         """The ranks of each stage; nothing if it is not known of all."""
         return _grouped(self.stages) if self.stages.keys() >= self.nodes.keys() else {}
 
 
-def _grouped(places: Mapping[int, int]) -> dict[int, list[int]]:
-    groups: dict[int, list[int]] = {}
-    for rank in sorted(places):
-        groups.setdefault(places[rank], []).append(rank)
+def _grouped(numbers: Mapping[JobRank, T]) -> dict[T, list[JobRank]]:
+    groups: dict[T, list[JobRank]] = {}
+    for rank in sorted(numbers):
+        groups.setdefault(numbers[rank], []).append(rank)
     return groups
 
 
@@ -84,11 +87,11 @@ class Stragglers:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._ranks = sorted(layout.nodes)
-        place = {rank: number for number, rank in enumerate(self._ranks)}
-        groups = {node: [place[rank] for rank in ranks] for node, ranks in layout.ranks_by_node().items()}
+        at = {rank: index for index, rank in enumerate(self._ranks)}
+        groups = {node: [at[rank] for rank in ranks] for node, ranks in layout.ranks_by_node().items()}
         whole = len(groups) > 1 and min(map(len, groups.values())) > 1
-        self._nodes: dict[int, list[int]] = groups if whole else {}
-        self._stages = [[place[rank] for rank in ranks] for ranks in layout.ranks_by_stage().values()]
+        self._nodes: dict[NodeRank, list[int]] = groups if whole else {}
+        self._stages = [[at[rank] for rank in ranks] for ranks in layout.ranks_by_stage().values()]
         self.restart()
 
     def restart(self) -> None:
@@ -128,27 +131,32 @@ class Stragglers:
         column = Column(steps[0].step, steps[0].steps, array("d", values), *_columns(steps), array("d", given))
         self._begun_at = column.first if self._begun_at < 0 else self._begun_at
         self._window.append(column)
-        ranks = self._by_rank.note(values, column.steps)
-        nodes = self._by_node.note(
-            [median([values[p] for p in places]) for places in self._nodes.values()], column.steps
+        slow_ranks = self._by_rank.note(values, column.steps)
+        slow_nodes = self._by_node.note(
+            [median([values[index] for index in indices]) for indices in self._nodes.values()], column.steps
         )
         links = self._network.note([column.transfer_s() / self._usual_step_s(column.lasted_s())], column.steps)
         heavy = self._given.note(given, column.steps) if any(given) else []
-        return (*self._tell(ranks, nodes), *self._tell_link(links), *self._tell_work(heavy), *self._tell_stages())
+        return (
+            *self._tell(slow_ranks, slow_nodes),
+            *self._tell_link(links),
+            *self._tell_work(heavy),
+            *self._tell_stages(),
+        )
 
-    def times(self) -> dict[int, tuple[float, float, float]]:
+    def times(self) -> dict[JobRank, tuple[float, float, float]]:
         """Of each rank what it has needed itself for a step lately, what it waited for others, and what for data."""
         newest = [*self._window][-_LATELY:]
         return {
             rank: (
-                median([column.own_s[place] for column in newest]),
-                median([column.waited_s[place] for column in newest]),
-                median([column.data_s[place] for column in newest]),
+                median([column.own_s[index] for column in newest]),
+                median([column.waited_s[index] for column in newest]),
+                median([column.data_s[index] for column in newest]),
             )
-            for place, rank in enumerate(self._ranks if newest else ())
+            for index, rank in enumerate(self._ranks if newest else ())
         }
 
-    def lasts(self, ranks: Sequence[int]) -> bool:
+    def lasts(self, ranks: Sequence[JobRank]) -> bool:
         """Whether all of these ranks are as slow as they were told to be."""
         units = dict(zip(self._ranks, self._by_rank.units, strict=False))
         return all(rank in units and units[rank].told for rank in ranks)
@@ -200,40 +208,41 @@ class Stragglers:
         centre = median(values)
         self._stages_seen += 1
         weight = 1 / min(self._stages_seen, _STAGE_STEPS)
-        for number, places in enumerate(self._stages):
-            own = median([values[place] for place in places]) - centre
+        for number, indices in enumerate(self._stages):
+            own = median([values[index] for index in indices]) - centre
             self._stage_offsets[number] += (own - self._stage_offsets[number]) * weight
-            for place in places:
-                values[place] -= self._stage_offsets[number]
+            for index in indices:
+                values[index] -= self._stage_offsets[number]
 
     # ---- what is told
 
-    def _tell(self, ranks: Sequence[int], nodes: Sequence[int]) -> list[Straggler]:
+    def _tell(self, slow_ranks: Sequence[int], slow_nodes: Sequence[int]) -> list[Straggler]:
+        """Both are given by their indices."""
         told = []
-        for number in nodes:
-            places = [*self._nodes.values()][number]
+        for number in slow_nodes:
+            indices = [*self._nodes.values()][number]
             unit = self._by_node.units[number]
-            found = explain_unit(self._window, unit, places, self._ranks, self._begun_at)
+            found = explain_unit(self._window, unit, indices, self._ranks, self._begun_at)
             if found is not None:
                 unit.told = True
-                self._mark(places)
+                self._mark(indices)
                 told.append(found)
-        for place in ranks:
-            unit = self._by_rank.units[place]
+        for index in slow_ranks:
+            unit = self._by_rank.units[index]
             if unit.told:
                 continue
-            found = explain_rank(self._window, unit, place, self._node_of(place), self._ranks, self._begun_at)
+            found = explain_rank(self._window, unit, index, self._node_of(index), self._ranks, self._begun_at)
             if found is not None:
                 self._mark([self._ranks.index(rank) for rank in found.ranks])
                 told.append(found)
         return told
 
-    def _node_of(self, place: int) -> list[int]:
-        return next((places for places in self._nodes.values() if place in places), [])
+    def _node_of(self, index: int) -> list[int]:
+        return next((indices for indices in self._nodes.values() if index in indices), [])
 
-    def _mark(self, places: Sequence[int]) -> None:
-        for place in places:
-            self._by_rank.units[place].told = True
+    def _mark(self, indices: Sequence[int]) -> None:
+        for index in indices:
+            self._by_rank.units[index].told = True
 
     def _tell_link(self, links: Sequence[int]) -> list[Straggler]:
         """The network, unless a slow rank explains it."""
@@ -250,10 +259,10 @@ class Stragglers:
 
     def _tell_work(self, heavy: Sequence[int]) -> list[Straggler]:
         told = []
-        for place in heavy:
-            unit = self._given.units[place]
+        for index in heavy:
+            unit = self._given.units[index]
             unit.told = True
-            told.append(Straggler.of_work(self._ranks[place], [*self._window], unit.mean, unit.score))
+            told.append(Straggler.of_work(self._ranks[index], [*self._window], unit.mean, unit.score))
         return told
 
     def _tell_stages(self) -> list[Straggler]:
@@ -266,7 +275,7 @@ class Stragglers:
         if excess < SLOW - EVEN / 4:
             return []
         self._stages_told = True
-        ranks = [self._ranks[place] for place in self._stages[worst]]
+        ranks = [self._ranks[index] for index in self._stages[worst]]
         return [Straggler.of_stages(ranks, self._begun_at, self._stages_seen, excess)]
 
 

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 from taskd.core.diagnosis.findings import names
 from taskd.core.stragglers.compare import EVEN, LEAST_STEPS, SLOW, Unit, median
+from taskd.wire.kinds import JobRank
 
 _MATES: Final = 0.75
 
@@ -81,7 +82,7 @@ class Straggler:
     """
 
     cause: SlowCause
-    ranks: tuple[int, ...]
+    ranks: tuple[JobRank, ...]
     since: int
     steps: int
     excess: float
@@ -97,7 +98,7 @@ class Straggler:
         return self.own_s - self.usual_s if self.cause is SlowCause.DATA else self.excess * self.usual_s
 
     @property
-    def blamed(self) -> tuple[int, ...]:
+    def blamed(self) -> tuple[JobRank, ...]:
         """Ranks whose machine, process or data loading is held to be slow."""
         return self.ranks if self.cause in (*HARDWARE, SlowCause.DATA) else ()
 
@@ -113,7 +114,7 @@ class Straggler:
         return cls(SlowCause.LINK, (), since, steps, rise, waited_s, waited_s, score, told)
 
     @classmethod
-    def of_work(cls, rank: int, window: Sequence[Column], more: float, score: float) -> "Straggler":
+    def of_work(cls, rank: JobRank, window: Sequence[Column], more: float, score: float) -> "Straggler":
         """One rank is given more to do than the others."""
         excess = math.expm1(more)
         told = (
@@ -123,7 +124,7 @@ class Straggler:
         return cls(SlowCause.WORKLOAD, (rank,), window[0].first, _steps(window), excess, 0.0, 0.0, score, told)
 
     @classmethod
-    def of_stages(cls, ranks: Sequence[int], since: int, steps: int, more: float) -> "Straggler":
+    def of_stages(cls, ranks: Sequence[JobRank], since: int, steps: int, more: float) -> "Straggler":
         """One stage of a pipeline has always needed longer."""
         excess = math.expm1(more)
         told = (
@@ -134,24 +135,24 @@ class Straggler:
 
 
 def explain_unit(
-    window: Collection[Column], unit: Unit, places: Sequence[int], ranks: Sequence[int], begun_at: int
+    window: Collection[Column], unit: Unit, indices: Sequence[int], ranks: Sequence[JobRank], begun_at: int
 ) -> Straggler | None:
     """A node whose ranks are slow together."""
     newest, since, from_start = _since(window, unit, begun_at)
-    if not _lasting(newest, places, unit) or not _together(_late(newest), places, _excess(_late(newest), places)):
+    if not _lasting(newest, indices, unit) or not _together(_late(newest), indices, _excess(_late(newest), indices)):
         return None
-    return _told(newest, places, ranks, unit.score, since, from_start)
+    return _told(newest, indices, ranks, unit.score, since, from_start)
 
 
 def explain_rank(
-    window: Collection[Column], unit: Unit, place: int, mates: Sequence[int], ranks: Sequence[int], begun_at: int
+    window: Collection[Column], unit: Unit, index: int, mates: Sequence[int], ranks: Sequence[JobRank], begun_at: int
 ) -> Straggler | None:
     """A rank that is slow; with its node, if the others there are slow too."""
     newest, since, from_start = _since(window, unit, begun_at)
-    if not _lasting(newest, [place], unit):
+    if not _lasting(newest, [index], unit):
         return None
-    together = _together(_late(newest), mates, _excess(_late(newest), [place]))
-    return _told(newest, mates if together else [place], ranks, unit.score, since, from_start)
+    together = _together(_late(newest), mates, _excess(_late(newest), [index]))
+    return _told(newest, mates if together else [index], ranks, unit.score, since, from_start)
 
 
 def _since(window: Collection[Column], unit: Unit, begun_at: int) -> tuple[list[Column], int, bool]:
@@ -166,10 +167,10 @@ EARLY: Final = 16
 """Slow within so many steps of the first is slow from the start."""
 
 
-def _together(newest: Sequence[Column], places: Sequence[int], excess: float) -> bool:
+def _together(newest: Sequence[Column], indices: Sequence[int], excess: float) -> bool:
     """Whether most ranks of a node are at least half as slow, as held against the ranks of other nodes."""
-    slow = [place for place in places if _excess(newest, [place], without=places) >= excess / 2]
-    return 1 < len(places) < len(newest[0].values) and len(slow) >= _MATES * len(places)
+    slow = [index for index in indices if _excess(newest, [index], without=indices) >= excess / 2]
+    return 1 < len(indices) < len(newest[0].values) and len(slow) >= _MATES * len(indices)
 
 
 def _late(newest: Sequence[Column]) -> Sequence[Column]:
@@ -177,60 +178,65 @@ def _late(newest: Sequence[Column]) -> Sequence[Column]:
     return newest[-max(LEAST_STEPS, len(newest) // 2) :]
 
 
-def _excess(newest: Sequence[Column], places: Sequence[int], without: Sequence[int] = ()) -> float:
-    """How much more the places need than the others, as a logarithm: the median over the steps."""
-    left_out = {*places, *without}
-    others = [place for place in range(len(newest[0].values)) if place not in left_out]
+def _excess(newest: Sequence[Column], indices: Sequence[int], without: Sequence[int] = ()) -> float:
+    """How much more the ranks at these indices need than the others, as a logarithm: the median over the steps."""
+    left_out = {*indices, *without}
+    others = [index for index in range(len(newest[0].values)) if index not in left_out]
     return median(
         [
-            median([column.values[place] for place in places]) - median([column.values[place] for place in others])
+            median([column.values[index] for index in indices]) - median([column.values[index] for index in others])
             for column in newest
         ]
     )
 
 
-def _lasting(newest: Sequence[Column], places: Sequence[int], unit: Unit) -> bool:
-    """The places are slow in most of the steps, and nothing says that the others do not wait for them.
+def _lasting(newest: Sequence[Column], indices: Sequence[int], unit: Unit) -> bool:
+    """The ranks at these indices are slow in most of the steps, and nothing says that the others do not wait for them.
 
     In more than half of the steps by two deviations they would wait longer than the others: then they hold up nobody.
     """
-    others = [place for place in range(len(newest[0].values)) if place not in places]
+    others = [index for index in range(len(newest[0].values)) if index not in indices]
     least = (EVEN + SLOW) / 2 if unit.stands else max(0.8 * EVEN, SLOW / 2)
-    if not others or _excess(newest, places) < least:
+    if not others or _excess(newest, indices) < least:
         return False
     longer = sum(
-        median([column.waited_s[place] for place in places]) > median([column.waited_s[place] for place in others])
+        median([column.waited_s[index] for index in indices]) > median([column.waited_s[index] for index in others])
         for column in newest
     )
     return longer <= len(newest) / 2 + math.sqrt(len(newest))
 
 
 def _told(
-    newest: Sequence[Column], places: Sequence[int], ranks: Sequence[int], score: float, since: int, from_start: bool
+    newest: Sequence[Column],
+    indices: Sequence[int],
+    ranks: Sequence[JobRank],
+    score: float,
+    since: int,
+    from_start: bool,
 ) -> Straggler:
-    others = [place for place in range(len(ranks)) if place not in places]
+    others = [index for index in range(len(ranks)) if index not in indices]
     late = _late(newest)
-    own_s, usual_s = (_mean([column.own_s for column in late], which) for which in (places, others))
-    data_s, usual_data_s = (_mean([column.data_s for column in late], which) for which in (places, others))
-    excess = math.expm1(_excess(late, places))
-    cause = SlowCause.NODE if len(places) > 1 else SlowCause.COMPUTE
-    what = "of its own for a step" if len(places) == 1 else "of their own for a step"
-    if data_s - usual_data_s > 0.5 * _lost_s(late, places, others):
+    own_s, usual_s = (_mean([column.own_s for column in late], which) for which in (indices, others))
+    data_s, usual_data_s = (_mean([column.data_s for column in late], which) for which in (indices, others))
+    excess = math.expm1(_excess(late, indices))
+    cause = SlowCause.NODE if len(indices) > 1 else SlowCause.COMPUTE
+    what = "of its own for a step" if len(indices) == 1 else "of their own for a step"
+    if data_s - usual_data_s > 0.5 * _lost_s(late, indices, others):
         cause, what, own_s, usual_s = SlowCause.DATA, "to get the data of a step", data_s, usual_data_s
-    blamed = tuple(ranks[place] for place in places)
-    who, whom = names(blamed), "it" if len(places) == 1 else "them"
+    blamed = tuple(ranks[index] for index in indices)
+    who, whom = names(blamed), "it" if len(indices) == 1 else "them"
     told = (
-        f"{who[0].upper()}{who[1:]} need{'s' * (len(places) == 1)} {own_s:.3g} s {what}, where the others need "
+        f"{who[0].upper()}{who[1:]} need{'s' * (len(indices) == 1)} {own_s:.3g} s {what}, where the others need "
         f"{usual_s:.3g} s: {excess:.0%} longer in all, {'from the start' if from_start else f'since step {since}'}, "
         f"over {_steps(newest)} steps. Why: the others spend the difference waiting for {whom}."
     )
     return Straggler(cause, blamed, since, _steps(newest), excess, own_s, usual_s, score, told, from_start)
 
 
-def _lost_s(columns: Sequence[Column], places: Sequence[int], others: Sequence[int]) -> float:
-    """What the places have needed more than the others for a step, had all been given the usual work."""
+def _lost_s(columns: Sequence[Column], indices: Sequence[int], others: Sequence[int]) -> float:
+    """What these ranks have needed more than the others for a step, had all been given the usual work."""
     return sum(
-        math.exp(median([column.values[place] for place in others])) * math.expm1(_excess([column], places))
+        math.exp(median([column.values[index] for index in others])) * math.expm1(_excess([column], indices))
         for column in columns
     ) / len(columns)
 
@@ -239,6 +245,6 @@ def _steps(columns: Sequence[Column]) -> int:
     return sum(column.steps for column in columns)
 
 
-def _mean(columns: Sequence[Sequence[float]], places: Sequence[int]) -> float:
-    """Of the medians over the places: one rank's pause is not the others' time."""
-    return sum(median([column[place] for place in places]) for column in columns) / len(columns)
+def _mean(columns: Sequence[Sequence[float]], indices: Sequence[int]) -> float:
+    """Of the medians over these indices: one rank's pause is not the others' time."""
+    return sum(median([column[index] for index in indices]) for column in columns) / len(columns)

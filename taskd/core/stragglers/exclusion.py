@@ -15,6 +15,7 @@ from typing import Final
 
 from taskd.core.stragglers.detector import Layout
 from taskd.core.stragglers.diagnosis import HARDWARE, Straggler
+from taskd.wire.kinds import NodeRank
 
 WORTH: Final = 0.10
 
@@ -23,7 +24,7 @@ WORTH: Final = 0.10
 class Exclusion:
     """The places whose nodes leave, and why; or why none does."""
 
-    places: tuple[int, ...]
+    places: tuple[NodeRank, ...]
     reason: str
 
 
@@ -36,7 +37,7 @@ def exclusion(found: Straggler, layout: Layout, spares: int, *, even: bool = Fal
     return Exclusion(places, f"node {places[0]} is slower than the others")
 
 
-def _why_not(found: Straggler, places: tuple[int, ...], spares: int, even: bool) -> str:
+def _why_not(found: Straggler, places: tuple[NodeRank, ...], spares: int, even: bool) -> str:
     if found.cause not in HARDWARE:
         return f"another machine would be as slow: it is {found.cause.value}"
     if found.from_start and not even:

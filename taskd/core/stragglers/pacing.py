@@ -19,6 +19,7 @@ from taskd.core.diagnosis.findings import Diagnosis, Kind
 from taskd.core.stragglers.detector import Layout, Stragglers
 from taskd.core.stragglers.diagnosis import SlowCause, Straggler
 from taskd.core.stragglers.rows import Rows
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import RankSpan
 
 CROWDED_EXCESS: Final = 0.4
@@ -76,7 +77,7 @@ class Pacing:
         """Whether the ranks have told how much they were given to do."""
         return self._detector.knows_work
 
-    def diagnosis(self, one: Straggler) -> tuple[Diagnosis, dict[int, Evidence]]:
+    def diagnosis(self, one: Straggler) -> tuple[Diagnosis, dict[JobRank, Evidence]]:
         """For the job's log: the diagnosis, and how fast each rank has been lately."""
         evidence = {
             rank: Evidence(self.layout.nodes[rank], pace=Pace(one.steps, own + waited + data, waited, data))

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from taskd.core.stragglers.detector import Step
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import RankSpan
 
 ROOM: Final = 64
@@ -22,8 +23,8 @@ ROOM: Final = 64
 class Rows:
     """Takes spans as they come, and gives rows of all ranks."""
 
-    def __init__(self, ranks: Iterable[int]) -> None:
-        self._spans: dict[int, deque[RankSpan]] = {rank: deque(maxlen=ROOM) for rank in ranks}
+    def __init__(self, ranks: Iterable[JobRank]) -> None:
+        self._spans: dict[JobRank, deque[RankSpan]] = {rank: deque(maxlen=ROOM) for rank in ranks}
         self._newest = dict.fromkeys(self._spans, -1)
 
     def hear(self, span: RankSpan) -> None:

@@ -42,7 +42,7 @@ from taskd.runtime.links.links import AgentSocket
 from taskd.runtime.manager.manager import Manager
 from taskd.wire.accounts import Account
 from taskd.wire.checks import CheckState, Cleared, Dismissed, Examine, Inspection
-from taskd.wire.kinds import LocalRank
+from taskd.wire.kinds import LocalRank, NodeRank
 from taskd.wire.messages import (
     Abandon,
     Answer,
@@ -107,7 +107,7 @@ class NodeAgent:
         self._post(lambda: self._take_over(host, identity))
         self._begin()
 
-    def ask(self, wants: int, local_ranks: int, least: int, templates: Templates) -> None:
+    def ask(self, wants: NodeRank, local_ranks: int, least: int, templates: Templates) -> None:
         """Tell the manager that this node comes."""
         self._reports.wants, self._reports.least, self._local_ranks = wants, least, local_ranks
         self._ranks.lend(templates)

@@ -32,6 +32,7 @@ from taskd.runtime.box.blackbox import Box
 from taskd.runtime.system.cgroups import CgroupWatch, Counters
 from taskd.runtime.system.processes import ProcessWatch
 from taskd.wire.accounts import Account
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import SawNonFinite
 
 FRESH_S: Final = 5.0
@@ -66,10 +67,10 @@ class EvidenceCollector:
     """Collects the evidence of all ranks of one node. For use by one thread."""
 
     def __init__(self) -> None:
-        self._ranks: dict[int, _KnownProcess] = {}
+        self._ranks: dict[JobRank, _KnownProcess] = {}
         self._counters = Counters()
 
-    def begin(self, rank: int, pid: int, incarnation: int) -> None:
+    def begin(self, rank: JobRank, pid: int, incarnation: int) -> None:
         """A process has started and holds this rank. Note the counters of its cgroup as they are now.
 
         Forget the notes on the rank's former process, except for children that it may have left.
@@ -80,7 +81,7 @@ class EvidenceCollector:
             known.former.extend(former.former)
             known.former.append(former.observer)
 
-    def look(self, rank: int) -> None:
+    def look(self, rank: JobRank) -> None:
         """Note what the rank's process does and where it lives: the next evidence shows the difference.
 
         Call it some time before `take`: with each heartbeat, and at the latest when the rank is asked for its account.
@@ -91,7 +92,7 @@ class EvidenceCollector:
             known.observer.look()
             known.cgroup_watch.look()
 
-    def watch(self, rank: int, step: int | None = None) -> None:
+    def watch(self, rank: JobRank, step: int | None = None) -> None:
         """The rank makes no step after this one: note what its threads do, unless that was noted before.
 
         Without a step, note it anew, if it was noted at all: the next evidence compares with now. Costs some
@@ -103,7 +104,7 @@ class EvidenceCollector:
         if step is None or known.first is None or known.first_step != step:
             known.first, known.first_step = look(known.pid), known.first_step if step is None else step
 
-    def hear(self, rank: int, message: Account | SawNonFinite) -> None:
+    def hear(self, rank: JobRank, message: Account | SawNonFinite) -> None:
         """The rank's process reports this of itself."""
         known = self._ranks.get(rank)
         if known is None:
@@ -115,11 +116,11 @@ class EvidenceCollector:
 
     def take(
         self,
-        rank: int,
+        rank: JobRank,
         pid: int,
         box: Box | None,
         *,
-        node: int | None,
+        node: NodeRank | None,
         ending: Ending | None = None,
         events: int = 48,
     ) -> Evidence:

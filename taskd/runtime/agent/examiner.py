@@ -26,6 +26,7 @@ from taskd.runtime.agent.sockets import Peer
 from taskd.runtime.agent.standbys import StandbyPool
 from taskd.wire.bounds import LONGEST_S
 from taskd.wire.checks import CheckState, Cleared, Examine, Examined, Own, Trial, TrialResult
+from taskd.wire.kinds import LocalRank
 from taskd.wire.messages import RunCheck
 from taskd.wire.probes import ProbeOrder, ProbeResult
 
@@ -125,13 +126,13 @@ class Examiner:
         self._tasks = [
             CheckTask(self._order_of(order, trial, local_rank, local_ranks), self._started_s + order.timeout_s)
             for trial in trials
-            for local_rank in range(local_ranks)
+            for local_rank in map(LocalRank, range(local_ranks))
         ]
         self._pool.open()
         self._tell()
         self.serve()
 
-    def _order_of(self, order: Examine, trial: Trial | None, local_rank: int, local_ranks: int) -> ProbeOrder:
+    def _order_of(self, order: Examine, trial: Trial | None, local_rank: LocalRank, local_ranks: int) -> ProbeOrder:
         first = trial is None or trial == order.trials[0]
         return ProbeOrder(
             own=order.own and first,

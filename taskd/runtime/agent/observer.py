@@ -56,12 +56,12 @@ class Observer:
         self._job_id = job_id
         self._proof = proof
         self._supervisor = supervisor
-        self._pacers: dict[tuple[int, int], Pacer] = {}
+        self._pacers: dict[tuple[JobRank, int], Pacer] = {}
         self._looked_s = 0.0
         self._answered = 0
         """The newest probe that was answered or is being answered."""
-        self._asked: set[int] = set()
-        self._mute: set[int] = set()
+        self._asked: set[JobRank] = set()
+        self._mute: set[JobRank] = set()
         """Those among the asked that cannot answer, as box, /proc and cgroup say: they are not waited for."""
         self._due_s: float | None = None
 
@@ -89,20 +89,20 @@ class Observer:
                 newest = progress
         return newest, tuple(spans)
 
-    def _span(self, rank: int, pid: int, box: Box) -> RankSpan | None:
+    def _span(self, rank: JobRank, pid: int, box: Box) -> RankSpan | None:
         try:
             found = self._pacer(rank, pid).look(box, time.monotonic_ns())
         except ShimError:
             return None
         return found if found is not None and sendable(found) else None
 
-    def _pacer(self, rank: int, pid: int) -> Pacer:
+    def _pacer(self, rank: JobRank, pid: int) -> Pacer:
         if (rank, pid) not in self._pacers:
             self._pacers = {key: pacer for key, pacer in self._pacers.items() if key[0] != rank}
             self._pacers[rank, pid] = Pacer(rank)
         return self._pacers[rank, pid]
 
-    def _boxes(self, node: Node) -> Iterable[tuple[int, int, Box]]:
+    def _boxes(self, node: Node) -> Iterable[tuple[JobRank, int, Box]]:
         for rank, slot in node.slots.items():
             box = self._supervisor.processes.box(rank) if slot.state is RankState.RUNNING else None
             if box is not None:
@@ -121,7 +121,7 @@ class Observer:
         live = [rank for rank in self._asked if rank in node.slots]
         self._mute = {rank for rank in live if cannot_answer(self._take(node, rank))}
 
-    def hear(self, rank: int | None, message: Account | SawNonFinite | SelfReport | Refuses, node: Node) -> None:
+    def hear(self, rank: JobRank | None, message: Account | SawNonFinite | SelfReport | Refuses, node: Node) -> None:
         """A process says something of itself; it counts if it is one that holds a rank."""
         if rank is None:
             return
@@ -165,15 +165,15 @@ class Observer:
                 self._supervisor.collector.watch(rank)  # the next question is about what comes after this one
         return out
 
-    def _take(self, node: Node, rank: int) -> Evidence:
+    def _take(self, node: Node, rank: JobRank) -> Evidence:
         pid = node.slots[rank].status.pid
         return self._supervisor.collector.take(rank, pid, self._supervisor.processes.box(rank), node=node.place)
 
-    def _evidence_report(self, node: Node, probe: int, evidence: dict[int, Evidence]) -> EvidenceReport:
+    def _evidence_report(self, node: Node, probe: int, evidence: dict[JobRank, Evidence]) -> EvidenceReport:
         return EvidenceReport(
             job_id=self._job_id,
             agent_id=node.agent_id,
             proof=self._proof,
             probe=probe,
-            evidence={JobRank(rank): msgspec.Raw(pack(known)) for rank, known in evidence.items()},
+            evidence={rank: msgspec.Raw(pack(known)) for rank, known in evidence.items()},
         )

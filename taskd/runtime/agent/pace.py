@@ -109,7 +109,7 @@ def covered_ns(intervals: Iterable[tuple[int, int]], begin_ns: int, end_ns: int)
 class Pacer:
     """Follows one rank; its process and box may change."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: JobRank) -> None:
         self._rank = rank
         self._box: Noting | None = None
         self._profiled = False
@@ -180,7 +180,7 @@ class Pacer:
             return None
         data_ns = min(said.data_ns - before.data_ns, lasted_ns - waited_ns)
         return RankSpan(
-            rank=JobRank(self._rank),
+            rank=self._rank,
             step=said.step,
             steps=steps,
             own_s=(lasted_ns - waited_ns - data_ns) / 1e9 / steps,

@@ -15,7 +15,7 @@ from enum import Enum
 from signal import Signals
 from typing import Protocol
 
-from taskd.wire.kinds import JobRank, LocalRank
+from taskd.wire.kinds import JobRank, LocalRank, NodeRank
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class NodeIdentity:
     `given_master_addr` is the user's `--master-addr`, None if it was left at its default.
     """
 
-    node_rank: int
+    node_rank: NodeRank
     node_count: int
-    ranks: tuple[int, ...]
+    ranks: tuple[JobRank, ...]
     given_master_addr: str | None
     max_restarts: int
     min_nodes: int = 0
@@ -125,7 +125,7 @@ class WorkerHost(Protocol):
         """Collect dead standbys and a dead template, without blocking. Returns the pids collected."""
         ...
 
-    def assign(self, place: int) -> None:
+    def assign(self, place: NodeRank) -> None:
         """This node holds this place from now on: its ranks are those of the place."""
         ...
 
@@ -169,7 +169,7 @@ class Outlook(Enum):
 class NodeRuntime(Protocol):
     """The agent's own loop. Called from torchrun's main thread."""
 
-    def ask(self, wants: int, local_ranks: int, least: int, templates: Templates) -> None:
+    def ask(self, wants: NodeRank, local_ranks: int, least: int, templates: Templates) -> None:
         """Tell the manager that this node comes, meant for the place `wants` (or -1). `outlook` has the answer.
 
         It is to have so many ranks. `least` is MIN of `--nnodes=MIN:MAX`, 0 if that is one number.

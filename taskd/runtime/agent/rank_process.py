@@ -44,9 +44,9 @@ class RankProcesses:
     def __init__(self, files: RankFiles) -> None:
         self._files = files
         self._lock = threading.Lock()
-        self._newest: dict[int, int] = {}
-        """By local rank: the incarnation that was numbered last."""
-        self._held: dict[int, RankProcess] = {}  # by rank
+        self._newest: dict[LocalRank, int] = {}
+        """The incarnation that was numbered last."""
+        self._held: dict[JobRank, RankProcess] = {}
         self._known: dict[int, RankProcess] = {}  # by pid, until it is gone
         self.generation = 0
 
@@ -93,7 +93,7 @@ class RankProcesses:
         """Those that hold a rank, or are to."""
         return iter(self._held.values())
 
-    def __getitem__(self, rank: int) -> RankProcess:
+    def __getitem__(self, rank: JobRank) -> RankProcess:
         """The one that holds this rank."""
         return self._held[rank]
 
@@ -105,7 +105,7 @@ class RankProcesses:
         """One that is not known to be gone, whether it holds its rank still or not."""
         return self._known.get(pid)
 
-    def box(self, rank: int) -> Box | None:
+    def box(self, rank: JobRank) -> Box | None:
         """The black box of a rank's process."""
         process = self._held.get(rank)
         return None if process is None else process.box
@@ -127,7 +127,7 @@ class RankProcesses:
             if process.peer is peer:
                 process.peer = None
 
-    def rank_of(self, peer: Peer) -> int | None:
+    def rank_of(self, peer: Peer) -> JobRank | None:
         """The rank whose process this is."""
         return next((process.rank for process in self if process.peer is peer), None)
 
@@ -135,12 +135,12 @@ class RankProcesses:
         """Some worker that can be spoken to."""
         return next((process.peer for process in self if process.peer is not None), None)
 
-    def tell(self, rank: int, message: ToLocal) -> None:
+    def tell(self, rank: JobRank, message: ToLocal) -> None:
         """Tell a rank's process; one that has not connected yet is told when it does."""
         process = self._held.get(rank)
         if process is not None and process.peer is not None:
             process.peer.send(message)
 
-    def tell_all(self, message: ToLocal) -> set[int]:
+    def tell_all(self, message: ToLocal) -> set[JobRank]:
         """Tell every process that can be spoken to; their ranks."""
         return {process.rank for process in self if process.peer is not None and process.peer.send(message)}

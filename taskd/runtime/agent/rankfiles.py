@@ -25,6 +25,7 @@ from taskd.runtime.box.blackbox import Box
 from taskd.runtime.folders.jobfolder import JobFolder, locked, marked
 from taskd.runtime.folders.ownfolder import OwnFolder
 from taskd.runtime.folders.regular import open_record
+from taskd.wire.kinds import LocalRank
 
 logger = logging.getLogger(__name__)
 KEPT_BOXES = 64
@@ -46,41 +47,40 @@ class RankFiles:
         self.records = ""
         """The mark of the folder of the job's records, as far as it is known."""
         self._own: JobFolder | None = None
-        self._boxes: dict[tuple[int, int], Box] = {}
+        self._boxes: dict[tuple[LocalRank, int], Box] = {}
         self._missed = ""
         """Why the newest box that could not be made was not."""
 
     def prepare(
-        self, rank: int, incarnation: int, generation: int, shape: Shape, term: int = 0, *, joins: bool
+        self, local_rank: LocalRank, incarnation: int, generation: int, shape: Shape, term: int = 0, *, joins: bool
     ) -> WorkerConfig:
         """Make the files of a process that is about to start; what its environment has to say of them."""
-        position = self.directory / f"position-{rank}"
+        position = self.directory / f"position-{local_rank}"
         if not joins:
-            self.forget(rank)
+            self.forget(local_rank)
         return WorkerConfig(
             agent_socket=self.socket,
             agent_pid=os.getpid(),
             run_dir=self._run_dir,
-            rank=rank,
             incarnation=incarnation,
             generation=generation,
             term=term,
             joins=joins,
-            blackbox=self._make_box(rank, incarnation),
+            blackbox=self._make_box(local_rank, incarnation),
             position=position,
             members=shape.members,
             places=shape.places,
         )
 
-    def forget(self, rank: int) -> None:
+    def forget(self, local_rank: LocalRank) -> None:
         """A rank starts anew, or another takes its place: what is known of positions and set-up is not its own."""
-        for path in self.directory.glob(f"position-{rank}*"):
-            if path.name.partition(".")[0] == f"position-{rank}":
+        for path in self.directory.glob(f"position-{local_rank}*"):
+            if path.name.partition(".")[0] == f"position-{local_rank}":
                 path.unlink(missing_ok=True)
 
-    def box(self, rank: int, incarnation: int) -> Box | None:
+    def box(self, local_rank: LocalRank, incarnation: int) -> Box | None:
         """The black box of a process that was prepared."""
-        return self._boxes.get((rank, incarnation))
+        return self._boxes.get((local_rank, incarnation))
 
     def close(self) -> None:
         """Remove everything. Whoever waits on a box is let go."""
@@ -95,12 +95,12 @@ class RankFiles:
             self._own.close()
             self._own = None
 
-    def discard(self, rank: int, incarnation: int, keep_as: str = "") -> None:
+    def discard(self, local_rank: LocalRank, incarnation: int, keep_as: str = "") -> None:
         """Remove the box of a process that is gone. Whoever waits on it is let go.
 
         With a name it stays among the records of the job, the newest `KEPT_BOXES` of which do.
         """
-        box = self._boxes.pop((rank, incarnation), None)
+        box = self._boxes.pop((local_rank, incarnation), None)
         if box is not None:
             if keep_as:
                 self._keep(box.path, keep_as)
@@ -127,14 +127,14 @@ class RankFiles:
             found = self._own.path
         return OwnFolder(found, make=False)
 
-    def _make_box(self, rank: int, incarnation: int) -> Path | None:
-        path = self.directory / f"box-{rank}-{incarnation}"
+    def _make_box(self, local_rank: LocalRank, incarnation: int) -> Path | None:
+        path = self.directory / f"box-{local_rank}-{incarnation}"
         try:
-            self._boxes[rank, incarnation] = Box.create(path)
+            self._boxes[local_rank, incarnation] = Box.create(path)
         except ShimError as error:
             if str(error) != self._missed:
                 self._missed = str(error)
-                logger.warning("rank %d runs without a black box (said once of all ranks): %s", rank, error)
+                logger.warning("local rank %d runs without a black box (said once of all ranks): %s", local_rank, error)
             return None
         return path
 

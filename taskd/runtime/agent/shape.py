@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from taskd.config import settings
 from taskd.errors import RecoveryError
+from taskd.wire.kinds import JobRank, WorldRank
 from taskd.wire.messages import Directive
 
 
@@ -20,20 +21,22 @@ from taskd.wire.messages import Directive
 class Shape:
     """What a process is told beside what torchrun says. `members` is empty where they are all of the job."""
 
-    members: tuple[int, ...] = ()
+    members: tuple[JobRank, ...] = ()
     places: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, directive: Directive, rank: int, per_node: int, given: Mapping[str, str], *, joins: bool) -> "Shape":
+    def of(
+        cls, directive: Directive, rank: JobRank, per_node: int, given: Mapping[str, str], *, joins: bool
+    ) -> "Shape":
         """That of the job's rank `rank`, started as the directive says. `given` is torchrun's environment for it."""
-        everybody = tuple(range(directive.node_count * per_node))
+        everybody = tuple(map(JobRank, range(directive.node_count * per_node)))
         members = everybody if joins else tuple(order.rank for order in directive.ranks)
         if rank not in members:  # it was ordered by a directive before, and has waited for a standby
             raise RecoveryError(f"found no rank {rank} in the world of {len(members)} ranks that is wanted by now")
         changed: dict[str, str] = {}
         if given.get("WORLD_SIZE") != str(len(members)) or members != everybody:
-            own, size = members.index(rank), len(members)
+            own, size = WorldRank(members.index(rank)), len(members)
             changed |= dict.fromkeys(("RANK", "ROLE_RANK"), str(own))
             changed |= dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), str(size))
             changed |= {"GROUP_RANK": str(own // per_node), "GROUP_WORLD_SIZE": str(size // per_node)}

@@ -21,7 +21,6 @@ from taskd.runtime.agent.rank_process import RankProcesses
 from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.agent.sockets import Peer
 from taskd.runtime.agent.standbys import StandbyPool
-from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Become, RankStatus, Stage
 
 logger = logging.getLogger(__name__)
@@ -99,7 +98,7 @@ class Starts:
         """A process that was started holds its rank: watch it."""
         node.started(
             RankStatus(
-                rank=JobRank(start.rank),
+                rank=start.rank,
                 incarnation=start.incarnation,
                 generation=start.generation,
                 stage=Stage.STARTING,
@@ -109,6 +108,6 @@ class Starts:
                 term=start.term,
             )
         )
-        box = self._processes.begin(JobRank(start.rank), start.incarnation, pid)
+        box = self._processes.begin(start.rank, start.incarnation, pid)
         self._collector.begin(start.rank, pid, start.incarnation)
         self._deaths.watch(pid, box)

@@ -25,7 +25,7 @@ class Reports:
         self._sequence = 0
         self.store = NOWHERE
         """The node's store."""
-        self.wants = -1
+        self.wants = NodeRank(-1)
         """The place that its launcher meant it for."""
         self.least = 0
         """MIN of torchrun's `--nnodes=MIN:MAX`; 0 if it names one number."""
@@ -48,7 +48,7 @@ class Reports:
         place = None if identity is None else node.place
         return NodeStatus(
             job_id=self._job_id,
-            node_rank=NodeRank(-1 if place is None else place),
+            node_rank=NodeRank(-1) if place is None else place,
             agent_id=node.agent_id,
             proof=self.proof,
             sequence=self._sequence,
@@ -64,7 +64,7 @@ class Reports:
             leaving=leaving,
             host=HOST,
             cores=CORES,
-            wants=NodeRank(self.wants),
+            wants=self.wants,
             min_nodes=identity.min_nodes if identity is not None else self.least,
             ledger=self.shorthand.ledger(node.directive),
             heard=self.shorthand.heard,

@@ -41,7 +41,7 @@ from taskd.runtime.agent.shape import Shape
 from taskd.runtime.agent.standbys import StandbyPool
 from taskd.runtime.agent.starts import Starts
 from taskd.runtime.system.cgroups import thaw
-from taskd.wire.kinds import JobRank, LocalRank
+from taskd.wire.kinds import JobRank, LocalRank, NodeRank
 from taskd.wire.messages import Join, Pause, Release, Stage
 
 logger = logging.getLogger(__name__)
@@ -61,8 +61,8 @@ class RankSupervisor:
         """What starts a template before torchrun has started a process."""
         self.collector = EvidenceCollector()
         self.starts = Starts(files, deaths, pool, self.processes, self.collector)
-        self.seen: dict[int, Evidence] = {}
-        """By rank: evidence of deaths that the manager has not got yet."""
+        self.seen: dict[JobRank, Evidence] = {}
+        """Evidence of deaths that the manager has not got yet."""
         self.moved = False
         """This node has been given a place, or lost one, since torchrun formed the world."""
 
@@ -97,7 +97,7 @@ class RankSupervisor:
             self.processes.end(process, keep=False)
         self.processes.let_go()
 
-    def settle(self, place: int) -> tuple[JobRank, ...]:
+    def settle(self, place: NodeRank) -> tuple[JobRank, ...]:
         """The ranks of the place that this node holds now. Position files of its former ranks are not theirs."""
         host = self._need_host()
         self.moved = True
@@ -194,7 +194,7 @@ class RankSupervisor:
             if self._exit_status(process.rank) is None and ending_status(process.pid) is None:
                 process.fenced = True
 
-    def _exit_status(self, rank: int) -> int | None:
+    def _exit_status(self, rank: JobRank) -> int | None:
         return self._need_host().exit_status(self.processes[rank].local_rank)
 
     def ended(self, node: Node, ending: ProcessEnd) -> list[Action]:
@@ -227,7 +227,7 @@ class RankSupervisor:
         """Whether this node has ranks, and all of them have ended well."""
         return bool(node.slots) and all(slot.status.stage is Stage.EXITED for slot in node.slots.values())
 
-    def fence(self, rank: int) -> None:
+    def fence(self, rank: JobRank) -> None:
         """Kill the rank's whole process group."""
         host, local = self._need_host(), self.processes[rank].local_rank
         host.kill(local, SIGKILL)

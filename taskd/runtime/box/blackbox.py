@@ -43,6 +43,7 @@ from taskd.runtime.box.postmortem import (
 )
 from taskd.runtime.box.recorder import BoxPhase, Census, NullRecorder, Recorder, open_recorder
 from taskd.runtime.box.shim import check, core, interface, library_path, load_core, told
+from taskd.wire.kinds import JobRank
 
 __all__ = [
     "Backend", "Box", "BoxClocks", "BoxCommand", "BoxCommunicator", "BoxEvent", "BoxPhase", "BoxSender", "BoxSignal",
@@ -72,7 +73,7 @@ class Reading:
     """A box at one moment. Fields of one line were written together."""
 
     owner_pid: int
-    rank: int
+    rank: JobRank
     incarnation: int
     claims: int
     claimed_ns: int

@@ -76,7 +76,9 @@ _BACKENDS = frozenset(Backend)
 
 @dataclass(frozen=True, slots=True)
 class BoxCommunicator:
-    """One communicator of a process. `number` is of its newest collective; `rank` and `ranks` are -1 if not known."""
+    """One communicator of a process. `number` is of its newest collective; `rank` is that in it, of `ranks`; both
+    are -1 if not known.
+    """
 
     id: int
     backend: Backend

@@ -21,6 +21,7 @@ from taskd.errors import ShimError
 from taskd.runtime.box.operations import communicator_id
 from taskd.runtime.box.shim import check, core, interface, load_core
 from taskd.runtime.system.hidden import HiddenThread
+from taskd.wire.kinds import JobRank
 
 _LONGEST_END_S = 1.0
 _DATA_NS, _WORK, _DATA_SINCE_NS, _DATA_NOW_NS, _WORK_NOW = range(3, 8)
@@ -67,7 +68,7 @@ class Recorder:
         address = self._core.taskd_progress()
         self._progress = memoryview(interface().buffer(address, self._core.TASKD_PROGRESS_BYTES)).cast("q")
 
-    def attach(self, path: Path, rank: int, incarnation: int) -> None:
+    def attach(self, path: Path, rank: JobRank, incarnation: int) -> None:
         """Claim the box and start the native thread. Again with the same path: set rank and incarnation.
 
         With `TASKD_AGENT_PID` set, the process from now on ends with its agent. Raises `ShimError`.
@@ -176,7 +177,7 @@ class NullRecorder:
     def __init__(self, reason: str) -> None:
         self.reason = reason
 
-    def attach(self, path: Path, rank: int, incarnation: int) -> None:
+    def attach(self, path: Path, rank: JobRank, incarnation: int) -> None:
         """Nothing."""
 
     def watch_parent(self, pid: int) -> None:

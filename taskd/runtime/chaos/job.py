@@ -5,7 +5,8 @@ Rules:
 1. A job is known by its agent: a living process that itself holds the socket in the agent's directory. Directories that
    a dead agent has left tell nothing, whoever has its number now.
 2. What is no descendant of that process belongs to somebody else, whatever it is called.
-3. A rank is the owner of the newest black box of that rank in the agent's directory.
+3. A rank is the owner of the newest black box of its local rank in the agent's directory. Which rank of the job that
+   is, a box says once a process has claimed it; the ranks of a node follow each other, so that one tells of them all.
 """
 
 import os
@@ -23,11 +24,12 @@ from taskd.config.reading import Source
 from taskd.config.rundir import run_dir
 from taskd.core.nodecheck.probes import CHECK_NAME
 from taskd.errors import ChaosError, ShimError
-from taskd.runtime.box.blackbox import Box, Life
+from taskd.runtime.box.blackbox import Box, Life, Reading
 from taskd.runtime.chaos.target import TargetProcess, descends, target
 from taskd.runtime.folders.ownfolder import owner_of_folder
 from taskd.runtime.records.lookup import view
 from taskd.runtime.system.processes import children, read
+from taskd.wire.kinds import JobRank, LocalRank
 
 CHECK_MODULE: Final = "taskd.adaptors.nodecheck"
 """The module of one that is started cold: `python -m …`."""
@@ -42,7 +44,7 @@ _TORCHRUN: Final = re.compile(r"(^|/)torchrun$|^torch\.distributed\.run$")
 class Rank:
     """A living rank. `step` is the newest that it has committed, -1 if none."""
 
-    number: int
+    number: JobRank
     incarnation: int
     process: TargetProcess
     step: int
@@ -76,26 +78,24 @@ class LocalJob:
         """Whether a process belongs to it."""
         return descends(pid, self.agent)
 
-    def ranks(self) -> dict[int, Rank]:
+    def ranks(self) -> dict[JobRank, Rank]:
         """The ranks that live here. Of one that is being replaced there may be none for a moment."""
-        found: dict[int, Rank] = {}
-        for rank, incarnation, path in self._boxes():
-            one = _owner(path, rank, incarnation)
-            if one is not None and self.owns(one.process.pid):
-                found[rank] = one
-        return dict(sorted(found.items()))
+        owners = (_owner(said, incarnation) for _, incarnation, said in self._claimed())
+        return {one.number: one for one in owners if one is not None and self.owns(one.process.pid)}
 
-    def places(self) -> list[int]:
-        """The ranks of this node, living or not."""
-        return sorted({rank for rank, _, _ in self._boxes()})
+    def of_node(self) -> dict[LocalRank, JobRank]:
+        """The ranks of this node, living or not; none before a process has said which it is."""
+        first = next((said.rank - local for local, _, said in self._claimed()), None)
+        return {} if first is None else {local: JobRank(first + local) for local, _, _ in self._boxes()}
 
-    def rank(self, number: int) -> TargetProcess | None:
+    def rank(self, number: JobRank) -> TargetProcess | None:
         """The process of a rank; None while it has none. Raises `ChaosError` if it is not of this node."""
         ranks = self.ranks()
         if number in ranks:
             return ranks[number].process
-        if self.lives and number not in self.places():
-            here = ", ".join(map(str, self.places())) or "none"
+        of_node = self.of_node().values()
+        if self.lives and number not in of_node and (of_node or not any(self._boxes())):
+            here = ", ".join(map(str, of_node)) or "none"
             raise ChaosError(
                 f"found no rank {number} of job {self.job_id} on this node, expected one of its ranks here: {here}; "
                 "play the scenario on the rank's own node"
@@ -107,10 +107,21 @@ class LocalJob:
         called = (pid for pid in _pids() if is_check(pid) and self.owns(pid))
         return [found for pid in called if (found := target(pid, "node check")) is not None]
 
-    def _boxes(self) -> Iterator[tuple[int, int, Path]]:
-        """Rank, incarnation and file of every box, the newest of a rank last."""
+    def _boxes(self) -> Iterator[tuple[LocalRank, int, Path]]:
+        """Local rank, incarnation and file of every box, the newest of a rank last."""
         named = ((_BOX.fullmatch(path.name), path) for path in self.directory.glob("box-*"))
-        yield from sorted((int(name[1]), int(name[2]), path) for name, path in named if name is not None)
+        yield from sorted((LocalRank(int(name[1])), int(name[2]), path) for name, path in named if name is not None)
+
+    def _claimed(self) -> Iterator[tuple[LocalRank, int, Reading]]:
+        """What the boxes say that a process has claimed, in the same order."""
+        for local_rank, incarnation, path in self._boxes():
+            try:
+                with closing(Box.open(path)) as box:
+                    said = box.read()
+            except ShimError:
+                continue  # it has just gone, or was cut
+            if said.owner_pid > 0 and said.life is not Life.UNCLAIMED:
+                yield local_rank, incarnation, said
 
 
 def is_check(pid: int) -> bool:
@@ -206,18 +217,13 @@ def _variables(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in pairs if name}
 
 
-def _owner(path: Path, rank: int, incarnation: int) -> Rank | None:
-    """The living owner of a box."""
-    try:
-        with closing(Box.open(path)) as box:
-            said = box.read()
-    except ShimError:
-        return None  # it has just gone, or was cut
-    seen = view(said.owner_pid) if said.owner_pid > 0 and said.life is Life.HELD else None
+def _owner(said: Reading, incarnation: int) -> Rank | None:
+    """The owner of a box, if it lives."""
+    seen = view(said.owner_pid) if said.life is Life.HELD else None
     if seen is None or seen.started_ns > said.claimed_ns + _SECOND_NS:  # younger than its box: another process
         return None
-    process = target(said.owner_pid, f"rank {rank}")
-    return Rank(rank, incarnation, process, said.step) if process is not None else None
+    process = target(said.owner_pid, f"rank {said.rank}")
+    return Rank(said.rank, incarnation, process, said.step) if process is not None else None
 
 
 def _pids() -> list[int]:

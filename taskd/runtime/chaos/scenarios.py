@@ -16,6 +16,7 @@ from taskd.runtime.chaos.cleanup import Cleanup, Resume
 from taskd.runtime.chaos.job import LocalJob
 from taskd.runtime.chaos.scenario_run import ScenarioRun, say
 from taskd.runtime.chaos.target import TargetProcess, send
+from taskd.wire.kinds import JobRank
 
 _LOOK_S: Final = 0.05
 """How often processes are looked for. A node check lasts longer."""
@@ -37,7 +38,7 @@ def kill_checks(run: ScenarioRun, job: LocalJob) -> int:
     return len(struck)
 
 
-def kill(run: ScenarioRun, job: LocalJob, rank: int, every_s: float | None) -> None:
+def kill(run: ScenarioRun, job: LocalJob, rank: JobRank, every_s: float | None) -> None:
     """Kill a rank, once or again and again."""
     first = True
     while first or (every_s is not None and run.pause(every_s)):
@@ -47,7 +48,7 @@ def kill(run: ScenarioRun, job: LocalJob, rank: int, every_s: float | None) -> N
             _signal(job, target, signal.SIGKILL)
 
 
-def stop(run: ScenarioRun, job: LocalJob, cleanup: Cleanup, rank: int) -> None:
+def stop(run: ScenarioRun, job: LocalJob, cleanup: Cleanup, rank: JobRank) -> None:
     """Stop a rank until the scenario ends, or the process does."""
     target = _present(job, rank, first=True)
     if target is None or not _may_stop(target) or not run.act(f"{target}: SIGSTOP"):
@@ -61,7 +62,7 @@ def stop(run: ScenarioRun, job: LocalJob, cleanup: Cleanup, rank: int) -> None:
         say(f"{target} has ended: taskd, or somebody else, has replaced it; nothing to undo")
 
 
-def delay(run: ScenarioRun, job: LocalJob, cleanup: Cleanup, rank: int, stop_s: float, every_s: float) -> None:
+def delay(run: ScenarioRun, job: LocalJob, cleanup: Cleanup, rank: JobRank, stop_s: float, every_s: float) -> None:
     """Stop a rank for a while again and again, so that it is slower by that share."""
     share = f"{stop_s * 1e3:g} ms of every {every_s:g} s: {stop_s / every_s:.0%} of its time"
     target, number, turns = None, -1, 0
@@ -95,7 +96,7 @@ def _stand(run: ScenarioRun, job: LocalJob, target: TargetProcess, stop_s: float
             send(target, signal.SIGCONT, lambda _pid: True)
 
 
-def _present(job: LocalJob, rank: int, *, first: bool) -> TargetProcess | None:
+def _present(job: LocalJob, rank: JobRank, *, first: bool) -> TargetProcess | None:
     """The rank's process. None, with a line, if it is being replaced; at the `first` time that is an error."""
     target = job.rank(rank)
     if target is None and job.lives:

@@ -10,6 +10,7 @@ import subprocess
 from typing import Protocol
 
 from taskd.config.process import environment
+from taskd.wire.kinds import NodeRank
 
 logger = logging.getLogger(__name__)
 
@@ -17,7 +18,7 @@ logger = logging.getLogger(__name__)
 class Cluster(Protocol):
     """Hands out nodes."""
 
-    def request(self, node_rank: int, reason: str) -> None:
+    def request(self, node_rank: NodeRank, reason: str) -> None:
         """A node is wanted for this place (-1: any). Returns at once; raises nothing that would end the job."""
         ...
 
@@ -25,7 +26,7 @@ class Cluster(Protocol):
 class NoCluster:
     """Nobody can be asked: whoever runs the job starts a node by hand, or its controller does by itself."""
 
-    def request(self, node_rank: int, reason: str) -> None:
+    def request(self, node_rank: NodeRank, reason: str) -> None:
         """Say so."""
         wanted = f"node {node_rank} is wanted" if node_rank >= 0 else "another node is wanted"
         logger.warning("%s (%s): start its torchrun again anywhere, or set TASKD_NODE_COMMAND", wanted, reason)
@@ -39,7 +40,7 @@ class CommandCluster:
         self._job_id = job_id
         self._running: list[subprocess.Popen[bytes]] = []
 
-    def request(self, node_rank: int, reason: str) -> None:
+    def request(self, node_rank: NodeRank, reason: str) -> None:
         """Start the command; its output goes where the manager's goes."""
         self._reap()
         wanted = {"TASKD_NODE_RANK": str(node_rank), "TASKD_NODE_REASON": reason, "TASKD_JOB_ID": self._job_id}

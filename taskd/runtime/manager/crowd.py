@@ -109,8 +109,7 @@ def own_evidence(message: EvidenceReport, core: Recovery) -> tuple[dict[JobRank,
     places = core.world.nodes.known_places(message.agent_id)
     if not places:
         return None, "it comes from an agent that holds no place, expected the ranks' own"
-    per_node = core.policy.ranks_per_node
-    found = {rank: raw for rank, raw in message.evidence.items() if rank // per_node in places}
+    found = {rank: raw for rank, raw in message.evidence.items() if core.policy.place_of(rank) in places}
     strange = message.evidence.keys() - found.keys()
     reason = f"it reports rank {min(strange)}, which is not one of node {min(places)}" if strange else ""
     return found, reason

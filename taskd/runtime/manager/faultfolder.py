@@ -18,6 +18,7 @@ from taskd.core.diagnosis.evidence import Evidence
 from taskd.core.diagnosis.facts import flat
 from taskd.core.diagnosis.findings import Diagnosis
 from taskd.runtime.folders.ownfolder import OwnFolder
+from taskd.wire.kinds import JobRank
 
 MOST_FILES: Final = 10_000
 """A reader tells of no more faults (`timeline.py`)."""
@@ -45,7 +46,7 @@ class FaultFolder:
         self.newest = max(self._sizes, default=0)
 
     def write(
-        self, number: int, head: Mapping[str, object], diagnosis: Diagnosis, evidence: Mapping[int, Evidence]
+        self, number: int, head: Mapping[str, object], diagnosis: Diagnosis, evidence: Mapping[JobRank, Evidence]
     ) -> int:
         """Keep what is known of a fault, in place of what was. Returns how many older files it has cost.
 
@@ -71,9 +72,9 @@ def _name(number: int) -> str:
     return f"{number:04d}{_SUFFIX}"
 
 
-def _fitting(diagnosis: Diagnosis, evidence: Mapping[int, Evidence]) -> dict[str, object]:
+def _fitting(diagnosis: Diagnosis, evidence: Mapping[JobRank, Evidence]) -> dict[str, object]:
     named = {*diagnosis.culprits, *(fact.rank for fact in diagnosis.facts)}
-    kept: dict[int, msgspec.Raw] = {}
+    kept: dict[JobRank, msgspec.Raw] = {}
     left = MOST_EVIDENCE_BYTES
     for rank in sorted(evidence, key=lambda rank: (rank not in named, rank)):
         raw = msgspec.json.encode(flat(evidence[rank]))

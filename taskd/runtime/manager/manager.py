@@ -45,6 +45,7 @@ from taskd.runtime.manager.journal import Journal, as_fields, as_text, at_step, 
 from taskd.runtime.manager.kernels import Kernels
 from taskd.wire.checks import Inspect
 from taskd.wire.codec import MAX_MODULES_BYTES
+from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import Answer, Directive, Drain, EvidenceReport, FromAgent, Modules, NodeStatus, Refusal, Stage
 from taskd.wire.text import line
 
@@ -88,8 +89,8 @@ class Manager:
         self._kernels = Kernels()
         self._modules: set[str] = set()
         self._modules_bytes = 0
-        self._standbys: dict[int, int] = {}
-        self._pids: dict[int, dict[str, int]] = {}
+        self._standbys: dict[NodeRank, int] = {}
+        self._pids: dict[NodeRank, dict[str, int]] = {}
         self._first_step = -1
         self._failed = 0
         self._told: set[str] = set()
@@ -223,7 +224,7 @@ class Manager:
             return
         own, wrong = own_evidence(message, self._core)
         try:
-            evidence = {int(rank): _evidence.decode(raw) for rank, raw in (own or {}).items()}
+            evidence = {rank: _evidence.decode(raw) for rank, raw in (own or {}).items()}
         except msgspec.MsgspecError as error:
             own, wrong = None, f"agent {message.agent_id} sends evidence that cannot be read: {line(str(error))}"
         if wrong:

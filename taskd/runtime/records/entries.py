@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from taskd.wire.bounds import MOST_RANKS, ClockSeconds, Counter, Index, MaybeCounter, MaybeIndex, Signed, Status
+from taskd.wire.bounds import MOST_RANKS, ClockSeconds, Counter, MaybeCounter, MaybeNode, OfJob, Signed, Status
 
 _KEY_CHARS: Final = 64
 _PHASES: Final = 64
@@ -21,14 +21,14 @@ _LARGEST_MS: Final = 1e15
 Milliseconds = Annotated[float, Meta(ge=-_LARGEST_MS, le=_LARGEST_MS)]
 Key = Annotated[str, Meta(max_length=_KEY_CHARS)]
 """A rank as JSON has it, or the name of a phase."""
-Ranks = Annotated[tuple[Index, ...], Meta(max_length=MOST_RANKS)]
+Ranks = Annotated[tuple[OfJob, ...], Meta(max_length=MOST_RANKS)]
 Pids = Annotated[dict[Key, Signed], Meta(max_length=MOST_RANKS)]
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True):
     """What is held against one rank; `kind` by its name."""
 
-    rank: Index
+    rank: OfJob
     kind: str
     text: str
 
@@ -100,7 +100,7 @@ class Processes(msgspec.Struct, frozen=True, kw_only=True):
     """The processes of one node, by rank."""
 
     pids: Pids
-    node_rank: MaybeIndex | None = None
+    node_rank: MaybeNode | None = None
 
 
 class DirectiveEntry(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ from taskd.core.diagnosis.facts import in_parts
 from taskd.runtime.folders.regular import open_record
 from taskd.runtime.records.entries import DiagnosisEntry
 from taskd.runtime.records.timeline import FAULTS, FaultEntry
+from taskd.wire.kinds import JobRank
 
 _FILE_BYTES: Final = 64 << 20
 _SAME_S: Final = 5.0
@@ -31,7 +32,7 @@ class FaultFile:
     """What a fault's file holds. `raw`: each rank's evidence as it stands there; `unread`: ranks that do not fit."""
 
     file: str
-    evidence: dict[int, Evidence] = field(default_factory=dict)
+    evidence: dict[JobRank, Evidence] = field(default_factory=dict)
     raw: dict[str, Any] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
     problem: str = ""
@@ -75,7 +76,7 @@ def _is_of(found: dict[str, Any], diagnosis: DiagnosisEntry) -> bool:
 
 def _converted(record: FaultFile) -> FaultFile:
     found = {rank: _evidence(value) for rank, value in record.raw.items()}
-    evidence = {int(rank): known for rank, known in found.items() if known is not None}
+    evidence = {JobRank(int(rank)): known for rank, known in found.items() if known is not None}
     unread = tuple(rank for rank, known in found.items() if known is None)
     return replace(record, evidence=dict(sorted(evidence.items())), unread=unread)
 

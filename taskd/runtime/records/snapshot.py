@@ -30,6 +30,7 @@ from taskd.runtime.box.blackbox import (
 )
 from taskd.runtime.box.postmortem import BoxSender, BoxSignal, LastWords, Request
 from taskd.runtime.records.lookup import ProcessView, namespaced_pids, view
+from taskd.wire.kinds import JobRank
 
 MOST_EVENTS: Final = 1024
 _SECOND_NS: Final = 1_000_000_000
@@ -123,7 +124,7 @@ class BoxSnapshot:
 
     file: str
     pid: int
-    rank: int
+    rank: JobRank
     incarnation: int
     claims: int
     state: str

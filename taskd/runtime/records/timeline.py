@@ -23,6 +23,7 @@ from taskd.errors import RecordError
 from taskd.runtime.folders.regular import open_record
 from taskd.runtime.records.entries import DiagnosisEntry, DirectiveEntry, Ended, Processes, RecoveryEntry
 from taskd.wire.bounds import LONGEST_S, NAME_CHARS
+from taskd.wire.kinds import JobRank, NodeRank
 
 JOURNAL: Final = "journal.jsonl"
 OLD_JOURNAL: Final = "journal.old.jsonl"
@@ -67,12 +68,12 @@ class FaultEntry:
         return next((step for step in steps if step is not None), None)
 
     @property
-    def culprits(self) -> tuple[int, ...]:
+    def culprits(self) -> tuple[JobRank, ...]:
         """By the diagnosis; without one, the ranks that were lost."""
         if self.diagnosis is not None:
             return self.diagnosis.culprits
-        ranks = {rank for one in self.recoveries for rank in one.causes if rank.isdecimal()}
-        return tuple(sorted(map(int, ranks)))
+        ranks = {JobRank(int(rank)) for one in self.recoveries for rank in one.causes if rank.isdecimal()}
+        return tuple(sorted(ranks))
 
     @property
     def total_ms(self) -> float | None:
@@ -86,7 +87,7 @@ class KeptBox:
     """The black box of a process that has died."""
 
     file: str
-    rank: int
+    rank: JobRank
     incarnation: int
 
 
@@ -106,7 +107,7 @@ class Timeline:
     managers: int
     generation: int | None
     phase: str
-    pids: dict[int, int]
+    pids: dict[JobRank, int]
     faults: tuple[FaultEntry, ...]
     boxes: tuple[KeptBox, ...]
     damaged_lines: int
@@ -199,7 +200,7 @@ class _JournalReader:
     managers: int = 0
     generation: int | None = None
     phase: str = ""
-    by_node: dict[int | None, dict[int, int]] = field(default_factory=dict)
+    by_node: dict[NodeRank | None, dict[JobRank, int]] = field(default_factory=dict)
     faults: dict[tuple[int, int], FaultEntry] = field(default_factory=dict)
     """By manager and number; planned changes have negative numbers."""
     open: set[tuple[int, int]] = field(default_factory=set)
@@ -226,7 +227,7 @@ class _JournalReader:
                 self._close_all()
             case "processes":
                 known = msgspec.convert(entry, Processes)
-                self.by_node[known.node_rank] = {int(rank): pid for rank, pid in known.pids.items()}
+                self.by_node[known.node_rank] = {JobRank(int(rank)): pid for rank, pid in known.pids.items()}
             case "directive":
                 told = msgspec.convert(entry, DirectiveEntry)
                 self.generation, self.phase = told.generation, told.phase
@@ -392,4 +393,4 @@ def _kept(folder: Path, omitted: list[str]) -> Iterator[KeptBox]:
     for path in paths:
         named = _KEPT_BOX.fullmatch(path.name)
         assert named is not None, "it was chosen by that"
-        yield KeptBox(str(path), int(named[1]), int(named[2]))
+        yield KeptBox(str(path), JobRank(int(named[1])), int(named[2]))

@@ -1,10 +1,10 @@
 """A node of a job, without torch: an agent's directory and socket as they are, and processes with the boxes of ranks.
 
-    python chaos_node.py RUN_DIR JOB RANKS CHECKS
+    python chaos_node.py RUN_DIR JOB RANKS CHECKS FIRST
 
 Rules:
 
-1. The ranks are real recorders that commit a step every few milliseconds.
+1. The ranks are real recorders that commit a step every few milliseconds. They are numbered from FIRST on.
 2. While CHECKS are left to be started, there is always one process that calls itself `taskd-check`.
 3. It tells in RUN_DIR/node.json which processes there are, each time one is started, and ends with its test.
 """
@@ -21,21 +21,25 @@ from taskd.core.nodecheck.probes import CHECK_NAME
 from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.agent.shape import Shape
 from taskd.runtime.agent.sockets import LocalServer
+from taskd.wire.kinds import LocalRank
 
 RANK = Path(__file__).with_name("chaos_rank.py")
 
 
 def main() -> None:
-    run_dir, job, ranks, checks = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    run_dir, job = Path(sys.argv[1]), sys.argv[2]
+    ranks, checks, first = map(int, sys.argv[3:])
     files = RankFiles(run_dir, job)
     server = LocalServer(files.socket)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     children = {}
     try:
-        for rank in range(ranks):
-            config = files.prepare(rank, 0, 0, Shape(), joins=False)
-            command = [sys.executable, str(RANK), str(config.blackbox), str(rank)]
-            children[f"rank {rank}"] = subprocess.Popen(command, env={**os.environ, **config.environment()})
+        for local_rank in map(LocalRank, range(ranks)):
+            config = files.prepare(local_rank, 0, 0, Shape(), joins=False)
+            command = [sys.executable, str(RANK), str(config.blackbox), str(first + local_rank)]
+            children[f"rank {first + local_rank}"] = subprocess.Popen(
+                command, env={**os.environ, **config.environment()}
+            )
         named = run_dir / CHECK_NAME
         named.symlink_to("/bin/sleep")
         names = iter(range(checks))

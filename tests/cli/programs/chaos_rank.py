@@ -5,9 +5,10 @@ import time
 from pathlib import Path
 
 from taskd.runtime.box.recorder import BoxPhase, Recorder
+from taskd.wire.kinds import JobRank
 
 r = Recorder()
-r.attach(Path(sys.argv[1]), int(sys.argv[2]), 0)
+r.attach(Path(sys.argv[1]), JobRank(int(sys.argv[2])), 0)
 r.phase(BoxPhase.TRAINING)
 step = 0
 while True:

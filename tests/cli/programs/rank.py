@@ -10,9 +10,10 @@ from pathlib import Path
 
 from taskd.runtime.box.blackbox import Box
 from taskd.runtime.box.recorder import BoxPhase, Recorder
+from taskd.wire.kinds import JobRank
 
 r = Recorder()
-r.attach(Path(sys.argv[1]), 3, 1)
+r.attach(Path(sys.argv[1]), JobRank(3), 1)
 r.phase(BoxPhase.TRAINING)
 box = Box.open(Path(sys.argv[1]))
 beats = box.read().native_count

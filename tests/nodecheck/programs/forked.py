@@ -12,6 +12,7 @@ from taskd.wire.probes import ProbeOrder
 
 local.quiet_imports()
 from taskd.adaptors.nodecheck import answer  # noqa: E402
+from taskd.wire.kinds import LocalRank  # noqa: E402
 
 assert len(os.listdir("/proc/self/task")) == 1
 real = answer.answer
@@ -25,5 +26,8 @@ def act(order: ProbeOrder, descriptor: int) -> None:
 
 vars(answer)["answer"] = act
 vars(local)["_GRACE_S"] = 0.5
-orders = [ProbeOrder(own=True, local_rank=rank, local_world_size=3, timeout_s=float(sys.argv[1])) for rank in range(3)]
+orders = [
+    ProbeOrder(own=True, local_rank=LocalRank(rank), local_world_size=3, timeout_s=float(sys.argv[1]))
+    for rank in range(3)
+]
 os.write(1, msgspec.json.encode(local.check_node(orders)))

@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 from taskd.runtime.box.recorder import open_recorder
+from taskd.wire.kinds import JobRank
 
 box, status = sys.argv[1:3]
 if box != "-":
-    open_recorder().attach(Path(box), 0, 0)
+    open_recorder().attach(Path(box), JobRank(0), 0)
 if status == "large":
     memory = mmap.mmap(-1, 512 << 20)
     memory.madvise(mmap.MADV_NOHUGEPAGE)

@@ -5,12 +5,13 @@ from pathlib import Path
 
 from taskd.config.worker import WorkerConfig
 from taskd.runtime.worker.worker import WorkerLink
+from taskd.wire.kinds import JobRank
 
 config = WorkerConfig(
     agent_socket=Path(sys.argv[1]),
     agent_pid=int(sys.argv[2]),
     run_dir=Path("/tmp"),
-    rank=0,
+    rank=JobRank(0),
     incarnation=0,
     generation=0,
 )

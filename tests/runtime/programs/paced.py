@@ -6,10 +6,11 @@ from pathlib import Path
 
 from taskd.runtime.box.recorder import BoxPhase, Recorder
 from taskd.runtime.box.shim import core
+from taskd.wire.kinds import JobRank
 
 GLOO_ALLREDUCE = 1 | 1 << 8
 recorder = Recorder()
-recorder.attach(Path(sys.argv[1]), 0, 0)
+recorder.attach(Path(sys.argv[1]), JobRank(0), 0)
 recorder.phase(BoxPhase.TRAINING)
 own_s, waited_s = float(sys.argv[2]) / 1000, float(sys.argv[3]) / 1000
 step = 0

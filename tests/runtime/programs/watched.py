@@ -11,11 +11,12 @@ import time
 from pathlib import Path
 
 from taskd.runtime.box.recorder import BoxPhase, Recorder
+from taskd.wire.kinds import JobRank
 
 TORCH_ALLREDUCE = 1 | 1 << 8
 
 r = Recorder()
-r.attach(Path(sys.argv[1]), 0, 0)
+r.attach(Path(sys.argv[1]), JobRank(0), 0)
 r.phase(BoxPhase.TRAINING)
 held, free = ctypes.PyDLL(None), ctypes.CDLL(None)
 children: "list[subprocess.Popen[bytes]]" = []

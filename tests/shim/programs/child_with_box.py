@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 from taskd.runtime.box.recorder import Recorder
+from taskd.wire.kinds import JobRank
 
 r = Recorder()
 if os.fork() == 0:
-    r.attach(Path(sys.argv[1]), 8, 1)
+    r.attach(Path(sys.argv[1]), JobRank(8), 1)
     r.step(20)
     signal.pause()
 r.step(10)

@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 
 from taskd.runtime.box.recorder import BoxPhase, Recorder
+from taskd.wire.kinds import JobRank
 
 r = Recorder()
-r.attach(Path(sys.argv[1]), 0, 0)
+r.attach(Path(sys.argv[1]), JobRank(0), 0)
 held = ctypes.PyDLL(None)  # calls without letting go of the GIL
 free = ctypes.CDLL(None)
 deadline = time.monotonic() + 0.6
@@ -39,7 +40,7 @@ def have_child(box: str) -> None:
     """One that for some beats has no box, and then this one."""
     if os.fork() == 0:
         time.sleep(0.5)
-        r.attach(Path(box), 1, 0)
+        r.attach(Path(box), JobRank(1), 0)
         r.step(2)
         while True:
             time.sleep(0.01)

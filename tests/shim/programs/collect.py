@@ -15,8 +15,10 @@ recorder = Recorder()
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
+from taskd.wire.kinds import JobRank  # noqa: E402
+
 rank, box, port, named = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "named"
-recorder.attach(box, rank, 0)
+recorder.attach(box, JobRank(rank), 0)
 with recorder.naming("generation 7") if named else nullcontext():
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)

@@ -12,13 +12,15 @@ import threading
 import time
 from pathlib import Path
 
+from taskd.wire.kinds import JobRank
+
 if sys.argv[2] != "-":
     from taskd.runtime.box.blackbox import Box
     from taskd.runtime.box.recorder import Recorder
 crash = ctypes.CDLL(sys.argv[1])
 if sys.argv[2] != "-":
     r = Recorder()
-    r.attach(Path(sys.argv[2]), 0, 0)
+    r.attach(Path(sys.argv[2]), JobRank(0), 0)
     box = Box.open(Path(sys.argv[2]))
     beats = box.read().native_count
     while box.read().native_count < beats + 2:

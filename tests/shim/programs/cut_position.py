@@ -6,8 +6,9 @@ from pathlib import Path
 
 from taskd.adaptors.training.position_file import PositionFile, PositionKind
 from taskd.runtime.box.recorder import Recorder
+from taskd.wire.kinds import JobRank
 
-Recorder().attach(Path(sys.argv[1]), 3, 1)
+Recorder().attach(Path(sys.argv[1]), JobRank(3), 1)
 file = PositionFile(sys.argv[2])
 os.truncate(sys.argv[2], int(sys.argv[3]))
 for step in range(6):

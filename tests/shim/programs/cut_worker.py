@@ -5,9 +5,10 @@ import time
 from pathlib import Path
 
 from taskd.runtime.box.recorder import BoxPhase, Recorder
+from taskd.wire.kinds import JobRank
 
 r = Recorder()
-r.attach(Path(sys.argv[1]), 3, 1)
+r.attach(Path(sys.argv[1]), JobRank(3), 1)
 r.phase(BoxPhase.TRAINING)
 r.step(1)
 while not Path(sys.argv[2]).exists():

@@ -17,6 +17,7 @@ from taskd.runtime.agent.given import preload  # noqa: E402
 from taskd.runtime.agent.rankfiles import RankFiles  # noqa: E402
 from taskd.runtime.agent.shape import Shape  # noqa: E402
 from taskd.runtime.box.recorder import open_recorder  # noqa: E402
+from taskd.wire.kinds import LocalRank  # noqa: E402
 
 said: list[str] = []
 
@@ -30,7 +31,7 @@ logging.getLogger().addHandler(Ear(logging.WARNING))
 for damaged in map(Path, sys.argv[3:]):
     damaged.replace(sys.argv[2])
     files = RankFiles(Path(sys.argv[1]) / "run", "job")
-    boxes = [files.prepare(rank, 0, 0, Shape(), joins=False).blackbox for rank in range(3)]
+    boxes = [files.prepare(LocalRank(rank), 0, 0, Shape(), joins=False).blackbox for rank in range(3)]
     given = [preload() for _ in range(3)][-1]
     files.close()
     child = subprocess.run(["/bin/true"], env={**os.environ, **given}, capture_output=True, check=False)

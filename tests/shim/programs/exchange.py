@@ -16,8 +16,10 @@ recorder = Recorder()
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
+from taskd.wire.kinds import JobRank  # noqa: E402
+
 role, rank, box, port = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
-recorder.attach(box, rank, 0)
+recorder.attach(box, JobRank(rank), 0)
 store = dist.TCPStore("127.0.0.1", port, is_master=False)
 dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 dist.all_reduce(torch.ones(1))

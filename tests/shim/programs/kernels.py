@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from taskd.runtime.box.recorder import Recorder
 from taskd.runtime.box.shim import core
+from taskd.wire.kinds import JobRank
 from tests.nccl import COLLECTIVE, Communicator, Plugin
 
 T = TypeVar("T")
@@ -28,7 +29,7 @@ def tell(what: Callable[..., T], *arguments: object) -> T:
 
 
 recorder = Recorder()
-recorder.attach(Path(sys.argv[1]), 0, 0)
+recorder.attach(Path(sys.argv[1]), JobRank(0), 0)
 plugin = Plugin(sys.argv[2], int(sys.argv[3]))
 assert plugin.name == b"taskd"
 one, two = Communicator(plugin), Communicator(plugin)

@@ -18,6 +18,8 @@ recorder = Recorder()
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
+from taskd.wire.kinds import JobRank  # noqa: E402
+
 ELEMENTS = 3_000_000
 STEP = "step/{}/{}"
 
@@ -82,5 +84,5 @@ if how == "fork":
     if child:
         sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 if how != "gate":
-    recorder.attach(box, own_rank, 0)
+    recorder.attach(box, JobRank(own_rank), 0)
 main(own_rank, all_ranks, int(store_port))

@@ -8,12 +8,13 @@ import time
 from pathlib import Path
 
 from taskd.runtime.box.recorder import Recorder
+from taskd.wire.kinds import JobRank
 
 crash = ctypes.CDLL(sys.argv[1])
 r = Recorder()
 pid = os.fork()
 if pid == 0:
-    r.attach(Path(sys.argv[2]), 0, 0)
+    r.attach(Path(sys.argv[2]), JobRank(0), 0)
     signal.signal(signal.SIGTERM, lambda *_: crash.crash(b"segv"))
     time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGTERM)
