@@ -378,7 +378,6 @@ MUTATIONS = [
 
 
 FIRST: dict[Callable[[Patch], None], int] = {
-    same_generation: 131,
     stepped_is_clean: 1069,
     all_adopt: 601,
     nobody_adopts: 601,
@@ -386,9 +385,7 @@ FIRST: dict[Callable[[Patch], None], int] = {
     set_forgotten_with_the_process: 1622,
     never_grows: 236,
     absent_ranks_expected: 504,
-    undecided_for_ever: 266,
     decided_by_too_few: 1692,
-    kept_as_if_restarted: 122,
     late_ranks_waited_for: 287,
 }
 """Those that few seeds find begin where one does, for the sake of time."""
