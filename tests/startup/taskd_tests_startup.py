@@ -9,8 +9,8 @@ Rules:
    collected neither later nor at the end of the process. All that a program makes afterwards is collected as ever.
    Three tenths of what such a process costs are collections of torch's own objects; they find next to nothing.
 3. The same holds for `torch._dynamo`, which torch imports with the first optimizer, and which is nearly as large as
-   torch. The program has objects of its own by then: these are untracked while the others are frozen, and so are
-   collected as ever.
+   torch. The program has objects of its own by then: what the import has left is collected once, and these are
+   untracked while the others are frozen, and so are collected as ever.
 4. It leaves nothing behind: each finder goes as it finds its module, and there is no loader of its own and no setting.
 """
 
@@ -69,6 +69,7 @@ def _freeze_all_but(others):
     untrack, track = ctypes.pythonapi.PyObject_GC_UnTrack, ctypes.pythonapi.PyObject_GC_Track
     untrack.argtypes = track.argtypes = [ctypes.py_object]
     untrack.restype = track.restype = None
+    gc.collect()  # garbage of the import may hold frames of the program, and by them its objects
     for other in others:
         untrack(other)
     gc.freeze()
