@@ -8,7 +8,7 @@ server that answers late, sleep, a loop in Python, garbage collection, compilati
 0 is at it the others wait in a barrier.
 
 *Virtual*: the manager's core with four ranks, 24 hours for each of `--seeds` seeds. Whenever it asks, the ranks report
-what such work looks like from outside. Patience is 10 minutes, as is the default.
+what such work looks like from outside. The timeout is 10 minutes, the default.
 
 *Real*: `scripts/foreign.py` with 4 ranks under taskd, with everything switched on, for so many hours.
 

@@ -48,7 +48,7 @@ def doctor(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     options = parser.parse_args(list(arguments))
     logging.disable(logging.CRITICAL)  # what the parts would warn of is in the report
-    findings = list(examine())
+    findings = list(all_findings())
     healthy = all(finding.healthy for finding in findings)
     if options.json:
         print(json.dumps({"healthy": healthy, "findings": [asdict(finding) for finding in findings]}))
@@ -58,8 +58,8 @@ def doctor(arguments: Sequence[str]) -> int:
     return 0 if healthy else 1
 
 
-def examine() -> Iterator[DoctorLine]:
-    """All findings."""
+def all_findings() -> Iterator[DoctorLine]:
+    """Every line of the report."""
     yield DoctorLine("python", f"{sys.version.split()[0]} at {sys.executable}")
     yield _guarded("injection", _injection)
     yield from _fit()

@@ -50,7 +50,7 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     elapsed_s: Seconds = 0.0
 
 
-class Examine(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class CheckOrder(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Manager to one agent: check yourself (`own`), and your way to others. One of an older number changes nothing."""
 
     job_id: Name
@@ -61,7 +61,7 @@ class Examine(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     clock_s: ClockSeconds  # the manager's wall clock
 
 
-class Examined(msgspec.Struct, frozen=True, kw_only=True):
+class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the newest order has led to, so far: part of an agent's report. `done`: nothing of it is under way."""
 
     number: Counter
@@ -77,7 +77,7 @@ class CheckState(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     cleared: bool = False  # it was, and may
     strict: bool = False  # slow nodes are to be excluded too
     ready: bool = False  # its check processes could begin at once
-    examined: Examined | None = None
+    report: CheckReport | None = None
 
 
 class Cleared(msgspec.Struct, frozen=True, kw_only=True, tag=True):

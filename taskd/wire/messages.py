@@ -38,7 +38,7 @@ from taskd.wire.bounds import (
     Status,
     Weights,
 )
-from taskd.wire.checks import CheckState, Cleared, Dismissed, Examine, Inspect, Inspection
+from taskd.wire.checks import CheckOrder, CheckState, Cleared, Dismissed, Inspect, Inspection
 from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.probes import ProbeOrder, ProbeResult
 
@@ -393,6 +393,6 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 FromAgent = NodeStatus | EvidenceReport | Drain | Modules | Inspect
-FromManager = Directive | Heard | Refusal | Answer | Modules | Examine | Cleared | Dismissed | Inspection
+FromManager = Directive | Heard | Refusal | Answer | Modules | CheckOrder | Cleared | Dismissed | Inspection
 FromLocal = Hello | WorkerReport | Refuses | SelfReport | Account | SawNonFinite | Modules | Probed
 ToLocal = Pause | Join | Release | Abandon | AccountRequest | Become | Fork | Modules | RunCheck

@@ -1,4 +1,4 @@
-"""Records that somebody has made to harm whoever reads them: their terminal, their patience, their memory."""
+"""Records that somebody has made to harm whoever reads them: their terminal, their time, their memory."""
 
 import json
 import os

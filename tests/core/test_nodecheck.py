@@ -4,7 +4,16 @@ import pytest
 
 from taskd.core.nodecheck.check import NodeCheck
 from taskd.core.nodecheck.diagnosis import NodeHealth
-from taskd.core.nodecheck.evidence import Book, CheckPolicy, Edge, Measured, Round, RoundTimeout, merged, timeout_s
+from taskd.core.nodecheck.evidence import (
+    CheckPolicy,
+    Edge,
+    Measured,
+    Round,
+    RoundResults,
+    RoundTimeout,
+    merged,
+    timeout_s,
+)
 from taskd.core.nodecheck.network import Network
 from taskd.core.nodecheck.own import Baseline, What
 from taskd.core.nodecheck.pairing import rounds_at_most
@@ -75,7 +84,7 @@ def test_a_link_is_told_from_its_ends(number: int, edge: Edge, rounds: int) -> N
     diagnosis = check.diagnosis()
     assert set(healths(check)) == {"H"}
     assert [(link.edge, link.health) for link in diagnosis.links] == [(edge, NodeHealth.DOWN)]
-    said = f"{edge[0]} and {edge[1]} are well with others and have failed with each other 2 times"
+    said = f"{edge[0]} and {edge[1]} work with others and have failed with each other 2 times"
     assert said in diagnosis.links[0].text
     assert rounds <= taken <= 4
 
@@ -157,8 +166,8 @@ def test_a_link_of_three_nodes_is_accused_only_when_it_has_failed_twice() -> Non
 
 def test_who_was_slow_alone_with_one_and_may_be_fast_with_another_is_tried_alone_with_a_second() -> None:
     """If that one is slow, too, it is enough: the one that allows more may not be there any longer."""
-    book = Book(nodes(4), ())
-    network = Network(book, POLICY, Baseline(), latency=False)
+    rounds = RoundResults(nodes(4), ())
+    network = Network(rounds, POLICY, Baseline(), latency=False)
     found = []
     moved: tuple[dict[Edge, float], ...] = (
         {("a", "b"): 0.5, ("c", "d"): 10.0},
@@ -167,7 +176,7 @@ def test_who_was_slow_alone_with_one_and_may_be_fast_with_another_is_tried_alone
     )
     for number, rates in enumerate(moved, 1):
         results = {edge: Measured(ok=True, gbps=rate) for edge, rate in rates.items()}
-        book.take(Round(number, tuple(rates), ()), {}, results)
+        rounds.take(Round(number, tuple(rates), ()), {}, results)
         network.take(results)
         found.append((list(network.slow()), network.suspects()))
     assert found[1:] == [([], ["a"]), (["a"], [])]

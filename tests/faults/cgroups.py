@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 
 
 class CgroupUnavailableError(Exception):
@@ -87,7 +87,7 @@ def _made(path: Path) -> Iterator[Path]:
 
 
 def _take_away(path: Path) -> None:
-    until_s = time.monotonic() + _PATIENCE_S
+    until_s = time.monotonic() + _TIMEOUT_S
     for name, text in (("cgroup.freeze", "0"), ("freezer.state", "THAWED")):
         if (path / name).exists():
             (path / name).write_text(text)

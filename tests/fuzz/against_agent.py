@@ -134,7 +134,7 @@ class AgentSide:
             self._socket.poll(0.005)
             self._socket.receive()
 
-    def examine(self) -> list[str]:
+    def check(self) -> list[str]:
         """It reports on."""
         node = self._node
         assert node is not None

@@ -149,7 +149,7 @@ class ManagerSide:
             return
         self._manager._take(self._peer, message)
 
-    def examine(self) -> list[str]:
+    def check(self) -> list[str]:
         """Each agent is answered, the job runs as it did, and nobody but the three holds a place."""
         asked_s = time.monotonic()
         wrong = []

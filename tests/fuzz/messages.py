@@ -31,7 +31,7 @@ from tests.fuzz.against_manager import ManagerSide
 from tests.fuzz.side import Side
 
 PARTS: Final = 10
-"""At the end of each the other side is examined, and the memory measured."""
+"""At the end of each the other side is checked, and the memory measured."""
 _STEADY: Final = 4
 """From this part on memory is to be flat."""
 MARGIN_MB: Final = 8.0
@@ -94,7 +94,7 @@ def run(make: Callable[[random.Random, Path], Side], mode: str, count: int, seed
             side.send(share)
             report.messages += share
             lasted_s += time.monotonic() - began_s
-            report.failures += side.examine()
+            report.failures += side.check()
             report.rss_mb.append(round(rss_mb(), 1))
         report.kinds = dict(side.refused())
     finally:

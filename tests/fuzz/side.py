@@ -11,7 +11,7 @@ class Side(Protocol):
         """Say so many things."""
         ...
 
-    def examine(self) -> list[str]:
+    def check(self) -> list[str]:
         """What is wrong with the other side; it is asked for a sign of life."""
         ...
 

@@ -132,6 +132,7 @@ def new_groups_in_a_smaller_world() -> None:
     """A group made among fewer members is remembered by the ranks of the job."""
     begin()
     if RANK == 0:
+        finish()
         return
     WORLD.rebuild(plan(1, (2, 1)), RANK)
     pair = new_group([0, 1])
@@ -140,6 +141,7 @@ def new_groups_in_a_smaller_world() -> None:
     assert total(pair) == 3
     assert dist.get_process_group_ranks(pair) == [1, 0]
     dist.barrier()
+    finish()
 
 
 def meshes() -> None:

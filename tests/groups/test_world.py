@@ -10,8 +10,8 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from tests.launch import Launcher
+from tests.training.job import ENVIRONMENT, run_ranks
 
-ROOT = Path(__file__).resolve().parents[2]
 MEMBER = Path(__file__).with_name("member.py")
 NEWCOMER = Path(__file__).with_name("newcomer.py")
 
@@ -24,7 +24,21 @@ def port() -> Iterator[int]:
     del store
 
 
+def environment(rank: str, size: int, port: int) -> dict[str, str]:
+    world = {"RANK": rank, "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return {**ENVIRONMENT, **world, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+
+
+def all_succeed(launcher: Launcher, case: str, size: int, port: int) -> None:
+    """All members are forks of one process, which has imported torch for them."""
+    env = environment("{rank}", size, port)
+    statuses, output = run_ranks(launcher, size, MEMBER, case, "{rank}", str(size), str(port), env=env)
+    assert statuses == [0] * size, output
+
+
 class Members:
+    """Each a process of its own, which a test may kill."""
+
     program = MEMBER
 
     def __init__(self, launcher: Launcher, case: str, size: int, port: int) -> None:
@@ -36,18 +50,8 @@ class Members:
         return range(self.size)
 
     def _start(self, rank: int):
-        environment = {
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "PYTHONPATH": str(ROOT),
-            "RANK": str(rank),
-            "WORLD_SIZE": str(self.size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(self.port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-        }
         command = ["python", str(self.program), self.case, str(rank), str(self.size), str(self.port)]
-        return self.launcher.start(command, env=environment)
+        return self.launcher.start(command, env=environment(str(rank), self.size, self.port))
 
     def expect_success(self, ranks: range) -> None:
         for rank in ranks:
@@ -71,12 +75,12 @@ class Newcomer(Members):
 
 @pytest.mark.slow
 def test_two_hundred_rebuilds(launcher: Launcher, port: int) -> None:
-    Members(launcher, "rounds", 3, port).expect_success(range(3))
+    all_succeed(launcher, "rounds", 3, port)
 
 
 @pytest.mark.parametrize("case", ["new_groups_after", "different", "interrupted"])
 def test_rebuild(launcher: Launcher, port: int, case: str) -> None:
-    Members(launcher, case, 2, port).expect_success(range(2))
+    all_succeed(launcher, case, 2, port)
 
 
 @pytest.mark.parametrize("case", ["alone", "kept_default"])
@@ -85,12 +89,12 @@ def test_what_holds_a_group_goes_on_to_work(launcher: Launcher, port: int, case:
 
 
 def test_groups_settle(launcher: Launcher, port: int) -> None:
-    Members(launcher, "settles", 2, port).expect_success(range(2))
+    all_succeed(launcher, "settles", 2, port)
 
 
 @pytest.mark.parametrize(("case", "size"), [("shrinks", 4), ("new_groups_in_a_smaller_world", 3), ("meshes", 3)])
 def test_fewer_members(launcher: Launcher, port: int, case: str, size: int) -> None:
-    Members(launcher, case, size, port).expect_success(range(size))
+    all_succeed(launcher, case, size, port)
 
 
 def test_plans_that_cannot_be(launcher: Launcher, port: int) -> None:

@@ -36,6 +36,27 @@ def test_torch_is_imported_without_collections(launcher: Launcher, tmp_path: Pat
     assert launcher.run(["python", "-S", tmp_path / "program.py", given]) == (0, expected)
 
 
+def test_what_a_program_has_before_dynamo_is_imported_is_collected_as_ever(launcher: Launcher, tmp_path: Path) -> None:
+    shutil.copy(STARTUP / "taskd_tests_startup.py", tmp_path)
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    (tmp_path / "torch" / "_dynamo.py").write_text(
+        "import gc\ncollecting = gc.isenabled()\ncycle = []\ncycle.append(cycle)\n"
+    )
+    (tmp_path / "program.py").write_text(
+        "import gc, sys, taskd_tests_startup, torch\n"
+        "finders = len(sys.meta_path)\n"
+        "own = []\n"
+        "own.append(own)\n"
+        "import torch._dynamo\n"
+        "print(torch._dynamo.collecting, gc.isenabled(), gc.is_tracked(own), finders - len(sys.meta_path))\n"
+        "gc.collect()\n"
+        "del own, torch._dynamo.cycle\n"
+        "print(gc.collect())\n"
+    )
+    assert launcher.run(["python", "-S", tmp_path / "program.py"]) == (0, "False True True 1\n1\n")
+
+
 def test_an_import_that_fails_leaves_the_collector_on(launcher: Launcher, tmp_path: Path) -> None:
     shutil.copy(STARTUP / "taskd_tests_startup.py", tmp_path)
     (tmp_path / "torch.py").write_text("raise RuntimeError\n")

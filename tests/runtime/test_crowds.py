@@ -142,4 +142,4 @@ def test_who_asks_for_many_checks_gets_some(manager: Manager, liar: AgentSocket)
             refusals += [one.refusal for one in got if isinstance(one, Inspection)]
         assert refusals[:MOST_INSPECTIONS] == [""] * MOST_INSPECTIONS
         assert all("others wait" in one for one in refusals[MOST_INSPECTIONS:])
-        assert len(manager._desk._inspections) == MOST_INSPECTIONS
+        assert len(manager._node_checks._inspections) == MOST_INSPECTIONS

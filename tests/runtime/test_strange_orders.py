@@ -13,7 +13,7 @@ from taskd.runtime.agent.sockets import Peer
 from taskd.runtime.agent.standbys import StandbyPool
 from taskd.wire import codec
 from taskd.wire.bounds import LONGEST_S, MOST_RANKS, NUMBERS
-from taskd.wire.checks import Examine
+from taskd.wire.checks import CheckOrder
 from taskd.wire.codec import MAX_MODULES_BYTES, BadFrameError
 from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Directive, Hello, Ledger, Order, Place, RankOrder, Stage, WorldPlan
@@ -105,12 +105,12 @@ def test_a_check_by_an_impossible_clock_can_be_reported(
     """How far its clock is from the manager's is part of what is found."""
     manager.until(lambda status: stages(status) == [Stage.STARTING] * 2)
     assert manager._peer is not None
-    order = Examine(job_id="default", number=1, own=True, trials=(), timeout_s=0.0, clock_s=-LONGEST_S)
+    order = CheckOrder(job_id="default", number=1, own=True, trials=(), timeout_s=0.0, clock_s=-LONGEST_S)
     assert manager.socket.send(manager._peer, order)
-    status = manager.until(lambda status: status.check is not None and status.check.examined is not None)
+    status = manager.until(lambda status: status.check is not None and status.check.report is not None)
     assert status.check is not None
-    status = manager.until(lambda status: status.check.examined.done)  # type: ignore[union-attr]
-    assert status.check.examined.own.clock_s == LONGEST_S  # type: ignore[union-attr]
+    status = manager.until(lambda status: status.check.report.done)  # type: ignore[union-attr]
+    assert status.check.report.own.clock_s == LONGEST_S  # type: ignore[union-attr]
 
 
 def test_more_modules_than_a_message_holds_are_not_imported(launcher: Launcher, ear: Ear) -> None:

@@ -76,7 +76,7 @@ def crowded(seed: int) -> Scenario:
         dump_s=rng.choice([0.1, 2.0, 8.0]),
         dawdles=family in (in_a_moment, hung_since) or rng.random() < 0.5,
         warms_up=rng.random() < 0.3,
-        patience_s=rng.choice([3.0, 15.0]) if rng.random() < 0.3 else None,
+        manager_timeout_s=rng.choice([3.0, 15.0]) if rng.random() < 0.3 else None,
     )
     seconds = _seconds(rng, scenario) if family not in (isolated, hung_since) else ()
     return replace(scenario, faults=(*family(rng, scenario), *seconds))

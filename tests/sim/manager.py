@@ -145,10 +145,13 @@ class Manager:
     def _watch_growth(self) -> None:
         core = self.core
         absent = set(map(NodeRank, range(core.policy.node_count))) - set(core.world.places)
+        if core.superseded or core.phase is not Phase.RUNNING or not absent or core.job.absence.held:
+            self._idle_since_s = None
+            return
         waits = any(core.world.nodes.candidate_for(place) is not None for place in absent)
         youngest_s = max((view.since_s for view in core.world.ranks.values()), default=0.0)
         outside = not core.world.all_cooperate() and self.sim.clock.now_s - youngest_s < EARLY_S
-        if core.superseded or core.phase is not Phase.RUNNING or not waits or outside or core.job.absence.held:
+        if not waits or outside:
             self._idle_since_s = None
         elif self._idle_since_s is None:
             self._idle_since_s = self.sim.clock.now_s

@@ -285,13 +285,17 @@ class Agent:
     def _beat(self) -> None:
         if not self.dead:
             self.leaving = self.leaving or self.done
-            self._lose_patience()
+            self._give_up_on_manager()
             self._send()
             self.sim.clock.after(self.sim.policy.membership.heartbeat_s, self._beat)
 
-    def _lose_patience(self) -> None:
-        patience_s = self.sim.scenario.patience_s
-        if patience_s is not None and not self.stopped and self.sim.clock.now_s - self._led_s > patience_s:
+    def _give_up_on_manager(self) -> None:
+        manager_timeout_s = self.sim.scenario.manager_timeout_s
+        if (
+            manager_timeout_s is not None
+            and not self.stopped
+            and self.sim.clock.now_s - self._led_s > manager_timeout_s
+        ):
             self.stock = True
 
     def _report_evidence(self, machine: int, probe: int) -> None:

@@ -88,7 +88,7 @@ class Scenario:
     dump_s: float = 2.0  # a rank's part of a checkpoint takes so long at most
     dawdles: bool = False  # processes take a moment after each collective
     warms_up: bool = False  # the script commits a step of its own outside the resilient functions
-    patience_s: float | None = None  # so long an agent waits for a manager that does not answer; None: for ever
+    manager_timeout_s: float | None = None  # so long an agent waits for a manager that does not answer; None: for ever
 
     @property
     def setup_s(self) -> float:

@@ -69,9 +69,9 @@ def managers_share_a_meeting_place(patch: Patch) -> None:
     ("mutate", "cooperative", "seeds"),
     [
         (everybody_has_a_voice, True, range(SEEDS)),
-        (last_world_forgotten, False, range(300, 400)),
-        (older_term_obeyed, False, range(800, 1200)),
-        (managers_share_a_meeting_place, False, range(470, 600)),
+        (last_world_forgotten, False, range(305, 405)),
+        (older_term_obeyed, False, range(1184, 1584)),
+        (managers_share_a_meeting_place, False, range(487, 617)),
     ],
 )
 def test_a_broken_fence_is_found(

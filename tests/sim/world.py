@@ -87,10 +87,11 @@ class Sim:
         """How the newest manager has ended the job; or an earlier one, of which every agent heard before the newest."""
         if self._end is not None:
             return self._end
-        ends = [manager.stopped for manager in self.managers[:-1] if manager.stopped is not None]
-        if ends and not self._is_obeyed(self.manager) and all(agent.stopped or agent.dead for agent in self.agents):
-            return ends[-1]
-        return self.manager.stopped
+        if len(self.managers) > 1:
+            ends = [manager.stopped for manager in self.managers[:-1] if manager.stopped is not None]
+            if ends and not self._is_obeyed(self.manager) and all(agent.stopped or agent.dead for agent in self.agents):
+                return ends[-1]
+        return self.managers[-1].stopped
 
     def _is_obeyed(self, manager: Manager) -> bool:
         """Whether any agent that goes on has heard of it."""
@@ -139,11 +140,12 @@ class Sim:
 
     def _over(self) -> bool:
         """The job has ended; or a node was lost before all had come, and the job will never be there."""
-        never = self.manager.core.phase is Phase.FORMING and self.clock.now_s > NEVER_S
-        lost = {"node", "both", "agent", "term", "split"} & set(self.struck) or any(
-            agent.alone for agent in self.agents
-        )
-        return self.stopped is not None or (never and bool(lost))
+        if self.stopped is not None:
+            return True
+        if self.clock.now_s <= NEVER_S or self.manager.core.phase is not Phase.FORMING:
+            return False
+        lost = {"node", "both", "agent", "term", "split"} & set(self.struck)
+        return bool(lost) or any(agent.alone for agent in self.agents)
 
     def struck_by(self, phase: Phase) -> None:
         """The manager is in this phase: some faults have waited for it."""

@@ -8,30 +8,36 @@ Rules:
 2. During the first import of torch there are no collections. After it all is as ever, with what there was then frozen:
    collected neither later nor at the end of the process. All that a program makes afterwards is collected as ever.
    Three tenths of what such a process costs are collections of torch's own objects; they find next to nothing.
-3. It leaves nothing behind: no finder, no loader of its own, no setting.
+3. The same holds for `torch._dynamo`, which torch imports with the first optimizer, and which is nearly as large as
+   torch. The program has objects of its own by then: what the import has left is collected once, and these are
+   untracked while the others are frozen, and so are collected as ever.
+4. It leaves nothing behind: each finder goes as it finds its module, and there is no loader of its own and no setting.
 """
 
 import gc
 import sys
 
 
-class _TorchFinder:
-    """Finds torch as the others do, once."""
+class _Finder:
+    """Finds one module as the others do, once."""
+
+    def __init__(self, name, frozen_with_it):
+        self.name, self.frozen_with_it = name, frozen_with_it
 
     def find_spec(self, fullname, path=None, target=None):
-        if fullname != "torch":
+        if fullname != self.name:
             return None
         sys.meta_path.remove(self)
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
             spec = find(fullname, path, target) if find else None
             if spec is not None:
-                _quicken(spec.loader)
+                _quicken(spec.loader, self.frozen_with_it)
                 return spec
         return None
 
 
-def _quicken(loader):
+def _quicken(loader, frozen_with_it):
     """Shadow `exec_module` of this one loader object for this one import."""
     stock = getattr(loader, "exec_module", None)
     if stock is None:
@@ -42,14 +48,34 @@ def _quicken(loader):
         if not gc.isenabled():
             stock(module)
             return
+        others = [] if frozen_with_it else gc.get_objects()
         gc.disable()
         try:
             stock(module)
         finally:
-            gc.freeze()
+            _freeze_all_but(others)
             gc.enable()
 
     vars(loader)["exec_module"] = exec_module
 
 
-sys.meta_path.insert(0, _TorchFinder())
+def _freeze_all_but(others):
+    """Freeze what there is now, without these."""
+    if not others:
+        gc.freeze()
+        return
+    import ctypes
+
+    untrack, track = ctypes.pythonapi.PyObject_GC_UnTrack, ctypes.pythonapi.PyObject_GC_Track
+    untrack.argtypes = track.argtypes = [ctypes.py_object]
+    untrack.restype = track.restype = None
+    gc.collect()  # garbage of the import may hold frames of the program, and by them its objects
+    for other in others:
+        untrack(other)
+    gc.freeze()
+    for other in others:
+        if not gc.is_tracked(other):  # a dict is tracked anew when another thread puts something into it
+            track(other)
+
+
+sys.meta_path[:0] = [_Finder("torch", True), _Finder("torch._dynamo", False)]

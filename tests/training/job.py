@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -105,8 +106,10 @@ class Job:
         return True
 
 
-def run_ranks(launcher: Launcher, size: int, program: Path, *arguments: str | Path) -> tuple[list[int], str]:
+def run_ranks(
+    launcher: Launcher, size: int, program: Path, *arguments: str | Path, env: Mapping[str, str] = ENVIRONMENT
+) -> tuple[list[int], str]:
     """How the ranks of a program have ended, {rank} standing for the rank of each, and what they have said."""
-    status, output = launcher.run(["python", FORKS, str(size), program, *arguments], env=ENVIRONMENT, timeout_s=80)
+    status, output = launcher.run(["python", FORKS, str(size), program, *arguments], env=env, timeout_s=80)
     assert status == 0, output
     return json.loads(output.splitlines()[-1]), output

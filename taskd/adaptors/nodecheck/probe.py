@@ -78,7 +78,7 @@ class _Sheet:
         device = self._try("device", self._device)
         if self.order.own:
             if device is not None:
-                self._examine(device)
+                self._check(device)
             self.own_s = time.monotonic() - self.start_s
         if self.order.trial is not None and device is not None:
             self.trial = run_trial(self.order, device, self.deadline_s, self._enter)
@@ -95,7 +95,7 @@ class _Sheet:
             device.check_unused()
         return device
 
-    def _examine(self, device: Device) -> None:
+    def _check(self, device: Device) -> None:
         order, quotas = self.order, Quotas()
         self.versions = self._try("versions", lambda: versions(device)) or {}
         found = self._try("compute", lambda: compute(device, order.local_world_size))

@@ -15,7 +15,7 @@ and `network`, and who leaves in `diagnosis`.
 from collections.abc import Iterable, Mapping
 
 from taskd.core.nodecheck.diagnosis import CheckDiagnosis, judge
-from taskd.core.nodecheck.evidence import Book, CheckPolicy, Edge, Measured, Round
+from taskd.core.nodecheck.evidence import CheckPolicy, Edge, Measured, Round, RoundResults
 from taskd.core.nodecheck.network import Network
 from taskd.core.nodecheck.own import Baseline, OwnRates
 from taskd.core.nodecheck.pairing import Circle, first_edges, life_edges, link_edges, most_rounds
@@ -43,15 +43,15 @@ class NodeCheck:
     ) -> None:
         self._policy = policy or CheckPolicy()
         self._past = baseline or Baseline()
-        self._book = Book(tuple(nodes), tuple(known_good))
-        if len(self._book.index) != len(self._book.names):
+        self._results = RoundResults(tuple(nodes), tuple(known_good))
+        if len(self._results.index) != len(self._results.names):
             raise ValueError(
-                f"a node is named twice in {self._book.names}; name each once, newcomers not as known good"
+                f"a node is named twice in {self._results.names}; name each once, newcomers not as known good"
             )
-        self._own = OwnRates(self._policy, self._past, self._book.judged)
-        self._bandwidth = Network(self._book, self._policy, self._past, latency=False)
-        self._latency = Network(self._book, self._policy, self._past, latency=True)
-        self._circle = Circle(self._book.names)
+        self._own = OwnRates(self._policy, self._past, self._results.judged)
+        self._bandwidth = Network(self._results, self._policy, self._past, latency=False)
+        self._latency = Network(self._results, self._policy, self._past, latency=True)
+        self._circle = Circle(self._results.names)
         self._open: Round | None = None
         self._number = 0
 
@@ -62,7 +62,7 @@ class NodeCheck:
 
     def plan(self) -> Round | None:
         """The round that is under way, or the next one; None when there is nothing more to be learnt."""
-        if self._open is None and self._number < most_rounds(len(self._book.names)):
+        if self._open is None and self._number < most_rounds(len(self._results.names)):
             edges, own = self._next()
             if edges or own:
                 self._number += 1
@@ -76,7 +76,7 @@ class NodeCheck:
             raise TransitionError(
                 f"results of round {number} came while {now} under way; give each round's results once"
             )
-        self._book.take(self._open, own, trials)
+        self._results.take(self._open, own, trials)
         self._own.take({name: own[name] for name in self._open.own if name in own})
         results = {edge: trials[edge] for edge in self._open.edges if edge in trials}
         for network in (self._bandwidth, self._latency):
@@ -85,11 +85,13 @@ class NodeCheck:
 
     def diagnosis(self) -> CheckDiagnosis:
         """What is thought by now; final when `plan` has no more to ask."""
-        return judge(self._book, self._own.slow(), (self._bandwidth, self._latency), self._policy)
+        return judge(self._results, self._own.slow(), (self._bandwidth, self._latency), self._policy)
 
     def baseline(self) -> Baseline:
         """What newcomers are to be compared with from now on: nodes that are well, and the usual of their networks."""
-        well = {name: found[-1] for name, found in self._book.own.items() if found and name not in self._book.down}
+        well = {
+            name: found[-1] for name, found in self._results.own.items() if found and name not in self._results.down
+        }
         return Baseline(
             own={**self._past.own, **well},
             gbps=self._bandwidth.typical() or self._past.gbps,
@@ -97,44 +99,50 @@ class NodeCheck:
         )
 
     def _next(self) -> tuple[list[Edge], list[str]]:
-        book = self._book
+        results = self._results
         if not self._number:
-            return first_edges(book), list(book.judged)
-        edges = life_edges(book, self._circle, self._number + 1)
-        edges += link_edges(book, (name for edge in edges for name in edge))
-        edges += _speed_edges(book, (self._bandwidth, self._latency), {name for edge in edges for name in edge})
+            return first_edges(results), list(results.judged)
+        edges = life_edges(results, self._circle, self._number + 1)
+        edges += link_edges(results, (name for edge in edges for name in edge))
+        edges += _speed_edges(results, (self._bandwidth, self._latency), {name for edge in edges for name in edge})
         slow = self._own.slow()
-        again = [name for name in book.judged if book.own_failed(name) or (name in slow and len(book.own[name]) < 2)]
-        return edges, [name for name in again if name not in book.down]
+        again = [
+            name for name in results.judged if results.own_failed(name) or (name in slow and len(results.own[name]) < 2)
+        ]
+        return edges, [name for name in again if name not in results.down]
 
 
-def _speed_edges(book: Book, networks: Iterable[Network], busy: set[str]) -> list[Edge]:
+def _speed_edges(results: RoundResults, networks: Iterable[Network], busy: set[str]) -> list[Edge]:
     """Trials, each with both ends to itself, of nodes with one that is fast, and of links that were slow once."""
     edges = []
     for network in networks:
         suspects = network.suspects()
-        fast = (name for name in book.names if suspects and name not in busy and network.is_fast(name))
-        free = {name: None for name in fast if book.is_good(name)}
+        fast = (name for name in results.names if suspects and name not in busy and network.is_fast(name))
+        free = {name: None for name in fast if results.is_good(name)}
         for name in suspects:
-            partner = _fast_partner(book, network, name, free) if name not in busy and book.is_good(name) else None
+            partner = (
+                _fast_partner(results, network, name, free) if name not in busy and results.is_good(name) else None
+            )
             if partner is not None:
-                edges.append(book.edge(name, partner))
+                edges.append(results.edge(name, partner))
                 busy |= {name, partner}
                 del free[partner]
         for edge in network.open_links():
-            if busy.isdisjoint(edge) and all(map(book.is_good, edge)):
+            if busy.isdisjoint(edge) and all(map(results.is_good, edge)):
                 edges.append(edge)
                 busy.update(edge)
     return edges
 
 
-def _fast_partner(book: Book, network: Network, name: str, free: Mapping[str, None]) -> str | None:
+def _fast_partner(results: RoundResults, network: Network, name: str, free: Mapping[str, None]) -> str | None:
     """A fast node that this one was not tried with, or never alone; the only other node may be tried again."""
-    met = dict.fromkeys(book.passed_with[name])
+    met = dict.fromkeys(results.passed_with[name])
     for peer in met:
-        if peer in free and network.is_promising(book.edge(name, peer)):
+        if peer in free and network.is_promising(results.edge(name, peer)):
             return peer
     for peer in free:
-        if book.edge(name, peer) not in book.tries or (len(book.names) == 2 and len(book.passed_with[name]) < 2):
+        if results.edge(name, peer) not in results.tries or (
+            len(results.names) == 2 and len(results.passed_with[name]) < 2
+        ):
             return peer
-    return next((peer for peer in met if peer in free and not network.is_alone(book.edge(name, peer))), None)
+    return next((peer for peer in met if peer in free and not network.is_alone(results.edge(name, peer))), None)

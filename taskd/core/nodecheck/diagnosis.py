@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from taskd.core.nodecheck.evidence import NEVER, Book, CheckPolicy, Edge
+from taskd.core.nodecheck.evidence import NEVER, CheckPolicy, Edge, RoundResults
 from taskd.core.nodecheck.network import Network
 from taskd.core.nodecheck.own import Slowness, What, median
 
@@ -93,29 +93,29 @@ def choose_out(diagnosis: CheckDiagnosis, *, exclude_stragglers: bool) -> tuple[
 
 
 def judge(
-    book: Book, own: dict[str, list[Slowness]], networks: Sequence[Network], policy: CheckPolicy
+    results: RoundResults, own: dict[str, list[Slowness]], networks: Sequence[Network], policy: CheckPolicy
 ) -> CheckDiagnosis:
     """The diagnosis by what is known so far."""
-    slow = {name: list(found) for name, found in own.items() if len(book.own[name]) >= 2}
+    slow = {name: list(found) for name, found in own.items() if len(results.own[name]) >= 2}
     for network in networks:
         for name, text in network.slow().items():
             slow.setdefault(name, []).append(Slowness(What.NETWORK, text))
     short_of_cpu = {
-        name for name, found in slow.items() if book.moved_by_cpus and any(one.what is What.COMPUTE for one in found)
+        name for name, found in slow.items() if results.moved_by_cpus and any(one.what is What.COMPUTE for one in found)
     }
     return CheckDiagnosis(
-        nodes={name: _node(book, name, slow.get(name, [])) for name in book.judged},
-        links=(*_down_links(book), *(link for link in _slow_links(networks) if not short_of_cpu & {*link.edge})),
-        notes=(*_version_notes(book), *_clock_notes(book, policy), *_partner_notes(book)),
+        nodes={name: _node(results, name, slow.get(name, [])) for name in results.judged},
+        links=(*_down_links(results), *(link for link in _slow_links(networks) if not short_of_cpu & {*link.edge})),
+        notes=(*_version_notes(results), *_clock_notes(results, policy), *_partner_notes(results)),
     )
 
 
-def _node(book: Book, name: str, slow: list[Slowness]) -> NodeDiagnosis:
-    if name in book.down:
-        return NodeDiagnosis(NodeHealth.DOWN, _why_down(book, name))
-    unsolved = [peer for peer, _ in book.failures(name) if peer not in book.down]
-    if book.own_failed(name):
-        return NodeDiagnosis(NodeHealth.UNDECIDED, f"has failed its own check once: {book.own[name][-1].cause}")
+def _node(results: RoundResults, name: str, slow: list[Slowness]) -> NodeDiagnosis:
+    if name in results.down:
+        return NodeDiagnosis(NodeHealth.DOWN, _why_down(results, name))
+    unsolved = [peer for peer, _ in results.failures(name) if peer not in results.down]
+    if results.own_failed(name):
+        return NodeDiagnosis(NodeHealth.UNDECIDED, f"has failed its own check once: {results.own[name][-1].cause}")
     if unsolved:
         who = f"has failed with {_names(unsolved)}: they, it, or the way between is at fault"
         text = f"{who}; its own check has passed, and no healthy node was left to try"
@@ -123,27 +123,27 @@ def _node(book: Book, name: str, slow: list[Slowness]) -> NodeDiagnosis:
     if slow:
         what = tuple(dict.fromkeys(found.what for found in slow))
         return NodeDiagnosis(NodeHealth.SLOW, "; ".join(found.text for found in slow), what)
-    if book.passed_in[name] == NEVER and len(book.names) > 1:
+    if results.passed_in[name] == NEVER and len(results.names) > 1:
         return NodeDiagnosis(
             NodeHealth.HEALTHY, "has passed its own check; its network was tried only with nodes that are down"
         )
     return NodeDiagnosis(NodeHealth.HEALTHY)
 
 
-def _why_down(book: Book, name: str) -> str:
-    if book.own_failed(name) >= 2:
-        causes = dict.fromkeys(result.cause for result in book.own[name][-2:])
+def _why_down(results: RoundResults, name: str) -> str:
+    if results.own_failed(name) >= 2:
+        causes = dict.fromkeys(result.cause for result in results.own[name][-2:])
         return f"has failed its own check twice: {'; '.join(causes)}"
-    firm = book.firm(name)
+    firm = results.firm(name)
     if len(firm) >= 2:
-        causes = dict.fromkeys(_cause(book, name, peer) for peer in firm)
+        causes = dict.fromkeys(_cause(results, name, peer) for peer in firm)
         return f"has failed with {_names(firm)}, who live ({'; '.join(causes)})"
-    only = book.known_good[0]
-    return f"has failed twice with {only}, the only node that is known to be good ({_cause(book, name, only)})"
+    only = results.known_good[0]
+    return f"has failed twice with {only}, the only node that is known to be good ({_cause(results, name, only)})"
 
 
-def _cause(book: Book, name: str, peer: str) -> str:
-    return book.tries[book.edge(name, peer)][-1].measured.cause
+def _cause(results: RoundResults, name: str, peer: str) -> str:
+    return results.tries[results.edge(name, peer)][-1].measured.cause
 
 
 def _names(names: Sequence[str]) -> str:
@@ -151,14 +151,12 @@ def _names(names: Sequence[str]) -> str:
     return f"{', '.join(front)}{' and ' * bool(front)}{last}"
 
 
-def _down_links(book: Book) -> Iterator[LinkDiagnosis]:
-    for edge in book.failed_links():
-        times = book.failed_rounds(edge)
+def _down_links(results: RoundResults) -> Iterator[LinkDiagnosis]:
+    for edge in results.failed_links():
+        times = results.failed_rounds(edge)
         if times >= 2:
-            cause = book.tries[edge][-1].measured.cause
-            text = (
-                f"{edge[0]} and {edge[1]} are well with others and have failed with each other {times} times ({cause})"
-            )
+            cause = results.tries[edge][-1].measured.cause
+            text = f"{edge[0]} and {edge[1]} work with others and have failed with each other {times} times ({cause})"
             yield LinkDiagnosis(edge, NodeHealth.DOWN, text)
 
 
@@ -170,9 +168,9 @@ def _slow_links(networks: Sequence[Network]) -> Iterator[LinkDiagnosis]:
     yield from (LinkDiagnosis(edge, NodeHealth.SLOW, text) for edge, text in told.items())
 
 
-def _version_notes(book: Book) -> Iterator[str]:
+def _version_notes(results: RoundResults) -> Iterator[str]:
     """Versions that differ from those of most nodes."""
-    newest = {name: results[-1].versions for name, results in book.own.items() if results}
+    newest = {name: results[-1].versions for name, results in results.own.items() if results}
     for what in sorted({key for versions in newest.values() for key in versions}):
         counts = Counter(versions[what] for versions in newest.values() if what in versions)
         usual, number = counts.most_common(1)[0]
@@ -181,8 +179,8 @@ def _version_notes(book: Book) -> Iterator[str]:
                 yield f"{name} has {what} {versions[what]}, {number} of {counts.total()} nodes have {usual}"
 
 
-def _clock_notes(book: Book, policy: CheckPolicy) -> Iterator[str]:
-    clocks = {name: results[-1].clock_s for name, results in book.own.items() if results and results[-1].ok}
+def _clock_notes(results: RoundResults, policy: CheckPolicy) -> Iterator[str]:
+    clocks = {name: results[-1].clock_s for name, results in results.own.items() if results and results[-1].ok}
     if not clocks:
         return
     usual_s = median(clocks.values())
@@ -193,9 +191,9 @@ def _clock_notes(book: Book, policy: CheckPolicy) -> Iterator[str]:
             yield f"{name}'s clock is {abs(off_s):.1f} s {side} the others, {policy.clock_skew_s:g} s are allowed"
 
 
-def _partner_notes(book: Book) -> Iterator[str]:
+def _partner_notes(results: RoundResults) -> Iterator[str]:
     """Nodes that were known to be good and are not any more. They are not judged here."""
-    for name in book.known_good:
-        firm = book.firm(name)
+    for name in results.known_good:
+        firm = results.firm(name)
         if firm:
             yield f"{name}, a node of the running world, has failed with {_names(firm)}, who live"

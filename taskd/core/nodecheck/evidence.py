@@ -134,7 +134,7 @@ def merged(left: TrialResult | None, right: TrialResult | None) -> Measured:
     )
 
 
-class Book:
+class RoundResults:
     """All that the rounds so far have shown. Nodes are in order of their places; those known to be good come first."""
 
     def __init__(self, nodes: tuple[str, ...], known_good: tuple[str, ...]) -> None:

@@ -17,15 +17,15 @@ Rules:
 
 from collections import defaultdict
 
-from taskd.core.nodecheck.evidence import Book, CheckPolicy, Edge, Measured
+from taskd.core.nodecheck.evidence import CheckPolicy, Edge, Measured, RoundResults
 from taskd.core.nodecheck.own import Baseline, compared, median, median_of_others
 
 
 class Network:
     """One dimension of the nodes' networks."""
 
-    def __init__(self, book: Book, policy: CheckPolicy, baseline: Baseline, *, latency: bool) -> None:
-        self._book, self._latency, self._floor_s = book, latency, policy.latency_floor_s
+    def __init__(self, results: RoundResults, policy: CheckPolicy, baseline: Baseline, *, latency: bool) -> None:
+        self._results, self._latency, self._floor_s = results, latency, policy.latency_floor_s
         self._given_margin = policy.margins.latency if latency else policy.margins.bandwidth
         self._cpu_factor = policy.cpu_factor
         self._shown: dict[str, float] = {}
@@ -33,15 +33,15 @@ class Network:
         self._alone: dict[Edge, float] = {}
         self._shared: dict[Edge, float] = {}
         self._past = self._rate(Measured(ok=True, gbps=baseline.gbps, latency_s=baseline.latency_s))
-        self._trusted = frozenset(book.known_good if self._past > 0 else ())
+        self._trusted = frozenset(results.known_good if self._past > 0 else ())
         self._least = self._past / self._margin
 
     @property
     def _margin(self) -> float:
-        return self._given_margin * (self._cpu_factor if self._book.moved_by_cpus else 1.0)
+        return self._given_margin * (self._cpu_factor if self._results.moved_by_cpus else 1.0)
 
     def take(self, results: dict[Edge, Measured]) -> None:
-        """What the book has taken of this round."""
+        """What was taken of this round."""
         together: dict[str, list[float]] = defaultdict(list)
         for edge, measured in results.items():
             rate = self._rate(measured) if measured.ok else 0.0
@@ -100,7 +100,7 @@ class Network:
         return measured.gbps
 
     def _note(self, edge: Edge, rate: float) -> None:
-        newest = self._book.tries[edge][-1]
+        newest = self._results.tries[edge][-1]
         rates, most = (self._alone, rate) if newest.alone else (self._shared, rate * newest.load)
         rates[edge] = max(rates.get(edge, 0.0), most)
         for name in edge:
@@ -111,12 +111,12 @@ class Network:
         return self._alone.get(edge) or self._shared.get(edge, 0.0)
 
     def _low(self) -> list[str]:
-        least, down = self._least, self._book.down
+        least, down = self._least, self._results.down
         shown = self._shown
-        return [name for name in self._book.judged if shown.get(name, least) < least and name not in down]
+        return [name for name in self._results.judged if shown.get(name, least) < least and name not in down]
 
     def _low_links(self) -> list[Edge]:
-        known, index = len(self._book.known_good), self._book.index
+        known, index = len(self._results.known_good), self._results.index
         slow = [edge for rates in (self._alone, self._shared) for edge, rate in rates.items() if rate < self._least]
         return [
             edge
@@ -125,16 +125,16 @@ class Network:
         ]
 
     def _is_enough(self, name: str) -> bool:
-        met = self._book.passed_with[name]
+        met = self._results.passed_with[name]
         partners = [peer for peer in dict.fromkeys(met) if self.is_fast(peer)]
-        edges = [self._book.edge(name, peer) for peer in partners]
+        edges = [self._results.edge(name, peer) for peer in partners]
         alone = sum(map(self.is_alone, edges))
-        if len(self._book.names) == 2:
+        if len(self._results.names) == 2:
             return alone > 0 and len(met) >= 2
         return alone >= 2 or (alone == 1 < len(edges) and all(self._link(edge) < self._least for edge in edges))
 
     def _is_tried_again(self, edge: Edge) -> bool:
-        return edge in self._alone and sum(found.measured.ok for found in self._book.tries[edge]) >= 2
+        return edge in self._alone and sum(found.measured.ok for found in self._results.tries[edge]) >= 2
 
     def _text(self, subject: str, rate: float) -> str:
         others = self._past or median_of_others(self._possible.values())

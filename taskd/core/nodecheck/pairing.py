@@ -21,47 +21,49 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, islice
 from typing import Final
 
-from taskd.core.nodecheck.evidence import Book, Edge
+from taskd.core.nodecheck.evidence import Edge, RoundResults
 
 MOST_TRIALS: Final = 3
 
 
-def first_edges(book: Book) -> list[Edge]:
+def first_edges(results: RoundResults) -> list[Edge]:
     """The first round (rule 1)."""
-    met = len(book.known_good)
-    pairs = list(zip(book.known_good, book.judged, strict=False))
-    rest = book.judged[met:]
+    met = len(results.known_good)
+    pairs = list(zip(results.known_good, results.judged, strict=False))
+    rest = results.judged[met:]
     groups = [list(pair) for pair in pairs] + [list(rest[at : at + 2]) for at in range(0, len(rest), 2)]
     if len(groups) > 1 and len(groups[-1]) == 1:
         groups[-2:] = [groups[-2] + groups[-1]]
-    return _all_edges(book, groups)
+    return _all_edges(results, groups)
 
 
-def life_edges(book: Book, circle: "Circle", number: int) -> list[Edge]:
+def life_edges(results: RoundResults, circle: "Circle", number: int) -> list[Edge]:
     """Trials for those that may be down (rules 2 and 3); empty if there are none, or nothing more to be learnt."""
-    suspects = book.suspects()
+    suspects = results.suspects()
     if not suspects:
         return []
-    pairs = _good_pairs(book)
+    pairs = _good_pairs(results)
     if not pairs:
-        single = [name for name in book.names if book.is_good(name)]
-        groups = [[*single, *_couples(book, suspects)[0]]] if single else []
-        return circle.edges(book, number) or _all_edges(book, groups)
-    return _all_edges(book, ((*pair, *couple) for pair, couple in zip(pairs, _couples(book, suspects), strict=False)))
+        single = [name for name in results.names if results.is_good(name)]
+        groups = [[*single, *_couples(results, suspects)[0]]] if single else []
+        return circle.edges(results, number) or _all_edges(results, groups)
+    return _all_edges(
+        results, ((*pair, *couple) for pair, couple in zip(pairs, _couples(results, suspects), strict=False))
+    )
 
 
-def link_edges(book: Book, busy: Iterable[str]) -> list[Edge]:
+def link_edges(results: RoundResults, busy: Iterable[str]) -> list[Edge]:
     """Links that have failed once, each together with what shows that its ends live (rule 5)."""
     used = set(busy)
     links: list[Edge] = []
-    for edge in book.failed_links():
-        if book.failed_rounds(edge) < 2 and used.isdisjoint(edge):
+    for edge in results.failed_links():
+        if results.failed_rounds(edge) < 2 and used.isdisjoint(edge):
             links.append(edge)
             used.update(edge)
     groups = [[*one, *other] for one, other in zip(links[::2], links[1::2], strict=False)]
     if len(links) % 2:
-        groups.append([*links[-1], *_good_partners(book, links[-1], used)])
-    return _all_edges(book, groups)
+        groups.append([*links[-1], *_good_partners(results, links[-1], used)])
+    return _all_edges(results, groups)
 
 
 class Circle:
@@ -71,12 +73,12 @@ class Circle:
         self._ring: list[str | None] = [*names, *[None] * (len(names) % 2)]
         self._turn = 0
 
-    def edges(self, book: Book, number: int) -> list[Edge]:
+    def edges(self, results: RoundResults, number: int) -> list[Edge]:
         """As many turns as the nodes can bear; nothing when all pairs have been tried."""
-        edges = _hopeful(book)
+        edges = _hopeful(results)
         load = Counter(name for edge in edges for name in edge)
         while self._turn < len(self._ring) - 1:
-            pairs = [pair for pair in self._pairs(book) if pair not in book.tries]
+            pairs = [pair for pair in self._pairs(results) if pair not in results.tries]
             if any(load[name] >= MOST_TRIALS for pair in pairs for name in pair):
                 break
             self._turn += 1
@@ -84,16 +86,16 @@ class Circle:
             edges += new
             load.update(name for pair in new for name in pair)
         if not edges and number == 2:  # at most three nodes, all of whose edges have run in the first round
-            return [edge for edge in book.tries if book.down.isdisjoint(edge)]
+            return [edge for edge in results.tries if results.down.isdisjoint(edge)]
         return edges
 
-    def _pairs(self, book: Book) -> Iterator[Edge]:
+    def _pairs(self, results: RoundResults) -> Iterator[Edge]:
         """The disjoint pairs of this turn, of nodes that are not known to be down."""
         fixed, moving = self._ring[0], self._ring[1:]
-        seats = [fixed, *moving[self._turn :], *moving[: self._turn]]
-        for one, other in zip(seats[: len(seats) // 2], reversed(seats), strict=False):
-            if one is not None and other is not None and book.down.isdisjoint((one, other)):
-                yield book.edge(one, other)
+        ring = [fixed, *moving[self._turn :], *moving[: self._turn]]
+        for one, other in zip(ring[: len(ring) // 2], reversed(ring), strict=False):
+            if one is not None and other is not None and results.down.isdisjoint((one, other)):
+                yield results.edge(one, other)
 
 
 def rounds_at_most(nodes: int, hits: int, *, links: bool = False, slow: int = 0, late: int = 0) -> int:
@@ -135,18 +137,18 @@ def most_rounds(nodes: int) -> int:
     return rounds_at_most(nodes, nodes, links=True, slow=nodes, late=nodes)
 
 
-def _all_edges(book: Book, groups: Iterable[Sequence[str]]) -> list[Edge]:
-    return [book.edge(one, other) for group in groups for one, other in combinations(group, 2)]
+def _all_edges(results: RoundResults, groups: Iterable[Sequence[str]]) -> list[Edge]:
+    return [results.edge(one, other) for group in groups for one, other in combinations(group, 2)]
 
 
-def _good_pairs(book: Book) -> list[Edge]:
+def _good_pairs(results: RoundResults) -> list[Edge]:
     """Good nodes two by two: those that have passed together, then the others; those that fail alone come last."""
-    good = [name for name in book.names if book.is_good(name)]
-    good.sort(key=lambda name: book.own_failed(name) > 0)
+    good = [name for name in results.names if results.is_good(name)]
+    good.sort(key=lambda name: results.own_failed(name) > 0)
     free = dict.fromkeys(good)
     pairs = []
     for name in good:
-        partner = next((peer for peer in reversed(book.passed_with[name]) if peer in free and name in free), None)
+        partner = next((peer for peer in reversed(results.passed_with[name]) if peer in free and name in free), None)
         if partner is not None:
             pairs.append((name, partner))
             del free[name], free[partner]
@@ -154,15 +156,15 @@ def _good_pairs(book: Book) -> list[Edge]:
     return [*pairs, *zip(rest[::2], rest[1::2], strict=False)]
 
 
-def _couples(book: Book, suspects: list[str]) -> list[tuple[str, ...]]:
+def _couples(results: RoundResults, suspects: list[str]) -> list[tuple[str, ...]]:
     """Suspects two by two, those that have failed with each other together. Whose own check has failed comes last."""
-    waiting = dict.fromkeys(sorted(suspects, key=lambda name: book.own_failed(name) > 0))
+    waiting = dict.fromkeys(sorted(suspects, key=lambda name: results.own_failed(name) > 0))
     couples: list[tuple[str, ...]] = []
     single: list[str] = []
     while waiting:
         name = next(iter(waiting))
         del waiting[name]
-        mate = next((peer for peer, _ in reversed(book.failures(name)) if peer in waiting), None)
+        mate = next((peer for peer, _ in reversed(results.failures(name)) if peer in waiting), None)
         if mate is None:
             single.append(name)
         else:
@@ -171,19 +173,19 @@ def _couples(book: Book, suspects: list[str]) -> list[tuple[str, ...]]:
     return [*couples, *(tuple(single[at : at + 2]) for at in range(0, len(single), 2))]
 
 
-def _good_partners(book: Book, link: Edge, used: set[str]) -> list[str]:
+def _good_partners(results: RoundResults, link: Edge, used: set[str]) -> list[str]:
     """Two good nodes that are free, best such as have passed with an end of the link."""
-    met = (peer for name in link for peer in reversed(book.passed_with[name]))
-    free = (name for name in (*met, *book.names) if name not in used and book.is_good(name))
+    met = (peer for name in link for peer in reversed(results.passed_with[name]))
+    free = (name for name in (*met, *results.names) if name not in used and results.is_good(name))
     return list(islice(dict.fromkeys(free), 2))
 
 
-def _hopeful(book: Book) -> list[Edge]:
+def _hopeful(results: RoundResults) -> list[Edge]:
     """Pairs of nodes that have failed only with nodes whose own check has failed."""
     clean = [
         name
-        for name in book.suspects()
-        if not book.own_failed(name) and all(book.own_failed(peer) for peer, _ in book.failures(name))
+        for name in results.suspects()
+        if not results.own_failed(name) and all(results.own_failed(peer) for peer, _ in results.failures(name))
     ]
-    pairs = (book.edge(one, other) for one, other in zip(clean[::2], clean[1::2], strict=False))
-    return [pair for pair in pairs if pair not in book.tries]
+    pairs = (results.edge(one, other) for one, other in zip(clean[::2], clean[1::2], strict=False))
+    return [pair for pair in pairs if pair not in results.tries]

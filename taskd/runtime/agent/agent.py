@@ -26,9 +26,9 @@ from taskd.core.membership.plausible import strange
 from taskd.core.rendezvous import Rendezvous
 from taskd.runtime.agent.deaths import DeathWatch
 from taskd.runtime.agent.embedded import connect
-from taskd.runtime.agent.examiner import Examiner
 from taskd.runtime.agent.job_status import JobStatus
 from taskd.runtime.agent.manager_timeout import ManagerTimeout
+from taskd.runtime.agent.node_checker import NodeChecker
 from taskd.runtime.agent.observer import Observer
 from taskd.runtime.agent.ports import NodeIdentity, Outlook, Templates, WorkerHost
 from taskd.runtime.agent.rankfiles import RankFiles
@@ -41,7 +41,7 @@ from taskd.runtime.links.identity import agent_of
 from taskd.runtime.links.links import AgentSocket
 from taskd.runtime.manager.manager import Manager
 from taskd.wire.accounts import Account
-from taskd.wire.checks import CheckState, Cleared, Dismissed, Examine, Inspection
+from taskd.wire.checks import CheckOrder, CheckState, Cleared, Dismissed, Inspection
 from taskd.wire.kinds import LocalRank, NodeRank
 from taskd.wire.messages import (
     Abandon,
@@ -94,7 +94,7 @@ class NodeAgent:
         self._timeout = ManagerTimeout(config.manager_wait_s)
         self._job = JobStatus(config.manager_wait_s, presumed=config.presumes_manager)
         self._warmup = WarmUp(self._pool, self._processes.any_peer, self._ranks.runs_python, learn=config.learn_modules)
-        self._examiner = Examiner(self._pool, self._deaths, config.run_dir)
+        self._node_checker = NodeChecker(self._pool, self._deaths, config.run_dir)
 
     # ---- torchrun's side (main thread)
 
@@ -205,7 +205,7 @@ class NodeAgent:
         self._report()
 
     def _pause_ms(self) -> int:
-        due_s = min(self._sent_s + self._config.heartbeat_s, self._observer.due_s or inf, self._examiner.due_s)
+        due_s = min(self._sent_s + self._config.heartbeat_s, self._observer.due_s or inf, self._node_checker.due_s)
         return max(0, ceil((due_s - time.monotonic()) * 1000))
 
     def _turn(self, poller: zmq.Poller) -> None:
@@ -217,7 +217,7 @@ class NodeAgent:
         for peer, message in self._server.receive():  # what the dead have said explains their end
             self._hear_local(peer, message)
         for ending in endings:
-            if not self._examiner.ended(ending):
+            if not self._node_checker.ended(ending):
                 self._perform_all(self._ranks.ended(self._node, ending))
         if self._link is not None:
             for socket in self._link.sockets:
@@ -251,7 +251,7 @@ class NodeAgent:
 
     def _come(self) -> None:
         if self.checks:
-            self._examiner.ask_for(self._local_ranks, strict=self._config.exclude_straggler)
+            self._node_checker.ask_for(self._local_ranks, strict=self._config.exclude_straggler)
         self._open_link()
 
     def _open_link(self) -> None:
@@ -272,11 +272,11 @@ class NodeAgent:
             case Hello():
                 self._pool.hello(peer, message)
                 self._ranks.starts.serve(self._node)
-                self._examiner.serve()
+                self._node_checker.serve()
             case WorkerReport():
                 self._hear_report(peer, message)
             case Probed():
-                self._examiner.hear(peer, message.result)
+                self._node_checker.hear(peer, message.result)
             case Account() | SawNonFinite() | SelfReport() | Refuses():
                 self._observer.hear(self._processes.rank_of(peer), message, self._node)
             case Modules():
@@ -305,10 +305,10 @@ class NodeAgent:
                 logger.error("the manager sent an answer to no question of this agent; it is ignored")
             case Modules():
                 self._pool.import_modules(message.names)
-            case Examine():
-                self._examiner.obey(message, self._local_ranks)
+            case CheckOrder():
+                self._node_checker.obey(message, self._local_ranks)
             case Cleared():
-                self._examiner.clear(message)
+                self._node_checker.clear(message)
                 self._pool.want(self._config.standbys)
                 self._job.clear()
             case Dismissed():
@@ -345,7 +345,7 @@ class NodeAgent:
             self._go_stock(f"{where} for {waited_s:g} s")
         self._warmup.look(now_s)
         self._ranks.starts.expire(self._node, now_s)
-        self._examiner.expire()
+        self._node_checker.expire()
 
     def _leave(self, reason: str) -> None:
         """This node was found unfit: nothing of it may train."""
@@ -378,7 +378,7 @@ class NodeAgent:
             generation,
             self._leaving,
             self._reports.shorthand.knows(self._node.directive),
-            self._examiner.state,
+            self._node_checker.state,
         )
 
     def _report(self) -> None:

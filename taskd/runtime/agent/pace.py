@@ -26,7 +26,7 @@ ROOM: Final = 1024
 """As many as the ring has."""
 _MARGIN: Final = 8
 """Events that may begin between the reading of their number and the reading of themselves."""
-_PATIENCE: Final = 256
+_AWAITED: Final = 256
 """An operation that has not ended after so many later ones is not waited for."""
 _MOST: Final = 4096
 """Operations in one span."""
@@ -159,7 +159,7 @@ class Pacer:
                 self._blind = True
             if ticket == whole + 1 and left_ns:
                 whole = ticket
-        self._whole = max(whole, head - _PATIENCE)
+        self._whole = max(whole, head - _AWAITED)
         self._seen = self._seen or bool(self._under_way)
         if len(self._under_way) > _MOST:
             self._blind = True

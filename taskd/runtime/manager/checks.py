@@ -1,8 +1,8 @@
-"""The manager's desk for node checks: gives `core.nodecheck.checkup` the time, tells what it finds, keeps the record.
+"""The manager's node checks: gives `core.nodecheck.scheduler` the time, logs what it finds, writes the journal.
 
 Rules:
 
-1. `core.nodecheck.checkup` decides. Nothing here changes a diagnosis.
+1. `core.nodecheck.scheduler` decides. Nothing here changes a diagnosis.
 2. One line for each round in the words that people search for (`elapsed`), one for each node or link that is not well.
 """
 
@@ -15,13 +15,13 @@ from collections.abc import Mapping
 import msgspec
 from typing_extensions import assert_never
 
-from taskd.core.nodecheck.checkup import Checked, Checkup, Order, RoundOver, Wanted
 from taskd.core.nodecheck.diagnosis import NodeHealth
+from taskd.core.nodecheck.scheduler import Checked, CheckScheduler, Order, RoundOver, Wanted
 from taskd.core.policy import Policy
 from taskd.core.recovery import Phase, Recovery
 from taskd.runtime.manager.cluster import Cluster
 from taskd.runtime.manager.journal import Journal
-from taskd.wire.checks import Examine, Inspect, Inspection, Own
+from taskd.wire.checks import CheckOrder, Inspect, Inspection, Own
 from taskd.wire.messages import NodeStatus
 
 logger = logging.getLogger(__name__)
@@ -29,11 +29,11 @@ MOST_INSPECTIONS = 16
 """Operators who ask at the same time."""
 
 
-class CheckDesk:
+class NodeChecks:
     """All checks of one manager. `number` tells them from those of managers before."""
 
     def __init__(self, policy: Policy, number: int, journal: Journal, cluster: Cluster) -> None:
-        self._checkup = Checkup(policy, number)
+        self._scheduler = CheckScheduler(policy, number)
         self._journal = journal
         self._cluster = cluster
         self._inspections: dict[str, str] = {}
@@ -52,7 +52,7 @@ class CheckDesk:
                 busy = f"{MOST_INSPECTIONS} others wait for the nodes to be checked; try again when that was done"
                 return Inspection(key=request.key, refusal=busy)
             self._inspections[request.key] = ""
-            self._checkup.inspect()
+            self._scheduler.inspect()
         return Inspection(key=request.key, document=self._inspections[request.key])
 
     def _has_room(self) -> bool:
@@ -64,21 +64,21 @@ class CheckDesk:
 
     def hear(self, status: NodeStatus) -> None:
         """An agent has reported."""
-        self._checkup.hear(status)
+        self._scheduler.hear(status)
 
     def order_for(self, status: NodeStatus) -> Order | None:
         """What this node is to be told now, apart from the directive."""
-        order = self._checkup.order_for(status)
-        return msgspec.structs.replace(order, clock_s=time.time()) if isinstance(order, Examine) else order
+        order = self._scheduler.order_for(status)
+        return msgspec.structs.replace(order, clock_s=time.time()) if isinstance(order, CheckOrder) else order
 
     def turn(self, job: Recovery) -> bool:
         """Let time pass; whether there may be new orders."""
-        if not self._checkup.due or job.superseded or job.phase is Phase.STOPPED:
+        if not self._scheduler.due or job.superseded or job.phase is Phase.STOPPED:
             return False
         if job.phase is Phase.FORMING and any(view.status.ledger.term for view in job.world.nodes.views()):
             return False  # of an earlier manager's job: it is known first
-        before = self._checkup.number
-        actions = self._checkup.tick(job.world.nodes, forming=job.phase is Phase.FORMING, now_s=time.monotonic())
+        before = self._scheduler.number
+        actions = self._scheduler.tick(job.world.nodes, forming=job.phase is Phase.FORMING, now_s=time.monotonic())
         for action in actions:
             match action:
                 case RoundOver():
@@ -93,17 +93,17 @@ class CheckDesk:
                     self._cluster.request(action.node_rank, action.reason)
                 case _:
                     assert_never(action)
-        return bool(actions) or self._checkup.number != before
+        return bool(actions) or self._scheduler.number != before
 
     def _tell(self, checked: Checked) -> None:
         diagnosis = checked.diagnosis
-        ill = {name: found for name, found in diagnosis.nodes.items() if found.health is not NodeHealth.HEALTHY}
+        unhealthy = {name: found for name, found in diagnosis.nodes.items() if found.health is not NodeHealth.HEALTHY}
         counts = Counter(found.health for found in diagnosis.nodes.values())
         summary = ", ".join(f"{counts[health]} {health.value}" for health in NodeHealth if counts[health])
         rounds = f"{checked.rounds} round{'s' if checked.rounds != 1 else ''}"
-        level = logging.WARNING if ill or diagnosis.links else logging.INFO
+        level = logging.WARNING if unhealthy or diagnosis.links else logging.INFO
         logger.log(level, "node check: %s (%s, %.1f s)", summary, rounds, checked.lasted_s)
-        for name, found in ill.items():
+        for name, found in unhealthy.items():
             logger.warning("%s is %s: %s", name, found.health.value, found.text)
         for link in diagnosis.links:
             logger.warning("the link of %s and %s is %s: %s", *link.edge, link.health.value, link.text)

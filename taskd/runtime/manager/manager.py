@@ -38,7 +38,7 @@ from taskd.errors import TransitionError
 from taskd.runtime.links.identity import agent_of
 from taskd.runtime.links.links import ManagerSocket, Peer
 from taskd.runtime.links.loopback import secured
-from taskd.runtime.manager.checks import CheckDesk
+from taskd.runtime.manager.checks import NodeChecks
 from taskd.runtime.manager.cluster import Cluster, cluster_of
 from taskd.runtime.manager.crowd import Peers, own_evidence, unfit
 from taskd.runtime.manager.journal import Journal, as_fields, as_text, at_step, most_bytes
@@ -103,7 +103,9 @@ class Manager:
         """Know nothing of the job: its agents will tell. `last` is the last directive of whoever managed it before."""
         # Its directives must count as newer than those of every manager that this job had before.
         self._core = Recovery(self._config.policy, sequence=max(time.time_ns() // 1_000_000, last + 1))
-        self._desk = CheckDesk(self._config.policy, self._core.job.orders.sequence, self._journal, self._cluster)
+        self._node_checks = NodeChecks(
+            self._config.policy, self._core.job.orders.sequence, self._journal, self._cluster
+        )
         self._peers = Peers(self._config.policy.node_count)
         self._directive: Directive | None = None
         self._ended_s: float | None = None
@@ -177,7 +179,7 @@ class Manager:
         for agent_id, listening in self._kernels.answers():
             self._perform(self._core.answered(agent_id, listening=listening, now_s=time.monotonic()))
         self._perform(self._core.tick(time.monotonic()))
-        if self._desk.turn(self._core):
+        if self._node_checks.turn(self._core):
             for view in self._core.world.nodes.views():
                 self._order_check(view.status)
 
@@ -210,12 +212,12 @@ class Manager:
             case EvidenceReport():
                 self._hear_evidence(message)
             case Inspect():
-                self._socket.send(peer, self._desk.inspect(message, self._core))
+                self._socket.send(peer, self._node_checks.inspect(message, self._core))
             case _:
                 assert_never(message)
 
     def _order_check(self, status: NodeStatus) -> None:
-        order, peer = self._desk.order_for(status), self._peers.get(status.agent_id)
+        order, peer = self._node_checks.order_for(status), self._peers.get(status.agent_id)
         if order is not None and peer is not None:
             self._socket.send(peer, order)
 
@@ -281,7 +283,7 @@ class Manager:
             self._note(status)
         if self._directive is before and before is not None:
             self._socket.send(peer, answer(status, before))
-        self._desk.hear(status)
+        self._node_checks.hear(status)
         self._order_check(status)
 
     def _note(self, status: NodeStatus) -> None:

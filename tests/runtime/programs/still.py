@@ -42,7 +42,7 @@ def come() -> None:
     from taskd.runtime.system.hidden import HiddenThread
 
     time.sleep(0.02)
-    HiddenThread(come, "taskd-bury")
+    HiddenThread(come, "taskd-reap")
 
 
 open(sys.argv[1], "w").close()

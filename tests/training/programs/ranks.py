@@ -1,4 +1,5 @@
-"""Ranks that are forks of this process: `ranks.py SIZE PROGRAM ARGUMENT…`, where {rank} stands for the rank of each.
+"""Ranks that are forks of this process: `ranks.py SIZE PROGRAM ARGUMENT…`, where {rank} stands for the rank of each,
+also as the whole value of a variable.
 
 To import torch, and all that the first step imports, is most of what a rank costs. The last line is how all have ended.
 """
@@ -19,6 +20,7 @@ children = []
 for rank in range(int(size)):
     children.append(os.fork())
     if not children[-1]:
+        os.environ.update({name: str(rank) for name, value in os.environ.items() if value == "{rank}"})
         sys.argv = [program, *(word.replace("{rank}", str(rank)) for word in arguments)]
         runpy.run_path(program, run_name="__main__")
         sys.exit()

@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 
 from taskd.runtime.agent.deaths import DeathWatch
-from taskd.runtime.agent.examiner import Examiner
+from taskd.runtime.agent.node_checker import NodeChecker
 from taskd.runtime.agent.standbys import StandbyPool
-from taskd.wire.checks import CheckState, Cleared, Examine, Examined, Trial
+from taskd.wire.checks import CheckOrder, CheckReport, CheckState, Cleared, Trial
 from taskd.wire.messages import Hello, Probed
 from tests.launch import Launcher
 from tests.runtime.local import LIMIT_S, Ear, start
 
 
 class Bench:
-    """An examiner whose standbys behave as a test says, in the order in which they come."""
+    """An checker whose standbys behave as a test says, in the order in which they come."""
 
     def __init__(self, launcher: Launcher, ear: Ear, deaths: DeathWatch, directory: Path) -> None:
         self.launcher, self.ear, self.deaths = launcher, ear, deaths
         self.pool = StandbyPool(ear.server, 2, lambda: start(launcher, "member.py", ear.server.path, "template", 1).pid)
-        self.examiner = Examiner(self.pool, deaths, directory)
+        self.checker = NodeChecker(self.pool, deaths, directory)
 
     def standbys(self, *behaviours: str) -> list["subprocess.Popen[bytes]"]:
         processes = []
@@ -34,34 +34,34 @@ class Bench:
             )
             assert isinstance(hello, Hello)
             self.pool.hello(peer, hello)
-            self.examiner.serve()
+            self.checker.serve()
         return processes
 
     def until(self, done: Callable[[], object]) -> None:
         """Do what the agent's loop does until it is so."""
         end_s = time.monotonic() + LIMIT_S
         while not done():
-            assert time.monotonic() < end_s, self.examiner.state
-            wait_s = max(0.0, min(0.5, self.examiner.due_s - time.monotonic()))
+            assert time.monotonic() < end_s, self.checker.state
+            wait_s = max(0.0, min(0.5, self.checker.due_s - time.monotonic()))
             select.select([self.ear.server.fileno(), self.deaths.fileno()], [], [], wait_s)
             heard, self.ear.heard = self.ear.heard, []
             for peer, message in [*heard, *self.ear.server.receive()]:
                 if isinstance(message, Probed):
-                    self.examiner.hear(peer, message.result)
+                    self.checker.hear(peer, message.result)
             for ending in self.deaths.events():
-                self.examiner.ended(ending)
-            self.examiner.expire()
+                self.checker.ended(ending)
+            self.checker.expire()
 
-    def report(self) -> Examined:
+    def report(self) -> CheckReport:
         """What the manager is told when all is done."""
         self.until(lambda: self.found is not None and self.found.done)
         assert self.found is not None
         return self.found
 
     @property
-    def found(self) -> Examined | None:
-        state = self.examiner.state
-        return None if state is None else state.examined
+    def found(self) -> CheckReport | None:
+        state = self.checker.state
+        return None if state is None else state.report
 
 
 @pytest.fixture
@@ -69,22 +69,24 @@ def bench(launcher: Launcher, ear: Ear, run_dir: Path) -> Iterator[Bench]:
     deaths = DeathWatch()
     made = Bench(launcher, ear, deaths, run_dir)
     yield made
-    made.examiner.close()
+    made.checker.close()
     made.pool.close()
     deaths.close()
 
 
-def order(number: int, *peers: str, own: bool = True, timeout_s: float = 30.0) -> Examine:
+def order(number: int, *peers: str, own: bool = True, timeout_s: float = 30.0) -> CheckOrder:
     trials = tuple(
         Trial(peer=peer, name=f"check/{number}/{peer}", first=True, store_host="127.0.0.1", store_port=1)
         for peer in peers
     )
-    return Examine(job_id="job", number=number, own=own, trials=trials, timeout_s=timeout_s, clock_s=time.time() - 5.0)
+    return CheckOrder(
+        job_id="job", number=number, own=own, trials=trials, timeout_s=timeout_s, clock_s=time.time() - 5.0
+    )
 
 
 def test_all_processes_of_a_node_make_one_report(bench: Bench) -> None:
-    bench.examiner.obey(order(1, "b"), 2)
-    assert bench.found == Examined(number=1)
+    bench.checker.obey(order(1, "b"), 2)
+    assert bench.found == CheckReport(number=1)
     bench.standbys("well", "well")
     report = bench.report()
     assert report.number == 1
@@ -95,7 +97,7 @@ def test_all_processes_of_a_node_make_one_report(bench: Bench) -> None:
 
 
 def test_each_trial_has_processes_of_its_own_and_the_node_is_checked_once(bench: Bench) -> None:
-    bench.examiner.obey(order(1, "b", "c"), 1)
+    bench.checker.obey(order(1, "b", "c"), 1)
     processes = bench.standbys("well", "well")
     report = bench.report()
     assert [(trial.peer, trial.ok) for trial in report.trials] == [("b", True), ("c", True)]
@@ -104,7 +106,7 @@ def test_each_trial_has_processes_of_its_own_and_the_node_is_checked_once(bench:
 
 
 def test_a_process_that_is_killed_fails_the_node_with_its_signal(bench: Bench) -> None:
-    bench.examiner.obey(order(1, "b"), 1)
+    bench.checker.obey(order(1, "b"), 1)
     bench.standbys("dies")
     report = bench.report()
     assert report.own is not None
@@ -114,7 +116,7 @@ def test_a_process_that_is_killed_fails_the_node_with_its_signal(bench: Bench) -
 
 
 def test_one_that_hangs_is_killed_in_time_and_its_mate_soon_after_a_failure(bench: Bench) -> None:
-    bench.examiner.obey(order(1, "b", timeout_s=600.0), 2)
+    bench.checker.obey(order(1, "b", timeout_s=600.0), 2)
     bench.standbys("waits", "ill")
     report = bench.report()
     assert report.own is not None
@@ -123,10 +125,10 @@ def test_one_that_hangs_is_killed_in_time_and_its_mate_soon_after_a_failure(benc
 
 
 def test_what_a_node_has_found_of_itself_outlives_its_trial(bench: Bench) -> None:
-    bench.examiner.obey(order(1, "b", timeout_s=600.0), 1)
+    bench.checker.obey(order(1, "b", timeout_s=600.0), 1)
     bench.standbys("stuck")
-    bench.until(lambda: any(task.own is not None for task in bench.examiner._tasks))
-    bench.examiner.obey(order(1, "b", timeout_s=0.1), 1)
+    bench.until(lambda: any(task.own is not None for task in bench.checker._tasks))
+    bench.checker.obey(order(1, "b", timeout_s=0.1), 1)
     report = bench.report()
     assert report.own is not None
     assert report.own.ok
@@ -134,19 +136,19 @@ def test_what_a_node_has_found_of_itself_outlives_its_trial(bench: Bench) -> Non
 
 
 def test_the_manager_may_shorten_the_time(bench: Bench) -> None:
-    bench.examiner.obey(order(1, timeout_s=600.0), 1)
+    bench.checker.obey(order(1, timeout_s=600.0), 1)
     bench.standbys("waits")
-    bench.examiner.obey(order(1, timeout_s=0.1), 1)
+    bench.checker.obey(order(1, timeout_s=0.1), 1)
     report = bench.report()
     assert report.own is not None
     assert not report.own.ok
 
 
 def test_a_newer_order_ends_the_older_one(bench: Bench) -> None:
-    bench.examiner.obey(order(1, "b"), 1)
+    bench.checker.obey(order(1, "b"), 1)
     bench.standbys("waits")
-    bench.examiner.obey(order(2, "c", own=False), 1)
-    bench.examiner.obey(order(1, "b"), 1)
+    bench.checker.obey(order(2, "c", own=False), 1)
+    bench.checker.obey(order(1, "b"), 1)
     bench.standbys("well")
     report = bench.report()
     assert (report.number, report.own) == (2, None)
@@ -154,17 +156,17 @@ def test_a_newer_order_ends_the_older_one(bench: Bench) -> None:
 
 
 def test_what_the_node_wants_is_told_until_it_is_cleared(bench: Bench) -> None:
-    assert bench.examiner.state is None
-    bench.examiner.ask_for(2, strict=True)
-    assert bench.examiner.state == CheckState(wants=True, strict=True)
+    assert bench.checker.state is None
+    bench.checker.ask_for(2, strict=True)
+    assert bench.checker.state == CheckState(wants=True, strict=True)
     bench.standbys("waits")
-    assert bench.examiner.state == CheckState(wants=True, strict=True, ready=True)
-    bench.examiner.clear(Cleared())
-    assert bench.examiner.state == CheckState(wants=True, strict=True, cleared=True, ready=True)
+    assert bench.checker.state == CheckState(wants=True, strict=True, ready=True)
+    bench.checker.clear(Cleared())
+    assert bench.checker.state == CheckState(wants=True, strict=True, cleared=True, ready=True)
 
 
 def test_a_node_that_can_start_no_process_has_failed_in_time(bench: Bench) -> None:
-    bench.examiner.obey(order(1, "b", timeout_s=0.1), 1)
+    bench.checker.obey(order(1, "b", timeout_s=0.1), 1)
     report = bench.report()
     assert report.own is not None
     assert "no process to check it" in report.own.cause

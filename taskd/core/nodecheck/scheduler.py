@@ -1,4 +1,4 @@
-"""The manager's course of node checks: who is checked when, with whom, and who may train then.
+"""The manager's schedule of node checks: who is checked when, with whom, and who may train then.
 
 Rules:
 
@@ -18,19 +18,19 @@ from dataclasses import dataclass, field
 
 from taskd.core.membership.places import Nodes, may_train
 from taskd.core.nodecheck.check import NodeCheck
+from taskd.core.nodecheck.check_run import GRACE_S, Action, Checked, CheckRun, RoundOver, Wanted, limits
 from taskd.core.nodecheck.diagnosis import CheckDiagnosis, Leave, NodeHealth, choose_out
 from taskd.core.nodecheck.evidence import CheckPolicy
-from taskd.core.nodecheck.examination import GRACE_S, Action, Checked, Examination, RoundOver, Wanted, limits
 from taskd.core.nodecheck.own import Baseline
 from taskd.core.policy import Policy
-from taskd.wire.checks import Cleared, Dismissed, Examine
+from taskd.wire.checks import CheckOrder, Cleared, Dismissed
 from taskd.wire.messages import NodeStatus
 
-__all__ = ["GRACE_S", "Action", "Checked", "Checkup", "Order", "RoundOver", "Wanted"]
+__all__ = ["GRACE_S", "Action", "Checked", "CheckScheduler", "Order", "RoundOver", "Wanted"]
 
 _GONE = 256
 """Of so many agents that have gone, and four for each place, it is remembered what was found."""
-Order = Examine | Cleared | Dismissed
+Order = CheckOrder | Cleared | Dismissed
 _NOT_TOLD_APART = (
     "{names} fail with one another, and it is not clear which is at fault: {node} leaves, so that another node can be "
     "tried in its place."
@@ -46,12 +46,12 @@ class _Since:
 
 
 @dataclass(slots=True)
-class Checkup:
+class CheckScheduler:
     """All checks of one job. `number` of a manager that takes over must exceed those of its predecessors."""
 
     policy: Policy
     number: int
-    _running: Examination | None = None
+    _running: CheckRun | None = None
     _cleared: dict[str, str] = field(default_factory=dict)
     """By agent, what was found of it all the same."""
     _dismissed: dict[str, str] = field(default_factory=dict)
@@ -126,7 +126,7 @@ class Checkup:
             self._baseline,
         )
         strict = any(status.check is not None and status.check.strict for status in waiting)
-        self._start(Examination(self.policy, check, names, strict, now_s, 0), nodes, now_s)
+        self._start(CheckRun(self.policy, check, names, strict, now_s, 0), nodes, now_s)
 
     def _inspect(self, nodes: Mapping[str, NodeStatus], now_s: float) -> None:
         self._wanted = False
@@ -135,9 +135,9 @@ class Checkup:
         names = _names(here)
         if names:
             check = NodeCheck((names[status.agent_id] for status in here), self._limits)
-            self._start(Examination(self.policy, check, names, False, now_s, 0, inspection=True), nodes, now_s)
+            self._start(CheckRun(self.policy, check, names, False, now_s, 0, inspection=True), nodes, now_s)
 
-    def _start(self, running: Examination, nodes: Mapping[str, NodeStatus], now_s: float) -> None:
+    def _start(self, running: CheckRun, nodes: Mapping[str, NodeStatus], now_s: float) -> None:
         self.number += 1
         running.number, self._running = self.number, running
         running.start_round(nodes, now_s)
@@ -183,7 +183,7 @@ class Checkup:
         here = (agent for agent in (*cleared, *holders) if agent in nodes and not nodes[agent].leaving)
         return [agent for agent in here if agent not in self._dismissed]
 
-    def _go_on(self, running: Examination, nodes: Mapping[str, NodeStatus], now_s: float) -> None:
+    def _go_on(self, running: CheckRun, nodes: Mapping[str, NodeStatus], now_s: float) -> None:
         running.listen(nodes, now_s)
         if not running.all_reported:
             return
@@ -194,7 +194,7 @@ class Checkup:
         self._running = None
         self._conclude(running, nodes, now_s)
 
-    def _conclude(self, running: Examination, nodes: Mapping[str, NodeStatus], now_s: float) -> None:
+    def _conclude(self, running: CheckRun, nodes: Mapping[str, NodeStatus], now_s: float) -> None:
         diagnosis, agents = running.check.diagnosis(), {name: agent for agent, name in running.names.items()}
         lasted_s = now_s - running.began_s
         if running.inspection:

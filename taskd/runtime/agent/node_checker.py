@@ -25,7 +25,7 @@ from taskd.runtime.agent.deaths import DeathWatch, ProcessEnd, ending_status
 from taskd.runtime.agent.sockets import Peer
 from taskd.runtime.agent.standbys import StandbyPool
 from taskd.wire.bounds import LONGEST_S
-from taskd.wire.checks import CheckState, Cleared, Examine, Examined, Own, Trial, TrialResult
+from taskd.wire.checks import CheckOrder, CheckReport, CheckState, Cleared, Own, Trial, TrialResult
 from taskd.wire.kinds import LocalRank
 from taskd.wire.messages import RunCheck
 from taskd.wire.probes import ProbeOrder, ProbeResult
@@ -74,7 +74,7 @@ class CheckTask:
         return ProbeResult(local_rank=self.order.local_rank, own=self.own, trial=self.trial)
 
 
-class Examiner:
+class NodeChecker:
     """Used by the agent's thread."""
 
     def __init__(self, pool: StandbyPool, deaths: DeathWatch, run_dir: Path) -> None:
@@ -82,7 +82,7 @@ class Examiner:
         self._deaths = deaths
         self._run_dir = run_dir
         self._state: CheckState | None = None
-        self._order: Examine | None = None
+        self._order: CheckOrder | None = None
         self._tasks: list[CheckTask] = []
         self._started_s = 0.0
         self._clock_s = 0.0
@@ -113,7 +113,7 @@ class Examiner:
 
     # ---- an order
 
-    def obey(self, order: Examine, local_ranks: int) -> None:
+    def obey(self, order: CheckOrder, local_ranks: int) -> None:
         """Begin what the manager wants."""
         if self._order is not None and order.number <= self._order.number:
             if order.number == self._order.number:
@@ -132,7 +132,7 @@ class Examiner:
         self._tell()
         self.serve()
 
-    def _order_of(self, order: Examine, trial: Trial | None, local_rank: LocalRank, local_ranks: int) -> ProbeOrder:
+    def _order_of(self, order: CheckOrder, trial: Trial | None, local_rank: LocalRank, local_ranks: int) -> ProbeOrder:
         first = trial is None or trial == order.trials[0]
         return ProbeOrder(
             own=order.own and first,
@@ -224,14 +224,14 @@ class Examiner:
             return
         done = all(task.done for task in self._tasks)
         own = self._own() if done else None
-        examined = Examined(number=order.number, done=done, own=own, trials=tuple(self._trials(order)))
-        self._state = msgspec.structs.replace(self._state or CheckState(), examined=examined)
+        report = CheckReport(number=order.number, done=done, own=own, trials=tuple(self._trials(order)))
+        self._state = msgspec.structs.replace(self._state or CheckState(), report=report)
 
     def _own(self) -> Own | None:
         own = merge_own(_results(task for task in self._tasks if task.order.own))
         return None if own is None else msgspec.structs.replace(own, clock_s=self._clock_s)
 
-    def _trials(self, order: Examine) -> list[TrialResult]:
+    def _trials(self, order: CheckOrder) -> list[TrialResult]:
         """Those that have ended."""
         ended = (tasks for tasks in map(self._tried, order.trials) if all(task.trial is not None for task in tasks))
         found = [merge_trial(_results(tasks)) for tasks in ended]

@@ -1,4 +1,4 @@
-"""When nodes are checked, with whom, and what they are told: the manager's course, with agents that obey at once."""
+"""When nodes are checked, with whom, and what they are told: the manager's scheduler, with agents that obey at once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from taskd.core.membership.places import Nodes
-from taskd.core.nodecheck.checkup import GRACE_S, Checked, Checkup, RoundOver, Wanted
 from taskd.core.nodecheck.diagnosis import DOWN_WORDS, SLOW_WORDS, NodeHealth
+from taskd.core.nodecheck.scheduler import GRACE_S, Checked, CheckScheduler, RoundOver, Wanted
 from taskd.core.policy import NodeCheckPolicy, Policy
-from taskd.wire.checks import CheckState, Cleared, Dismissed, Examine, Examined, Own, TrialResult
+from taskd.wire.checks import CheckOrder, CheckReport, CheckState, Cleared, Dismissed, Own, TrialResult
 from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import NodeStatus
 
@@ -18,11 +18,11 @@ WELL = Own(ok=True, compute_tflops=1.0, memory_gbps=10.0, loopback_gbps=5.0, dis
 
 
 class Cluster:
-    """Nodes that report, and a manager's checkup that hears them."""
+    """Nodes that report, and a manager's scheduler that hears them."""
 
     def __init__(self, places: int, **limits: float) -> None:
         policy = Policy(job_id="job", node_count=places, ranks_per_node=1, node_check=NodeCheckPolicy(**limits))
-        self.checkup = Checkup(policy, number=100)
+        self.scheduler = CheckScheduler(policy, number=100)
         self.world = Nodes()
         self.now_s = 1000.0
         self.forming = True
@@ -48,7 +48,7 @@ class Cluster:
         status = self.statuses[name]
         self.statuses[name] = msgspec.structs.replace(status, sequence=status.sequence + 1, **changes)
         self.world.hear(self.statuses[name], self.now_s)
-        self.checkup.hear(self.statuses[name])
+        self.scheduler.hear(self.statuses[name])
 
     def leave(self, name: str) -> None:
         self.report(name, leaving=True)
@@ -57,23 +57,23 @@ class Cluster:
     def turn(self, passed_s: float = 0.25) -> None:
         """Time passes, and every agent hears what it is to do and does it at once."""
         self.now_s += passed_s
-        self.did += self.checkup.tick(self.world, forming=self.forming, now_s=self.now_s)
+        self.did += self.scheduler.tick(self.world, forming=self.forming, now_s=self.now_s)
         for name, status in list(self.statuses.items()):
-            order = self.checkup.order_for(status)
+            order = self.scheduler.order_for(status)
             if order is None or name in self.silent:
                 continue
             self.told.setdefault(name, []).append(order)
             self._obey(name, order)
 
-    def _obey(self, name: str, order: Examine | Cleared | Dismissed) -> None:
+    def _obey(self, name: str, order: CheckOrder | Cleared | Dismissed) -> None:
         state = self.statuses[name].check or CheckState()
         if isinstance(order, Cleared):
             self.report(name, check=msgspec.structs.replace(state, cleared=True))
-        elif isinstance(order, Examine):
+        elif isinstance(order, CheckOrder):
             own = self.own.get(name, WELL) if order.own else None
             trials = tuple(self._trial(name, trial.peer) for trial in order.trials)
-            examined = Examined(number=order.number, done=True, own=own, trials=trials)
-            self.report(name, check=msgspec.structs.replace(state, examined=examined))
+            report = CheckReport(number=order.number, done=True, own=own, trials=trials)
+            self.report(name, check=msgspec.structs.replace(state, report=report))
 
     def _trial(self, name: str, peer: str) -> TrialResult:
         failed = self.fails(name, peer.removeprefix("host-"))
@@ -86,8 +86,8 @@ class Cluster:
         for _ in range(count):
             self.turn()
 
-    def orders(self, name: str) -> list[Examine]:
-        return [order for order in self.told.get(name, []) if isinstance(order, Examine)]
+    def orders(self, name: str) -> list[CheckOrder]:
+        return [order for order in self.told.get(name, []) if isinstance(order, CheckOrder)]
 
     @property
     def checks(self) -> list[Checked]:
@@ -195,8 +195,8 @@ def test_an_agent_that_falls_silent_costs_the_time_of_its_round() -> None:
     cluster.come("n0", "n1", "n2", "n3")
     cluster.turns(8)
     assert cluster.cleared == set()
-    order = cluster.checkup.order_for(cluster.statuses["n3"])
-    assert isinstance(order, Examine)
+    order = cluster.scheduler.order_for(cluster.statuses["n3"])
+    assert isinstance(order, CheckOrder)
     assert order.timeout_s == 15.0, "the others have shown what is enough"
     cluster.turns(int(2 * 4 * (15.0 + GRACE_S)))
     (check,) = cluster.checks
@@ -212,8 +212,8 @@ def test_who_waits_for_a_partner_that_has_failed_waits_no_longer() -> None:
     cluster.silent.add("n0")
     cluster.come("n0", "n1")
     cluster.turns(8)
-    order = cluster.checkup.order_for(cluster.statuses["n0"])
-    assert isinstance(order, Examine)
+    order = cluster.scheduler.order_for(cluster.statuses["n0"])
+    assert isinstance(order, CheckOrder)
     assert order.timeout_s < 5.0
 
 

@@ -17,7 +17,7 @@ from taskd.core.nodecheck.check import NodeCheck
 from taskd.core.nodecheck.diagnosis import CheckDiagnosis, Leave
 from taskd.core.nodecheck.evidence import CheckPolicy, Edge, Margins, Round, RoundTimeout, merged, timeout_s
 from taskd.core.policy import NodeCheckPolicy, Policy
-from taskd.wire.checks import Examine, Examined, Own, Trial, TrialResult
+from taskd.wire.checks import CheckOrder, CheckReport, Own, Trial, TrialResult
 from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import NodeStatus
 
@@ -75,7 +75,7 @@ Action = RoundOver | Checked | Wanted
 
 
 @dataclass(slots=True)
-class Examination:
+class CheckRun:
     """See above. `names` by agent; `number` is that of the orders under way; `strict`: slow nodes leave too."""
 
     policy: Policy
@@ -88,14 +88,14 @@ class Examination:
     rounds: int = 0
     own: dict[str, Own] = field(default_factory=dict)
     _since_s: float = 0.0
-    _orders: dict[str, Examine] = field(default_factory=dict)
-    _heard: dict[str, Examined] = field(default_factory=dict)
+    _orders: dict[str, CheckOrder] = field(default_factory=dict)
+    _heard: dict[str, CheckReport] = field(default_factory=dict)
     """The newest report of each node of this round, done or not."""
 
     @property
-    def _reports(self) -> dict[str, Examined]:
+    def _reports(self) -> dict[str, CheckReport]:
         """Of those that are done."""
-        return {agent: examined for agent, examined in self._heard.items() if examined.done}
+        return {agent: report for agent, report in self._heard.items() if report.done}
 
     def _has_reported(self, agent: str) -> bool:
         return agent in self._heard and self._heard[agent].done
@@ -105,7 +105,7 @@ class Examination:
         """Whether the round is over."""
         return len(self._reports) == len(self._orders)
 
-    def order_for(self, agent: str) -> Examine | None:
+    def order_for(self, agent: str) -> CheckOrder | None:
         """What an agent is to do, if it has not done it."""
         return None if self._has_reported(agent) else self._orders.get(agent)
 
@@ -119,7 +119,7 @@ class Examination:
             for name in edge:
                 edges.setdefault(name, []).append(edge)
         self._orders = {
-            agent: Examine(
+            agent: CheckOrder(
                 job_id=self.policy.job_id,
                 number=self.number,
                 own=name in following.own,
@@ -154,10 +154,10 @@ class Examination:
             if self._has_reported(agent):
                 continue
             status = nodes.get(agent)
-            examined = None if status is None or status.check is None else status.check.examined
+            report = None if status is None or status.check is None else status.check.report
             gone = status is None or status.leaving
-            if examined is not None and examined.number == self.number:
-                self._heard[agent] = examined
+            if report is not None and report.number == self.number:
+                self._heard[agent] = report
             if not self._has_reported(agent) and (gone or now_s - self._since_s > order.timeout_s + GRACE_S):
                 self._heard[agent] = _silent(order, gone=gone)
         self._hurry(now_s)
@@ -203,10 +203,10 @@ def _place(status: NodeStatus | None, name: str) -> str:
     return str(place) if place >= 0 else name
 
 
-def _silent(order: Examine, *, gone: bool) -> Examined:
+def _silent(order: CheckOrder, *, gone: bool) -> CheckReport:
     """What is put down for an agent that does not answer."""
     cause = "its agent has left" if gone else "its agent does not answer"
-    return Examined(
+    return CheckReport(
         number=order.number,
         done=True,
         own=Own(ok=False, cause=cause) if order.own else None,
@@ -214,14 +214,14 @@ def _silent(order: Examine, *, gone: bool) -> Examined:
     )
 
 
-def _has_failed(report: Examined | None, peer: str) -> bool:
+def _has_failed(report: CheckReport | None, peer: str) -> bool:
     return report is not None and any(not trial.ok for trial in report.trials if trial.peer == peer)
 
 
-def _seen_by(reports: Mapping[str, Examined], name: str, peer: str) -> TrialResult | None:
+def _seen_by(reports: Mapping[str, CheckReport], name: str, peer: str) -> TrialResult | None:
     return next((trial for trial in reports[name].trials if trial.peer == peer), None)
 
 
-def _elapsed_s(report: Examined) -> float:
+def _elapsed_s(report: CheckReport) -> float:
     own_s = report.own.elapsed_s if report.own is not None else 0.0
     return own_s + max((trial.elapsed_s for trial in report.trials), default=0.0)
