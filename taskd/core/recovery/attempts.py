@@ -8,12 +8,15 @@ Rules:
 3. It has failed at once, and nothing more is charged, if a process ended by itself before the world had committed a
    step, and nobody was ended by others: the script cannot go on in that world, and may well from its beginning.
 4. Every attempt that fails leaves its reason.
+5. No two managers build worlds of the same number. One that was given when most nodes did not obey this manager yet may
+   be another's, too: before anything is planned it is changed.
 
 All functions are effects: `(job, now_s, …)`. Those that choose return what was chosen.
 """
 
 from collections.abc import Collection, Mapping
 
+from taskd.core.membership.quorum import is_known
 from taskd.core.policy import Strategy
 from taskd.core.recovery.actions import JobEnded, Note, Recovered, Setback
 from taskd.core.recovery.budget import Budget, Fault
@@ -82,8 +85,9 @@ def choose_again(
     if decision.strategy is Strategy.EXIT:
         return Refused(f"{tell(record.causes)}; no strategy is left: {decision.reason}")
     new_world = new_world or decision.strategy in (Strategy.ELASTIC_TRAINING, Strategy.DUMP)  # fewer ranks
-    record.attempts += new_world or decision.restart
-    world.generation += new_world or decision.restart
+    if new_world or decision.restart:
+        record.attempts += 1
+        _number(job, now_s)
     record.begin_attempt(world.generation)
     _reshape(job, now_s, decision.strategy, found)
     if undecided:
@@ -199,10 +203,25 @@ def rearrange(
     record = FaultRecord(now_s, job.step, causes=dict(causes))
     record.decision, record.attempts = Decision(strategy, restart, reason), 1
     job.incident = Incident(record)
-    job.world.generation += 1
+    _number(job, now_s)
     record.begin_attempt(job.world.generation)
     replace_lost(job, now_s, everybody=restart, new_world=True)
     return Restarted() if restart else None
+
+
+def _number(job: Job, now_s: float) -> None:
+    """Number the next world."""
+    nodes, membership = job.world.nodes, job.policy.membership
+    job.under_way.unique = is_known(nodes, job.orders.term, 0, now_s, membership)
+    job.world.generation += 1
+
+
+def renumber(job: Job, now_s: float) -> Kept:
+    """The same world under a number that no other manager can have given, since most nodes obey this one by now."""
+    _number(job, now_s)
+    job.under_way.record.begin_attempt(job.world.generation)
+    replace_lost(job, now_s, everybody=False, new_world=True)
+    return Kept()
 
 
 def agree(job: Job, _now_s: float) -> None:

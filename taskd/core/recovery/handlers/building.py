@@ -147,6 +147,8 @@ def plan(phase: Announcing, _event: Echoed | Paused, job: Job, now_s: float) -> 
         job.world.nodes, job.orders.term, job.world.generation, now_s, job.policy.membership
     ):
         return phase, ()
+    if not job.under_way.unique:
+        return Choosing(now_s), (do(attempts.renumber),)
     restore = plan_of(job)
     if restore is None or refused(job.world):
         return Choosing(now_s), (do(attempts.choose_again, no_donor=restore is None),)
