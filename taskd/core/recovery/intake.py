@@ -58,8 +58,6 @@ def give_time(job: Job, place: NodeRank, now_s: float) -> None:
 def _admit(core: "Recovery", status: NodeStatus, now_s: float) -> None:
     job, policy = core.job, core.job.policy.budget
     job.world.admit(status, now_s)
-    if isinstance(core.state, Forming) and not core.state.since_s:
-        core.state = Forming(now_s)
     if job.budget is None:
         limit = policy.max_restarts
         job.budget = Budget(
@@ -140,8 +138,6 @@ def _formed(job: Job, phase: Forming, now_s: float) -> Formed | Isolated | None:
             world.remove(world.on_node(place))  # of an older world, or it has begun as if the job were new
             world.nodes.demote(place)
     missing = set(ledger.places) - set(world.nodes.holders)
-    if not world.ranks:
-        return None
     waited_s = now_s - phase.since_s
     if missing and waited_s < job.policy.deadlines.takeover_s:
         return None
