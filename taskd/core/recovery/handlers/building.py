@@ -10,7 +10,6 @@ Rules:
 from dataclasses import replace
 from typing import Final
 
-from taskd.core.diagnosis.conditions import of_a_connection
 from taskd.core.diagnosis.findings import names
 from taskd.core.diagnosis.watch import ANSWER_S
 from taskd.core.membership.quorum import is_known
@@ -248,12 +247,13 @@ def stray(phase: Joining | Resuming, _event: Paused, job: Job, now_s: float) -> 
 
 def fail_world(_phase: Joining | Resuming, _event: Expired, job: Job, now_s: float) -> Next:
     """The world could not be built, and nobody is known to be lost: try another."""
-    errors = {rank: job.cause(rank) for rank in job.world.at_stage(Stage.PAUSED)}
-    known = {rank: cause for rank, cause in errors.items() if cause.text}
-    own = {rank: cause for rank, cause in known.items() if not of_a_connection(cause.text)}
-    others = {rank: cause for rank, cause in known.items() if rank not in own}
+    causes = {rank: job.cause(rank) for rank in job.world.at_stage(Stage.PAUSED)}
+    own, cut_off = (
+        {rank: cause for rank, cause in causes.items() if cause.kind is kind}
+        for kind in (CauseKind.CAME_OUT, CauseKind.CUT_OFF)
+    )
     limit = "the world was not built, or committed no step, in time"
-    text = "; ".join(filter(None, map(tell, (own, others)))) or limit
+    text = "; ".join(filter(None, map(tell, (own, cut_off)))) or limit
     return Choosing(now_s), (do(attempts.fail, text), do(attempts.choose_again))
 
 
