@@ -28,7 +28,7 @@ from taskd.core.recovery.nodes import exclude, fill
 from taskd.core.recovery.orders import send
 from taskd.core.recovery.pace import forget_paces
 from taskd.core.recovery.record import FaultRecord, tell
-from taskd.core.recovery.situation import blames_node, situation
+from taskd.core.recovery.situation import at_fault, blames_node, situation
 from taskd.core.recovery.strategy import KEEPING, Decision, Situation, choose, may_stay, strategy_name
 from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Order
@@ -123,6 +123,8 @@ def fail(job: Job, _now_s: float, why: str, *, at_once: bool = False) -> None:
     name = strategy_name(record.decision.strategy, record.decision.restart)
     record.setbacks.append(f"attempt {record.attempts} ({name}) failed: {why}")
     job.out.append(Setback(record, record.setbacks[-1], why))
+    for view in job.world.ranks.values():
+        view.moved = False
     incident.failures += 1
     if at_once or incident.failures >= _most_failures(job, record):
         incident.tried[record.decision.strategy, record.decision.restart] = "it has failed for this fault"
@@ -150,8 +152,7 @@ def _reshape(job: Job, now_s: float, strategy: Strategy, found: Situation) -> No
     world, incident = job.world, job.under_way
     restart = incident.record.decision.restart
     stay = found.unreachable and may_stay(job.policy.strategies, incident.tried, restart=restart)
-    lost = found.unreachable if stay else (*found.lost, *found.unreachable)
-    failing = {world.ranks[rank].node_rank for rank in lost}
+    failing = at_fault(world, () if stay else found.lost, found.unreachable)
     match strategy:
         case Strategy.RECOVER:
             for place in failing - world.nodes.dead_nodes:

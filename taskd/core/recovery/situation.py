@@ -81,11 +81,18 @@ def _amiss(world: World, away: Collection[NodeRank]) -> tuple[list[JobRank], lis
     return lost, unreachable, uncooperative
 
 
+def at_fault(world: World, lost: Collection[JobRank], unreachable: Collection[JobRank]) -> set[NodeRank]:
+    """The places of these ranks, but for those whose node was given it because of that."""
+    views = [world.ranks[rank] for rank in lost]
+    failed = {view.node_rank for view in views if view.gone or not view.moved}
+    return failed | {world.ranks[rank].node_rank for rank in unreachable}
+
+
 def situation(world: World, *, no_donor: bool) -> Situation:
     """The facts by which a strategy is chosen."""
     away = world.nodes.dead_nodes | {place for place, node in world.nodes.by_place.items() if node.status.leaving}
     lost, unreachable, uncooperative = _amiss(world, away)
-    failing = {world.ranks[rank].node_rank for rank in (*lost, *unreachable)}
+    failing = at_fault(world, lost, unreachable)
     return Situation(
         lost=tuple(lost),
         unreachable=tuple(unreachable),

@@ -44,6 +44,8 @@ class RankView:
     node_rank: NodeRank
     incarnation: int = 0
     joins: bool = False
+    moved: bool = False
+    """Of a newcomer: its node has been given the place for it, and nothing has failed since."""
     since_s: float = 0.0
     status: RankStatus | None = None
     replicas: str | None = None
@@ -129,7 +131,8 @@ class World:
     def adopt(self, status: RankStatus, now_s: float) -> None:
         """A process newer than the wanted one: a former manager has ordered it, for a world that was being built."""
         view = self.ranks[status.rank]
-        view.incarnation, view.joins, view.since_s, view.released_at_s = status.incarnation, True, now_s, None
+        view.incarnation, view.joins, view.moved = status.incarnation, True, False
+        view.since_s, view.released_at_s = now_s, None
 
     def expect(self, place: NodeRank, per_node: int, now_s: float) -> None:
         """Have the ranks of a place in the world of which nothing is known but that they belong there."""
@@ -164,11 +167,11 @@ class World:
         """Places of the world whose holder is gone."""
         return tuple(place for place in self.places if place in self.nodes.dead_nodes)
 
-    def replace(self, rank: JobRank, now_s: float, *, joins: bool) -> None:
+    def replace(self, rank: JobRank, now_s: float, *, joins: bool, moved: bool = False) -> None:
         """Want a new process for a rank."""
         view = self.ranks[rank]
         view.incarnation += 1
-        view.joins = joins
+        view.joins, view.moved = joins, moved
         view.since_s = now_s
         view.released_at_s = None
 
