@@ -149,3 +149,19 @@ def test_a_job_of_which_nobody_holds_a_place_any_more_ends() -> None:
         assert job.at(Phase.FORMING) or job.stopped
     assert job.stopped.exit_code == 1
     assert "too few others are heard to take over the job" in job.stopped.reason
+
+
+def test_a_manager_that_follows_believes_no_node_about_a_place_that_another_manager_has_given_to_it() -> None:
+    """Each of two managers has given another place to the spare, and this one has done without node 1."""
+    job = Job(nodes=3, per_node=1, allowed=(Strategy.RECOVER, Strategy.ELASTIC_TRAINING, Strategy.EXIT)).up()
+    world = job.core.world
+    job.spare()
+    job.kill(0)
+    assert job.holder(0) == "spare"
+    world.remove([JobRank(1)])
+    world.nodes.vacate(NodeRank(1))
+    job.hear(replace(job.status(1), agent_id="spare"))
+    job.statuses[2] = RankStatus(rank=JobRank(2), incarnation=1, generation=4, stage=Stage.STARTING)
+    job.send(2)
+    assert (job.phase, job.generation, world.places) == (Phase.RUNNING, 4, (0, 2))
+    assert set(world.places) <= set(world.nodes.holders)

@@ -121,8 +121,13 @@ class World:
     _places: tuple[NodeRank, ...] | None = field(default=None, compare=False)
 
     def admit(self, status: NodeStatus, now_s: float) -> None:
-        """Take over the ranks, processes and generation that an agent carries: a manager's view is made of this."""
+        """Take over the ranks, processes and generation that an agent carries: a manager's view is made of this.
+
+        Of a place that another manager has given to the agent, it can say nothing to this one but the generation.
+        """
         self.generation = max(self.generation, newest_generation(status))
+        if self.nodes.place_of(status.agent_id) != status.node_rank:
+            return
         self._members = self._places = None
         for rank in status.ranks:
             view = self.ranks[rank.rank] = RankView(status.node_rank, rank.incarnation, since_s=now_s)
