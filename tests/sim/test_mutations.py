@@ -33,7 +33,7 @@ from taskd.core.recovery.phases import (
     Strayed,
     Training,
 )
-from taskd.core.recovery.ranks import Giving, Held, Restore
+from taskd.core.recovery.ranks import Giving, Restore
 from taskd.core.recovery.world import RankView, World
 from taskd.core.table import Row
 from taskd.wire.kinds import JobRank, NodeRank, WorldRank
@@ -66,7 +66,7 @@ def incarnation_ignored(patch: Patch) -> None:
 def torn_donor(patch: Patch) -> None:
     """Whoever has the newest step gives, whatever its state is worth."""
 
-    def plan_restore(held: Mapping[JobRank, Held]) -> Restore | None:
+    def plan_restore(held: Mapping[JobRank, RankStatus]) -> Restore | None:
         donor = max(held, key=lambda rank: (held[rank].condition is not Condition.EMPTY, held[rank].step))
         others = tuple(rank for rank in held if rank != donor)
         return Restore(held[donor].step, (), (Giving(donor, others),) if others else ())
@@ -143,9 +143,9 @@ def stepped_is_clean(patch: Patch) -> None:
     """A state that has stepped but is not committed passes for clean."""
     honest = ranks.plan_restore
 
-    def plan_restore(held: Mapping[JobRank, Held]) -> Restore | None:
+    def plan_restore(held: Mapping[JobRank, RankStatus]) -> Restore | None:
         clean = {
-            r: Held(h.step, Condition.CLEAN if h.condition is Condition.STEPPED else h.condition, h.replicas)
+            r: msgspec.structs.replace(h, condition=Condition.CLEAN) if h.condition is Condition.STEPPED else h
             for r, h in held.items()
         }
         return honest(clean)
@@ -159,7 +159,7 @@ def one_set_for_all(patch: Patch) -> None:
     patch.setattr(
         planning,
         "plan_restore",
-        lambda held: honest({rank: Held(h.step, h.condition) for rank, h in held.items()}),
+        lambda held: honest({rank: msgspec.structs.replace(h, replicas="") for rank, h in held.items()}),
     )
 
 
@@ -167,7 +167,7 @@ def all_adopt(patch: Patch) -> None:
     """A step that is counted as done by some is counted so by all who have stepped."""
     honest = ranks.plan_restore
 
-    def plan_restore(held: Mapping[JobRank, Held]) -> Restore | None:
+    def plan_restore(held: Mapping[JobRank, RankStatus]) -> Restore | None:
         restore = honest(held)
         if restore is None or not restore.adopt:
             return restore
@@ -180,7 +180,7 @@ def nobody_adopts(patch: Patch) -> None:
     """A step that is to be counted as done is not."""
     honest = ranks.plan_restore
 
-    def plan_restore(held: Mapping[JobRank, Held]) -> Restore | None:
+    def plan_restore(held: Mapping[JobRank, RankStatus]) -> Restore | None:
         restore = honest(held)
         return restore if restore is None else replace(restore, adopt=())
 

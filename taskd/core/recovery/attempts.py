@@ -176,12 +176,11 @@ def _reshape(job: Job, now_s: float, strategy: Strategy, found: Situation) -> No
 
 def replace_lost(job: Job, now_s: float, *, everybody: bool, new_world: bool) -> None:
     """Want new processes for those that have none, or for all; the others of a new world have their time anew."""
+    dead = job.world.nodes.dead_nodes
     for rank, view in job.world.ranks.items():
-        if view.node_rank in job.world.nodes.dead_nodes and not everybody:
-            continue
-        if everybody or view.gone:
+        if everybody or (view.gone and view.node_rank not in dead):
             job.world.replace(rank, now_s, joins=not everybody)
-        elif new_world and not view.starting:
+        elif new_world and not view.starting and view.node_rank not in dead:
             view.since_s = now_s
     if everybody:
         job.step = -1

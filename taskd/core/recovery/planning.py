@@ -6,7 +6,7 @@ from taskd.core.recovery.actions import Note
 from taskd.core.recovery.events import Echoed
 from taskd.core.recovery.job import Job
 from taskd.core.recovery.orders import send
-from taskd.core.recovery.ranks import Held, Restore, plan_restore
+from taskd.core.recovery.ranks import Restore, plan_restore
 from taskd.core.recovery.world import World
 from taskd.core.rendezvous import NOWHERE, Rendezvous
 from taskd.wire.kinds import WorldRank
@@ -42,13 +42,7 @@ def echoes(job: Job, status: NodeStatus) -> bool:
 
 def plan_of(job: Job) -> Restore | None:
     """Which step all resume at, and who gives its state to whom; None if that cannot be."""
-    return plan_restore(
-        {
-            rank: Held(view.status.step, view.status.condition, view.status.replicas)
-            for rank, view in job.world.ranks.items()
-            if view.status is not None
-        }
-    )
+    return plan_restore({rank: view.status for rank, view in job.world.ranks.items() if view.status is not None})
 
 
 def store_host(world: World) -> NodeStatus:

@@ -16,16 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from taskd.wire.kinds import JobRank
-from taskd.wire.messages import Condition
-
-
-class Held(NamedTuple):
-    """What one paused rank holds."""
-
-    step: int
-    condition: Condition
-    replicas: str = ""
-    """Key of its replica set."""
+from taskd.wire.messages import Condition, RankStatus
 
 
 class Giving(NamedTuple):
@@ -44,7 +35,7 @@ class Restore:
     transfers: tuple[Giving, ...]
 
 
-def plan_restore(held: Mapping[JobRank, Held]) -> Restore | None:
+def plan_restore(held: Mapping[JobRank, RankStatus]) -> Restore | None:
     """Choose the target step and the donors among the paused ranks; None if a set has no rank with a whole state."""
     sets: dict[str, list[JobRank]] = {}
     for rank in sorted(held):
@@ -58,7 +49,7 @@ def plan_restore(held: Mapping[JobRank, Held]) -> Restore | None:
     return None
 
 
-def _towards(target_step: int, sets: Mapping[str, list[JobRank]], held: Mapping[JobRank, Held]) -> Restore | None:
+def _towards(target_step: int, sets: Mapping[str, list[JobRank]], held: Mapping[JobRank, RankStatus]) -> Restore | None:
     adopt: list[JobRank] = []
     transfers: list[Giving] = []
     for ranks in sets.values():
@@ -74,5 +65,5 @@ def _towards(target_step: int, sets: Mapping[str, list[JobRank]], held: Mapping[
     return Restore(target_step, tuple(sorted(adopt)), tuple(transfers))
 
 
-def _at(ranks: list[JobRank], held: Mapping[JobRank, Held], step: int, condition: Condition) -> list[JobRank]:
+def _at(ranks: list[JobRank], held: Mapping[JobRank, RankStatus], step: int, condition: Condition) -> list[JobRank]:
     return [rank for rank in ranks if held[rank].condition is condition and held[rank].step == step]

@@ -24,13 +24,12 @@ def refused(world: World) -> bool:
 
 def _refusals(world: World) -> KeepingRefusals:
     """The first rank that refuses each, and why. One that has ended may refuse its own successor (`core.agent`)."""
-    rebuild = newcomer = ""
-    for rank in world.members:
-        status = world.ranks[rank].status
-        if status is not None and (status.no_rebuild or status.no_newcomer):
-            rebuild = rebuild or (status.no_rebuild and f"rank {rank}: {status.no_rebuild}")
-            newcomer = newcomer or (status.no_newcomer and f"rank {rank}: {status.no_newcomer}")
-    return KeepingRefusals(no_rebuild=rebuild, no_newcomer=newcomer)
+    known = [view.status for view in world.ranks.values() if view.status is not None]
+    refusing = sorted((one.rank, one) for one in known if one.no_rebuild or one.no_newcomer)
+    return KeepingRefusals(
+        no_rebuild=next((f"rank {rank}: {one.no_rebuild}" for rank, one in refusing if one.no_rebuild), ""),
+        no_newcomer=next((f"rank {rank}: {one.no_newcomer}" for rank, one in refusing if one.no_newcomer), ""),
+    )
 
 
 def _lost_set(world: World, gone: Collection[NodeRank], left: str = "left") -> str:
@@ -67,18 +66,10 @@ def _unknown_set(world: World, gone: Collection[NodeRank]) -> str:
 
 def _amiss(world: World, away: Collection[NodeRank]) -> tuple[list[JobRank], list[JobRank], list[JobRank]]:
     """Ranks that are lost, cannot be reached, or else do not cooperate."""
-    lost, unreachable, uncooperative = [], [], []
-    for rank in world.members:
-        view = world.ranks[rank]
-        if view.node_rank in away:
-            unreachable.append(rank)
-        if view.cooperative and not view.joins:  # of most
-            continue
-        if view.joins or view.gone:
-            lost.append(rank)
-        elif view.node_rank not in away:
-            uncooperative.append(rank)
-    return lost, unreachable, uncooperative
+    unreachable = [rank for rank, view in world.ranks.items() if view.node_rank in away] if away else []
+    idle = {rank: view for rank, view in world.ranks.items() if view.joins or not view.cooperative}
+    lost = [rank for rank, view in idle.items() if view.joins or view.gone]
+    return sorted(lost), sorted(unreachable), sorted(idle.keys() - {*lost, *unreachable})
 
 
 def at_fault(world: World, lost: Collection[JobRank], unreachable: Collection[JobRank]) -> set[NodeRank]:

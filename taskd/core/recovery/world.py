@@ -56,13 +56,16 @@ class RankView:
 
     def at(self, generation: int) -> Stage | None:
         """The stage that the wanted process has reached in `generation`."""
-        return stage_in(self.known, generation) if self.known is not None else None
+        status = self.status
+        if status is None or status.incarnation != self.incarnation:
+            return None
+        return stage_in(status, generation)
 
     @property
     def gone(self) -> bool:
         """The wanted process has ended."""
         status = self.status
-        return status is not None and status.incarnation == self.incarnation and status.stage in _GONE
+        return status is not None and status.stage in _GONE and status.incarnation == self.incarnation
 
     @property
     def exited(self) -> bool:
@@ -77,12 +80,15 @@ class RankView:
     @property
     def starting(self) -> bool:
         """The wanted process is not known to have reached the resilient function."""
-        return self.known is None or self.known.stage is Stage.STARTING
+        known = self.known
+        return known is None or known.stage is Stage.STARTING
 
     @property
     def cooperative(self) -> bool:
         """The wanted process can be paused and joined to another world."""
-        return self.known is not None and self.known.stage in COOPERATIVE and self.released_at_s is None
+        status = self.status
+        cooperates = status is not None and status.stage in COOPERATIVE and status.incarnation == self.incarnation
+        return cooperates and self.released_at_s is None
 
     @property
     def empty(self) -> bool:
@@ -115,8 +121,8 @@ class World:
     ranks: dict[JobRank, RankView] = field(default_factory=dict)
     _incarnations: dict[JobRank, int] = field(default_factory=dict)
     """The newest process that was wanted for a rank that is absent now."""
-    _exceptions: dict[object, JobRank] = field(default_factory=dict, compare=False)
-    """By what was asked of all ranks the one of which it did not hold, which is asked first the next time."""
+    _exceptions: dict[object, RankView] = field(default_factory=dict, compare=False)
+    """By what was asked of all ranks one of which it did not hold, which is asked first the next time."""
     _members: tuple[JobRank, ...] | None = field(default=None, compare=False)
     _places: tuple[NodeRank, ...] | None = field(default=None, compare=False)
 
@@ -128,7 +134,7 @@ class World:
         self.generation = max(self.generation, newest_generation(status))
         if self.nodes.place_of(status.agent_id) != status.node_rank:
             return
-        self._members = self._places = None
+        self._renew()
         for rank in status.ranks:
             view = self.ranks[rank.rank] = RankView(status.node_rank, rank.incarnation, since_s=now_s)
             view.note(rank)
@@ -141,7 +147,7 @@ class World:
 
     def expect(self, place: NodeRank, per_node: int, now_s: float) -> None:
         """Have the ranks of a place in the world of which nothing is known but that they belong there."""
-        self._members = self._places = None
+        self._renew()
         newest = max((view.incarnation for view in self.ranks.values()), default=0)
         for rank in map(JobRank, range(place * per_node, (place + 1) * per_node)):
             incarnation = max(newest, self._incarnations.get(rank, 0)) + 1
@@ -149,9 +155,14 @@ class World:
 
     def remove(self, ranks: Collection[JobRank]) -> None:
         """Go on without these ranks."""
-        self._members = self._places = None
+        self._renew()
         for rank in ranks:
             self._incarnations[rank] = self.ranks.pop(rank).incarnation
+
+    def _renew(self) -> None:
+        """The world has other ranks than before."""
+        self._members = self._places = None
+        self._exceptions.clear()
 
     @property
     def members(self) -> tuple[JobRank, ...]:
@@ -208,14 +219,13 @@ class World:
 
         Searched from the end, since agents are mostly heard in the order of their ranks.
         """
-        exception = self.ranks.get(self._exceptions.get(key, JobRank(-1)))
+        exception = self._exceptions.get(key)
         if exception is not None and not holds(exception):
             return False
-        for rank in reversed(self.ranks):
-            if not holds(self.ranks[rank]):
-                self._exceptions[key] = rank
-                return False
-        return True
+        exception = next((view for view in reversed(self.ranks.values()) if not holds(view)), None)
+        if exception is not None:
+            self._exceptions[key] = exception
+        return exception is None
 
     def not_paused(self) -> list[JobRank]:
         """Ranks that the pause is waiting for."""

@@ -228,7 +228,9 @@ def advance(
 ) -> Next:
     """A rank got further in building the world."""
     record, marks = job.under_way.record, []
-    if record.milestones.joined_s is None and job.world.all_at(JOINED):
+    if record.milestones.joined_s is None:
+        if not job.world.all_at(JOINED):
+            return phase, ()
         marks.append(do(mark, "joined_s"))
     if isinstance(phase, Joining) and job.world.all_at(RESTORED):
         marks.append(do(mark, "restored_s"))
