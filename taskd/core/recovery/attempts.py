@@ -88,7 +88,8 @@ def choose_again(
     if new_world or decision.restart:
         record.attempts += 1
         _number(job, now_s)
-    record.begin_attempt(world.generation)
+    else:
+        record.begin_attempt(world.generation)
     _reshape(job, now_s, decision.strategy, found)
     if undecided:
         return Undecided()
@@ -204,7 +205,6 @@ def rearrange(
     record.decision, record.attempts = Decision(strategy, restart, reason), 1
     job.incident = Incident(record)
     _number(job, now_s)
-    record.begin_attempt(job.world.generation)
     replace_lost(job, now_s, everybody=restart, new_world=True)
     return Restarted() if restart else None
 
@@ -214,12 +214,12 @@ def _number(job: Job, now_s: float) -> None:
     nodes, membership = job.world.nodes, job.policy.membership
     job.under_way.unique = is_known(nodes, job.orders.term, 0, now_s, membership)
     job.world.generation += 1
+    job.under_way.record.begin_attempt(job.world.generation)
 
 
 def renumber(job: Job, now_s: float) -> Kept:
     """The same world under a number that no other manager can have given, since most nodes obey this one by now."""
     _number(job, now_s)
-    job.under_way.record.begin_attempt(job.world.generation)
     replace_lost(job, now_s, everybody=False, new_world=True)
     return Kept()
 

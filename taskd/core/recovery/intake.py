@@ -98,9 +98,9 @@ def _hear_rank(core: "Recovery", status: RankStatus, now_s: float) -> None:
     if status.stage is Stage.TRAINING and view.starting and not view.joins:
         job.setup_s = max(job.setup_s or 0.0, now_s - view.since_s)
     view.note(status)
-    if event is not None and row is not None:
+    if event is not None:
         job.step = max(job.step, status.step)
-        core.act(row, event, now_s)
+        core.fire(event, now_s, row)
 
 
 # ---- a job that forms

@@ -218,15 +218,11 @@ class Recovery:
             raise TransitionError(f"{event.name}{of} in phase {self.phase.name}, generation {self.world.generation}")
         return found
 
-    def fire(self, event: AnyEvent, now_s: float) -> None:
+    def fire(self, event: AnyEvent, now_s: float, row: Row[Handler, Phase] | None = None) -> None:
         """An event has happened. Nothing happens any more to a job that has stopped, unless it goes on elsewhere."""
         if self.phase is Phase.STOPPED and event.kind is not Event.OVERTAKEN:
             return
-        self.act(self.row(event.kind), event, now_s)
-
-    def act(self, row: Row[Handler, Phase], event: AnyEvent, now_s: float) -> None:
-        """Do what the event's row in the table says."""
-        phase, effects = row.act(self.state, event, self.job, now_s)
+        phase, effects = (row or self.row(event.kind)).act(self.state, event, self.job, now_s)
         self._review_due |= phase.kind is Phase.RUNNING and self.state is not phase
         self.state = phase
         for effect in effects:

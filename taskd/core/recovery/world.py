@@ -235,10 +235,6 @@ class World:
         """Ranks that are at this stage in this generation."""
         return [rank for rank, view in self.ranks.items() if view.at(self.generation) is stage]
 
-    def starting(self) -> list[JobRank]:
-        """Ranks that have not reached the resilient function yet."""
-        return [rank for rank, view in self.ranks.items() if view.starting]
-
     def common_step(self) -> int:
         """The newest step that every rank is known to have committed; -1 if one has reported none."""
         return min(view.known.step if view.known is not None else -1 for view in self.ranks.values())
