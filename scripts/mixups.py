@@ -3,8 +3,6 @@
 from pathlib import Path
 from signal import SIGKILL
 
-from taskd.core.nodecheck.examination import Wanted
-
 from taskd.adaptors.torchrun.handles import RankHandles
 from taskd.adaptors.torchrun.host import TorchrunHost
 from taskd.adaptors.training.checkpoint_files import position_file
@@ -19,6 +17,7 @@ from taskd.core.diagnosis.jobview import Cut, JobView, blame
 from taskd.core.diagnosis.rhythm import Activity
 from taskd.core.diagnosis.watch import Watch
 from taskd.core.membership.places import Nodes
+from taskd.core.nodecheck.check_run import Wanted
 from taskd.core.policy import Policy
 from taskd.core.recovery import AskCluster, Recovery
 from taskd.core.recovery.events import Lost

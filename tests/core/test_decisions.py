@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from taskd.core.membership.health import Health, health
 from taskd.core.policy import Membership, Strategy, StrategyPolicy
-from taskd.core.recovery.ranks import Held, plan_restore
+from taskd.core.recovery.ranks import plan_restore
 from taskd.core.recovery.record import FaultRecord
 from taskd.core.recovery.strategy import Decision, KeepingRefusals, Situation, choose
 from taskd.core.recovery.world import RankView
@@ -20,14 +20,27 @@ def policy(*allowed: Strategy, min_nodes: int = 1, checkpoints: bool = False) ->
     return StrategyPolicy(allowed, min_nodes=min_nodes, dump_to="/shelf" if checkpoints else "")
 
 
+def holds(step: int, condition: Condition, replicas: str = "") -> RankStatus:
+    """A rank that has paused with this state."""
+    return RankStatus(
+        rank=JobRank(0),
+        incarnation=0,
+        generation=0,
+        stage=Stage.PAUSED,
+        step=step,
+        condition=condition,
+        replicas=replicas,
+    )
+
+
 ALL = policy(*Strategy)
 RANKS = st.integers(0, 9).map(JobRank)
 HELD = st.dictionaries(
-    RANKS, st.builds(Held, st.integers(-1, 5), st.sampled_from(Condition), st.just("")), min_size=1, max_size=8
+    RANKS, st.builds(holds, st.integers(-1, 5), st.sampled_from(Condition), st.just("")), min_size=1, max_size=8
 )
 OF_SETS = st.dictionaries(
     RANKS,
-    st.builds(Held, st.integers(3, 5), st.sampled_from(Condition), st.sampled_from(["", "a", "b"])),
+    st.builds(holds, st.integers(3, 5), st.sampled_from(Condition), st.sampled_from(["", "a", "b"])),
     min_size=1,
     max_size=10,
 )
@@ -35,13 +48,17 @@ OF_SETS = st.dictionaries(
 # ---- restore
 
 
-def by_rank(*held: Held) -> dict[JobRank, Held]:
+def by_rank(*held: RankStatus) -> dict[JobRank, RankStatus]:
     return {JobRank(rank): one for rank, one in enumerate(held)}
 
 
+def keys(held: dict[JobRank, RankStatus]) -> dict[JobRank, str | None]:
+    return {rank: one.replicas for rank, one in held.items()}
+
+
 @given(HELD | OF_SETS)
-def test_every_rank_ends_at_the_target_with_a_consistent_state_of_its_set(held: dict[JobRank, Held]) -> None:
-    restore = plan_restore(held)
+def test_every_rank_ends_at_the_target_with_a_consistent_state_of_its_set(held: dict[JobRank, RankStatus]) -> None:
+    restore = plan_restore(held, keys(held))
     if restore is None:
         return
     adopted = set(restore.adopt)
@@ -58,45 +75,48 @@ def test_every_rank_ends_at_the_target_with_a_consistent_state_of_its_set(held: 
 
 
 @given(HELD)
-def test_the_newest_clean_step_is_never_given_up(held: dict[JobRank, Held]) -> None:
+def test_the_newest_clean_step_is_never_given_up(held: dict[JobRank, RankStatus]) -> None:
     clean = [h.step for h in held.values() if h.condition is Condition.CLEAN]
-    restore = plan_restore(held)
+    restore = plan_restore(held, keys(held))
     assert not clean or (restore is not None and restore.target_step == max(clean) and not restore.adopt)
 
 
 @given(HELD | OF_SETS)
-def test_there_is_a_plan_for_the_newest_committed_step_that_every_set_can_come_to(held: dict[JobRank, Held]) -> None:
+def test_there_is_a_plan_for_the_newest_committed_step_that_every_set_can_come_to(
+    held: dict[JobRank, RankStatus],
+) -> None:
     sets: dict[str, set[int]] = {}
     for h in held.values():
         reached = {Condition.CLEAN: {h.step}, Condition.STEPPED: {h.step + 1}}.get(h.condition, set())
         sets.setdefault(h.replicas, set()).update(reached)
     common = set.intersection(*sets.values())
     committed = common & {h.step for h in held.values() if h.condition is Condition.CLEAN}
-    restore = plan_restore(held)
+    restore = plan_restore(held, keys(held))
     assert (restore is not None) == bool(common)
     assert restore is None or restore.target_step == max(committed or common)
 
 
 def test_a_set_whose_ranks_have_stepped_counts_that_step_where_another_set_has_committed_it() -> None:
     held = by_rank(
-        Held(4, Condition.STEPPED, "a"),
-        Held(5, Condition.CLEAN, "b"),
-        Held(-1, Condition.EMPTY, "a"),
-        Held(4, Condition.CLEAN, "b"),
+        holds(4, Condition.STEPPED, "a"),
+        holds(5, Condition.CLEAN, "b"),
+        holds(-1, Condition.EMPTY, "a"),
+        holds(4, Condition.CLEAN, "b"),
     )
-    restore = plan_restore(held)
+    restore = plan_restore(held, keys(held))
     assert restore is not None
     assert (restore.target_step, restore.adopt) == (5, (0,))
     assert [(t.donor, t.receivers) for t in restore.transfers] == [(0, (2,)), (1, (3,))]
 
 
 def test_a_set_without_a_holder_leaves_no_plan() -> None:
-    assert plan_restore(by_rank(Held(4, Condition.CLEAN, "a"), Held(-1, Condition.EMPTY, "b"))) is None
+    held = by_rank(holds(4, Condition.CLEAN, "a"), holds(-1, Condition.EMPTY, "b"))
+    assert plan_restore(held, keys(held)) is None
 
 
 def test_who_is_clean_at_the_target_keeps_its_state() -> None:
-    held = by_rank(Held(4, Condition.CLEAN), Held(5, Condition.CLEAN), Held(5, Condition.CLEAN))
-    restore = plan_restore(held)
+    held = by_rank(holds(4, Condition.CLEAN), holds(5, Condition.CLEAN), holds(5, Condition.CLEAN))
+    restore = plan_restore(held, keys(held))
     assert restore is not None
     assert [(t.donor, t.receivers) for t in restore.transfers] == [(1, (0,))]
 

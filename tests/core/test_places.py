@@ -128,6 +128,30 @@ def test_a_restart_waits_for_the_node_that_the_cluster_was_asked_for() -> None:
     assert (job.phase, job.successes[0].record.decision.strategy) == (Phase.RUNNING, Strategy.RECOVER)
 
 
+def test_a_node_that_has_just_been_given_a_place_keeps_it_when_another_process_is_lost() -> None:
+    job = Job(nodes=3, per_node=1, allowed=(Strategy.RECOVER, Strategy.EXIT)).up()
+    job.spare("first spare")
+    job.spare("second spare")
+    job.kill(0)
+    given = job.holder(0)
+    job.kill(1)
+    assert {job.holder(0), job.holder(1)} == {"first spare", "second spare"}
+    assert (job.phase, job.holder(0)) == (Phase.PAUSING, given)
+    assert set(job.directive.ledger.excluded) == {"agent 0", "agent 1"}
+
+
+def test_a_node_that_has_just_been_given_a_place_loses_it_when_its_new_process_is_lost() -> None:
+    job = Job(nodes=2, per_node=1, allowed=(Strategy.RECOVER, Strategy.EXIT)).up()
+    job.spare("first spare")
+    job.spare("second spare")
+    job.kill(0)
+    given = job.holder(0)
+    job.say(0, Stage.PAUSED, step=-1, condition=Condition.EMPTY)
+    job.kill(0, step=-1)
+    assert job.phase is Phase.PAUSING
+    assert set(job.directive.ledger.excluded) == {"agent 0", given}
+
+
 # ---- elastic training, dump, exit
 
 

@@ -4,6 +4,8 @@ from msgspec.structs import replace
 
 from taskd.core.policy import Strategy
 from taskd.core.recovery import Phase
+from taskd.core.recovery.replica_sets import Replica, keys_of
+from taskd.core.recovery.world import RankView
 from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Condition, Ledger, Order, RankStatus, Stage
 from tests.core.driver import Job
@@ -128,3 +130,42 @@ def test_a_node_that_alone_holds_a_shard_is_not_drained() -> None:
     assert "no rank of replica set 'shard 1' is left on another node to give its state" in refusal
     assert (actions, job.phase) == ([], Phase.RUNNING)
     assert job.core.move_from("2", job.now_s)[0] == ""
+
+
+A, B, C = JobRank(0), JobRank(1), JobRank(2)
+
+
+def test_ranks_of_different_names_hold_different_parts() -> None:
+    assert keys_of({A: Replica("shard=0"), B: Replica("shard=1"), C: Replica("shard=0")}) == {
+        A: "shard=0",
+        B: "shard=1",
+        C: "shard=0",
+    }
+
+
+def test_ranks_of_one_name_are_told_apart_by_the_newest_digests_that_all_have() -> None:
+    same = {A: Replica("", ("a", "b")), B: Replica("", ("a", "b")), C: Replica()}
+    assert keys_of(same) == {A: "", B: "", C: ""}
+    made_equal = {A: Replica("", ("a", "x")), B: Replica("", ("b", "x"))}
+    assert keys_of(made_equal) == {A: "", B: ""}  # their set-ups differ, and a broadcast came before the first step
+    stages = {A: Replica("", ("a", "x")), B: Replica("", ("a", "y")), C: Replica("", ("a", "x"))}
+    assert keys_of(stages) == {A: "weights x", B: "weights y", C: "weights x"}
+    early = {A: Replica("", ("a", "x")), B: Replica("", ("a",))}
+    assert keys_of(early) == {A: "", B: ""}  # one has committed the first step, the other has not yet
+    early_stages = {A: Replica("", ("a", "x")), B: Replica("", ("b",))}
+    assert keys_of(early_stages) == {A: "weights a", B: "weights b"}
+
+
+def test_a_rank_of_which_nothing_was_heard_has_no_key() -> None:
+    assert keys_of({A: None, B: Replica("stage=0")}) == {A: None, B: "stage=0"}
+
+
+def test_a_new_process_is_of_the_set_of_the_one_before_it() -> None:
+    view = RankView(NodeRank(0))
+    view.note(status(weights=("a", "b")))
+    view.note(status(weights=(), stage=Stage.PAUSED))
+    assert view.replicas == Replica("shard=0", ("a", "b"))
+
+
+def status(weights: tuple[str, ...], stage: Stage = Stage.TRAINING) -> RankStatus:
+    return RankStatus(rank=A, incarnation=0, generation=0, stage=stage, replicas="shard=0", weights=weights)

@@ -2,10 +2,14 @@
 
 from msgspec.structs import replace
 
+from taskd.core.policy import Strategy
 from taskd.core.recovery import Phase, Publish
 from taskd.wire.kinds import JobRank, NodeRank
-from taskd.wire.messages import Condition, Ledger, Order, RankStatus, Stage
+from taskd.wire.messages import Condition, Ledger, Order, Place, RankStatus, Stage
 from tests.core.driver import Job
+
+FORMER = Ledger(term=7, places=(NodeRank(0),), agreed=(Place(node_rank=NodeRank(0), agent_id="agent 0"),))
+"""What a former manager of a job of one node has written."""
 
 
 def test_a_new_manager_takes_over_in_the_middle_of_a_join() -> None:
@@ -100,3 +104,64 @@ def test_a_checkpoint_that_a_former_manager_had_written_ends_the_job() -> None:
     job.say(1, Stage.DUMPED)
     assert job.stopped.exit_code == 1
     assert job.stopped.reason == "an earlier manager ended the job; a checkpoint of step 5 was written"
+
+
+def test_no_world_is_planned_under_a_number_that_may_be_another_managers() -> None:
+    """Both have seen the loss and have numbered the next world 1. The agent obeyed the other one then, which may have
+    planned it: whether the ranks wait, or are on their way into that world, cannot be told.
+    """
+    job = Job(sequence=1000).up()
+    job.ledger = FORMER
+    job.kill(0)
+    assert (job.phase, job.generation) == (Phase.PAUSING, 1)
+    job.paused()
+    assert (job.phase, job.order, job.generation) == (Phase.PAUSING, Order.PAUSE, 2)
+    assert job.incarnations == [1, 0], "the same world"
+    job.paused()
+    assert (job.phase, job.generation) == (Phase.JOINING, 2)
+    job.recovered()
+    assert job.successes[0].record.attempts == 1
+
+
+def test_a_drain_whose_number_may_be_another_managers_goes_on_under_another() -> None:
+    """Nothing has failed, so that no strategy is chosen again: what was wanted is."""
+    job = Job(nodes=2, per_node=1, allowed=(Strategy.EXIT,), sequence=1000).up()
+    job.spare()
+    job.ledger = replace(FORMER, places=(NodeRank(0), NodeRank(1)))
+    job.send(0)
+    job.send(1)
+    assert job.core.move_from("1", job.now_s)[0] == ""
+    job.ledger = replace(job.ledger, term=job.core.term)
+    job.paused(newcomers=())
+    job.paused(newcomers=(1,))
+    assert (job.phase, job.order, job.generation) == (Phase.PAUSING, Order.PAUSE, 2)
+    job.paused(newcomers=(1,))
+    assert (job.phase, job.generation, job.holder(1)) == (Phase.JOINING, 2, "spare")
+
+
+def test_a_job_of_which_nobody_holds_a_place_any_more_ends() -> None:
+    """Its last manager had all start anew on another node, and was gone before that node had heard of it."""
+    job = Job(sequence=1000)
+    job.ledger = FORMER
+    job.silent, job.spares = {"agent 0"}, {"evicted": -1}
+    for _ in range(5):
+        job.wait(job.core.policy.deadlines.wait_node_s / 4)
+        assert job.at(Phase.FORMING) or job.stopped
+    assert job.stopped.exit_code == 1
+    assert "too few others are heard to take over the job" in job.stopped.reason
+
+
+def test_a_manager_that_follows_believes_no_node_about_a_place_that_another_manager_has_given_to_it() -> None:
+    """Each of two managers has given another place to the spare, and this one has done without node 1."""
+    job = Job(nodes=3, per_node=1, allowed=(Strategy.RECOVER, Strategy.ELASTIC_TRAINING, Strategy.EXIT)).up()
+    world = job.core.world
+    job.spare()
+    job.kill(0)
+    assert job.holder(0) == "spare"
+    world.remove([JobRank(1)])
+    world.nodes.vacate(NodeRank(1))
+    job.hear(replace(job.status(1), agent_id="spare"))
+    job.statuses[2] = RankStatus(rank=JobRank(2), incarnation=1, generation=4, stage=Stage.STARTING)
+    job.send(2)
+    assert (job.phase, job.generation, world.places) == (Phase.RUNNING, 4, (0, 2))
+    assert set(world.places) <= set(world.nodes.holders)

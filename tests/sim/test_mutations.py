@@ -33,7 +33,7 @@ from taskd.core.recovery.phases import (
     Strayed,
     Training,
 )
-from taskd.core.recovery.ranks import Giving, Held, Restore
+from taskd.core.recovery.ranks import Giving, Restore
 from taskd.core.recovery.world import RankView, World
 from taskd.core.table import Row
 from taskd.wire.kinds import JobRank, NodeRank, WorldRank
@@ -41,6 +41,8 @@ from taskd.wire.messages import Condition, Directive, Order, RankStatus, Stage, 
 from tests.sim.world import simulate
 
 Patch = pytest.MonkeyPatch
+Held = Mapping[JobRank, RankStatus]
+Keys = Mapping[JobRank, str | None]
 SEEDS = 2000
 
 
@@ -66,7 +68,7 @@ def incarnation_ignored(patch: Patch) -> None:
 def torn_donor(patch: Patch) -> None:
     """Whoever has the newest step gives, whatever its state is worth."""
 
-    def plan_restore(held: Mapping[JobRank, Held]) -> Restore | None:
+    def plan_restore(held: Mapping[JobRank, RankStatus]) -> Restore | None:
         donor = max(held, key=lambda rank: (held[rank].condition is not Condition.EMPTY, held[rank].step))
         others = tuple(rank for rank in held if rank != donor)
         return Restore(held[donor].step, (), (Giving(donor, others),) if others else ())
@@ -146,32 +148,27 @@ def stepped_is_clean(patch: Patch) -> None:
     """A state that has stepped but is not committed passes for clean."""
     honest = ranks.plan_restore
 
-    def plan_restore(held: Mapping[JobRank, Held]) -> Restore | None:
+    def plan_restore(held: Held, keys: Keys) -> Restore | None:
         clean = {
-            r: Held(h.step, Condition.CLEAN if h.condition is Condition.STEPPED else h.condition, h.replicas)
+            r: msgspec.structs.replace(h, condition=Condition.CLEAN) if h.condition is Condition.STEPPED else h
             for r, h in held.items()
         }
-        return honest(clean)
+        return honest(clean, keys)
 
     patch.setattr(planning, "plan_restore", plan_restore)
 
 
 def one_set_for_all(patch: Patch) -> None:
     """Whoever is clean gives its state to everybody."""
-    honest = ranks.plan_restore
-    patch.setattr(
-        planning,
-        "plan_restore",
-        lambda held: honest({rank: Held(h.step, h.condition) for rank, h in held.items()}),
-    )
+    patch.setattr(planning, "plan_restore", lambda held, _keys: ranks.plan_restore(held, dict.fromkeys(held, "")))
 
 
 def all_adopt(patch: Patch) -> None:
     """A step that is counted as done by some is counted so by all who have stepped."""
     honest = ranks.plan_restore
 
-    def plan_restore(held: Mapping[JobRank, Held]) -> Restore | None:
-        restore = honest(held)
+    def plan_restore(held: Held, keys: Keys) -> Restore | None:
+        restore = honest(held, keys)
         if restore is None or not restore.adopt:
             return restore
         return replace(restore, adopt=tuple(r for r, h in held.items() if h.condition is not Condition.EMPTY))
@@ -183,8 +180,8 @@ def nobody_adopts(patch: Patch) -> None:
     """A step that is to be counted as done is not."""
     honest = ranks.plan_restore
 
-    def plan_restore(held: Mapping[JobRank, Held]) -> Restore | None:
-        restore = honest(held)
+    def plan_restore(held: Held, keys: Keys) -> Restore | None:
+        restore = honest(held, keys)
         return restore if restore is None else replace(restore, adopt=())
 
     patch.setattr(planning, "plan_restore", plan_restore)
@@ -193,7 +190,7 @@ def nobody_adopts(patch: Patch) -> None:
 def a_lost_set_is_done_without(patch: Patch) -> None:
     """As long as anybody is left, the job goes on with what it holds."""
 
-    def lost_set(world: World, unreachable: Collection[int], _left: str = "") -> str:
+    def lost_set(world: World, _sets: Keys, unreachable: Collection[int], _left: str = "") -> str:
         left = any(not view.empty and rank not in unreachable for rank, view in world.ranks.items())
         return "" if left else "no rank is left to give its state"
 

@@ -69,6 +69,11 @@ def test_no_seed_breaks_an_invariant() -> None:
     assert sum(outcome.lives > 1 for outcome in outcomes) < SEEDS / 2
 
 
+@pytest.mark.parametrize("seed", [2216, 2222, 4207, 5659, 6313])
+def test_a_crowded_job_that_has_broken_an_invariant_once_does_not(seed: int) -> None:
+    assert play(crowded(seed)).breach == ""
+
+
 def test_few_rows_are_beyond_the_simulation() -> None:
     for name, recorder in recorders().items():
         assert BEYOND[name] <= recorder.unused, f"rows that there are: {name}"

@@ -12,9 +12,9 @@ import msgspec
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistStoreError
 
-from taskd.core.recovery.ranks import Held, plan_restore
+from taskd.core.recovery.ranks import plan_restore
 from taskd.wire.kinds import JobRank, WorldRank
-from taskd.wire.messages import Condition, Transfer, WorldPlan
+from taskd.wire.messages import Condition, RankStatus, Stage, Transfer, WorldPlan
 from tests.launch import Launcher
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +32,18 @@ DEFAULTS: dict[str, Any] = {
     "faults": [],  # {"rank", "step", "point"}: the rank kills itself there; one after the other
 }
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
+
+
+def paused(rank: int, report: dict[str, Any]) -> RankStatus:
+    """What a rank that waits has reported of its state."""
+    return RankStatus(
+        rank=JobRank(rank),
+        incarnation=0,
+        generation=0,
+        stage=Stage.PAUSED,
+        step=report["step"],
+        condition=Condition(report["condition"]),
+    )
 
 
 class Job:
@@ -72,9 +84,8 @@ class Job:
         size = self.options["ranks"]
         reports = {rank: json.loads(self._wait(f"report/{generation}/{rank}")) for rank in range(size)}
         self.reports.append(reports)
-        chosen = plan_restore(
-            {JobRank(rank): Held(r["step"], Condition(r["condition"])) for rank, r in reports.items()}
-        )
+        held = {JobRank(rank): paused(rank, report) for rank, report in reports.items()}
+        chosen = plan_restore(held, dict.fromkeys(held, ""))
         assert chosen is not None, reports
         plan = WorldPlan(
             generation=generation,

@@ -8,12 +8,15 @@ Rules:
 3. It has failed at once, and nothing more is charged, if a process ended by itself before the world had committed a
    step, and nobody was ended by others: the script cannot go on in that world, and may well from its beginning.
 4. Every attempt that fails leaves its reason.
+5. No two managers build worlds of the same number. One that was given when most nodes did not obey this manager yet may
+   be another's, too: before anything is planned it is changed.
 
 All functions are effects: `(job, now_s, …)`. Those that choose return what was chosen.
 """
 
 from collections.abc import Collection, Mapping
 
+from taskd.core.membership.quorum import is_known
 from taskd.core.policy import Strategy
 from taskd.core.recovery.actions import JobEnded, Note, Recovered, Setback
 from taskd.core.recovery.budget import Budget, Fault
@@ -25,7 +28,7 @@ from taskd.core.recovery.nodes import exclude, fill
 from taskd.core.recovery.orders import send
 from taskd.core.recovery.pace import forget_paces
 from taskd.core.recovery.record import FaultRecord, tell
-from taskd.core.recovery.situation import blames_node, situation
+from taskd.core.recovery.situation import at_fault, blames_node, situation
 from taskd.core.recovery.strategy import KEEPING, Decision, Situation, choose, may_stay, strategy_name
 from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Order
@@ -82,9 +85,11 @@ def choose_again(
     if decision.strategy is Strategy.EXIT:
         return Refused(f"{tell(record.causes)}; no strategy is left: {decision.reason}")
     new_world = new_world or decision.strategy in (Strategy.ELASTIC_TRAINING, Strategy.DUMP)  # fewer ranks
-    record.attempts += new_world or decision.restart
-    world.generation += new_world or decision.restart
-    record.begin_attempt(world.generation)
+    if new_world or decision.restart:
+        record.attempts += 1
+        _number(job, now_s)
+    else:
+        record.begin_attempt(world.generation)
     _reshape(job, now_s, decision.strategy, found)
     if undecided:
         return Undecided()
@@ -119,6 +124,8 @@ def fail(job: Job, _now_s: float, why: str, *, at_once: bool = False) -> None:
     name = strategy_name(record.decision.strategy, record.decision.restart)
     record.setbacks.append(f"attempt {record.attempts} ({name}) failed: {why}")
     job.out.append(Setback(record, record.setbacks[-1], why))
+    for view in job.world.ranks.values():
+        view.moved = False
     incident.failures += 1
     if at_once or incident.failures >= _most_failures(job, record):
         incident.tried[record.decision.strategy, record.decision.restart] = "it has failed for this fault"
@@ -146,8 +153,7 @@ def _reshape(job: Job, now_s: float, strategy: Strategy, found: Situation) -> No
     world, incident = job.world, job.under_way
     restart = incident.record.decision.restart
     stay = found.unreachable and may_stay(job.policy.strategies, incident.tried, restart=restart)
-    lost = found.unreachable if stay else (*found.lost, *found.unreachable)
-    failing = {world.ranks[rank].node_rank for rank in lost}
+    failing = at_fault(world, () if stay else found.lost, found.unreachable)
     match strategy:
         case Strategy.RECOVER:
             for place in failing - world.nodes.dead_nodes:
@@ -171,12 +177,11 @@ def _reshape(job: Job, now_s: float, strategy: Strategy, found: Situation) -> No
 
 def replace_lost(job: Job, now_s: float, *, everybody: bool, new_world: bool) -> None:
     """Want new processes for those that have none, or for all; the others of a new world have their time anew."""
+    dead = job.world.nodes.dead_nodes
     for rank, view in job.world.ranks.items():
-        if view.node_rank in job.world.nodes.dead_nodes and not everybody:
-            continue
-        if everybody or view.gone:
+        if everybody or (view.gone and view.node_rank not in dead):
             job.world.replace(rank, now_s, joins=not everybody)
-        elif new_world and not view.starting:
+        elif new_world and not view.starting and view.node_rank not in dead:
             view.since_s = now_s
     if everybody:
         job.step = -1
@@ -199,10 +204,24 @@ def rearrange(
     record = FaultRecord(now_s, job.step, causes=dict(causes))
     record.decision, record.attempts = Decision(strategy, restart, reason), 1
     job.incident = Incident(record)
-    job.world.generation += 1
-    record.begin_attempt(job.world.generation)
+    _number(job, now_s)
     replace_lost(job, now_s, everybody=restart, new_world=True)
     return Restarted() if restart else None
+
+
+def _number(job: Job, now_s: float) -> None:
+    """Number the next world."""
+    nodes, membership = job.world.nodes, job.policy.membership
+    job.under_way.unique = is_known(nodes, job.orders.term, 0, now_s, membership)
+    job.world.generation += 1
+    job.under_way.record.begin_attempt(job.world.generation)
+
+
+def renumber(job: Job, now_s: float) -> Kept:
+    """The same world under a number that no other manager can have given, since most nodes obey this one by now."""
+    _number(job, now_s)
+    replace_lost(job, now_s, everybody=False, new_world=True)
+    return Kept()
 
 
 def agree(job: Job, _now_s: float) -> None:

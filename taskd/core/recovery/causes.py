@@ -5,6 +5,7 @@ Rules:
 1. Causes are equal if their kind, their exit status and their detail are: what is told of them in words counts nowhere.
 2. The detail of an error is the error without what differs each time: addresses and long numbers (ports, process ids,
    sizes).
+3. What an error is about is read from it once, here: decisions are by the kind.
 """
 
 import re
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from taskd.core.diagnosis.conditions import of_a_connection
 from taskd.wire.messages import RankStatus
 
 _OF_ITSELF: Final = -6
@@ -29,6 +31,7 @@ class CauseKind(Enum):
     EXITED_EARLY = "exited early"  # with status 0, before the others
     SIGNALLED = "signalled"
     CAME_OUT = "came out"  # of its collectives, with an error; the process lives
+    CUT_OFF = "cut off"  # the same with an error of a connection: perhaps a consequence of what has happened to a peer
     DIAGNOSED = "diagnosed"  # by what is known of all ranks
     NODE = "node"  # it was lost with its node, or moves from it
     FENCED = "fenced"  # it was late
@@ -70,5 +73,6 @@ def of_report(report: RankStatus) -> Cause:
     """That of a rank's process, by what its agent reports of it."""
     status, text, detail = report.status, report.cause, _VARYING.sub("#", report.error)
     if status is None:
-        return Cause(CauseKind.CAME_OUT if text else CauseKind.UNKNOWN, text, detail=detail)
+        came_out = CauseKind.CUT_OFF if of_a_connection(text) else CauseKind.CAME_OUT
+        return Cause(came_out if text else CauseKind.UNKNOWN, text, detail=detail)
     return Cause(CauseKind.SIGNALLED if status < 0 else CauseKind.EXITED, text, status, report.raised, detail)

@@ -3,9 +3,10 @@
 A report of a stage is an event. Several stages may be the same event.
 """
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, TypeAlias
+
+from msgspec import Struct
 
 from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Ledger, Stage
@@ -42,88 +43,77 @@ class Event(Enum):
     REFUSED = "refused"
 
 
-@dataclass(frozen=True, slots=True)
-class Formed:
+class Formed(Struct, frozen=True):
     """Enough nodes have reported: the job is there. `ledger` is a former manager's, if there was one."""
 
     kind: ClassVar[Event] = Event.FORMED
     ledger: Ledger | None
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(Struct, frozen=True):
     """A rank's process has ended, other than with status 0."""
 
     kind: ClassVar[Event] = Event.LOST
     rank: JobRank
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(Struct, frozen=True):
     """A rank's process runs."""
 
     kind: ClassVar[Event] = Event.STARTED
     rank: JobRank
 
 
-@dataclass(frozen=True, slots=True)
-class Paused:
+class Paused(Struct, frozen=True):
     """A rank has left its collectives."""
 
     kind: ClassVar[Event] = Event.PAUSED
     rank: JobRank
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(Struct, frozen=True):
     """A rank is in the groups of the new world."""
 
     kind: ClassVar[Event] = Event.JOINED
     rank: JobRank
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(Struct, frozen=True):
     """A rank holds the state to go on with."""
 
     kind: ClassVar[Event] = Event.RESTORED
     rank: JobRank
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(Struct, frozen=True):
     """A rank has committed a step of this generation."""
 
     kind: ClassVar[Event] = Event.COMMITTED
     rank: JobRank
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Struct, frozen=True):
     """A rank's resilient function has returned."""
 
     kind: ClassVar[Event] = Event.FINISHED
     rank: JobRank
 
 
-@dataclass(frozen=True, slots=True)
-class Exited:
+class Exited(Struct, frozen=True):
     """A rank's process has ended with status 0."""
 
     kind: ClassVar[Event] = Event.EXITED
     rank: JobRank
 
 
-@dataclass(frozen=True, slots=True)
-class Dumped:
+class Dumped(Struct, frozen=True):
     """A rank has written its part of a checkpoint."""
 
     kind: ClassVar[Event] = Event.DUMPED
     rank: JobRank
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLost:
+class NodeLost(Struct, frozen=True):
     """An agent is gone, and with it every rank of its node."""
 
     kind: ClassVar[Event] = Event.NODE_LOST
@@ -131,23 +121,20 @@ class NodeLost:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLeaves:
+class NodeLeaves(Struct, frozen=True):
     """torchrun has ended on a node."""
 
     kind: ClassVar[Event] = Event.NODE_LEAVES
     place: NodeRank
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A node may wait for a place."""
 
     kind: ClassVar[Event] = Event.CANDIDATE
 
 
-@dataclass(frozen=True, slots=True)
-class Drained:
+class Drained(Struct, frozen=True):
     """A node is to be emptied: an operator wants it so, or it is slow."""
 
     kind: ClassVar[Event] = Event.DRAINED
@@ -155,73 +142,63 @@ class Drained:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Hung:
+class Hung(Struct, frozen=True):
     """No progress for longer than the job's rhythm explains."""
 
     kind: ClassVar[Event] = Event.HUNG
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(Struct, frozen=True):
     """All that were probed have answered."""
 
     kind: ClassVar[Event] = Event.ANSWERED
 
 
-@dataclass(frozen=True, slots=True)
-class Echoed:
+class Echoed(Struct, frozen=True):
     """Perhaps enough nodes have said that they know of the next world."""
 
     kind: ClassVar[Event] = Event.ECHOED
 
 
-@dataclass(frozen=True, slots=True)
-class Overtaken:
+class Overtaken(Struct, frozen=True):
     """An agent carries a newer world, or one that another has planned: the job has gone on without this manager."""
 
     kind: ClassVar[Event] = Event.OVERTAKEN
     place: NodeRank
 
 
-@dataclass(frozen=True, slots=True)
-class Isolated:
+class Isolated(Struct, frozen=True):
     """A node is lost, and too few others were heard for too long."""
 
     kind: ClassVar[Event] = Event.ISOLATED
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Expired:
+class Expired(Struct, frozen=True):
     """The phase has lasted for as long as it may."""
 
     kind: ClassVar[Event] = Event.EXPIRED
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(Struct, frozen=True):
     """The strategy that was chosen keeps the processes that live."""
 
     kind: ClassVar[Event] = Event.KEPT
 
 
-@dataclass(frozen=True, slots=True)
-class Restarted:
+class Restarted(Struct, frozen=True):
     """The strategy that was chosen starts all processes anew."""
 
     kind: ClassVar[Event] = Event.RESTARTED
 
 
-@dataclass(frozen=True, slots=True)
-class Undecided:
+class Undecided(Struct, frozen=True):
     """Too few nodes are heard to choose a strategy."""
 
     kind: ClassVar[Event] = Event.UNDECIDED
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Struct, frozen=True):
     """The fault is not recovered from: why."""
 
     kind: ClassVar[Event] = Event.REFUSED

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 def hear_holder(core: "Recovery", status: NodeStatus, place: NodeRank, now_s: float) -> None:
     """A node of the world has reported."""
     dead = core.world.nodes.dead_nodes
-    unfinished = any(rank.stage is not Stage.EXITED for rank in status.ranks)
-    if status.leaving and unfinished and place not in dead:
+    if status.leaving and place not in dead and any(rank.stage is not Stage.EXITED for rank in status.ranks):
         core.fire(NodeLeaves(place), now_s)  # before the deaths that it brings look like faults
     newer = newest_generation(status) > core.world.generation or _is_built_elsewhere(core, status)
     if core.phase is not Phase.FORMING and newer:
@@ -58,8 +57,6 @@ def give_time(job: Job, place: NodeRank, now_s: float) -> None:
 def _admit(core: "Recovery", status: NodeStatus, now_s: float) -> None:
     job, policy = core.job, core.job.policy.budget
     job.world.admit(status, now_s)
-    if isinstance(core.state, Forming) and not core.state.since_s:
-        core.state = Forming(now_s)
     if job.budget is None:
         limit = policy.max_restarts
         job.budget = Budget(
@@ -71,23 +68,20 @@ def _admit(core: "Recovery", status: NodeStatus, now_s: float) -> None:
 
 
 def _hear_ranks(core: "Recovery", status: NodeStatus, now_s: float) -> None:
-    refused = [error for rank in status.ranks if (error := _try_rank(core, rank, now_s)) is not None]
+    refused: list[TransitionError] = []
+    for rank in status.ranks:
+        try:
+            _hear_rank(core, rank, now_s)
+        except TransitionError as error:  # noqa: PERF203 - costs nothing where nothing is raised
+            refused.append(error)
     if refused:
         raise refused[0]
 
 
-def _try_rank(core: "Recovery", status: RankStatus, now_s: float) -> TransitionError | None:
-    try:
-        _hear_rank(core, status, now_s)
-    except TransitionError as error:
-        return error
-    return None
-
-
 def _hear_rank(core: "Recovery", status: RankStatus, now_s: float) -> None:
-    job, world = core.job, core.world
+    job, world, phase = core.job, core.job.world, core.state.kind
     view = world.ranks.get(status.rank)
-    if view is None or status.incarnation < view.incarnation or status == view.status or core.phase is Phase.STOPPED:
+    if view is None or status.incarnation < view.incarnation or status == view.status or phase is Phase.STOPPED:
         return
     newer = status.incarnation > view.incarnation
     if view.gone and not newer:  # a second report of the same end only knows its cause better
@@ -95,19 +89,18 @@ def _hear_rank(core: "Recovery", status: RankStatus, now_s: float) -> None:
             job.record.causes[status.rank] = of_report(status)
         return
     stage = stage_in(status, world.generation)
-    foreign = stage is None or status.term != job.orders.term
-    if foreign and core.phase is Phase.RESTARTING:  # another manager's order: it waits for others in vain
-        stage = Stage.DEAD if stage is not Stage.EXITED else stage
-    if stage is not None:
-        core.row(EVENT_OF_STAGE[stage].kind, status.rank)
+    if phase is Phase.RESTARTING and stage is not Stage.EXITED and (stage is None or status.term != job.orders.term):
+        stage = Stage.DEAD  # another manager's order: it waits for others in vain
+    event = EVENT_OF_STAGE[stage](status.rank) if stage is not None else None
+    row = core.row(event.kind, status.rank) if event is not None else None
     if newer:
         world.adopt(status, now_s)
-    if view.starting and not view.joins and status.stage is Stage.TRAINING:
+    if status.stage is Stage.TRAINING and view.starting and not view.joins:
         job.setup_s = max(job.setup_s or 0.0, now_s - view.since_s)
     view.note(status)
-    if stage is not None:
+    if event is not None:
         job.step = max(job.step, status.step)
-        core.fire(EVENT_OF_STAGE[stage](status.rank), now_s)
+        core.fire(event, now_s, row)
 
 
 # ---- a job that forms
@@ -140,8 +133,6 @@ def _formed(job: Job, phase: Forming, now_s: float) -> Formed | Isolated | None:
             world.remove(world.on_node(place))  # of an older world, or it has begun as if the job were new
             world.nodes.demote(place)
     missing = set(ledger.places) - set(world.nodes.holders)
-    if not world.ranks:
-        return None
     waited_s = now_s - phase.since_s
     if missing and waited_s < job.policy.deadlines.takeover_s:
         return None

@@ -42,6 +42,8 @@ class Incident:
     """Of the strategy that is being tried."""
     asked_s: dict[NodeRank, float] = field(default_factory=dict)
     """Places for which the cluster was asked for a node, and when."""
+    unique: bool = True
+    """No other manager can have planned a world of the same number."""
     echoes: set[str] = field(default_factory=set)
     """Agents that are known to know of the next world."""
 

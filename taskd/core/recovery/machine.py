@@ -120,15 +120,13 @@ class Recovery:
         if self._obeys_another(status):
             return self._flush(now_s)
         forming = self.phase is Phase.FORMING
-        first = forming and self.directive is None
+        if forming and self.directive is None:
+            self.state = Forming(now_s)
+            send(job, now_s, Order.FORM)
         if is_short(status, self.term):
-            if first:
-                send(job, now_s, Order.FORM)
             return self._flush(now_s)
         was_dead = set(world.nodes.dead_nodes)
         standing = world.nodes.hear(status, now_s, claims=range(job.policy.node_count if forming else 0))
-        if first:
-            send(job, now_s, Order.FORM)
         place = world.nodes.place_of(status.agent_id)
         if place in was_dead - world.nodes.dead_nodes:
             intake.give_time(job, place, now_s)
@@ -222,11 +220,11 @@ class Recovery:
             raise TransitionError(f"{event.name}{of} in phase {self.phase.name}, generation {self.world.generation}")
         return found
 
-    def fire(self, event: AnyEvent, now_s: float) -> None:
+    def fire(self, event: AnyEvent, now_s: float, row: Row[Handler, Phase] | None = None) -> None:
         """An event has happened. Nothing happens any more to a job that has stopped, unless it goes on elsewhere."""
         if self.phase is Phase.STOPPED and event.kind is not Event.OVERTAKEN:
             return
-        phase, effects = self.row(event.kind).act(self.state, event, self.job, now_s)
+        phase, effects = (row or self.row(event.kind)).act(self.state, event, self.job, now_s)
         self._review_due |= phase.kind is Phase.RUNNING and self.state is not phase
         self.state = phase
         for effect in effects:

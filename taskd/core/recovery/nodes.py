@@ -38,7 +38,7 @@ def give(job: "Job", now_s: float, place: NodeRank, agent_id: str) -> None:
     job.world.nodes.assign(place, agent_id)
     joins = job.record is None or not job.record.decision.restart
     for rank in job.world.on_node(place):
-        job.world.replace(rank, now_s, joins=joins)
+        job.world.replace(rank, now_s, joins=joins, moved=joins)
     job.out.append(Note(f"node {place} is now {host}"))
 
 

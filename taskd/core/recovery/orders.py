@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from taskd.core.recovery.actions import Publish
-from taskd.core.recovery.record import tell
 from taskd.core.rendezvous import NOWHERE, Rendezvous
 from taskd.wire.messages import Directive, Ledger, Order, Place, WorldPlan
 from taskd.wire.text import line
@@ -58,9 +57,9 @@ def send(
     at_commit: bool = False,
     meeting: Rendezvous = NOWHERE,
 ) -> None:
-    """Give an order. Without a `reason` it names the causes of the fault under way."""
+    """Give an order. Without a `reason` it has that of the fault under way."""
     if job.record is not None and not reason:
-        reason = tell(job.record.causes)
+        reason = job.record.reason
     job.orders.newest = NewestOrder(order, plan, line(reason), exit_code, at_commit, meeting)
     job.orders.due = True
 

@@ -6,7 +6,7 @@ from taskd.core.recovery.actions import Note
 from taskd.core.recovery.events import Echoed
 from taskd.core.recovery.job import Job
 from taskd.core.recovery.orders import send
-from taskd.core.recovery.ranks import Held, Restore, plan_restore
+from taskd.core.recovery.ranks import Restore, plan_restore
 from taskd.core.recovery.world import World, replica_sets
 from taskd.core.rendezvous import NOWHERE, Rendezvous
 from taskd.wire.kinds import WorldRank
@@ -42,14 +42,8 @@ def echoes(job: Job, status: NodeStatus) -> bool:
 
 def plan_of(job: Job) -> Restore | None:
     """Which step all resume at, and who gives its state to whom; None if that cannot be."""
-    sets = replica_sets(job.world)
-    return plan_restore(
-        {
-            rank: Held(view.status.step, view.status.condition, sets[rank] or "")
-            for rank, view in job.world.ranks.items()
-            if view.status is not None
-        }
-    )
+    held = {rank: view.status for rank, view in job.world.ranks.items() if view.status is not None}
+    return plan_restore(held, replica_sets(job.world))
 
 
 def store_host(world: World) -> NodeStatus:

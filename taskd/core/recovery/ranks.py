@@ -16,16 +16,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from taskd.wire.kinds import JobRank
-from taskd.wire.messages import Condition
+from taskd.wire.messages import Condition, RankStatus
 
-
-class Held(NamedTuple):
-    """What one paused rank holds."""
-
-    step: int
-    condition: Condition
-    replicas: str = ""
-    """Key of its replica set."""
+Sets = dict[str | None, list[JobRank]]
+"""The ranks of each replica set, by its key."""
 
 
 class Giving(NamedTuple):
@@ -44,11 +38,14 @@ class Restore:
     transfers: tuple[Giving, ...]
 
 
-def plan_restore(held: Mapping[JobRank, Held]) -> Restore | None:
-    """Choose the target step and the donors among the paused ranks; None if a set has no rank with a whole state."""
-    sets: dict[str, list[JobRank]] = {}
+def plan_restore(held: Mapping[JobRank, RankStatus], keys: Mapping[JobRank, str | None]) -> Restore | None:
+    """Choose the target step and the donors among the paused ranks; None if a set has no rank with a whole state.
+
+    `keys` are those of the ranks' replica sets.
+    """
+    sets: Sets = {}
     for rank in sorted(held):
-        sets.setdefault(held[rank].replicas, []).append(rank)
+        sets.setdefault(keys[rank], []).append(rank)
     committed = {h.step for h in held.values() if h.condition is Condition.CLEAN}
     stepped = {h.step + 1 for h in held.values() if h.condition is Condition.STEPPED}
     for target_step in (*sorted(committed, reverse=True), *sorted(stepped - committed, reverse=True)):
@@ -58,7 +55,9 @@ def plan_restore(held: Mapping[JobRank, Held]) -> Restore | None:
     return None
 
 
-def _towards(target_step: int, sets: Mapping[str, list[JobRank]], held: Mapping[JobRank, Held]) -> Restore | None:
+def _towards(
+    target_step: int, sets: Mapping[str | None, list[JobRank]], held: Mapping[JobRank, RankStatus]
+) -> Restore | None:
     adopt: list[JobRank] = []
     transfers: list[Giving] = []
     for ranks in sets.values():
@@ -74,5 +73,5 @@ def _towards(target_step: int, sets: Mapping[str, list[JobRank]], held: Mapping[
     return Restore(target_step, tuple(sorted(adopt)), tuple(transfers))
 
 
-def _at(ranks: list[JobRank], held: Mapping[JobRank, Held], step: int, condition: Condition) -> list[JobRank]:
+def _at(ranks: list[JobRank], held: Mapping[JobRank, RankStatus], step: int, condition: Condition) -> list[JobRank]:
     return [rank for rank in ranks if held[rank].condition is condition and held[rank].step == step]

@@ -1,6 +1,6 @@
 """The facts by which a strategy is chosen: who is lost, who is left, and what the processes themselves refuse."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from taskd.core.diagnosis.faults import FaultKind
@@ -24,19 +24,21 @@ def refused(world: World) -> bool:
 
 def _refusals(world: World) -> KeepingRefusals:
     """The first rank that refuses each, and why. One that has ended may refuse its own successor (`core.agent`)."""
-    rebuild = newcomer = ""
-    for rank in world.members:
-        status = world.ranks[rank].status
-        if status is not None and (status.no_rebuild or status.no_newcomer):
-            rebuild = rebuild or (status.no_rebuild and f"rank {rank}: {status.no_rebuild}")
-            newcomer = newcomer or (status.no_newcomer and f"rank {rank}: {status.no_newcomer}")
-    return KeepingRefusals(no_rebuild=rebuild, no_newcomer=newcomer)
+    known = [view.status for view in world.ranks.values() if view.status is not None]
+    refusing = sorted((one.rank, one) for one in known if one.no_rebuild or one.no_newcomer)
+    return KeepingRefusals(
+        no_rebuild=next((f"rank {rank}: {one.no_rebuild}" for rank, one in refusing if one.no_rebuild), ""),
+        no_newcomer=next((f"rank {rank}: {one.no_newcomer}" for rank, one in refusing if one.no_newcomer), ""),
+    )
 
 
-def _lost_set(world: World, gone: Collection[NodeRank], left: str = "left") -> str:
+Sets = Mapping[JobRank, str | None]
+"""The key of each rank's replica set; None where it is not known."""
+
+
+def _lost_set(world: World, sets: Sets, gone: Collection[NodeRank], left: str = "left") -> str:
     """Why nobody would be left, without the nodes of these places, to give some rank its state; "" if all can."""
     survives: dict[str | None, bool] = {}
-    sets = replica_sets(world)
     for rank, view in world.ranks.items():
         if not survives.get(sets[rank]):  # of most sets the first rank survives
             survives[sets[rank]] = view.node_rank not in gone and not view.empty
@@ -48,20 +50,19 @@ def _lost_set(world: World, gone: Collection[NodeRank], left: str = "left") -> s
 
 def lost_elsewhere(world: World, place: NodeRank) -> str:
     """Why nobody on another node could give the ranks of a place their state; "" if it could move."""
-    return _lost_set(world, world.nodes.dead_nodes | {place}, "left on another node")
+    return _lost_set(world, replica_sets(world), world.nodes.dead_nodes | {place}, "left on another node")
 
 
-def _no_step(world: World) -> str:
+def _no_step(sets: Sets) -> str:
     """What it means that no step can be resumed at."""
-    if len(set(replica_sets(world).values())) == 1:
+    if len(set(sets.values())) == 1:
         return "no rank holds a consistent state"
     return "no step is held by a rank of every replica set"
 
 
-def _unknown_set(world: World, gone: Collection[NodeRank]) -> str:
+def _unknown_set(world: World, sets: Sets, gone: Collection[NodeRank]) -> str:
     """Why it cannot be told whether those elsewhere hold all of the state; "" if they do, for all have the same."""
-    known = [view.replicas for view in world.ranks.values() if view.replicas is not None]
-    if not any(replica.name for replica in known) and len(set(replica_sets(world).values()) - {None}) < 2:
+    if set(sets.values()) <= {None, ""}:
         return ""
     unknown = [rank for rank, view in world.ranks.items() if view.replicas is None and view.node_rank in gone]
     return f"which replica set rank {min(unknown)} was of is not known" if unknown else ""
@@ -69,35 +70,35 @@ def _unknown_set(world: World, gone: Collection[NodeRank]) -> str:
 
 def _amiss(world: World, away: Collection[NodeRank]) -> tuple[list[JobRank], list[JobRank], list[JobRank]]:
     """Ranks that are lost, cannot be reached, or else do not cooperate."""
-    lost, unreachable, uncooperative = [], [], []
-    for rank in world.members:
-        view = world.ranks[rank]
-        if view.node_rank in away:
-            unreachable.append(rank)
-        if view.cooperative and not view.joins:  # of most
-            continue
-        if view.joins or view.gone:
-            lost.append(rank)
-        elif view.node_rank not in away:
-            uncooperative.append(rank)
-    return lost, unreachable, uncooperative
+    unreachable = [rank for rank, view in world.ranks.items() if view.node_rank in away] if away else []
+    idle = {rank: view for rank, view in world.ranks.items() if view.joins or not view.cooperative}
+    lost = [rank for rank, view in idle.items() if view.joins or view.gone]
+    return sorted(lost), sorted(unreachable), sorted(idle.keys() - {*lost, *unreachable})
+
+
+def at_fault(world: World, lost: Collection[JobRank], unreachable: Collection[JobRank]) -> set[NodeRank]:
+    """The places of these ranks, but for those whose node was given it because of that."""
+    views = [world.ranks[rank] for rank in lost]
+    failed = {view.node_rank for view in views if view.gone or not view.moved}
+    return failed | {world.ranks[rank].node_rank for rank in unreachable}
 
 
 def situation(world: World, *, no_donor: bool) -> Situation:
     """The facts by which a strategy is chosen."""
+    sets = replica_sets(world)
     away = world.nodes.dead_nodes | {place for place, node in world.nodes.by_place.items() if node.status.leaving}
     lost, unreachable, uncooperative = _amiss(world, away)
-    failing = {world.ranks[rank].node_rank for rank in (*lost, *unreachable)}
+    failing = at_fault(world, lost, unreachable)
     return Situation(
         lost=tuple(lost),
         unreachable=tuple(unreachable),
         uncooperative=tuple(uncooperative),
         refusals=replace(
             _refusals(world),
-            no_survivor=_lost_set(world, away),
-            no_survivor_elsewhere=_lost_set(world, failing, "left on another node"),
-            no_shrinking=_unknown_set(world, failing),
-            no_donor=_no_step(world) if no_donor else "",
+            no_survivor=_lost_set(world, sets, away),
+            no_survivor_elsewhere=_lost_set(world, sets, failing, "left on another node"),
+            no_shrinking=_unknown_set(world, sets, failing),
+            no_donor=_no_step(sets) if no_donor else "",
         ),
         places=len(world.places),
         failing=len(failing),

@@ -45,6 +45,8 @@ class RankView:
     node_rank: NodeRank
     incarnation: int = 0
     joins: bool = False
+    moved: bool = False
+    """Of a newcomer: its node has been given the place for it, and nothing has failed since."""
     since_s: float = 0.0
     status: RankStatus | None = None
     replicas: Replica | None = None
@@ -55,13 +57,16 @@ class RankView:
 
     def at(self, generation: int) -> Stage | None:
         """The stage that the wanted process has reached in `generation`."""
-        return stage_in(self.known, generation) if self.known is not None else None
+        status = self.status
+        if status is None or status.incarnation != self.incarnation:
+            return None
+        return stage_in(status, generation)
 
     @property
     def gone(self) -> bool:
         """The wanted process has ended."""
         status = self.status
-        return status is not None and status.incarnation == self.incarnation and status.stage in _GONE
+        return status is not None and status.stage in _GONE and status.incarnation == self.incarnation
 
     @property
     def exited(self) -> bool:
@@ -76,12 +81,15 @@ class RankView:
     @property
     def starting(self) -> bool:
         """The wanted process is not known to have reached the resilient function."""
-        return self.known is None or self.known.stage is Stage.STARTING
+        known = self.known
+        return known is None or known.stage is Stage.STARTING
 
     @property
     def cooperative(self) -> bool:
         """The wanted process can be paused and joined to another world."""
-        return self.known is not None and self.known.stage in COOPERATIVE and self.released_at_s is None
+        status = self.status
+        cooperates = status is not None and status.stage in COOPERATIVE and status.incarnation == self.incarnation
+        return cooperates and self.released_at_s is None
 
     @property
     def empty(self) -> bool:
@@ -115,15 +123,20 @@ class World:
     ranks: dict[JobRank, RankView] = field(default_factory=dict)
     _incarnations: dict[JobRank, int] = field(default_factory=dict)
     """The newest process that was wanted for a rank that is absent now."""
-    _exceptions: dict[object, JobRank] = field(default_factory=dict, compare=False)
-    """By what was asked of all ranks the one of which it did not hold, which is asked first the next time."""
+    _exceptions: dict[object, RankView] = field(default_factory=dict, compare=False)
+    """By what was asked of all ranks one of which it did not hold, which is asked first the next time."""
     _members: tuple[JobRank, ...] | None = field(default=None, compare=False)
     _places: tuple[NodeRank, ...] | None = field(default=None, compare=False)
 
     def admit(self, status: NodeStatus, now_s: float) -> None:
-        """Take over the ranks, processes and generation that an agent carries: a manager's view is made of this."""
+        """Take over the ranks, processes and generation that an agent carries: a manager's view is made of this.
+
+        Of a place that another manager has given to the agent, it can say nothing to this one but the generation.
+        """
         self.generation = max(self.generation, newest_generation(status))
-        self._members = self._places = None
+        if self.nodes.place_of(status.agent_id) != status.node_rank:
+            return
+        self._renew()
         for rank in status.ranks:
             view = self.ranks[rank.rank] = RankView(status.node_rank, rank.incarnation, since_s=now_s)
             view.note(rank)
@@ -131,11 +144,12 @@ class World:
     def adopt(self, status: RankStatus, now_s: float) -> None:
         """A process newer than the wanted one: a former manager has ordered it, for a world that was being built."""
         view = self.ranks[status.rank]
-        view.incarnation, view.joins, view.since_s, view.released_at_s = status.incarnation, True, now_s, None
+        view.incarnation, view.joins, view.moved = status.incarnation, True, False
+        view.since_s, view.released_at_s = now_s, None
 
     def expect(self, place: NodeRank, per_node: int, now_s: float) -> None:
         """Have the ranks of a place in the world of which nothing is known but that they belong there."""
-        self._members = self._places = None
+        self._renew()
         newest = max((view.incarnation for view in self.ranks.values()), default=0)
         for rank in map(JobRank, range(place * per_node, (place + 1) * per_node)):
             incarnation = max(newest, self._incarnations.get(rank, 0)) + 1
@@ -143,9 +157,14 @@ class World:
 
     def remove(self, ranks: Collection[JobRank]) -> None:
         """Go on without these ranks."""
-        self._members = self._places = None
+        self._renew()
         for rank in ranks:
             self._incarnations[rank] = self.ranks.pop(rank).incarnation
+
+    def _renew(self) -> None:
+        """The world has other ranks than before."""
+        self._members = self._places = None
+        self._exceptions.clear()
 
     @property
     def members(self) -> tuple[JobRank, ...]:
@@ -166,11 +185,11 @@ class World:
         """Places of the world whose holder is gone."""
         return tuple(place for place in self.places if place in self.nodes.dead_nodes)
 
-    def replace(self, rank: JobRank, now_s: float, *, joins: bool) -> None:
+    def replace(self, rank: JobRank, now_s: float, *, joins: bool, moved: bool = False) -> None:
         """Want a new process for a rank."""
         view = self.ranks[rank]
         view.incarnation += 1
-        view.joins = joins
+        view.joins, view.moved = joins, moved
         view.since_s = now_s
         view.released_at_s = None
 
@@ -202,14 +221,13 @@ class World:
 
         Searched from the end, since agents are mostly heard in the order of their ranks.
         """
-        exception = self.ranks.get(self._exceptions.get(key, JobRank(-1)))
+        exception = self._exceptions.get(key)
         if exception is not None and not holds(exception):
             return False
-        for rank in reversed(self.ranks):
-            if not holds(self.ranks[rank]):
-                self._exceptions[key] = rank
-                return False
-        return True
+        exception = next((view for view in reversed(self.ranks.values()) if not holds(view)), None)
+        if exception is not None:
+            self._exceptions[key] = exception
+        return exception is None
 
     def not_paused(self) -> list[JobRank]:
         """Ranks that the pause is waiting for."""
@@ -218,10 +236,6 @@ class World:
     def at_stage(self, stage: Stage) -> list[JobRank]:
         """Ranks that are at this stage in this generation."""
         return [rank for rank, view in self.ranks.items() if view.at(self.generation) is stage]
-
-    def starting(self) -> list[JobRank]:
-        """Ranks that have not reached the resilient function yet."""
-        return [rank for rank, view in self.ranks.items() if view.starting]
 
     def common_step(self) -> int:
         """The newest step that every rank is known to have committed; -1 if one has reported none."""

@@ -1,10 +1,16 @@
 """Ways to get the recovery of sharded models wrong, each done to the taskd of this process: a scene must notice."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 from taskd.adaptors.groups import handle
 from taskd.adaptors.training import replicas
-from taskd.adaptors.training.inflight import fsdp2, in_flight, pipelining
+from taskd.adaptors.training.inflight import fsdp2, pipelining
+
+
+def put(module: Any, **mutated: Any) -> None:
+    for name, value in mutated.items():
+        setattr(module, name, value)
 
 
 def keep_gradients() -> None:
@@ -18,7 +24,7 @@ def keep_gradients() -> None:
         for parameter, gradient in kept:
             parameter.grad = gradient
 
-    in_flight.fsdp2.drop = mutated
+    put(fsdp2, drop=mutated)
 
 
 def _unsharded(parameter: Any) -> bool:
@@ -27,13 +33,12 @@ def _unsharded(parameter: Any) -> bool:
 
 def one_set() -> None:
     """All ranks are taken for replicas of one another."""
-    replicas.name_of = lambda _parts: ""
-    replicas.digest_of = lambda _parts: "all"
+    put(replicas, name_of=lambda _parts: "", digest_of=lambda _parts: "all")
 
 
 def leave_buffers() -> None:
     """What the stages' second agreement does to buffers stays."""
-    pipelining._keep_buffers = lambda _schedule: None
+    put(pipelining, _keep_buffers=lambda _schedule: None)
 
 
 def no_handle_in_meshes() -> None:
@@ -43,7 +48,9 @@ def no_handle_in_meshes() -> None:
         def __setitem__(self, _name: str, _handle: Any) -> None:
             pass
 
-    handle._handles = Empty()  # type: ignore[assignment]
+    put(handle, _handles=Empty())
 
 
-MUTATIONS = {mutation.__name__: mutation for mutation in (keep_gradients, one_set, leave_buffers, no_handle_in_meshes)}
+MUTATIONS: Final[dict[str, Callable[[], None]]] = {
+    mutation.__name__: mutation for mutation in (keep_gradients, one_set, leave_buffers, no_handle_in_meshes)
+}

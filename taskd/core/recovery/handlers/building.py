@@ -10,7 +10,6 @@ Rules:
 from dataclasses import replace
 from typing import Final
 
-from taskd.core.diagnosis.conditions import of_a_connection
 from taskd.core.diagnosis.findings import names
 from taskd.core.diagnosis.watch import ANSWER_S
 from taskd.core.membership.quorum import is_known
@@ -147,6 +146,8 @@ def plan(phase: Announcing, _event: Echoed | Paused, job: Job, now_s: float) -> 
         job.world.nodes, job.orders.term, job.world.generation, now_s, job.policy.membership
     ):
         return phase, ()
+    if not job.under_way.unique:
+        return Choosing(now_s), (do(attempts.renumber),)
     restore = plan_of(job)
     if restore is None or refused(job.world):
         return Choosing(now_s), (do(attempts.choose_again, no_donor=restore is None),)
@@ -227,7 +228,9 @@ def advance(
 ) -> Next:
     """A rank got further in building the world."""
     record, marks = job.under_way.record, []
-    if record.milestones.joined_s is None and job.world.all_at(JOINED):
+    if record.milestones.joined_s is None:
+        if not job.world.all_at(JOINED):
+            return phase, ()
         marks.append(do(mark, "joined_s"))
     if isinstance(phase, Joining) and job.world.all_at(RESTORED):
         marks.append(do(mark, "restored_s"))
@@ -246,12 +249,13 @@ def stray(phase: Joining | Resuming, _event: Paused, job: Job, now_s: float) -> 
 
 def fail_world(_phase: Joining | Resuming, _event: Expired, job: Job, now_s: float) -> Next:
     """The world could not be built, and nobody is known to be lost: try another."""
-    errors = {rank: job.cause(rank) for rank in job.world.at_stage(Stage.PAUSED)}
-    known = {rank: cause for rank, cause in errors.items() if cause.text}
-    own = {rank: cause for rank, cause in known.items() if not of_a_connection(cause.text)}
-    others = {rank: cause for rank, cause in known.items() if rank not in own}
+    causes = {rank: job.cause(rank) for rank in job.world.at_stage(Stage.PAUSED)}
+    own, cut_off = (
+        {rank: cause for rank, cause in causes.items() if cause.kind is kind}
+        for kind in (CauseKind.CAME_OUT, CauseKind.CUT_OFF)
+    )
     limit = "the world was not built, or committed no step, in time"
-    text = "; ".join(filter(None, map(tell, (own, others)))) or limit
+    text = "; ".join(filter(None, map(tell, (own, cut_off)))) or limit
     return Choosing(now_s), (do(attempts.fail, text), do(attempts.choose_again))
 
 

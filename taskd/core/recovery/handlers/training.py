@@ -105,8 +105,7 @@ def leave(phase: Training, event: Exited, job: Job, now_s: float) -> Next:
 
 def leave_others(phase: Strayed | Suspecting, event: Exited, job: Job, now_s: float) -> Next:
     """The same while a rank has come out: that was the reason."""
-    all_gone = len(job.world.exited()) == len(job.world.ranks)
-    if not all_gone and job.world.at_stage(Stage.PAUSED):
+    if job.world.at_stage(Stage.PAUSED):
         return fault(now_s, job.ended())
     return leave(phase, event, job, now_s)
 
@@ -114,7 +113,8 @@ def leave_others(phase: Strayed | Suspecting, event: Exited, job: Job, now_s: fl
 def unexplained(phase: Strayed, _event: Expired, job: Job, now_s: float) -> Next:
     """No loss was reported: whoever has left is the culprit, or every process lives."""
     ended = job.ended()
-    if not ended and job.world.starting() and now_s - phase.since_s < job.policy.deadlines.replace_s:
+    starting = any(view.starting for view in job.world.ranks.values())
+    if not ended and starting and now_s - phase.since_s < job.policy.deadlines.replace_s:
         return replace(phase, until_s=now_s + job.policy.deadlines.confirm_s), ()
     return fault(now_s, ended or {rank: job.cause(rank) for rank in job.world.at_stage(Stage.PAUSED)})
 
