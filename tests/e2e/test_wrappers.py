@@ -32,7 +32,7 @@ REFUSED = {
     "powersgd": f"features.py:{LINE} has the communication hook powerSGD_hook with a PowerSGDState",
     "static_graph": f"features.py:{LINE} has static_graph=True",
     "zero": "the ZeroRedundancyOptimizer 'optimizer' of the resilient function entered at ",
-    "fsdp2": "the FSDPSequential 'model' of the resilient function entered at ",
+    "fsdp2": "sharded tensors of which each rank keeps what no other rank has",
 }
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.groups import GroupWorld
+from taskd.adaptors.groups.handle import GroupHandle
 from taskd.adaptors.groups.wrappers import line_of, living
 from taskd.adaptors.training.refusals import matters
 from taskd.adaptors.training.state import TrainState
@@ -77,23 +78,26 @@ def alone() -> None:
 
 
 def alone_no_more() -> None:
-    """What still holds a group of the set-up is refused every collective when the process has joined its world."""
+    """Whoever has got hold of an inner group of the set-up is refused every collective when its world is joined."""
     WORLD.pretend(RANK, SIZE)
     dist.init_process_group("gloo")
-    lone, model = dist.group.WORLD, DistributedDataParallel(nn.Linear(3, 3))
-    assert lone is not None
+    everyone, model = dist.group.WORLD, DistributedDataParallel(nn.Linear(3, 3))
+    assert isinstance(everyone, GroupHandle)
+    lone = everyone.inner()
     for collective in collectives(lone):
         collective()
     WORLD.rebuild(plan(1, (RANK,)), RANK)
-    assert total() == RANK
-    for collective in [*collectives(lone), lambda: model(torch.ones(2, 3)).sum().backward()]:
+    assert total() == total(everyone) == RANK
+    model(torch.ones(2, 3)).sum().backward()
+    for collective in collectives(lone):
         with pytest.raises(RuntimeError, match="has joined its world since"):
             collective()
     dist.destroy_process_group()
     os.environ.update(RANK="0", WORLD_SIZE="1")
     dist.init_process_group("gloo")
     assert total() == RANK
-    assert not isinstance(dist.group.WORLD, type(lone))
+    assert isinstance(dist.group.WORLD, GroupHandle)
+    assert not isinstance(dist.group.WORLD.inner(), type(lone))
 
 
 def collectives(group: dist.ProcessGroup) -> list[Callable[[], object]]:
@@ -147,6 +151,7 @@ def dropped() -> None:
 def refused() -> None:
     """What is refused beforehand, beside what the jobs of `tests/e2e/test_wrappers.py` have."""
     from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.tensor import distribute_module
 
     WORLD.observe()
@@ -160,9 +165,14 @@ def refused() -> None:
     assert "newcomer.py:" in matter.text
     assert matter.no_rebuild
     model = distribute_module(nn.Linear(2, 2), init_device_mesh("cpu", (1,)))
-    *_, matter = matters(TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))._recovery.parts)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = matters(TrainState(model=model, optimizer=optimizer)._recovery.parts)
+    assert not any("sharded" in matter.text for matter in found)  # all of it is on each rank
+    first = FullyShardedDataParallel(nn.Linear(2, 2), device_id=torch.device("cpu"))
+    *_, matter = matters(TrainState(model=first, optimizer=torch.optim.SGD(first.parameters(), lr=0.1))._recovery.parts)
     assert "newcomer.py:" in matter.text
-    assert "has DTensors" in matter.text
+    assert "is sharded by FullyShardedDataParallel" in matter.text
+    assert matter.no_rebuild
     assert not WORLD.strangers()
     own = dist.PrefixStore("own", store)
     c10d, timeout = dist.distributed_c10d, timedelta(seconds=9)

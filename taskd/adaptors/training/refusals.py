@@ -216,7 +216,7 @@ def _of_parts(parts: Parts) -> Iterator[Matter]:
 
 def _of_shards(parts: Parts) -> Iterator[Matter]:
     """What is sharded over all ranks of its mesh, and replicated nowhere in it."""
-    alone = [tensor for tensor in Specs(parts) if not _copies(tensor) > 1]
+    alone = [tensor for tensor in Specs(parts) if _is_cut(tensor) and _copies(tensor) == 1]
     if alone:
         yield Matter(
             f"the TrainState made at {parts.made_at} has {len(alone)} sharded tensors of which each rank keeps what no "
@@ -224,6 +224,12 @@ def _of_shards(parts: Parts) -> Iterator[Matter]:
             "Load your own checkpoint at the start. With a replica of each shard (HSDP, or tensor parallel under data "
             "parallel) a new process gets it from there.",
         )
+
+
+def _is_cut(tensor: Any) -> bool:
+    """Whether this rank has less than all of it."""
+    mesh = tensor.device_mesh
+    return any(mesh.size(at) > 1 and not placement.is_replicate() for at, placement in enumerate(tensor.placements))
 
 
 def _copies(tensor: Any) -> int:

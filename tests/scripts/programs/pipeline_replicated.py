@@ -54,6 +54,7 @@ def train():
         diary.moment("backward")
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad, group=mesh.get_group("dp"))
+        dist.barrier()  # nobody steps before all have their gradients
         diary.moment("averaged")
         optimizer.step()
         diary.moment("stepped")

@@ -36,6 +36,8 @@ def train():
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad.to_local(), group=replicas)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1, foreach=False)
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)  # nobody steps before all have their gradients
         diary.moment("clipped")
         optimizer.step()
         diary.moment("stepped")
