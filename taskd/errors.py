@@ -57,6 +57,10 @@ class RestoreError(RecoveryError):
     """The training state could not be brought to the target step."""
 
 
+class DistrustError(RestoreError):
+    """What a donor has sent is not what it has."""
+
+
 class CheckpointError(TaskdError):
     """A checkpoint could not be written, or does not fit what it is loaded into. Nothing half-written is left."""
 

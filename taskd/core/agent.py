@@ -336,6 +336,7 @@ def replace_status(status: RankStatus, report: WorkerReport) -> RankStatus:
         at_s=report.at_s,
         replicas=report.replicas,
         weights=report.weights or status.weights,
+        distrusts=report.distrusts,
     )
 
 

@@ -1,9 +1,10 @@
 """Kinds of small integers that must not be mixed up: mypy tells them apart, and at run time they are ints."""
 
-from typing import NewType
+from typing import Final, NewType
 
 JobRank = NewType("JobRank", int)
 """A training process by its number in the full job. It keeps it for life."""
+NOBODY: Final = JobRank(-1)
 WorldRank = NewType("WorldRank", int)
 """The same by its number in the present world: another one if places are absent."""
 LocalRank = NewType("LocalRank", int)

@@ -39,7 +39,7 @@ from taskd.wire.bounds import (
     Weights,
 )
 from taskd.wire.checks import CheckOrder, CheckState, Cleared, Dismissed, Inspect, Inspection
-from taskd.wire.kinds import JobRank, NodeRank
+from taskd.wire.kinds import NOBODY, JobRank, NodeRank
 from taskd.wire.probes import ProbeOrder, ProbeResult
 
 
@@ -92,6 +92,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     no_newcomer: Line = ""  # why no newcomer can come into a world of this process's job; empty if one can
     replicas: Name = ""  # what it has of the state, if that is sharded: a replica has the same; "" for all of it
     weights: Weights = ()  # digests of its parameters as its training began and at its first commit, as far as known
+    distrusts: MaybeRank = NOBODY  # whose state has not arrived as it was sent
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -295,6 +296,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     at_s: Seconds = 0.0
     replicas: Name = ""  # as in `RankStatus`
     weights: Weights = ()  # as in `RankStatus`
+    distrusts: MaybeRank = NOBODY
 
 
 class SelfReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -320,10 +322,7 @@ class SawNonFinite(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Modules(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Worker to agent: modules of installed packages that it has imported; agent to template: import these.
-
-    Agent to manager, and manager to nodes without a place: what the ranks of this job import, so that a spare is warm.
-    """
+    """Installed modules that the ranks import: from a worker to the manager, and to templates, also of spare nodes."""
 
     names: Annotated[tuple[Name, ...], Many]
 

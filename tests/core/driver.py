@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from taskd.core.diagnosis.evidence import Evidence
 from taskd.core.policy import Deadlines, Policy, Strategy
 from taskd.core.recovery import Action, Diagnosed, JobEnded, Phase, Publish, Recovered, Recovery
-from taskd.wire.kinds import JobRank, NodeRank
+from taskd.wire.kinds import NOBODY, JobRank, NodeRank
 from taskd.wire.messages import (
     Condition,
     Directive,
@@ -175,6 +175,7 @@ class Job:
         cause: str = "",
         kind: str = "",
         refuses: Refuses | None = None,
+        distrusts: JobRank = NOBODY,
     ) -> None:
         """The rank's wanted process reaches a stage in the newest generation, and its agent reports it."""
         directive = self.core.directive
@@ -197,6 +198,7 @@ class Job:
             term=self.terms.get(rank, directive.ledger.term if directive else 0),
             at_s=self.now_s + self._sequence,
             replicas="" if stage is Stage.STARTING else self.replicas.get(rank, ""),
+            distrusts=distrusts,
         )
         self.send(rank // self.per_node)
 

@@ -59,6 +59,21 @@ def test_each_set_comes_to_the_same_step_in_its_own_way() -> None:
     assert [(transfer.donor, transfer.receivers) for transfer in plan.transfers] == [(0, (2,)), (1, (3,))]
 
 
+def test_a_donor_whose_state_arrives_otherwise_gives_nothing_away_any_more() -> None:
+    job = sharded(per_node=6)
+    job.kill(3)
+    job.paused(newcomers=(3,))
+    job.all(Stage.JOINED)
+    while job.generation < 2 or job.order is not Order.JOIN:  # the world fails, and the next one is planned
+        job.say(3, Stage.PAUSED, condition=Condition.TORN, cause="DistrustError: …", distrusts=JobRank(1))
+        for rank in (0, 1, 2, 4, 5):
+            job.say(rank, Stage.PAUSED)
+        job.wait(1.0)
+    plan = job.directive.plan
+    assert plan is not None
+    assert [(transfer.donor, transfer.receivers) for transfer in plan.transfers] == [(5, (1, 3))]
+
+
 def test_a_set_that_is_lost_as_a_whole_has_all_start_anew() -> None:
     job = sharded()
     job.kill(1)

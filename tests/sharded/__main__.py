@@ -3,7 +3,9 @@
 import sys
 
 from tests.playing import main
-from tests.sharded.scenes import MUTATED, SCENES, Stage
+from tests.sharded.scenes import FLIPPED, MUTATED, SCENES, Stage
 
 if __name__ == "__main__":
-    sys.exit(main("sharded", __doc__ or "", (*SCENES, *MUTATED), lambda root: Stage(root).play, counted="scenes"))
+    sys.exit(
+        main("sharded", __doc__ or "", (*SCENES, FLIPPED, *MUTATED), lambda root: Stage(root).play, counted="scenes")
+    )

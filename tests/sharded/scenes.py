@@ -42,7 +42,9 @@ class Scene:
     kind: str
     kills: tuple[Kill, ...]
     mutation: str = ""
-    """Of `programs.mutations`: the scene must not go well with it."""
+    """Of `programs.mutations`."""
+    found: bool = True
+    """The scene must not go well with it; else it must all the same."""
 
     def script(self, *, kills: bool) -> Script:
         """What is played: with its kills, or undisturbed."""
@@ -118,6 +120,7 @@ SCENES = (
     ),
 )
 
+FLIPPED = Scene("a bit flips in what a donor sends", "ddp", (Kill(1, 3, "step"),), "flip_a_bit", found=False)
 MUTATED = (
     Scene("mutation: gradients are kept", "hsdp", (Kill(1, 3, "in an all-gather", 4),), "keep_gradients"),
     Scene("mutation: one set for all", "pp", (Kill(3, 3, "through the pipeline"),), "one_set"),
@@ -156,10 +159,12 @@ class Stage:
         if reference.status != 0:
             return [f"under stock torchrun it ends with {reference.status}: see {reference.folder}"]
         judgement = judge(scene.script(kills=True), run, reference)
-        if scene.mutation:
+        if scene.mutation and scene.found:
             return ["it was not found"] if judgement.grade is IDENTICAL or not run.killed else []
         if judgement.grade is not IDENTICAL:
             wrong.append(f"{judgement.grade.value}: {judgement.why}; see {run.folder}")
+        if scene.mutation == FLIPPED.mutation and not run.named("attempt failed"):
+            wrong.append("the flipped bit was not found")
         if len(run.killed) != len(scene.kills):
             wrong.append(f"{len(run.killed)} of {len(scene.kills)} kills were done")
         return wrong

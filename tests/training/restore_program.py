@@ -15,7 +15,7 @@ from taskd.adaptors.groups import GroupWorld
 from taskd.adaptors.training.layout import impose, layout_of, repoint
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.state import TrainState
-from taskd.errors import RefusedError, RestoreError
+from taskd.errors import DistrustError, RefusedError, RestoreError
 from taskd.wire.kinds import WorldRank
 from taskd.wire.messages import Condition, Transfer, WorldPlan
 from tests.leave import leave
@@ -160,6 +160,28 @@ def misfit() -> None:
         assert state._recovery.condition() is Condition.CLEAN
 
 
+def flipped() -> None:
+    """A bit that flips on the way is found: the receiver is TORN, and says who has sent it."""
+    state = make(2)
+    if RANK == DONOR:
+        largest, send = max(tensor.nbytes for tensor in tensors(state).values()), dist.isend
+
+        def isend(tensor: torch.Tensor, receiver: int) -> object:
+            if tensor.nbytes == largest:
+                tensor = tensor.clone()
+                tensor[len(tensor) // 2] ^= 1
+            return send(tensor, receiver)
+
+        dist.isend = isend  # type: ignore[assignment]
+    if RANK == 3:
+        with pytest.raises(DistrustError, match=f"the state that rank {DONOR} has sent has another digest"):
+            restore(state._recovery, plan((3,), 2), RANK)
+        assert state._recovery.replicas.said().distrusts == DONOR
+        assert state._recovery.condition() is Condition.TORN
+    else:
+        restore(state._recovery, plan((3,), 2), RANK)
+
+
 def behind() -> None:
     """A rank that the plan takes for clean, but is not, refuses."""
     state = make(2 if RANK else 1)
@@ -215,7 +237,7 @@ def kind(wrapper: DistributedDataParallel, index: int) -> torch.dtype:
 def main() -> None:
     torch.set_num_threads(1)
     cases: dict[str, Callable[[], None]] = {
-        f.__name__: f for f in (everybody, some, survivors, misfit, behind, layouts, elsewhere)
+        f.__name__: f for f in (everybody, some, survivors, misfit, flipped, behind, layouts, elsewhere)
     }
     WORLD.observe()
     store = TCPStore("127.0.0.1", PORT, is_master=False, wait_for_workers=False)

@@ -13,7 +13,7 @@ from tests.training.job import run_ranks
 PROGRAM = Path(__file__).with_name("restore_program.py")
 
 
-CASES = ["everybody", "some", "survivors", "misfit", "behind", "layouts", "elsewhere"]
+CASES = ["everybody", "some", "survivors", "misfit", "flipped", "behind", "layouts", "elsewhere"]
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.replicas import Replicas
 from taskd.adaptors.training.shards import Specs, digest_of, is_part, local, name_of
 from taskd.adaptors.training.state import TrainState
+from taskd.runtime.worker.worker import StateHeld
 
 AtRank = Callable[[int], None]
 
@@ -101,11 +102,11 @@ def test_a_digest_is_taken_at_the_beginning_and_at_the_first_commit_alone(at_ran
         replicas.committed()
     assert len(replicas.weights) == 2
     replicas.begin(empty=True)
-    assert replicas.said() == ("", ())
+    assert replicas.said() == StateHeld()
     replicas.committed()
     assert not replicas.weights
     replicas.take(("a", "b"))
-    assert replicas.said() == ("", ("a", "b"))
+    assert replicas.said() == StateHeld("", ("a", "b"))
 
 
 def test_a_part_is_put_together_with_the_own_mesh(at_rank: AtRank) -> None:

@@ -13,6 +13,8 @@ import logging
 
 from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.shards import digest_of, name_of
+from taskd.runtime.worker.worker import StateHeld
+from taskd.wire.kinds import NOBODY
 
 _log = logging.getLogger(__name__)
 
@@ -23,12 +25,14 @@ class Replicas:
     Attributes:
         name: of what it has a part; "" for all of it.
         weights: digests of its parameters at the beginning and at the first commit, as far as there are any.
+        distrusts: the rank whose state has not arrived as it was sent, until another state has.
     """
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self.name = ""
         self.weights: tuple[str, ...] = ()
+        self.distrusts = NOBODY
 
     def begin(self, *, empty: bool = False) -> None:
         """The training function is entered; `empty` by a new process, whose weights count for nothing."""
@@ -36,9 +40,9 @@ class Replicas:
         if not empty:
             self._digest()
 
-    def said(self) -> tuple[str, tuple[str, ...]]:
-        """Name and digests, for a report."""
-        return self.name, self.weights
+    def said(self) -> StateHeld:
+        """For a report."""
+        return StateHeld(self.name, self.weights, self.distrusts)
 
     def committed(self) -> None:
         """A step is committed."""
@@ -47,7 +51,7 @@ class Replicas:
 
     def take(self, weights: tuple[str, ...]) -> None:
         """The state is a donor's now."""
-        self.weights = weights
+        self.weights, self.distrusts = weights, NOBODY
 
     def _digest(self) -> None:
         try:

@@ -9,7 +9,9 @@ Rules:
 3. All or nothing: a receiver is TORN from the first byte until everything has been loaded.
 4. A donor lends its own random numbers and data position to a receiver whose node has none of the receiver's.
 5. Nothing that a peer sends is unpickled freely (see `tree`).
-6. Of sharded tensors the parts travel, between ranks that have the same part (see `shards`).
+6. What has arrived is compared with the donor's memory by a digest. A donor of whose state another digest arrives is
+   told of, and gives nothing away any more.
+7. Of sharded tensors the parts travel, between ranks that have the same part (see `shards`).
 """
 
 import time
@@ -22,11 +24,14 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.training import tree
+from taskd.adaptors.training.digests import digest
 from taskd.adaptors.training.inflight.fsdp2 import Flags
 from taskd.adaptors.training.plain import Sent
 from taskd.adaptors.training.recovery import StateRecovery
+from taskd.adaptors.training.replicas import Replicas
 from taskd.adaptors.training.shards import Specs, is_part, local
-from taskd.errors import RestoreError
+from taskd.errors import DistrustError, RestoreError
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Condition, Transfer, WorldPlan
 
 _SMALL_BYTES = 256 * 1024  # a tensor below this travels with its neighbours
@@ -82,7 +87,7 @@ def restore(recovery: StateRecovery, plan: WorldPlan, rank: int) -> RestoreRepor
 
     Raises:
         RestoreError: this rank holds something else than the plan says, or a transfer failed; the state is then
-            TORN if it was to receive, and untouched otherwise.
+            TORN if it was to receive, and untouched otherwise. A DistrustError if what came is not what was sent.
     """
     begun = time.monotonic()
     notes: list[str] = []
@@ -94,9 +99,9 @@ def restore(recovery: StateRecovery, plan: WorldPlan, rank: int) -> RestoreRepor
     try:
         for transfer in plan.transfers:
             if rank == transfer.donor:
-                size_bytes += _donate(recovery, _Lane(transfer, plan.world_size))
+                size_bytes += _donate(recovery, _Lane(transfer, plan.world_size, plan.ranks[rank]))
             elif rank in transfer.receivers:
-                lane = _Lane(transfer, plan.world_size)
+                lane = _Lane(transfer, plan.world_size, plan.ranks[transfer.donor])
                 lent = _receive(recovery, lane, plan.target_step)
                 size_bytes += lane.size_bytes
     except (RuntimeError, ValueError, KeyError, TypeError, msgspec.DecodeError) as error:
@@ -125,7 +130,8 @@ def _keep(recovery: StateRecovery, plan: WorldPlan, rank: int) -> str:
 class _Lane:
     """The way from one donor to its receivers over the default group: a broadcast if they are the whole world."""
 
-    def __init__(self, transfer: Transfer, world_size: int) -> None:
+    def __init__(self, transfer: Transfer, world_size: int, donor: JobRank) -> None:
+        self.donor = donor
         self._donor = transfer.donor
         self._receivers = transfer.receivers
         self._whole = len(set(transfer.receivers)) + 1 == world_size
@@ -181,6 +187,7 @@ def _donate(recovery: StateRecovery, lane: _Lane) -> int:
     for parcel in _parcels(slots):
         pieces = [tree.as_bytes(tensors[index].contiguous()).to(lane.device) for index in parcel]
         lane.send(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
+    lane.send(_as_tensor(digest(tensors), lane.device))
     return lane.size_bytes
 
 
@@ -217,6 +224,7 @@ def _receive(recovery: StateRecovery, lane: _Lane, target_step: int) -> bytes:
         loose = tree.unfold(manifest.loose, give, recovery.parts.loose.own())
         for parcel in _parcels(manifest.slots):
             _fill([targets[index] for index in parcel], lane)
+        _compare([targets[index] for index in range(len(manifest.slots))], lane, recovery.replicas)
         for name, part in recovery.parts.replicated.items():
             part.load_state_dict(filled[name])
         recovery.parts.loose.put(loose or {})
@@ -224,6 +232,23 @@ def _receive(recovery: StateRecovery, lane: _Lane, target_step: int) -> bytes:
         recovery.in_flight.take(manifest.flags)
         recovery.replicas.take(manifest.weights)
     return manifest.position
+
+
+def _compare(received: list[torch.Tensor], lane: _Lane, replicas: Replicas) -> None:
+    """Compare what has arrived with what the donor has by now."""
+    mine = _as_tensor(digest(received), lane.device)
+    theirs = torch.zeros_like(mine)
+    lane.receive(theirs)
+    if not torch.equal(mine, theirs):
+        replicas.distrusts = lane.donor
+        raise DistrustError(
+            f"the state that rank {lane.donor} has sent has another digest here than there: a bit has flipped, in its "
+            "memory, on the way or here; it gives nothing away any more"
+        )
+
+
+def _as_tensor(text: str, device: torch.device) -> torch.Tensor:
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(device)
 
 
 def _receive_manifest(lane: _Lane) -> _Manifest:

@@ -10,15 +10,14 @@ Rules:
 """
 
 import hashlib
-from typing import Any, Final
+from typing import Any
 
 import torch
 
+from taskd.adaptors.training.digests import digest
 from taskd.adaptors.training.inflight import pipelining
 from taskd.adaptors.training.inflight.fsdp2 import sharded_parameters, unsharded_parameters
 from taskd.adaptors.training.parts import Parts
-
-_PIECE: Final = 1 << 20
 
 
 def is_part(tensor: Any) -> bool:
@@ -99,11 +98,7 @@ def name_of(parts: Parts) -> str:
 
 
 def digest_of(parts: Parts) -> str:
-    """A digest of every parameter of this rank, of the parts that it has where they are sharded.
-
-    Sums of the words of each tensor, each multiplied by an odd number of its place, modulo 2^64: one pass over memory
-    on the tensor's own device.
-    """
+    """A digest of every parameter of this rank, of the parts that it has where they are sharded."""
     tensors: dict[int, torch.Tensor] = {}
     specs = list(Specs(parts))
     whole = [parameter for parameter in parts.parameters() if not is_part(parameter)]
@@ -111,13 +106,4 @@ def digest_of(parts: Parts) -> str:
     for tensor in (*specs, *whole):
         if id(tensor) not in unsharded:
             tensors.setdefault(id(tensor), local(tensor))
-    return hashlib.blake2b(repr(list(map(_sums, tensors.values()))).encode(), digest_size=4).hexdigest()
-
-
-def _sums(tensor: torch.Tensor) -> list[int]:
-    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
-    words = flat[: len(flat) // 4 * 4].view(torch.int32)
-    rest = flat[len(words) * 4 :]
-    odd = torch.arange(1, 2 * min(len(words), _PIECE), 2, dtype=torch.int64, device=tensor.device)
-    sums = [int((piece.to(torch.int64) * odd[: len(piece)]).sum()) for piece in torch.split(words, _PIECE)]
-    return [len(flat), *sums, *rest.tolist()]
+    return digest(tensors.values(), size_bytes=4)

@@ -1,5 +1,7 @@
 """The plan of the next world, and the milestones on the way to it."""
 
+from msgspec.structs import replace
+
 from taskd.core.membership import quorum
 from taskd.core.policy import Strategy
 from taskd.core.recovery.actions import Note
@@ -9,8 +11,8 @@ from taskd.core.recovery.orders import send
 from taskd.core.recovery.ranks import Restore, plan_restore
 from taskd.core.recovery.world import World, replica_sets
 from taskd.core.rendezvous import NOWHERE, Rendezvous
-from taskd.wire.kinds import WorldRank
-from taskd.wire.messages import NodeStatus, Order, Transfer, WorldPlan
+from taskd.wire.kinds import NOBODY, WorldRank
+from taskd.wire.messages import Condition, NodeStatus, Order, Transfer, WorldPlan
 from taskd.wire.text import line
 
 
@@ -43,6 +45,8 @@ def echoes(job: Job, status: NodeStatus) -> bool:
 def plan_of(job: Job) -> Restore | None:
     """Which step all resume at, and who gives its state to whom; None if that cannot be."""
     held = {rank: view.status for rank, view in job.world.ranks.items() if view.status is not None}
+    for rank in {status.distrusts for status in held.values() if status.distrusts != NOBODY} & held.keys():
+        held[rank] = replace(held[rank], condition=Condition.TORN)
     return plan_restore(held, replica_sets(job.world))
 
 

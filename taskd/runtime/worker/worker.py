@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from taskd.config.worker import WorkerConfig
@@ -25,6 +26,7 @@ from taskd.runtime.worker.lifeline import Lifeline
 from taskd.runtime.worker.stacks import all_stacks, main_stack
 from taskd.wire.accounts import Account, LockSeen
 from taskd.wire.codec import decode_to_local, encode
+from taskd.wire.kinds import NOBODY, JobRank
 from taskd.wire.messages import (
     Abandon,
     AccountRequest,
@@ -80,6 +82,15 @@ class Breaker(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class StateHeld:
+    """What a rank has of the state, digests of its parameters, and whose state has not arrived as it was sent."""
+
+    replicas: str = ""
+    weights: tuple[str, ...] = ()
+    distrusts: JobRank = NOBODY
+
+
 class AbandonedError(TaskdError):
     """The agent said that no recovery will come. The main thread lets its own exception go on."""
 
@@ -96,8 +107,8 @@ class WorkerLink:
         self._breaker: Breaker | None = None
         self._broken = False
         self._lock_seen: LockSeen | None = None
-        self.holding: Callable[[], tuple[str, tuple[str, ...]]] = lambda: ("", ())
-        """What this rank has of the state and digests of its parameters, for each report."""
+        self.holding: Callable[[], StateHeld] = StateHeld
+        """Asked for each report."""
         self._orders: list[WorldPlan | AbandonedError | None] = []
         hello = Hello(
             role="worker",
@@ -281,7 +292,7 @@ class WorkerLink:
     def _report(self, report: Report) -> None:
         if report.stage is Stage.PAUSED:
             self._orders.clear()  # an order of the world that has just failed
-        replicas, weights = self.holding()
+        holding = self.holding()
         self._send(
             WorkerReport(
                 generation=report.generation,
@@ -290,8 +301,9 @@ class WorkerLink:
                 condition=report.condition,
                 cause=report.cause,
                 at_s=time.monotonic(),
-                replicas=replicas,
-                weights=weights,
+                replicas=holding.replicas,
+                weights=holding.weights,
+                distrusts=holding.distrusts,
             )
         )
 

@@ -1,7 +1,10 @@
 """Ways to get the recovery of sharded models wrong, each done to the taskd of this process: a scene must notice."""
 
+import os
 from collections.abc import Callable
 from typing import Any, Final
+
+import torch.distributed as dist
 
 from taskd.adaptors.groups import handle
 from taskd.adaptors.training import replicas
@@ -51,6 +54,22 @@ def no_handle_in_meshes() -> None:
     put(handle, _handles=Empty())
 
 
+def flip_a_bit() -> None:
+    """Rank 0 sends its largest tensor, once, with another bit: no mutation, but a fault that is to be found."""
+    send = dist.isend
+    flips = [1 if os.environ.get("RANK") == "0" else 0]
+
+    def isend(tensor: Any, receiver: int) -> Any:
+        if flips[0] and tensor.nbytes > 4096:
+            flips[0] = 0
+            tensor = tensor.clone()
+            tensor[len(tensor) // 2] ^= 4
+        return send(tensor, receiver)
+
+    put(dist, isend=isend)
+
+
 MUTATIONS: Final[dict[str, Callable[[], None]]] = {
-    mutation.__name__: mutation for mutation in (keep_gradients, one_set, leave_buffers, no_handle_in_meshes)
+    mutation.__name__: mutation
+    for mutation in (keep_gradients, one_set, leave_buffers, no_handle_in_meshes, flip_a_bit)
 }

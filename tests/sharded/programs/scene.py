@@ -83,6 +83,22 @@ now = [-1]
 """The step that is being done."""
 
 
+def ddp() -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
+    """All of it on each rank."""
+    mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
+    model = network()
+    wrapper = nn.parallel.DistributedDataParallel(model, device_mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def step(number: int) -> None:
+        rows, kinds = batch(number, 0, dist.get_rank())
+        loss = cross_entropy(wrapper(rows), kinds)
+        diary.saw(number, loss)
+        loss.backward()
+
+    return model, optimizer, mesh, step
+
+
 def hsdp() -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
     """Sharded over two ranks, replicated on two others; the embedding and the head are the root group's."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
@@ -183,7 +199,7 @@ def main() -> None:
     MUTATIONS.get(os.environ.get("SCENE_MUTATION", ""), lambda: None)()
     dist.init_process_group("gloo")
     diary.moment("setup")
-    model, optimizer, mesh, work = {"hsdp": hsdp, "tp": tp, "pp": pp}[os.environ["SCENE_KIND"]]()
+    model, optimizer, mesh, work = {"ddp": ddp, "hsdp": hsdp, "tp": tp, "pp": pp}[os.environ["SCENE_KIND"]]()
     in_the_middle(moment)
     state = taskd.TrainState(model=model, optimizer=optimizer, seed=1)
     kept = [id(one) for one in (model, optimizer, mesh, dist.group.WORLD, *model.parameters())]
