@@ -3,10 +3,13 @@
 from pathlib import Path
 from signal import SIGKILL
 
+from taskd.adaptors.groups.world import GroupWorld
 from taskd.adaptors.torchrun.handles import RankHandles
 from taskd.adaptors.torchrun.host import TorchrunHost
 from taskd.adaptors.training.checkpoint_files import position_file
 from taskd.adaptors.training.checkpoint_ranks import Ranks
+from taskd.adaptors.training.recovery import StateRecovery
+from taskd.adaptors.training.restore import restore as restore_state
 from taskd.config.worker import WorkerConfig
 from taskd.core.agent import Fence, Node, Start, Take
 from taskd.core.diagnosis.account import finding
@@ -156,6 +159,15 @@ def in_a_checkpoint(ranks: Ranks, rank: JobRank) -> JobRank:
     position_file(rank)  # must fail
     WorkerConfig(Path(), 0, Path(), 0, 0, rank=ranks.rank)  # must fail
     return ranks.rank  # must fail
+
+
+def in_a_rank(groups: GroupWorld, recovery: StateRecovery, plan: WorldPlan, rank: JobRank, at: WorldRank) -> JobRank:
+    """A rank of the job where that of a world is wanted, and the other way round."""
+    restore_state(recovery, plan, rank)  # must fail
+    groups.rebuild(plan, at)  # must fail
+    recovery.enter_world(at, rank, 4, 4)  # must fail
+    groups.members.present((at,))  # must fail
+    return groups.members.rank_of(rank)  # must fail
 
 
 def of_every_kind(

@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 
 from taskd.adaptors.groups.handle import GroupHandle
+from taskd.wire.kinds import JobRank
 from tests.groups.basics import CASE, RANK, SIZE, WORLD, begin, finish, plan, total
 from tests.leave import leave
 
@@ -15,7 +16,7 @@ def alone() -> None:
     if RANK:
         groups["own"] = dist.new_group([1], use_local_synchronization=True)
     groups["both"] = dist.new_group([0, 1])
-    WORLD.rebuild(plan(1), RANK)
+    WORLD.rebuild(plan(1), JobRank(RANK))
     assert [total(group) for group in groups.values()] == ([1, 1] if RANK else [1])
     finish()
 
@@ -26,7 +27,7 @@ def kept_default() -> None:
     everyone = dist.group.WORLD
     assert isinstance(everyone, GroupHandle)
     inner = everyone.inner()
-    WORLD.rebuild(plan(1), RANK)
+    WORLD.rebuild(plan(1), JobRank(RANK))
     assert dist.group.WORLD is everyone
     assert everyone.inner() is not inner
     assert total(everyone) == total() == SIZE * (SIZE - 1) / 2

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from taskd.adaptors.groups.members import Members, refuse_meshes
 from taskd.adaptors.groups.unstick import break_without_shim
 from taskd.errors import RebuildError, RefusedError
+from taskd.wire.kinds import JobRank
 from tests.groups.basics import CASE, KEY, PORT, RANK, SIZE, WORLD, begin, finish, plan, total
 from tests.leave import leave
 
@@ -47,7 +48,7 @@ def rounds() -> None:
     tagged = dist.distributed_c10d._find_or_create_pg_by_ranks_and_tag("mine", list(range(SIZE)), SIZE)
     before = {}
     for generation in range(1, 201):
-        WORLD.rebuild(plan(generation), RANK)
+        WORLD.rebuild(plan(generation), JobRank(RANK))
         expected = SIZE * (SIZE - 1) / 2
         assert total() == total(everyone) == total(tagged) == expected
         assert dist.get_world_size(everyone) == SIZE
@@ -94,7 +95,7 @@ def shrinks() -> None:
         if RANK not in members:  # nobody is ahead of the world: a later one would sweep its keys away
             clock.wait([f"over-{generation}"], timedelta(seconds=60))
             continue
-        WORLD.rebuild(plan(generation, members), RANK)
+        WORLD.rebuild(plan(generation, members), JobRank(RANK))
         for model in models:
             model._update_process_group(WORLD.current(model.process_group))
         assert (dist.get_rank(), dist.get_world_size()) == (members.index(RANK), len(members))
@@ -134,10 +135,10 @@ def new_groups_in_a_smaller_world() -> None:
     if RANK == 0:
         finish()
         return
-    WORLD.rebuild(plan(1, (2, 1)), RANK)
+    WORLD.rebuild(plan(1, (2, 1)), JobRank(RANK))
     pair = new_group([0, 1])
     assert [call.ranks for call in WORLD._calls] == [(), (2, 1)]
-    WORLD.rebuild(plan(2, (1, 2)), RANK)
+    WORLD.rebuild(plan(2, (1, 2)), JobRank(RANK))
     assert total(pair) == 3
     assert dist.get_process_group_ranks(pair) == [1, 0]
     dist.barrier()
@@ -150,9 +151,9 @@ def meshes() -> None:
 
     begin()
     mesh = init_device_mesh("cpu", (SIZE,))
-    WORLD.rebuild(plan(1), RANK)
+    WORLD.rebuild(plan(1), JobRank(RANK))
     with pytest.raises(RebuildError, match=r"a device mesh has the ranks \[0, 1, 2\], .* ranks \(0, 2\)"):
-        refuse_meshes(Members((0, 2))) if RANK == 1 else WORLD.rebuild(plan(2, (0, 2)), RANK)
+        refuse_meshes(Members((JobRank(0), JobRank(2)))) if RANK == 1 else WORLD.rebuild(plan(2, (0, 2)), JobRank(RANK))
     assert total(mesh.get_group()) == 3  # nothing has been left
     dist.barrier()
 
@@ -160,9 +161,9 @@ def meshes() -> None:
 def outside() -> None:
     """A plan without this rank, and one that contradicts itself."""
     with pytest.raises(RebuildError, match=r"rank 2 of the job is not in the new world of \(0, 1\)"):
-        WORLD.rebuild(plan(1, (0, 1)), 2)
+        WORLD.rebuild(plan(1, (0, 1)), JobRank(2))
     with pytest.raises(RebuildError, match="expected 2 different ranks"):
-        WORLD.rebuild(plan(1, (1, 1)), 1)
+        WORLD.rebuild(plan(1, (1, 1)), JobRank(1))
 
 
 def new_groups_after() -> None:
@@ -172,9 +173,9 @@ def new_groups_after() -> None:
     begin()
     first, second = new_group(), new_group()
     dist.destroy_process_group(first)
-    WORLD.rebuild(plan(1), RANK)
+    WORLD.rebuild(plan(1), JobRank(RANK))
     third = new_group()
-    WORLD.rebuild(plan(2), RANK)
+    WORLD.rebuild(plan(2), JobRank(RANK))
     assert [second.group_name, third.group_name] == ["2", "3"]
     assert total(second) == total(third) == SIZE * (SIZE - 1) / 2
     gather = getattr(functional, "all_gather_single", functional.all_gather_tensor)  # the newer name, the older one
@@ -193,7 +194,7 @@ def different() -> None:
     begin()
     dist.distributed_c10d._new_group_with_tag([0, 1], pg_tag=f"of rank {RANK}")
     with pytest.raises(RefusedError, match="made other process groups"):
-        WORLD.rebuild(plan(1), RANK)
+        WORLD.rebuild(plan(1), JobRank(RANK))
     assert not dist.is_initialized()
     finish()
 
@@ -260,13 +261,13 @@ def interrupted() -> None:
         thread.start()
         started = time.monotonic()
         with pytest.raises(RebuildError, match="generation 3 was not formed"):
-            WORLD.rebuild(plan(3, timeout_s=60), RANK)
+            WORLD.rebuild(plan(3, timeout_s=60), JobRank(RANK))
         thread.join()
         assert time.monotonic() - started < 10
         assert result[0]
         with pytest.raises(RebuildError, match="outdated"):
-            WORLD.rebuild(plan(4, timeout_s=60), RANK)
-    WORLD.rebuild(plan(5), RANK)
+            WORLD.rebuild(plan(4, timeout_s=60), JobRank(RANK))
+    WORLD.rebuild(plan(5), JobRank(RANK))
     assert total() == SIZE * (SIZE - 1) / 2
     dist.barrier()
     dist.destroy_process_group()
@@ -279,14 +280,14 @@ def never_formed() -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     started = time.monotonic()
     with pytest.raises(RebuildError, match="within 2 s"):
-        WORLD.rebuild(plan(1, timeout_s=2), RANK)
+        WORLD.rebuild(plan(1, timeout_s=2), JobRank(RANK))
     assert 1 < time.monotonic() - started < 20
 
 
 def own_timeout() -> None:
     """Forming has the plan's timeout, collectives afterwards the script's own."""
     begin(timeout=timedelta(seconds=2))
-    WORLD.rebuild(plan(1, timeout_s=60), RANK)
+    WORLD.rebuild(plan(1, timeout_s=60), JobRank(RANK))
     total()
     if RANK == SIZE - 1:
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -48,7 +48,7 @@ def total(group: dist.ProcessGroup | None = None) -> float:
 
 def alone() -> None:
     """A newcomer sets itself up without any peer or store."""
-    WORLD.pretend(RANK, SIZE)
+    WORLD.pretend(JobRank(RANK), SIZE)
     dist.init_process_group("gloo")
     pair, others = dist.new_group([1, 2]), dist.new_group([0, 3])
     assert others == dist.GroupMember.NON_GROUP_MEMBER
@@ -79,14 +79,14 @@ def alone() -> None:
 
 def alone_no_more() -> None:
     """Whoever has got hold of an inner group of the set-up is refused every collective when its world is joined."""
-    WORLD.pretend(RANK, SIZE)
+    WORLD.pretend(JobRank(RANK), SIZE)
     dist.init_process_group("gloo")
     everyone, model = dist.group.WORLD, DistributedDataParallel(nn.Linear(3, 3))
     assert isinstance(everyone, GroupHandle)
     lone = everyone.inner()
     for collective in collectives(lone):
         collective()
-    WORLD.rebuild(plan(1, (RANK,)), RANK)
+    WORLD.rebuild(plan(1, (RANK,)), JobRank(RANK))
     assert total() == total(everyone) == RANK
     model(torch.ones(2, 3)).sum().backward()
     for collective in collectives(lone):
@@ -122,15 +122,15 @@ def collectives(group: dist.ProcessGroup) -> list[Callable[[], object]]:
 
 def dead_store() -> None:
     """No store answers: an error with the address, soon."""
-    WORLD.pretend(RANK, SIZE)
+    WORLD.pretend(JobRank(RANK), SIZE)
     dist.init_process_group("gloo")
     with pytest.raises(RebuildError, match=f"no store answers at 127.0.0.1:{PORT}"):
-        WORLD.rebuild(plan(1, timeout_s=1), RANK)
+        WORLD.rebuild(plan(1, timeout_s=1), JobRank(RANK))
 
 
 def dropped() -> None:
     """A wrapper that the script has dropped stands in nobody's way, one that the state does not cover does."""
-    WORLD.pretend(RANK, SIZE)
+    WORLD.pretend(JobRank(RANK), SIZE)
     dist.init_process_group("gloo")
     first = DistributedDataParallel(nn.Linear(3, 3))
     vars(first)["itself"] = first
@@ -178,7 +178,7 @@ def refused() -> None:
     c10d, timeout = dist.distributed_c10d, timedelta(seconds=9)
     c10d._new_process_group_helper(1, 0, [], c10d.Backend("gloo"), own, group_name="mine", timeout=timeout)  # type: ignore[arg-type]
     with pytest.raises(RefusedError, match=r"\['mine'\] were made by split_group .* or of a store of the script's own"):
-        WORLD.rebuild(plan(1, (0,)), 0)
+        WORLD.rebuild(plan(1, (0,)), JobRank(0))
 
 
 torch.set_num_threads(1)

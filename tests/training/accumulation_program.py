@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from taskd.adaptors.training.state import TrainState
+from taskd.wire.kinds import JobRank
 from tests.training.share_program import FULL, PORT, RANK, batch, join, main, make
 
 MICRO = 3
@@ -104,7 +105,7 @@ def accumulated_in_full() -> None:
     """In the full world both loops make the bits of a script without shares."""
     plain, *others = [counted() for _ in range(3)]
     for state, step in zip((plain, *others), (without_shares, in_each_share, around_the_shares), strict=True):
-        state._recovery.begin(RANK)
+        state._recovery.begin(JobRank(RANK))
         train_so(state, step, 4)
     for other in others:
         for mine, theirs in zip(other.model.parameters(), plain.model.parameters(), strict=True):

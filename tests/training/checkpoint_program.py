@@ -23,6 +23,7 @@ from taskd.adaptors.training import checkpoint_files as files
 from taskd.adaptors.training.checkpoint import dump, load_latest
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import CheckpointError
+from taskd.wire.kinds import JobRank
 from tests.leave import leave
 from tests.training.checkpoint_state import contents, draws, make, train
 
@@ -209,7 +210,7 @@ def main() -> None:
     world = GroupWorld()
     rank, size = (1, 3) if CASE == "alone" else (RANK, SIZE)
     if CASE == "alone":
-        world.pretend(rank, size)
+        world.pretend(JobRank(rank), size)
     else:
         world.observe()
     store = PrefixStore(f"{CASE} {SIZE}", TCPStore("127.0.0.1", PORT, is_master=False, wait_for_workers=False))

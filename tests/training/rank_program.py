@@ -25,6 +25,7 @@ from taskd.adaptors.groups import GroupWorld
 from taskd.adaptors.training.layout import layout_of, repoint
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.state import TrainState
+from taskd.wire.kinds import JobRank, WorldRank
 from taskd.wire.messages import WorldPlan
 from tests.leave import leave
 
@@ -108,9 +109,9 @@ class Rank:
         report = {"step": self.state.step, "condition": self.state._recovery.condition().value, "cause": cause}
         self.link.set(f"report/{generation}/{self.rank}", json.dumps(report))
         plan = msgspec.json.decode(self.link.get(f"plan/{generation}"), type=WorldPlan)
-        self.world.rebuild(plan, self.rank)
+        self.world.rebuild(plan, JobRank(self.rank))
         self.adopted += repoint(self.state._recovery, self.world, plan).adopted
-        self.notes.append(restore(self.state._recovery, plan, self.rank).note)
+        self.notes.append(restore(self.state._recovery, plan, WorldRank(self.rank)).note)
         self.world.destroy_retired()
 
     def go(self, generation: int) -> None:

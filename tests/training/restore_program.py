@@ -16,7 +16,7 @@ from taskd.adaptors.training.layout import impose, layout_of, repoint
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import DistrustError, RefusedError, RestoreError
-from taskd.wire.kinds import WorldRank
+from taskd.wire.kinds import JobRank, WorldRank
 from taskd.wire.messages import Condition, Transfer, WorldPlan
 from tests.leave import leave
 
@@ -117,7 +117,7 @@ def transfer(receivers: tuple[int, ...], fresh: bool) -> None:
     if fresh and RANK in receivers:
         state._recovery.declare_empty()
     places = {name: t.data_ptr() for name, t in tensors(state).items() if t.is_contiguous() and t.numel()}
-    report = restore(state._recovery, plan(receivers, 3), RANK)
+    report = restore(state._recovery, plan(receivers, 3), WorldRank(RANK))
     assert state._recovery.condition() is Condition.CLEAN
     assert all(parameter.grad is None for parameter in state.model.parameters())
     agree(state, [DONOR, *receivers])
@@ -153,10 +153,10 @@ def misfit() -> None:
         state.model.large = nn.Linear(16, 10)
     if RANK == 3:
         with pytest.raises(RestoreError, match=r"large\.weight"):
-            restore(state._recovery, plan((3,), 2), RANK)
+            restore(state._recovery, plan((3,), 2), WorldRank(RANK))
         assert state._recovery.condition() is Condition.TORN
     else:
-        restore(state._recovery, plan((3,), 2), RANK)
+        restore(state._recovery, plan((3,), 2), WorldRank(RANK))
         assert state._recovery.condition() is Condition.CLEAN
 
 
@@ -175,11 +175,11 @@ def flipped() -> None:
         dist.isend = isend  # type: ignore[assignment]
     if RANK == 3:
         with pytest.raises(DistrustError, match=f"the state that rank {DONOR} has sent has another digest"):
-            restore(state._recovery, plan((3,), 2), RANK)
+            restore(state._recovery, plan((3,), 2), WorldRank(RANK))
         assert state._recovery.replicas.said().distrusts == DONOR
         assert state._recovery.condition() is Condition.TORN
     else:
-        restore(state._recovery, plan((3,), 2), RANK)
+        restore(state._recovery, plan((3,), 2), WorldRank(RANK))
 
 
 def behind() -> None:
@@ -187,9 +187,9 @@ def behind() -> None:
     state = make(2 if RANK else 1)
     if RANK == 0:
         with pytest.raises(RestoreError, match="clean at step 1"):
-            restore(state._recovery, plan((3,), 2), RANK)
+            restore(state._recovery, plan((3,), 2), WorldRank(RANK))
     else:
-        restore(state._recovery, plan((3,), 2), RANK)
+        restore(state._recovery, plan((3,), 2), WorldRank(RANK))
 
 
 def layouts() -> None:
@@ -221,7 +221,7 @@ def elsewhere() -> None:
     wrapper = DistributedDataParallel(nn.Linear(2, 2), process_group=group)
     if RANK == 3:
         wrapper._update_process_group(dist.group.WORLD)
-    WORLD.rebuild(plan((), 1), RANK)
+    WORLD.rebuild(plan((), 1), JobRank(RANK))
     with pytest.raises(
         RefusedError, match=r"restore_program\.py:\d+ communicates in group \S+ with ranks \[0, 1, 2, 3\]"
     ):

@@ -30,7 +30,7 @@ def make(buckets_mb: float = 25, norm: bool = False) -> TrainState:
     net = nn.Sequential(nn.Linear(8, 32), normed, nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 32), nn.Linear(32, 1))
     model = DistributedDataParallel(net, bucket_cap_mb=buckets_mb)
     state = TrainState(seed=3, model=model, optimizer=torch.optim.AdamW(net.parameters(), lr=1e-2))
-    state._recovery.begin(RANK)
+    state._recovery.begin(JobRank(RANK))
     return state
 
 
@@ -68,10 +68,10 @@ def join(state: TrainState, generation: int, members: tuple[int, ...], step: int
         transfers=(Transfer(donor=WorldRank(0), receivers=tuple(map(WorldRank, receivers))),) if receivers else (),
         timeout_s=30,
     )
-    rank = Members.of(plan).rank_of(RANK)
-    WORLD.rebuild(plan, RANK)
+    rank = Members.of(plan).rank_of(JobRank(RANK))
+    WORLD.rebuild(plan, JobRank(RANK))
     repoint(state._recovery, WORLD, plan)
-    state._recovery.enter_world(RANK, rank, len(members), len(FULL))
+    state._recovery.enter_world(JobRank(RANK), rank, len(members), len(FULL))
     assert restore(state._recovery, plan, rank).note == ""
     destroyer = WORLD.destroy_retired()
     assert destroyer is not None
@@ -142,7 +142,7 @@ def full() -> None:
     """In the full world the loop makes the bits of a script without it."""
     with_shares, without = make(), make()
     train(with_shares, 4)
-    without._recovery.begin(RANK)
+    without._recovery.begin(JobRank(RANK))
     for _ in range(4):
         without.optimizer.zero_grad()
         without.model(batch(without.step, RANK)).square().mean().backward()
@@ -177,7 +177,7 @@ def samplers() -> None:
         if receives:
             state._recovery.declare_empty()
         else:
-            state._recovery.begin(RANK)
+            state._recovery.begin(JobRank(RANK))
             net(torch.randn(1, 2)).sum().backward()
             state.optimizer.step()
             state.loader.at = 70 + RANK
@@ -192,8 +192,8 @@ def samplers() -> None:
             transfers=(Transfer(donor=WorldRank(2), receivers=(WorldRank(3),)),),
             timeout_s=30,
         )
-        state._recovery.enter_world(RANK, RANK, 4, 4)
-        note = restore(state._recovery, plan, RANK).note
+        state._recovery.enter_world(JobRank(RANK), WorldRank(RANK), 4, 4)
+        note = restore(state._recovery, plan, WorldRank(RANK)).note
         drawn: list[float] = [0.0] * 4
         dist.all_gather_object(drawn, torch.rand(1).item())
         assert state.loader.at == (72 if receives else 70 + RANK)

@@ -6,6 +6,7 @@ from torch import nn
 
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import ConfigError
+from taskd.wire.kinds import JobRank
 
 
 def make() -> TrainState:
@@ -23,7 +24,7 @@ def test_work_is_done_after_every_so_many_commits() -> None:
     state, seen = make(), []
     state.after_commit(lambda step: seen.append(("each", step)))
     state.after_commit(lambda step: seen.append(("third", step)), every=3)
-    state._recovery.begin(0)
+    state._recovery.begin(JobRank(0))
     for _ in range(4):
         step(state)
     assert seen == [("each", 1), ("each", 2), ("each", 3), ("third", 3), ("each", 4)]
@@ -41,7 +42,7 @@ def test_interrupted_work_is_done_again_with_the_same_random_numbers() -> None:
             raise RuntimeError("a peer has died")
 
     state.after_commit(evaluate, every=2)
-    state._recovery.begin(0)
+    state._recovery.begin(JobRank(0))
     step(state)
     with pytest.raises(RuntimeError):
         step(state)
@@ -58,7 +59,7 @@ def test_an_adopted_step_is_followed_once_all_are_together() -> None:
     state = make()
     seen: list[int] = []
     state.after_commit(seen.append)
-    state._recovery.begin(0)
+    state._recovery.begin(JobRank(0))
     state.model(torch.ones(1, 1)).sum().backward()
     state.optimizer.step()
     state._recovery.adopt()

@@ -63,7 +63,7 @@ def test_what_stood_behind_the_commit_is_told_with_its_line(
     behind = BehindCommit()
     behind.note(error_of(fails), 7, between=between)
     mine = behind.known(plan(target_step))
-    behind.tell([mine if other is None else [other, 1, 0] for other in others], plan(target_step), 1)
+    behind.tell([mine if other is None else [other, 1, 0] for other in others], plan(target_step), WorldRank(1))
     line = f"{__file__}:{fails.__code__.co_firstlineno + 1} was interrupted between the commit of step 7"
     assert (line in caplog.text) is told
 
@@ -73,7 +73,7 @@ def test_a_steps_own_error_is_nothing_behind_the_commit(caplog: pytest.LogCaptur
     loss.register_hook(lambda _gradient: fails())
     behind.note(error_of(loss.backward), 7, between=True)
     assert behind.known(plan(7)) == [False, False, False]
-    behind.tell([[0, 0, 0], [0, 0, 0]], plan(7), 1)
+    behind.tell([[0, 0, 0], [0, 0, 0]], plan(7), WorldRank(1))
     assert caplog.text == ""
 
 
@@ -159,9 +159,9 @@ def test_what_may_be_left_out_is_told(
     train(script, behind)
     capsys.readouterr()
     known = [[0, 1, 0], [0, int(adopt), 0]]
-    behind.tell(known, plan(7, adopt=adopt), 1)
+    behind.tell(known, plan(7, adopt=adopt), WorldRank(1))
     assert caplog.text == "", "another rank tells"
-    behind.tell(known, plan(7, adopt=adopt), 0)
+    behind.tell(known, plan(7, adopt=adopt), WorldRank(0))
     here = next((number for number, line in enumerate(lines, 1) if line.endswith("# here")), None)
     assert bool(caplog.text) is bool(here)
     if here:
@@ -176,9 +176,9 @@ def test_what_was_left_of_an_adopted_step_is_told(
     behind, order = BehindCommit(), plan(target_step, adopt=adopt)
     behind.note(error_of(fails), 7, between=False, rest="train.py:12")
     known = [[0, 0, 0], behind.known(order)]
-    behind.tell(known, order, 0)
+    behind.tell(known, order, WorldRank(0))
     assert caplog.text == "", "the rank that was before it tells"
-    behind.tell(known, order, 1)
+    behind.tell(known, order, WorldRank(1))
     line = f"train.py:12 stands between optimizer.step() and the commit, and is left out of step {target_step}"
     assert (line in caplog.text) is told
 
@@ -191,7 +191,7 @@ def test_an_evaluation_behind_the_commit_is_no_next_step(tmp_path: Path, *, puls
         state._recovery.parts.positions["sampler"] = torch.nn.Identity()
     state._recovery.attach(str(tmp_path / "position"))
     assert state._recovery.shows_steps is pulse
-    state._recovery.begin(0)
+    state._recovery.begin(JobRank(0))
     model(torch.ones(1, 1)).sum().backward()
     state.optimizer.step()
     state.commit()
@@ -211,7 +211,7 @@ def test_who_may_have_been_in_it_is_named_by_its_number_in_the_job(
     behind, script = BehindCommit(), tmp_path / "train.py"
     script.write_text("def train(commit, work):\n    for step in range(2):\n        commit()\n        work(step)\n")
     train(script, behind)
-    behind.tell([[0, 1, 0], [0, 0, 0]], plan(7, members=(0, 3)), 0)
+    behind.tell([[0, 1, 0], [0, 0, 0]], plan(7, members=(0, 3)), WorldRank(0))
     assert "rank 3 may have been in it" in caplog.text
 
 
@@ -219,7 +219,7 @@ def test_nothing_is_told_where_all_ranks_live_and_are_clean(tmp_path: Path, capl
     behind, script = BehindCommit(), tmp_path / "train.py"
     script.write_text("def train(commit, work):\n    for step in range(2):\n        commit()\n        work(step)\n")
     train(script, behind)
-    behind.tell([[0, 1, 0], [0, 1, 0]], plan(7), 0)
+    behind.tell([[0, 1, 0], [0, 1, 0]], plan(7), WorldRank(0))
     assert caplog.text == ""
 
 
@@ -231,7 +231,7 @@ def test_the_place_is_sought_once_in_each_world(tmp_path: Path, caplog: pytest.L
         train(script, behind)
     for script in (first, second):
         caplog.clear()
-        behind.tell([[0, 1, 0], [0, 0, 0]], plan(7), 0)
+        behind.tell([[0, 1, 0], [0, 0, 0]], plan(7), WorldRank(0))
         assert f"{script}:4 stands behind the commit" in caplog.text
         train(second, behind)
 
@@ -242,5 +242,5 @@ def test_a_script_without_text_is_left_alone(caplog: pytest.LogCaptureFixture) -
     exec(compile("def train():\n  for i in range(1):\n    commit()\n    work()", "gone.py", "exec"), names)
     with pytest.raises(NameError):
         names["train"]()
-    behind.tell([[0, 1, 0], [0, 0, 0]], plan(7), 0)
+    behind.tell([[0, 1, 0], [0, 0, 0]], plan(7), WorldRank(0))
     assert caplog.text == ""

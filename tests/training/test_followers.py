@@ -10,6 +10,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import ConfigError
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Condition
 
 STEPS = 3
@@ -40,7 +41,7 @@ def make(**parts: Any) -> TrainState:
     model = nn.Linear(3, 3)
     made = {name: part(model) for name, part in parts.items()}
     state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), replicated=made)
-    state._recovery.begin(0)
+    state._recovery.begin(JobRank(0))
     return state
 
 
@@ -191,7 +192,7 @@ def test_what_a_forward_pass_changes_of_a_model_is_put_back(commits: int) -> Non
     torch.manual_seed(0)
     model = Contrast()
     state = TrainState(model=model, optimizer=torch.optim.SGD(model.query.parameters(), lr=0.1))
-    state._recovery.begin(0)
+    state._recovery.begin(JobRank(0))
     for _ in range(commits):
         step(state)
         state.commit()
@@ -210,7 +211,7 @@ def test_what_a_closure_changes_of_a_model_is_not_put_back() -> None:
     torch.manual_seed(0)
     model = Contrast()
     state = TrainState(model=model, optimizer=torch.optim.SGD(model.query.parameters(), lr=0.1))
-    state._recovery.begin(0)
+    state._recovery.begin(JobRank(0))
 
     def closure() -> torch.Tensor:
         loss: torch.Tensor = model(torch.ones(2, 3)).sum()
@@ -351,7 +352,7 @@ class Ends:
 def test_what_is_done_again_at_the_end_of_an_epoch_is_done_once(stop_at: str) -> None:
     whole, ends = Ends(), Ends()
     for run in (whole, ends):
-        run.state._recovery.begin(0)
+        run.state._recovery.begin(JobRank(0))
     whole.train(loop=True)
     with pytest.raises(RuntimeError):
         ends.train(loop=True, stop_at=stop_at)
@@ -364,7 +365,7 @@ def test_what_is_done_again_at_the_end_of_an_epoch_is_done_once(stop_at: str) ->
 
 def test_a_scheduler_that_is_ahead_is_said_where_nothing_is_done_again() -> None:
     ends = Ends()
-    ends.state._recovery.begin(0)
+    ends.state._recovery.begin(JobRank(0))
     with pytest.raises(RuntimeError):
         ends.train(loop=False, stop_at="ended 0")
     assert "StepLR was advanced after the commit, and is left so" in ends.state._recovery.rollback()

@@ -15,6 +15,7 @@ from taskd.adaptors.training.kinds import sort
 from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.refusals import tell_inexact
 from taskd.adaptors.training.state import TrainState
+from taskd.wire.kinds import JobRank
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def numbers() -> tuple[float, float]:
 def test_numbers_after_the_last_forward_are_not_those_of_who_died(tmp_path: Path) -> None:
     """Its peers have made the step: the replacement goes on as it was behind the forward pass."""
     state = make(None, tmp_path / "position")
-    state._recovery.begin(0)
+    state._recovery.begin(JobRank(0))
     state.model(torch.ones(1, 2)).sum().backward()
     drawn = numbers()
     state.optimizer.step()
@@ -67,7 +68,7 @@ def test_numbers_after_the_last_forward_are_not_those_of_who_died(tmp_path: Path
 def test_numbers_between_two_steps_are_taken_from_the_next_one(tmp_path: Path) -> None:
     """With a seed; a step that is done again then begins with them."""
     state = make(1, tmp_path / "position")
-    state._recovery.begin(0)
+    state._recovery.begin(JobRank(0))
     state.commit()
     between, inside = numbers(), numbers()
     state._recovery.return_to(1)

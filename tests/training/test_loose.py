@@ -4,6 +4,7 @@ import torch
 
 from taskd.adaptors.training.loose import Loose
 from taskd.adaptors.training.state import TrainState
+from taskd.wire.kinds import JobRank
 
 
 def make() -> torch.nn.Module:
@@ -43,7 +44,7 @@ def test_a_buffer_made_in_inference_mode() -> None:
     with torch.inference_mode():
         model.register_buffer("table", torch.ones(3), persistent=False)
     state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-    state._recovery.begin(0)
+    state._recovery.begin(JobRank(0))
     model(torch.ones(1, 2)).sum().backward()
     state.optimizer.step()
     state.commit()

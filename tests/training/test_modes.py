@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from taskd.adaptors.training.state import TrainState
+from taskd.wire.kinds import JobRank
 
 
 def make() -> TrainState:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(2))
     state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-    state._recovery.begin(0)
+    state._recovery.begin(JobRank(0))
     return state
 
 

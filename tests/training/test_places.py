@@ -26,6 +26,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from taskd.adaptors.training.state import TrainState
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Condition
 
 SAMPLES, BATCH, EPOCHS = 20, 4, 3
@@ -193,7 +194,7 @@ def release(state: TrainState) -> None:
 
 def undisturbed(kind: str, train: Train, seed: int | None) -> Log:
     state, log = set_up(kind, seed), Log()
-    state._recovery.begin(0)
+    state._recovery.begin(JobRank(0))
     train(state, log, (-1, ""))
     release(state)
     return log
@@ -202,7 +203,7 @@ def undisturbed(kind: str, train: Train, seed: int | None) -> Log:
 def disturbed(kind: str, train: Train, seed: int | None, cut: tuple[int, str], *, newcomer: bool) -> tuple[int, Log]:
     """The committed step, and what is seen from there on."""
     state = set_up(kind, seed)
-    state._recovery.begin(0)
+    state._recovery.begin(JobRank(0))
     with pytest.raises(Cut) as caught:
         train(state, [], cut)
     if cut[1] == "stepped":
@@ -214,7 +215,7 @@ def disturbed(kind: str, train: Train, seed: int | None, cut: tuple[int, str], *
     if newcomer:
         release(state)
         state = set_up(kind, seed)
-        state._recovery.begin(0)
+        state._recovery.begin(JobRank(0))
         next(iter(state.loader))  # as a newcomer's set-up may
         with state._recovery.restoring(step):
             pass
@@ -306,7 +307,7 @@ def test_where_the_order_of_a_pass_comes_from() -> None:
 
 def test_what_was_handed_out_is_not_loaded_again() -> None:
     state = set_up("shuffle")
-    state._recovery.begin(0)
+    state._recovery.begin(JobRank(0))
     with pytest.raises(Cut):
         by_steps(state, [], (3, "committed"))
     payload = state._recovery.position(3)
@@ -323,7 +324,7 @@ def test_an_iterable_dataset_is_read_again_and_said_so(caplog: pytest.LogCapture
 
 def test_an_epoch_that_begins_again_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     state = set_up("distributed")
-    state._recovery.begin(0)
+    state._recovery.begin(JobRank(0))
     with pytest.raises(Cut):
         by_steps(state, [], (7, "committed"))
     state._recovery.return_to(7)
@@ -346,7 +347,7 @@ def test_iterating_a_loader_leaves_the_global_generators() -> None:
 @pytest.mark.parametrize("by_hand", [True, False])
 def test_a_script_that_skips_by_hand_is_told_so(caplog: pytest.LogCaptureFixture, by_hand: bool) -> None:
     state = set_up("plain")
-    state._recovery.begin(0)
+    state._recovery.begin(JobRank(0))
     with pytest.raises(Cut):
         by_steps(state, [], (2, "committed"))
     state._recovery.return_to(2)

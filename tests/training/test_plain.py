@@ -9,6 +9,7 @@ import torch
 
 from taskd.adaptors.training.plain import Plain
 from taskd.adaptors.training.state import TrainState
+from taskd.wire.kinds import JobRank
 
 
 class Net(torch.nn.Module):
@@ -67,7 +68,7 @@ def test_a_step_that_is_done_again_moves_them_once(steps: int) -> None:
     state, calm = make(), make()
     for one in (state, calm):
         one.model(torch.ones(4, 2))  # a pass of the set-up
-        one._recovery.begin(0)
+        one._recovery.begin(JobRank(0))
         for number in range(steps):
             step(one, number)
     forward(state, steps)
@@ -79,7 +80,7 @@ def test_a_step_that_is_done_again_moves_them_once(steps: int) -> None:
 
 def test_a_new_process_takes_those_that_have_changed() -> None:
     donor, newcomer = make(), make()
-    donor._recovery.begin(0)
+    donor._recovery.begin(JobRank(0))
     newcomer._recovery.declare_empty()
     newcomer.model.rate = donor.model.rate = 0.2
     for number in range(5):
@@ -96,7 +97,7 @@ def test_a_torn_process_takes_those_of_the_step_that_is_done_again() -> None:
     for steps in (0, 5):
         donor, torn = make(), make()
         for one in (donor, torn):
-            one._recovery.begin(0)
+            one._recovery.begin(JobRank(0))
             for number in range(steps):
                 step(one, number)
         before = [repr(value) for value in values(donor)[:4]]
@@ -108,7 +109,7 @@ def test_a_torn_process_takes_those_of_the_step_that_is_done_again() -> None:
 def test_what_differed_before_stays_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
     donor, newcomer = make(), make()
     donor.model.tau = 0.5
-    donor._recovery.begin(0)
+    donor._recovery.begin(JobRank(0))
     newcomer._recovery.declare_empty()
     step(donor, 0)
     newcomer._recovery.parts.plain.put(donor._recovery.parts.plain.changed())
@@ -118,7 +119,7 @@ def test_what_differed_before_stays_and_is_told(caplog: pytest.LogCaptureFixture
 
 def test_those_that_move_are_told_once_with_the_line_that_reads_them(caplog: pytest.LogCaptureFixture) -> None:
     state = make()
-    state._recovery.begin(0)
+    state._recovery.begin(JobRank(0))
     for number in range(2):
         step(state, number)
     assert not caplog.records
@@ -145,7 +146,7 @@ class Scheduled(torch.nn.Module):
 
 def test_what_changes_between_commit_and_forward_stays_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
     state = make(Scheduled())
-    state._recovery.begin(0)
+    state._recovery.begin(JobRank(0))
     for number in range(3):
         step(state, number)
         state.model.drop *= 0.9
@@ -159,7 +160,7 @@ def test_what_changes_between_commit_and_forward_stays_and_is_told(caplog: pytes
 
 def test_what_changes_late_is_told_when_a_step_is_done_again(caplog: pytest.LogCaptureFixture) -> None:
     state = make(Scheduled())
-    state._recovery.begin(0)
+    state._recovery.begin(JobRank(0))
     for number in range(8):
         step(state, number)
     state.model.drop = 0.1
@@ -172,7 +173,7 @@ def test_what_changes_late_is_told_when_a_step_is_done_again(caplog: pytest.LogC
 
 def test_constants_cost_nothing_after_the_first_steps(caplog: pytest.LogCaptureFixture) -> None:
     state = make(Scheduled())
-    state._recovery.begin(0)
+    state._recovery.begin(JobRank(0))
     for number in range(5):
         step(state, number)
     assert not state._recovery.parts.plain.watching
@@ -193,7 +194,7 @@ def test_what_cannot_be_looked_at_is_left_alone() -> None:
             self.far = torch.empty(2, device="meta")
 
     state = make(Odd())
-    state._recovery.begin(0)
+    state._recovery.begin(JobRank(0))
     for number in range(4):
         step(state, number)
     assert state._recovery.parts.plain.changed() == []

@@ -11,6 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from taskd.adaptors.training.rest import Rest
 from taskd.adaptors.training.state import TrainState
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Condition
 
 INTERRUPTED = 3
@@ -28,7 +29,7 @@ class Script:
         self.scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
         self.ema = AveragedModel(model)
         self.state = TrainState(model=model, optimizer=optimizer, scheduler=self.scheduler, ema=self.ema)
-        self.state._recovery.begin(0)
+        self.state._recovery.begin(JobRank(0))
         self.names: dict[str, Any] = {
             "torch": torch,
             "state": self.state,

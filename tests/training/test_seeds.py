@@ -13,6 +13,7 @@ from taskd.adaptors.training.position_file import SLOT_BYTES
 from taskd.adaptors.training.seeds import Seeds, mix
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import ConfigError
+from taskd.wire.kinds import JobRank, WorldRank
 
 
 class Counter:
@@ -69,14 +70,14 @@ def test_each_step_begins_with_its_own_numbers(attached: bool, tmp_path: Path) -
     if attached:
         state._recovery.attach(str(tmp_path / "position"))
         assert state._recovery.shows_steps, "the core does not count these steps"
-    state._recovery.begin(4)
+    state._recovery.begin(JobRank(4))
     seen = []
     for step in range(3):
         seen.append(draw())
         assert seen[step] == numbers_of(9, 4, step)
         state.commit()
     elsewhere = make(9)  # on another node: no position file
-    elsewhere._recovery.enter_world(4, 3, 4, 5)
+    elsewhere._recovery.enter_world(JobRank(4), WorldRank(3), 4, 5)
     elsewhere.step = 2
     assert elsewhere._recovery.return_to(2) == ""
     assert draw() == seen[2]
@@ -97,13 +98,13 @@ def test_data_positions_are_put_down_with_a_seed_too(tmp_path: Path) -> None:
     counter = Counter()
     state = make(9, data={"loader": counter})
     state._recovery.attach(str(tmp_path / "position"))
-    state._recovery.begin(1)
+    state._recovery.begin(JobRank(1))
     for step in (1, 2):
         counter.at = 10 * step
         state.commit()
     again = make(9, data={"loader": Counter()})
     again._recovery.attach(str(tmp_path / "position"))
-    again._recovery.enter_world(1, 1, 2, 2)
+    again._recovery.enter_world(JobRank(1), WorldRank(1), 2, 2)
     assert again._recovery.return_to(1) == ""
     assert (again.loader.at, draw()) == (10, numbers_of(9, 1, 1))
     note = make(9, data={"loader": Counter()})._recovery.return_to(1)

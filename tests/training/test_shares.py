@@ -15,6 +15,7 @@ from torch.utils.data import DistributedSampler
 from taskd.adaptors.training.shares import shares_of
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import ConfigError
+from taskd.wire.kinds import JobRank, WorldRank
 from tests.launch import Launcher
 from tests.thorough import everyday
 from tests.training.job import run_ranks
@@ -29,7 +30,7 @@ def make(**more: Any) -> TrainState:
 
 @pytest.mark.parametrize(("world_size", "replicas"), [(4, 4), (3, 4), (2, 4), (1, 4), (5, 8), (1, 1)])
 def test_each_share_is_worked_at_once_and_all_have_the_same_weight(world_size: int, replicas: int) -> None:
-    by_rank = [shares_of(rank, world_size, replicas) for rank in range(world_size)]
+    by_rank = [shares_of(WorldRank(rank), world_size, replicas) for rank in range(world_size)]
     every = [share for own in by_rank for share in own]
     assert sorted(share.index for share in every) == list(range(replicas))
     assert {share.count for share in every} == {replicas}
@@ -50,18 +51,18 @@ def test_a_single_process_has_one_share() -> None:
 def test_the_full_world_pays_nothing() -> None:
     """One and the same tuple, so there is nothing to be done per step."""
     state = make(seed=1)
-    state._recovery.enter_world(2, 2, 4, 4)
+    state._recovery.enter_world(JobRank(2), WorldRank(2), 4, 4)
     assert state.shares() is state.shares()
 
 
 def test_a_share_has_the_numbers_of_the_rank_that_has_it_in_the_full_world() -> None:
     owner = make(seed=1)
-    owner._recovery.begin(3)
+    owner._recovery.begin(JobRank(3))
     expected = torch.rand(2)
     substitute = make(seed=1)
-    substitute._recovery.begin(0)
+    substitute._recovery.begin(JobRank(0))
     own = torch.rand(2)
-    substitute._recovery.enter_world(0, 0, 3, 4)
+    substitute._recovery.enter_world(JobRank(0), WorldRank(0), 3, 4)
     drawn = [torch.rand(2) for _ in substitute.shares()]
     assert torch.equal(torch.stack(drawn), torch.stack([own, expected]))
 
@@ -73,16 +74,16 @@ def test_a_share_goes_on_in_the_second_loop_of_a_step() -> None:
         return [[torch.rand(2) for _ in substitute.shares()] for _ in range(2)]
 
     substitute = make(seed=1)
-    substitute._recovery.begin(0)
-    substitute._recovery.enter_world(0, 0, 1, 2)
+    substitute._recovery.begin(JobRank(0))
+    substitute._recovery.enter_world(JobRank(0), WorldRank(0), 1, 2)
     both_loops()
-    substitute._recovery.enter_world(0, 0, 1, 2)
+    substitute._recovery.enter_world(JobRank(0), WorldRank(0), 1, 2)
     drawn = [both_loops()]
     substitute.commit()
     drawn.append(both_loops())
     for rank in range(2):
         owner = make(seed=1)
-        owner._recovery.begin(rank)
+        owner._recovery.begin(JobRank(rank))
         for step in range(2):
             for loop in range(2):
                 assert torch.equal(drawn[step][loop][rank], torch.rand(2)), (rank, step, loop)
@@ -100,7 +101,7 @@ def three_in_one() -> TrainState:
     """One process that does the work of three."""
     model = DistributedDataParallel(nn.Linear(2, 2))
     state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-    state._recovery.enter_world(0, 0, 1, 3)
+    state._recovery.enter_world(JobRank(0), WorldRank(0), 1, 3)
     return state
 
 
@@ -134,7 +135,7 @@ def test_a_loop_that_was_left_does_no_harm_later() -> None:
     left, silent = iter(state.shares()), state.model.no_sync()
     next(left)
     state.model.require_backward_grad_sync = True  # as `repoint` does in a new world
-    state._recovery.enter_world(0, 0, 1, 3)
+    state._recovery.enter_world(JobRank(0), WorldRank(0), 1, 3)
     with silent:
         del left
         assert not state.model.require_backward_grad_sync
@@ -161,8 +162,8 @@ def test_what_two_shares_on_one_rank_change() -> None:
     dataset: Any = range(8)
     sampler: DistributedSampler[Any] = DistributedSampler(dataset, num_replicas=2, rank=0, shuffle=False)
     state = TrainState(model=norm, optimizer=torch.optim.SGD(norm.parameters(), lr=0.1), sampler=sampler)
-    state._recovery.begin(0)
-    state._recovery.enter_world(0, 0, 1, 2)
+    state._recovery.begin(JobRank(0))
+    state._recovery.enter_world(JobRank(0), WorldRank(0), 1, 2)
     for _share in state.shares():
         norm(torch.randn(4, 2))
     assert norm.num_batches_tracked == 2

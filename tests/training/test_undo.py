@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from taskd.adaptors.training.state import TrainState
+from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Condition
 
 
@@ -30,7 +31,7 @@ class Gan:
         self.state = TrainState(
             faces=self.faces, judge=self.judge, first=first, second=second, schedule=self.schedule, average=self.average
         )
-        self.state._recovery.begin(0)
+        self.state._recovery.begin(JobRank(0))
 
     def step(self, fault: str = "") -> None:
         state = self.state
@@ -107,7 +108,7 @@ def test_a_fault_inside_a_closure(kind: Any) -> None:
     """Nothing was changed before the first backward is done; LBFGS goes on changing, and is undone."""
     model = nn.Linear(2, 2)
     state = TrainState(model=model, optimizer=kind(model.parameters(), lr=0.001))
-    state._recovery.begin(0)
+    state._recovery.begin(JobRank(0))
     calls, faulty = [0], [0]
 
     def closure() -> Any:

@@ -13,6 +13,7 @@ from torch.distributed import distributed_c10d as c10d
 from taskd.adaptors.groups.handle import GroupHandle
 from taskd.adaptors.groups.members import Members
 from taskd.errors import RefusedError
+from taskd.wire.kinds import JobRank
 
 
 @dataclass
@@ -20,7 +21,7 @@ class GroupCall:
     """The arguments with which torch made one process group. `ranks`, of the job, is empty for the default group."""
 
     size: int
-    ranks: tuple[int, ...]
+    ranks: tuple[JobRank, ...]
     backend: str
     name: str
     options: Any

@@ -26,6 +26,7 @@ from torch.distributed import distributed_c10d as c10d
 from taskd.adaptors.groups.calls import GroupCall
 from taskd.adaptors.groups.tables import enter
 from taskd.adaptors.seams.worker import FAKE
+from taskd.wire.kinds import WorldRank
 
 _COMMUNICATES = ("gather", "reduce", "all_to_all", "alltoall", "broadcast", "scatter", "send", "recv", "barrier")
 _LATER_NAMES = {
@@ -129,12 +130,14 @@ def make(call: GroupCall, rank: int, pretence: Pretence) -> LoneGroup:
     return group
 
 
-def build(call: GroupCall, pretence: Pretence, group_rank: int | None, store: Store) -> tuple[Any, Any]:
+def build(
+    call: GroupCall, ranks: list[WorldRank], pretence: Pretence, group_rank: int | None, store: Store
+) -> tuple[Any, Any]:
     """Stand in for torch's helper in a newcomer: a `LoneGroup`, entered in the tables as torch would."""
-    if not call.is_default and pretence.rank not in call.ranks:
+    if not call.is_default and pretence.rank not in ranks:
         return c10d.GroupMember.NON_GROUP_MEMBER, None
     if call.tag not in (None, ""):
-        existing = c10d._find_pg_by_ranks_and_tag(call.tag, list(call.ranks))
+        existing = c10d._find_pg_by_ranks_and_tag(call.tag, list(ranks))
         if existing is not None:
             return existing, c10d._world.pg_map[existing][1]
     assert group_rank is not None

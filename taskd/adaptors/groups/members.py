@@ -15,6 +15,7 @@ from typing import Any
 
 from taskd.adaptors.groups.instances import instances
 from taskd.errors import RebuildError
+from taskd.wire.kinds import JobRank, WorldRank
 from taskd.wire.messages import WorldPlan
 
 
@@ -22,12 +23,12 @@ from taskd.wire.messages import WorldPlan
 class Members:
     """The ranks of the job that one world has, in the order of that world's ranks."""
 
-    slots: tuple[int, ...]
+    slots: tuple[JobRank, ...]
 
     @classmethod
     def first(cls, size: int) -> "Members":
         """Those of a world in which nobody is absent."""
-        return cls(tuple(range(size)))
+        return cls(tuple(map(JobRank, range(size))))
 
     @classmethod
     def of(cls, plan: WorldPlan) -> "Members":
@@ -40,17 +41,17 @@ class Members:
             )
         return members
 
-    def rank_of(self, slot: int) -> int:
+    def rank_of(self, slot: JobRank) -> WorldRank:
         """The rank in this world of the job's rank `slot`. Raises `RebuildError` if that is absent."""
         if slot not in self.slots:
             raise RebuildError(
                 f"rank {slot} of the job is not in the new world of {self.slots}; it waits for one that has it"
             )
-        return self.slots.index(slot)
+        return WorldRank(self.slots.index(slot))
 
-    def present(self, slots: tuple[int, ...]) -> tuple[int, ...]:
+    def present(self, slots: tuple[JobRank, ...]) -> tuple[WorldRank, ...]:
         """The ranks in this world of those of `slots` that are in it, in their order."""
-        return tuple(self.slots.index(slot) for slot in slots if slot in self.slots)
+        return tuple(WorldRank(self.slots.index(slot)) for slot in slots if slot in self.slots)
 
 
 def refuse_meshes(members: Members) -> None:

@@ -45,9 +45,11 @@ from taskd.adaptors.groups.wrappers import watch
 from taskd.adaptors.seams.worker import ABORT, MESH, TIMEOUT
 from taskd.errors import RebuildError, RefusedError
 from taskd.runtime.system.hidden import HiddenThread
+from taskd.wire.kinds import JobRank, WorldRank
 from taskd.wire.messages import WorldPlan
 
 _log = logging.getLogger(__name__)
+_Made = tuple[Any, Any]
 Naming = Callable[[str], AbstractContextManager[None]]
 """What is formed inside has this name in the process's black box."""
 
@@ -77,7 +79,7 @@ class GroupWorld:
         self._naming = naming
         self._forming = 0
         self.members = Members(())
-        self._first: tuple[int, ...] = ()
+        self._first: tuple[JobRank, ...] = ()
         self.section = 0
         self._breaker = breaker
         self._calls: list[GroupCall] = []
@@ -94,7 +96,7 @@ class GroupWorld:
 
     # Before the script runs.
 
-    def observe(self, slots: tuple[int, ...] = ()) -> None:
+    def observe(self, slots: tuple[JobRank, ...] = ()) -> None:
         """Install the seam in a normal worker, before its script makes a group.
 
         `slots` are the ranks of the job that start together; none: the first ones.
@@ -114,7 +116,7 @@ class GroupWorld:
         MESH.find().use(named)
         self._replace("_new_process_group_helper", self._make)
 
-    def pretend(self, rank: int, world_size: int) -> None:
+    def pretend(self, rank: JobRank, world_size: int) -> None:
         """Install the seam in a newcomer: its script sets itself up with true rank and size, and without a peer.
 
         No store is contacted, collectives return at once (see `lone`), until `rebuild` joins the real world.
@@ -154,7 +156,7 @@ class GroupWorld:
         """Make a `rebuild` that another thread waits in raise `RebuildError`; return how many connections were shut."""
         return self._link.interrupt() + self.abandon()
 
-    def rebuild(self, plan: WorldPlan, rank: int) -> None:
+    def rebuild(self, plan: WorldPlan, rank: JobRank) -> None:
         """Leave all old groups and form those of `plan.generation`, each member calling this with the same plan.
 
         `rank` is that in the job; `torch.distributed.get_rank` tells the one in the new world afterwards. Forming has
@@ -271,7 +273,7 @@ class GroupWorld:
             desc=group_desc,
             more=options,
         )
-        group, prefix_store = self._build(replace(call, ranks=tuple(global_ranks_in_group)), group_rank, store)
+        group, prefix_store = self._build(call, list(map(WorldRank, global_ranks_in_group)), group_rank, store)
         self.made += call.is_default
         if isinstance(group, dist.ProcessGroup):
             if isinstance(group, GroupHandle):
@@ -281,18 +283,18 @@ class GroupWorld:
         self._calls.append(call)
         return group, prefix_store
 
-    def _build(self, call: GroupCall, group_rank: int | None, store: Store) -> tuple[Any, Any]:
+    def _build(self, call: GroupCall, ranks: list[WorldRank], group_rank: int | None, store: Store) -> _Made:
         if self._pretence is not None:
-            return lone.build(call, self._pretence, group_rank, store)
-        return self._build_real(call, group_rank, store)
+            return lone.build(call, ranks, self._pretence, group_rank, store)
+        return self._build_real(call, ranks, group_rank, store)
 
-    def _build_real(self, call: GroupCall, group_rank: int | None, store: Store) -> tuple[Any, Any]:
+    def _build_real(self, call: GroupCall, ranks: list[WorldRank], group_rank: int | None, store: Store) -> _Made:
         make = self._originals["_new_process_group_helper"]
         with self._naming(f"{self._forming}/{call.name}"), self._threads.of_new_threads():
             return make(  # type: ignore[no-any-return]
                 call.size,
                 group_rank,
-                list(call.ranks),
+                ranks,
                 c10d.Backend(call.backend),
                 store,
                 call.name,
@@ -361,11 +363,12 @@ class GroupWorld:
             ABORT.find().use()  # NCCL's was never run on a device by this project's tests
             clear()
 
-    def _form(self, calls: list[GroupCall], plan: WorldPlan, rank: int, client: TCPStore) -> None:
+    def _form(self, calls: list[GroupCall], plan: WorldPlan, rank: WorldRank, client: TCPStore) -> None:
         root = PrefixStore(prefix(plan.store_key, plan.generation), client)
         self._forming = plan.generation
         self.members = Members.of(plan)
-        default = self._form_one(calls[0], plan, rank, PrefixStore("default_pg", root), range(plan.world_size))
+        everyone = self.members.present(plan.ranks)
+        default = self._form_one(calls[0], plan, rank, PrefixStore("default_pg", root), everyone)
         c10d._update_default_pg(default)
         store = c10d._world.pg_map[default][1]
         for call in calls[1:]:
@@ -373,15 +376,14 @@ class GroupWorld:
             if ranks:
                 self._form_one(call, plan, rank, store, ranks)
 
-    def _form_one(self, call: GroupCall, plan: WorldPlan, rank: int, store: Store, ranks: Sequence[int]) -> Any:
+    def _form_one(
+        self, call: GroupCall, plan: WorldPlan, rank: WorldRank, store: Store, ranks: Sequence[WorldRank]
+    ) -> Any:
         """Form one group of those `ranks` of the new world; return its handle, None for who is no member."""
-        now = replace(
-            call,
-            size=len(ranks),
-            ranks=() if call.is_default else tuple(ranks),
-            timeout=TIMEOUT.find().use.making(call.timeout, plan.timeout_s),
-        )
-        group, _ = self._build_real(now, ranks.index(rank) if rank in ranks else None, store)
+        timeout = TIMEOUT.find().use.making(call.timeout, plan.timeout_s)
+        now = replace(call, size=len(ranks), timeout=timeout)
+        named = [] if call.is_default else list(ranks)
+        group, _ = self._build_real(now, named, ranks.index(rank) if rank in ranks else None, store)
         if isinstance(group, dist.ProcessGroup):
             c10d._set_pg_timeout(call.timeout, group)
             enter_ranks(group, ranks)

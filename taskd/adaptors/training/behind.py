@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from taskd.adaptors.groups.sites import innermost, is_users
 from taskd.adaptors.training.afterwards import Afterwards
 from taskd.adaptors.training.script_text import LOOPS, ScriptLine, blocks_to, function_of, works
-from taskd.wire.kinds import JobRank
+from taskd.wire.kinds import JobRank, WorldRank
 from taskd.wire.messages import WorldPlan
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class BehindCommit:
         had_to_do = bool(plan.adopt) and bool(self._rest) and self._step + 1 == plan.target_step
         return [left_out, bool(self._places), had_to_do]
 
-    def tell(self, known: Sequence[Sequence[int]], plan: WorldPlan, rank: int) -> None:
+    def tell(self, known: Sequence[Sequence[int]], plan: WorldPlan, rank: WorldRank) -> None:
         """`known` by every rank of the new world, of which this one has `rank`. The first that knows most says it."""
         self._seeks = True
         left_out, have_committed, had_to_do = (list(map(bool, one)) for one in zip(*known, strict=True))

@@ -40,6 +40,7 @@ from taskd.adaptors.training.shares import Shares
 from taskd.adaptors.training.undo import Undo
 from taskd.errors import ShimError
 from taskd.runtime.worker.pulse import Pulse
+from taskd.wire.kinds import JobRank, WorldRank
 from taskd.wire.messages import Condition
 
 _log = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ class StateRecovery:
         self._positions: Positions = PositionMemory()
         self._seeds = seeds
         self._rng = seeds or RngCapture()
-        self._rank: int | None = None
+        self._rank: JobRank | None = None
         self._losses = Losses(self._tell_non_finite)
         self._empty = False
         self._start: dict[int, bytes] = {}
@@ -156,7 +157,7 @@ class StateRecovery:
             self._count = pulse.commit
             self.shows_steps = True
 
-    def begin(self, rank: int | None = None) -> None:
+    def begin(self, rank: JobRank | None = None) -> None:
         """Record where this rank stands before its first step. Called as training begins, but not in a newcomer.
 
         `rank` is that in the job; if it is not given, that of `torch.distributed`.
@@ -169,7 +170,7 @@ class StateRecovery:
             self._seeds.sow(self._own_rank(), self.step)
         self._record()
 
-    def enter_world(self, slot: int, rank: int, world_size: int, replicas: int) -> None:
+    def enter_world(self, slot: JobRank, rank: WorldRank, world_size: int, replicas: int) -> None:
         """Say that the job's rank `slot` is `rank` of `world_size` now, and that the full world has `replicas`."""
         self._rank = slot
         self.shares.enter(rank, world_size, replicas, self.parts.wrappers)
@@ -305,9 +306,9 @@ class StateRecovery:
         if self.on_non_finite is not None:
             self.on_non_finite(step, value)
 
-    def _own_rank(self) -> int:
+    def _own_rank(self) -> JobRank:
         if self._rank is None:
-            self._rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+            self._rank = JobRank(dist.get_rank() if dist.is_available() and dist.is_initialized() else 0)
         return self._rank
 
     def begin_epochs(self) -> None:

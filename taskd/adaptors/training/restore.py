@@ -31,7 +31,7 @@ from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.replicas import Replicas
 from taskd.adaptors.training.shards import Specs, is_part, local
 from taskd.errors import DistrustError, RestoreError
-from taskd.wire.kinds import JobRank
+from taskd.wire.kinds import JobRank, WorldRank
 from taskd.wire.messages import Condition, Transfer, WorldPlan
 
 _SMALL_BYTES = 256 * 1024  # a tensor below this travels with its neighbours
@@ -80,7 +80,7 @@ class RestoreReport:
     note: str
 
 
-def restore(recovery: StateRecovery, plan: WorldPlan, rank: int) -> RestoreReport:
+def restore(recovery: StateRecovery, plan: WorldPlan, rank: WorldRank) -> RestoreReport:
     """Bring this rank to `plan.target_step`: weights, optimizer and the rest, then RNG and data position.
 
     `rank` is that in the plan's world.
@@ -113,7 +113,7 @@ def restore(recovery: StateRecovery, plan: WorldPlan, rank: int) -> RestoreRepor
     return RestoreReport(size_bytes, (time.monotonic() - begun) * 1e3, "; ".join(note for note in notes if note))
 
 
-def _keep(recovery: StateRecovery, plan: WorldPlan, rank: int) -> str:
+def _keep(recovery: StateRecovery, plan: WorldPlan, rank: WorldRank) -> str:
     """Make this rank's own state the one of the target step; return what is not known about it."""
     condition = recovery.condition()
     if rank in plan.adopt and condition is Condition.STEPPED and recovery.step + 1 == plan.target_step:

@@ -51,6 +51,7 @@ from taskd.core.diagnosis.faults import FaultKind
 from taskd.errors import CheckpointError, RecoveryError, RefusedError, RestoreError, ShimError
 from taskd.runtime.box.recorder import BoxPhase, NullRecorder, Recorder, open_recorder
 from taskd.runtime.worker import worker
+from taskd.wire.kinds import WorldRank
 from taskd.wire.messages import Condition, WorldPlan
 
 logger = logging.getLogger(__name__)
@@ -259,7 +260,7 @@ class Session:
         replicas, runtime = self._link.config.replicas, self._runtime
         if replicas and dist.is_initialized() and dist.get_world_size() < replicas:
             rank, world_size = dist.get_rank(), dist.get_world_size()
-            self.recovery.enter_world(runtime.rank, rank, world_size, replicas)
+            self.recovery.enter_world(runtime.rank, WorldRank(rank), world_size, replicas)
 
     def _go_on(self, function: Callable[[], R]) -> R:
         plan = self._link.await_order() if self._link.joins else None

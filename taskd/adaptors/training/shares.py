@@ -24,6 +24,7 @@ from taskd.adaptors.groups.wrappers import line_of
 from taskd.adaptors.training.rng import RngCapture
 from taskd.adaptors.training.seeds import Seeds
 from taskd.errors import ConfigError
+from taskd.wire.kinds import WorldRank
 
 Wrappers = Callable[[], list[DistributedDataParallel]]
 
@@ -63,7 +64,7 @@ class Shares:
         self._held: WeakSet[DistributedDataParallel] = WeakSet()
         self.used = False
 
-    def enter(self, rank: int, world_size: int, replicas: int, wrappers: Wrappers) -> None:
+    def enter(self, rank: WorldRank, world_size: int, replicas: int, wrappers: Wrappers) -> None:
         """This process has the rank `rank` of `world_size` now, and the global batch is made for `replicas`.
 
         `wrappers` tells those which there are: they are not kept alive here.
@@ -91,7 +92,7 @@ class Shares:
     def _of_default_group(self) -> tuple[Share, ...]:
         if not dist.is_available() or not dist.is_initialized():
             return _ALONE
-        self._shares = shares_of(dist.get_rank(), dist.get_world_size(), dist.get_world_size())
+        self._shares = shares_of(WorldRank(dist.get_rank()), dist.get_world_size(), dist.get_world_size())
         return self._shares
 
     def _one_by_one(self, mine: tuple[Share, ...], step: int) -> Iterator[Share]:
@@ -144,7 +145,7 @@ class _Numbers:
         self._left[index] = [bytes(state) for state in self._capture.capture()]
 
 
-def shares_of(rank: int, world_size: int, replicas: int) -> tuple[Share, ...]:
+def shares_of(rank: WorldRank, world_size: int, replicas: int) -> tuple[Share, ...]:
     """The shares of one rank."""
     own = range(rank, replicas, world_size)
     return tuple(Share(index, replicas, world_size / replicas, last=index == own[-1]) for index in own)
@@ -166,4 +167,4 @@ def _expect_silent(wrappers: Iterable[DistributedDataParallel], share: Share) ->
             )
 
 
-_ALONE = shares_of(0, 1, 1)
+_ALONE = shares_of(WorldRank(0), 1, 1)
