@@ -10,13 +10,14 @@ Rules:
 """
 
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from taskd.adaptors.training.digests import digest
 from taskd.adaptors.training.inflight import pipelining
-from taskd.adaptors.training.inflight.fsdp2 import sharded_parameters, unsharded_parameters
+from taskd.adaptors.training.inflight.fsdp2 import sharded_parameters
 from taskd.adaptors.training.parts import Parts
 
 
@@ -41,15 +42,18 @@ class Specs:
         for optimizer in parts.optimizers:
             found += [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._known = list({id(tensor): tensor for tensor in found if is_part(tensor)}.values())
+        self._places: dict[Any, int] = {}
+        for index, tensor in enumerate(self._known):
+            self._places.setdefault(tensor._spec, index)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self._known)
 
     def index(self, tensor: Any) -> int:
         """The place of one that has the same spec. Raises `TypeError` if there is none."""
-        for index, known in enumerate(self._known):
-            if known._spec == tensor._spec:
-                return index
+        place = self._places.get(tensor._spec)
+        if place is not None:
+            return place
         raise TypeError(
             f"a sharded tensor of shape {tuple(tensor.shape)} ({tensor.placements}) is sharded as no parameter of the "
             "state is; expected one that is sharded as a parameter"
@@ -98,12 +102,9 @@ def name_of(parts: Parts) -> str:
 
 
 def digest_of(parts: Parts) -> str:
-    """A digest of every parameter of this rank, of the parts that it has where they are sharded."""
-    tensors: dict[int, torch.Tensor] = {}
-    specs = list(Specs(parts))
-    whole = [parameter for parameter in parts.parameters() if not is_part(parameter)]
-    unsharded = set(map(id, unsharded_parameters(parts.modules)))
-    for tensor in (*specs, *whole):
-        if id(tensor) not in unsharded:
-            tensors.setdefault(id(tensor), local(tensor))
-    return digest(tensors.values(), size_bytes=4)
+    """A digest of every parameter that an optimizer trains, of this rank's part of it where it is sharded.
+
+    What is not trained may differ between ranks as the script likes.
+    """
+    trained = [p for optimizer in parts.optimizers for group in optimizer.param_groups for p in group["params"]]
+    return digest(map(local, {id(parameter): parameter for parameter in trained}.values()), size_bytes=4)

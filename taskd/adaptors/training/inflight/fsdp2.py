@@ -37,12 +37,6 @@ def sharded_parameters(modules: Sequence[torch.nn.Module]) -> list[torch.Tensor]
     return [p.sharded_param for m in sharded_modules(modules) for group in _groups(m) for p in group.fsdp_params]
 
 
-def unsharded_parameters(modules: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
-    """What modules hold in place of their own parameters while these are gathered."""
-    every = [p for m in sharded_modules(modules) for group in _groups(m) for p in group.fsdp_params]
-    return [p._unsharded_param for p in every if hasattr(p, "_unsharded_param")]
-
-
 def flags(modules: Sequence[Any]) -> Flags:
     """The flags of these sharded modules."""
     return [
