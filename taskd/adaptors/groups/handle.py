@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.groups.tables import enter_beside, strike
+from taskd.adaptors.groups.uncompiled import leave_uncompiled
 
 _OWN = frozenset({"_pybind11_conduit_v1_", "_set_group_name", "_set_group_desc", "abort", "shutdown"})
 
@@ -138,3 +139,4 @@ def _complete() -> None:
 
 
 _complete()
+leave_uncompiled(GroupHandle)

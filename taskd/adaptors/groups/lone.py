@@ -25,6 +25,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.groups.calls import GroupCall
 from taskd.adaptors.groups.tables import enter
+from taskd.adaptors.groups.uncompiled import leave_uncompiled
 from taskd.adaptors.seams.worker import FAKE
 from taskd.wire.kinds import WorldRank
 
@@ -108,6 +109,7 @@ def communicating() -> list[str]:
 for _name in communicating():
     if _name not in LoneGroup.__dict__:
         setattr(LoneGroup, _name, _refusing(_name))
+leave_uncompiled(LoneGroup)
 
 
 def finished(tensors: Any) -> dist.Work:
