@@ -70,12 +70,12 @@ def _freeze_all_but(others):
     untrack.argtypes = track.argtypes = [ctypes.py_object]
     untrack.restype = track.restype = None
     gc.collect()  # garbage of the import may hold frames of the program, and by them its objects
-    for other in others:
-        untrack(other)
+    for other in others:  # wrapped here: ctypes asks what it is given for an attribute, and some warn then
+        untrack(ctypes.py_object(other))
     gc.freeze()
     for other in others:
         if not gc.is_tracked(other):  # a dict is tracked anew when another thread puts something into it
-            track(other)
+            track(ctypes.py_object(other))
 
 
 sys.meta_path[:0] = [_Finder("torch", True), _Finder("torch._dynamo", False)]
