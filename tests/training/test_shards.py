@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from taskd.adaptors.training.digests import digest
 from taskd.adaptors.training.inflight import fsdp2
 from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.replicas import Replicas
@@ -138,3 +139,17 @@ def test_flags_are_put_back(at_rank: AtRank) -> None:
     assert fsdp2.flags(modules) != known
     fsdp2.put_flags(modules, known)
     assert fsdp2.flags(modules) == known
+
+
+@pytest.mark.parametrize("length", [0, 3, 1 << 17, (1 << 20) + 5])
+def test_any_flipped_bit_changes_the_digest(length: int) -> None:
+    """Of small and large tensors, at the ends and in the middle, wherever their memory begins."""
+    memory = torch.randint(256, (length + 1,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    for first in (0, 1):
+        tensor = memory[first : first + length]
+        known = digest([tensor])
+        assert digest([tensor.clone()]) == known
+        for place in {0, length // 2, length - 1} if length else set():
+            tensor[place] ^= 1 << place % 8
+            assert digest([tensor]) != known
+            tensor[place] ^= 1 << place % 8

@@ -58,8 +58,12 @@ def strangers(calls: list[GroupCall], names: Iterable[str]) -> str:
     return f"the groups {strange} were made by split_group or shrink_group, or of a store of the script's own"
 
 
+_AT_ONCE = 10
+"""So many numbers of each rank are compared in one call: enough for eight groups."""
+
+
 def compare(calls: list[GroupCall], section: int, members: Members) -> None:
-    """Check over the new default group that the members of each group have made it alike; these are its first calls.
+    """Check over the new default group that the members of each group have made it alike; this is its first use.
 
     Groups of whose ranks this is none are not compared: with `use_local_synchronization` only their members know them.
 
@@ -67,20 +71,27 @@ def compare(calls: list[GroupCall], section: int, members: Members) -> None:
         RefusedError: they have not, or are in another of the script's resilient functions than `section`.
     """
     own = [call for call in calls if call.handle is not None]
-    most = torch.tensor([len(own)], device=c10d._get_object_coll_device())
-    dist.all_reduce(most, dist.ReduceOp.MAX)
-    filling = [0] * (int(most) - len(own))
-    row = most.new_tensor([section, *map(fingerprint, own), *filling])
-    gathered = [torch.zeros_like(row) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, row)
-    rows = [theirs.tolist() for theirs in gathered]
-    different = {rank for rank, theirs in enumerate(rows) if theirs[:2] != rows[0][:2]}
-    for call in own[1:]:
-        different.update(rank for rank in members.present(call.ranks) if fingerprint(call) not in rows[rank][1:])
-    worst = most.new_tensor([max(different, default=-1)])
-    dist.all_reduce(worst, dist.ReduceOp.MAX)
+    prints = [fingerprint(call) for call in own]
+    rows = _gather([section, len(prints), *prints], _AT_ONCE)
+    most = max(row[1] for row in rows)
+    if most + 2 > _AT_ONCE:
+        rows = _gather([section, len(prints), *prints], most + 2)
+    different = {rank for rank, row in enumerate(rows) if row[0] != rows[0][0] or row[2] != rows[0][2]}
+    for call, mine in zip(own[1:], prints[1:], strict=True):
+        different.update(rank for rank in members.present(call.ranks) if mine not in rows[rank][2:])
+    worst = torch.tensor([max(different, default=-1)], device=c10d._get_object_coll_device())
+    if most > 1:  # what members of a group find, the others do not know
+        dist.all_reduce(worst, dist.ReduceOp.MAX)
     if int(worst) >= 0:
         raise RefusedError(
             f"ranks {sorted(different or [int(worst)])} made other process groups than their peers, or are in another "
             "resilient function; expected the same calls of new_group on all ranks, before the only resilient function"
         )
+
+
+def _gather(mine: list[int], length: int) -> list[list[int]]:
+    """The first numbers of every rank, filled up with zeros."""
+    row = torch.tensor([*mine, *[0] * length][:length], dtype=torch.int64, device=c10d._get_object_coll_device())
+    gathered = [torch.zeros_like(row) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, row)
+    return [theirs.tolist() for theirs in gathered]

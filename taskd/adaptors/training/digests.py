@@ -1,16 +1,19 @@
 """A digest of tensors' bytes that costs about as much as reading them, on the device where they are.
 
 Each word of 8 bytes is multiplied by an odd number of its place; the products are summed modulo 2^64. A change of one
-word always changes the sum. It is no defence against somebody who means to deceive.
+word always changes the sum. Small ones in the host's memory have a CRC, which saves torch's calls. It is no defence
+against somebody who means to deceive.
 """
 
 import hashlib
+import zlib
 from collections.abc import Iterable
 
 import torch
 
 _PIECE = 1 << 17
 _WORD = 8
+_SMALL_BYTES = 1 << 17
 
 
 def digest(tensors: Iterable[torch.Tensor], size_bytes: int = 8) -> str:
@@ -25,6 +28,8 @@ def digest(tensors: Iterable[torch.Tensor], size_bytes: int = 8) -> str:
 
 def _sums(tensor: torch.Tensor) -> list[int]:
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    if flat.device.type == "cpu" and len(flat) <= _SMALL_BYTES:
+        return [len(flat), zlib.crc32(flat.numpy())]
     if flat.storage_offset() % _WORD:
         flat = flat.clone()
     whole = len(flat) // _WORD * _WORD
