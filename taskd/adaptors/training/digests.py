@@ -29,7 +29,7 @@ def digest(tensors: Iterable[torch.Tensor], size_bytes: int = 8) -> str:
 def _sums(tensor: torch.Tensor) -> list[int]:
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     if flat.device.type == "cpu" and len(flat) <= _SMALL_BYTES:
-        return [len(flat), zlib.crc32(memoryview(flat.numpy()))]
+        return [len(flat), zlib.crc32(flat.numpy().data)]
     if flat.storage_offset() % _WORD:
         flat = flat.clone()
     whole = len(flat) // _WORD * _WORD

@@ -28,7 +28,6 @@ from taskd.adaptors.training.digests import digest
 from taskd.adaptors.training.inflight.fsdp2 import Flags
 from taskd.adaptors.training.plain import Sent
 from taskd.adaptors.training.recovery import StateRecovery
-from taskd.adaptors.training.replicas import Replicas
 from taskd.adaptors.training.shards import Specs, is_part, local
 from taskd.errors import DistrustError, RestoreError
 from taskd.wire.kinds import JobRank, WorldRank
@@ -57,7 +56,7 @@ class _Manifest(msgspec.Struct, frozen=True):
     """What a donor is about to send: the folded parts by name, the tensors in their order, and its own position.
 
     `loose` are the buffers that are in no `state_dict`, folded too; `plain` the modules' other attributes that changed.
-    `name` and `weights` are those of the replica set; `flags` those of FSDP2.
+    `name` and `weights` are those of the replica set; `flags` those of FSDP2; `digest` that of the tensors.
     """
 
     step: int
@@ -69,6 +68,7 @@ class _Manifest(msgspec.Struct, frozen=True):
     name: str = ""
     weights: tuple[str, ...] = ()
     flags: Flags = []
+    digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -180,14 +180,24 @@ def _donate(recovery: StateRecovery, lane: _Lane) -> int:
     loose = tree.fold(recovery.parts.loose.changed(), take)
     position, changed = recovery.position(recovery.step), recovery.parts.plain.changed()
     replicas, flags = recovery.replicas, recovery.in_flight.flags
-    manifest = _Manifest(recovery.step, parts, slots, position, loose, changed, replicas.name, replicas.weights, flags)
+    manifest = _Manifest(
+        recovery.step,
+        parts,
+        slots,
+        position,
+        loose,
+        changed,
+        replicas.name,
+        replicas.weights,
+        flags,
+        digest(tensors),
+    )
     data = msgspec.msgpack.encode(manifest)
     lane.send(torch.tensor([len(data)], dtype=torch.int64, device=lane.device))
     lane.send(torch.frombuffer(bytearray(data), dtype=torch.uint8).to(lane.device))
     for parcel in _parcels(slots):
         pieces = [tree.as_bytes(tensors[index].contiguous()).to(lane.device) for index in parcel]
         lane.send(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
-    lane.send(_as_tensor(digest(tensors), lane.device))
     return lane.size_bytes
 
 
@@ -224,7 +234,12 @@ def _receive(recovery: StateRecovery, lane: _Lane, target_step: int) -> bytes:
         loose = tree.unfold(manifest.loose, give, recovery.parts.loose.own())
         for parcel in _parcels(manifest.slots):
             _fill([targets[index] for index in parcel], lane)
-        _compare([targets[index] for index in range(len(manifest.slots))], lane, recovery.replicas)
+        if digest(targets[index] for index in range(len(manifest.slots))) != manifest.digest:
+            recovery.replicas.distrusts = lane.donor
+            raise DistrustError(
+                f"the state that rank {lane.donor} has sent has another digest here than there: a bit has flipped, in "
+                "its memory, on the way or here; it gives nothing away any more"
+            )
         for name, part in recovery.parts.replicated.items():
             part.load_state_dict(filled[name])
         recovery.parts.loose.put(loose or {})
@@ -232,23 +247,6 @@ def _receive(recovery: StateRecovery, lane: _Lane, target_step: int) -> bytes:
         recovery.in_flight.take(manifest.flags)
         recovery.replicas.take(manifest.weights)
     return manifest.position
-
-
-def _compare(received: list[torch.Tensor], lane: _Lane, replicas: Replicas) -> None:
-    """Compare what has arrived with what the donor has by now."""
-    mine = _as_tensor(digest(received), lane.device)
-    theirs = torch.zeros_like(mine)
-    lane.receive(theirs)
-    if not torch.equal(mine, theirs):
-        replicas.distrusts = lane.donor
-        raise DistrustError(
-            f"the state that rank {lane.donor} has sent has another digest here than there: a bit has flipped, in its "
-            "memory, on the way or here; it gives nothing away any more"
-        )
-
-
-def _as_tensor(text: str, device: torch.device) -> torch.Tensor:
-    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(device)
 
 
 def _receive_manifest(lane: _Lane) -> _Manifest:
