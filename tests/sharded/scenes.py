@@ -29,9 +29,11 @@ class Kill:
     step: int
     moment: str
     number: int = 1
+    raises: bool = False
+    """It is not killed, but raises an error of a connection."""
 
     def __str__(self) -> str:
-        return f"{self.rank}:{self.step}:{self.number}:{self.moment}"
+        return f"{self.rank}:{self.step}:{self.number}:{'!' * self.raises}{self.moment}"
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,15 @@ SCENES = (
         (Kill(0, 5, "into backward"), Kill(3, 5, "into backward"), Kill(2, 12, "between parts")),
     ),
     Scene(
+        "FSDP2 over all ranks, errors that every process survives",
+        "fsdp",
+        (
+            Kill(1, 3, "into backward", raises=True),
+            Kill(0, 8, "in an all-gather", 4, raises=True),
+            Kill(3, 13, "between parts", raises=True),
+        ),
+    ),
+    Scene(
         "tensor and data parallel inside backward and between parts",
         "tp",
         (Kill(1, 2, "into backward"), Kill(2, 8, "between parts"), Kill(0, 14, "in the all-reduces")),
@@ -141,32 +152,33 @@ class Stage:
         """Its line of JSON, and what people are shown of it."""
         reference = self._reference(scene)
         run = play(scene.script(kills=True), folder / "run", taskd=True)
-        run.killed = [(kill.rank, kill.moment) for kill in scene.kills if (folder / "run" / f"killed-{kill}").exists()]
+        done = [kill for kill in scene.kills if (folder / "run" / f"killed-{kill}").exists()]
+        run.killed = [(kill.rank, kill.moment) for kill in done if not kill.raises]
         recovered = run.named("recovered")
         took_ms = [round(record["phases_ms"].get("total", 0.0)) for record in recovered]
-        wrong = self._wrong(scene, run, reference)
+        wrong = self._wrong(scene, run, reference, len(done))
         found = {
             "name": scene.name,
             "kind": scene.kind,
-            "kills": len(run.killed),
+            "kills": len(done),
             "recovered_ms": took_ms,
             "wrong": wrong,
         }
-        return found, f"{len(run.killed)} kills, recovered in {took_ms} ms"
+        return found, f"{len(done)} kills, recovered in {took_ms} ms"
 
-    def _wrong(self, scene: Scene, run: Run, reference: Run) -> list[str]:
+    def _wrong(self, scene: Scene, run: Run, reference: Run, done: int) -> list[str]:
         wrong = []
         if reference.status != 0:
             return [f"under stock torchrun it ends with {reference.status}: see {reference.folder}"]
         judgement = judge(scene.script(kills=True), run, reference)
         if scene.mutation and scene.found:
-            return ["it was not found"] if judgement.grade is IDENTICAL or not run.killed else []
+            return ["it was not found"] if judgement.grade is IDENTICAL or not done else []
         if judgement.grade is not IDENTICAL:
             wrong.append(f"{judgement.grade.value}: {judgement.why}; see {run.folder}")
         if scene.mutation == FLIPPED.mutation and not run.named("attempt failed"):
             wrong.append("the flipped bit was not found")
-        if len(run.killed) != len(scene.kills):
-            wrong.append(f"{len(run.killed)} of {len(scene.kills)} kills were done")
+        if done != len(scene.kills):
+            wrong.append(f"{done} of {len(scene.kills)} kills were done")
         return wrong
 
     def _reference(self, scene: Scene) -> Run:

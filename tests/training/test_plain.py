@@ -126,9 +126,9 @@ def test_those_that_move_are_told_once_with_the_line_that_reads_them(caplog: pyt
     for number in range(2, 6):
         step(state, number)
     lost, kept = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert lost.startswith(f"model.recent (Net, {__file__}:38) is changed by the training"), lost
+    assert lost.startswith(f"model.recent (Net, {__file__}:39) is changed by the training"), lost
     assert "that of its set-up" in lost
-    assert kept.startswith(f"model.tau (Net, {__file__}:33) (and 2 more) is changed by the training"), kept
+    assert kept.startswith(f"model.tau (Net, {__file__}:34) (and 2 more) is changed by the training"), kept
     assert "a peer's" in kept
     state._recovery.rollback()
     assert len(caplog.records) == 2

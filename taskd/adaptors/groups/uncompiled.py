@@ -6,17 +6,12 @@ have no frames. A handle's have, and compiling them fails from torch 2.13 on, wh
 
 from types import FunctionType
 
-import torch
+from taskd.adaptors.seams.worker import SKIP
 
 
 def leave_uncompiled(kind: type) -> None:
-    """Mark all methods and properties of a class. Where a torch has no such mark, it compiles them."""
-    native = torch._C._dynamo.eval_frame  # no import of torch._dynamo, which takes a second
-    put = getattr(native, "set_code_exec_strategy", None)
-    if put is None:
-        return
-    skipped = native._FrameExecStrategy(native._FrameAction.SKIP, native._FrameAction.SKIP)
+    """Mark all methods and properties of a class, where torch has such a mark."""
     for member in vars(kind).values():
         function = member.fget if isinstance(member, property) else member
         if isinstance(function, FunctionType):
-            put(function.__code__, skipped)
+            SKIP.find().use(function.__code__)

@@ -1,6 +1,7 @@
 """What taskd expects of torch inside a rank, for groups, model wrappers, loaders and optimizers: the worker's part."""
 
 from collections.abc import Callable, Iterable
+from types import CodeType
 from typing import Any, Final
 
 from taskd.adaptors.seams.seam import Choice, Fit, Seam, Variant
@@ -14,8 +15,10 @@ from taskd.adaptors.seams.worker_ways import (
     fake_made_inside,
     found_by_tag,
     known_keys,
+    leave,
     listed_keys,
     resolve_by,
+    skip_by_strategy,
 )
 
 _NATIVE: Final = "torch._C._distributed_c10d"
@@ -99,8 +102,23 @@ MESH: Final[Choice[Callable[[Callable[[str], Any]], None]]] = Choice(
     ),
 )
 
+_FRAMES: Final = "torch._C._dynamo.eval_frame"
+
+SKIP: Final[Choice[Callable[[CodeType], None]]] = Choice(
+    "keeping torch.compile from a frame",
+    (
+        Variant(
+            "a strategy for its code",
+            (Seam(_FRAMES, "", Fit.HAS, ("set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction")),),
+            skip_by_strategy,
+        ),
+        Variant("none: it may be compiled", (), leave),
+    ),
+)
+
 _GROUPS: Final = (
     FAKE,
+    SKIP,
     MESH,
     ABORT,
     STORED,

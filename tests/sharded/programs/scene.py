@@ -68,10 +68,13 @@ def moment(name: str) -> None:
     diary.moment(name)
     _reached[now[0], name] += 1
     for rank, step, number, deadly in _KILLS:
-        here = (diary.RANK, now[0], _reached[now[0], name], name) == (int(rank), int(step), int(number), deadly)
+        at, raises = deadly.lstrip("!"), deadly.startswith("!")
+        here = (diary.RANK, now[0], _reached[now[0], name], name) == (int(rank), int(step), int(number), at)
         done = diary.FOLDER / f"killed-{rank}:{step}:{number}:{deadly}"
         if here and not done.exists():
             done.touch()
+            if raises:
+                raise RuntimeError("Connection reset by peer")
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -100,8 +103,17 @@ def ddp() -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
 
 
 def hsdp() -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
-    """Sharded over two ranks, replicated on two others; the embedding and the head are the root group's."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
+    """Sharded over two ranks, replicated on two others."""
+    return fully_sharded(init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard")))
+
+
+def fsdp() -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
+    """Sharded over all ranks."""
+    return fully_sharded(init_device_mesh("cpu", (4,), mesh_dim_names=("dp_shard",)))
+
+
+def fully_sharded(mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
+    """With mixed precision and accumulated parts; the embedding and the head are the root group's."""
     model = network()
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in (model[1], model[2]):
@@ -199,7 +211,9 @@ def main() -> None:
     MUTATIONS.get(os.environ.get("SCENE_MUTATION", ""), lambda: None)()
     dist.init_process_group("gloo")
     diary.moment("setup")
-    model, optimizer, mesh, work = {"ddp": ddp, "hsdp": hsdp, "tp": tp, "pp": pp}[os.environ["SCENE_KIND"]]()
+    model, optimizer, mesh, work = {"ddp": ddp, "fsdp": fsdp, "hsdp": hsdp, "tp": tp, "pp": pp}[
+        os.environ["SCENE_KIND"]
+    ]()
     in_the_middle(moment)
     state = taskd.TrainState(model=model, optimizer=optimizer, seed=1)
     kept = [id(one) for one in (model, optimizer, mesh, dist.group.WORLD, *model.parameters())]
