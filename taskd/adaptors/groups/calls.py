@@ -1,6 +1,5 @@
 """What is remembered of each group that the script made, and how two ranks see that they remember the same."""
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -10,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from taskd.adaptors.groups.gathering import gather, number_of
 from taskd.adaptors.groups.handle import GroupHandle
 from taskd.adaptors.groups.members import Members
 from taskd.errors import RefusedError
@@ -41,8 +41,7 @@ class GroupCall:
 
 def fingerprint(call: GroupCall) -> int:
     """Return a positive 63-bit number, equal on ranks that have made this group alike."""
-    text = f"{call.name} {call.ranks} {call.backend} {call.tag}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    return number_of([call.name, call.ranks, call.backend, call.tag])
 
 
 def strangers(calls: list[GroupCall], names: Iterable[str]) -> str:
@@ -72,10 +71,11 @@ def compare(calls: list[GroupCall], section: int, members: Members) -> None:
     """
     own = [call for call in calls if call.handle is not None]
     prints = [fingerprint(call) for call in own]
-    rows = _gather([section, len(prints), *prints], _AT_ONCE)
+    row = [section, len(prints), *prints, *[0] * _AT_ONCE]
+    rows = gather(row[:_AT_ONCE])
     most = max(row[1] for row in rows)
     if most + 2 > _AT_ONCE:
-        rows = _gather([section, len(prints), *prints], most + 2)
+        rows = gather([*row, *[0] * most][: most + 2])
     different = {rank for rank, row in enumerate(rows) if row[0] != rows[0][0] or row[2] != rows[0][2]}
     for call, mine in zip(own[1:], prints[1:], strict=True):
         different.update(rank for rank in members.present(call.ranks) if mine not in rows[rank][2:])
@@ -87,11 +87,3 @@ def compare(calls: list[GroupCall], section: int, members: Members) -> None:
             f"ranks {sorted(different or [int(worst)])} made other process groups than their peers, or are in another "
             "resilient function; expected the same calls of new_group on all ranks, before the only resilient function"
         )
-
-
-def _gather(mine: list[int], length: int) -> list[list[int]]:
-    """The first numbers of every rank, filled up with zeros."""
-    row = torch.tensor([*mine, *[0] * length][:length], dtype=torch.int64, device=c10d._get_object_coll_device())
-    gathered = [torch.zeros_like(row) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, row)
-    return [theirs.tolist() for theirs in gathered]

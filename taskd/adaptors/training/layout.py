@@ -29,10 +29,11 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
+from taskd.adaptors.groups.gathering import gather, number_of
 from taskd.adaptors.groups.lone import finished
 from taskd.adaptors.groups.world import GroupWorld
 from taskd.adaptors.training.recovery import StateRecovery
-from taskd.adaptors.training.sameness import Refuse, digest, gather, parameters, point, prove, taking_part
+from taskd.adaptors.training.sameness import Refuse, parameters, point, prove, taking_part
 from taskd.errors import RebuildError
 from taskd.wire.messages import Condition, WorldPlan
 
@@ -149,7 +150,7 @@ def _agree(
     wrappers: list[DistributedDataParallel], groups: list[dist.ProcessGroup], empty: bool, target_step: int
 ) -> int:
     layouts = [layout_of(wrapper) for wrapper in wrappers]
-    rows = [[wrapper in _settled, empty, digest(layout)] for wrapper, layout in zip(wrappers, layouts, strict=True)]
+    rows = [[wrapper in _settled, empty, number_of(layout)] for wrapper, layout in zip(wrappers, layouts, strict=True)]
     table = gather(rows)
     adopted = 0
     for index, wrapper in enumerate(wrappers):

@@ -12,15 +12,14 @@ Rules:
 """
 
 import gc
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
+from taskd.adaptors.groups.gathering import gather, number_of
 from taskd.adaptors.groups.lone import communicating
 from taskd.adaptors.groups.wrappers import line_of, made_inside
 from taskd.adaptors.training.recovery import StateRecovery
@@ -52,7 +51,7 @@ def taking_part(recovery: StateRecovery, refuse: Refuse) -> list[DistributedData
             f"the ranks have {[row[0] for row in table]} DDP wrappers, expected the same number; those of rank "
             f"{dist.get_rank()} were made at: {lines}. Make each before the resilient function on all ranks"
         )
-    models = [digest([list(parameter.shape) for parameter in parameters(wrapper)]) for wrapper in wrappers]
+    models = [number_of([list(parameter.shape) for parameter in parameters(wrapper)]) for wrapper in wrappers]
     different = [rank for rank, theirs in enumerate(gather([0, *models])) if theirs != [0, *models]]
     if different:
         raise RefusedError(
@@ -68,7 +67,7 @@ def prove(wrappers: Sequence[DistributedDataParallel]) -> None:
     Raises:
         RefusedError: they do not.
     """
-    names = [digest([str(wrapper.process_group.group_name)]) for wrapper in wrappers]
+    names = [number_of([str(wrapper.process_group.group_name)]) for wrapper in wrappers]
     table = gather([0, *names])
     for index, wrapper in enumerate(wrappers):
         members = dist.get_process_group_ranks(wrapper.process_group)
@@ -125,20 +124,6 @@ def parameters(wrapper: DistributedDataParallel) -> list[torch.nn.Parameter]:
             if parameter.requires_grad and f"{module_name}.{name}" not in ignored:
                 found.setdefault(id(parameter), parameter)
     return list(found.values())
-
-
-def gather(mine: list[Any], group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Return the numbers of every rank, a list or a table of the same shape everywhere."""
-    device = torch.device(c10d._get_object_coll_device())
-    row = torch.tensor(mine, dtype=torch.int64, device=device)
-    everyone = [torch.zeros_like(row) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everyone, row, group=group)
-    return [theirs.tolist() for theirs in everyone]
-
-
-def digest(thing: list[Any]) -> int:
-    """A positive 63-bit number for a list of numbers or words."""
-    return int.from_bytes(hashlib.blake2b(repr(thing).encode(), digest_size=8).digest(), "big") >> 1
 
 
 def _current(recovery: StateRecovery) -> list[DistributedDataParallel]:

@@ -28,6 +28,7 @@ from typing import ParamSpec, TypeVar
 import torch.distributed as dist
 
 from taskd.adaptors.faults import in_one_line, kind_of, last_words
+from taskd.adaptors.groups.gathering import gather
 from taskd.adaptors.groups.members import Members
 from taskd.adaptors.groups.setup_results import Recording, Replay
 from taskd.adaptors.groups.world import GroupWorld
@@ -41,7 +42,6 @@ from taskd.adaptors.training.outside import tell_outside
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.refusals import Matter, Refusals, matters, tell_inexact
 from taskd.adaptors.training.restore import restore
-from taskd.adaptors.training.sameness import gather
 from taskd.adaptors.training.standing import see_standing
 from taskd.adaptors.training.state import TrainState
 from taskd.adaptors.training.strays import Strays
