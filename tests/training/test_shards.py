@@ -12,8 +12,12 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from taskd.adaptors.seams.parts import Part
+from taskd.adaptors.seams.seam import Fit, Seam
+from taskd.adaptors.training import refusals
 from taskd.adaptors.training.digests import digest
 from taskd.adaptors.training.inflight import fsdp2
+from taskd.adaptors.training.inflight.in_flight import InFlight
 from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.replicas import Replicas
 from taskd.adaptors.training.shards import Specs, digest_of, is_part, local, name_of
@@ -153,3 +157,13 @@ def test_any_flipped_bit_changes_the_digest(length: int) -> None:
             tensor[place] ^= 1 << place % 8
             assert digest([tensor]) != known
             tensor[place] ^= 1 << place % 8
+
+
+def test_an_fsdp2_that_does_not_fit_is_left_alone_and_refused(at_rank: AtRank, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = Seam("torch.distributed.fsdp", "FSDPModule", Fit.HAS, ("no_such_method",))
+    for module in (fsdp2, refusals):
+        monkeypatch.setattr(module, "IN_SHARDED", Part("FSDP2", (missing,), "It is left alone"))
+    at_rank(0)
+    parts = parts_of(hsdp())
+    assert InFlight(parts).flags == []
+    assert any("found no no_such_method" in one.text and one.no_rebuild for one in refusals.matters(parts))

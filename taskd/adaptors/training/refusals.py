@@ -240,13 +240,17 @@ def _copies(tensor: Any) -> int:
 
 
 def _of_stages(parts: Parts) -> Iterator[Matter]:
-    if not pipelining.stages():
+    stages = pipelining.stages()
+    if not stages:
         return
     if IN_PIPELINES.misfit():
         yield Matter(IN_PIPELINES.misfit(), "torch 2.13 fits.", no_rebuild=True)
-    if any(_missing(stage.submod, parts) for stage in pipelining.stages()):
+        return
+    if any(_missing(stage.submod, parts) for stage in stages):
+        del stages
         gc.collect()  # it may be one that the script has dropped
-    for stage in pipelining.stages():
+        stages = pipelining.stages()
+    for stage in stages:
         name = f"stage {stage.stage_index} of the pipeline of the resilient function entered at {script_line()}"
         missing = len(_missing(stage.submod, parts))
         if missing:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from taskd.adaptors.seams.parts import IN_PIPELINES
 from taskd.adaptors.training.digests import digest
 from taskd.adaptors.training.inflight import pipelining
 from taskd.adaptors.training.inflight.fsdp2 import sharded_parameters
@@ -92,9 +93,9 @@ def name_of(parts: Parts) -> str:
                 where = -1 if at is None else at[number]
                 coordinates.setdefault(names[number], set()).add(where)
                 details.append((tuple(tensor.shape), str(tensor.dtype), str(placement), names[number], where))
-    stages = {stage.stage_index for stage in pipelining.stages()}
-    if stages:
-        coordinates["stage"] = stages
+    stages = pipelining.stages()
+    if stages and not IN_PIPELINES.misfit():
+        coordinates["stage"] = {stage.stage_index for stage in stages}
     if not coordinates:
         return ""
     told = ",".join(f"{name}={'+'.join(map(str, sorted(where)))}" for name, where in sorted(coordinates.items()))

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from taskd.adaptors.seams.parts import IN_SHARDED
 from taskd.adaptors.seams.sharded import RESET
 
 Flags = list[list[bool]]
@@ -25,9 +26,9 @@ _OF_GROUP = ("reduce_grads", "all_reduce_grads", "reshard_after_backward")
 
 
 def sharded_modules(modules: Sequence[torch.nn.Module]) -> list[Any]:
-    """Those that `fully_shard` was applied to, each once, in the order of `modules()`."""
+    """Those that `fully_shard` was applied to, each once, in their order; none of an FSDP2 that does not fit."""
     kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
-    if kind is None:
+    if kind is None or IN_SHARDED.misfit():
         return []
     return list({id(m): m for root in modules for m in root.modules() if isinstance(m, kind)}.values())
 
