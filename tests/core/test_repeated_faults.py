@@ -4,6 +4,7 @@ from itertools import count
 
 import pytest
 
+from taskd.core.diagnosis.evidence import Evidence, RankPosition
 from taskd.core.policy import Policy
 from taskd.core.recovery import Action, Phase, Recovery
 from taskd.core.recovery.budget import DEFAULT_MAX_RESTARTS
@@ -29,6 +30,17 @@ def test_a_newcomer_that_dies_at_once_as_its_predecessor_did_is_a_repetition() -
     assert job.at(Phase.RESTARTING)
     assert job.core.record is not None
     assert "rank 0 has failed 3 times at step 5" in job.core.record.decision.reason
+
+
+def test_a_fault_strikes_where_its_evidence_says_though_the_agents_have_not_seen_that_step() -> None:
+    """Steps of milliseconds: a rank dies between two looks of its agent."""
+    job = Job().up()
+    for seen in (3, 4, 5):
+        job.hear_evidence(0, {0: Evidence(position=RankPosition(step=7))}, asked=False)
+        job.kill(0, step=seen)
+        job.say(1, Stage.PAUSED, condition=Condition.CLEAN)
+    assert job.core.record is not None
+    assert "rank 0 has failed 3 times at step 7" in job.core.record.decision.reason
 
 
 def test_a_script_that_fails_before_its_first_step_ends_the_job_at_the_third_time() -> None:
