@@ -57,10 +57,6 @@ def strangers(calls: list[GroupCall], names: Iterable[str]) -> str:
     return f"the groups {strange} were made by split_group or shrink_group, or of a store of the script's own"
 
 
-_AT_ONCE = 10
-"""So many numbers of each rank are compared in one call: enough for eight groups."""
-
-
 def compare(calls: list[GroupCall], section: int, members: Members) -> None:
     """Check over the new default group that the members of each group have made it alike; this is its first use.
 
@@ -69,19 +65,21 @@ def compare(calls: list[GroupCall], section: int, members: Members) -> None:
     Raises:
         RefusedError: they have not, or are in another of the script's resilient functions than `section`.
     """
+    device = c10d._get_object_coll_device()
+    all_calls = number_of([section, *map(fingerprint, calls)])
+    ends = torch.tensor([all_calls, -all_calls], device=device)
+    dist.all_reduce(ends, dist.ReduceOp.MAX)
+    if ends.tolist() == [all_calls, -all_calls]:
+        return  # all ranks have made the same calls in the same order
     own = [call for call in calls if call.handle is not None]
     prints = [fingerprint(call) for call in own]
-    row = [section, len(prints), *prints, *[0] * _AT_ONCE]
-    rows = gather(row[:_AT_ONCE])
-    most = max(row[1] for row in rows)
-    if most + 2 > _AT_ONCE:
-        rows = gather([*row, *[0] * most][: most + 2])
-    different = {rank for rank, row in enumerate(rows) if row[0] != rows[0][0] or row[2] != rows[0][2]}
+    most = max(row[0] for row in gather([len(prints)]))
+    rows = gather([section, *prints, *[0] * (most - len(prints))])
+    different = {rank for rank, row in enumerate(rows) if row[:2] != rows[0][:2]}
     for call, mine in zip(own[1:], prints[1:], strict=True):
-        different.update(rank for rank in members.present(call.ranks) if mine not in rows[rank][2:])
-    worst = torch.tensor([max(different, default=-1)], device=c10d._get_object_coll_device())
-    if most > 1:  # what members of a group find, the others do not know
-        dist.all_reduce(worst, dist.ReduceOp.MAX)
+        different.update(rank for rank in members.present(call.ranks) if mine not in rows[rank][1:])
+    worst = torch.tensor([max(different, default=-1)], device=device)
+    dist.all_reduce(worst, dist.ReduceOp.MAX)  # what members of a group find, the others do not know
     if int(worst) >= 0:
         raise RefusedError(
             f"ranks {sorted(different or [int(worst)])} made other process groups than their peers, or are in another "

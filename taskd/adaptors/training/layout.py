@@ -33,7 +33,7 @@ from taskd.adaptors.groups.gathering import gather, number_of
 from taskd.adaptors.groups.lone import finished
 from taskd.adaptors.groups.world import GroupWorld
 from taskd.adaptors.training.recovery import StateRecovery
-from taskd.adaptors.training.sameness import Refuse, parameters, point, prove, taking_part
+from taskd.adaptors.training.sameness import Refuse, name_of, parameters, point, prove, taking_part
 from taskd.errors import RebuildError
 from taskd.wire.messages import Condition, WorldPlan
 
@@ -83,8 +83,6 @@ def _repoint(recovery: StateRecovery, world: GroupWorld, plan: WorldPlan, refuse
         # A step that was cut off between two shares of the batch has left these as they are within `no_sync()`.
         wrapper.require_backward_grad_sync = wrapper.require_forward_param_sync = True
     adopted = _agree(wrappers, groups, condition is Condition.EMPTY, plan.target_step) if wrappers else 0
-    if wrappers:
-        prove(wrappers)
     return RepointReport(len(wrappers), adopted)
 
 
@@ -150,7 +148,10 @@ def _agree(
     wrappers: list[DistributedDataParallel], groups: list[dist.ProcessGroup], empty: bool, target_step: int
 ) -> int:
     layouts = [layout_of(wrapper) for wrapper in wrappers]
-    rows = [[wrapper in _settled, empty, number_of(layout)] for wrapper, layout in zip(wrappers, layouts, strict=True)]
+    rows = [
+        [wrapper in _settled, empty, number_of(layout), name_of(wrapper)]
+        for wrapper, layout in zip(wrappers, layouts, strict=True)
+    ]
     table = gather(rows)
     adopted = 0
     for index, wrapper in enumerate(wrappers):
@@ -168,6 +169,7 @@ def _agree(
                 adopted += 1
         if fitting:
             (_settled.add if target_step > 0 else _settled.discard)(wrapper)
+    prove(wrappers, [[row[3] for row in rows_of_rank] for rows_of_rank in table])
     return adopted
 
 

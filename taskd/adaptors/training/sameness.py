@@ -7,7 +7,7 @@ Rules:
    makes them anew whenever the function is entered drops them; one that goes on with them is refused at their first
    collective, and all processes start anew.
 3. Number, order, parameters and groups are compared over the default group: ranks that would meet in different groups
-   wait for one another without end. Then one collective over the group of each wrapper proves what was compared.
+   wait for one another without end. Then one collective over each other group of a wrapper proves what was compared.
 4. What differs is of the script, and differs in every new world: it is refused, and all processes start anew.
 """
 
@@ -36,23 +36,22 @@ def taking_part(recovery: StateRecovery, refuse: Refuse) -> list[DistributedData
         RefusedError: the ranks have other wrappers than one another.
     """
     empty = recovery.condition() is Condition.EMPTY
-    table = _counts(recovery, empty)
+    table = _table(recovery, empty)
     if len({row[0] for row in table}) > 1 or len({row[1] for row in table}) > 1:
         gc.collect()  # what a script has dropped may live on in a cycle, here and not there
-        table = _counts(recovery, empty)
-    wrappers = _current(recovery)
+        table = _table(recovery, empty)
+    wrappers, models = _current(recovery), _ALL
     if any(row[2] for row in table) or len({row[1] for row in table}) > 1:
         for wrapper in filter(made_inside, wrappers):
             point(wrapper, OutdatedGroup(line_of(wrapper), refuse))
-        wrappers = [wrapper for wrapper in wrappers if not made_inside(wrapper)]
+        wrappers, models = [wrapper for wrapper in wrappers if not made_inside(wrapper)], _OUTSIDE
     lines = ", ".join(map(line_of, wrappers)) or "none"
     if len({row[0] for row in table}) > 1:
         raise RefusedError(
             f"the ranks have {[row[0] for row in table]} DDP wrappers, expected the same number; those of rank "
             f"{dist.get_rank()} were made at: {lines}. Make each before the resilient function on all ranks"
         )
-    models = [number_of([list(parameter.shape) for parameter in parameters(wrapper)]) for wrapper in wrappers]
-    different = [rank for rank, theirs in enumerate(gather([0, *models])) if theirs != [0, *models]]
+    different = [rank for rank, row in enumerate(table) if row[models] != table[dist.get_rank()][models]]
     if different:
         raise RefusedError(
             f"ranks {different} have DDP wrappers of other models, or in another order, than rank {dist.get_rank()}, "
@@ -61,19 +60,27 @@ def taking_part(recovery: StateRecovery, refuse: Refuse) -> list[DistributedData
     return wrappers
 
 
-def prove(wrappers: Sequence[DistributedDataParallel]) -> None:
+def name_of(wrapper: DistributedDataParallel) -> int:
+    """A number for the name of the group that a wrapper communicates in."""
+    return number_of([str(wrapper.process_group.group_name)])
+
+
+def prove(wrappers: Sequence[DistributedDataParallel], names: Sequence[Sequence[int]]) -> None:
     """Have all holders of each wrapper meet in its own group, before a step relies on that.
+
+    `names`: of each rank and wrapper, the number of its group's name. The default group has been met in already.
 
     Raises:
         RefusedError: they do not.
     """
-    names = [number_of([str(wrapper.process_group.group_name)]) for wrapper in wrappers]
-    table = gather([0, *names])
+    own = [name_of(wrapper) for wrapper in wrappers]
     for index, wrapper in enumerate(wrappers):
         members = dist.get_process_group_ranks(wrapper.process_group)
-        _expect_same(wrapper, members, [table[rank][index + 1] for rank in members], names[index])
+        _expect_same(wrapper, members, [names[rank][index] for rank in members], own[index])
     for index, wrapper in enumerate(wrappers):
-        mine = [index, names[index], len(parameters(wrapper))]
+        if wrapper.process_group is dist.group.WORLD:
+            continue
+        mine = [index, own[index], len(parameters(wrapper))]
         members = dist.get_process_group_ranks(wrapper.process_group)
         _expect_same(wrapper, members, gather(mine, wrapper.process_group), mine)
 
@@ -130,7 +137,16 @@ def _current(recovery: StateRecovery) -> list[DistributedDataParallel]:
     return [wrapper for wrapper in recovery.parts.wrappers() if not isinstance(wrapper.process_group, OutdatedGroup)]
 
 
-def _counts(recovery: StateRecovery, empty: bool) -> list[list[int]]:
-    """Of each rank: wrappers made outside and inside of the resilient function, and whether it is a newcomer."""
-    inside = [made_inside(wrapper) for wrapper in _current(recovery)]
-    return gather([inside.count(False), inside.count(True), empty])
+_OUTSIDE, _ALL = 3, 4
+
+
+def _table(recovery: StateRecovery, empty: bool) -> list[list[int]]:
+    """Of each rank: wrappers made outside and inside of the resilient function, whether it is a newcomer, the models.
+
+    The models of the wrappers made outside, and those of all, are a number each.
+    """
+    wrappers = _current(recovery)
+    inside = [made_inside(wrapper) for wrapper in wrappers]
+    models = [[list(parameter.shape) for parameter in parameters(wrapper)] for wrapper in wrappers]
+    outside = [model for model, within in zip(models, inside, strict=True) if not within]
+    return gather([inside.count(False), inside.count(True), empty, number_of([outside]), number_of([models])])
