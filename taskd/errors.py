@@ -61,6 +61,10 @@ class DistrustError(RestoreError):
     """What a donor has sent is not what it has."""
 
 
+class CopyError(TaskdError):
+    """A copy of the state was not made: the next one may be."""
+
+
 class CheckpointError(TaskdError):
     """A checkpoint could not be written, or does not fit what it is loaded into. Nothing half-written is left."""
 

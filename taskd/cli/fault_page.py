@@ -169,6 +169,7 @@ def _done(one: RecoveryEntry) -> str:
     )
     kept = f", {len(one.kept)} kept" if one.kept else ""
     at = f", on with step {one.target_step + 1}" if one.target_step is not None and one.target_step >= 0 else ""
+    at += f" (back to copies: {one.steps_redone} steps done again)" if one.steps_redone else ""
     why = f": {one.reason}" if one.reason else ""
     return f"{one.strategy}{' (all processes anew)' if one.restart else ''}{took}{new}{kept}{at}{why}"
 

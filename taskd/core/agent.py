@@ -148,7 +148,12 @@ class Node:
         row = self._row(status.rank, NodeEvent.STARTED)
         order = self._order(status.rank)
         if order is not None and order.joins and order.incarnation == status.incarnation:  # it will hold what that held
-            status = replace(status, replicas=slot.status.replicas, weights=slot.status.weights)
+            status = replace(
+                status,
+                replicas=slot.status.replicas,
+                weights=slot.status.weights,
+                backs_up=slot.status.backs_up,
+            )
         slot.status = status
         row.act(self, status.rank)
 
@@ -337,6 +342,8 @@ def replace_status(status: RankStatus, report: WorkerReport) -> RankStatus:
         replicas=report.replicas,
         weights=report.weights or status.weights,
         distrusts=report.distrusts,
+        backs_up=report.backs_up,
+        copies=report.copies,
     )
 
 

@@ -70,6 +70,17 @@ class Condition(Enum):
     EMPTY = "empty"  # a newcomer that has built its model and has no state yet
 
 
+class Copy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """A copy of one rank's state of a step, which the rank that reports it can read."""
+
+    of: OfJob
+    step: Counter
+
+
+Copies = Annotated[tuple[Copy, ...], msgspec.Meta(max_length=16)]
+"""Two of its own, and two of each rank whose copies it keeps."""
+
+
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One rank, as its agent knows it."""
 
@@ -93,6 +104,8 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     replicas: Name = ""  # what it has of the state, if that is sharded: a replica has the same; "" for all of it
     weights: Weights = ()  # digests of its parameters as its training began and at its first commit, as far as known
     distrusts: MaybeRank = NOBODY  # whose state has not arrived as it was sent
+    backs_up: bool = False  # copies of its state are made
+    copies: Copies = ()  # of PAUSED: those that are whole and can be read by it
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -177,6 +190,14 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     receivers: Annotated[tuple[OfWorld, ...], Many]
 
 
+class Load(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One rank takes its state from a copy: that of the rank `of`, which `holder` can read, itself or another rank."""
+
+    receiver: OfWorld
+    holder: OfWorld
+    of: OfJob
+
+
 class WorldPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the ranks of one generation come together."""
 
@@ -191,6 +212,8 @@ class WorldPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ]  # by their rank in this world: they have stepped but not committed, and that counts as `target_step`
     transfers: Annotated[tuple[Transfer, ...], Many]  # by their rank in this world
     timeout_s: Seconds
+    loads: Annotated[tuple[Load, ...], Many] = ()  # these ranks go back to copies of the target step
+    copied: MaybeCounter = -1  # the newest step of which a copy of every state is known; -1: none
     members: Annotated[
         tuple[OfJob, ...], Many
     ] = ()  # the job's ranks that make up this world, in its order; none: 0 to world_size - 1
@@ -297,6 +320,8 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     replicas: Name = ""  # as in `RankStatus`
     weights: Weights = ()  # as in `RankStatus`
     distrusts: MaybeRank = NOBODY
+    backs_up: bool = False  # these as in `RankStatus` too
+    copies: Copies = ()
 
 
 class SelfReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -106,6 +106,11 @@ SCENES = (
         ),
     ),
     Scene(
+        "FSDP2 over all ranks, from copies",
+        "fsdp",
+        (Kill(1, 6, "into backward"), Kill(0, 11, "in an all-gather", 4), Kill(2, 16, "between optimizer and commit")),
+    ),
+    Scene(
         "tensor and data parallel inside backward and between parts",
         "tp",
         (Kill(1, 2, "into backward"), Kill(2, 8, "between parts"), Kill(0, 14, "in the all-reduces")),

@@ -35,13 +35,28 @@ from taskd.adaptors.training.checkpoint_ranks import OF_PARTS, RankFailures, Ran
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.rng import RngCapture
 from taskd.adaptors.training.state import TrainState
+from taskd.config.worker import WorkerConfig
 from taskd.errors import CheckpointError, RestoreError
 from taskd.runtime.folders.ownfolder import OwnFolder
 from taskd.wire import text
 from taskd.wire.kinds import WorldRank
-from taskd.wire.messages import Condition
+from taskd.wire.messages import Condition, WorldPlan
 
 _log = logging.getLogger(__name__)
+
+
+def dump_as_ordered(recovery: StateRecovery, plan: WorldPlan, config: WorkerConfig) -> Path:
+    """Write the checkpoint that the plan orders; return its path.
+
+    Raises:
+        CheckpointError: it could not be written, or nobody knows where to.
+    """
+    directory = Path(plan.dump_to) if plan.dump_to else config.checkpoint_dir
+    if directory is None:
+        raise CheckpointError(
+            "no directory for checkpoints is known to the manager or to this rank; set TASKD_CHECKPOINT_DIR"
+        )
+    return dump(recovery, directory, step=recovery.step, job_id=config.job_id, reason=plan.dump)
 
 
 def dump(recovery: StateRecovery, directory: Path, *, step: int, job_id: str, reason: str) -> Path:

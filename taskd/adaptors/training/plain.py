@@ -15,7 +15,7 @@ Rules:
 import logging
 import pickle
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, Final
 
 import torch
@@ -135,6 +135,7 @@ class Plain:
         """Take these, where the own ones were the same as the function was entered, on top of the last commit's."""
         self.put_back()
         others = []
+        self._undo({(path, name) for path, name, *_ in given})
         for path, name, was, now in given:
             mine = (self._made or {}).get((path, name), _ABSENT)
             if path in self._modules and mine == was:
@@ -148,6 +149,14 @@ class Plain:
                 "process's set-up has made it; make it a buffer if it decides what is trained",
                 ".".join(others[0]),
             )
+
+    def _undo(self, kept: Set[_Key]) -> None:
+        """Make those what they were as the function was entered that have changed here alone."""
+        made, now = self._made or {}, self._all()
+        for key in set(_differ(made, now)) - kept if made else ():
+            was = made.get(key, _ABSENT)
+            if not isinstance(was, _Print) and not isinstance(now.get(key), _Print):
+                self._put(key, was)
 
     def _all(self) -> _Look:
         return {

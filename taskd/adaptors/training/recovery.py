@@ -16,6 +16,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -58,6 +59,19 @@ def _leaver(recovery: "StateRecovery") -> Callable[[], None]:
     return leave
 
 
+class Copying(Protocol):
+    """What copies a state."""
+
+    @property
+    def next(self) -> int:
+        """The step whose commit it waits for."""
+        ...
+
+    def due(self, step: int) -> None:
+        """This step, or a later one, is committed."""
+        ...
+
+
 class StateRecovery:
     """What lies behind one `TrainState`.
 
@@ -65,6 +79,7 @@ class StateRecovery:
         parts: those of the state.
         seeds: of its random numbers, if it was given a seed.
         commit: the state's own method, by which a script's text is read.
+        backup_every: steps from one copy of the state to the next, if the script says so; 0: none.
 
     Attributes:
         step: committed steps.
@@ -76,10 +91,15 @@ class StateRecovery:
         failures: errors that the script may swallow.
         in_flight: what wrappers hold of the present step.
         replicas: which replica set this rank belongs to.
+        backups: what copies the state while the training function runs, if anything does.
     """
 
-    def __init__(self, parts: Parts, seeds: Seeds | None, commit: Callable[..., None]) -> None:
+    def __init__(
+        self, parts: Parts, seeds: Seeds | None, commit: Callable[..., None], backup_every: int | None = None
+    ) -> None:
         self.step = 0
+        self.backup_every = backup_every
+        self.backups: Copying | None = None
         self.on_commit: Callable[[int], None] | None = None
         self.on_non_finite: Callable[[int, str], None] | None = None
         self.parts = parts
@@ -127,6 +147,8 @@ class StateRecovery:
         if self.in_flight.any:
             self.in_flight.mark()
         self.committing = False
+        if self.backups is not None and step >= self.backups.next:
+            self.backups.due(step)
         if loss is not None:
             self._losses.look(loss, step)
         if self.on_commit is not None:

@@ -83,10 +83,13 @@ class Refusals:
         self._refuse(no_rebuild=rebuild, no_newcomer=newcomer)
 
 
-def matters(parts: Parts, unkept: Sequence[Unkept] = (), *, joins: bool = False) -> list[Matter]:
+def matters(
+    parts: Parts, unkept: Sequence[Unkept] = (), *, joins: bool = False, backs_up: bool = False
+) -> list[Matter]:
     """All that stands in the way in this process, as the training function is about to be called.
 
-    A process that `joins` does not look for what was forgotten: where something was, none is taken in.
+    A process that `joins` does not look for what was forgotten: where something was, none is taken in. With `backs_up`,
+    what no other rank has comes from copies.
 
     `unkept` are the collectives of the set-up that a new process cannot be given the results of.
     """
@@ -96,6 +99,7 @@ def matters(parts: Parts, unkept: Sequence[Unkept] = (), *, joins: bool = False)
         found = _of_wrappers(parts)
     found.extend(_of_parts(parts))
     found.extend(_of_stages(parts))
+    found.extend(() if backs_up else alone(parts))
     found.extend(() if joins else _of_forgotten(parts))
     kept = storages(_tensors(parts)) if unkept else frozenset()
     for result in unkept:
@@ -211,19 +215,27 @@ def _of_parts(parts: Parts) -> Iterator[Matter]:
                 "torch 2.13 fits.",
                 no_rebuild=True,
             )
-    yield from _of_shards(parts)
 
 
-def _of_shards(parts: Parts) -> Iterator[Matter]:
-    """What is sharded over all ranks of its mesh, and replicated nowhere in it."""
-    alone = [tensor for tensor in Specs(parts) if _is_cut(tensor) and _copies(tensor) == 1]
-    if alone:
+def alone(parts: Parts) -> Iterator[Matter]:
+    """What this rank has and no other."""
+    shards = [tensor for tensor in Specs(parts) if _is_cut(tensor) and _copies(tensor) == 1]
+    if shards:
         yield Matter(
-            f"the TrainState made at {parts.made_at} has {len(alone)} sharded tensors of which each rank keeps what no "
-            f"other rank has (the first is of shape {tuple(alone[0].shape)}, {alone[0].placements})",
+            f"the TrainState made at {parts.made_at} has {len(shards)} sharded tensors of which each rank keeps what "
+            f"no other rank has (the first is of shape {tuple(shards[0].shape)}, {shards[0].placements})",
             "Load your own checkpoint at the start. With a replica of each shard (HSDP, or tensor parallel under data "
             "parallel) a new process gets it from there.",
         )
+
+    for stage in () if IN_PIPELINES.misfit() else pipelining.stages():
+        if dist.get_world_size() <= stage.group_size:
+            yield Matter(
+                f"stage {stage.stage_index} of the pipeline of the resilient function entered at {script_line()} is on "
+                "one rank alone",
+                "Load your own checkpoint at the start. Under data parallel a new process gets its stage from a rank "
+                "that has the same.",
+            )
 
 
 def _is_cut(tensor: Any) -> bool:
@@ -257,12 +269,6 @@ def _of_stages(parts: Parts) -> Iterator[Matter]:
             yield Matter(
                 f"{name} has {missing} tensors that no part of the TrainState has",
                 "Pass its module to TrainState: a new process gets its weights from there.",
-            )
-        if dist.get_world_size() <= stage.group_size:
-            yield Matter(
-                f"{name} is on one rank alone",
-                "Load your own checkpoint at the start. Under data parallel a new process gets its stage from a rank "
-                "that has the same.",
             )
 
 

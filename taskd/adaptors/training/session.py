@@ -22,7 +22,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import torch.distributed as dist
@@ -36,7 +35,8 @@ from taskd.adaptors.groups.wrappers import inside
 from taskd.adaptors.seams.parts import FOR_FREEING
 from taskd.adaptors.training import failures
 from taskd.adaptors.training.behind import BehindCommit
-from taskd.adaptors.training.checkpoint import dump
+from taskd.adaptors.training.checkpoint import dump_as_ordered
+from taskd.adaptors.training.copies.backups import Backups
 from taskd.adaptors.training.layout import repoint
 from taskd.adaptors.training.outside import tell_outside
 from taskd.adaptors.training.recovery import StateRecovery
@@ -91,11 +91,11 @@ class Runtime:
             path = link.config.position.with_suffix(".setup")
             self._setup = self.world.replay(path) if link.joins else Recording(path, self.world.is_own)
 
-    def end_setup(self, recovery: StateRecovery) -> None:
+    def end_setup(self, recovery: StateRecovery, backups: Backups) -> None:
         """The resilient function is entered: nothing is recorded any more, and it is told what stands in the way."""
         setup, self._setup = self._setup, None
         unkept = setup.end() if setup is not None else None
-        self.refusals.add(*matters(recovery.parts, unkept or [], joins=self.link.joins))
+        self.refusals.add(*matters(recovery.parts, unkept or [], joins=self.link.joins, backs_up=backups.on))
         if self.rank == 0:
             tell_inexact(recovery.parts)
         strange = self.world.strangers()
@@ -220,6 +220,7 @@ class Session:
         self.recovery = recovery
         self._strays = Strays()
         self._behind = BehindCommit()
+        self._backups = Backups(recovery, runtime.rank, self._link.config.position, runtime.refusals)
         self.inside = False
         """The main thread is inside the function, and not in what comes between two calls of it."""
 
@@ -250,9 +251,9 @@ class Session:
         recovery.on_non_finite = link.saw_non_finite
         recovery.parts.meter.recorder = self._runtime.recorder
         self._runtime.world.section += 1
-        self._runtime.end_setup(recovery)
+        self._runtime.end_setup(recovery, self._backups)
         recovery.replicas.begin(empty=link.joins)
-        link.holding = recovery.replicas.said
+        link.holding = self._backups.held
         link.enter(recovery.step, recovery.condition())
 
     def _enter_smaller_world(self) -> None:
@@ -289,16 +290,7 @@ class Session:
                 self._join(plan)
                 if plan.dump:
                     return [], self._dump(plan)
-            self._runtime.recorder.phase(BoxPhase.TRAINING)
-            self.watch_commit()
-            self.inside = True
-            try:
-                with inside():
-                    if plan is not None:
-                        recovery.do_again()
-                    result = [function()]
-            finally:
-                self.inside = False
+            result = [self._call(function, plan)]
         except SystemExit as error:
             self._runtime.recorder.last_words(error)  # to end takes a script its time: the others need not wait for it
             self._link.last_words(f"sys.exit({error.code}) in the training function", "")
@@ -324,6 +316,20 @@ class Session:
         self._link.returned(recovery.step, recovery.condition())
         return result, None
 
+    def _call(self, function: Callable[[], R], plan: WorldPlan | None) -> R:
+        self._runtime.recorder.phase(BoxPhase.TRAINING)
+        self.watch_commit()
+        self._backups.start(self._runtime.world, -1 if plan is None else plan.copied)
+        self.inside = True
+        try:
+            with inside():
+                if plan is not None:
+                    self.recovery.do_again()
+                return function()
+        finally:
+            self.inside = False
+            self._backups.stop()
+
     def _join(self, plan: WorldPlan) -> None:
         recovery, runtime = self.recovery, self._runtime
         rank = Members.of(plan).rank_of(runtime.rank)
@@ -334,7 +340,7 @@ class Session:
         self._link.joined(recovery.step, recovery.condition())
         runtime.recorder.phase(BoxPhase.RESTORING)
         recovery.enter_world(runtime.rank, rank, plan.world_size, replicas)
-        report = restore(recovery, plan, rank)
+        report = restore(recovery, plan, rank, self._backups.folder)
         if report.note:
             logger.warning("rank %d, step %d: %s", runtime.rank, recovery.step, report.note)
         if rank == 0 and replicas > plan.world_size and not (plan.dump or recovery.shares.used):
@@ -353,13 +359,7 @@ class Session:
         Raises:
             CheckpointError: it could not be written.
         """
-        config, step = self._link.config, self.recovery.step
-        directory = Path(plan.dump_to) if plan.dump_to else config.checkpoint_dir
-        if directory is None:
-            raise CheckpointError(
-                "no directory for checkpoints is known to the manager or to this rank; set TASKD_CHECKPOINT_DIR"
-            )
-        path = dump(self.recovery, directory, step=step, job_id=config.job_id, reason=plan.dump)
+        step, path = self.recovery.step, dump_as_ordered(self.recovery, plan, self._link.config)
         self._link.dumped(step)
         if self._link.interrupted:  # a peer was lost meanwhile
             raise Interrupted

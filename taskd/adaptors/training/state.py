@@ -16,6 +16,7 @@ from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.seeds import Seeds
 from taskd.adaptors.training.shares import Share
+from taskd.errors import ConfigError
 
 
 class TrainState:
@@ -39,24 +40,34 @@ class TrainState:
     after a recovery, and that goes on behind the batch of the last committed step. What its order and its workers draw
     comes from seeds of its own, and the global random numbers are left as they were.
 
+    A state that no other rank has (FSDP2 over all ranks, say) is copied now and then to the shared memory of its node
+    and, if there are several nodes, of another: at a fault all ranks go back to the newest copies, and `step` with
+    them. `backup_every` says after how many steps a copy is made, 0 that none is, and N copies a state too of which
+    other ranks have replicas. By default copies are made as often as they cost at most 2 % of the time.
+
     What a script uses: `step`, `commit`, `after_commit`, `epoch`, `epochs`, `shares`, and its parts.
 
     Raises:
         ConfigError: a part has a type that does not tell what it is, or another than was said of it; cannot be saved
-            and loaded; or has a name that is given twice, or that the state itself uses.
+            and loaded; has a name that is given twice, or that the state itself uses; or `backup_every` is no number.
     """
 
     def __init__(
         self,
         *,
         seed: int | None = None,
+        backup_every: int | None = None,
         data: Mapping[str, Any] | None = None,
         replicated: Mapping[str, Any] | None = None,
         **parts: Any,
     ) -> None:
         sorted_parts = sort(parts, data, replicated, taken=(*dir(type(self)), "_recovery"))
         seeds = None if seed is None else Seeds(seed)
-        self._recovery = StateRecovery(Parts(sorted_parts), seeds, self.commit)
+        if backup_every is not None and (not isinstance(backup_every, int) or backup_every < 0):
+            raise ConfigError(
+                f"backup_every is {backup_every!r}, expected a number of steps from 0 (no copies) on, or None"
+            )
+        self._recovery = StateRecovery(Parts(sorted_parts), seeds, self.commit, backup_every)
 
     def __getattr__(self, name: str) -> Any:
         recovery = self.__dict__.get("_recovery")

@@ -12,7 +12,7 @@ from taskd.core.recovery.ranks import Restore, plan_restore
 from taskd.core.recovery.world import World, replica_sets
 from taskd.core.rendezvous import NOWHERE, Rendezvous
 from taskd.wire.kinds import NOBODY, WorldRank
-from taskd.wire.messages import Condition, NodeStatus, Order, Transfer, WorldPlan
+from taskd.wire.messages import Condition, Load, NodeStatus, Order, Transfer, WorldPlan
 from taskd.wire.text import line
 
 
@@ -46,7 +46,7 @@ def plan_of(job: Job) -> Restore | None:
     """Which step all resume at, and who gives its state to whom; None if that cannot be."""
     held = {rank: view.status for rank, view in job.world.ranks.items() if view.status is not None}
     for rank in {status.distrusts for status in held.values() if status.distrusts != NOBODY} & held.keys():
-        held[rank] = replace(held[rank], condition=Condition.TORN)
+        held[rank] = replace(held[rank], condition=Condition.TORN, copies=())
     return plan_restore(held, replica_sets(job.world))
 
 
@@ -69,6 +69,9 @@ def plan_world(job: Job, now_s: float, restore: Restore) -> None:
     host, members = store_host(job.world), job.world.members
     at = {rank: WorldRank(index) for index, rank in enumerate(members)}
     record.milestones.planned_s, record.target_step = now_s, restore.target_step
+    if restore.loads:  # who has gone further goes back
+        record.redone = max(record.redone, job.step - restore.target_step)
+        job.step = restore.target_step
     dumps = record.decision.strategy is Strategy.DUMP
     plan = WorldPlan(
         generation=job.world.generation,
@@ -82,6 +85,8 @@ def plan_world(job: Job, now_s: float, restore: Restore) -> None:
             Transfer(donor=at[transfer.donor], receivers=tuple(at[rank] for rank in transfer.receivers))
             for transfer in restore.transfers
         ),
+        loads=tuple(Load(receiver=at[load.receiver], holder=at[load.holder], of=load.of) for load in restore.loads),
+        copied=restore.copied,
         timeout_s=policy.deadlines.join_s,
         members=() if members == tuple(range(len(members))) else members,
         replicas=policy.world_size,

@@ -8,10 +8,12 @@ Rules:
    stepped exactly once since the step before. If there is none, it is the newest such step that nobody has committed.
 3. A rank that is clean at the target keeps its state. In a set without one, the ranks that have stepped count that step
    as done (`adopt`). All others receive, from one donor of their set.
-4. A set without a holder leaves no plan: its state is lost in memory, and only a checkpoint can bring it back.
+4. If there is no such step, all go back to the newest at which every set has a holder or a copy: a rank of a set
+   without a holder loads a copy of its set, its own if it can.
+5. A set without a holder and without a copy leaves no plan: only a checkpoint can bring its state back.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,13 +31,30 @@ class Giving(NamedTuple):
     receivers: tuple[JobRank, ...]
 
 
+class Loading(NamedTuple):
+    """One rank that loads a copy: of the state of the rank `of`, which `holder` can read."""
+
+    receiver: JobRank
+    holder: JobRank
+    of: JobRank
+
+
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """The step to resume at, the ranks that count their last step as done, and who gives state to whom."""
+    """The step to resume at, the ranks that count their last step as done, and who gives state to whom.
+
+    `loads`: who goes back to a copy. `copied`: the newest step of which every set has a copy; -1 without one.
+    """
 
     target_step: int
     adopt: tuple[JobRank, ...]
     transfers: tuple[Giving, ...]
+    loads: tuple[Loading, ...] = ()
+    copied: int = -1
+
+
+_Known = dict[str | None, dict[int, list[Loading]]]
+"""The copies of each replica set, by their step. Who loads them is not said yet."""
 
 
 def plan_restore(held: Mapping[JobRank, RankStatus], keys: Mapping[JobRank, str | None]) -> Restore | None:
@@ -46,31 +65,60 @@ def plan_restore(held: Mapping[JobRank, RankStatus], keys: Mapping[JobRank, str 
     sets: Sets = {}
     for rank in sorted(held):
         sets.setdefault(keys[rank], []).append(rank)
+    copies = _copies(held, keys)
+    steps = [set(copies.get(key, ())) for key in sets]
+    copied = max(set.intersection(*steps), default=-1) if steps else -1
     committed = {h.step for h in held.values() if h.condition is Condition.CLEAN}
     stepped = {h.step + 1 for h in held.values() if h.condition is Condition.STEPPED}
     for target_step in (*sorted(committed, reverse=True), *sorted(stepped - committed, reverse=True)):
-        restore = _towards(target_step, sets, held)
+        restore = _towards(target_step, sets, held, {}, copied)
+        if restore is not None:
+            return restore
+    for target_step in sorted(committed.union(*steps), reverse=True):
+        restore = _towards(target_step, sets, held, copies, copied)
         if restore is not None:
             return restore
     return None
 
 
+def _copies(held: Mapping[JobRank, RankStatus], keys: Mapping[JobRank, str | None]) -> _Known:
+    known: _Known = {}
+    for holder, status in sorted(held.items()):
+        for copy in status.copies:
+            if copy.of in keys:
+                steps = known.setdefault(keys[copy.of], {})
+                steps.setdefault(copy.step, []).append(Loading(copy.of, holder, copy.of))
+    return known
+
+
 def _towards(
-    target_step: int, sets: Mapping[str | None, list[JobRank]], held: Mapping[JobRank, RankStatus]
+    target_step: int, sets: Sets, held: Mapping[JobRank, RankStatus], copies: _Known, copied: int
 ) -> Restore | None:
     adopt: list[JobRank] = []
     transfers: list[Giving] = []
-    for ranks in sets.values():
+    loads: list[Loading] = []
+    for key, ranks in sets.items():
         holders = _at(ranks, held, target_step, Condition.CLEAN)
-        if not holders:
+        if not holders and not copies:
             holders = _at(ranks, held, target_step - 1, Condition.STEPPED)
             adopt += holders
-        if not holders:
+        known = copies.get(key, {}).get(target_step, [])
+        if not holders and not known:
             return None
+        if not holders:
+            loads += _loads(ranks, known)
+            continue
         receivers = tuple(sorted(set(ranks) - set(holders)))
         if receivers:
             transfers.append(Giving(holders[0], receivers))
-    return Restore(target_step, tuple(sorted(adopt)), tuple(transfers))
+    return Restore(target_step, tuple(sorted(adopt)), tuple(transfers), tuple(loads), copied)
+
+
+def _loads(ranks: list[JobRank], known: list[Loading]) -> Iterator[Loading]:
+    """Each rank of a set with a copy for it: one that it can read itself, its own first, or else another's."""
+    for rank in ranks:
+        best = min(known, key=lambda copy: (copy.holder != rank, copy.of != rank))
+        yield best._replace(receiver=rank)
 
 
 def _at(ranks: list[JobRank], held: Mapping[JobRank, RankStatus], step: int, condition: Condition) -> list[JobRank]:

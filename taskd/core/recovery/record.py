@@ -58,6 +58,8 @@ class FaultRecord:
     setbacks: list[str] = field(default_factory=list)
     """The attempts that failed, and why."""
     target_step: int = -1
+    redone: int = 0
+    """Committed steps that are done again, since all have gone back to copies."""
     milestones: Milestones = field(default_factory=Milestones)
     processes: ProcessesOfFault = field(default_factory=ProcessesOfFault)
 

@@ -21,6 +21,8 @@ class Replica(NamedTuple):
     """Of its part of the state; "" for all of it."""
     weights: tuple[str, ...] = ()
     """Digests of its parameters: as its training began, and at its first commit."""
+    backs_up: bool = False
+    """Copies of its state are made."""
 
 
 def keys_of(replicas: Mapping[JobRank, Replica | None]) -> dict[JobRank, str | None]:

@@ -37,11 +37,15 @@ Sets = Mapping[JobRank, str | None]
 
 
 def _lost_set(world: World, sets: Sets, gone: Collection[NodeRank], left: str = "left") -> str:
-    """Why nobody would be left, without the nodes of these places, to give some rank its state; "" if all can."""
+    """Why nobody would be left, without the nodes of these places, to give some rank its state; "" if all can.
+
+    Whether there is a copy of the state of those that keep some is known when all have paused.
+    """
     survives: dict[str | None, bool] = {}
     for rank, view in world.ranks.items():
         if not survives.get(sets[rank]):  # of most sets the first rank survives
-            survives[sets[rank]] = view.node_rank not in gone and not view.empty
+            backs_up = view.replicas is not None and view.replicas.backs_up
+            survives[sets[rank]] = backs_up or (view.node_rank not in gone and not view.empty)
     if not any(survives.values()):
         return f"no rank is {left} to give its state"
     lost = sorted(key for key, one in survives.items() if key is not None and not one)

@@ -74,8 +74,8 @@ class RankFiles:
 
     def forget(self, local_rank: LocalRank) -> None:
         """A rank starts anew, or another takes its place: what is known of positions and set-up is not its own."""
-        for path in self.directory.glob(f"position-{local_rank}*"):
-            if path.name.partition(".")[0] == f"position-{local_rank}":
+        for path in [*self.directory.glob(f"position-{local_rank}*"), *self.directory.glob(f"copy-{local_rank}-*")]:
+            if path.name.startswith("copy-") or path.name.partition(".")[0] == f"position-{local_rank}":
                 path.unlink(missing_ok=True)
 
     def box(self, local_rank: LocalRank, incarnation: int) -> Box | None:

@@ -78,6 +78,7 @@ class RecoveryEntry(msgspec.Struct, frozen=True, kw_only=True):
     setbacks: tuple[str, ...] = ()
     step: MaybeCounter | None = None
     target_step: MaybeCounter | None = None
+    steps_redone: Counter = 0
     generation: Counter | None = None
     detected_s: ClockSeconds | None = None
     phases_ms: Annotated[dict[Key, Milliseconds], Meta(max_length=_PHASES)] = {}

@@ -31,6 +31,7 @@ from taskd.wire.messages import (
     Abandon,
     AccountRequest,
     Condition,
+    Copy,
     FromLocal,
     Hello,
     Join,
@@ -89,6 +90,8 @@ class StateHeld:
     replicas: str = ""
     weights: tuple[str, ...] = ()
     distrusts: JobRank = NOBODY
+    backs_up: bool = False
+    copies: tuple[Copy, ...] = ()
 
 
 class AbandonedError(TaskdError):
@@ -304,6 +307,8 @@ class WorkerLink:
                 replicas=holding.replicas,
                 weights=holding.weights,
                 distrusts=holding.distrusts,
+                backs_up=holding.backs_up,
+                copies=holding.copies if report.stage is Stage.PAUSED else (),
             )
         )
 

@@ -1,0 +1,113 @@
+"""`Backups`: the copies of one rank's training state, from the training function's point of view.
+
+Rules:
+
+1. They are made where no other rank has the same state, or where the script says so (`TrainState(backup_every=N)`).
+2. Nothing is copied but while the training function runs; at a fault copying ends before this rank reports.
+3. Where there is no room for them, the job trains on without, and says so at once: at a fault all start anew then.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from taskd.adaptors.groups.world import GroupWorld
+from taskd.adaptors.training.copies.copier import NEVER, Copier, Member, Tally
+from taskd.adaptors.training.copies.exchange import neighbours
+from taskd.adaptors.training.copies.folder import CopyFolder
+from taskd.adaptors.training.copies.snapshot import Snapshot
+from taskd.adaptors.training.recovery import StateRecovery
+from taskd.adaptors.training.refusals import Matter, Refusals, alone
+from taskd.runtime.worker.worker import StateHeld
+from taskd.wire.kinds import JobRank
+
+
+class Backups:
+    """Those of one rank, over all worlds.
+
+    Args:
+        recovery: of the state.
+        rank: in the job.
+        position: the rank's file of positions, beside which they are kept; without one there are none.
+        refusals: told why there can be none.
+    """
+
+    def __init__(self, recovery: StateRecovery, rank: JobRank, position: Path | None, refusals: Refusals) -> None:
+        asked = recovery.backup_every
+        wanted = any(alone(recovery.parts)) if asked is None else asked > 0
+        self._recovery, self._rank = recovery, rank
+        self._every = asked or 0
+        self._refusals = refusals
+        self.folder = CopyFolder(position) if wanted and position is not None else None
+        self._copier: Copier | None = None
+        self.tally = Tally()
+        """Of the present world, or of the last."""
+        if self.folder is not None:
+            settle = self._settler()
+            for optimizer in recovery.parts.optimizers:
+                optimizer.register_step_pre_hook(settle)
+
+    @property
+    def on(self) -> bool:
+        """Whether copies are made."""
+        return self.folder is not None
+
+    @property
+    def next(self) -> int:
+        """The step whose commit is to be told of."""
+        return NEVER if self._copier is None else self._copier.next
+
+    def held(self) -> StateHeld:
+        """What this rank has of the job's state, for a report."""
+        said = self._recovery.replicas.said()
+        return said if self.folder is None else replace(said, backs_up=True, copies=self.folder.whole())
+
+    def start(self, world: GroupWorld, kept: int) -> None:
+        """Training begins in this world. `kept`: the newest step of which all ranks have copies; -1 without one."""
+        if self.folder is None:
+            return
+        members = world.members.slots or (self._rank,)
+        prefix = f"taskd-copies/{world.generation}/{world.section}"
+        per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        member = Member(self._rank, members[0] == self._rank, len(members), neighbours(self._rank, members, per_node))
+        self.folder.forget_after(self._recovery.step)
+        self._copier = Copier(
+            member, self.folder, self._every, kept, prefix, lambda: self._recovery.step, self._give_up
+        )
+        self.tally = self._copier.tally
+        self._recovery.backups = self
+
+    def stop(self) -> None:
+        """The training function was left."""
+        copier, self._copier, self._recovery.backups = self._copier, None, None
+        if copier is not None:
+            copier.stop()
+            if self.folder is None:
+                copier.remove()
+
+    def due(self, step: int) -> None:
+        """`next` is committed."""
+        copier = self._copier
+        if copier is not None:
+            copier.due(step, self._take)
+
+    def _take(self, snapshot: Snapshot) -> None:
+        copier, folder = self._copier, self.folder
+        if copier is not None and folder is not None:
+            snapshot.take(self._recovery, folder, self._rank, copier.kept)
+
+    def _give_up(self, why: str) -> None:
+        self.folder = None
+        text = f"no copies are made of a state that no other rank has: {why}"
+        self._refusals.add(Matter(text, "Give /dev/shm room for four times the states of a node's ranks."))
+
+    def _settler(self) -> Callable[..., None]:
+        """A function, so that an optimizer that has it can still be copied."""
+
+        def settle(*_: object) -> None:
+            copier = self._copier
+            if copier is not None and copier.snapshot.busy:
+                copier.settle()
+
+        return settle

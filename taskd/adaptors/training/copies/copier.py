@@ -1,0 +1,300 @@
+"""The thread that makes copies: in rounds, one for each step that is copied, in which all ranks of the world take part.
+
+Rules:
+
+1. A round begins as the main thread commits its step, and ends when every rank has said how it has gone. The first rank
+   of the world counts them, and says for all whether the copies of this step are whole and which step is copied next.
+   So the copies of one step are whole on all ranks before any of those before them is written over: whenever processes
+   die, there is a step of which all copies are left.
+2. A rank that has passed the next step before it has heard of it says so: there is no copy of that step.
+3. All of it is on this thread, the store's connection and the network too. The main thread puts down what changes
+   before the next optimizer step, and waits before that step until the rest is down (`Snapshot`).
+"""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
+
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+from torch.distributed import distributed_c10d as c10d
+
+from taskd.adaptors.training.copies.copy_file import CopyHead
+from taskd.adaptors.training.copies.exchange import Exchange, Neighbours
+from taskd.adaptors.training.copies.folder import CopyFolder
+from taskd.adaptors.training.copies.snapshot import Snapshot
+from taskd.errors import CopyError
+from taskd.runtime.system.hidden import HiddenThread
+from taskd.wire.kinds import JobRank
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+NEVER: Final = 1 << 62
+SHARE: Final = 0.02
+"""So much of the time may copies cost where the script does not say how often they are made."""
+_ANSWER: Final = timedelta(seconds=30)
+_LOOK_S: Final = 0.05
+_POLL_S: Final = 0.01
+_PER_RANK_S: Final = 5e-5
+"""Ranks ask the store so seldom that it has this time for each."""
+_ONE: Final = 1
+_FAILED: Final = 1 << 20
+_OVER: Final = 1 << 40
+
+
+class Member(NamedTuple):
+    """One rank of a world: its rank in the job, whether it counts for all, how many there are, and its neighbours."""
+
+    rank: JobRank
+    first: bool
+    world_size: int
+    near: Neighbours
+
+
+@dataclass
+class Tally:
+    """What copies have cost this rank, and how they have gone, since the world was formed."""
+
+    whole: int = 0
+    skipped: int = 0
+    stall_s: float = 0.0
+    """In which the main thread waited."""
+    busy_s: float = 0.0
+    """In which this rank's thread used the processor."""
+    size_bytes: int = 0
+    by_step: list[tuple[int, float]] = field(default_factory=list)
+    """The last two steps that were due, and when."""
+
+
+class Copier:
+    """Runs until `stop`.
+
+    Args:
+        member: who this is.
+        folder: of this rank's copies.
+        every: steps from one copy to the next; 0: as often as costs no more than `SHARE`.
+        kept: the newest step of which all ranks have copies; -1 without one.
+        prefix: of the keys in the store.
+        step: asked for the step that the main thread has committed.
+        refused: called with the reason, once, if there can be no copies.
+    """
+
+    def __init__(
+        self, member: Member, folder: CopyFolder, every: int, kept: int, prefix: str, step: Callable[[], int],
+        refused: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._member, self._folder, self._every = member, folder, every
+        self.kept = kept
+        self.next = NEVER
+        """The step whose commit the main thread is to tell of."""
+        self.snapshot = Snapshot()
+        self.tally = Tally()
+        self._step, self._refused = step, refused
+        self._told: tuple[int, bool] | None = None
+        self._over = ""
+        self._stale: tuple[str, ...] = ()
+        """Keys of the round before the last: all have read them by now."""
+        self._changed = threading.Condition()
+        self._stopping = self._asking = False
+        self._where = _endpoint(prefix)
+        self._first = self._due_after(step() + 1)
+        self._thread = HiddenThread(self._run, "taskd-copies")
+
+    # ---- the main thread's side
+
+    def due(self, step: int, take: Callable[[Snapshot], None]) -> None:
+        """A step from `next` on is committed: put down what is to be copied of it, with `take`."""
+        begun_s = time.monotonic()
+        on_time = step == self.next
+        if on_time:
+            try:
+                take(self.snapshot)
+            except OSError as error:
+                self._over, on_time = f"{error.strerror} in {self._folder}", False
+            except (TypeError, RuntimeError) as error:
+                self._over, on_time = f"the state cannot be put down: {error}", False
+        self.tally.by_step = [*self.tally.by_step[-1:], (step, begun_s)]
+        with self._changed:
+            self._told, self.next = (self.next, on_time), NEVER
+            self._changed.notify_all()
+        self.tally.stall_s += time.monotonic() - begun_s
+
+    def settle(self) -> None:
+        """The optimizers are about to step: wait until what they change is put down."""
+        begun_s = time.monotonic()
+        self.snapshot.wait()
+        self.tally.stall_s += time.monotonic() - begun_s
+
+    def stop(self) -> None:
+        """End. No copy changes any more afterwards."""
+        with self._changed:
+            self._stopping, self.next = True, NEVER
+            self._changed.notify_all()
+        while self._thread.is_alive() and not self._asking:  # a store that is gone may keep it, but nothing to write
+            self._thread.join(_LOOK_S)
+        self.snapshot.drop()
+
+    def remove(self) -> None:
+        """Give the memory of the copies back."""
+        self._folder.remove()
+
+    # ---- the thread
+
+    def _asked(self, ask: Callable[[], T]) -> T:
+        """What the store answers."""
+        self._asking = True
+        answer = ask()
+        if self._stopping:
+            raise CopyError("told to stop")
+        self._asking = False
+        return answer
+
+    def _run(self) -> None:
+        exchange = None
+        try:
+            store = self._asked(lambda: _connect(*self._where))
+            near = self._member.near
+            if near.buddy is not None:
+                exchange = Exchange(store, _own_host(self._where[0]), self._member.rank, near, lambda: self._stopping)
+            self._rounds(store, exchange)
+        except (OSError, CopyError, RuntimeError) as error:  # a peer is gone, which is a fault of its own
+            _log.debug("no more copies in this world: %s", error)
+        finally:
+            self.next = NEVER
+            self.snapshot.release()
+            if exchange is not None:
+                exchange.close()
+
+    def _rounds(self, store: Store, exchange: Exchange | None) -> None:
+        step = self._first
+        while step < NEVER:
+            self._arm(step)
+            taken = self._await_commit()
+            whole = self._copy(step, exchange, taken)
+            result = _ONE if whole else _ONE + (_OVER if self._over else _FAILED)
+            self._asked(partial(store.add, f"{step}/done", result))
+            step = self._outcome(store, step)
+
+    def _arm(self, step: int) -> None:
+        with self._changed:
+            if self._step() >= step:
+                self._told = (step, False)
+            else:
+                self._told, self.next = None, step
+
+    def _await_commit(self) -> bool:
+        with self._changed:
+            while self._told is None and not self._stopping:
+                self._changed.wait()
+            if self._stopping or self._told is None:
+                raise CopyError("told to stop")
+            return self._told[1]
+
+    def _copy(self, step: int, exchange: Exchange | None, taken: bool) -> bool:
+        """Finish the own copy, and take in the ward's; whether both are whole."""
+        begun_s = time.thread_time()
+        file = self.snapshot.complete() if taken else None
+        head = None if file is None else CopyHead(
+            self._member.rank, step, self.snapshot.size_bytes, self.snapshot.digest()
+        )  # fmt: skip
+        self.tally.size_bytes = self.snapshot.size_bytes
+        if file is not None and head is not None:
+            file.seal(head)
+        theirs: CopyHead | None = head
+        if exchange is not None:
+            theirs = self._swap(exchange, head)
+        self.tally.busy_s = time.thread_time() - begun_s
+        return head is not None and theirs is not None
+
+    def _swap(self, exchange: Exchange, head: CopyHead | None) -> CopyHead | None:
+        outgoing = self.snapshot.memory() if head is not None else memoryview(b"")
+        kept = []
+
+        def room(theirs: CopyHead) -> memoryview:
+            file = self._folder.room(theirs.of, theirs.size_bytes, self.kept)
+            kept.append(file)
+            return file.bytes(theirs.size_bytes)
+
+        theirs = exchange.swap(head, outgoing, room)
+        if theirs is not None:
+            kept[0].seal(theirs)
+        return theirs
+
+    def _outcome(self, store: Store, step: int) -> int:
+        """Wait until all have said how it has gone; return the next step."""
+        if self._member.first:
+            self._decide(store, step)
+        while not self._asked(lambda: store.check([f"{step}/after"])):
+            self._pause()
+        whole, following = map(int, self._asked(lambda: store.get(f"{step}/after")).split())
+        if whole:
+            self.kept = step
+        self.tally.whole += whole
+        self.tally.skipped += not whole
+        if following == NEVER:
+            self._refused(self._over or "another rank has no room for them, or cannot put its state down")
+        return following
+
+    def _decide(self, store: Store, step: int) -> None:
+        done = 0
+        while done % _FAILED < self._member.world_size:
+            self._pause()
+            done = self._asked(lambda: store.add(f"{step}/done", 0))
+        following = NEVER if done >= _OVER else self._due_after(step)
+        self._asked(lambda: store.set(f"{step}/after", f"{int(done < _FAILED)} {following}"))
+        for former in self._stale:
+            self._asked(partial(store.delete_key, former))
+        self._stale = (f"{step}/done", f"{step}/after")
+
+    def _due_after(self, step: int) -> int:
+        """The step to be copied after this one."""
+        soon = max(step, self._step()) + 1
+        if self._every:
+            return -(-soon // self._every) * self._every
+        (before, before_s), (last, last_s) = [(0, 0.0), (0, 0.0), *self.tally.by_step][-2:]
+        if last <= before or not before:
+            return soon
+        each_s = (last_s - before_s) / (last - before)
+        rounds = max(1, self.tally.whole + self.tally.skipped)
+        cost_s = self.tally.stall_s / rounds + self.tally.busy_s
+        return max(soon, step + int(cost_s / (SHARE * each_s)))
+
+    def _pause(self) -> None:
+        """Between two questions to the store."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping, max(_POLL_S, self._member.world_size * _PER_RANK_S))
+        if self._stopping:
+            raise CopyError("told to stop")
+
+
+Where = tuple[str, int, Store, str]
+
+
+def _endpoint(prefix: str) -> Where:
+    """Where the present world's store listens, the store itself if it does not, and a prefix for its keys."""
+    if not c10d.is_initialized():
+        return "", 0, HashStore(), prefix
+    store = inner = c10d._get_default_store()
+    while isinstance(inner, PrefixStore):
+        inner = inner.underlying_store
+    if isinstance(inner, TCPStore):
+        return inner.host, inner.port, store, prefix
+    return "", 0, store, prefix
+
+
+def _connect(host: str, port: int, store: Store, prefix: str) -> Store:
+    """A connection of this thread's own: an answer that another thread waits for holds a connection up."""
+    own = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_ANSWER) if host else store
+    return PrefixStore(prefix, own)
+
+
+def _own_host(store_host: str) -> str:
+    """The address by which this node is reached from the store's."""
+    with socket.socket(socket.AF_INET6 if ":" in store_host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((store_host, 9))
+        return str(probe.getsockname()[0])

@@ -1,0 +1,126 @@
+"""One copy of one rank's state: a file in shared memory that `kill -9` does not harm.
+
+Rules:
+
+1. The head is erased before the first byte changes, and written after the last: a file with a head is whole.
+2. Its memory is reserved as it is made: a full `/dev/shm` is an error then, and no SIGBUS in the midst of a step.
+3. The head has the digest of the tensors. Who loads a copy compares them; a damaged copy is erased.
+"""
+
+import mmap
+import os
+import zlib
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import torch
+
+from taskd.wire.kinds import JobRank
+
+HEAD_BYTES: Final = 4096
+_MAGIC: Final = b"taskdcp1"
+_PAGE: Final = 1 << 20
+
+
+class CopyHead(msgspec.Struct, frozen=True):
+    """What a whole copy says of itself: whose state of which step, how many bytes, and the digest of the tensors."""
+
+    of: JobRank
+    step: int
+    size_bytes: int
+    digest: str = ""
+
+
+class CopyFile:
+    """A file of one copy, mapped into this process.
+
+    Raises:
+        OSError: it cannot be made or mapped; `ENOSPC` if there is no room.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._file = os.open(path, flags, 0o600)
+        try:
+            self._map = self._mapped(HEAD_BYTES)
+        except OSError:
+            os.close(self._file)
+            raise
+        self.position = 0
+        self.device = torch.device("cpu")
+
+    # ---- the whole file
+
+    def head(self) -> CopyHead | None:
+        """What it is a copy of; None if it is none, or not whole."""
+        start = self._map[:16]
+        length, check = int.from_bytes(start[8:12], "little"), int.from_bytes(start[12:16], "little")
+        data = self._map[16 : 16 + length] if length <= HEAD_BYTES - 16 else b""
+        if start[:8] != _MAGIC or zlib.crc32(data) != check:
+            return None
+        try:
+            head = msgspec.msgpack.decode(data, type=CopyHead)
+        except msgspec.DecodeError:
+            return None
+        return head if 0 < head.size_bytes <= len(self._map) - HEAD_BYTES else None
+
+    def erase(self) -> None:
+        """It is no copy any more."""
+        self._map[:16] = bytes(16)
+
+    def reserve(self, size_bytes: int) -> None:
+        """Have room for so many bytes behind the head. It is no copy any more. Raises `OSError`."""
+        self.erase()
+        if size_bytes > len(self._map) - HEAD_BYTES:
+            self._map = self._mapped(HEAD_BYTES + size_bytes)
+        self.position = 0
+
+    def seal(self, head: CopyHead) -> None:
+        """All bytes are there."""
+        data = msgspec.msgpack.encode(head)
+        self._map[16 : 16 + len(data)] = data
+        check = zlib.crc32(data)
+        self._map[:16] = _MAGIC + len(data).to_bytes(4, "little") + check.to_bytes(4, "little")
+
+    def bytes(self, size_bytes: int) -> memoryview:
+        """The memory of the first so many bytes behind the head."""
+        return memoryview(self._map)[HEAD_BYTES : HEAD_BYTES + size_bytes]
+
+    def tensor(self, start: int, size_bytes: int) -> torch.Tensor:
+        """The memory of some bytes behind the head."""
+        whole = torch.frombuffer(self._map, dtype=torch.uint8)
+        return whole[HEAD_BYTES + start : HEAD_BYTES + start + size_bytes]
+
+    def close(self) -> None:
+        """Let go of it in this process. Tensors of it keep its memory."""
+        os.close(self._file)
+
+    def _mapped(self, size_bytes: int) -> mmap.mmap:
+        size_bytes = -(-size_bytes // _PAGE) * _PAGE
+        held = os.fstat(self._file).st_size
+        if size_bytes > held:
+            os.posix_fallocate(self._file, held, size_bytes - held)
+        return mmap.mmap(self._file, max(size_bytes, held))
+
+    # ---- as a way of a stream
+
+    @property
+    def digest(self) -> str:
+        """That of the tensors."""
+        head = self.head()
+        return head.digest if head is not None else ""
+
+    def send(self, tensor: torch.Tensor) -> None:
+        """Put the bytes of a tensor down behind the last ones."""
+        self.tensor(self.position, tensor.nbytes).copy_(tensor.reshape(-1).view(torch.uint8))
+        self.position += tensor.nbytes
+
+    def receive(self, tensor: torch.Tensor) -> None:
+        """Fill a tensor with the next bytes. Raises `ValueError` if there are no more."""
+        head = self.head()
+        if head is None or self.position + tensor.nbytes > head.size_bytes:
+            raise ValueError(f"the copy {self.path.name} ends before the state does")
+        tensor.view(-1).view(torch.uint8).copy_(self.tensor(self.position, tensor.nbytes))
+        self.position += tensor.nbytes

@@ -1,0 +1,260 @@
+"""One rank's whole state as a stream of bytes: what a donor sends, and what a copy holds.
+
+Rules:
+
+1. A stream is the length of a manifest (8 bytes), the manifest, and the bytes of the tensors in its order. Small
+   tensors travel together.
+2. Tensors go from memory to memory, into the receiver's own where these fit. No copy of the whole state is made.
+3. Nothing that a peer sends is unpickled freely (see `tree`).
+4. What has arrived is compared, by a digest, with what was packed.
+5. Of sharded tensors the parts are packed, for ranks that have the same part (see `shards`).
+"""
+
+from typing import Any, Protocol
+
+import msgspec
+import torch
+
+from taskd.adaptors.training import tree
+from taskd.adaptors.training.copies.copy_file import CopyFile
+from taskd.adaptors.training.digests import digest
+from taskd.adaptors.training.inflight.fsdp2 import Flags
+from taskd.adaptors.training.plain import Sent
+from taskd.adaptors.training.recovery import StateRecovery
+from taskd.adaptors.training.shards import Specs, is_part, local
+from taskd.errors import DistrustError
+
+_SMALL_BYTES = 256 * 1024  # a tensor below this travels with its neighbours
+_PARCEL_BYTES = 1024 * 1024  # and this much of them at a time
+_MANIFEST_LIMIT_BYTES = 1 << 30
+
+
+class Lane(Protocol):
+    """The way of one stream: over the network, or to and from a file."""
+
+    @property
+    def device(self) -> torch.device:
+        """On which tensors travel."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Of the tensors on their way; "" if the manifest has it."""
+        ...
+
+    def send(self, tensor: torch.Tensor) -> None:
+        """The bytes of a tensor."""
+        ...
+
+    def receive(self, tensor: torch.Tensor) -> None:
+        """Fill a tensor with the next bytes."""
+        ...
+
+
+class TensorSlot(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor on its way."""
+
+    dtype: str
+    shape: list[int]
+    device: str
+
+    def size_bytes(self) -> int:
+        """Without what is around it."""
+        count = 1
+        for length in self.shape:
+            count *= length
+        return count * tree.dtype_of(self.dtype).itemsize
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a donor is about to send: the folded parts by name, the tensors in their order, and its own position.
+
+    `loose` are the buffers that are in no `state_dict`, folded too; `plain` the modules' other attributes that changed.
+    `name` and `weights` are those of the replica set; `flags` those of FSDP2; `digest` that of the tensors.
+    """
+
+    step: int
+    parts: dict[str, Any]
+    slots: list[TensorSlot]
+    position: bytes = b""
+    loose: Any = None
+    plain: list[Sent] = []
+    name: str = ""
+    weights: tuple[str, ...] = ()
+    flags: Flags = []
+    digest: str = ""
+
+
+def pack(recovery: StateRecovery, *, everything: bool = False) -> tuple[Manifest, list[torch.Tensor]]:
+    """The whole state as it is now: what describes it, without a digest, and this rank's own tensors in their order.
+
+    With `everything` it serves a rank too that has gone on since: buffers that have not changed yet are there.
+
+    Raises:
+        TypeError: the state has something that cannot be put down.
+    """
+    tensors: list[torch.Tensor] = []
+    slots: list[TensorSlot] = []
+    seen: dict[tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]], int] = {}
+
+    specs = Specs(recovery.parts)
+
+    def take(tensor: torch.Tensor) -> int | list[int]:
+        number = add(local(tensor))
+        return [number, specs.index(tensor)] if is_part(tensor) else number
+
+    def add(tensor: torch.Tensor) -> int:
+        key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        known = seen.get(key) if tensor.numel() else None
+        if known is not None:
+            return known
+        seen[key] = len(tensors)
+        tensors.append(tensor)
+        slots.append(TensorSlot(tree.dtype_name(tensor.dtype), list(tensor.shape), tensor.device.type))
+        return len(tensors) - 1
+
+    parts = {name: tree.fold(part.state_dict(), take) for name, part in recovery.parts.replicated.items()}
+    loose = recovery.parts.loose
+    buffers = tree.fold(loose.own() if everything else loose.changed(), take)
+    position, changed = recovery.position(recovery.step), recovery.parts.plain.changed()
+    replicas, flags = recovery.replicas, recovery.in_flight.flags
+    manifest = Manifest(recovery.step, parts, slots, position, buffers, changed, replicas.name, replicas.weights, flags)
+    return manifest, tensors
+
+
+def send(manifest: Manifest, tensors: list[torch.Tensor], lane: Lane) -> None:
+    """Send a state along `lane`, with the digest of its tensors."""
+    _send_manifest(msgspec.msgpack.encode(msgspec.structs.replace(manifest, digest=digest(tensors))), lane)
+    for parcel in _parcels(manifest.slots):
+        pieces = [tree.as_bytes(tensors[index].contiguous()).to(lane.device) for index in parcel]
+        lane.send(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
+
+
+def fill(recovery: StateRecovery, lane: Lane, target_step: int) -> bytes:
+    """Fill the state with what comes along `lane`; return the position that comes with it.
+
+    Raises:
+        DistrustError: what has come is not what was packed.
+        ValueError, KeyError, TypeError, msgspec.DecodeError: it does not fit this rank's state.
+    """
+    manifest = _receive_manifest(lane)
+    if manifest.step != target_step:
+        raise ValueError(f"the donor stands at step {manifest.step}, expected {target_step}")
+    if set(manifest.parts) != set(recovery.parts.replicated):
+        raise ValueError(
+            f"the donor's state has the parts {sorted(manifest.parts)}, this one {sorted(recovery.parts.replicated)}"
+        )
+    if manifest.name != recovery.replicas.name:
+        raise ValueError(f"the donor has {manifest.name or 'all'} of the state, this rank {recovery.replicas.name}")
+    targets: dict[int, torch.Tensor] = {}
+    specs = Specs(recovery.parts)
+
+    def give(body: int | list[int], own: torch.Tensor | None) -> torch.Tensor:
+        index, spec = body if isinstance(body, list) else (body, None)
+        slot = manifest.slots[index]
+        if index not in targets:
+            targets[index] = _target(slot, None if own is None else local(own))
+        if spec is None:
+            return targets[index]
+        if own is not None and is_part(own) and local(own).data_ptr() == targets[index].data_ptr():
+            return own
+        return specs.make(spec, targets[index])
+
+    with recovery.restoring(target_step):
+        filled = {
+            name: tree.unfold(manifest.parts[name], give, part.state_dict())
+            for name, part in recovery.parts.replicated.items()
+        }
+        loose = tree.unfold(manifest.loose, give, recovery.parts.loose.own())
+        for parcel in _parcels(manifest.slots):
+            _fill([targets[index] for index in parcel], lane)
+        if digest(targets[index] for index in range(len(manifest.slots))) != (lane.digest or manifest.digest):
+            raise DistrustError("the state that has come has another digest than that which was sent")
+        for name, part in recovery.parts.replicated.items():
+            part.load_state_dict(filled[name])
+        recovery.parts.loose.put(loose or {})
+        recovery.parts.plain.put(manifest.plain)
+        recovery.in_flight.take(manifest.flags)
+        recovery.replicas.take(manifest.weights)
+    return manifest.position
+
+
+def check(file: CopyFile) -> None:
+    """Compare a copy with its digest. Raises `DistrustError`."""
+    manifest, at = _receive_manifest(file), file.position
+    places = []
+    for slot in manifest.slots:
+        places.append((at, slot.size_bytes()))
+        at += slot.size_bytes()
+    if digest(file.tensor(*place) for place in places) != file.digest:
+        raise DistrustError("the copy has another digest than when it was made")
+    file.position = 0
+
+
+def relay(source: Lane, lane: Lane) -> None:
+    """Send on what comes from `source`, with its digest."""
+    manifest = _receive_manifest(source)
+    data = msgspec.msgpack.encode(msgspec.structs.replace(manifest, digest=source.digest or manifest.digest))
+    _send_manifest(data, lane)
+    for parcel in _parcels(manifest.slots):
+        size_bytes = sum(manifest.slots[index].size_bytes() for index in parcel)
+        piece = torch.empty(size_bytes, dtype=torch.uint8, device=lane.device)
+        source.receive(piece)
+        lane.send(piece)
+
+
+def _send_manifest(data: bytes, lane: Lane) -> None:
+    lane.send(torch.tensor([len(data)], dtype=torch.int64, device=lane.device))
+    lane.send(torch.frombuffer(bytearray(data), dtype=torch.uint8).to(lane.device))
+
+
+def _receive_manifest(lane: Lane) -> Manifest:
+    length = torch.zeros(1, dtype=torch.int64, device=lane.device)
+    lane.receive(length)
+    size = int(length.item())
+    if not 0 < size <= _MANIFEST_LIMIT_BYTES:
+        raise ValueError(f"the donor announces {size} bytes of manifest, expected 1 to {_MANIFEST_LIMIT_BYTES}")
+    data = torch.empty(size, dtype=torch.uint8, device=lane.device)
+    lane.receive(data)
+    return msgspec.msgpack.decode(data.cpu().numpy().tobytes(), type=Manifest)
+
+
+def _target(slot: TensorSlot, own: torch.Tensor | None) -> torch.Tensor:
+    """Return this rank's own tensor if the donor's fits into it, else a new one."""
+    dtype = tree.dtype_of(slot.dtype)
+    if own is not None and own.dtype == dtype and list(own.shape) == slot.shape and own.is_contiguous():
+        return own.detach()
+    return torch.empty(slot.shape, dtype=dtype, device=torch.device(slot.device))
+
+
+def _fill(targets: list[torch.Tensor], lane: Lane) -> None:
+    """Receive one parcel into `targets`."""
+    if len(targets) == 1 and targets[0].device == lane.device:
+        lane.receive(tree.as_bytes(targets[0]))
+        return
+    parcel = torch.empty(sum(target.nbytes for target in targets), dtype=torch.uint8, device=lane.device)
+    lane.receive(parcel)
+    at = 0
+    for target in targets:
+        tree.as_bytes(target).copy_(parcel[at : at + target.nbytes])
+        at += target.nbytes
+
+
+def _parcels(slots: list[TensorSlot]) -> list[list[int]]:
+    """Group the tensors for the journey: both sides come to the same list. Empty tensors do not travel."""
+    parcels: list[list[int]] = []
+    room_bytes = 0
+    for index, slot in enumerate(slots):
+        size_bytes = slot.size_bytes()
+        if size_bytes == 0:
+            continue
+        if size_bytes >= _SMALL_BYTES:
+            parcels.append([index])
+            room_bytes = 0
+        elif size_bytes <= room_bytes:
+            parcels[-1].append(index)
+            room_bytes -= size_bytes
+        else:
+            parcels.append([index])
+            room_bytes = _PARCEL_BYTES - size_bytes
+    return parcels
