@@ -13,6 +13,7 @@ from taskd.core.recovery import Action, Diagnosed, JobEnded, Phase, Publish, Rec
 from taskd.wire.kinds import NOBODY, JobRank, NodeRank
 from taskd.wire.messages import (
     Condition,
+    Copy,
     Directive,
     Ledger,
     NodeStatus,
@@ -72,6 +73,8 @@ class Job:
         }
         self.nodes = nodes
         self.replicas: dict[int, str] = {}
+        self.copies: dict[int, tuple[Copy, ...]] | None = None
+        """By the rank that can read them, where copies are made at all."""
         """Keys of the ranks' replica sets."""
         self.silent: set[str] = set()
         """Agents that nothing is heard of."""
@@ -199,6 +202,8 @@ class Job:
             at_s=self.now_s + self._sequence,
             replicas="" if stage is Stage.STARTING else self.replicas.get(rank, ""),
             distrusts=distrusts,
+            backs_up=self.copies is not None and stage is not Stage.STARTING,
+            copies=(self.copies or {}).get(rank, ()) if stage is Stage.PAUSED else (),
         )
         self.send(rank // self.per_node)
 

@@ -93,6 +93,7 @@ class Judge:
         generation = process.group.generation if process.group is not None else 0
         if generation > self._sets[0]:
             self._sets = (generation, set())
+            self.settled = min(self.settled, process.step)  # also where a manager that is deposed by now has ordered it
         if generation == self._sets[0]:
             self._sets[1].add(process.replicas)
         process.held = process.step
@@ -132,6 +133,8 @@ class Judge:
         holder = self._holders.get((plan.generation, place))
         demand(holder == process.agent.name, "{} joins, but {} holds place {}", process.name, holder, place)
         demand(process.condition is Condition.CLEAN, "{} restored to {}", process.name, process.condition)
+        if plan.loads:
+            self.settled = min(self.settled, plan.target_step)
         demand(process.step == plan.target_step, "{} restored to step {}, plan {}", process.name, process.step, plan)
         demand(self._is_right(process), "{} restored a wrong state", process.name)
         process.held = process.step
@@ -216,19 +219,25 @@ class Judge:
     def _planned(self, plan: WorldPlan, manager: "Manager") -> None:
         if manager is not self.sim.manager or len(self.sim.deciding()) > 1:
             return  # what it plans must not be joined: that is judged where it is joined
-        demand(plan.target_step >= self.settled, "all had committed {}, the plan is {}", self.settled, plan)
+        back = bool(plan.loads)
+        demand(back or plan.target_step >= self.settled, "all had committed {}, the plan is {}", self.settled, plan)
         demand(list(plan.ranks) == sorted(set(plan.ranks)), "members of {}", plan)
         missing = self._sets[1] - set(map(self.sim.replicas_of, plan.ranks))
         demand(not missing, "nobody is left of replica set {}: {}", missing, plan)
         for process in self._living(plan.ranks):
             there = process.worker.state is WorkerState.PAUSED and process.worker.pause_generation == plan.generation
             demand(there, "{} is not paused for {}", process.name, plan)
-            kept = plan.target_step >= process.step or process.step not in self._common_steps(plan.ranks)
+            kept = plan.target_step >= process.step or back or process.step not in self._common_steps(plan.ranks)
             demand(kept or process.condition is not Condition.CLEAN, "{} holds a later step: {}", process.name, plan)
         for transfer in plan.transfers:
             demand(len({transfer.donor, *transfer.receivers}) == 1 + len(transfer.receivers), "{}", transfer)
             ranks = [plan.ranks[one] for one in (transfer.donor, *transfer.receivers)]
             demand(len(set(map(self.sim.replicas_of, ranks))) == 1, "from one replica set to another: {}", transfer)
+        for load in plan.loads:
+            same = self.sim.replicas_of(plan.ranks[load.receiver]) == self.sim.replicas_of(load.of)
+            demand(same, "from one replica set to another: {}", load)
+        needless = bool(plan.loads) and self._common_steps(plan.ranks, sets=self._chains)
+        demand(not needless, "all go back to copies, but {} can be reached: {}", needless, plan)
 
     def _released(self, directive: Directive) -> None:
         if self.takeovers:  # the new manager may have heard of this finish after the ranks were let go
@@ -254,6 +263,19 @@ class Judge:
             return  # a process may hold a state and the manager be right not to know
         for claim in ("is left to give its state", "no rank holds a consistent state", "no step is held"):
             demand(claim not in reason or not holders, "all start anew ({}), but {} hold their state", reason, holders)
+
+        if "no step is held" in reason or "no rank holds" in reason:
+            copied = self._copied_steps(core.world.ranks)
+            demand(not copied, "all start anew ({}), but there are copies of step {}", reason, copied)
+
+    def _copied_steps(self, ranks: Collection[int]) -> set[int]:
+        """The steps of which a process of these ranks that waits can read a copy, for every replica set."""
+        steps: dict[str, set[int]] = {key: set() for key in self._chains}
+        for process in self._living(ranks):
+            if process.worker.state is WorkerState.PAUSED:
+                for copy in process.agent.shelf.known(process.rank):
+                    steps[self.sim.replicas_of(copy.of)].add(copy.step)
+        return set.intersection(*steps.values())
 
     def _holders_of_a_step(self, ranks: Collection[int]) -> list[str]:
         """The processes that hold a state, if one of every replica set of the job has or can reach the same step.

@@ -25,6 +25,7 @@ from taskd.wire.messages import (
     WorkerReport,
 )
 from tests.core.driver import status_of
+from tests.sim.copies import Shelf
 from tests.sim.process import Process
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Agent:
         self.name = f"agent {number}"
         self.node = Node(agent_id=self.name, place=place)
         self.processes: dict[int, Process] = {}
+        self.shelf = Shelf()
         self.dead = False
         self.stopped = False
         self.leaving = False
@@ -123,6 +125,8 @@ class Agent:
                     cause=report.cause,
                     at_s=self.sim.clock.now_s,
                     replicas=process.replicas,
+                    backs_up=self.sim.scenario.backup_every > 0,
+                    copies=self.shelf.known(process.rank) if report.stage is Stage.PAUSED else (),
                 ),
             )
         )
@@ -197,6 +201,7 @@ class Agent:
         if self.dead or self.stopped or self.node.place != place or self.node.slots:
             return
         self.sim.clock.note(self.name, "takes place {}", place)
+        self.shelf = Shelf()
         self._perform(self.node.occupy(tuple(map(JobRank, self.sim.ranks_of(place)))))
 
     def _tell(self, rank: int, message: Pause | Join | Release | Abandon) -> None:

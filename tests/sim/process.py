@@ -116,6 +116,8 @@ class Process:
 
     def start(self) -> None:
         """Run until the first wait."""
+        if not self.joins:
+            self.agent.shelf.forget(self.rank)
         self._go(None)
 
     def resume(self, ticket: Ticket, result: Any) -> None:
@@ -321,6 +323,8 @@ class Process:
         """Into a resilient function: the plan of the world to train in, if it is not the one that there is."""
         plan: WorldPlan | Abandoned | None = None
         if not self.inside:
+            if not self.worker.joins:
+                self.agent.shelf.forget(self.rank)
             self.feed(Input(WorkerEvent.ENTER, step=self.step, condition=self.condition))
             if self.worker.state is WorkerState.PAUSED:
                 plan = yield AWAIT_ORDER
@@ -346,6 +350,7 @@ class Process:
             self.step, self.condition, self.stepped_s = self.step + 1, Condition.CLEAN, self.sim.clock.now_s
             self.sim.judge.committed(self)
             if self.sim.script.cooperative:
+                self.sim.copies.committed(self)
                 self.feed(Input(WorkerEvent.COMMITTED, step=self.step, condition=self.condition))
                 if self.worker.interrupted:
                     raise InterruptedStepError
@@ -377,10 +382,27 @@ class Process:
                 given = yield Meet(self.group, lane, (donor, *receivers))
                 self.step, self.state, self.call = given[donor]
                 self.condition = Condition.CLEAN
+        for load in plan.loads:
+            yield from self._load_copy(members[load.receiver], members[load.holder], load.of, plan)
+        self.agent.shelf.forget(self.rank, after=plan.target_step)
+        self.sim.copies.kept[plan.generation] = plan.copied
         self.sim.judge.restored(self, plan)
         self.restored_s = self.sim.clock.now_s
         yield self.rng.uniform(0.0, 0.01)
         self.feed(Input(WorkerEvent.RESTORED, step=self.step, condition=Condition.CLEAN))
+
+    def _load_copy(self, receiver: int, holder: int, of: int, plan: WorldPlan) -> Thread:
+        assert self.group is not None
+        lane, read = ("load", receiver), self.agent.shelf.read
+        if self.rank == receiver:
+            self.state, self.condition = None, Condition.TORN
+            yield self.rng.uniform(0.001, 0.2)
+        if self.rank == holder != receiver:
+            yield Meet(self.group, lane, (receiver, holder), read(holder, of, plan.target_step))
+        elif self.rank == receiver:
+            given = (yield Meet(self.group, lane, (receiver, holder))) if holder != receiver else {}
+            self.state, self.call = given[holder] if given else read(holder, of, plan.target_step)
+            self.step, self.condition = plan.target_step, Condition.CLEAN
 
     def _dump(self, plan: WorldPlan) -> Thread:
         """Write a checkpoint together with the others; the end is waited for as after the last step."""

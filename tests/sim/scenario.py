@@ -85,6 +85,7 @@ class Scenario:
     manager_apart: bool  # the manager is on a machine of its own, not on the first node's
     start_max_restarts: int
     replica_sets: int = 1
+    backup_every: int = 0  # the state is copied after so many steps; 0: never
     dump_s: float = 2.0  # a rank's part of a checkpoint takes so long at most
     dawdles: bool = False  # processes take a moment after each collective
     warms_up: bool = False  # the script commits a step of its own outside the resilient functions
@@ -155,13 +156,20 @@ def draw(seed: int) -> Scenario:
         faults += (
             Fault(rng.choice(["node", "term"]), None, rng.uniform(0, scenario.setup_s + scenario.training_s), "any"),
         )
-    return replace(scenario, faults=faults, replica_sets=_replica_sets(seed, policy.world_size))
+    sets = _replica_sets(seed, policy.world_size)
+    return replace(scenario, faults=faults, replica_sets=sets, backup_every=_backup_every(seed, sets))
 
 
 def _replica_sets(seed: int, ranks: int) -> int:
     """Three of ten jobs have more than one, up to one for each rank."""
     rng = Random(f"replicas {seed}")
     return rng.randint(2, ranks) if rng.random() < 0.3 and ranks > 1 else 1
+
+
+def _backup_every(seed: int, sets: int) -> int:
+    """Half of the jobs with more than one set copy their states, and some of the others."""
+    rng = Random(f"copies {seed}")
+    return rng.randint(1, 8) if rng.random() < (0.5 if sets > 1 else 0.05) else 0
 
 
 def sociable(seed: int) -> Scenario:

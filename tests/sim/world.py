@@ -8,6 +8,7 @@ from taskd.core.recovery import JobEnded, Phase
 from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import Stage
 from tests.sim.clock import Clock
+from tests.sim.copies import Copies
 from tests.sim.fabric import Fabric
 from tests.sim.faults import strike
 from tests.sim.judge import Judge
@@ -67,6 +68,7 @@ class Sim:
         self._armed = [fault for fault in scenario.faults if fault.phase is not None or fault.stage is not None]
         self.network = Network(self.clock, self.rng, scenario.weather)
         self.fabric = Fabric(self.clock, self.rng, scenario.weather.deaf, self.network.connected)
+        self.copies = Copies(self)
         self.judge = Judge(self)
         self.agents: list[Agent] = []
         self.by_name: dict[str | None, Agent] = {}

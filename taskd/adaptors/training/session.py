@@ -248,6 +248,7 @@ class Session:
         else:
             recovery.begin(self._runtime.rank)
             self._enter_smaller_world()
+            self._backups.forget()
         recovery.on_non_finite = link.saw_non_finite
         recovery.parts.meter.recorder = self._runtime.recorder
         self._runtime.world.section += 1

@@ -1,6 +1,6 @@
 """The facts by which a strategy is chosen: who is lost, who is left, and what the processes themselves refuse."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from dataclasses import replace
 
 from taskd.core.diagnosis.faults import FaultKind
@@ -36,16 +36,19 @@ Sets = Mapping[JobRank, str | None]
 """The key of each rank's replica set; None where it is not known."""
 
 
-def _lost_set(world: World, sets: Sets, gone: Collection[NodeRank], left: str = "left") -> str:
+def _lost_set(world: World, sets: Sets, gone: Set[NodeRank], left: str = "left", *, from_copies: bool = True) -> str:
     """Why nobody would be left, without the nodes of these places, to give some rank its state; "" if all can.
 
-    Whether there is a copy of the state of those that keep some is known when all have paused.
+    With `from_copies`: those that a rank makes of its state may be on its node, and on the next one, without their
+    processes. Whether they are is known when all have paused.
     """
     survives: dict[str | None, bool] = {}
+    after = dict(zip(world.places, (*world.places[1:], *world.places[:1]), strict=True))
     for rank, view in world.ranks.items():
         if not survives.get(sets[rank]):  # of most sets the first rank survives
-            backs_up = view.replicas is not None and view.replicas.backs_up
-            survives[sets[rank]] = backs_up or (view.node_rank not in gone and not view.empty)
+            copied = from_copies and view.replicas is not None and view.replicas.backs_up
+            left_on = {view.node_rank, after[view.node_rank]} if copied else {view.node_rank}
+            survives[sets[rank]] = not left_on <= gone and (copied or not view.empty)
     if not any(survives.values()):
         return f"no rank is {left} to give its state"
     lost = sorted(key for key, one in survives.items() if key is not None and not one)
@@ -101,7 +104,8 @@ def situation(world: World, *, no_donor: bool) -> Situation:
             _refusals(world),
             no_survivor=_lost_set(world, sets, away),
             no_survivor_elsewhere=_lost_set(world, sets, failing, "left on another node"),
-            no_shrinking=_unknown_set(world, sets, failing),
+            no_shrinking=_lost_set(world, sets, away, from_copies=False) or _unknown_set(world, sets, failing),
+            no_shrinking_elsewhere=_lost_set(world, sets, failing, "left on another node", from_copies=False),
             no_donor=_no_step(sets) if no_donor else "",
         ),
         places=len(world.places),

@@ -23,7 +23,9 @@ class KeepingRefusals:
     no_survivor_elsewhere: str = ""
     """The same, if all ranks of the nodes that have lost something are given up with them."""
     no_shrinking: str = ""
-    """Why it cannot be known whether the state of those that are lost is held by others."""
+    """Why those that are left do not hold all of the state, or why that cannot be known."""
+    no_shrinking_elsewhere: str = ""
+    """The same, if all ranks of the nodes that have lost something are given up with them."""
     no_donor: str = ""
     """Every rank is paused: why no step can be resumed at."""
     no_rebuild: str = ""
@@ -200,6 +202,8 @@ def _state_refusal(strategy: Strategy, situation: Situation, policy: StrategyPol
         return situation.refusals.no_survivor_elsewhere
     if strategy in (Strategy.ELASTIC_TRAINING, Strategy.DUMP) and situation.refusals.no_shrinking:
         return situation.refusals.no_shrinking
+    if strategy is Strategy.ELASTIC_TRAINING and not stays and situation.refusals.no_shrinking_elsewhere:
+        return situation.refusals.no_shrinking_elsewhere
     return situation.refusals.no_donor or None
 
 

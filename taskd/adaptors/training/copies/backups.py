@@ -58,6 +58,11 @@ class Backups:
         """The step whose commit is to be told of."""
         return NEVER if self._copier is None else self._copier.next
 
+    def forget(self) -> None:
+        """Another training function is entered: what was copied before is of no use to it."""
+        if self.folder is not None:
+            self.folder.forget_after(-1)
+
     def held(self) -> StateHeld:
         """What this rank has of the job's state, for a report."""
         said = self._recovery.replicas.said()

@@ -1,0 +1,155 @@
+"""Jobs whose ranks copy a state that no other rank has: all go back to the newest copies, and never to a mixture."""
+
+from collections.abc import Iterable
+
+from taskd.core.policy import Strategy
+from taskd.core.recovery import Phase
+from taskd.wire.kinds import JobRank
+from taskd.wire.messages import Condition, Copy, Order, Stage, WorldPlan
+from tests.core.driver import Job
+
+ALL = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.RECOVER, Strategy.ELASTIC_TRAINING, Strategy.EXIT)
+
+
+def copies(*steps: int, of: Iterable[int]) -> tuple[Copy, ...]:
+    return tuple(Copy(of=JobRank(rank), step=step) for rank in of for step in steps)
+
+
+def sharded(nodes: int = 1, per_node: int = 4, allowed: tuple[Strategy, ...] = ALL, sets: int = 4) -> Job:
+    """Rank r alone holds shard r, and has copies of steps 2 and 4."""
+    job = Job(nodes, per_node, allowed)
+    job.replicas = {rank: f"shard {rank % sets}" for rank in range(nodes * per_node)}
+    job.copies = {rank: copies(2, 4, of=[rank]) for rank in range(nodes * per_node)}
+    return job.up()
+
+
+def pause(job: Job, lost: Iterable[int], step: int = 5) -> WorldPlan | None:
+    """Newcomers for the lost ranks and all others have paused: the plan, if there is one."""
+    lost = [*lost]
+    for rank in sorted(job.core.world.ranks):
+        condition = Condition.EMPTY if rank in lost else Condition.CLEAN
+        job.say(rank, Stage.PAUSED, step=-1 if rank in lost else step, condition=condition)
+    return job.directive.plan
+
+
+def loads(plan: WorldPlan | None) -> list[tuple[int, int, int]]:
+    assert plan is not None
+    return [(load.receiver, load.holder, load.of) for load in plan.loads]
+
+
+def test_all_go_back_to_the_newest_copies() -> None:
+    job = sharded()
+    job.kill(3)
+    plan = pause(job, [3])
+    assert plan is not None
+    assert (plan.target_step, plan.copied, plan.transfers, plan.adopt) == (4, 4, (), ())
+    assert loads(plan) == [(rank, rank, rank) for rank in range(4)]
+    assert job.core.record is not None
+    assert job.core.record.redone == 1
+
+
+def test_the_newest_step_is_the_one_that_all_have() -> None:
+    """A copy was being made as a rank died."""
+    job = sharded()
+    assert job.copies is not None
+    job.copies[3] = copies(2, of=[3])
+    job.kill(3)
+    plan = pause(job, [3])
+    assert plan is not None
+    assert (plan.target_step, plan.copied) == (2, 2)
+
+
+def test_a_rank_whose_own_copies_are_gone_gets_them_from_who_keeps_them() -> None:
+    job = sharded(nodes=2, per_node=2)
+    assert job.copies is not None
+    job.copies = {
+        0: copies(2, 4, of=[0, 2]),
+        1: copies(2, 4, of=[1, 3]),
+        2: (),
+        3: (),
+    }
+    job.kill(2)
+    job.kill(3)
+    assert loads(pause(job, [2, 3])) == [(0, 0, 0), (1, 1, 1), (2, 0, 2), (3, 1, 3)]
+
+
+def test_nobody_goes_back_while_every_set_has_a_holder() -> None:
+    job = sharded(sets=2)
+    job.kill(3)
+    plan = pause(job, [3])
+    assert plan is not None
+    assert (plan.target_step, plan.loads, plan.copied) == (5, (), 4)
+    assert [(transfer.donor, transfer.receivers) for transfer in plan.transfers] == [(1, (3,))]
+
+
+def test_a_copy_of_another_set_is_never_taken() -> None:
+    job = sharded(sets=2)
+    assert job.copies is not None
+    job.copies = {rank: copies(4, of=[0, 2]) for rank in range(4)}
+    job.kill(1)
+    job.kill(3)
+    assert pause(job, [1, 3]) is None
+    assert job.at(Phase.RESTARTING)
+
+
+def test_all_processes_may_be_lost() -> None:
+    job = sharded()
+    for rank in range(4):
+        job.kill(rank)
+    assert job.at(Phase.PAUSING)
+    assert loads(pause(job, range(4))) == [(rank, rank, rank) for rank in range(4)]
+
+
+def test_without_copies_all_start_anew() -> None:
+    job = sharded()
+    job.copies = {}
+    job.kill(3)
+    assert pause(job, [3]) is None
+    assert job.at(Phase.RESTARTING)
+    assert job.core.record is not None
+    assert "no step is held by a rank of every replica set" in job.core.record.decision.reason
+
+
+def test_a_job_that_makes_none_does_not_wait_for_them() -> None:
+    job = Job(1, 4, ALL)
+    job.replicas = {rank: f"shard {rank}" for rank in range(4)}
+    job.up()
+    job.kill(3)
+    assert job.at(Phase.RESTARTING)
+
+
+def test_a_smaller_world_never_takes_copies_for_the_ranks_that_it_lacks() -> None:
+    job = sharded(nodes=2, per_node=2, allowed=(Strategy.ELASTIC_TRAINING, Strategy.EXIT))
+    job.kill(3)
+    assert job.core.record is not None
+    assert job.core.record.decision.restart
+    assert "no rank of replica set 'shard 3' is left to give its state" in job.core.record.decision.reason
+
+
+def test_a_second_fault_goes_back_no_further_than_it_must() -> None:
+    """Ranks 0 and 1 are at the copies' step already; rank 2 dies while it loads its own, and its newcomer has it."""
+    job = sharded()
+    job.kill(3)
+    pause(job, [3])
+    job.all(Stage.JOINED)
+    job.kill(2)
+    for rank in (0, 1):
+        job.say(rank, Stage.PAUSED, step=4)
+    for rank in (2, 3):
+        job.say(rank, Stage.PAUSED, step=-1, condition=Condition.EMPTY)
+    plan = job.directive.plan
+    assert plan is not None
+    assert plan.target_step == 4
+    assert loads(plan) == [(2, 2, 2), (3, 3, 3)]
+
+
+def test_the_steps_that_are_done_again_are_told_once() -> None:
+    job = sharded()
+    job.kill(3, step=7)
+    pause(job, [3], step=7)
+    job.all(Stage.JOINED)
+    job.all(Stage.RESTORED, step=4)
+    job.all(Stage.COMMITTED, step=5)
+    assert job.at(Phase.RUNNING)
+    assert job.directive.order is Order.RUN
+    assert job.core.job.step == 5
