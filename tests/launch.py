@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,13 @@ def environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     """This process's environment with these changes; None takes a variable away."""
     changed = {**os.environ, **changes}
     return {name: value for name, value in changed.items() if value is not None}
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def end_as_by_an_error() -> None:

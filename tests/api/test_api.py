@@ -15,15 +15,11 @@ from taskd.config.address import LOOPBACK, Address
 from taskd.config.security import Security
 from taskd.runtime.links.links import AgentSocket
 from taskd.runtime.links.loopback import secured
+from tests.launch import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).with_name("programs")
 MANAGER = PROGRAMS / "manager.py"
-
-
-def free_port() -> int:
-    with socket.create_server((LOOPBACK, 0)) as held:
-        return int(held.getsockname()[1])
 
 
 def environment(**more: str) -> dict[str, str]:

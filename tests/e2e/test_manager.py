@@ -1,6 +1,5 @@
 """Managers that are absent, late, of another secret, or gone: the job is never worse off than under plain torchrun."""
 
-import socket
 from collections.abc import Callable
 
 import pytest
@@ -9,15 +8,10 @@ from tests.cli.managers import serving
 from tests.e2e.conftest import STEPS, MakeJob
 from tests.e2e.job import Job, Process
 from tests.e2e.plan import point
+from tests.launch import free_port
 
 Same = Callable[[Job], None]
 STOCK = "torchrun's own behaviour takes over; taskd keeps trying"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def served_at(port: int, wait_s: float = 1) -> dict[str, str | None]:

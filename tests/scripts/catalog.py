@@ -35,6 +35,7 @@ class Script:
         allowed: what may become of it.
         why: why nothing better is allowed, or what is hard about it.
         ranks: how many.
+        nodes: how many torchruns they are shared by, all on this machine.
         options: of torchrun.
         file: where it is, if not in `programs`.
         environment: variables that it gets.
@@ -44,6 +45,7 @@ class Script:
     allowed: tuple[Grade, ...]
     why: str
     ranks: int = 2
+    nodes: int = 1
     options: tuple[str, ...] = ()
     file: Path | None = None
     environment: tuple[tuple[str, str], ...] = ()

@@ -7,6 +7,7 @@ Rules:
 """
 
 import json
+import secrets
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.job import ROOT, command_of, no_outer_job
-from tests.launch import Launcher
+from tests.launch import Launcher, free_port
 from tests.leaks import MARK, marked
 from tests.scripts.catalog import Script
 from tests.scripts.kills import Kill
@@ -75,7 +76,7 @@ def play(script: Script, folder: Path, *, taskd: bool, kills: Sequence[Kill] = (
     launcher = Launcher(folder, mark)
     run_dir = Path(tempfile.mkdtemp(prefix="taskd-"))  # for sockets its path must be short
     env = _environment(folder, kills, run_dir if taskd else None)
-    command = ["python", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={script.ranks}"]
+    command = ["python", "-m", "torch.distributed.run", f"--nproc-per-node={script.ranks // script.nodes}"]
     command += [
         f"--max-restarts={_MAX_RESTARTS if taskd or kills else 0}",
         "--monitor-interval=0.1",
@@ -85,8 +86,12 @@ def play(script: Script, folder: Path, *, taskd: bool, kills: Sequence[Kill] = (
     begun_s = time.monotonic()
     run = Run(folder)
     try:
-        process = launcher.start(command, env={**env, **dict(script.environment), MARK: mark})
-        run.status = process.wait(LIMIT_S)
+        env |= {**dict(script.environment), MARK: mark}
+        if script.nodes == 1:
+            torchruns = [launcher.start([*command[:3], "--standalone", *command[3:]], env=env)]
+        else:
+            torchruns = _nodes(launcher, script, command, env, manager=taskd)
+        run.status = max(torchrun.wait(LIMIT_S) for torchrun in torchruns)
         run.orphans = _orphans(mark)
     except subprocess.TimeoutExpired:
         _keep_stacks(mark, folder)
@@ -101,6 +106,26 @@ def play(script: Script, folder: Path, *, taskd: bool, kills: Sequence[Kill] = (
             later = f" + {kill.delay_us} us" if kill.delay_us else ""
             run.killed.append((kill.rank, run.moments[kill.rank][kill.number - 1] + later))
     return run
+
+
+def _nodes(
+    launcher: Launcher, script: Script, command: list[str], env: dict[str, str | None], *, manager: bool
+) -> "list[subprocess.Popen[bytes]]":
+    """A torchrun for each node, and the manager."""
+    port, manager_port = free_port(), free_port()
+    if manager:
+        env |= {"TASKD_MANAGER": f"127.0.0.1:{manager_port}", "TASKD_SECRET": secrets.token_hex(16)}
+    torchruns = []
+    for node in range(script.nodes):
+        where = [f"--nnodes={script.nodes}", f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}"]
+        torchruns.append(launcher.start([*command[:3], *where, *command[3:]], env=env))
+    if manager:
+        sizes = ["--nodes", str(script.nodes), "--procs-per-node", str(script.ranks // script.nodes)]
+        launcher.start(
+            ["python", "-m", "taskd", "manager", *sizes],
+            env={**env, "TASKD_MANAGER_PORT": str(manager_port), "TASKD_MANAGER_HOST": "127.0.0.1"},
+        )
+    return torchruns
 
 
 def reread(folder: Path, ranks: int) -> Run:

@@ -31,9 +31,11 @@ class Kill:
     number: int = 1
     raises: bool = False
     """It is not killed, but raises an error of a connection."""
+    forgets: bool = False
+    """The copies of its local rank are gone with it, as with a node."""
 
     def __str__(self) -> str:
-        return f"{self.rank}:{self.step}:{self.number}:{'!' * self.raises}{self.moment}"
+        return f"{self.rank}:{self.step}:{self.number}:{'!' * self.raises}{'~' * self.forgets}{self.moment}"
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Scene:
     kills: tuple[Kill, ...]
     mutation: str = ""
     """Of `programs.mutations`."""
+    nodes: int = 1
     found: bool = True
     """The scene must not go well with it; else it must all the same."""
 
@@ -56,6 +59,7 @@ class Scene:
             (IDENTICAL,),
             self.name,
             ranks=RANKS,
+            nodes=self.nodes,
             file=PROGRAM,
             environment=(("SCENE_KIND", self.kind), ("SCENE_KILLS", chosen), ("SCENE_MUTATION", self.mutation)),
         )
@@ -109,6 +113,17 @@ SCENES = (
         "FSDP2 over all ranks, from copies",
         "fsdp",
         (Kill(1, 6, "into backward"), Kill(0, 11, "in an all-gather", 4), Kill(2, 16, "between optimizer and commit")),
+    ),
+    Scene(
+        "FSDP2 over two nodes, from copies",
+        "fsdp",
+        (
+            Kill(0, 6, "in an all-gather", 4),
+            Kill(2, 11, "into backward"),
+            Kill(3, 11, "into backward"),
+            Kill(1, 16, "committed", forgets=True),
+        ),
+        nodes=2,
     ),
     Scene(
         "tensor and data parallel inside backward and between parts",
@@ -189,6 +204,6 @@ class Stage:
     def _reference(self, scene: Scene) -> Run:
         if scene.kind not in self._undisturbed:
             folder = self._root / f"undisturbed-{scene.kind}"
-            scene = replace(scene, mutation="")
+            scene = replace(scene, mutation="", nodes=1)
             self._undisturbed[scene.kind] = play(scene.script(kills=False), folder, taskd=False)
         return self._undisturbed[scene.kind]

@@ -9,6 +9,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,14 +69,23 @@ def moment(name: str) -> None:
     diary.moment(name)
     _reached[now[0], name] += 1
     for rank, step, number, deadly in _KILLS:
-        at, raises = deadly.lstrip("!"), deadly.startswith("!")
+        at, raises, forgets = deadly.lstrip("!~"), deadly.startswith("!"), deadly.startswith("~")
         here = (diary.RANK, now[0], _reached[now[0], name], name) == (int(rank), int(step), int(number), at)
         done = diary.FOLDER / f"killed-{rank}:{step}:{number}:{deadly}"
         if here and not done.exists():
             done.touch()
             if raises:
                 raise RuntimeError("Connection reset by peer")
+            if forgets:
+                lose_copies()
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def lose_copies() -> None:
+    """What this rank's place on its node can read is gone, as with the node."""
+    position = Path(os.environ["TASKD_POSITION"])
+    for path in position.parent.glob(position.name.replace("position", "copy") + "-*"):
+        path.unlink()
 
 
 def into_backward(_gradient: torch.Tensor) -> None:
