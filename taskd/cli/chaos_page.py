@@ -18,8 +18,9 @@ from taskd.cli.tables import GOOD, QUIET, Listing, Row, heading, line, output, p
 from taskd.errors import ChaosError, TaskdError
 from taskd.runtime.chaos import network
 from taskd.runtime.chaos.job import LocalJob, choose_job, find_jobs
-from taskd.runtime.chaos.load import MIB, cpus_of, memory_of
+from taskd.runtime.chaos.load import MIB, cpus_of
 from taskd.runtime.system.cgroups import cgroups
+from taskd.runtime.system.memory import memory_of
 
 _LINKS: Final = ("cut-link", "slow-link")
 _RANKS: Final = ("kill", "stop", "pause", "delay")

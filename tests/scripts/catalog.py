@@ -35,6 +35,7 @@ class Script:
         allowed: what may become of it.
         why: why nothing better is allowed, or what is hard about it.
         ranks: how many.
+        restarts: torchrun's budget, enough for all kills of a run.
         nodes: how many torchruns they are shared by, all on this machine.
         options: of torchrun.
         file: where it is, if not in `programs`.
@@ -46,6 +47,7 @@ class Script:
     why: str
     ranks: int = 2
     nodes: int = 1
+    restarts: int = 20
     options: tuple[str, ...] = ()
     file: Path | None = None
     environment: tuple[tuple[str, str], ...] = ()

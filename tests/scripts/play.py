@@ -28,8 +28,6 @@ from tests.scripts.kills import Kill
 
 LIMIT_S = 150.0
 ORPHAN_S = 10.0
-_MAX_RESTARTS = 20
-"""Enough for all kills of a run, under stock torchrun and under taskd."""
 
 
 @dataclass
@@ -69,8 +67,8 @@ class Run:
         return [entry for entry in self.events if entry["event"] == event]
 
 
-def play(script: Script, folder: Path, *, taskd: bool, kills: Sequence[Kill] = ()) -> Run:
-    """Run a script once, with its files in `folder`."""
+def play(script: Script, folder: Path, *, taskd: bool, kills: Sequence[Kill] = (), limit_s: float = LIMIT_S) -> Run:
+    """Run a script once, with its files in `folder`, for at most so long."""
     folder.mkdir(parents=True)
     mark = uuid.uuid4().hex
     launcher = Launcher(folder, mark)
@@ -78,7 +76,7 @@ def play(script: Script, folder: Path, *, taskd: bool, kills: Sequence[Kill] = (
     env = _environment(folder, kills, run_dir if taskd else None)
     command = ["python", "-m", "torch.distributed.run", f"--nproc-per-node={script.ranks // script.nodes}"]
     command += [
-        f"--max-restarts={_MAX_RESTARTS if taskd or kills else 0}",
+        f"--max-restarts={script.restarts if taskd or kills else 0}",
         "--monitor-interval=0.1",
         *script.options,
         str(script.path),
@@ -91,7 +89,7 @@ def play(script: Script, folder: Path, *, taskd: bool, kills: Sequence[Kill] = (
             torchruns = [launcher.start([*command[:3], "--standalone", *command[3:]], env=env)]
         else:
             torchruns = _nodes(launcher, script, command, env, manager=taskd)
-        run.status = max(torchrun.wait(LIMIT_S) for torchrun in torchruns)
+        run.status = max(torchrun.wait(limit_s) for torchrun in torchruns)
         run.orphans = _orphans(mark)
     except subprocess.TimeoutExpired:
         _keep_stacks(mark, folder)

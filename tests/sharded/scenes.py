@@ -33,9 +33,12 @@ class Kill:
     """It is not killed, but raises an error of a connection."""
     forgets: bool = False
     """The copies of its local rank are gone with it, as with a node."""
+    flips: bool = False
+    """A bit flips in each copy of its own state on its node."""
 
     def __str__(self) -> str:
-        return f"{self.rank}:{self.step}:{self.number}:{'!' * self.raises}{'~' * self.forgets}{self.moment}"
+        how = "!" * self.raises + "~" * self.forgets + "^" * self.flips
+        return f"{self.rank}:{self.step}:{self.number}:{how}{self.moment}"
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,12 @@ SCENES = (
         nodes=2,
     ),
     Scene(
+        "FSDP2 over two nodes, a bit flips in the copies of one",
+        "fsdp",
+        (Kill(2, 8, "into backward", flips=True), Kill(0, 14, "between parts")),
+        nodes=2,
+    ),
+    Scene(
         "tensor and data parallel inside backward and between parts",
         "tp",
         (Kill(1, 2, "into backward"), Kill(2, 8, "between parts"), Kill(0, 14, "in the all-reduces")),
@@ -195,7 +204,8 @@ class Stage:
             return ["it was not found"] if judgement.grade is IDENTICAL or not done else []
         if judgement.grade is not IDENTICAL:
             wrong.append(f"{judgement.grade.value}: {judgement.why}; see {run.folder}")
-        if scene.mutation == FLIPPED.mutation and not run.named("attempt failed"):
+        flips = scene.mutation == FLIPPED.mutation or any(kill.flips for kill in scene.kills)
+        if flips and not run.named("attempt failed"):
             wrong.append("the flipped bit was not found")
         if done != len(scene.kills):
             wrong.append(f"{done} of {len(scene.kills)} kills were done")

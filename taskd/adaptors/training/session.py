@@ -234,6 +234,7 @@ class Session:
             return self._go_on(function)
         finally:
             self._strays.stop()
+            self._backups.close()
             self._runtime.session = self.recovery.on_commit = self.recovery.on_non_finite = None
 
     def _open(self) -> None:

@@ -15,7 +15,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
@@ -23,11 +23,9 @@ from typing import Final, NoReturn
 from taskd.errors import ChaosError
 from taskd.runtime.chaos.scenario_run import ENDING
 from taskd.runtime.system.cgroups import cgroup_directories
-from taskd.runtime.system.processes import call_me, end_with, read
+from taskd.runtime.system.processes import call_me, end_with
 
 MIB: Final = 1 << 20
-_CGROUPS: Final = "/sys/fs/cgroup"
-_UNLIMITED_BYTES: Final = 1 << 62
 _TURN_S: Final = 0.1
 _FIRST_VICTIM: Final = "1000"
 
@@ -136,45 +134,3 @@ def cpus_of(pid: int) -> list[int]:
         return sorted(os.sched_getaffinity(pid))
     except ProcessLookupError:
         return []
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """What a job may use. `limited` says whether a cgroup bounds it, or the machine alone."""
-
-    limit_bytes: int
-    used_bytes: int
-    limited: bool
-
-    @property
-    def free_bytes(self) -> int:
-        """What is left."""
-        return self.limit_bytes - self.used_bytes
-
-
-def memory_of(directory: str | None) -> Memory:
-    """Of a job whose memory cgroup this is: of that, and all around it, the one with the least left."""
-    total, free = _meminfo("MemTotal"), _meminfo("MemAvailable")
-    machine = Memory(total, total - free, limited=False)
-    return min(_bounds(directory), default=machine, key=lambda one: one.free_bytes)
-
-
-def _bounds(directory: str | None) -> Iterator[Memory]:
-    while directory is not None and directory.startswith(f"{_CGROUPS}/"):
-        limit = _number(directory, "memory.max", "memory.limit_in_bytes")
-        used = _number(directory, "memory.current", "memory.usage_in_bytes")
-        if limit is not None and used is not None and limit < _UNLIMITED_BYTES:
-            yield Memory(limit, used, limited=True)
-        directory = os.path.dirname(directory)
-
-
-def _number(directory: str, *names: str) -> int | None:
-    texts = ((read(f"{directory}/{name}") or "").strip() for name in names)
-    return next((int(text) for text in texts if text.isdecimal()), None)
-
-
-def _meminfo(name: str) -> int:
-    for line in (read("/proc/meminfo") or "").splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    return 0

@@ -23,7 +23,6 @@ from taskd.runtime.chaos.load import (
     LoadProcess,
     cpus_of,
     keep_busy,
-    memory_of,
     start_child,
     take_disk,
     take_memory,
@@ -31,6 +30,7 @@ from taskd.runtime.chaos.load import (
 from taskd.runtime.chaos.scenario_run import ScenarioRun, say
 from taskd.runtime.chaos.tools import run_tool
 from taskd.runtime.system.cgroups import cgroups
+from taskd.runtime.system.memory import memory_of
 
 _RISKY_SHARE: Final = 0.95
 """Of a memory or a disk that others use too."""

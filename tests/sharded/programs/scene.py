@@ -9,7 +9,6 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from torch.nn.functional import cross_entropy
 
 import taskd
 from tests.scripts import diary
+from tests.sharded.programs.damage import flip_bits, lose_copies
 from tests.sharded.programs.middle import in_the_middle
 from tests.sharded.programs.mutations import MUTATIONS
 
@@ -69,23 +69,18 @@ def moment(name: str) -> None:
     diary.moment(name)
     _reached[now[0], name] += 1
     for rank, step, number, deadly in _KILLS:
-        at, raises, forgets = deadly.lstrip("!~"), deadly.startswith("!"), deadly.startswith("~")
+        at, raises = deadly.lstrip("!~^"), deadly.startswith("!")
         here = (diary.RANK, now[0], _reached[now[0], name], name) == (int(rank), int(step), int(number), at)
         done = diary.FOLDER / f"killed-{rank}:{step}:{number}:{deadly}"
         if here and not done.exists():
             done.touch()
             if raises:
                 raise RuntimeError("Connection reset by peer")
-            if forgets:
+            if deadly.startswith("~"):
                 lose_copies()
+            if deadly.startswith("^"):
+                flip_bits()
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-def lose_copies() -> None:
-    """What this rank's place on its node can read is gone, as with the node."""
-    position = Path(os.environ["TASKD_POSITION"])
-    for path in position.parent.glob(position.name.replace("position", "copy") + "-*"):
-        path.unlink()
 
 
 def into_backward(_gradient: torch.Tensor) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from torch.utils.hooks import RemovableHandle
+
 from taskd.adaptors.groups.world import GroupWorld
 from taskd.adaptors.training.copies.copier import NEVER, Copier, Member, Tally
 from taskd.adaptors.training.copies.exchange import neighbours
@@ -21,6 +23,13 @@ from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.refusals import Matter, Refusals, alone
 from taskd.runtime.worker.worker import StateHeld
 from taskd.wire.kinds import JobRank
+
+_ALONE, _IN_PAIRS = 2, 4
+"""Copies for each rank of a node: two of its own state, and two of another's where there are several nodes."""
+
+
+def _per_node() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 class Backups:
@@ -41,12 +50,12 @@ class Backups:
         self._refusals = refusals
         self.folder = CopyFolder(position) if wanted and position is not None else None
         self._copier: Copier | None = None
+        self._hooks: list[RemovableHandle] = []
         self.tally = Tally()
         """Of the present world, or of the last."""
         if self.folder is not None:
             settle = self._settler()
-            for optimizer in recovery.parts.optimizers:
-                optimizer.register_step_pre_hook(settle)
+            self._hooks = [optimizer.register_step_pre_hook(settle) for optimizer in recovery.parts.optimizers]
 
     @property
     def on(self) -> bool:
@@ -74,8 +83,9 @@ class Backups:
             return
         members = world.members.slots or (self._rank,)
         prefix = f"taskd-copies/{world.generation}/{world.section}"
-        per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        member = Member(self._rank, members[0] == self._rank, len(members), neighbours(self._rank, members, per_node))
+        member = Member(
+            self._rank, members[0] == self._rank, len(members), neighbours(self._rank, members, _per_node())
+        )
         self.folder.forget_after(self._recovery.step)
         self._copier = Copier(
             member, self.folder, self._every, kept, prefix, lambda: self._recovery.step, self._give_up
@@ -91,6 +101,13 @@ class Backups:
             if self.folder is None:
                 copier.remove()
 
+    def close(self) -> None:
+        """The training function was left for good. The copies are the agent's to remove."""
+        for hook in self._hooks:
+            hook.remove()
+        if self.folder is not None:
+            self.folder.close()
+
     def due(self, step: int) -> None:
         """`next` is committed."""
         copier = self._copier
@@ -100,12 +117,17 @@ class Backups:
     def _take(self, snapshot: Snapshot) -> None:
         copier, folder = self._copier, self.folder
         if copier is not None and folder is not None:
-            snapshot.take(self._recovery, folder, self._rank, copier.kept)
+            each = _ALONE if copier.near.buddy is None else _IN_PAIRS
+
+            def fits(size_bytes: int) -> str:
+                return folder.shortage(size_bytes, each * _per_node(), asked=bool(self._every))
+
+            snapshot.take(self._recovery, folder, self._rank, copier.kept, fits)
 
     def _give_up(self, why: str) -> None:
         self.folder = None
         text = f"no copies are made of a state that no other rank has: {why}"
-        self._refusals.add(Matter(text, "Give /dev/shm room for four times the states of a node's ranks."))
+        self._refusals.add(Matter(text, "Give the node, and its container's /dev/shm, that much memory."))
 
     def _settler(self) -> Callable[..., None]:
         """A function, so that an optimizer that has it can still be copied."""

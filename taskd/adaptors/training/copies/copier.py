@@ -42,6 +42,7 @@ _LOOK_S: Final = 0.05
 _POLL_S: Final = 0.01
 _PER_RANK_S: Final = 5e-5
 """Ranks ask the store so seldom that it has this time for each."""
+_GRACE_S: Final = 10.0
 _ONE: Final = 1
 _FAILED: Final = 1 << 20
 _OVER: Final = 1 << 40
@@ -105,6 +106,11 @@ class Copier:
         self._first = self._due_after(step() + 1)
         self._thread = HiddenThread(self._run, "taskd-copies")
 
+    @property
+    def near(self) -> Neighbours:
+        """Who keeps this rank's copies, and whose it keeps."""
+        return self._member.near
+
     # ---- the main thread's side
 
     def due(self, step: int, take: Callable[[Snapshot], None]) -> None:
@@ -115,7 +121,7 @@ class Copier:
             try:
                 take(self.snapshot)
             except OSError as error:
-                self._over, on_time = f"{error.strerror} in {self._folder}", False
+                self._over, on_time = error.strerror or str(error), False
             except (TypeError, RuntimeError) as error:
                 self._over, on_time = f"the state cannot be put down: {error}", False
         self.tally.by_step = [*self.tally.by_step[-1:], (step, begun_s)]
@@ -162,13 +168,23 @@ class Copier:
             if near.buddy is not None:
                 exchange = Exchange(store, _own_host(self._where[0]), self._member.rank, near, lambda: self._stopping)
             self._rounds(store, exchange)
-        except (OSError, CopyError, RuntimeError) as error:  # a peer is gone, which is a fault of its own
-            _log.debug("no more copies in this world: %s", error)
+        except (OSError, CopyError, RuntimeError) as error:
+            self._let_go(exchange)
+            self._tell(error)
         finally:
-            self.next = NEVER
-            self.snapshot.release()
-            if exchange is not None:
-                exchange.close()
+            self._let_go(exchange)
+
+    def _let_go(self, exchange: Exchange | None) -> None:
+        self.next = NEVER
+        self.snapshot.release()
+        if exchange is not None:
+            exchange.close()
+
+    def _tell(self, error: Exception) -> None:
+        """Mostly a peer is gone, which is a fault of its own: this world ends soon."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._stopping, _GRACE_S):
+                _log.warning("rank %d: no more copies are made until the next recovery: %s", self._member.rank, error)
 
     def _rounds(self, store: Store, exchange: Exchange | None) -> None:
         step = self._first

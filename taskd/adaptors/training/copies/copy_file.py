@@ -33,7 +33,7 @@ class CopyHead(msgspec.Struct, frozen=True):
 
 
 class CopyFile:
-    """A file of one copy, mapped into this process.
+    """A file of one copy, mapped into this process for as long as this, or a tensor of it, is there.
 
     Raises:
         OSError: it cannot be made or mapped; `ENOSPC` if there is no room.
@@ -41,13 +41,7 @@ class CopyFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._file = os.open(path, flags, 0o600)
-        try:
-            self._map = self._mapped(HEAD_BYTES)
-        except OSError:
-            os.close(self._file)
-            raise
+        self._map = self._mapped(HEAD_BYTES)
         self.position = 0
         self.device = torch.device("cpu")
 
@@ -93,16 +87,16 @@ class CopyFile:
         whole = torch.frombuffer(self._map, dtype=torch.uint8)
         return whole[HEAD_BYTES + start : HEAD_BYTES + start + size_bytes]
 
-    def close(self) -> None:
-        """Let go of it in this process. Tensors of it keep its memory."""
-        os.close(self._file)
-
     def _mapped(self, size_bytes: int) -> mmap.mmap:
         size_bytes = -(-size_bytes // _PAGE) * _PAGE
-        held = os.fstat(self._file).st_size
-        if size_bytes > held:
-            os.posix_fallocate(self._file, held, size_bytes - held)
-        return mmap.mmap(self._file, max(size_bytes, held))
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            held = os.fstat(file).st_size
+            if size_bytes > held:
+                os.posix_fallocate(file, held, size_bytes - held)
+            return mmap.mmap(file, max(size_bytes, held))
+        finally:
+            os.close(file)
 
     # ---- as a way of a stream
 

@@ -9,6 +9,7 @@ Rules:
 4. Every wait looks whether it is to end.
 """
 
+import os
 import select
 import socket
 import time
@@ -102,7 +103,8 @@ class Exchange:
             one.close()
 
     def _connect(self, store: Store, host: str, rank: JobRank, near: Neighbours) -> None:
-        listener = self._keep(socket.create_server((host, 0)))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = self._keep(socket.create_server((host, 0), family=family))
         secret = token_hex(16)
         store.set(f"address/{rank}", f"{listener.getsockname()[0]} {listener.getsockname()[1]} {secret}")
         end_s = time.monotonic() + CONNECT_S
@@ -111,11 +113,23 @@ class Exchange:
             self._pause(end_s, f"rank {near.buddy} has no address")
         there, port, theirs = store.get(key).decode().split()
         store.delete_key(key)
-        self._buddy = self._keep(socket.create_connection((there, int(port)), timeout=CONNECT_S))
-        self._buddy.sendall(bytes.fromhex(theirs))
+        self._buddy = self._reach(there, int(port), end_s)
+        self._buddy.sendall(bytes.fromhex(theirs))  # less than any buffer
         self._ward = self._accept(listener, bytes.fromhex(secret), end_s, near)
         for one in (self._buddy, self._ward):
             one.setblocking(False)
+
+    def _reach(self, host: str, port: int, end_s: float) -> socket.socket:
+        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        there = self._keep(socket.socket(*address[:3]))
+        there.setblocking(False)
+        there.connect_ex(address[4])
+        while not select.select([], [there], [], 0)[1]:
+            self._pause(end_s, f"{host}:{port} does not answer")
+        failed = there.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if failed:
+            raise OSError(failed, os.strerror(failed), f"{host}:{port}")
+        return there
 
     def _accept(self, listener: socket.socket, secret: bytes, end_s: float, near: Neighbours) -> socket.socket:
         while True:

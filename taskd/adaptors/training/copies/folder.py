@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from taskd.adaptors.training.copies.copy_file import CopyFile
+from taskd.adaptors.training.copies.room import shortage
 from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Copy
 
@@ -30,6 +31,11 @@ class CopyFolder:
         self._directory = position.parent
         self._prefix = f"copy-{position.name.rpartition('-')[2]}-"
         self._open: dict[Path, CopyFile] = {}
+
+    def shortage(self, size_bytes: int, count: int, *, asked: bool) -> str:
+        """Why there is no room for the first copies, `count` of which this node will hold; "" if there is."""
+        begun = any(self._directory.glob(f"{self._prefix}*"))
+        return "" if begun else shortage(self._directory, size_bytes, count, asked=asked)
 
     def whole(self) -> tuple[Copy, ...]:
         """Those that can be read."""
@@ -64,8 +70,11 @@ class CopyFolder:
     def remove(self) -> None:
         """Give the memory back."""
         for file in [*self._files()]:
-            file.close()
             file.path.unlink(missing_ok=True)
+        self._open.clear()
+
+    def close(self) -> None:
+        """Let go of the files in this process."""
         self._open.clear()
 
     def _files(self) -> Iterator[CopyFile]:

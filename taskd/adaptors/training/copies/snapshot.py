@@ -9,9 +9,10 @@ Rules:
 3. Of a tensor on an accelerator the thread's own stream waits for what the commit's stream has done till then.
 """
 
+import errno
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -47,8 +48,12 @@ class Snapshot:
 
     # ---- the main thread
 
-    def take(self, recovery: StateRecovery, folder: CopyFolder, of: JobRank, keep: int) -> None:
+    def take(
+        self, recovery: StateRecovery, folder: CopyFolder, of: JobRank, keep: int, fits: Callable[[int], str]
+    ) -> None:
         """Put down what may change before the optimizers step.
+
+        `fits` says why there is no room for copies of so many bytes, or "".
 
         Raises:
             OSError: there is no room for it.
@@ -62,6 +67,9 @@ class Snapshot:
             self._places.append((start, tensor.nbytes))
             start += tensor.nbytes
         self.size_bytes = start
+        missing = fits(start)
+        if missing:
+            raise OSError(errno.ENOSPC, missing)
         self._file = file = folder.room(of, start, keep)
         file.bytes(8 + len(data))[:] = len(data).to_bytes(8, "little") + data
         stepped = {tensor.untyped_storage().data_ptr() for tensor in _stepped(recovery)}

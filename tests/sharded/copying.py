@@ -1,0 +1,89 @@
+"""Kill ranks while they copy their states: `python -m tests.sharded.copying --kills 200 --json`.
+
+Two nodes with a rank each, FSDP2 over both, a copy in every step. Each kill strikes the owner of a copy, its buddy or
+both at once, at a passage inside the copying: as a copy is begun, between its tensors and its seal, on the network,
+while all ranks agree. Afterwards the job must have the weights and the optimizer of one that nobody has killed, and
+no recovery may have started all processes anew.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tests.launch import end_as_by_an_error
+from tests.scripts.catalog import IDENTICAL, Script
+from tests.scripts.play import Run, play
+
+PROGRAM = Path(__file__).with_name("programs") / "copying.py"
+EVERY = 8
+"""Steps between two kills, at least."""
+PASSAGES = 60
+"""Of those in the copying a kill strikes one of the first so many: a copy has about twenty."""
+
+
+def kills(count: int, seed: int) -> list[dict[str, Any]]:
+    """Which ranks, from which step on, at which passage."""
+    chance = Random(seed)
+    victims = ([0], [1], [0, 1])
+    return [
+        {"step": EVERY * (number + 1), "ranks": chance.choice(victims), "passage": chance.randint(1, PASSAGES)}
+        for number in range(count)
+    ]
+
+
+def script(chosen: list[dict[str, Any]], steps: int) -> Script:
+    """The job, with these kills."""
+    environment = (("COPYING_KILLS", json.dumps(chosen)), ("COPYING_STEPS", str(steps)))
+    return Script(
+        "copying", (IDENTICAL,), "copies", ranks=2, nodes=2, restarts=1000, file=PROGRAM, environment=environment
+    )
+
+
+def judge(count: int, seed: int, folder: Path, limit_s: float) -> dict[str, Any]:
+    """Play the job without kills and with them."""
+    steps = EVERY * (count + 12)
+    reference = play(script([], steps), folder / "undisturbed", taskd=False)
+    run = play(script(kills(count, seed), steps), folder / "killed", taskd=True, limit_s=limit_s)
+    done = len(list((folder / "killed").glob("killed-*")))
+    recovered = run.named("recovered")
+    where = Counter(path.read_text() for path in (folder / "killed").glob("struck-*"))
+    return {
+        "kills": done,
+        "processes": sum(where.values()),
+        "recovered": len(recovered),
+        "lost": count - done + sum(record["restart"] for record in recovered) + (run.status != 0),
+        "wrong": int(not _same(run, reference)),
+        "most_redone": max((record["steps_redone"] for record in recovered), default=0),
+        "where": dict(where.most_common()),
+        "seconds": round(run.seconds),
+        "folder": str(folder),
+    }
+
+
+def _same(run: Run, reference: Run) -> bool:
+    return bool(reference.results) and run.results == reference.results
+
+
+def main() -> int:
+    """0 if nothing was lost and nothing is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m tests.sharded.copying", description=__doc__)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="a line of JSON")
+    args = parser.parse_args()
+    end_as_by_an_error()
+    folder = Path(tempfile.mkdtemp(prefix="taskd-copying-"))
+    found = judge(args.kills, args.seed, folder, limit_s=120 + 6.0 * args.kills)
+    good = not found["lost"] and not found["wrong"]
+    text = ", ".join(f"{name} {value}" for name, value in found.items())
+    print(json.dumps({**found, "ok": good}) if args.json else text, flush=True)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
