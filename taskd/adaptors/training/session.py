@@ -220,7 +220,7 @@ class Session:
         self.recovery = recovery
         self._strays = Strays()
         self._behind = BehindCommit()
-        self._backups = Backups(recovery, runtime.rank, self._link.config.position, runtime.refusals)
+        self.backups = Backups(recovery, runtime.rank, self._link.config.position, runtime.refusals)
         self.inside = False
         """The main thread is inside the function, and not in what comes between two calls of it."""
 
@@ -234,7 +234,7 @@ class Session:
             return self._go_on(function)
         finally:
             self._strays.stop()
-            self._backups.close()
+            self.backups.close()
             self._runtime.session = self.recovery.on_commit = self.recovery.on_non_finite = None
 
     def _open(self) -> None:
@@ -249,13 +249,13 @@ class Session:
         else:
             recovery.begin(self._runtime.rank)
             self._enter_smaller_world()
-            self._backups.forget()
+            self.backups.forget()
         recovery.on_non_finite = link.saw_non_finite
         recovery.parts.meter.recorder = self._runtime.recorder
         self._runtime.world.section += 1
-        self._runtime.end_setup(recovery, self._backups)
+        self._runtime.end_setup(recovery, self.backups)
         recovery.replicas.begin(empty=link.joins)
-        link.holding = self._backups.held
+        link.holding = self.backups.held
         link.enter(recovery.step, recovery.condition())
 
     def _enter_smaller_world(self) -> None:
@@ -321,7 +321,7 @@ class Session:
     def _call(self, function: Callable[[], R], plan: WorldPlan | None) -> R:
         self._runtime.recorder.phase(BoxPhase.TRAINING)
         self.watch_commit()
-        self._backups.start(self._runtime.world, -1 if plan is None else plan.copied)
+        self.backups.start(self._runtime.world, -1 if plan is None else plan.copied)
         self.inside = True
         try:
             with inside():
@@ -330,7 +330,7 @@ class Session:
                 return function()
         finally:
             self.inside = False
-            self._backups.stop()
+            self.backups.stop()
 
     def _join(self, plan: WorldPlan) -> None:
         recovery, runtime = self.recovery, self._runtime
@@ -342,7 +342,7 @@ class Session:
         self._link.joined(recovery.step, recovery.condition())
         runtime.recorder.phase(BoxPhase.RESTORING)
         recovery.enter_world(runtime.rank, rank, plan.world_size, replicas)
-        report = restore(recovery, plan, rank, self._backups.folder)
+        report = restore(recovery, plan, rank, self.backups.folder)
         if report.note:
             logger.warning("rank %d, step %d: %s", runtime.rank, recovery.step, report.note)
         if rank == 0 and replicas > plan.world_size and not (plan.dump or recovery.shares.used):

@@ -1,0 +1,81 @@
+"""What copies of the state cost the training: `python -m benchmarks.backup --json`.
+
+Method. `scripts/backup.py` trains on 2 ranks of one node, Adam on plain layers whose state has `--mib` a rank, in steps
+of `--step-ms` that mostly sleep, as if a device worked; all of its memory changes in every step. The job is run with a
+copy in every step (`backup_every=1`) and without copies in turn, `--pairs` times. The floor is the job without copies.
+
+The last line has `overhead` (mean step with copies over mean step without, less one), `stall_ms` (what the main thread
+waited a step: in the commit and before the optimizer), `copied` (the share of steps of which all ranks have whole
+copies) and `mib` (bytes of a copy). The network is not in it: with several nodes it goes on beside the training too.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.job import ROOT, fresh, measured, say, started, taskd_environment, torchrun
+
+_RANKS = 2
+_LIMIT_S = 300
+_SETTLED = 10
+
+
+def run(directory: Path, args: argparse.Namespace, every: int) -> list[dict[str, Any]]:
+    """One job; what each rank has found."""
+    words: list[object] = [ROOT / "benchmarks" / "scripts" / "backup.py", directory]
+    words += [args.steps + _SETTLED, args.step_ms, args.mib, every]
+    with started(torchrun(words, _RANKS), taskd_environment(directory / "run"), directory / "job.log") as job:
+        job.wait(_LIMIT_S)
+    return [json.loads((directory / f"rank-{rank}.json").read_text()) for rank in range(_RANKS)]
+
+
+def compare(directory: Path, args: argparse.Namespace) -> None:
+    """`--pairs` times with and without copies; prints each, and the means in the last line."""
+    with_copies: list[dict[str, Any]] = []
+    without: list[dict[str, Any]] = []
+    for pair in range(args.pairs):
+        for every in (1, 0) if pair % 2 else (0, 1):
+            ranks = run(fresh(directory, f"{pair}-{every}"), args, every)
+            (with_copies if every else without).extend(ranks)
+            step_ms = mean_step_s(ranks) * 1e3
+            entry = {"pair": pair, "backup_every": every, "step_ms": round(step_ms, 3)}
+            say(args.json, entry, f"pair {pair}, backup_every={every}: {step_ms:.2f} ms a step")
+    steps = args.steps + _SETTLED
+    result = {
+        "overhead": round(mean_step_s(with_copies) / mean_step_s(without) - 1, 4),
+        "stall_ms": round(statistics.mean(rank["stall_s"] for rank in with_copies) * 1e3 / steps, 3),
+        "copied": round(statistics.mean(rank["whole"] for rank in with_copies) / steps, 3),
+        "mib": round(max(rank["size_bytes"] for rank in with_copies) / 2**20, 1),
+        "step_ms": args.step_ms,
+        "pairs": args.pairs,
+    }
+    say(
+        args.json,
+        result,
+        f"a copy of {result['mib']} MiB in {result['copied']:.0%} of the steps: {result['overhead']:.2%} slower, "
+        f"{result['stall_ms']} ms of waiting a step",
+    )
+
+
+def mean_step_s(ranks: list[dict[str, Any]]) -> float:
+    """Over all steps of all ranks."""
+    return statistics.mean(step_s for rank in ranks for step_s in rank["steps_s"])
+
+
+def main() -> int:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=3, help="how often with and without in turn (default 3)")
+    parser.add_argument("--steps", type=int, default=100, help="that count, of each job (default 100)")
+    parser.add_argument("--step-ms", type=int, default=100, help="length of a step (default 100)")
+    parser.add_argument("--mib", type=int, default=64, help="state of a rank (default 64)")
+    parser.add_argument("--json", action="store_true", help="lines of JSON")
+    args = parser.parse_args()
+    return measured(lambda directory: compare(directory, args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""One rank of the job whose state is copied: steps of a given length, most of it as if a device worked.
+
+Arguments: the folder for what is found, steps, milliseconds a step, MiB of the state, `backup_every`.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import taskd
+from taskd.adaptors.training import session
+
+_WIDTH = 512
+_STATES = 3
+"""Adam has two numbers beside each parameter."""
+_SETTLED = 10
+"""Steps that do not count."""
+
+
+def main() -> None:
+    """Train, and put down what each step took."""
+    folder, steps, step_ms, mib, every = Path(sys.argv[1]), *map(int, sys.argv[2:])
+    dist.init_process_group("gloo")
+    layers = max(1, round((mib << 20) / (4 * _STATES * _WIDTH * _WIDTH)))
+    model = nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH, bias=False) for _ in range(layers)))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
+    state = taskd.TrainState(model=model, optimizer=optimizer, seed=0, backup_every=every)
+    took: list[float] = []
+    found: dict[str, object] = {}
+
+    @taskd.resilient(state)
+    def train() -> None:
+        for _ in range(state.step, steps):
+            begun_s = time.monotonic()
+            optimizer.zero_grad()
+            model(torch.randn(1, _WIDTH)).sum().backward()
+            dist.all_reduce(torch.zeros(1))
+            time.sleep(max(0.0, step_ms / 1e3 - (time.monotonic() - begun_s)))
+            optimizer.step()
+            state.commit()
+            took.append(time.monotonic() - begun_s)
+        running = session.current()
+        assert running is not None
+        assert running.session is not None
+        tally = running.session.backups.tally
+        found.update(whole=tally.whole, skipped=tally.skipped, stall_s=tally.stall_s, size_bytes=tally.size_bytes)
+
+    train()
+    found["steps_s"] = took[_SETTLED:]
+    (folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+main()
