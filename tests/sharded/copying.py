@@ -36,19 +36,23 @@ def kills(count: int, seed: int) -> list[dict[str, Any]]:
     ]
 
 
-def script(chosen: list[dict[str, Any]], steps: int) -> Script:
-    """The job, with these kills."""
-    environment = (("COPYING_KILLS", json.dumps(chosen)), ("COPYING_STEPS", str(steps)))
+def script(chosen: list[dict[str, Any]], steps: int, mutation: str = "", nodes: int = 2) -> Script:
+    """The job, with these kills, and a mutation of `programs.mutations` if one is named."""
+    environment = (
+        ("COPYING_KILLS", json.dumps(chosen)),
+        ("COPYING_STEPS", str(steps)),
+        ("COPYING_MUTATION", mutation),
+    )
     return Script(
-        "copying", (IDENTICAL,), "copies", ranks=2, nodes=2, restarts=1000, file=PROGRAM, environment=environment
+        "copying", (IDENTICAL,), "copies", ranks=2, nodes=nodes, restarts=1000, file=PROGRAM, environment=environment
     )
 
 
-def judge(count: int, seed: int, folder: Path, limit_s: float) -> dict[str, Any]:
+def judge(count: int, seed: int, folder: Path, limit_s: float, mutation: str = "", nodes: int = 2) -> dict[str, Any]:
     """Play the job without kills and with them."""
     steps = EVERY * (count + 12)
     reference = play(script([], steps), folder / "undisturbed", taskd=False)
-    run = play(script(kills(count, seed), steps), folder / "killed", taskd=True, limit_s=limit_s)
+    run = play(script(kills(count, seed), steps, mutation, nodes), folder / "killed", taskd=True, limit_s=limit_s)
     done = len(list((folder / "killed").glob("killed-*")))
     recovered = run.named("recovered")
     where = Counter(path.read_text() for path in (folder / "killed").glob("struck-*"))

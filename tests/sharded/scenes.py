@@ -19,6 +19,8 @@ from tests.scripts.play import Run, play
 
 PROGRAM = Path(__file__).with_name("programs") / "scene.py"
 RANKS = 4
+AS_LEFT = 10
+"""Steps done again where taskd chooses how often it copies: steps are of some milliseconds here."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,10 @@ class Scene:
     mutation: str = ""
     """Of `programs.mutations`."""
     nodes: int = 1
+    seed: int = 1
+    """Of the training state; 0: none, the random numbers are the script's own."""
+    backup_every: int = -1
+    """As the training state has it; -1: not given."""
     found: bool = True
     """The scene must not go well with it; else it must all the same."""
 
@@ -64,7 +70,13 @@ class Scene:
             ranks=RANKS,
             nodes=self.nodes,
             file=PROGRAM,
-            environment=(("SCENE_KIND", self.kind), ("SCENE_KILLS", chosen), ("SCENE_MUTATION", self.mutation)),
+            environment=(
+                ("SCENE_KIND", self.kind),
+                ("SCENE_KILLS", chosen),
+                ("SCENE_MUTATION", self.mutation),
+                ("SCENE_SEED", str(self.seed)),
+                ("SCENE_BACKUP_EVERY", str(self.backup_every)),
+            ),
         )
 
 
@@ -118,6 +130,13 @@ SCENES = (
         (Kill(1, 6, "into backward"), Kill(0, 11, "in an all-gather", 4), Kill(2, 16, "between optimizer and commit")),
     ),
     Scene(
+        "FSDP2 over all ranks, from copies that hold random numbers too",
+        "fsdp",
+        (Kill(3, 9, "into backward"), Kill(1, 17, "between parts")),
+        seed=0,
+        backup_every=6,
+    ),
+    Scene(
         "FSDP2 over two nodes, from copies",
         "fsdp",
         (
@@ -165,6 +184,14 @@ MUTATED = (
     Scene("mutation: gradients are kept", "hsdp", (Kill(1, 3, "in an all-gather", 4),), "keep_gradients"),
     Scene("mutation: one set for all", "pp", (Kill(3, 3, "through the pipeline"),), "one_set"),
     Scene("mutation: buffers are left", "pp", (Kill(0, 3, "through the pipeline"),), "leave_buffers"),
+    Scene(
+        "mutation: copies without a position",
+        "fsdp",
+        (Kill(3, 9, "into backward"),),
+        "no_position",
+        seed=0,
+        backup_every=6,
+    ),
     Scene("mutation: no handle in meshes", "tp", (Kill(2, 3, "into backward"),), "no_handle_in_meshes"),
 )
 """Each must be found."""
@@ -207,13 +234,18 @@ class Stage:
         flips = scene.mutation == FLIPPED.mutation or any(kill.flips for kill in scene.kills)
         if flips and not run.named("attempt failed"):
             wrong.append("the flipped bit was not found")
+        redone = max((record["steps_redone"] for record in run.named("recovered")), default=0)
+        most = max(scene.backup_every, 0) if scene.kind != "fsdp" or scene.backup_every >= 0 else AS_LEFT
+        if redone > most:
+            wrong.append(f"{redone} steps were done again, expected {most} at most")
         if done != len(scene.kills):
             wrong.append(f"{done} of {len(scene.kills)} kills were done")
         return wrong
 
     def _reference(self, scene: Scene) -> Run:
-        if scene.kind not in self._undisturbed:
-            folder = self._root / f"undisturbed-{scene.kind}"
+        known = f"{scene.kind}-{scene.seed}"
+        if known not in self._undisturbed:
+            folder = self._root / f"undisturbed-{known}"
             scene = replace(scene, mutation="", nodes=1)
-            self._undisturbed[scene.kind] = play(scene.script(kills=False), folder, taskd=False)
-        return self._undisturbed[scene.kind]
+            self._undisturbed[known] = play(scene.script(kills=False), folder, taskd=False)
+        return self._undisturbed[known]

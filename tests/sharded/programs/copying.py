@@ -24,6 +24,7 @@ from taskd.adaptors.training.copies import copier, exchange, snapshot
 from taskd.adaptors.training.copies.copy_file import CopyFile
 from taskd.adaptors.training.copies.folder import CopyFolder
 from tests.scripts import diary
+from tests.sharded.programs.mutations import MUTATIONS
 
 WIDTH = 256
 KILLS = json.loads(os.environ.get("COPYING_KILLS", "[]"))
@@ -88,6 +89,7 @@ cast("Any", exchange).select = _Select()
 
 
 def main() -> None:
+    MUTATIONS.get(os.environ.get("COPYING_MUTATION", ""), lambda: None)()
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.1), nn.Linear(WIDTH, WIDTH))

@@ -4,10 +4,12 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
+import msgspec
 import torch.distributed as dist
 
 from taskd.adaptors.groups import handle
 from taskd.adaptors.training import replicas
+from taskd.adaptors.training.copies import copier, snapshot
 from taskd.adaptors.training.inflight import fsdp2, pipelining
 
 
@@ -69,7 +71,28 @@ def flip_a_bit() -> None:
     put(dist, isend=isend)
 
 
+def no_position() -> None:
+    """A copy has no random numbers and no data position."""
+    honest = snapshot.pack
+
+    def pack(*args: Any, **options: Any) -> Any:
+        manifest, tensors = honest(*args, **options)
+        return msgspec.structs.replace(manifest, position=b""), tensors
+
+    put(snapshot, pack=pack)
+
+
+def no_agreement() -> None:
+    """Each rank goes on to the next copy as soon as its own is whole."""
+
+    def outcome(self: Any, _store: Any, step: int) -> int:
+        self.kept = step
+        return int(self._due_after(step))
+
+    put(copier.Copier, _outcome=outcome)
+
+
 MUTATIONS: Final[dict[str, Callable[[], None]]] = {
     mutation.__name__: mutation
-    for mutation in (keep_gradients, one_set, leave_buffers, no_handle_in_meshes, flip_a_bit)
+    for mutation in (keep_gradients, one_set, leave_buffers, no_handle_in_meshes, flip_a_bit, no_position, no_agreement)
 }

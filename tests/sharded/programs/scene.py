@@ -220,7 +220,9 @@ def main() -> None:
         os.environ["SCENE_KIND"]
     ]()
     in_the_middle(moment)
-    state = taskd.TrainState(model=model, optimizer=optimizer, seed=1)
+    seed, every = int(os.environ["SCENE_SEED"]) or None, int(os.environ["SCENE_BACKUP_EVERY"])
+    backup_every = every if every >= 0 else None
+    state = taskd.TrainState(model=model, optimizer=optimizer, seed=seed, backup_every=backup_every)
     kept = [id(one) for one in (model, optimizer, mesh, dist.group.WORLD, *model.parameters())]
     diary.moment("setup done")
 
