@@ -116,8 +116,8 @@ SCRIPTS = (
     Script("fp16_hook", (IDENTICAL,), "a hook without a state"),
     Script("zero_redundancy", (REFUSED,), "each rank has a part of the optimizer's state alone"),
     Script("forgotten_scheduler", (REFUSED,), "it is in no state: refused by name"),
-    Script("pipeline", (REFUSED,), "each stage is on one rank alone"),
-    Script("fsdp2", (REFUSED,), "each rank has a part of the weights that no other has"),
+    Script("pipeline", (IDENTICAL,), "each stage is on one rank alone: from copies"),
+    Script("fsdp2", (IDENTICAL,), "each rank has a part of the weights that no other has: from copies"),
     # Beside the steps
     Script("evaluate_rank0", (IDENTICAL, REFUSED), "peers wait in a barrier for seconds; what is left out is told"),
     Script("evaluation_before", (IDENTICAL, REFUSED), "the same before the commit: survivors count the step"),

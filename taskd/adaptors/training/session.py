@@ -220,7 +220,7 @@ class Session:
         self.recovery = recovery
         self._strays = Strays()
         self._behind = BehindCommit()
-        self.backups = Backups(recovery, runtime.rank, self._link.config.position, runtime.refusals)
+        self.backups = Backups(recovery, self._link, runtime.refusals)
         self.inside = False
         """The main thread is inside the function, and not in what comes between two calls of it."""
 

@@ -112,6 +112,7 @@ class WorkerLink:
         self._lock_seen: LockSeen | None = None
         self.holding: Callable[[], StateHeld] = StateHeld
         """Asked for each report."""
+        self._reported: Report | None = None
         self._orders: list[WorldPlan | AbandonedError | None] = []
         hello = Hello(
             role="worker",
@@ -216,6 +217,12 @@ class WorkerLink:
             self._feed(Input(WorkerEvent.COMMITTED, step=step, condition=Condition.CLEAN))
         return self.interrupted
 
+    def tell_again(self) -> None:
+        """What this rank holds has changed while it trains: report the newest stage with it."""
+        with self._changed:
+            if self._reported is not None and self._machine.state is WorkerState.TRAINING:
+                self._report(self._reported)
+
     def await_order(self) -> WorldPlan | None:
         """Wait for the plan of the next world; None means that every rank has finished.
 
@@ -295,6 +302,7 @@ class WorkerLink:
     def _report(self, report: Report) -> None:
         if report.stage is Stage.PAUSED:
             self._orders.clear()  # an order of the world that has just failed
+        self._reported = report
         holding = self.holding()
         self._send(
             WorkerReport(

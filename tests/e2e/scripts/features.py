@@ -29,7 +29,7 @@ class Trainer:
         else:
             self.optimizer = torch.optim.SGD(parameters, lr=1e-2)
         part = nn.Linear(1, 1) if FEATURE == "uncovered" else self.network
-        self.state = taskd.TrainState(seed=1, model=part, optimizer=self.optimizer)
+        self.state = taskd.TrainState(seed=1, model=part, optimizer=self.optimizer, backup_every=0)
 
     def wrap(self) -> nn.Module:
         if FEATURE == "fsdp2":

@@ -10,7 +10,6 @@ Rules:
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from torch.utils.hooks import RemovableHandle
 
@@ -21,8 +20,7 @@ from taskd.adaptors.training.copies.folder import CopyFolder
 from taskd.adaptors.training.copies.snapshot import Snapshot
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.refusals import Matter, Refusals, alone
-from taskd.runtime.worker.worker import StateHeld
-from taskd.wire.kinds import JobRank
+from taskd.runtime.worker.worker import StateHeld, WorkerLink
 
 _ALONE, _IN_PAIRS = 2, 4
 """Copies for each rank of a node: two of its own state, and two of another's where there are several nodes."""
@@ -37,17 +35,21 @@ class Backups:
 
     Args:
         recovery: of the state.
-        rank: in the job.
-        position: the rank's file of positions, beside which they are kept; without one there are none.
+        link: to the agent, which is told that there are copies, and beside whose file of positions they are kept;
+            without that file there are none.
         refusals: told why there can be none.
     """
 
-    def __init__(self, recovery: StateRecovery, rank: JobRank, position: Path | None, refusals: Refusals) -> None:
+    def __init__(self, recovery: StateRecovery, link: WorkerLink, refusals: Refusals) -> None:
+        rank, position = link.config.rank, link.config.position
         asked = recovery.backup_every
         wanted = any(alone(recovery.parts)) if asked is None else asked > 0
         self._recovery, self._rank = recovery, rank
         self._every = asked or 0
         self._refusals = refusals
+        self._link = link
+        self._begun = link.joins
+        """All ranks may have copies of a step: of a process that joins, whom it replaces may know of them."""
         self.folder = CopyFolder(position) if wanted and position is not None else None
         self._copier: Copier | None = None
         self._hooks: list[RemovableHandle] = []
@@ -75,7 +77,7 @@ class Backups:
     def held(self) -> StateHeld:
         """What this rank has of the job's state, for a report."""
         said = self._recovery.replicas.said()
-        return said if self.folder is None else replace(said, backs_up=True, copies=self.folder.whole())
+        return said if self.folder is None else replace(said, backs_up=self._begun, copies=self.folder.whole())
 
     def start(self, world: GroupWorld, kept: int) -> None:
         """Training begins in this world. `kept`: the newest step of which all ranks have copies; -1 without one."""
@@ -87,8 +89,9 @@ class Backups:
             self._rank, members[0] == self._rank, len(members), neighbours(self._rank, members, _per_node())
         )
         self.folder.forget_after(self._recovery.step)
+        self._begun = kept >= 0
         self._copier = Copier(
-            member, self.folder, self._every, kept, prefix, lambda: self._recovery.step, self._give_up
+            member, self.folder, self._every, kept, prefix, lambda: self._recovery.step, self._give_up, self._begin
         )
         self.tally = self._copier.tally
         self._recovery.backups = self
@@ -123,6 +126,10 @@ class Backups:
                 return folder.shortage(size_bytes, each * _per_node(), asked=bool(self._every))
 
             snapshot.take(self._recovery, folder, self._rank, copier.kept, fits)
+
+    def _begin(self) -> None:
+        self._begun = True
+        self._link.tell_again()
 
     def _give_up(self, why: str) -> None:
         self.folder = None

@@ -83,11 +83,12 @@ class Copier:
         prefix: of the keys in the store.
         step: asked for the step that the main thread has committed.
         refused: called with the reason, once, if there can be no copies.
+        begun: called, once, when all ranks have copies of a step.
     """
 
     def __init__(
         self, member: Member, folder: CopyFolder, every: int, kept: int, prefix: str, step: Callable[[], int],
-        refused: Callable[[str], None],
+        refused: Callable[[str], None], begun: Callable[[], None],
     ) -> None:  # fmt: skip
         self._member, self._folder, self._every = member, folder, every
         self.kept = kept
@@ -95,7 +96,7 @@ class Copier:
         """The step whose commit the main thread is to tell of."""
         self.snapshot = Snapshot()
         self.tally = Tally()
-        self._step, self._refused = step, refused
+        self._step, self._refused, self._begun = step, refused, begun
         self._told: tuple[int, bool] | None = None
         self._over = ""
         self._stale: tuple[str, ...] = ()
@@ -250,6 +251,8 @@ class Copier:
         whole, following = map(int, self._asked(lambda: store.get(f"{step}/after")).split())
         if whole:
             self.kept = step
+            if not self.tally.whole:
+                self._begun()
         self.tally.whole += whole
         self.tally.skipped += not whole
         if following == NEVER:
