@@ -40,8 +40,9 @@ from taskd.runtime.manager.cluster import Cluster
 from taskd.runtime.manager.faultfolder import FaultFolder
 from taskd.runtime.records.timeline import Timeline
 from taskd.wire.kinds import JobRank, LocalRank, NodeRank, WorldRank
-from taskd.wire.messages import Place, RankOrder, Transfer, WorldPlan
+from taskd.wire.messages import Place, RankOrder, WorldPlan
 from taskd.wire.probes import ProbeOrder
+from taskd.wire.state import Transfer
 
 
 def as_job_rank(world: World, world_rank: WorldRank, local_rank: LocalRank, node_rank: NodeRank) -> RankView:

@@ -50,6 +50,7 @@ class WorkerConfig:
     members: tuple[JobRank, ...] = ()
     places: int = 0
     replicas: int = 0
+    per_node: int = 1
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> "WorkerConfig | None":
@@ -68,6 +69,7 @@ class WorkerConfig:
             members=members,
             places=places,
             replicas=places * source.whole(settings.LOCAL_WORLD_SIZE),
+            per_node=source.whole(settings.LOCAL_WORLD_SIZE),
             incarnation=source.whole(settings.INCARNATION),
             generation=source.whole(settings.GENERATION),
             term=source.whole(settings.TERM),

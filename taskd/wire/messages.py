@@ -41,6 +41,7 @@ from taskd.wire.bounds import (
 from taskd.wire.checks import CheckOrder, CheckState, Cleared, Dismissed, Inspect, Inspection
 from taskd.wire.kinds import NOBODY, JobRank, NodeRank
 from taskd.wire.probes import ProbeOrder, ProbeResult
+from taskd.wire.state import Load, StateCopies, Transfer
 
 
 class Stage(Enum):
@@ -70,17 +71,6 @@ class Condition(Enum):
     EMPTY = "empty"  # a newcomer that has built its model and has no state yet
 
 
-class Copy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """A copy of one rank's state of a step, which the rank that reports it can read."""
-
-    of: OfJob
-    step: Counter
-
-
-Copies = Annotated[tuple[Copy, ...], msgspec.Meta(max_length=16)]
-"""Two of its own, and two of each rank whose copies it keeps."""
-
-
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One rank, as its agent knows it."""
 
@@ -105,7 +95,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     weights: Weights = ()  # digests of its parameters as its training began and at its first commit, as far as known
     distrusts: MaybeRank = NOBODY  # whose state has not arrived as it was sent
     backs_up: bool = False  # copies of its state are made
-    copies: Copies = ()  # of PAUSED: those that are whole and can be read by it
+    copies: StateCopies = ()  # of PAUSED: those that are whole and can be read by it
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -181,21 +171,6 @@ class EvidenceReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     probe: Counter  # the newest that it answers; 0 if it was not asked
     evidence: Annotated[dict[OfJob, msgspec.Raw], Some]  # by rank: `core.evidence.Evidence`
     proof: Name = ""  # as in `NodeStatus`
-
-
-class Transfer(msgspec.Struct, frozen=True, kw_only=True):
-    """One donor and the ranks that receive its state."""
-
-    donor: OfWorld
-    receivers: Annotated[tuple[OfWorld, ...], Many]
-
-
-class Load(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """One rank takes its state from a copy: that of the rank `of`, which `holder` can read, itself or another rank."""
-
-    receiver: OfWorld
-    holder: OfWorld
-    of: OfJob
 
 
 class WorldPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -321,7 +296,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     weights: Weights = ()  # as in `RankStatus`
     distrusts: MaybeRank = NOBODY
     backs_up: bool = False  # these as in `RankStatus` too
-    copies: Copies = ()
+    copies: StateCopies = ()
 
 
 class SelfReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -20,8 +20,7 @@ from typing import Any
 
 from taskd.config.address import LOOPBACK, Address
 from tests.e2e.job import Job, Process
-from tests.e2e.test_manager import free_port
-from tests.launch import Launcher
+from tests.launch import Launcher, free_port
 from tests.leaks import MARK
 
 RANKS, VICTIM, NOBODY = 2, 1, -1

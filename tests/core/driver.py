@@ -13,7 +13,6 @@ from taskd.core.recovery import Action, Diagnosed, JobEnded, Phase, Publish, Rec
 from taskd.wire.kinds import NOBODY, JobRank, NodeRank
 from taskd.wire.messages import (
     Condition,
-    Copy,
     Directive,
     Ledger,
     NodeStatus,
@@ -24,6 +23,7 @@ from taskd.wire.messages import (
     Refuses,
     Stage,
 )
+from taskd.wire.state import StateCopy
 
 STEP_S = 0.1
 DEADLINES = Deadlines(confirm_s=2.0, pause_s=10.0, replace_s=60.0, join_s=20.0, resume_s=30.0, merge_s=1.0)
@@ -73,7 +73,7 @@ class Job:
         }
         self.nodes = nodes
         self.replicas: dict[int, str] = {}
-        self.copies: dict[int, tuple[Copy, ...]] | None = None
+        self.copies: dict[int, tuple[StateCopy, ...]] | None = None
         """By the rank that can read them, where copies are made at all."""
         """Keys of the ranks' replica sets."""
         self.silent: set[str] = set()

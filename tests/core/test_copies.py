@@ -5,14 +5,15 @@ from collections.abc import Iterable
 from taskd.core.policy import Strategy
 from taskd.core.recovery import Phase
 from taskd.wire.kinds import JobRank
-from taskd.wire.messages import Condition, Copy, Order, Stage, WorldPlan
+from taskd.wire.messages import Condition, Order, Stage, WorldPlan
+from taskd.wire.state import StateCopy
 from tests.core.driver import Job
 
 ALL = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.RECOVER, Strategy.ELASTIC_TRAINING, Strategy.EXIT)
 
 
-def copies(*steps: int, of: Iterable[int]) -> tuple[Copy, ...]:
-    return tuple(Copy(of=JobRank(rank), step=step) for rank in of for step in steps)
+def copies(*steps: int, of: Iterable[int]) -> tuple[StateCopy, ...]:
+    return tuple(StateCopy(of=JobRank(rank), step=step) for rank in of for step in steps)
 
 
 def sharded(nodes: int = 1, per_node: int = 4, allowed: tuple[Strategy, ...] = ALL, sets: int = 4) -> Job:

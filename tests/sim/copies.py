@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from taskd.core.worker import WorkerState
 from taskd.wire.kinds import JobRank
-from taskd.wire.messages import Copy
+from taskd.wire.state import StateCopy
 
 if TYPE_CHECKING:
     from tests.sim.nodes import Agent
@@ -40,10 +40,10 @@ class Shelf:
             del held[min(held, key=lambda known: (known == kept, known))]
         held[step] = state
 
-    def known(self, holder: int) -> tuple[Copy, ...]:
+    def known(self, holder: int) -> tuple[StateCopy, ...]:
         """For a report."""
         found = [(of, step) for (reader, of), held in self._held.items() if reader == holder for step in held]
-        return tuple(Copy(of=JobRank(of), step=step) for of, step in sorted(found))
+        return tuple(StateCopy(of=JobRank(of), step=step) for of, step in sorted(found))
 
     def read(self, holder: int, of: int, step: int) -> Kept:
         """What is in a copy."""

@@ -24,8 +24,9 @@ from taskd.core.recovery.record import FaultRecord
 from taskd.core.worker import WorkerState
 from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import Condition, Directive, Join, NodeStatus, Order, Pause, Release, Stage, WorldPlan
+from tests.sim.chain import chain
 from tests.sim.network import LONGEST_SILENCE_S
-from tests.sim.process import Process, chain
+from tests.sim.process import Process
 
 if TYPE_CHECKING:
     from tests.sim.manager import Manager

@@ -14,18 +14,11 @@ from taskd.core.diagnosis import evidence as seen
 from taskd.core.diagnosis.evidence import Evidence, RunState, Standing
 from taskd.core.worker import Break, GiveUp, Input, Report, Wake, Worker, WorkerEvent, WorkerState
 from taskd.wire.messages import Abandon, Condition, Join, Pause, Release, WorldPlan
+from tests.sim.chain import InterruptedStepError, StrayError, chain, update
 from tests.sim.fabric import TIMEOUT_S, CollectiveError, Group, Ticket
 
 if TYPE_CHECKING:
     from tests.sim.nodes import Agent
-
-
-class InterruptedStepError(Exception):
-    """The process was told to pause; it leaves at its commit."""
-
-
-class StrayError(Exception):
-    """The script's own error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +46,6 @@ class Abandoned:
 
 
 ABANDONED = Abandoned()
-
-
-def chain(step: int, replicas: str = "") -> int:
-    """The one right state of a step in a replica set."""
-    state = 1 + sum(map(ord, replicas))
-    for number in range(1, step + 1):
-        state = update(state, number)
-    return state
-
-
-def update(state: int, step: int) -> int:
-    """One optimizer step."""
-    return (state * 1_000_003 + step) % 2_147_483_647
 
 
 class Process:

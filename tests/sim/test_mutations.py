@@ -37,7 +37,7 @@ from taskd.core.recovery.ranks import Giving, Restore
 from taskd.core.recovery.world import RankView, World
 from taskd.core.table import Row
 from taskd.wire.kinds import JobRank, NodeRank, WorldRank
-from taskd.wire.messages import Condition, Directive, Order, RankStatus, Stage, Transfer, WorldPlan
+from taskd.wire.messages import Condition, Directive, Order, RankStatus, Stage, WorldPlan
 from tests.sim.world import simulate
 
 Patch = pytest.MonkeyPatch
@@ -257,8 +257,8 @@ def absent_ranks_expected(patch: Patch) -> None:
 
     def tell(job: Job, now_s: float, order: Order, plan: WorldPlan) -> None:
         by_rank = tuple(
-            Transfer(
-                donor=WorldRank(plan.ranks[t.donor]), receivers=tuple(WorldRank(plan.ranks[r]) for r in t.receivers)
+            msgspec.structs.replace(
+                t, donor=WorldRank(plan.ranks[t.donor]), receivers=tuple(WorldRank(plan.ranks[r]) for r in t.receivers)
             )
             for t in plan.transfers
         )

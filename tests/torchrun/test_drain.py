@@ -12,8 +12,7 @@ from taskd.config.security import Security
 from taskd.runtime.links.links import ManagerSocket
 from taskd.runtime.links.loopback import secured
 from taskd.wire.messages import Answer, Drain
-from tests.e2e.test_manager import free_port
-from tests.launch import Launcher
+from tests.launch import Launcher, free_port
 from tests.torchrun.test_cli import ENVIRONMENT
 
 SECRET = "sixteen or more characters"

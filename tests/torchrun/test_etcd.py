@@ -20,7 +20,7 @@ from torch.distributed.elastic.rendezvous.etcd_rendezvous_backend import EtcdRen
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from taskd.adaptors.torchrun.entry import least_nodes, most_nodes, wanted_place
-from tests.e2e.test_manager import free_port
+from tests.launch import free_port
 from tests.torchrun.conftest import Play
 from tests.torchrun.test_options_nodes import MANAGED
 from tests.torchrun.twins import PROGRAMS, Launch

@@ -22,8 +22,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 
 from taskd.adaptors.torchrun.waiting import set_aside, withdraw
 from tests.e2e.job import SCRIPTS, Job, Process
-from tests.e2e.test_manager import free_port, start_manager
-from tests.launch import Launcher
+from tests.e2e.test_manager import start_manager
+from tests.launch import Launcher, free_port
 
 HEED_S = 2.5
 """torch looks for waiting nodes with each look at the ranks, and asks the store for them once a second."""

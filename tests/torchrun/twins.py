@@ -24,7 +24,7 @@ from typing import Any
 from torch.distributed.run import get_args_parser
 
 from tests.e2e.job import FOREIGN
-from tests.e2e.test_manager import free_port
+from tests.launch import free_port
 from tests.leaks import MARK
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,8 @@ from torch.distributed import DistStoreError
 
 from taskd.core.recovery.ranks import plan_restore
 from taskd.wire.kinds import JobRank, WorldRank
-from taskd.wire.messages import Condition, RankStatus, Stage, Transfer, WorldPlan
+from taskd.wire.messages import Condition, RankStatus, Stage, WorldPlan
+from taskd.wire.state import Transfer
 from tests.launch import Launcher
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,7 +17,8 @@ from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import DistrustError, RefusedError, RestoreError
 from taskd.wire.kinds import JobRank, WorldRank
-from taskd.wire.messages import Condition, Transfer, WorldPlan
+from taskd.wire.messages import Condition, WorldPlan
+from taskd.wire.state import Transfer
 from tests.leave import leave
 
 CASE, RANK, PORT = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])

@@ -16,7 +16,8 @@ from taskd.adaptors.training.layout import repoint
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.state import TrainState
 from taskd.wire.kinds import JobRank, WorldRank
-from taskd.wire.messages import Transfer, WorldPlan
+from taskd.wire.messages import WorldPlan
+from taskd.wire.state import Transfer
 from tests.leave import leave
 
 CASE, RANK, PORT = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])

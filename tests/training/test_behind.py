@@ -11,7 +11,8 @@ import torch
 from taskd.adaptors.training.behind import BehindCommit
 from taskd.adaptors.training.state import TrainState
 from taskd.wire.kinds import JobRank, WorldRank
-from taskd.wire.messages import Transfer, WorldPlan
+from taskd.wire.messages import WorldPlan
+from taskd.wire.state import Transfer
 
 
 def plan(target_step: int, *, adopt: bool = False, members: tuple[int, ...] = ()) -> WorldPlan:

@@ -12,8 +12,9 @@ from taskd.adaptors.training.copies import room
 from taskd.adaptors.training.copies.copy_file import HEAD_BYTES, CopyFile, CopyHead
 from taskd.adaptors.training.copies.exchange import Neighbours, neighbours
 from taskd.adaptors.training.copies.folder import CopyFolder
+from taskd.runtime.system.memory import memory_of
 from taskd.wire.kinds import JobRank
-from taskd.wire.messages import Copy
+from taskd.wire.state import StateCopy
 
 R0, R1, R2, R3 = map(JobRank, range(4))
 
@@ -92,21 +93,21 @@ def test_two_of_each_state_and_the_older_is_written_over(folder: CopyFolder) -> 
     for step in (2, 4, 6):
         copied(folder, R3, step)
     copied(folder, R1, 5)
-    assert folder.whole() == (Copy(of=R1, step=5), Copy(of=R3, step=4), Copy(of=R3, step=6))
+    assert folder.whole() == (StateCopy(of=R1, step=5), StateCopy(of=R3, step=4), StateCopy(of=R3, step=6))
 
 
 def test_the_copy_that_all_count_on_is_never_written_over(folder: CopyFolder) -> None:
     copied(folder, R3, 2)
     for step in (4, 6, 8):
         copied(folder, R3, step, keep=2)
-    assert folder.whole() == (Copy(of=R3, step=2), Copy(of=R3, step=8))
+    assert folder.whole() == (StateCopy(of=R3, step=2), StateCopy(of=R3, step=8))
 
 
 def test_other_ranks_of_the_node_have_their_own(tmp_path: Path, folder: CopyFolder) -> None:
     copied(folder, R3, 2)
     other = CopyFolder(tmp_path / "position-33")
     copied(other, R3, 3)
-    assert folder.whole() == (Copy(of=R3, step=2),)
+    assert folder.whole() == (StateCopy(of=R3, step=2),)
     other.close()
 
 
@@ -114,7 +115,7 @@ def test_what_came_after_a_step_never_was(folder: CopyFolder) -> None:
     copied(folder, R3, 2)
     copied(folder, R3, 4)
     folder.forget_after(3)
-    assert folder.whole() == (Copy(of=R3, step=2),)
+    assert folder.whole() == (StateCopy(of=R3, step=2),)
     assert folder.find(R3, 4) is None
 
 
@@ -151,7 +152,7 @@ def test_neighbours_are_on_other_nodes(rank: int, members: list[int], per_node: 
 
 
 def test_a_shortage_says_what_is_needed_and_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = room.memory_of(None)
+    memory = memory_of(None)
     half = (memory.free_bytes * 3) // 4
     assert not room.shortage(tmp_path, 1 << 20, 4, asked=False)
     said = room.shortage(tmp_path, 1 << 50, 2, asked=True)

@@ -9,6 +9,7 @@ from taskd.errors import FrameError
 from taskd.wire import codec, messages
 from taskd.wire.codec import BadFrameError, FrameFault
 from taskd.wire.kinds import JobRank, NodeRank, WorldRank
+from taskd.wire.state import Transfer
 
 RANK = messages.RankStatus(
     rank=JobRank(3), incarnation=1, generation=2, stage=messages.Stage.PAUSED, step=41, cause="signal 9"
@@ -33,7 +34,7 @@ PLAN = messages.WorldPlan(
     store_port=1,
     target_step=41,
     adopt=(),
-    transfers=(messages.Transfer(donor=WorldRank(0), receivers=(WorldRank(3),)),),
+    transfers=(Transfer(donor=WorldRank(0), receivers=(WorldRank(3),)),),
     timeout_s=30.0,
 )
 DIRECTIVE = messages.Directive(job_id="job", sequence=1, generation=3, order=messages.Order.JOIN, plan=PLAN)

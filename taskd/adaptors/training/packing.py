@@ -66,7 +66,7 @@ class TensorSlot(msgspec.Struct, frozen=True, array_like=True):
         return count * tree.dtype_of(self.dtype).itemsize
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class StateManifest(msgspec.Struct, frozen=True):
     """What a donor is about to send: the folded parts by name, the tensors in their order, and its own position.
 
     `loose` are the buffers that are in no `state_dict`, folded too; `plain` the modules' other attributes that changed.
@@ -85,7 +85,7 @@ class Manifest(msgspec.Struct, frozen=True):
     digest: str = ""
 
 
-def pack(recovery: StateRecovery, *, everything: bool = False) -> tuple[Manifest, list[torch.Tensor]]:
+def pack(recovery: StateRecovery, *, everything: bool = False) -> tuple[StateManifest, list[torch.Tensor]]:
     """The whole state as it is now: what describes it, without a digest, and this rank's own tensors in their order.
 
     With `everything` it serves a rank too that has gone on since: buffers that have not changed yet are there.
@@ -118,11 +118,13 @@ def pack(recovery: StateRecovery, *, everything: bool = False) -> tuple[Manifest
     buffers = tree.fold(loose.own() if everything else loose.changed(), take)
     position, changed = recovery.position(recovery.step), recovery.parts.plain.changed()
     replicas, flags = recovery.replicas, recovery.in_flight.flags
-    manifest = Manifest(recovery.step, parts, slots, position, buffers, changed, replicas.name, replicas.weights, flags)
+    manifest = StateManifest(
+        recovery.step, parts, slots, position, buffers, changed, replicas.name, replicas.weights, flags
+    )
     return manifest, tensors
 
 
-def send(manifest: Manifest, tensors: list[torch.Tensor], lane: Lane) -> None:
+def send(manifest: StateManifest, tensors: list[torch.Tensor], lane: Lane) -> None:
     """Send a state along `lane`, with the digest of its tensors."""
     _send_manifest(msgspec.msgpack.encode(msgspec.structs.replace(manifest, digest=digest(tensors))), lane)
     for parcel in _parcels(manifest.slots):
@@ -208,7 +210,7 @@ def _send_manifest(data: bytes, lane: Lane) -> None:
     lane.send(torch.frombuffer(bytearray(data), dtype=torch.uint8).to(lane.device))
 
 
-def _receive_manifest(lane: Lane) -> Manifest:
+def _receive_manifest(lane: Lane) -> StateManifest:
     length = torch.zeros(1, dtype=torch.int64, device=lane.device)
     lane.receive(length)
     size = int(length.item())
@@ -216,7 +218,7 @@ def _receive_manifest(lane: Lane) -> Manifest:
         raise ValueError(f"the donor announces {size} bytes of manifest, expected 1 to {_MANIFEST_LIMIT_BYTES}")
     data = torch.empty(size, dtype=torch.uint8, device=lane.device)
     lane.receive(data)
-    return msgspec.msgpack.decode(data.cpu().numpy().tobytes(), type=Manifest)
+    return msgspec.msgpack.decode(data.cpu().numpy().tobytes(), type=StateManifest)
 
 
 def _target(slot: TensorSlot, own: torch.Tensor | None) -> torch.Tensor:

@@ -24,7 +24,8 @@ from taskd.adaptors.training.packing import check, fill, pack, relay, send
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.errors import DistrustError, RestoreError
 from taskd.wire.kinds import WorldRank
-from taskd.wire.messages import Condition, Load, Transfer, WorldPlan
+from taskd.wire.messages import Condition, WorldPlan
+from taskd.wire.state import Load, Transfer
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from taskd.core.recovery.ranks import Restore, plan_restore
 from taskd.core.recovery.world import World, replica_sets
 from taskd.core.rendezvous import NOWHERE, Rendezvous
 from taskd.wire.kinds import NOBODY, WorldRank
-from taskd.wire.messages import Condition, Load, NodeStatus, Order, Transfer, WorldPlan
+from taskd.wire.messages import Condition, NodeStatus, Order, WorldPlan
+from taskd.wire.state import Load, Transfer
 from taskd.wire.text import line
 
 
@@ -70,8 +71,7 @@ def plan_world(job: Job, now_s: float, restore: Restore) -> None:
     at = {rank: WorldRank(index) for index, rank in enumerate(members)}
     record.milestones.planned_s, record.target_step = now_s, restore.target_step
     if restore.loads:  # who has gone further goes back
-        record.redone = max(record.redone, job.step - restore.target_step)
-        job.step = restore.target_step
+        record.step, job.step = max(record.step, job.step), restore.target_step
     dumps = record.decision.strategy is Strategy.DUMP
     plan = WorldPlan(
         generation=job.world.generation,

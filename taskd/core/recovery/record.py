@@ -58,8 +58,6 @@ class FaultRecord:
     setbacks: list[str] = field(default_factory=list)
     """The attempts that failed, and why."""
     target_step: int = -1
-    redone: int = 0
-    """Committed steps that are done again, since all have gone back to copies."""
     milestones: Milestones = field(default_factory=Milestones)
     processes: ProcessesOfFault = field(default_factory=ProcessesOfFault)
 
@@ -67,6 +65,11 @@ class FaultRecord:
     def reason(self) -> str:
         """Why it is recovered from, in words: the choice itself where nothing has failed."""
         return tell(self.causes) or self.decision.reason
+
+    @property
+    def redone(self) -> int:
+        """Committed steps that are done again, since all have gone back to copies."""
+        return max(0, self.step - self.target_step) if self.target_step >= 0 else 0
 
     def begin_attempt(self, generation: int) -> None:
         """Another world is tried: the milestones of the former one do not count."""

@@ -31,7 +31,6 @@ from taskd.wire.messages import (
     Abandon,
     AccountRequest,
     Condition,
-    Copy,
     FromLocal,
     Hello,
     Join,
@@ -46,6 +45,7 @@ from taskd.wire.messages import (
     WorkerReport,
     WorldPlan,
 )
+from taskd.wire.state import StateCopy
 
 logger = logging.getLogger(__name__)
 _STANDINGS: Final = {
@@ -91,7 +91,7 @@ class StateHeld:
     weights: tuple[str, ...] = ()
     distrusts: JobRank = NOBODY
     backs_up: bool = False
-    copies: tuple[Copy, ...] = ()
+    copies: tuple[StateCopy, ...] = ()
 
 
 class AbandonedError(TaskdError):

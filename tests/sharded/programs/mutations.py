@@ -8,7 +8,7 @@ import msgspec
 import torch.distributed as dist
 
 from taskd.adaptors.groups import handle
-from taskd.adaptors.training import replicas
+from taskd.adaptors.training import packing, replicas
 from taskd.adaptors.training.copies import copier, snapshot
 from taskd.adaptors.training.inflight import fsdp2, pipelining
 
@@ -73,7 +73,7 @@ def flip_a_bit() -> None:
 
 def no_position() -> None:
     """A copy has no random numbers and no data position."""
-    honest = snapshot.pack
+    honest = packing.pack
 
     def pack(*args: Any, **options: Any) -> Any:
         manifest, tensors = honest(*args, **options)

@@ -7,7 +7,6 @@ Rules:
 3. Where there is no room for them, the job trains on without, and says so at once: at a fault all start anew then.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -24,10 +23,6 @@ from taskd.runtime.worker.worker import StateHeld, WorkerLink
 
 _ALONE, _IN_PAIRS = 2, 4
 """Copies for each rank of a node: two of its own state, and two of another's where there are several nodes."""
-
-
-def _per_node() -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 class Backups:
@@ -86,7 +81,10 @@ class Backups:
         members = world.members.slots or (self._rank,)
         prefix = f"taskd-copies/{world.generation}/{world.section}"
         member = Member(
-            self._rank, members[0] == self._rank, len(members), neighbours(self._rank, members, _per_node())
+            self._rank,
+            members[0] == self._rank,
+            len(members),
+            neighbours(self._rank, members, self._link.config.per_node),
         )
         self.folder.forget_after(self._recovery.step)
         self._begun = kept >= 0
@@ -123,7 +121,7 @@ class Backups:
             each = _ALONE if copier.near.buddy is None else _IN_PAIRS
 
             def fits(size_bytes: int) -> str:
-                return folder.shortage(size_bytes, each * _per_node(), asked=bool(self._every))
+                return folder.shortage(size_bytes, each * self._link.config.per_node, asked=bool(self._every))
 
             snapshot.take(self._recovery, folder, self._rank, copier.kept, fits)
 

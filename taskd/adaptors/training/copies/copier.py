@@ -298,7 +298,7 @@ def _endpoint(prefix: str) -> Where:
     """Where the present world's store listens, the store itself if it does not, and a prefix for its keys."""
     if not c10d.is_initialized():
         return "", 0, HashStore(), prefix
-    store = inner = c10d._get_default_store()
+    store = inner = c10d._world.pg_map[c10d._get_default_group()][1]
     while isinstance(inner, PrefixStore):
         inner = inner.underlying_store
     if isinstance(inner, TCPStore):

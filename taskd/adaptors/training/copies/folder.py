@@ -15,7 +15,7 @@ from typing import Final
 from taskd.adaptors.training.copies.copy_file import CopyFile
 from taskd.adaptors.training.copies.room import shortage
 from taskd.wire.kinds import JobRank
-from taskd.wire.messages import Copy
+from taskd.wire.state import StateCopy
 
 _EACH: Final = 2
 
@@ -37,10 +37,10 @@ class CopyFolder:
         begun = any(self._directory.glob(f"{self._prefix}*"))
         return "" if begun else shortage(self._directory, size_bytes, count, asked=asked)
 
-    def whole(self) -> tuple[Copy, ...]:
+    def whole(self) -> tuple[StateCopy, ...]:
         """Those that can be read."""
         found = {(head.of, head.step) for file in self._files() if (head := file.head()) is not None}
-        return tuple(Copy(of=of, step=step) for of, step in sorted(found))
+        return tuple(StateCopy(of=of, step=step) for of, step in sorted(found))
 
     def find(self, of: JobRank, step: int) -> CopyFile | None:
         """A whole copy of a rank's state of this step."""
