@@ -1,4 +1,4 @@
-"""The two training examples under plain torchrun, and what makes an exact resume possible in them."""
+"""The training examples under plain torchrun, and what makes an exact resume possible in them."""
 
 import json
 import re
@@ -11,6 +11,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from examples import chargpt_ddp, digits_ddp
 from tests.launch import Launcher
+from tests.thorough import everyday
 
 EXAMPLES = Path(digits_ddp.__file__).parent
 PLAIN = {"TASKD_PROCESS_ENABLE": None, "OMP_NUM_THREADS": "1"}
@@ -78,6 +79,19 @@ def test_chargpt_learns_and_writes(launcher: Launcher, tmp_path: Path) -> None:
     assert losses[1] > 4  # nearly ln 128: nothing known yet
     assert sum(losses[step] for step in range(71, 81)) / 10 < 3
     assert re.search(r"^def .{20}", output, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mesh", everyday(["dp_shard=2", "dp_replicate=1,dp_shard=2", "dp=1,tp=2", "dp=1,pp=2"], "dp_shard=2")
+)
+def test_chargpt_learns_on_a_mesh(launcher: Launcher, tmp_path: Path, mesh: str) -> None:
+    out = tmp_path / "out.json"
+    torchrun(launcher, 2, "chargpt_mesh.py", "--mesh", mesh, "--steps", "30", "--mixed-precision", "--out", out)
+    losses = {int(step): loss for step, loss in json.loads(out.read_text())["losses"].items()}
+    assert sorted(losses) == list(range(1, 31))
+    assert losses[1] > 4
+    assert losses[30] < 3.2
 
 
 def windows(position: dict[str, Any] | None, count: int) -> tuple[list[torch.Tensor], dict[str, Any]]:

@@ -56,6 +56,11 @@ class Refusals:
         self._matters: dict[str, Matter] = {}
         self._first_step = ""
 
+    @property
+    def of_newcomers(self) -> bool:
+        """Whether no new process is taken in, whatever it could be given."""
+        return bool(self._matters)
+
     def add(self, *matters: Matter) -> None:
         """Refuse these too."""
         new = [matter for matter in matters if matter.text not in self._matters]

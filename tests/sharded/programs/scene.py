@@ -22,11 +22,12 @@ from torch.nn.functional import cross_entropy
 
 import taskd
 from tests.scripts import diary
+from tests.sharded.programs import census
 from tests.sharded.programs.damage import flip_bits, lose_copies
 from tests.sharded.programs.middle import in_the_middle
 from tests.sharded.programs.mutations import MUTATIONS
 
-STEPS = 20
+STEPS = int(os.environ.get("SCENE_STEPS", "20"))
 WIDTH, KINDS, PARTS = 16, 8, 2
 
 
@@ -237,6 +238,7 @@ def main() -> None:
             moment("between optimizer and commit")
             state.commit()
             moment("committed")
+            census.count(number)
 
     train()
     diary.moment("after")

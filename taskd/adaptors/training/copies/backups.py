@@ -4,7 +4,8 @@ Rules:
 
 1. They are made where no other rank has the same state, or where the script says so (`TrainState(backup_every=N)`).
 2. Nothing is copied but while the training function runs; at a fault copying ends before this rank reports.
-3. Where there is no room for them, the job trains on without, and says so at once: at a fault all start anew then.
+3. Where there is no room for them, the job trains on without, and says so at once: at a fault all start anew then. Nor
+   are they made where that is so for another reason.
 """
 
 from collections.abc import Callable
@@ -76,7 +77,7 @@ class Backups:
 
     def start(self, world: GroupWorld, kept: int) -> None:
         """Training begins in this world. `kept`: the newest step of which all ranks have copies; -1 without one."""
-        if self.folder is None:
+        if self.folder is None or self._refusals.of_newcomers:
             return
         members = world.members.slots or (self._rank,)
         prefix = f"taskd-copies/{world.generation}/{world.section}"

@@ -1,0 +1,213 @@
+"""The character GPT of `chargpt_ddp.py`, sharded over a mesh: HSDP, FSDP2, tensor parallel or a pipeline.
+
+    torchrun --nproc-per-node 4 examples/chargpt_mesh.py --mesh dp_replicate=2,dp_shard=2
+    torchrun --nproc-per-node 2 examples/chargpt_mesh.py --mesh dp_shard=2
+    torchrun --nproc-per-node 4 examples/chargpt_mesh.py --mesh dp=2,tp=2
+    torchrun --nproc-per-node 4 examples/chargpt_mesh.py --mesh dp=2,pp=2
+
+A rank that dies gets its part from the rank that has the same one. With `dp_shard=2` alone no other has it: all ranks
+go back to copies, a few steps. Under plain torchrun the file runs unchanged.
+
+With `tp` the dropout is off: its masks would have to be equal on the ranks that share a layer.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from chargpt_ddp import BATCH_SIZE, LAYERS, CharGPT, Windows, load_text  # type: ignore[import-not-found]
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.functional import cross_entropy
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import taskd
+
+LARGEST_NORM = 1.0
+CHUNKS = 4
+"""Of a batch, on its way through a pipeline."""
+Pass = Callable[[Tensor, bool], Tensor]
+"""Forward and backward with one micro-batch of windows, the last of its step or not; returns the loss.
+
+Zero where a stage does not see it.
+"""
+
+
+def loss_of(scores: Tensor, following: Tensor) -> Tensor:
+    """The mean over all characters."""
+    return cross_entropy(scores.flatten(0, 1), following.flatten())
+
+
+class FirstStage(nn.Module):
+    """Characters in, the first half of the blocks."""
+
+    def __init__(self, network: CharGPT) -> None:
+        super().__init__()
+        self.characters, self.places = network.characters, network.places
+        self.blocks = network.blocks[: LAYERS // 2]
+
+    def forward(self, text: Tensor) -> Tensor:
+        return self.blocks(self.characters(text) + self.places(torch.arange(text.shape[1])))
+
+
+class LastStage(nn.Module):
+    """The other half, scores of the next character out."""
+
+    def __init__(self, network: CharGPT) -> None:
+        super().__init__()
+        self.blocks, self.head = network.blocks[LAYERS // 2 :], network.head
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(x))
+
+
+def fully_sharded(network: CharGPT, mesh: DeviceMesh, mixed: bool) -> tuple[nn.Module, Pass]:
+    """FSDP2 over `dp_shard`, replicated over `dp_replicate` if the mesh has it."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if mixed else MixedPrecisionPolicy()
+    for block in network.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    model: Any = fully_shard(network, mesh=mesh, mp_policy=policy)
+
+    def once(windows: Tensor, last: bool) -> Tensor:
+        model.set_requires_gradient_sync(last)
+        loss = loss_of(model(windows[:, :-1]).float(), windows[:, 1:])
+        loss.backward()
+        return loss.detach()
+
+    return model, once
+
+
+def tensor_parallel(network: CharGPT, mesh: DeviceMesh, mixed: bool) -> tuple[nn.Module, Pass]:
+    """The feed-forward layers over `tp`."""
+    for block in network.blocks:
+        parallelize_module(
+            block, mesh["tp"], {"feed_forward.1": ColwiseParallel(), "feed_forward.3": RowwiseParallel()}
+        )
+        block.feed_forward[4].p = 0.0
+
+    def once(windows: Tensor, _last: bool) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            scores = network(windows[:, :-1])
+        loss = loss_of(scores.float(), windows[:, 1:])
+        loss.backward()
+        return loss.detach()
+
+    return network, once
+
+
+def pipeline(network: CharGPT, mesh: DeviceMesh, mixed: bool) -> tuple[nn.Module, Pass]:
+    """Two stages over `pp`."""
+    number = mesh.get_local_rank("pp")
+    part = LastStage(network) if number else FirstStage(network)
+    stage = PipelineStage(part, number, 2, torch.device("cpu"), group=mesh.get_group("pp"))
+    schedule = Schedule1F1B(stage, CHUNKS, loss_fn=loss_of)
+
+    def once(windows: Tensor, _last: bool) -> Tensor:
+        losses: list[Tensor] = []
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            if number:
+                schedule.step(target=windows[:, 1:], losses=losses)
+            else:
+                schedule.step(windows[:, :-1])
+        return torch.stack(losses).mean().detach() if losses else torch.zeros(())
+
+    return part, once
+
+
+def average(parameters: Iterable[Tensor], mesh: DeviceMesh) -> None:
+    """The gradients over `dp`, where no wrapper does it."""
+    for parameter in parameters:
+        gradient: Any = parameter.grad
+        local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+        dist.all_reduce(local, group=mesh.get_group("dp"))
+        local /= mesh["dp"].size()
+
+
+def clip(parameters: Iterable[Tensor]) -> None:
+    """To a norm of all gradients, of this rank's stage, of `LARGEST_NORM`."""
+    gradients: list[Any] = [parameter.grad for parameter in parameters]
+    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
+    squares = [float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm) ** 2 for norm in norms]
+    scale = min(1.0, LARGEST_NORM / (math.sqrt(sum(squares)) + 1e-6))
+    for gradient in gradients:
+        gradient.mul_(scale)
+
+
+def mesh_of(text: str) -> DeviceMesh:
+    """`dp=2,tp=2` as a mesh over all ranks."""
+    sizes = dict(dimension.split("=") for dimension in text.split(","))
+    return init_device_mesh("cpu", tuple(map(int, sizes.values())), mesh_dim_names=tuple(sizes))
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    meshes = "dp_shard, with dp_replicate or without; or dp with tp or pp"
+    parser.add_argument("--mesh", required=True, metavar="NAME=SIZE,…", help=meshes)
+    parser.add_argument("--steps", type=int, default=300, help="optimizer steps (default 300)")
+    parser.add_argument("--accumulate", type=int, default=2, help="micro-batches of a step (default 2)")
+    parser.add_argument("--mixed-precision", action="store_true", help="compute in bfloat16")
+    parser.add_argument("--backup-every", type=int, metavar="N", help="steps between copies (default: taskd's choice)")
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="where rank 0 writes the losses")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """One rank."""
+    args = arguments()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    mesh = mesh_of(args.mesh)
+    names = mesh.mesh_dim_names or ()
+    share = mesh.get_local_rank("dp") if "dp" in names else dist.get_rank()
+
+    torch.manual_seed(0)
+    shard = tensor_parallel if "tp" in names else pipeline if "pp" in names else fully_sharded
+    model, once = shard(CharGPT(), mesh, args.mixed_precision)
+    parameters = [*model.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=3e-3, foreach="tp" not in names)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20))
+    loader = StatefulDataLoader(Windows(load_text(), share), batch_size=BATCH_SIZE)
+
+    state = taskd.TrainState(
+        model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, seed=1, backup_every=args.backup_every
+    )
+    losses: dict[int, float] = {}
+
+    @taskd.resilient(state)
+    def train() -> None:
+        model.train()
+        batches = iter(loader)
+        while state.step < args.steps:
+            optimizer.zero_grad()
+            total = torch.zeros(())
+            for number in range(args.accumulate):
+                total += once(next(batches), number == args.accumulate - 1) / args.accumulate
+            if "dp" in names:
+                average(parameters, mesh)
+            clip(parameters)
+            dist.all_reduce(total, dist.ReduceOp.MAX if "pp" in names else dist.ReduceOp.SUM)  # nobody steps alone
+            optimizer.step()
+            scheduler.step()
+            state.commit()
+            losses[state.step] = float(total) / (1 if "pp" in names else dist.get_world_size())
+            if dist.get_rank() == 0 and state.step % 50 == 0:
+                print(f"step {state.step} of {args.steps}: loss {losses[state.step]:.3f}", flush=True)
+        dist.barrier()  # nobody leaves while a peer still finishes the last step
+
+    train()
+    if dist.get_rank() == 0 and args.out is not None:
+        args.out.write_text(json.dumps({"steps": state.step, "losses": losses}) + "\n")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
