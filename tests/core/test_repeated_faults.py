@@ -141,3 +141,14 @@ def test_starts_may_fail_as_often_as_a_number_of_restarts_that_was_given_allows(
         job.wait(DEADLINES.merge_s)
     assert job.at(Phase.STOPPED)
     assert "all 5 restarts of the job are spent" in job.stopped.reason
+
+
+def test_two_newcomers_that_die_at_once_cost_one_restart() -> None:
+    """As their predecessors had, one restart before."""
+    job = Job(max_restarts=2).up()
+    for _ in range(2):
+        job.kill(0)
+        job.kill(1)
+    assert not job.at(Phase.STOPPED)
+    job.kill(0)
+    assert job.at(Phase.STOPPED)

@@ -14,6 +14,7 @@ Rules:
 All functions are effects: `(job, now_s, …)`. Those that choose return what was chosen.
 """
 
+import math
 from collections.abc import Collection, Mapping
 
 from taskd.core.membership.quorum import is_known
@@ -42,7 +43,7 @@ def refuse(_job: Job, _now_s: float, reason: str) -> Chosen:
 def begin(job: Job, now_s: float, causes: Mapping[JobRank, Cause], *, free: bool = False) -> Chosen:
     """A fault: choose what is done about it. `free`: perhaps it is none, and spends no restart."""
     record = FaultRecord(now_s, job.step, causes=dict(causes), fault=job.case.faults)
-    job.incident = Incident(record)
+    job.incident = Incident(record, charged=dict.fromkeys(causes, now_s))
     if free:
         job.out.append(Note("no restart is spent: the hang is not proven"))
     return choose_again(job, now_s, charge=() if free else tuple(causes))
@@ -51,6 +52,22 @@ def begin(job: Job, now_s: float, causes: Mapping[JobRank, Cause], *, free: bool
 def blame(job: Job, _now_s: float, causes: Mapping[JobRank, Cause]) -> None:
     """These belong to the fault too."""
     job.under_way.record.causes.update(causes)
+
+
+def merges(job: Job, rank: JobRank, now_s: float) -> bool:
+    """Whether this loss is one with those that the newest restart was spent for.
+
+    Not if its rank is one of them: a newcomer that dies as its predecessor did must not pass for one fault with it.
+    """
+    charged = job.under_way.charged
+    since_s = min(charged.values(), default=-math.inf)
+    return rank not in charged and now_s - since_s <= job.policy.deadlines.merge_s
+
+
+def merge(job: Job, _now_s: float, rank: JobRank) -> None:
+    """It costs no restart of its own."""
+    charged = job.under_way.charged
+    charged[rank] = min(charged.values())
 
 
 def choose_again(
@@ -67,6 +84,8 @@ def choose_again(
     `charge`: ranks for whose loss a restart is spent. `setback`: why the attempt so far has failed, if it has.
     """
     incident, world = job.under_way, job.world
+    if charge:
+        incident.charged = dict.fromkeys(charge, now_s)
     refusal = _charge(job, now_s, charge) if charge else ""
     if refusal:
         return Refused(refusal)

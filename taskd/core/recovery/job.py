@@ -44,6 +44,8 @@ class Incident:
     """Places for which the cluster was asked for a node, and when."""
     unique: bool = True
     """No other manager can have planned a world of the same number."""
+    charged: dict[JobRank, float] = field(default_factory=dict)
+    """The losses that the newest restart was spent for, and when that was."""
     echoes: set[str] = field(default_factory=set)
     """Agents that are known to know of the next world."""
 

@@ -4,7 +4,7 @@ Rules:
 
 1. Every phase has a deadline. A rank that misses that of a pause is fenced; a world that misses its own is tried anew.
 2. Success is recorded only after every rank has committed one more step (or has none left).
-3. A loss joins the failing set. What is lost within `merge_s` of the fault costs no restart of its own.
+3. A loss joins the failing set. What is lost within `merge_s` of a loss that has cost a restart costs none of its own.
 """
 
 from dataclasses import replace
@@ -69,8 +69,7 @@ def lose_more(phase: Building | Restarting, event: Lost | Exited, job: Job, now_
     fatal, cause = job.fatal(rank), job.cause(rank)
     if fatal:
         return give_up(now_s, fatal)
-    again = rank in record.causes  # a newcomer that dies as its predecessor did must not pass for one fault with it
-    merged = not again and now_s - record.detected_s <= job.policy.deadlines.merge_s
+    merged = attempts.merges(job, rank, now_s)
     blamed = do(attempts.blame, {rank: cause})
     new = job.world.ranks[rank].joins
     who = f"rank {rank}'s new process" if new or record.decision.restart else f"rank {rank}"
@@ -82,6 +81,7 @@ def lose_more(phase: Building | Restarting, event: Lost | Exited, job: Job, now_
     pauses = isinstance(phase, Pausing | Rearranging | Announcing)
     return Choosing(now_s), (
         blamed,
+        *((do(attempts.merge, rank),) if merged else ()),
         do(attempts.choose_again, charge=charge, setback=setback, new_world=not pauses),
     )
 
