@@ -46,7 +46,7 @@ def test_all_go_back_to_the_newest_copies() -> None:
     assert (plan.target_step, plan.copied, plan.transfers, plan.adopt) == (4, 4, (), ())
     assert loads(plan) == [(rank, rank, rank) for rank in range(4)]
     assert job.core.record is not None
-    assert job.core.record.redone == 1
+    assert job.core.record.resumption.redone == 1
 
 
 def test_the_newest_step_is_the_one_that_all_have() -> None:

@@ -9,6 +9,7 @@ from taskd.core.recovery.events import Echoed
 from taskd.core.recovery.job import Job
 from taskd.core.recovery.orders import send
 from taskd.core.recovery.ranks import Restore, plan_restore
+from taskd.core.recovery.record import Resumption
 from taskd.core.recovery.world import World, replica_sets
 from taskd.core.rendezvous import NOWHERE, Rendezvous
 from taskd.wire.kinds import NOBODY, WorldRank
@@ -69,9 +70,12 @@ def plan_world(job: Job, now_s: float, restore: Restore) -> None:
     record, policy = job.under_way.record, job.policy
     host, members = store_host(job.world), job.world.members
     at = {rank: WorldRank(index) for index, rank in enumerate(members)}
-    record.milestones.planned_s, record.target_step = now_s, restore.target_step
+    record.milestones.planned_s = now_s
+    redone = record.resumption.redone
     if restore.loads:  # who has gone further goes back
-        record.step, job.step = max(record.step, job.step), restore.target_step
+        redone = max(redone, max(record.step, job.step) - restore.target_step)
+        job.step = restore.target_step
+    record.resumption = Resumption(restore.target_step, redone)
     dumps = record.decision.strategy is Strategy.DUMP
     plan = WorldPlan(
         generation=job.world.generation,

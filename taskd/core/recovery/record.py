@@ -40,6 +40,16 @@ class ProcessesOfFault:
     """Of the new ones, whether they had been started before they were needed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """Where training goes on."""
+
+    step: int = -1
+    """The one that every rank holds then; -1 if that is not known."""
+    redone: int = 0
+    """Committed steps that are done again, since all have gone back to copies."""
+
+
 @dataclass(slots=True)
 class FaultRecord:
     """One fault and its recovery."""
@@ -57,7 +67,7 @@ class FaultRecord:
     attempts: int = 0
     setbacks: list[str] = field(default_factory=list)
     """The attempts that failed, and why."""
-    target_step: int = -1
+    resumption: Resumption = Resumption()
     milestones: Milestones = field(default_factory=Milestones)
     processes: ProcessesOfFault = field(default_factory=ProcessesOfFault)
 
@@ -67,14 +77,14 @@ class FaultRecord:
         return tell(self.causes) or self.decision.reason
 
     @property
-    def redone(self) -> int:
-        """Committed steps that are done again, since all have gone back to copies."""
-        return max(0, self.step - self.target_step) if self.target_step >= 0 else 0
+    def target_step(self) -> int:
+        """The step that every rank holds when training resumes; -1 if that is not known."""
+        return self.resumption.step
 
     def begin_attempt(self, generation: int) -> None:
         """Another world is tried: the milestones of the former one do not count."""
         self.generation = generation
-        self.target_step = -1
+        self.resumption = Resumption(redone=self.resumption.redone)
         self.milestones = Milestones()
 
     def close(self, now_s: float, ranks: Mapping[JobRank, RankView]) -> None:

@@ -167,7 +167,7 @@ def as_fields(record: FaultRecord, fault: int) -> dict[str, object]:
         "setbacks": record.setbacks,
         "step": record.step,
         "target_step": record.target_step,
-        "steps_redone": record.redone,
+        "steps_redone": record.resumption.redone,
         "detected_s": round(record.detected_s, 6),
         "phases_ms": record.phases_ms(),
         "kept": {str(rank): pid for rank, pid in sorted(record.processes.kept.items())},
@@ -196,7 +196,7 @@ def as_text(record: FaultRecord, fault: int) -> str:
     else:
         done = f"recovered in {phases.get('total', 0.0):.0f} ms"
         spans = ", ".join(f"{name} {ms:.0f}" for name, ms in phases.items() if name != "total")
-        again = f", {record.redone} steps are done again" if record.redone else ""
+        again = f", {record.resumption.redone} steps are done again" if record.resumption.redone else ""
         then = f"training goes on after step {record.target_step} in generation {record.generation}{again}. ms: {spans}"
     return (
         f"fault {fault}, {at_step(record.step)}: {what} {tried}Therefore {done} by {record.decision.strategy.value}: "
