@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from taskd.core.membership.health import Health, health
 from taskd.core.policy import Membership, Strategy, StrategyPolicy
 from taskd.core.recovery.ranks import plan_restore
-from taskd.core.recovery.record import FaultRecord
+from taskd.core.recovery.record import FaultRecord, Resumption
 from taskd.core.recovery.strategy import Decision, KeepingRefusals, Situation, choose
 from taskd.core.recovery.world import RankView
 from taskd.runtime.manager.journal import as_fields, as_text
@@ -235,7 +235,7 @@ def test_silence_becomes_suspicion_and_then_death(silent_s: float, expected: Hea
 def test_of_a_start_of_all_it_is_told_how_long_it_took_and_not_where_the_script_goes_on() -> None:
     record = FaultRecord(10.0, 5)
     record.begin_attempt(1)
-    record.target_step = 5
+    record.resumption = Resumption(5)
     record.begin_attempt(2)
     record.decision = Decision(Strategy.RECOVER, True, "")
     record.close(10.029, {})
