@@ -2,14 +2,18 @@
 
 Rules:
 
-1. A stream is the length of a manifest (8 bytes), the manifest, and the bytes of the tensors in its order. Small
-   tensors travel together.
+1. A stream is the length of a manifest (8 bytes), the manifest, the bytes of the tensors in its order, and a digest of
+   them. Small tensors travel together, empty ones do not.
 2. Tensors go from memory to memory, into the receiver's own where these fit. No copy of the whole state is made.
 3. Nothing that a peer sends is unpickled freely (see `tree`).
-4. What has arrived is compared, by a digest, with what was packed.
+4. What has arrived is compared, by the digest, with what was packed. Both are taken while other tensors are on their
+   way, of which there are a few at a time.
 5. Of sharded tensors the parts are packed, for ranks that have the same part (see `shards`).
 """
 
+from collections import deque
+from collections.abc import Callable
+from itertools import chain
 from typing import Any, Protocol
 
 import msgspec
@@ -17,16 +21,21 @@ import torch
 
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.copies.copy_file import CopyFile
-from taskd.adaptors.training.digests import digest
+from taskd.adaptors.training.digests import DIGITS, RunningDigest, digest
 from taskd.adaptors.training.inflight.fsdp2 import Flags
 from taskd.adaptors.training.plain import Sent
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.shards import Specs, is_part, local
 from taskd.errors import DistrustError
 
-_SMALL_BYTES = 256 * 1024  # a tensor below this travels with its neighbours
-_PARCEL_BYTES = 1024 * 1024  # and this much of them at a time
+_SMALL_BYTES = 4 * 1024 * 1024  # a tensor below this travels with its neighbours
+_PARCEL_BYTES = 8 * 1024 * 1024  # and this much of them at a time
 _MANIFEST_LIMIT_BYTES = 1 << 30
+
+
+_AT_ONCE = 4
+"""So many tensors, or parcels of small ones, are on their way at a time."""
+Wait = Callable[[], object]
 
 
 class Lane(Protocol):
@@ -39,15 +48,15 @@ class Lane(Protocol):
 
     @property
     def digest(self) -> str:
-        """Of the tensors on their way; "" if the manifest has it."""
+        """Of the tensors on their way, where no digest comes behind them; else ""."""
         ...
 
-    def send(self, tensor: torch.Tensor) -> None:
-        """The bytes of a tensor."""
+    def send(self, tensor: torch.Tensor) -> Wait:
+        """The bytes of a tensor. Until what is returned has been called it is on its way."""
         ...
 
-    def receive(self, tensor: torch.Tensor) -> None:
-        """Fill a tensor with the next bytes."""
+    def receive(self, tensor: torch.Tensor) -> Wait:
+        """Fill a tensor with the next bytes, which are there when what is returned has been called."""
         ...
 
 
@@ -70,7 +79,7 @@ class StateManifest(msgspec.Struct, frozen=True):
     """What a donor is about to send: the folded parts by name, the tensors in their order, and its own position.
 
     `loose` are the buffers that are in no `state_dict`, folded too; `plain` the modules' other attributes that changed.
-    `name` and `weights` are those of the replica set; `flags` those of FSDP2; `digest` that of the tensors.
+    `name` and `weights` are those of the replica set; `flags` those of FSDP2.
     """
 
     step: int
@@ -82,11 +91,10 @@ class StateManifest(msgspec.Struct, frozen=True):
     name: str = ""
     weights: tuple[str, ...] = ()
     flags: Flags = []
-    digest: str = ""
 
 
 def pack(recovery: StateRecovery, *, everything: bool = False) -> tuple[StateManifest, list[torch.Tensor]]:
-    """The whole state as it is now: what describes it, without a digest, and this rank's own tensors in their order.
+    """The whole state as it is now: what describes it, and this rank's own tensors in their order.
 
     With `everything` it serves a rank too that has gone on since: buffers that have not changed yet are there.
 
@@ -126,10 +134,23 @@ def pack(recovery: StateRecovery, *, everything: bool = False) -> tuple[StateMan
 
 def send(manifest: StateManifest, tensors: list[torch.Tensor], lane: Lane) -> None:
     """Send a state along `lane`, with the digest of its tensors."""
-    _send_manifest(msgspec.msgpack.encode(msgspec.structs.replace(manifest, digest=digest(tensors))), lane)
-    for parcel in _parcels(manifest.slots):
-        pieces = [tree.as_bytes(tensors[index].contiguous()).to(lane.device) for index in parcel]
-        lane.send(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
+    parcels = _parcels(manifest.slots)
+    with RunningDigest() as running:
+        for index in chain.from_iterable(parcels):
+            running.add(tensors[index])
+        _send_manifest(manifest, lane)
+        under_way: deque[Wait] = deque()
+        buffers = _Buffers(lane.device)
+        for parcel in parcels:
+            pieces = [tree.as_bytes(tensors[index].contiguous()).to(lane.device) for index in parcel]
+            if len(pieces) > 1:
+                pieces = [torch.cat(pieces, out=buffers.next(sum(map(len, pieces))))]
+            under_way.append(lane.send(pieces[0]))
+            if len(under_way) == _AT_ONCE:
+                under_way.popleft()()
+        for wait in under_way:
+            wait()
+        lane.send(_bytes(running.result().encode(), lane))()
 
 
 def fill(recovery: StateRecovery, lane: Lane, target_step: int) -> bytes:
@@ -168,10 +189,7 @@ def fill(recovery: StateRecovery, lane: Lane, target_step: int) -> bytes:
             for name, part in recovery.parts.replicated.items()
         }
         loose = tree.unfold(manifest.loose, give, recovery.parts.loose.own())
-        for parcel in _parcels(manifest.slots):
-            _fill([targets[index] for index in parcel], lane)
-        if digest(targets[index] for index in range(len(manifest.slots))) != (lane.digest or manifest.digest):
-            raise DistrustError("the state that has come has another digest than that which was sent")
+        _receive_tensors(manifest, targets, lane)
         for name, part in recovery.parts.replicated.items():
             part.load_state_dict(filled[name])
         recovery.parts.loose.put(loose or {})
@@ -181,13 +199,27 @@ def fill(recovery: StateRecovery, lane: Lane, target_step: int) -> bytes:
     return manifest.position
 
 
+def _receive_tensors(manifest: StateManifest, targets: dict[int, torch.Tensor], lane: Lane) -> None:
+    under_way: deque[Callable[[], None]] = deque()
+    buffers = _Buffers(lane.device)
+    with RunningDigest() as running:
+        for parcel in _parcels(manifest.slots):
+            under_way.append(_fill([targets[index] for index in parcel], lane, running, buffers))
+            if len(under_way) == _AT_ONCE:
+                under_way.popleft()()
+        for arrive in under_way:
+            arrive()
+        if running.result() != (lane.digest or _receive_digest(lane)):
+            raise DistrustError("the state that has come has another digest than that which was sent")
+
+
 def check(file: CopyFile) -> None:
     """Compare a copy with its digest. Raises `DistrustError`."""
     manifest, at = _receive_manifest(file), file.position
     places = []
-    for slot in manifest.slots:
-        places.append((at, slot.size_bytes()))
-        at += slot.size_bytes()
+    for size_bytes in filter(None, (slot.size_bytes() for slot in manifest.slots)):
+        places.append((at, size_bytes))
+        at += size_bytes
     if digest(file.tensor(*place) for place in places) != file.digest:
         raise DistrustError("the copy has another digest than when it was made")
     file.position = 0
@@ -196,28 +228,39 @@ def check(file: CopyFile) -> None:
 def relay(source: Lane, lane: Lane) -> None:
     """Send on what comes from `source`, with its digest."""
     manifest = _receive_manifest(source)
-    data = msgspec.msgpack.encode(msgspec.structs.replace(manifest, digest=source.digest or manifest.digest))
-    _send_manifest(data, lane)
+    _send_manifest(manifest, lane)
     for parcel in _parcels(manifest.slots):
         size_bytes = sum(manifest.slots[index].size_bytes() for index in parcel)
         piece = torch.empty(size_bytes, dtype=torch.uint8, device=lane.device)
-        source.receive(piece)
-        lane.send(piece)
+        source.receive(piece)()
+        lane.send(piece)()
+    lane.send(_bytes((source.digest or _receive_digest(source)).encode(), lane))()
 
 
-def _send_manifest(data: bytes, lane: Lane) -> None:
-    lane.send(torch.tensor([len(data)], dtype=torch.int64, device=lane.device))
-    lane.send(torch.frombuffer(bytearray(data), dtype=torch.uint8).to(lane.device))
+def _send_manifest(manifest: StateManifest, lane: Lane) -> None:
+    data = msgspec.msgpack.encode(manifest)
+    lane.send(torch.tensor([len(data)], dtype=torch.int64, device=lane.device))()
+    lane.send(_bytes(data, lane))()
+
+
+def _bytes(data: bytes, lane: Lane) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(lane.device)
+
+
+def _receive_digest(lane: Lane) -> str:
+    data = torch.empty(DIGITS, dtype=torch.uint8, device=lane.device)
+    lane.receive(data)()
+    return data.cpu().numpy().tobytes().decode(errors="replace")
 
 
 def _receive_manifest(lane: Lane) -> StateManifest:
     length = torch.zeros(1, dtype=torch.int64, device=lane.device)
-    lane.receive(length)
+    lane.receive(length)()
     size = int(length.item())
     if not 0 < size <= _MANIFEST_LIMIT_BYTES:
         raise ValueError(f"the donor announces {size} bytes of manifest, expected 1 to {_MANIFEST_LIMIT_BYTES}")
     data = torch.empty(size, dtype=torch.uint8, device=lane.device)
-    lane.receive(data)
+    lane.receive(data)()
     return msgspec.msgpack.decode(data.cpu().numpy().tobytes(), type=StateManifest)
 
 
@@ -229,17 +272,38 @@ def _target(slot: TensorSlot, own: torch.Tensor | None) -> torch.Tensor:
     return torch.empty(slot.shape, dtype=dtype, device=torch.device(slot.device))
 
 
-def _fill(targets: list[torch.Tensor], lane: Lane) -> None:
-    """Receive one parcel into `targets`."""
-    if len(targets) == 1 and targets[0].device == lane.device:
-        lane.receive(tree.as_bytes(targets[0]))
-        return
-    parcel = torch.empty(sum(target.nbytes for target in targets), dtype=torch.uint8, device=lane.device)
-    lane.receive(parcel)
-    at = 0
-    for target in targets:
-        tree.as_bytes(target).copy_(parcel[at : at + target.nbytes])
-        at += target.nbytes
+class _Buffers:
+    """Memory for parcels, used again when the parcel in it has arrived: new memory costs as much as the way itself."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._held: deque[torch.Tensor] = deque(maxlen=_AT_ONCE)
+
+    def next(self, size_bytes: int) -> torch.Tensor:
+        """So much of the one that was used the longest ago."""
+        oldest = self._held[0] if len(self._held) == _AT_ONCE else None
+        if oldest is None or len(oldest) < size_bytes:
+            oldest = torch.empty(max(size_bytes, _PARCEL_BYTES), dtype=torch.uint8, device=self._device)
+        self._held.append(oldest)
+        return oldest[:size_bytes]
+
+
+def _fill(targets: list[torch.Tensor], lane: Lane, running: RunningDigest, buffers: _Buffers) -> Callable[[], None]:
+    """Receive one parcel into `targets`; what is returned waits for it, and adds them to the digest."""
+    alone = len(targets) == 1 and targets[0].device == lane.device
+    parcel = tree.as_bytes(targets[0]) if alone else buffers.next(sum(target.nbytes for target in targets))
+    wait = lane.receive(parcel)
+
+    def arrive() -> None:
+        wait()
+        at = 0
+        for target in targets:
+            if not alone:
+                tree.as_bytes(target).copy_(parcel[at : at + target.nbytes])
+                at += target.nbytes
+            running.add(target)
+
+    return arrive
 
 
 def _parcels(slots: list[TensorSlot]) -> list[list[int]]:

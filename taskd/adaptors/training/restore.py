@@ -12,6 +12,7 @@ Rules:
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -140,18 +141,23 @@ class _Lane:
         self.device = torch.device(c10d._get_object_coll_device())
         self.size_bytes = 0
 
-    def send(self, tensor: torch.Tensor) -> None:
+    def send(self, tensor: torch.Tensor) -> Callable[[], None]:
         self.size_bytes += tensor.nbytes
         if self._whole:
-            dist.broadcast(tensor, self._donor)
-            return
-        for work in [dist.isend(tensor, receiver) for receiver in self._receivers]:
+            return _waiting([dist.broadcast(tensor, self._donor, async_op=True)])
+        return _waiting([dist.isend(tensor, receiver) for receiver in self._receivers])
+
+    def receive(self, tensor: torch.Tensor) -> Callable[[], None]:
+        self.size_bytes += tensor.nbytes
+        if self._whole:
+            return _waiting([dist.broadcast(tensor, self._donor, async_op=True)])
+        return _waiting([dist.irecv(tensor, self._donor)])
+
+
+def _waiting(works: "list[dist.Work | None]") -> Callable[[], None]:
+    def wait() -> None:
+        for work in works:
             if work is not None:
                 work.wait()
 
-    def receive(self, tensor: torch.Tensor) -> None:
-        self.size_bytes += tensor.nbytes
-        if self._whole:
-            dist.broadcast(tensor, self._donor)
-        else:
-            dist.recv(tensor, self._donor)
+    return wait

@@ -10,6 +10,7 @@ Rules:
 import mmap
 import os
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -106,15 +107,21 @@ class CopyFile:
         head = self.head()
         return head.digest if head is not None else ""
 
-    def send(self, tensor: torch.Tensor) -> None:
-        """Put the bytes of a tensor down behind the last ones."""
+    def send(self, tensor: torch.Tensor) -> Callable[[], None]:
+        """Put the bytes of a tensor down behind the last ones, at once."""
         self.tensor(self.position, tensor.nbytes).copy_(tensor.reshape(-1).view(torch.uint8))
         self.position += tensor.nbytes
+        return _nothing
 
-    def receive(self, tensor: torch.Tensor) -> None:
-        """Fill a tensor with the next bytes. Raises `ValueError` if there are no more."""
+    def receive(self, tensor: torch.Tensor) -> Callable[[], None]:
+        """Fill a tensor with the next bytes, at once. Raises `ValueError` if there are no more."""
         head = self.head()
         if head is None or self.position + tensor.nbytes > head.size_bytes:
             raise ValueError(f"the copy {self.path.name} ends before the state does")
         tensor.view(-1).view(torch.uint8).copy_(self.tensor(self.position, tensor.nbytes))
         self.position += tensor.nbytes
+        return _nothing
+
+
+def _nothing() -> None:
+    """It is there already."""

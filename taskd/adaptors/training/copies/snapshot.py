@@ -118,7 +118,7 @@ class Snapshot:
     def digest(self) -> str:
         """Of the tensors as they were put down."""
         assert self._file is not None
-        return digest(self._file.tensor(at, size_bytes) for at, size_bytes in self._places)
+        return digest(self._file.tensor(at, size_bytes) for at, size_bytes in self._places if size_bytes)
 
     def memory(self) -> memoryview:
         """The whole stream."""
