@@ -15,7 +15,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -40,6 +40,8 @@ SHARE: Final = 0.02
 _ANSWER: Final = timedelta(seconds=30)
 _LOOK_S: Final = 0.05
 _POLL_S: Final = 0.01
+_LONGER: Final = 1.1
+_MOST_PAUSE_S: Final = 0.5
 _PER_RANK_S: Final = 5e-5
 """Ranks ask the store so seldom that it has this time for each."""
 _GRACE_S: Final = 10.0
@@ -246,8 +248,9 @@ class Copier:
         """Wait until all have said how it has gone; return the next step."""
         if self._member.first:
             self._decide(store, step)
+        pauses = self._pauses()
         while not self._asked(lambda: store.check([f"{step}/after"])):
-            self._pause()
+            self._pause(next(pauses))
         whole, following = map(int, self._asked(lambda: store.get(f"{step}/after")).split())
         if whole:
             self.kept = step
@@ -260,9 +263,9 @@ class Copier:
         return following
 
     def _decide(self, store: Store, step: int) -> None:
-        done = 0
+        done, pauses = 0, self._pauses()
         while done % _FAILED < self._member.world_size:
-            self._pause()
+            self._pause(next(pauses))
             done = self._asked(lambda: store.add(f"{step}/done", 0))
         following = NEVER if done >= _OVER else self._due_after(step)
         self._asked(lambda: store.set(f"{step}/after", f"{int(done < _FAILED)} {following}"))
@@ -283,10 +286,16 @@ class Copier:
         cost_s = self.tally.stall_s / rounds + self.tally.busy_s
         return max(soon, step + int(cost_s / (SHARE * each_s)))
 
-    def _pause(self) -> None:
-        """Between two questions to the store."""
+    def _pauses(self) -> Iterator[float]:
+        """Between two questions to the store, each longer: a rank may be about something that takes its time."""
+        pause_s = max(_POLL_S, self._member.world_size * _PER_RANK_S)
+        while True:
+            yield pause_s
+            pause_s = max(pause_s, min(pause_s * _LONGER, _MOST_PAUSE_S))
+
+    def _pause(self, length_s: float) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._stopping, max(_POLL_S, self._member.world_size * _PER_RANK_S))
+            self._changed.wait_for(lambda: self._stopping, length_s)
         if self._stopping:
             raise CopyError("told to stop")
 
