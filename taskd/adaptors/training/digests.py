@@ -20,6 +20,7 @@ DIGITS: Final = 16
 _PIECE = 1 << 13
 _WORD = 8
 _SMALL_BYTES = 1 << 17
+_WORTH_BYTES = 1 << 24
 
 
 def digest(tensors: Iterable[torch.Tensor], size_bytes: int = DIGITS // 2) -> str:
@@ -32,13 +33,16 @@ def digest(tensors: Iterable[torch.Tensor], size_bytes: int = DIGITS // 2) -> st
 
 
 class RunningDigest:
-    """The same digest, taken on a thread while tensors are on their way: it reads some as the link carries others."""
+    """The same digest, taken on a thread while tensors are on their way: it reads some as the link carries others.
 
-    def __init__(self) -> None:
+    Of fewer bytes in all than are worth a thread it is taken at once.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
         self._sums: list[list[int]] = []
         self._error: RuntimeError | None = None
         self._waiting: SimpleQueue[torch.Tensor | None] = SimpleQueue()
-        self._thread = HiddenThread(self._run, "taskd-digest")
+        self._thread = HiddenThread(self._run, "taskd-digest") if size_bytes >= _WORTH_BYTES else None
 
     def __enter__(self) -> "RunningDigest":
         return self
@@ -48,12 +52,16 @@ class RunningDigest:
 
     def add(self, tensor: torch.Tensor) -> None:
         """The next one; nobody writes to it before the result is there."""
-        self._waiting.put(tensor)
+        if self._thread is None:
+            self._sums.append(_sums(tensor))
+        else:
+            self._waiting.put(tensor)
 
     def result(self) -> str:
         """Of all that were added, which are all. Raises as `digest`."""
         self._waiting.put(None)
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         if self._error is not None:
             raise self._error
         return _of(self._sums, DIGITS // 2)

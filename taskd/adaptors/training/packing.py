@@ -135,7 +135,7 @@ def pack(recovery: StateRecovery, *, everything: bool = False) -> tuple[StateMan
 def send(manifest: StateManifest, tensors: list[torch.Tensor], lane: Lane) -> None:
     """Send a state along `lane`, with the digest of its tensors."""
     parcels = _parcels(manifest.slots)
-    with RunningDigest() as running:
+    with RunningDigest(sum(slot.size_bytes() for slot in manifest.slots)) as running:
         for index in chain.from_iterable(parcels):
             running.add(tensors[index])
         _send_manifest(manifest, lane)
@@ -202,7 +202,7 @@ def fill(recovery: StateRecovery, lane: Lane, target_step: int) -> bytes:
 def _receive_tensors(manifest: StateManifest, targets: dict[int, torch.Tensor], lane: Lane) -> None:
     under_way: deque[Callable[[], None]] = deque()
     buffers = _Buffers(lane.device)
-    with RunningDigest() as running:
+    with RunningDigest(sum(slot.size_bytes() for slot in manifest.slots)) as running:
         for parcel in _parcels(manifest.slots):
             under_way.append(_fill([targets[index] for index in parcel], lane, running, buffers))
             if len(under_way) == _AT_ONCE:
