@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.sharded.copying import judge
 
 
@@ -10,7 +12,8 @@ def test_whoever_dies_in_a_copy_nothing_is_lost(tmp_path: Path) -> None:
     assert (found["kills"], found["lost"], found["wrong"]) == (12, 0, 0), found
 
 
+@pytest.mark.thorough
 def test_without_an_agreement_something_is_lost(tmp_path: Path) -> None:
     """The ranks then have copies of other steps than one another, and no step is left that all can go back to."""
-    found = judge(40, seed=3, folder=tmp_path, limit_s=60, mutation="no_agreement", nodes=1)
+    found = judge(24, seed=3, folder=tmp_path, limit_s=140, mutation="no_agreement", nodes=1)
     assert found["lost"], found
