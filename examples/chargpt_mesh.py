@@ -141,17 +141,26 @@ def clip(parameters: Iterable[Tensor]) -> None:
         gradient.mul_(scale)
 
 
-def mesh_of(text: str) -> DeviceMesh:
-    """`dp=2,tp=2` as a mesh over all ranks."""
-    sizes = dict(dimension.split("=") for dimension in text.split(","))
-    return init_device_mesh("cpu", tuple(map(int, sizes.values())), mesh_dim_names=tuple(sizes))
+MESHES = (("dp_shard",), ("dp_replicate", "dp_shard"), ("dp", "tp"), ("dp", "pp"))
+
+
+def sizes_of(text: str) -> dict[str, int]:
+    """`dp=2,tp=2` as sizes by their names. Raises what argparse reports."""
+    try:
+        sizes = {name: int(size) for name, size in (dimension.split("=") for dimension in text.split(","))}
+    except ValueError:
+        sizes = {}
+    if tuple(sizes) not in MESHES:
+        meshes = "; ".join(",".join(f"{name}=N" for name in names) for names in MESHES)
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected one of: {meshes}")
+    return sizes
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     meshes = "dp_shard, with dp_replicate or without; or dp with tp or pp"
-    parser.add_argument("--mesh", required=True, metavar="NAME=SIZE,…", help=meshes)
+    parser.add_argument("--mesh", required=True, type=sizes_of, metavar="NAME=SIZE,…", help=meshes)
     parser.add_argument("--steps", type=int, default=300, help="optimizer steps (default 300)")
     parser.add_argument("--accumulate", type=int, default=2, help="micro-batches of a step (default 2)")
     parser.add_argument("--mixed-precision", action="store_true", help="compute in bfloat16")
@@ -165,8 +174,8 @@ def main() -> None:
     args = arguments()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    mesh = mesh_of(args.mesh)
-    names = mesh.mesh_dim_names or ()
+    names = tuple(args.mesh)
+    mesh = init_device_mesh("cpu", tuple(args.mesh.values()), mesh_dim_names=names)
     share = mesh.get_local_rank("dp") if "dp" in names else dist.get_rank()
 
     torch.manual_seed(0)

@@ -6,18 +6,16 @@ while all ranks agree. Afterwards the job must have the weights and the optimize
 no recovery may have started all processes anew.
 """
 
-import argparse
 import json
 import sys
-import tempfile
 from collections import Counter
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.launch import end_as_by_an_error
 from tests.scripts.catalog import IDENTICAL, Script
 from tests.scripts.play import Run, play
+from tests.sharded.killing import main
 
 PROGRAM = Path(__file__).with_name("programs") / "copying.py"
 EVERY = 8
@@ -73,21 +71,5 @@ def _same(run: Run, reference: Run) -> bool:
     return bool(reference.results) and run.results == reference.results
 
 
-def main() -> int:
-    """0 if nothing was lost and nothing is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m tests.sharded.copying", description=__doc__)
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="a line of JSON")
-    args = parser.parse_args()
-    end_as_by_an_error()
-    folder = Path(tempfile.mkdtemp(prefix="taskd-copying-"))
-    found = judge(args.kills, args.seed, folder, limit_s=120 + 6.0 * args.kills)
-    good = not found["lost"] and not found["wrong"]
-    text = ", ".join(f"{name} {value}" for name, value in found.items())
-    print(json.dumps({**found, "ok": good}) if args.json else text, flush=True)
-    return 0 if good else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("copying", __doc__ or "", 200, judge, lambda found, _kills: not found["lost"] and not found["wrong"]))

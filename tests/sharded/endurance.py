@@ -7,18 +7,16 @@ rank that died in a step had not put down yet is not missed); every recovery mus
 was counted may have grown.
 """
 
-import argparse
 import json
 import sys
-import tempfile
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from benchmarks.census import first_and_last, grown
-from tests.launch import end_as_by_an_error
 from tests.scripts.catalog import Script
 from tests.scripts.play import play
+from tests.sharded.killing import main
 from tests.sharded.scenes import Kill, Scene
 
 EVERY = 6
@@ -88,20 +86,5 @@ def good(found: dict[str, Any], count: int) -> bool:
     return found["kills"] == count and found["processes_of_rank_0"] == 1 and not any(found[name] for name in bad)
 
 
-def main() -> int:
-    """0 if all is as it should be."""
-    parser = argparse.ArgumentParser(prog="python -m tests.sharded.endurance", description=__doc__)
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="a line of JSON")
-    args = parser.parse_args()
-    end_as_by_an_error()
-    folder = Path(tempfile.mkdtemp(prefix="taskd-endurance-"))
-    found = judge(args.kills, args.seed, folder, limit_s=120 + 6.0 * args.kills)
-    text = ", ".join(f"{name} {value}" for name, value in found.items())
-    print(json.dumps({**found, "ok": good(found, args.kills)}) if args.json else text, flush=True)
-    return 0 if good(found, args.kills) else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("endurance", __doc__ or "", 100, judge, good))
