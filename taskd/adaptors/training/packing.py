@@ -38,8 +38,8 @@ _AT_ONCE = 4
 Wait = Callable[[], object]
 
 
-class Lane(Protocol):
-    """The way of one stream: over the network, or to and from a file."""
+class StreamSource(Protocol):
+    """Where a stream comes from: the network, or a file."""
 
     @property
     def device(self) -> torch.device:
@@ -51,12 +51,16 @@ class Lane(Protocol):
         """Of the tensors on their way, where no digest comes behind them; else ""."""
         ...
 
-    def send(self, tensor: torch.Tensor) -> Wait:
-        """The bytes of a tensor. Until what is returned has been called it is on its way."""
-        ...
-
     def receive(self, tensor: torch.Tensor) -> Wait:
         """Fill a tensor with the next bytes, which are there when what is returned has been called."""
+        ...
+
+
+class Lane(StreamSource, Protocol):
+    """The way of a stream over the network."""
+
+    def send(self, tensor: torch.Tensor) -> Wait:
+        """The bytes of a tensor. Until what is returned has been called it is on its way."""
         ...
 
 
@@ -153,7 +157,7 @@ def send(manifest: StateManifest, tensors: list[torch.Tensor], lane: Lane) -> No
         lane.send(_bytes(running.result().encode(), lane))()
 
 
-def fill(recovery: StateRecovery, lane: Lane, target_step: int) -> bytes:
+def fill(recovery: StateRecovery, lane: StreamSource, target_step: int) -> bytes:
     """Fill the state with what comes along `lane`; return the position that comes with it.
 
     Raises:
@@ -199,7 +203,7 @@ def fill(recovery: StateRecovery, lane: Lane, target_step: int) -> bytes:
     return manifest.position
 
 
-def _receive_tensors(manifest: StateManifest, targets: dict[int, torch.Tensor], lane: Lane) -> None:
+def _receive_tensors(manifest: StateManifest, targets: dict[int, torch.Tensor], lane: StreamSource) -> None:
     under_way: deque[Callable[[], None]] = deque()
     buffers = _Buffers(lane.device)
     with RunningDigest(sum(slot.size_bytes() for slot in manifest.slots)) as running:
@@ -225,7 +229,7 @@ def check(file: CopyFile) -> None:
     file.position = 0
 
 
-def relay(source: Lane, lane: Lane) -> None:
+def relay(source: StreamSource, lane: Lane) -> None:
     """Send on what comes from `source`, with its digest."""
     manifest = _receive_manifest(source)
     _send_manifest(manifest, lane)
@@ -247,13 +251,13 @@ def _bytes(data: bytes, lane: Lane) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(lane.device)
 
 
-def _receive_digest(lane: Lane) -> str:
+def _receive_digest(lane: StreamSource) -> str:
     data = torch.empty(DIGITS, dtype=torch.uint8, device=lane.device)
     lane.receive(data)()
     return data.cpu().numpy().tobytes().decode(errors="replace")
 
 
-def _receive_manifest(lane: Lane) -> StateManifest:
+def _receive_manifest(lane: StreamSource) -> StateManifest:
     length = torch.zeros(1, dtype=torch.int64, device=lane.device)
     lane.receive(length)()
     size = int(length.item())
@@ -288,7 +292,9 @@ class _Buffers:
         return oldest[:size_bytes]
 
 
-def _fill(targets: list[torch.Tensor], lane: Lane, running: RunningDigest, buffers: _Buffers) -> Callable[[], None]:
+def _fill(
+    targets: list[torch.Tensor], lane: StreamSource, running: RunningDigest, buffers: _Buffers
+) -> Callable[[], None]:
     """Receive one parcel into `targets`; what is returned waits for it, and adds them to the digest."""
     alone = len(targets) == 1 and targets[0].device == lane.device
     parcel = tree.as_bytes(targets[0]) if alone else buffers.next(sum(target.nbytes for target in targets))

@@ -107,12 +107,6 @@ class CopyFile:
         head = self.head()
         return head.digest if head is not None else ""
 
-    def send(self, tensor: torch.Tensor) -> Callable[[], None]:
-        """Put the bytes of a tensor down behind the last ones, at once."""
-        self.tensor(self.position, tensor.nbytes).copy_(tensor.reshape(-1).view(torch.uint8))
-        self.position += tensor.nbytes
-        return _nothing
-
     def receive(self, tensor: torch.Tensor) -> Callable[[], None]:
         """Fill a tensor with the next bytes, at once. Raises `ValueError` if there are no more."""
         head = self.head()

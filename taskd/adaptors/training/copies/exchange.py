@@ -74,7 +74,7 @@ class Exchange:
         to_send = [memoryview((len(frame).to_bytes(2, "little") + frame).ljust(_FRAME_BYTES, b"\0"))]
         if head is not None:
             to_send.append(outgoing)
-        taken, into = bytearray(_FRAME_BYTES), memoryview(b"")
+        taken = bytearray(_FRAME_BYTES)
         into, theirs, known = memoryview(taken), None, False
         while to_send or into:
             reads = [self._ward] if into else []
