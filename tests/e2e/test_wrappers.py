@@ -31,7 +31,7 @@ REFUSED = {
     "uncovered": f"features.py:{LINE} has 4 tensors that no part of the TrainState has",
     "powersgd": f"features.py:{LINE} has the communication hook powerSGD_hook with a PowerSGDState",
     "static_graph": f"features.py:{LINE} has static_graph=True",
-    "zero": "the ZeroRedundancyOptimizer 'optimizer' of the resilient function entered at ",
+    "zero": "a ZeroRedundancyOptimizer over all ranks, each of which keeps what no other rank has",
     "fsdp2": "sharded tensors of which each rank keeps what no other rank has",
 }
 

@@ -114,7 +114,7 @@ SCRIPTS = (
     Script("compile", (IDENTICAL,), "the compiled module is around the wrapper"),
     Script("powersgd", (REFUSED,), "the hook's error feedback is each rank's own, and in no state"),
     Script("fp16_hook", (IDENTICAL,), "a hook without a state"),
-    Script("zero_redundancy", (REFUSED,), "each rank has a part of the optimizer's state alone"),
+    Script("zero_redundancy", (IDENTICAL,), "a part of the optimizer's state is on one rank alone: from copies"),
     Script("forgotten_scheduler", (REFUSED,), "it is in no state: refused by name"),
     Script("pipeline", (IDENTICAL,), "each stage is on one rank alone: from copies"),
     Script("fsdp2", (IDENTICAL,), "each rank has a part of the weights that no other has: from copies"),

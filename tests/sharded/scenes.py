@@ -19,6 +19,8 @@ from tests.scripts.play import Run, play
 
 PROGRAM = Path(__file__).with_name("programs") / "scene.py"
 RANKS = 4
+FROM_COPIES = ("fsdp", "zero")
+"""Kinds whose parts are on one rank alone."""
 AS_LEFT = 10
 """Steps done again where taskd chooses how often it copies: steps are of some milliseconds here."""
 
@@ -154,6 +156,22 @@ SCENES = (
         nodes=2,
     ),
     Scene(
+        "ZeRO-1 over all ranks inside the sync and in backward, from copies",
+        "zero",
+        (Kill(1, 6, "in the sync", 2), Kill(0, 11, "into backward"), Kill(3, 16, "in the sync", 4)),
+    ),
+    Scene(
+        "ZeRO-1 over all ranks between parts, and between optimizer and commit, from copies",
+        "zero",
+        (Kill(2, 9, "between parts"), Kill(0, 15, "between optimizer and commit"), Kill(1, 17, "in the sync")),
+        backup_every=6,
+    ),
+    Scene(
+        "ZeRO-1 over two pairs inside the sync and in backward",
+        "zero_pairs",
+        (Kill(1, 3, "in the sync"), Kill(2, 8, "into backward"), Kill(0, 14, "in the sync", 2)),
+    ),
+    Scene(
         "tensor and data parallel inside backward and between parts",
         "tp",
         (Kill(1, 2, "into backward"), Kill(2, 8, "between parts"), Kill(0, 14, "in the all-reduces")),
@@ -235,7 +253,7 @@ class Stage:
         if flips and not run.named("attempt failed"):
             wrong.append("the flipped bit was not found")
         redone = max((record["steps_redone"] for record in run.named("recovered")), default=0)
-        most = max(scene.backup_every, 0) if scene.kind != "fsdp" or scene.backup_every >= 0 else AS_LEFT
+        most = max(scene.backup_every, 0) if scene.kind not in FROM_COPIES or scene.backup_every >= 0 else AS_LEFT
         if redone > most:
             wrong.append(f"{redone} steps were done again, expected {most} at most")
         if done != len(scene.kills):

@@ -54,6 +54,11 @@ class StepHooks:
         return any(a != b or b > 1 for a, b in zip(begun, done, strict=True))
 
     @property
+    def inside(self) -> bool:
+        """Whether an optimizer is inside its step."""
+        return any(begun != done for begun, done in zip(self.counts[::2], self.counts[1::2], strict=True))
+
+    @property
     def stepped(self) -> list[bool]:
         """Whether each optimizer has stepped."""
         return [count > 0 for count in self.counts[1::2]]

@@ -23,6 +23,7 @@ from taskd.adaptors.training import tree
 from taskd.adaptors.training.copies.copy_file import CopyFile
 from taskd.adaptors.training.digests import DIGITS, RunningDigest, digest
 from taskd.adaptors.training.inflight.fsdp2 import Flags
+from taskd.adaptors.training.partitions import load, state_of
 from taskd.adaptors.training.plain import Sent
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.shards import Specs, is_part, local
@@ -125,7 +126,7 @@ def pack(recovery: StateRecovery, *, everything: bool = False) -> tuple[StateMan
         slots.append(TensorSlot(tree.dtype_name(tensor.dtype), list(tensor.shape), tensor.device.type))
         return len(tensors) - 1
 
-    parts = {name: tree.fold(part.state_dict(), take) for name, part in recovery.parts.replicated.items()}
+    parts = {name: tree.fold(state_of(part), take) for name, part in recovery.parts.replicated.items()}
     loose = recovery.parts.loose
     buffers = tree.fold(loose.own() if everything else loose.changed(), take)
     position, changed = recovery.position(recovery.step), recovery.parts.plain.changed()
@@ -189,13 +190,13 @@ def fill(recovery: StateRecovery, lane: StreamSource, target_step: int) -> bytes
 
     with recovery.restoring(target_step):
         filled = {
-            name: tree.unfold(manifest.parts[name], give, part.state_dict())
+            name: tree.unfold(manifest.parts[name], give, state_of(part))
             for name, part in recovery.parts.replicated.items()
         }
         loose = tree.unfold(manifest.loose, give, recovery.parts.loose.own())
         _receive_tensors(manifest, targets, lane)
         for name, part in recovery.parts.replicated.items():
-            part.load_state_dict(filled[name])
+            load(part, filled[name])
         recovery.parts.loose.put(loose or {})
         recovery.parts.plain.put(manifest.plain)
         recovery.in_flight.take(manifest.flags)

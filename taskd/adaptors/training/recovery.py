@@ -206,6 +206,11 @@ class StateRecovery:
         self._start = {self.step: pack(rng, self.parts.data_position(rng))}
 
     @property
+    def in_optimizer(self) -> bool:
+        """Whether an optimizer is inside its step, or has been left there by an exception. Any thread may ask."""
+        return self._hooks.inside
+
+    @property
     def between_steps(self) -> bool:
         """Whether a step is committed, and no training forward pass has ended since."""
         return self.step > 0 and self.step + 1 not in self._positions.read()

@@ -26,6 +26,7 @@ from taskd.adaptors.groups.wrappers import line_of
 from taskd.adaptors.seams.parts import IN_PIPELINES, IN_SHARDED
 from taskd.adaptors.training.forgotten import forgotten
 from taskd.adaptors.training.inflight import pipelining
+from taskd.adaptors.training.partitions import is_partitioned, is_zero, partitions
 from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.shards import Specs, local
 
@@ -196,13 +197,12 @@ def _of_parts(parts: Parts) -> Iterator[Matter]:
     line = script_line()
     first = _known("torch.distributed.fsdp", "FullyShardedDataParallel")
     second = _known("torch.distributed.fsdp", "FSDPModule")
-    zero = _known("torch.distributed.optim", "ZeroRedundancyOptimizer")
     for part, value in parts.replicated.items():
         name = f"the {type(value).__name__} {part!r} of the resilient function entered at {line}"
-        if zero and isinstance(value, zero):
+        if is_zero(value) and not is_partitioned(value):
             yield Matter(
-                f"{name} keeps on each rank what no other rank has",
-                "A plain optimizer under DDP can be recovered in place.",
+                f"{name} steps inside of the backward pass (overlap_with_ddp)",
+                "Without that it can be recovered in place.",
                 no_rebuild=True,
             )
         if not isinstance(value, torch.nn.Module):
@@ -232,6 +232,15 @@ def alone(parts: Parts) -> Iterator[Matter]:
             "Load your own checkpoint at the start. With a replica of each shard (HSDP, or tensor parallel under data "
             "parallel) a new process gets it from there.",
         )
+
+    for zero in partitions(parts.optimizers):
+        if dist.get_world_size() <= zero.world_size:
+            yield Matter(
+                f"the TrainState made at {parts.made_at} has a ZeroRedundancyOptimizer over all ranks, each of which "
+                "keeps what no other rank has",
+                "Load your own checkpoint at the start. With process groups of some of the ranks each a new process "
+                "gets its part from another group.",
+            )
 
     for stage in () if IN_PIPELINES.misfit() else pipelining.stages():
         if dist.get_world_size() <= stage.group_size:

@@ -37,6 +37,7 @@ from taskd.adaptors.training import failures
 from taskd.adaptors.training.behind import BehindCommit
 from taskd.adaptors.training.checkpoint import dump_as_ordered
 from taskd.adaptors.training.copies.backups import Backups
+from taskd.adaptors.training.grace import await_step
 from taskd.adaptors.training.layout import repoint
 from taskd.adaptors.training.outside import tell_outside
 from taskd.adaptors.training.recovery import StateRecovery
@@ -108,6 +109,7 @@ class Runtime:
 
     def break_collectives(self) -> None:
         """Free the main thread, wherever it is stuck; if it goes on all the same, it is stopped at its next call."""
+        await_step(self.session)
         self._tripwire.lay()
         self.world.outdate(self.link.pause_generation)  # before a look at whether one is built: it may begin just now
         (self.world.interrupt if self._building else self.world.abandon)()
@@ -308,11 +310,12 @@ class Session:
             if isinstance(error, RefusedError):
                 self._runtime.refuse_rebuild(str(error))
             elif plan is not None and self._link.first_step and not self._link.interrupted and failures.is_own(error):
-                self._runtime.refusals.first_step(f"the first step of the new world has failed: {_describe(error)}")
+                self._runtime.refusals.first_step(f"the first step of the new world has failed: {in_one_line(error)}")
             condition = recovery.condition(error)
             between = condition is Condition.CLEAN and recovery.between_steps
             self._behind.note(error, recovery.step, between=between, rest=recovery.left_out)
-            self._link.raised(recovery.step, condition, _describe(error))
+            said = "" if isinstance(error, Interrupted) else in_one_line(error)
+            self._link.raised(recovery.step, condition, said)
             return [], error
         self._runtime.recorder.phase(BoxPhase.FINISHED)
         self._link.returned(recovery.step, recovery.condition())
@@ -392,9 +395,3 @@ class Session:
             self._runtime.recorder.step(step)
         if self._link.committed(step):
             raise Interrupted
-
-
-def _describe(error: BaseException) -> str:
-    if isinstance(error, Interrupted):
-        return ""
-    return in_one_line(error)

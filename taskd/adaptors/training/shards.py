@@ -19,6 +19,7 @@ from taskd.adaptors.seams.parts import IN_PIPELINES
 from taskd.adaptors.training.digests import digest
 from taskd.adaptors.training.inflight import pipelining
 from taskd.adaptors.training.inflight.fsdp2 import sharded_parameters
+from taskd.adaptors.training.partitions import partitions
 from taskd.adaptors.training.parts import Parts
 
 
@@ -96,6 +97,11 @@ def name_of(parts: Parts) -> str:
     stages = pipelining.stages()
     if stages and not IN_PIPELINES.misfit():
         coordinates["stage"] = {stage.stage_index for stage in stages}
+    for number, zero in enumerate(partitions(parts.optimizers)):
+        coordinates[f"zero{number or ''}"] = {zero.rank}
+        details.append(
+            (zero.world_size, [tuple(p.shape) for group in zero.optim.param_groups for p in group["params"]])
+        )
     if not coordinates:
         return ""
     told = ",".join(f"{name}={'+'.join(map(str, sorted(where)))}" for name, where in sorted(coordinates.items()))

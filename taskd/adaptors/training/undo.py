@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from taskd.adaptors.training.partitions import whole
 from taskd.adaptors.training.parts import Parts
 
 _COMMITS = 4
@@ -68,7 +69,7 @@ class Undo:
         with torch.no_grad():
             for live, copied in zip(self._live, self._copies, strict=True):
                 live.copy_(copied)
-        for optimizer, (groups, state) in zip(self._parts.optimizers, self._plain[0], strict=True):
+        for optimizer, (groups, state) in zip(whole(self._parts.optimizers), self._plain[0], strict=True):
             for group, known in zip(optimizer.param_groups, groups, strict=True):
                 group.update(copy.deepcopy(known))
             optimizer.state.clear()
@@ -107,7 +108,7 @@ class Undo:
 
     def _save(self) -> None:
         """Copy all that is replicated: tensors of modules and optimizers into memory that is kept, the rest anew."""
-        optimizers = self._parts.optimizers
+        optimizers = [*whole(self._parts.optimizers)]
         found = [tensor for module in self._parts.modules for tensor in (*module.parameters(), *module.buffers())]
         found += [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
         for optimizer in optimizers:

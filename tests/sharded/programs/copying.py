@@ -6,11 +6,10 @@ passage, of those inside the copying, at which it strikes. COPYING_STEPS is how 
 
 import json
 import os
-import select
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -68,14 +67,6 @@ def passes(owner: Any, name: str) -> None:
     setattr(owner, name, call)
 
 
-class _Select:
-    """The exchange's own: each look at the network is a passage."""
-
-    def select(self, *args: Any) -> Any:
-        passing("on the network")
-        return select.select(*args)
-
-
 for owner, name in (
     (CopyFolder, "room"),
     (CopyFile, "erase"),
@@ -83,9 +74,9 @@ for owner, name in (
     (snapshot.Snapshot, "complete"),
     (snapshot.Snapshot, "digest"),
     (copier.Copier, "_outcome"),
+    (exchange, "ready"),
 ):
     passes(owner, name)
-cast("Any", exchange).select = _Select()
 
 
 def main() -> None:

@@ -6,17 +6,22 @@ from typing import Any
 
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as fsdp
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 
 def in_the_middle(moment: Callable[[str], None]) -> None:
-    """Call `moment` when a gather or a reduction of FSDP2 has begun, and before a functional all-reduce is begun."""
+    """Call `moment` when a gather or a reduction of FSDP2, or a broadcast of ZeRO-1, has begun.
+
+    And before a functional all-reduce is begun.
+    """
     _after(fsdp, "foreach_all_gather", lambda: moment("in an all-gather"))
     _after(fsdp, "foreach_reduce", lambda: moment("in a reduction"))
     _before(functional, "all_reduce", lambda: moment("before an all-reduce"))
+    _after(ZeroRedundancyOptimizer, "_broadcast_params_from_rank", lambda: moment("in the sync"))
 
 
-def _after(module: Any, name: str, call: Callable[[], None]) -> None:
-    torchs = getattr(module, name)
+def _after(owner: Any, name: str, call: Callable[[], None]) -> None:
+    torchs = getattr(owner, name)
 
     @functools.wraps(torchs)
     def begun(*args: Any, **options: Any) -> Any:
@@ -24,7 +29,7 @@ def _after(module: Any, name: str, call: Callable[[], None]) -> None:
         call()
         return result
 
-    setattr(module, name, begun)
+    setattr(owner, name, begun)
 
 
 def _before(module: Any, name: str, call: Callable[[], None]) -> None:

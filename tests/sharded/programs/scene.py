@@ -9,6 +9,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
@@ -204,6 +206,39 @@ def pp() -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
     return model, optimizer, mesh, step
 
 
+def zero() -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
+    """Each rank has a part of the optimizer's state."""
+    return partitioned(init_device_mesh("cpu", (1, 4), mesh_dim_names=("dp", "zero")))
+
+
+def zero_pairs() -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
+    """Each rank of a pair has a part of the optimizer's state, and there are two pairs."""
+    return partitioned(init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "zero")))
+
+
+def partitioned(mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
+    """ZeRO-1 under DDP, with accumulated parts."""
+    model = network()
+    wrapper = nn.parallel.DistributedDataParallel(model)
+    optimizer = ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.AdamW, process_group=mesh.get_group("zero"), lr=1e-2
+    )
+
+    def step(number: int) -> None:
+        total = torch.zeros(())
+        for part in range(PARTS):
+            rows, kinds = batch(number, part, dist.get_rank())
+            with nullcontext() if part == PARTS - 1 else wrapper.no_sync():
+                loss = cross_entropy(wrapper(rows), kinds) / PARTS
+                loss.register_hook(into_backward)
+                loss.backward()
+            total += loss.detach()
+            moment("between parts")
+        diary.saw(number, total)
+
+    return model, optimizer, mesh, step
+
+
 def parts_of(value: Any) -> Any:
     """The same with this rank's part of each sharded tensor."""
     if isinstance(value, dict):
@@ -217,9 +252,8 @@ def main() -> None:
     MUTATIONS.get(os.environ.get("SCENE_MUTATION", ""), lambda: None)()
     dist.init_process_group("gloo")
     diary.moment("setup")
-    model, optimizer, mesh, work = {"ddp": ddp, "fsdp": fsdp, "hsdp": hsdp, "tp": tp, "pp": pp}[
-        os.environ["SCENE_KIND"]
-    ]()
+    kinds = (ddp, fsdp, hsdp, tp, pp, zero, zero_pairs)
+    model, optimizer, mesh, work = {kind.__name__: kind for kind in kinds}[os.environ["SCENE_KIND"]]()
     in_the_middle(moment)
     seed, every = int(os.environ["SCENE_SEED"]) or None, int(os.environ["SCENE_BACKUP_EVERY"])
     backup_every = every if every >= 0 else None
@@ -243,7 +277,8 @@ def main() -> None:
     train()
     diary.moment("after")
     assert kept == [id(one) for one in (model, optimizer, mesh, dist.group.WORLD, *model.parameters())]
-    tensors = {"model": parts_of(model.state_dict()), "optimizer": parts_of(optimizer.state_dict())}
+    own = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+    tensors = {"model": parts_of(model.state_dict()), "optimizer": parts_of(own.state_dict())}
     diary.finish(step=state.step, tensors=diary.fingerprint(tensors))
     diary.leave()
 

@@ -45,6 +45,19 @@ def neighbours(rank: JobRank, members: Sequence[JobRank], per_node: int) -> Neig
     return Neighbours(None, None) if len(places) == 1 else Neighbours(after, before)
 
 
+def ready(reads: Sequence[socket.socket], writes: Sequence[socket.socket], limit_s: float) -> tuple[bool, bool]:
+    """Wait until one can be read from or written to, at most so long: whether any can, of each.
+
+    None is in both. A process may have thousands of descriptors, which `select.select` would refuse.
+    """
+    poll = select.poll()
+    for sockets, event in ((reads, select.POLLIN), (writes, select.POLLOUT)):
+        for one in sockets:
+            poll.register(one, event)
+    able = {descriptor for descriptor, _ in poll.poll(limit_s * 1e3)}  # one that has failed is: to be told so
+    return any(one.fileno() in able for one in reads), any(one.fileno() in able for one in writes)
+
+
 class Exchange:
     """One rank's connections to buddy and ward.
 
@@ -79,7 +92,7 @@ class Exchange:
         while to_send or into:
             reads = [self._ward] if into else []
             writes = [self._buddy] if to_send else []
-            readable, writable, _ = select.select(reads, writes, [], _LOOK_S)
+            readable, writable = ready(reads, writes, _LOOK_S)
             if self._stopped():
                 raise CopyError("told to stop")
             if writable:
@@ -124,7 +137,7 @@ class Exchange:
         there = self._keep(socket.socket(*address[:3]))
         there.setblocking(False)
         there.connect_ex(address[4])
-        while not select.select([], [there], [], 0)[1]:
+        while not ready([], [there], 0)[1]:
             self._pause(end_s, f"{host}:{port} does not answer")
         failed = there.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if failed:
@@ -133,7 +146,7 @@ class Exchange:
 
     def _accept(self, listener: socket.socket, secret: bytes, end_s: float, near: Neighbours) -> socket.socket:
         while True:
-            while not select.select([listener], [], [], 0)[0]:
+            while not ready([listener], [], 0)[0]:
                 self._pause(end_s, f"rank {near.ward} has not connected")
             connection, _ = listener.accept()
             connection.settimeout(1.0)

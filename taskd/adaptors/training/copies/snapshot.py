@@ -24,6 +24,7 @@ from taskd.adaptors.training.copies.copy_file import CopyFile
 from taskd.adaptors.training.copies.folder import CopyFolder
 from taskd.adaptors.training.digests import digest
 from taskd.adaptors.training.packing import pack
+from taskd.adaptors.training.partitions import whole
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.shards import local
 from taskd.wire.kinds import JobRank
@@ -137,7 +138,7 @@ class Snapshot:
 
 def _stepped(recovery: StateRecovery) -> Iterable[torch.Tensor]:
     """What the optimizers change in their steps."""
-    for optimizer in recovery.parts.optimizers:
+    for optimizer in whole(recovery.parts.optimizers):
         for group in optimizer.param_groups:
             yield from map(local, group["params"])
         for state in optimizer.state.values():

@@ -1,5 +1,6 @@
-"""All that wrappers and schedules hold of one training state's present step."""
+"""All that wrappers, optimizers and schedules hold of one training state's present step."""
 
+from taskd.adaptors.training import partitions
 from taskd.adaptors.training.inflight import fsdp2, pipelining
 from taskd.adaptors.training.parts import Parts
 
@@ -20,7 +21,12 @@ class InFlight:
         self.flags = fsdp2.flags(self._sharded)
 
     def drop(self) -> None:
-        """Let go of the step, and put the flags of the last commit back."""
+        """Let go of the step, and put the flags of the last commit back.
+
+        Raises:
+            RestoreError: something of the step may still be under way.
+        """
+        partitions.drop(self._parts.optimizers)
         pipelining.drop()
         fsdp2.drop(self._sharded)
         fsdp2.put_flags(self._sharded, self.flags)

@@ -1,0 +1,76 @@
+"""ZeRO-1, torch's `ZeroRedundancyOptimizer`: an optimizer of whose state each rank of its group has a part.
+
+Rules:
+
+1. What a rank has is its own inner optimizer's state, and the options of the groups that the script sees. Its
+   `state_dict` is never asked: all ranks would have to meet for it.
+2. Ranks of the same number in different groups have the same part. With one group of all ranks no two have.
+3. Its step ends with broadcasts into the parameters. What is under way there is let come to its end, with an error,
+   before anything else is written to them.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import torch
+
+from taskd.adaptors.groups.settling import settle
+from taskd.errors import RestoreError
+
+_LIMIT_S: Final = 5.0
+
+
+def is_partitioned(part: Any) -> bool:
+    """Whether this is one whose state can be told: not with `overlap_with_ddp`, where it has no optimizer inside."""
+    return is_zero(part) and isinstance(getattr(part, "optim", None), torch.optim.Optimizer)
+
+
+def is_zero(part: Any) -> bool:
+    """Whether this is one."""
+    kind = getattr(sys.modules.get("torch.distributed.optim"), "ZeroRedundancyOptimizer", None)
+    return isinstance(kind, type) and isinstance(part, kind)
+
+
+def partitions(optimizers: Iterable[torch.optim.Optimizer]) -> list[Any]:
+    """Those among these of which other ranks have other parts."""
+    return [one for one in optimizers if is_partitioned(one) and one.world_size > 1]  # type: ignore[attr-defined]
+
+
+def whole(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Any]:
+    """Each, and the one inside of it that has its state."""
+    for optimizer in optimizers:
+        yield optimizer
+        if is_partitioned(optimizer):
+            yield optimizer.optim  # type: ignore[attr-defined]
+
+
+def state_of(part: Any) -> Any:
+    """The `state_dict()` of a part of the training state: this rank's, without a collective."""
+    if not is_partitioned(part):
+        return part.state_dict()
+    options = [{key: value for key, value in group.items() if key != "params"} for group in part.param_groups]
+    return {"own": part.optim.state_dict(), "options": options}
+
+
+def load(part: Any, state: Any) -> None:
+    """Give a part what `state_of` returned on a rank that has the same of it."""
+    if not is_partitioned(part):
+        part.load_state_dict(state)
+        return
+    part.optim.load_state_dict(state["own"])
+    for group, options in zip(part.param_groups, state["options"], strict=True):
+        group.update(options)
+
+
+def drop(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Nothing that an interrupted step has begun is written to the parameters after this.
+
+    Raises:
+        RestoreError: something may still be.
+    """
+    if partitions(optimizers) and not settle(_LIMIT_S):
+        raise RestoreError(
+            f"a broadcast of parameters, of the step that was interrupted, has not ended in {_LIMIT_S:g} s; expected "
+            "that it fails as its group is broken"
+        )
