@@ -31,7 +31,7 @@ def group(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def trained(steps: int) -> tuple[torch.nn.Module, Any]:
+def trained(steps: int) -> tuple[torch.nn.Linear, Any]:
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
     zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-2)
