@@ -110,8 +110,8 @@ class WorkerLink:
         self._breaker: Breaker | None = None
         self._broken = False
         self._lock_seen: LockSeen | None = None
-        self.holding: Callable[[], StateHeld] = StateHeld
-        """Asked for each report."""
+        self.holding: Callable[[bool], StateHeld] = lambda _paused: StateHeld()
+        """Asked for each report; whether it is one of a paused rank, which tells its copies too."""
         self._reported: Report | None = None
         self._orders: list[WorldPlan | AbandonedError | None] = []
         hello = Hello(
@@ -303,7 +303,7 @@ class WorkerLink:
         if report.stage is Stage.PAUSED:
             self._orders.clear()  # an order of the world that has just failed
         self._reported = report
-        holding = self.holding()
+        holding = self.holding(report.stage is Stage.PAUSED)
         self._send(
             WorkerReport(
                 generation=report.generation,
@@ -316,7 +316,7 @@ class WorkerLink:
                 weights=holding.weights,
                 distrusts=holding.distrusts,
                 backs_up=holding.backs_up,
-                copies=holding.copies if report.stage is Stage.PAUSED else (),
+                copies=holding.copies,
             )
         )
 

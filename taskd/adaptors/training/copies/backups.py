@@ -70,10 +70,12 @@ class Backups:
         if self.folder is not None:
             self.folder.forget_after(-1)
 
-    def held(self) -> StateHeld:
-        """What this rank has of the job's state, for a report."""
+    def held(self, paused: bool) -> StateHeld:
+        """What this rank has of the job's state, for a report; its copies if it is paused: else they change."""
         said = self._recovery.replicas.said()
-        return said if self.folder is None else replace(said, backs_up=self._begun, copies=self.folder.whole())
+        if self.folder is None:
+            return said
+        return replace(said, backs_up=self._begun, copies=self.folder.whole() if paused else ())
 
     def start(self, world: GroupWorld, kept: int) -> None:
         """Training begins in this world. `kept`: the newest step of which all ranks have copies; -1 without one."""
