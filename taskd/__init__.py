@@ -9,12 +9,12 @@ Rules:
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from taskd.adaptors.training import Share, TrainState, load_latest, register_fault, resilient
+    from taskd.adaptors.training import Share, TrainState, load_latest, register_fault, resilient, save
 
 __version__ = "0.1.0"
-__all__ = ["Share", "TrainState", "__version__", "load_latest", "register_fault", "resilient"]
+__all__ = ["Share", "TrainState", "__version__", "load_latest", "register_fault", "resilient", "save"]
 
-_TRAINING = ("Share", "TrainState", "load_latest", "register_fault", "resilient")
+_TRAINING = ("Share", "TrainState", "load_latest", "register_fault", "resilient", "save")
 
 
 def __getattr__(name: str) -> object:

@@ -96,6 +96,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     distrusts: MaybeRank = NOBODY  # whose state has not arrived as it was sent
     backs_up: bool = False  # copies of its state are made
     copies: StateCopies = ()  # of PAUSED: those that are whole and can be read by it
+    saved: MaybeCounter = -1  # the step of the newest checkpoint that this job's ranks have written together
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -189,6 +190,7 @@ class WorldPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     timeout_s: Seconds
     loads: Annotated[tuple[Load, ...], Many] = ()  # these ranks go back to copies of the target step
     copied: MaybeCounter = -1  # the newest step of which a copy of every state is known; -1: none
+    saved: bool = False  # all go back to the checkpoint of the target step
     members: Annotated[
         tuple[OfJob, ...], Many
     ] = ()  # the job's ranks that make up this world, in its order; none: 0 to world_size - 1
@@ -297,6 +299,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     distrusts: MaybeRank = NOBODY
     backs_up: bool = False  # these as in `RankStatus` too
     copies: StateCopies = ()
+    saved: MaybeCounter = -1
 
 
 class SelfReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -74,6 +74,7 @@ class Job:
         self.nodes = nodes
         self.replicas: dict[int, str] = {}
         self.copies: dict[int, tuple[StateCopy, ...]] | None = None
+        self.saved: dict[int, int] = {}
         """By the rank that can read them, where copies are made at all."""
         """Keys of the ranks' replica sets."""
         self.silent: set[str] = set()
@@ -204,6 +205,7 @@ class Job:
             distrusts=distrusts,
             backs_up=self.copies is not None and stage is not Stage.STARTING,
             copies=(self.copies or {}).get(rank, ()) if stage is Stage.PAUSED else (),
+            saved=self.saved.get(rank, -1),
         )
         self.send(rank // self.per_node)
 

@@ -154,3 +154,49 @@ def test_the_steps_that_are_done_again_are_told_once() -> None:
     assert job.at(Phase.RUNNING)
     assert job.directive.order is Order.RUN
     assert job.core.job.step == 5
+
+
+def saving(saved: dict[int, int], known: tuple[StateCopy, ...] | None = None) -> Job:
+    """Rank r alone holds shard r; some know of a checkpoint."""
+    job = Job(1, 4, ALL)
+    job.replicas = {rank: f"shard {rank}" for rank in range(4)}
+    job.copies = None if known is None else dict.fromkeys(range(4), known)
+    job.saved = saved
+    return job.up()
+
+
+def test_where_nobody_else_has_it_all_go_back_to_the_newest_checkpoint() -> None:
+    """Rank 0 died as the last one was written: what one rank knows to be complete is."""
+    job = saving({0: 2, 1: 4, 2: 2, 3: 4})
+    job.kill(3)
+    job.saved = {0: 2, 1: 4, 2: 2}
+    plan = pause(job, [3])
+    assert plan is not None
+    assert (plan.saved, plan.target_step, plan.loads, plan.transfers) == (True, 4, (), ())
+    assert job.core.record is not None
+    assert job.core.record.resumption.redone == 1
+
+
+def test_copies_come_before_a_checkpoint() -> None:
+    job = saving(dict.fromkeys(range(4), 4), copies(2, of=range(4)))
+    job.kill(3)
+    plan = pause(job, [3])
+    assert plan is not None
+    assert (plan.saved, plan.target_step) == (False, 2)
+    assert len(plan.loads) == 4
+
+
+def test_a_checkpoint_that_only_the_dead_knew_of_is_the_scripts_own_affair() -> None:
+    job = saving({3: 4})
+    job.kill(3)
+    assert job.at(Phase.RESTARTING)
+
+
+def test_no_smaller_world_goes_back_to_a_checkpoint() -> None:
+    job = Job(2, 2, (Strategy.ELASTIC_TRAINING, Strategy.EXIT))
+    job.replicas = {rank: f"shard {rank}" for rank in range(4)}
+    job.saved = dict.fromkeys(range(4), 4)
+    job.up()
+    job.kill(3)
+    assert job.core.record is not None
+    assert job.core.record.decision.restart

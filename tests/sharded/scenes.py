@@ -59,6 +59,8 @@ class Scene:
     """Of the training state; 0: none, the random numbers are the script's own."""
     backup_every: int = -1
     """As the training state has it; -1: not given."""
+    saves: int = 0
+    """A checkpoint after so many steps."""
     found: bool = True
     """The scene must not go well with it; else it must all the same."""
 
@@ -78,6 +80,7 @@ class Scene:
                 ("SCENE_MUTATION", self.mutation),
                 ("SCENE_SEED", str(self.seed)),
                 ("SCENE_BACKUP_EVERY", str(self.backup_every)),
+                ("SCENE_SAVES", str(self.saves)),
             ),
         )
 
@@ -137,6 +140,19 @@ SCENES = (
         (Kill(3, 9, "into backward"), Kill(1, 17, "between parts")),
         seed=0,
         backup_every=6,
+    ),
+    Scene(
+        "FSDP2 over all ranks, from a checkpoint: the copies of a rank are gone",
+        "fsdp",
+        (Kill(1, 7, "into backward", forgets=True), Kill(2, 14, "between optimizer and commit", forgets=True)),
+        saves=3,
+    ),
+    Scene(
+        "FSDP2 over all ranks, from a checkpoint that holds random numbers too",
+        "fsdp",
+        (Kill(3, 8, "between parts", forgets=True),),
+        seed=0,
+        saves=3,
     ),
     Scene(
         "FSDP2 over two nodes, from copies",
@@ -253,7 +269,11 @@ class Stage:
         if flips and not run.named("attempt failed"):
             wrong.append("the flipped bit was not found")
         redone = max((record["steps_redone"] for record in run.named("recovered")), default=0)
-        most = max(scene.backup_every, 0) if scene.kind not in FROM_COPIES or scene.backup_every >= 0 else AS_LEFT
+        most = (
+            scene.saves or max(scene.backup_every, 0)
+            if scene.kind not in FROM_COPIES or scene.backup_every >= 0
+            else AS_LEFT
+        )
         if redone > most:
             wrong.append(f"{redone} steps were done again, expected {most} at most")
         if done != len(scene.kills):
@@ -261,9 +281,9 @@ class Stage:
         return wrong
 
     def _reference(self, scene: Scene) -> Run:
-        known = f"{scene.kind}-{scene.seed}"
+        known = f"{scene.kind}-{scene.seed}"  # checkpoints change nothing of it
         if known not in self._undisturbed:
             folder = self._root / f"undisturbed-{known}"
-            scene = replace(scene, mutation="", nodes=1)
+            scene = replace(scene, mutation="", nodes=1, saves=0)
             self._undisturbed[known] = play(scene.script(kills=False), folder, taskd=False)
         return self._undisturbed[known]

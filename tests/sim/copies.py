@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING
 
 from taskd.core.worker import WorkerState
 from taskd.wire.kinds import JobRank
+from taskd.wire.messages import Condition, WorldPlan
 from taskd.wire.state import StateCopy
+from tests.sim.chain import chain
+from tests.sim.thread import Meet, Thread
 
 if TYPE_CHECKING:
     from tests.sim.nodes import Agent
@@ -22,8 +25,26 @@ if TYPE_CHECKING:
     from tests.sim.world import Sim
 
 
+UNKNOWN = 1 << 30
 Kept = tuple[int, int]
 """A state, and the resilient function that it is of."""
+
+
+def saved(process: "Process") -> int:
+    """The newest checkpoint that the job has written while the process was inside its resilient function, or -1."""
+    newest, sim = process.sim.checkpoint, process.sim
+    return newest if sim.scenario.saves and process.inside and newest > process.entered else -1
+
+
+def load_saved(process: "Process", plan: WorldPlan) -> Thread:
+    """All go back to the checkpoint of the plan; a newcomer to the resilient function that the others are in."""
+    assert process.group is not None
+    process.state, process.condition = None, Condition.TORN
+    yield process.rng.uniform(0.01, 0.3)
+    calls = yield Meet(process.group, "load", process.members, process.call)
+    process.call = max(calls.values())
+    process.step, process.state = plan.target_step, chain(plan.target_step, process.replicas)
+    process.condition = Condition.CLEAN
 
 
 class Shelf:

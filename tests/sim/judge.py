@@ -134,7 +134,7 @@ class Judge:
         holder = self._holders.get((plan.generation, place))
         demand(holder == process.agent.name, "{} joins, but {} holds place {}", process.name, holder, place)
         demand(process.condition is Condition.CLEAN, "{} restored to {}", process.name, process.condition)
-        if plan.loads:
+        if plan.loads or plan.saved:
             self.settled = min(self.settled, plan.target_step)
         demand(process.step == plan.target_step, "{} restored to step {}, plan {}", process.name, process.step, plan)
         demand(self._is_right(process), "{} restored a wrong state", process.name)
@@ -220,7 +220,7 @@ class Judge:
     def _planned(self, plan: WorldPlan, manager: "Manager") -> None:
         if manager is not self.sim.manager or len(self.sim.deciding()) > 1:
             return  # what it plans must not be joined: that is judged where it is joined
-        back = bool(plan.loads)
+        back = bool(plan.loads) or plan.saved
         demand(back or plan.target_step >= self.settled, "all had committed {}, the plan is {}", self.settled, plan)
         demand(list(plan.ranks) == sorted(set(plan.ranks)), "members of {}", plan)
         missing = self._sets[1] - set(map(self.sim.replicas_of, plan.ranks))
@@ -237,8 +237,9 @@ class Judge:
         for load in plan.loads:
             same = self.sim.replicas_of(plan.ranks[load.receiver]) == self.sim.replicas_of(load.of)
             demand(same, "from one replica set to another: {}", load)
-        needless = bool(plan.loads) and self._common_steps(plan.ranks, sets=self._chains)
-        demand(not needless, "all go back to copies, but {} can be reached: {}", needless, plan)
+        demand(not plan.saved or plan.target_step <= self.sim.checkpoint, "no checkpoint of that step: {}", plan)
+        needless = back and self._common_steps(plan.ranks, sets=self._chains)
+        demand(not needless, "all go back, but {} can be reached: {}", needless, plan)
 
     def _released(self, directive: Directive) -> None:
         if self.takeovers:  # the new manager may have heard of this finish after the ranks were let go

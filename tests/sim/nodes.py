@@ -25,7 +25,7 @@ from taskd.wire.messages import (
     WorkerReport,
 )
 from tests.core.driver import status_of
-from tests.sim.copies import Shelf
+from tests.sim.copies import Shelf, saved
 from tests.sim.process import Process
 
 if TYPE_CHECKING:
@@ -127,6 +127,7 @@ class Agent:
                     replicas=process.replicas,
                     backs_up=self.sim.scenario.backup_every > 0,
                     copies=self.shelf.known(process.rank) if report.stage is Stage.PAUSED else (),
+                    saved=saved(process),
                 ),
             )
         )

@@ -4,8 +4,7 @@ The training state is a chain of hashes: state(N + 1) = H(state(N), N + 1), whic
 A torn state is None.
 """
 
-from collections.abc import Generator, Iterable
-from dataclasses import dataclass
+from collections.abc import Generator
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -15,37 +14,12 @@ from taskd.core.diagnosis.evidence import Evidence, RunState, Standing
 from taskd.core.worker import Break, GiveUp, Input, Report, Wake, Worker, WorkerEvent, WorkerState
 from taskd.wire.messages import Abandon, Condition, Join, Pause, Release, WorldPlan
 from tests.sim.chain import InterruptedStepError, StrayError, chain, update
+from tests.sim.copies import UNKNOWN, load_saved
 from tests.sim.fabric import TIMEOUT_S, CollectiveError, Group, Ticket
+from tests.sim.thread import ABANDONED, AWAIT_ORDER, Abandoned, Meet, Thread, Wanted
 
 if TYPE_CHECKING:
     from tests.sim.nodes import Agent
-
-
-@dataclass(frozen=True, slots=True)
-class Meet:
-    """What a main thread waits for: a collective."""
-
-    group: Group
-    key: object
-    among: Iterable[int]
-    payload: Any = None
-    timeout_s: float = 0.0
-
-
-class AwaitOrder:
-    """What a main thread waits for: the control thread's word."""
-
-
-Wanted = float | Meet | AwaitOrder
-Thread = Generator[Wanted, Any, None]
-AWAIT_ORDER = AwaitOrder()
-
-
-class Abandoned:
-    """The control thread's word to a main thread that nobody recovers."""
-
-
-ABANDONED = Abandoned()
 
 
 class Process:
@@ -74,10 +48,11 @@ class Process:
         self.state: int | None = chain(0, self.replicas)
         self.condition = Condition.EMPTY if start.joins else Condition.CLEAN
         self.call = 0
+        self.entered = UNKNOWN
+        """The step at which it entered the resilient function, or its world: it knows of later checkpoints alone."""
         self.inside = False
         self.broken = False
-        self.hung = False
-        self.frozen = False
+        self.hung = self.frozen = False
         self.pending_error: str | None = None
         self.group: Group | None = None
         self.held = -1  # for the judge: the step that it last loaded, restored or committed
@@ -305,6 +280,7 @@ class Process:
         if not self.inside:
             if not self.worker.joins:
                 self.agent.shelf.forget(self.rank)
+                self.entered = self.step
             self.feed(Input(WorkerEvent.ENTER, step=self.step, condition=self.condition))
             if self.worker.state is WorkerState.PAUSED:
                 plan = yield AWAIT_ORDER
@@ -362,12 +338,14 @@ class Process:
                 given = yield Meet(self.group, lane, (donor, *receivers))
                 self.step, self.state, self.call = given[donor]
                 self.condition = Condition.CLEAN
+        if plan.saved:
+            yield from load_saved(self, plan)
         for load in plan.loads:
             yield from self._load_copy(members[load.receiver], members[load.holder], load.of, plan)
         self.agent.shelf.forget(self.rank, after=plan.target_step)
         self.sim.copies.kept[plan.generation] = plan.copied
         self.sim.judge.restored(self, plan)
-        self.restored_s = self.sim.clock.now_s
+        self.restored_s, self.entered = self.sim.clock.now_s, min(self.entered, self.step)
         yield self.rng.uniform(0.0, 0.01)
         self.feed(Input(WorkerEvent.RESTORED, step=self.step, condition=Condition.CLEAN))
 

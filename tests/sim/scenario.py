@@ -86,6 +86,7 @@ class Scenario:
     start_max_restarts: int
     replica_sets: int = 1
     backup_every: int = 0  # the state is copied after so many steps; 0: never
+    saves: bool = False  # its checkpoints are taskd's own
     dump_s: float = 2.0  # a rank's part of a checkpoint takes so long at most
     dawdles: bool = False  # processes take a moment after each collective
     warms_up: bool = False  # the script commits a step of its own outside the resilient functions
@@ -157,7 +158,9 @@ def draw(seed: int) -> Scenario:
             Fault(rng.choice(["node", "term"]), None, rng.uniform(0, scenario.setup_s + scenario.training_s), "any"),
         )
     sets = _replica_sets(seed, policy.world_size)
-    return replace(scenario, faults=faults, replica_sets=sets, backup_every=_backup_every(seed, sets))
+    return replace(
+        scenario, faults=faults, replica_sets=sets, backup_every=_backup_every(seed, sets), saves=_saves(seed)
+    )
 
 
 def _replica_sets(seed: int, ranks: int) -> int:
@@ -170,6 +173,11 @@ def _backup_every(seed: int, sets: int) -> int:
     """Half of the jobs with more than one set copy their states, and some of the others."""
     rng = Random(f"copies {seed}")
     return rng.randint(1, 8) if rng.random() < (0.5 if sets > 1 else 0.05) else 0
+
+
+def _saves(seed: int) -> bool:
+    """A fifth of the jobs."""
+    return Random(f"saves {seed}").random() < 0.2
 
 
 def sociable(seed: int) -> Scenario:

@@ -2,8 +2,9 @@
 
 from taskd.adaptors.faults import register_fault
 from taskd.adaptors.training.checkpoint import load_latest
+from taskd.adaptors.training.saved import save
 from taskd.adaptors.training.session import resilient
 from taskd.adaptors.training.shares import Share
 from taskd.adaptors.training.state import TrainState
 
-__all__ = ["Share", "TrainState", "load_latest", "register_fault", "resilient"]
+__all__ = ["Share", "TrainState", "load_latest", "register_fault", "resilient", "save"]

@@ -128,13 +128,13 @@ def load_latest(state: TrainState, path: "str | os.PathLike[str]") -> int | None
         _agree_on_checkpoint(chosen, directory, ranks)
         if chosen is None:
             return None
-        read = _read(recovery, chosen, ranks)
-        failed_on = ranks.first(isinstance(read, str))
-        if isinstance(read, str):
+        loaded = read(recovery, chosen, ranks)
+        failed_on = ranks.first(isinstance(loaded, str))
+        if isinstance(loaded, str):
             if failed_on in (ranks.rank, None):
-                _log.warning("checkpoint %s is passed over: it cannot be read: %s", chosen.path, read)
+                _log.warning("checkpoint %s is passed over: it cannot be read: %s", chosen.path, loaded)
         elif failed_on is None:
-            _put(recovery, chosen, read, ranks)
+            _put(recovery, chosen, loaded, ranks)
             return chosen.manifest.step
 
 
@@ -246,7 +246,7 @@ class _Writer:
 
 
 @dataclass(frozen=True)
-class _Loaded:
+class Loaded:
     """What has been read of a checkpoint. `position`: random numbers and data position, None for another world size."""
 
     draft: Draft
@@ -274,7 +274,7 @@ def _agree_on_checkpoint(chosen: files.Checkpoint | None, directory: Path, ranks
         )
 
 
-def _read(recovery: StateRecovery, chosen: files.Checkpoint, ranks: Ranks) -> _Loaded | str:
+def read(recovery: StateRecovery, chosen: files.Checkpoint, ranks: Ranks) -> Loaded | str:
     """Read all of it, without touching the state; a line that says why not if that cannot be done.
 
     Raises:
@@ -285,8 +285,8 @@ def _read(recovery: StateRecovery, chosen: files.Checkpoint, ranks: Ranks) -> _L
     from taskd.adaptors.training.checkpoint_reader import reader
 
     try:
-        read = _prepare(recovery, chosen, ranks)
-        targets = read.draft.targets
+        loaded = _prepare(recovery, chosen, ranks)
+        targets = loaded.draft.targets
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             checkpoint.load(
@@ -302,7 +302,7 @@ def _read(recovery: StateRecovery, chosen: files.Checkpoint, ranks: Ranks) -> _L
     except Exception as error:  # noqa: BLE001 - what msgspec, torch and a part make of bytes that anybody has written
         why = error
     else:
-        return read
+        return loaded
     return text.line(_told(why))
 
 
@@ -312,16 +312,16 @@ def _told(why: BaseException) -> str:
     return str(why) if isinstance(why, RestoreError) else repr(why)
 
 
-def _prepare(recovery: StateRecovery, chosen: files.Checkpoint, ranks: Ranks) -> _Loaded:
+def _prepare(recovery: StateRecovery, chosen: files.Checkpoint, ranks: Ranks) -> Loaded:
     """Read all but the tensors."""
     draft = Draft(recovery.parts, files.read(chosen.path / files.OUTLINE, files.MOST_OTHER_BYTES))
     if chosen.manifest.world_size != ranks.size:
-        return _Loaded(draft, None)
+        return Loaded(draft, None)
     position = files.read(chosen.path / files.position_file(ranks.rank), files.MOST_OTHER_BYTES)
-    return _Loaded(draft, payload.unpack(position))
+    return Loaded(draft, payload.unpack(position))
 
 
-def _put(recovery: StateRecovery, chosen: files.Checkpoint, loaded: _Loaded, ranks: Ranks) -> None:
+def _put(recovery: StateRecovery, chosen: files.Checkpoint, loaded: Loaded, ranks: Ranks) -> None:
     """Put what has been read into the state."""
     manifest = chosen.manifest
     try:

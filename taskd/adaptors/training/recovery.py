@@ -16,7 +16,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -59,6 +59,13 @@ def _leaver(recovery: "StateRecovery") -> Callable[[], None]:
     return leave
 
 
+class SavedCheckpoint(NamedTuple):
+    """A checkpoint that the script has had written, complete."""
+
+    step: int
+    path: str
+
+
 class Copying(Protocol):
     """What copies a state."""
 
@@ -92,6 +99,8 @@ class StateRecovery:
         in_flight: what wrappers hold of the present step.
         replicas: which replica set this rank belongs to.
         backups: what copies the state while the training function runs, if anything does.
+        saved: the newest checkpoint of the present training function.
+        on_saved: called when there is another.
     """
 
     def __init__(
@@ -102,6 +111,8 @@ class StateRecovery:
         self.backups: Copying | None = None
         self.on_commit: Callable[[int], None] | None = None
         self.on_non_finite: Callable[[int, str], None] | None = None
+        self.saved: SavedCheckpoint | None = None
+        self.on_saved: Callable[[], None] = lambda: None
         self.parts = parts
         self.shares = Shares(seeds)
         self.committing = self._restoring = self._adopting = False
@@ -291,10 +302,10 @@ class StateRecovery:
         """
         return self._positions.read().get(step) or self._start.get(step, b"")
 
-    def return_to(self, step: int, lent: bytes = b"") -> str:
+    def return_to(self, step: int, lent: bytes = b"", *, own: bool = False) -> str:
         """Put random numbers and data position of `step` back; return what is not exact, or "".
 
-        `lent` is a donor's position, for a rank that has none of its own.
+        `lent` is a donor's position, for a rank that has none of its own, or its `own` from a copy.
 
         Raises:
             RestoreError: what was recorded cannot be read or put back.
@@ -303,7 +314,7 @@ class StateRecovery:
         missing = self._go_back(payload or lent)
         if self._seeds is not None:
             self._seeds.sow(self._own_rank(), step)
-        if not payload:
+        if not payload and not (own and lent):
             return not_known(step, self.parts, seeded=self._seeds is not None, lent=bool(lent))
         return f"the data position of {', '.join(missing)} was not recorded" if missing else ""
 

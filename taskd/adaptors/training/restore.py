@@ -7,7 +7,8 @@ Rules:
 2. All or nothing: a receiver is TORN from the first byte until everything has been loaded.
 3. A donor lends its own random numbers and data position to a receiver whose node has none of the receiver's. A copy
    has those of its step.
-4. A donor of whose state another digest arrives is told of, and gives nothing away any more. A copy that is damaged is
+4. Where the plan says so all go back to a checkpoint instead (see `saved`).
+5. A donor of whose state another digest arrives is told of, and gives nothing away any more. A copy that is damaged is
    erased: the next plan takes another.
 """
 
@@ -23,6 +24,7 @@ from torch.distributed import distributed_c10d as c10d
 from taskd.adaptors.training.copies.folder import CopyFolder
 from taskd.adaptors.training.packing import check, fill, pack, relay, send
 from taskd.adaptors.training.recovery import StateRecovery
+from taskd.adaptors.training.saved import go_back
 from taskd.errors import DistrustError, RestoreError
 from taskd.wire.kinds import WorldRank
 from taskd.wire.messages import Condition, WorldPlan
@@ -54,9 +56,9 @@ def restore(
     recovery.in_flight.drop()
     receives = any(rank in transfer.receivers for transfer in plan.transfers)
     receives |= any(rank == load.receiver for load in plan.loads)
-    if not receives:
+    if not receives and not plan.saved:
         notes.append(_keep(recovery, plan, rank))
-    size_bytes, lent = 0, b""
+    size_bytes, lent, own = 0, b"", False
     try:
         for transfer in plan.transfers:
             if rank == transfer.donor:
@@ -69,7 +71,12 @@ def restore(
                 size_bytes += lane.size_bytes
         for load in plan.loads:
             if rank in (load.holder, load.receiver):
-                lent = _load(recovery, load, plan, rank, copies) or lent
+                given = _load(recovery, load, plan, rank, copies)
+                if given:
+                    lent, own = given, load.of == plan.ranks[rank]
+        if plan.saved:
+            lent, note = go_back(recovery, plan.target_step)
+            notes, own = [note], True
     except (RuntimeError, ValueError, KeyError, TypeError, msgspec.DecodeError) as error:
         raise RestoreError(
             f"rank {rank} was not brought to step {plan.target_step}: {error!r}; a peer died, or the scripts differ"
@@ -77,7 +84,7 @@ def restore(
     if copies is not None:
         copies.forget_after(plan.target_step)
     recovery.drop_step()
-    notes.append(recovery.return_to(plan.target_step, lent))
+    notes.append(recovery.return_to(plan.target_step, lent, own=own))
     return RestoreReport(size_bytes, (time.monotonic() - begun) * 1e3, "; ".join(note for note in notes if note))
 
 

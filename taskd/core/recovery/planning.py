@@ -72,7 +72,7 @@ def plan_world(job: Job, now_s: float, restore: Restore) -> None:
     at = {rank: WorldRank(index) for index, rank in enumerate(members)}
     record.milestones.planned_s = now_s
     redone = record.resumption.redone
-    if restore.loads:  # who has gone further goes back
+    if restore.loads or restore.saved:  # who has gone further goes back
         redone = max(redone, max(record.step, job.step) - restore.target_step)
         job.step = restore.target_step
     record.resumption = Resumption(restore.target_step, redone)
@@ -91,6 +91,7 @@ def plan_world(job: Job, now_s: float, restore: Restore) -> None:
         ),
         loads=tuple(Load(receiver=at[load.receiver], holder=at[load.holder], of=load.of) for load in restore.loads),
         copied=restore.copied,
+        saved=restore.saved,
         timeout_s=policy.deadlines.join_s,
         members=() if members == tuple(range(len(members))) else members,
         replicas=policy.world_size,

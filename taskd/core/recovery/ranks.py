@@ -10,7 +10,8 @@ Rules:
    as done (`adopt`). All others receive, from one donor of their set.
 4. If there is no such step, all go back to the newest at which every set has a holder or a copy: a rank of a set
    without a holder loads a copy of its set, its own if it can.
-5. A set without a holder and without a copy leaves no plan: only a checkpoint can bring its state back.
+5. If there is none, all go back to the newest checkpoint that any of them knows the job to have written.
+6. Without that there is no plan: only what the script has kept itself can bring the state back.
 """
 
 from collections.abc import Iterator, Mapping
@@ -43,7 +44,8 @@ class Loading(NamedTuple):
 class Restore:
     """The step to resume at, the ranks that count their last step as done, and who gives state to whom.
 
-    `loads`: who goes back to a copy. `copied`: the newest step of which every set has a copy; -1 without one.
+    `loads`: who goes back to a copy. `copied`: the newest step of which every set has a copy; -1 without one. `saved`:
+    all go back to the checkpoint of the target step.
     """
 
     target_step: int
@@ -51,6 +53,7 @@ class Restore:
     transfers: tuple[Giving, ...]
     loads: tuple[Loading, ...] = ()
     copied: int = -1
+    saved: bool = False
 
 
 _Known = dict[str | None, dict[int, list[Loading]]]
@@ -58,7 +61,7 @@ _Known = dict[str | None, dict[int, list[Loading]]]
 
 
 def plan_restore(held: Mapping[JobRank, RankStatus], keys: Mapping[JobRank, str | None]) -> Restore | None:
-    """Choose the target step and the donors among the paused ranks; None if a set has no rank with a whole state.
+    """Choose the target step and the donors among the paused ranks; None if there is no way back.
 
     `keys` are those of the ranks' replica sets.
     """
@@ -78,7 +81,8 @@ def plan_restore(held: Mapping[JobRank, RankStatus], keys: Mapping[JobRank, str 
         restore = _towards(target_step, sets, held, copies, copied)
         if restore is not None:
             return restore
-    return None
+    saved = max((status.saved for status in held.values()), default=-1)
+    return Restore(saved, (), (), saved=True) if saved >= 0 else None
 
 
 def _copies(held: Mapping[JobRank, RankStatus], keys: Mapping[JobRank, str | None]) -> _Known:

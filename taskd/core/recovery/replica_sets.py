@@ -23,6 +23,8 @@ class Replica(NamedTuple):
     """Digests of its parameters: as its training began, and at its first commit."""
     backs_up: bool = False
     """Copies of its state are made."""
+    saved: bool = False
+    """It knows of a checkpoint that the job has written."""
 
 
 def keys_of(replicas: Mapping[JobRank, Replica | None]) -> dict[JobRank, str | None]:

@@ -40,8 +40,10 @@ def _lost_set(world: World, sets: Sets, gone: Set[NodeRank], left: str = "left",
     """Why nobody would be left, without the nodes of these places, to give some rank its state; "" if all can.
 
     With `from_copies`: those that a rank makes of its state may be on its node, and on the next one, without their
-    processes. Whether they are is known when all have paused.
+    processes. Whether they are is known when all have paused. So may a checkpoint be that a living rank knows of.
     """
+    if from_copies and _knows_checkpoint(world, gone):
+        return ""
     survives: dict[str | None, bool] = {}
     after = dict(zip(world.places, (*world.places[1:], *world.places[:1]), strict=True))
     for rank, view in world.ranks.items():
@@ -53,6 +55,15 @@ def _lost_set(world: World, sets: Sets, gone: Set[NodeRank], left: str = "left",
         return f"no rank is {left} to give its state"
     lost = sorted(key for key, one in survives.items() if key is not None and not one)
     return f"no rank of replica set {lost[0]!r} is {left} to give its state" if lost else ""
+
+
+def _knows_checkpoint(world: World, gone: Set[NodeRank]) -> bool:
+    """Whether a rank that is left knows of a checkpoint that the job has written."""
+    views = world.ranks.values()
+    return any(
+        view.replicas is not None and view.replicas.saved and not view.empty and view.node_rank not in gone
+        for view in views
+    )
 
 
 def lost_elsewhere(world: World, place: NodeRank) -> str:

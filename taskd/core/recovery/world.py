@@ -102,7 +102,7 @@ class RankView:
         if status.stage not in COOPERATIVE or status.incarnation != self.incarnation:
             return
         known = self.replicas.weights if self.replicas is not None else ()  # a new process has no digests yet
-        self.replicas = Replica(status.replicas, status.weights or known, status.backs_up)
+        self.replicas = Replica(status.replicas, status.weights or known, status.backs_up, status.saved >= 0)
         if status.stage is not Stage.FINISHED or status.at_s != self.released_at_s:
             self.released_at_s = None  # it is inside another resilient function
 

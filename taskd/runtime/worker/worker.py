@@ -92,6 +92,7 @@ class StateHeld:
     distrusts: JobRank = NOBODY
     backs_up: bool = False
     copies: tuple[StateCopy, ...] = ()
+    saved: int = -1
 
 
 class AbandonedError(TaskdError):
@@ -317,6 +318,7 @@ class WorkerLink:
                 distrusts=holding.distrusts,
                 backs_up=holding.backs_up,
                 copies=holding.copies,
+                saved=holding.saved,
             )
         )
 

@@ -258,6 +258,9 @@ def main() -> None:
     seed, every = int(os.environ["SCENE_SEED"]) or None, int(os.environ["SCENE_BACKUP_EVERY"])
     backup_every = every if every >= 0 else None
     state = taskd.TrainState(model=model, optimizer=optimizer, seed=seed, backup_every=backup_every)
+    saves = int(os.environ["SCENE_SAVES"])
+    if saves:
+        state.after_commit(lambda _step: taskd.save(state, diary.FOLDER / "checkpoints"), every=saves)
     kept = [id(one) for one in (model, optimizer, mesh, dist.group.WORLD, *model.parameters())]
     diary.moment("setup done")
 

@@ -72,7 +72,8 @@ class Backups:
 
     def held(self, paused: bool) -> StateHeld:
         """What this rank has of the job's state, for a report; its copies if it is paused: else they change."""
-        said = self._recovery.replicas.said()
+        saved = self._recovery.saved
+        said = replace(self._recovery.replicas.said(), saved=-1 if saved is None else saved.step)
         if self.folder is None:
             return said
         return replace(said, backs_up=self._begun, copies=self.folder.whole() if paused else ())
