@@ -344,6 +344,7 @@ def replace_status(status: RankStatus, report: WorkerReport) -> RankStatus:
         distrusts=report.distrusts,
         backs_up=report.backs_up,
         copies=report.copies,
+        digests=report.digests,
     )
 
 
