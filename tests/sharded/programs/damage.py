@@ -1,7 +1,10 @@
-"""What befalls the copies of a rank together with its process."""
+"""What befalls a rank's memory, and the copies of it, with its process or without."""
 
 import os
 from pathlib import Path
+
+import torch
+from torch import nn
 
 from taskd.adaptors.training.copies.copy_file import CopyFile
 from tests.scripts import diary
@@ -23,3 +26,10 @@ def flip_bits() -> None:
         head = file.head()
         if head is not None:
             file.bytes(head.size_bytes)[-100] ^= 1
+
+
+def flip_a_weight(model: nn.Module) -> None:
+    """One bit of the largest parameter: the highest of a mantissa, so that what is computed with it differs."""
+    largest = max(model.parameters(), key=torch.Tensor.numel).data
+    words = largest.view(-1)[largest.numel() // 2 :][:1].view(torch.int32)
+    words ^= 1 << 22
