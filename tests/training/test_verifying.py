@@ -163,7 +163,7 @@ def test_outside_of_the_training_function_nothing_is_digested() -> None:
 
 
 def test_only_the_newest_are_reported() -> None:
-    assert [digest.step for digest in trained(made(every=1), 12)] == list(range(5, 13))
+    assert [digest.step for digest in trained(made(every=1), 12)] == [9, 10, 11, 12]
 
 
 def test_a_state_that_nothing_can_read_says_so() -> None:

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 NEVER: Final = 1 << 62
 AT_ONCE_BYTES: Final = 1 << 24
 """A state in the host's memory that is smaller is worth no thread."""
-_KEPT: Final = 8
+_KEPT: Final = 4
 """The newest digests are reported again and again: of a report that is lost the next has them too."""
 
 
@@ -96,14 +96,14 @@ class StateVerifier:
         with reading.reading() as found:
             if self._reading is not reading:
                 return
+            if reading.spoilt and not self._told:
+                self._told = True
+                _log.warning(
+                    "a tensor was changed between a commit and the next optimizer step, while it was digested: step %d "
+                    "is not compared between the replicas; change parameters before the commit",
+                    reading.step,
+                )
             self.digests = (*self.digests, found)[-_KEPT:]
-        if reading.spoilt and not self._told:
-            self._told = True
-            _log.warning(
-                "a tensor was changed between a commit and the next optimizer step, while it was digested: step %d is "
-                "not compared between the replicas; change parameters before the commit",
-                reading.step,
-            )
         self._tell()
 
     def _settler(self) -> Callable[..., None]:

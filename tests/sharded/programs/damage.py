@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from taskd.adaptors.training.copies.copy_file import CopyFile
+from taskd.adaptors.training.shards import local
 from tests.scripts import diary
 
 _POSITION = Path(os.environ.get("TASKD_POSITION", "position-0"))
@@ -29,7 +30,7 @@ def flip_bits() -> None:
 
 
 def flip_a_weight(model: nn.Module) -> None:
-    """One bit of the largest parameter: the highest of a mantissa, so that what is computed with it differs."""
-    largest = max(model.parameters(), key=torch.Tensor.numel).data
+    """One bit of this rank's part of the largest: the highest of a mantissa, so that what comes of it differs."""
+    largest = local(max(model.parameters(), key=torch.Tensor.numel))
     words = largest.view(-1)[largest.numel() // 2 :][:1].view(torch.int32)
     words ^= 1 << 22
