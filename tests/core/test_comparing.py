@@ -233,6 +233,41 @@ def test_digests_of_another_world_or_process_count_for_nothing() -> None:
     assert (job.phase, job.diagnoses) == (Phase.RUNNING, job.diagnoses[:0])
 
 
+def test_the_last_digests_come_with_the_end_and_another_training_function_begins_anew() -> None:
+    job = training()
+    for rank in range(4):
+        value = "y" if rank == ODD else "x"
+        job.statuses[rank] = replace(
+            job.statuses[rank],
+            stage=Stage.FINISHED,
+            digests=(StateDigest(step=20, weights=value, optimizer="o"),),
+            at_s=job.now_s + 70,
+        )
+        if rank < 3:
+            job.core.hear(job.status(0), job.now_s)
+    job.send(0)
+    assert (job.phase, [told.diagnosis.culprits for told in job.diagnoses]) == (Phase.PAUSING, [(ODD,)])
+    job = training()
+    job.all(Stage.FINISHED, step=20)
+    assert job.at(Phase.FINISHING)
+    job.all(Stage.TRAINING, step=0)
+    assert job.at(Phase.RUNNING)
+    digests(job, 1, {})
+    assert job.core.job.comparison.compared == 1
+
+
+def test_a_rank_that_reports_nothing_is_told_once() -> None:
+    job = training()
+    for step in range(11, 200):
+        job.statuses[ODD] = replace(job.statuses[ODD], digests=())
+        for rank in (0, 1, 3):
+            known = StateDigest(step=step, weights="x", optimizer="o")
+            job.statuses[rank] = replace(job.statuses[rank], digests=(known,), at_s=job.now_s + step)
+        job.send(0)
+    (told,) = (note.text for note in job.did(Note) if "verify" in note.text)
+    assert told.startswith("rank 2 reported no digests")
+
+
 def test_no_replica_is_told_once() -> None:
     job = Job(1, 2, IN_PLACE)
     job.replicas = {0: "shard 0", 1: "shard 1"}

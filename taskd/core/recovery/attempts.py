@@ -24,6 +24,7 @@ from taskd.core.recovery.actions import JobEnded, Note, Recovered, Setback
 from taskd.core.recovery.budget import Budget, Fault
 from taskd.core.recovery.case import close_case, open_case
 from taskd.core.recovery.causes import UNKNOWN, Cause
+from taskd.core.recovery.comparing import StateComparison
 from taskd.core.recovery.events import Chosen, Kept, Refused, Restarted, Undecided
 from taskd.core.recovery.job import Incident, Job
 from taskd.core.recovery.nodes import exclude, fill
@@ -267,8 +268,9 @@ def progress(job: Job, _now_s: float) -> None:
 
 
 def release(job: Job, _now_s: float) -> None:
-    """All ranks have finished and are let go."""
+    """All ranks have finished and are let go. They may train another state then, from another step."""
     job.world.release()
+    job.comparison = StateComparison()
 
 
 def succeed(job: Job, now_s: float) -> None:

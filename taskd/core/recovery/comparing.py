@@ -63,6 +63,8 @@ class StateComparison:
     """The newest step of this world at which the ranks of all sets were equal; -1 without one."""
     compared: int = -1
     """The newest step of this world that was compared."""
+    vain: bool = False
+    """Some ranks report nothing: that was told."""
     alone: bool = False
     """No rank has a replica: that was told."""
     _heard: dict[int, dict[JobRank, StateDigest]] = field(default_factory=dict)
@@ -83,6 +85,14 @@ class StateComparison:
                 self._heard.setdefault(digest.step, {})[rank] = digest
         while len(self._heard) > _MOST_STEPS:
             del self._heard[min(self._heard)]
+
+    def waits_in_vain(self, members: Iterable[JobRank]) -> list[JobRank]:
+        """Who has reported none of many steps that others have; told once."""
+        if self.vain or len(self._heard) < _MOST_STEPS:
+            return []
+        self.vain = True
+        heard = set().union(*self._heard.values())
+        return [rank for rank in members if rank not in heard]
 
     def complete(self, world_size: int) -> bool:
         """Whether a step can be compared: all ranks have reported it."""

@@ -35,7 +35,7 @@ _INSIDE: Final = (Stage.TRAINING, Stage.RESTORED, Stage.COMMITTED, Stage.FINISHE
 def note_digests(job: "Job", phase: Phase, status: NodeStatus, now_s: float) -> Corrupted | None:
     """What the ranks of a node report of their states; the event, if something is to be done about it."""
     reported = [one for one in status.ranks if one.digests]
-    if not reported or phase in (Phase.FORMING, Phase.STOPPED):
+    if not reported or phase in (Phase.FORMING, Phase.FINISHING, Phase.STOPPED):
         return None
     world, comparison = job.world, job.comparison
     if comparison.generation != world.generation:
@@ -45,6 +45,10 @@ def note_digests(job: "Job", phase: Phase, status: NodeStatus, now_s: float) -> 
         inside = one.generation == world.generation and one.stage in _INSIDE
         if inside and view is not None and view.incarnation == one.incarnation:
             comparison.hear(one.rank, one.digests)
+    silent = comparison.waits_in_vain(world.ranks)
+    if silent:
+        text = f"{names(silent)} reported no digests: nothing is compared. Give TrainState(verify=…) on all ranks"
+        job.out.append(Note(text, warns=True))
     if not comparison.complete(len(world.ranks)):
         return None
     sets = replica_sets(world)

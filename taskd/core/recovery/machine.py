@@ -133,11 +133,11 @@ class Recovery:
         if standing is Reporter.CANDIDATE and not forming:
             self.fire(Candidate(), now_s)
         elif standing is Reporter.HOLDER and place is not None and status.node_rank in (place, -1):
-            intake.hear_holder(self, status, place, now_s)
-            observing.note_progress(job, self.phase, status, place, now_s)
-            found = corruption.note_digests(job, self.phase, status, now_s)
+            found = corruption.note_digests(job, self.phase, status, now_s)  # the last come with a rank's end
             if found is not None:
                 self.fire(found, now_s)
+            intake.hear_holder(self, status, place, now_s)
+            observing.note_progress(job, self.phase, status, place, now_s)
         if self.phase is Phase.FORMING and intake.may_be_whole(job, status):
             intake.form(self, now_s)
         if self.phase is Phase.ANNOUNCING and echoes(job, status):

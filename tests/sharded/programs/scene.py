@@ -256,6 +256,8 @@ def main() -> None:
         for number in range(state.step, STEPS):
             now[0] = number
             moment("step")
+            if STEP_S:
+                time.sleep(STEP_S)
             optimizer.zero_grad()
             loss = work(number)
             optimizer.step()
@@ -263,7 +265,6 @@ def main() -> None:
             state.commit(loss)
             moment("committed")
             census.count(number)
-            time.sleep(STEP_S)
 
     train()
     diary.moment("after")
