@@ -20,13 +20,13 @@ from benchmarks.job import ROOT, fresh, measured, say, started, taskd_environmen
 
 _RANKS = 2
 _LIMIT_S = 300
-_SETTLED = 10
+SETTLED = 10
 
 
-def run(directory: Path, args: argparse.Namespace, every: int) -> list[dict[str, Any]]:
+def run(directory: Path, args: argparse.Namespace, every: int, verify_every: int = 0) -> list[dict[str, Any]]:
     """One job; what each rank has found."""
     words: list[object] = [ROOT / "benchmarks" / "scripts" / "backup.py", directory]
-    words += [args.steps + _SETTLED, args.step_ms, args.mib, every]
+    words += [args.steps + SETTLED, args.step_ms, args.mib, every, verify_every]
     with started(torchrun(words, _RANKS), taskd_environment(directory / "run"), directory / "job.log") as job:
         job.wait(_LIMIT_S)
     return [json.loads((directory / f"rank-{rank}.json").read_text()) for rank in range(_RANKS)]
@@ -43,7 +43,7 @@ def compare(directory: Path, args: argparse.Namespace) -> None:
             step_ms = mean_step_s(ranks) * 1e3
             entry = {"pair": pair, "backup_every": every, "step_ms": round(step_ms, 3)}
             say(args.json, entry, f"pair {pair}, backup_every={every}: {step_ms:.2f} ms a step")
-    steps = args.steps + _SETTLED
+    steps = args.steps + SETTLED
     result = {
         "overhead": round(mean_step_s(with_copies) / mean_step_s(without) - 1, 4),
         "stall_ms": round(statistics.mean(rank["stall_s"] for rank in with_copies) * 1e3 / steps, 3),

@@ -1,6 +1,7 @@
-"""One rank of the job whose state is copied: steps of a given length, most of it as if a device worked.
+"""One rank of a job whose state is copied, or digested to be compared: steps of a given length, mostly asleep.
 
-Arguments: the folder for what is found, steps, milliseconds a step, MiB of the state, `backup_every`.
+Arguments: the folder for what is found, steps, milliseconds a step, MiB of the state, `backup_every`, and `every` of
+the verification (0: none).
 """
 
 import json
@@ -25,12 +26,15 @@ _SETTLED = 10
 
 def main() -> None:
     """Train, and put down what each step took."""
-    folder, steps, step_ms, mib, every = Path(sys.argv[1]), *map(int, sys.argv[2:])
+    folder, steps, step_ms, mib, every, verify_every = Path(sys.argv[1]), *map(int, sys.argv[2:])
     dist.init_process_group("gloo")
     layers = max(1, round((mib << 20) / (4 * _STATES * _WIDTH * _WIDTH)))
     model = nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH, bias=False) for _ in range(layers)))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
-    state = taskd.TrainState(model=model, optimizer=optimizer, seed=0, backup_every=every)
+    verify = "replicas" if verify_every else None
+    state = taskd.TrainState(
+        model=model, optimizer=optimizer, seed=0, backup_every=every, verify=verify, every=verify_every or None
+    )
     took: list[float] = []
     found: dict[str, object] = {}
 
@@ -49,6 +53,9 @@ def main() -> None:
         assert running is not None
         assert running.session is not None
         tally = running.session.backups.tally
+        verifier = state._recovery.replicas.verifier
+        if verifier is not None:
+            found.update(verify_stall_s=verifier.stall_s, digests=len(verifier.digests))
         found.update(whole=tally.whole, skipped=tally.skipped, stall_s=tally.stall_s, size_bytes=tally.size_bytes)
 
     train()

@@ -15,7 +15,7 @@ from taskd.runtime.records.faultfile import FaultFile
 from taskd.runtime.records.timeline import FaultEntry
 from taskd.wire.kinds import JobRank
 
-REPORTED: Final = frozenset(kind.name for kind in (Kind.NON_FINITE, Kind.ORPHANED, *PACES))
+REPORTED: Final = frozenset(kind.name for kind in (Kind.NON_FINITE, Kind.CORRUPTED, Kind.ORPHANED, *PACES))
 """Kinds that are told, and no recovery comes of them by itself."""
 _WHY: Final = ". Why: "
 """Between what has happened and the reason, in a diagnosis's sentence."""

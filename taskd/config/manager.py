@@ -88,6 +88,7 @@ def _policy(source: Source) -> Policy:
             allowed=source.strategies(settings.STRATEGY),
             sized_wait_s=_sized_wait_s(source),
             dump_to=str(source.path(settings.CHECKPOINT_DIR) or ""),
+            replace_corrupted=source.switch(settings.CORRUPTION_RECOVERY),
         ),
         budget=BudgetPolicy(
             max_restarts=source.whole_or_none(settings.MAX_RESTARTS),

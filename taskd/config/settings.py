@@ -154,6 +154,12 @@ SLOW_RECOVERY = Setting(
     "A node that has become slower than the others by 10 % or more gives its place to a spare node that waits for "
     "one. When off, taskd only reports the slow node.",
 )  # fmt: skip
+CORRUPTION_RECOVERY = Setting(
+    "TASKD_CORRUPTION_RECOVERY", "corruption_recovery", Format.SWITCH, "off", _MANAGER,
+    "With `TrainState(verify=\"replicas\")`: a rank whose state has silently become another than that of most of its "
+    "replicas is replaced, and uses a restart. If all ranks have copies of a step at which their states were equal, "
+    "all go back to it; then two ranks that differ are recovered too. When off, taskd only reports them.",
+)  # fmt: skip
 PIPELINE_STAGES = Setting(
     "TASKD_PIPELINE_STAGES", "pipeline_stages", Format.WHOLE, f"{_POLICY.pipeline_stages}", _MANAGER,
     "Number of stages of the job's pipeline. taskd then reports a stage that has always had more work than the others "

@@ -345,6 +345,7 @@ def replace_status(status: RankStatus, report: WorkerReport) -> RankStatus:
         backs_up=report.backs_up,
         copies=report.copies,
         saved=report.saved,
+        digests=report.digests,
     )
 
 

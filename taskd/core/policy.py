@@ -104,6 +104,8 @@ class StrategyPolicy:
     """Elastic training goes on with no fewer nodes."""
     dump_to: str = ""
     """The directory to write a checkpoint into; empty if there is none."""
+    replace_corrupted: bool = False
+    """Whether a rank whose state is no more that of its replicas is replaced, or only told of."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,8 @@ from taskd.wire.bounds import (
 )
 from taskd.wire.checks import CheckOrder, CheckState, Cleared, Dismissed, Inspect, Inspection
 from taskd.wire.kinds import NOBODY, JobRank, NodeRank
-from taskd.wire.probes import ProbeOrder, ProbeResult
-from taskd.wire.state import Load, StateCopies, Transfer
+from taskd.wire.standbys import Become, Fork, Probed, RunCheck
+from taskd.wire.state import Load, StateCopies, StateDigests, Transfer
 
 
 class Stage(Enum):
@@ -97,6 +97,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     backs_up: bool = False  # copies of its state are made
     copies: StateCopies = ()  # of PAUSED: those that are whole and can be read by it
     saved: MaybeCounter = -1  # the step of the newest checkpoint that this job's ranks have written together
+    digests: StateDigests = ()  # of its state, with `TrainState(verify=…)`
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -300,6 +301,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     backs_up: bool = False  # these as in `RankStatus` too
     copies: StateCopies = ()
     saved: MaybeCounter = -1
+    digests: StateDigests = ()
 
 
 class SelfReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -364,34 +366,6 @@ class AccountRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Agent to worker: say what you are about. Answered by an `Account`, if Python can run there."""
 
     number: Counter
-
-
-class Become(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Agent to standby: take a rank. `env` replaces the environment, `argv` is `["script.py", …]` or `["-m", …]`."""
-
-    env: Annotated[dict[Raw, Raw], Many]
-    argv: Annotated[tuple[Raw, ...], Many]
-    cwd: Raw
-    stdout: Raw | None = None
-    stderr: Raw | None = None
-
-
-class RunCheck(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Agent to standby: check this node (`adaptors.nodecheck`), say what was found, and end."""
-
-    order: ProbeOrder
-
-
-class Probed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Standby to agent: what it has found."""
-
-    result: ProbeResult
-
-
-class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Agent to template: make `count` more standbys."""
-
-    count: Amount
 
 
 FromAgent = NodeStatus | EvidenceReport | Drain | Modules | Inspect

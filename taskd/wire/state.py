@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from taskd.wire.bounds import Counter, Many, OfJob, OfWorld
+from taskd.wire.bounds import Counter, Many, Name, OfJob, OfWorld
 
 
 class StateCopy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -16,6 +16,18 @@ class StateCopy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=F
 
 StateCopies = Annotated[tuple[StateCopy, ...], msgspec.Meta(max_length=16)]
 """Two of its own, and two of each rank whose copies it keeps."""
+
+
+class StateDigest(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """What one rank holds of the state of a step, as digests: "" where it cannot be read."""
+
+    step: Counter
+    weights: Name
+    optimizer: Name
+
+
+StateDigests = Annotated[tuple[StateDigest, ...], msgspec.Meta(max_length=8)]
+"""The newest: of a report that is lost, the next one has them again."""
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from taskd.core import agent, recovery, worker
 from taskd.core.agent import Node
@@ -25,6 +26,7 @@ from taskd.wire.messages import (
     WorkerReport,
     WorldPlan,
 )
+from taskd.wire.state import StateDigest
 from tests.core.driver import Job
 from tests.sim.recorder import name, recorders
 
@@ -193,6 +195,19 @@ def answer(job: Job) -> None:
         job.hear_evidence(node, {})
 
 
+def corrupt(job: Job) -> None:
+    """The states of two replicas are equal once, and differ then; there are copies to go back to."""
+    policy = job.core.job.policy
+    job.core.job.policy = replace(policy, strategies=replace(policy.strategies, replace_corrupted=True))
+    for step, values in ((10, "xx"), (20, "xy")):
+        for rank, value in enumerate(values):
+            digests = (StateDigest(step=step, weights=value, optimizer="o"),)
+            job.statuses[rank] = structs.replace(
+                job.statuses[rank], digests=digests, backs_up=True, at_s=job.now_s + step
+            )
+            job.send(rank)
+
+
 def drain(job: Job) -> None:
     job.spare()
     assert job.core.move_from("1", job.now_s)[0] == ""
@@ -210,6 +225,7 @@ HAPPENINGS: dict[Event, Callable[[Job], object]] = {
     Event.ISOLATED: isolate,
     Event.HUNG: hang,
     Event.ANSWERED: answer,
+    Event.CORRUPTED: corrupt,
     Event.ECHOED: lambda job: job.wait(0.1),
     Event.CANDIDATE: lambda job: job.spare(),
     Event.DRAINED: drain,

@@ -12,7 +12,8 @@ from taskd.runtime.agent.deaths import DeathWatch
 from taskd.runtime.agent.node_checker import NodeChecker
 from taskd.runtime.agent.standbys import StandbyPool
 from taskd.wire.checks import CheckOrder, CheckReport, CheckState, Cleared, Trial
-from taskd.wire.messages import Hello, Probed
+from taskd.wire.messages import Hello
+from taskd.wire.standbys import Probed
 from tests.launch import Launcher
 from tests.runtime.local import LIMIT_S, Ear, start
 

@@ -39,9 +39,11 @@ class Kill:
     """The copies of its local rank are gone with it, as with a node."""
     flips: bool = False
     """A bit flips in each copy of its own state on its node."""
+    corrupts: bool = False
+    """It is not killed: a bit flips in a parameter of its own."""
 
     def __str__(self) -> str:
-        how = "!" * self.raises + "~" * self.forgets + "^" * self.flips
+        how = "!" * self.raises + "~" * self.forgets + "^" * self.flips + "%" * self.corrupts
         return f"{self.rank}:{self.step}:{self.number}:{how}{self.moment}"
 
 
@@ -61,6 +63,13 @@ class Scene:
     """As the training state has it; -1: not given."""
     saves: int = 0
     """A checkpoint after so many steps."""
+    verify_every: int = 0
+    """As the training state has it; 0: not given. A rank that is odd is replaced."""
+    steps: int = 20
+    step_s: float = 0.0
+    """By which a step is longer, as if a device worked."""
+    redone: int | None = None
+    """Steps that may be done again, if not as many as from one copy to the next."""
     found: bool = True
     """The scene must not go well with it; else it must all the same."""
 
@@ -81,6 +90,10 @@ class Scene:
                 ("SCENE_SEED", str(self.seed)),
                 ("SCENE_BACKUP_EVERY", str(self.backup_every)),
                 ("SCENE_SAVES", str(self.saves)),
+                ("SCENE_VERIFY_EVERY", str(self.verify_every)),
+                ("SCENE_STEPS", str(self.steps)),
+                ("SCENE_STEP_S", str(self.step_s)),
+                ("TASKD_CORRUPTION_RECOVERY", "on" if self.verify_every else "off"),
             ),
         )
 
@@ -213,8 +226,27 @@ SCENES = (
     ),
 )
 
+CORRUPTED = Scene(
+    "a bit flips in a parameter of one rank of four: all go back to where they were equal",
+    "ddp",
+    (Kill(2, 11, "committed", corrupts=True),),
+    backup_every=10,
+    verify_every=5,
+    steps=40,
+    step_s=0.03,
+    redone=29,
+)
+"""The next two copies come at steps 20 and 30: until then those of step 10 are there to go back to."""
+CORRUPTED_SHARD = replace(
+    CORRUPTED, name="the same with HSDP, of two replicas: which is right is not known", kind="hsdp"
+)
 FLIPPED = Scene("a bit flips in what a donor sends", "ddp", (Kill(1, 3, "step"),), "flip_a_bit", found=False)
+NAN = Scene("a donor gives what is not finite", "ddp", (Kill(1, 3, "step"),), "donate_nan", found=False)
+REFUSED = (FLIPPED, NAN)
+"""What a donor gives is found to be wrong, and another gives its own."""
 MUTATED = (
+    Scene("mutation: the first step is trusted", "ddp", (Kill(1, 3, "step"),), "trust_the_first_step"),
+    replace(CORRUPTED, name="mutation: nothing is compared", mutation="compare_nothing"),
     Scene("mutation: gradients are kept", "hsdp", (Kill(1, 3, "in an all-gather", 4),), "keep_gradients"),
     Scene("mutation: one set for all", "pp", (Kill(3, 3, "through the pipeline"),), "one_set"),
     Scene("mutation: buffers are left", "pp", (Kill(0, 3, "through the pipeline"),), "leave_buffers"),
@@ -265,12 +297,12 @@ class Stage:
             return ["it was not found"] if judgement.grade is IDENTICAL or not done else []
         if judgement.grade is not IDENTICAL:
             wrong.append(f"{judgement.grade.value}: {judgement.why}; see {run.folder}")
-        flips = scene.mutation == FLIPPED.mutation or any(kill.flips for kill in scene.kills)
-        if flips and not run.named("attempt failed"):
-            wrong.append("the flipped bit was not found")
+        wrong += self._unnoticed(scene, run)
         redone = max((record["steps_redone"] for record in run.named("recovered")), default=0)
         most = (
-            scene.saves or max(scene.backup_every, 0)
+            scene.redone
+            if scene.redone is not None
+            else scene.saves or max(scene.backup_every, 0)
             if scene.kind not in FROM_COPIES or scene.backup_every >= 0
             else AS_LEFT
         )
@@ -280,8 +312,18 @@ class Stage:
             wrong.append(f"{done} of {len(scene.kills)} kills were done")
         return wrong
 
+    def _unnoticed(self, scene: Scene, run: Run) -> list[str]:
+        """What befell a state and was not found."""
+        refused = {one.mutation for one in REFUSED}
+        if (scene.mutation in refused or any(kill.flips for kill in scene.kills)) and not run.named("attempt failed"):
+            return ["what a donor gave was not found to be wrong"]
+        named = [set(told["culprits"]) for told in run.named("diagnosis") if told["kind"] == "CORRUPTED"]
+        odd = {kill.rank for kill in scene.kills if kill.corrupts}
+        alone = scene.kind != "ddp"  # of two replicas nobody can say who is right
+        return [f"{named} were named, expected {odd}"] if odd and named != [set() if alone else odd] else []
+
     def _reference(self, scene: Scene) -> Run:
-        known = f"{scene.kind}-{scene.seed}"  # checkpoints change nothing of it
+        known = f"{scene.kind}-{scene.seed}-{scene.steps}"  # checkpoints change nothing of it
         if known not in self._undisturbed:
             folder = self._root / f"undisturbed-{known}"
             scene = replace(scene, mutation="", nodes=1, saves=0)

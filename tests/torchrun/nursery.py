@@ -12,7 +12,8 @@ from taskd.adaptors.torchrun.children import AdoptedProcess
 from taskd.adaptors.torchrun.template_process import TemplateProcess
 from taskd.runtime.agent.ports import Command
 from taskd.wire.codec import encode
-from taskd.wire.messages import Become, Fork, Hello
+from taskd.wire.messages import Hello
+from taskd.wire.standbys import Become, Fork
 from tests.torchrun.scripted import DEADLINE_S, LocalSocket, hear
 
 _PR_SET_CHILD_SUBREAPER = 36

@@ -10,7 +10,8 @@ from pathlib import Path
 from taskd.runtime.agent.ports import NodeIdentity, Outlook, Templates, WorkerHost
 from taskd.wire.codec import decode_from_local, encode
 from taskd.wire.kinds import LocalRank
-from taskd.wire.messages import Become, Fork, Hello
+from taskd.wire.messages import Hello
+from taskd.wire.standbys import Become, Fork
 
 DEADLINE_S = 30.0
 FIRST, SECOND = LocalRank(0), LocalRank(1)

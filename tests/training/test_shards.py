@@ -1,6 +1,7 @@
 """What a rank says that it holds: its name by what is sharded, its digests, and FSDP2's flags."""
 
 import multiprocessing
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -22,6 +23,7 @@ from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.replicas import Replicas
 from taskd.adaptors.training.shards import Specs, digest_of, is_part, local, name_of
 from taskd.adaptors.training.state import TrainState
+from taskd.errors import ConfigError
 from taskd.runtime.worker.worker import StateHeld
 
 AtRank = Callable[[int], None]
@@ -69,6 +71,31 @@ def test_ranks_that_differ_in_replicated_dimensions_alone_have_one_name() -> Non
     assert names[0] == names[2] != names[1] == names[3]
     assert names[0].startswith("shard=0 ")
     assert names[1].startswith("shard=1 ")
+
+
+def states(rank: int, stated: str, world: str, port: int) -> str:
+    """What a rank says that it holds, or why it may not say it."""
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("fake", store=store, rank=rank, world_size=4)
+    replicas = Replicas(parts_of(hsdp()), stated)
+    try:
+        replicas.begin(world=world)
+    except ConfigError as error:
+        replicas.begin(empty=True, world=world)  # a new process has the part of the one before it
+        return str(error)
+    return replicas.said().replicas
+
+
+def test_ranks_that_state_one_set_have_one_part() -> None:
+    """Each asks the store alone: nobody waits for another."""
+    server, said = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), []
+    for rank, stated, world in ((0, "a", "0/1"), (2, "a", "0/1"), (1, "b", "0/1"), (3, "a", "0/1"), (3, "a", "1/1")):
+        with multiprocessing.get_context("fork").Pool(
+            1
+        ) as child:  # as above, and before this process has a mesh of its own
+            said.append(child.apply(states, (rank, stated, world, server.port)))
+    assert [said[number] for number in (0, 1, 2, 4)] == ["a", "a", "b", "a"]
+    assert re.search(r"replica_set='a'.*'shard=1 \w+'.*another rank.*'shard=0 \w+'", said[3])
 
 
 def test_a_plain_model_has_no_name_and_another_digest_for_each_bit(at_rank: AtRank) -> None:

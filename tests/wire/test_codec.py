@@ -9,6 +9,7 @@ from taskd.errors import FrameError
 from taskd.wire import codec, messages
 from taskd.wire.codec import BadFrameError, FrameFault
 from taskd.wire.kinds import JobRank, NodeRank, WorldRank
+from taskd.wire.standbys import Become, Fork
 from taskd.wire.state import Transfer
 
 RANK = messages.RankStatus(
@@ -38,7 +39,7 @@ PLAN = messages.WorldPlan(
     timeout_s=30.0,
 )
 DIRECTIVE = messages.Directive(job_id="job", sequence=1, generation=3, order=messages.Order.JOIN, plan=PLAN)
-BECOME = messages.Become(env={"A": "ü"}, argv=("s.py", "--x"), cwd="/")
+BECOME = Become(env={"A": "ü"}, argv=("s.py", "--x"), cwd="/")
 
 EXAMPLES = [
     (codec.decode_from_agent, STATUS),
@@ -57,7 +58,7 @@ EXAMPLES = [
     (codec.decode_to_local, messages.Join(plan=PLAN)),
     (codec.decode_to_local, messages.Release(generation=3)),
     (codec.decode_to_local, BECOME),
-    (codec.decode_to_local, messages.Fork(count=2)),
+    (codec.decode_to_local, Fork(count=2)),
 ]
 DECODERS = [codec.decode_from_agent, codec.decode_from_manager, codec.decode_from_local, codec.decode_to_local]
 
@@ -137,7 +138,7 @@ def test_a_local_frame_has_its_own_bound():
 
 def test_text_that_is_not_utf8_is_refused_before_it_is_sent():
     with pytest.raises(BadFrameError, match="Become cannot be sent"):
-        codec.encode(messages.Become(env={"A": "\udcff"}, argv=(), cwd="/"))
+        codec.encode(Become(env={"A": "\udcff"}, argv=(), cwd="/"))
 
 
 def test_a_hostile_text_is_shortened_and_escaped():

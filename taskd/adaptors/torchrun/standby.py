@@ -40,17 +40,14 @@ from taskd.wire.codec import MAX_LOCAL_BYTES, decode_to_local, encode
 from taskd.wire.messages import (
     Abandon,
     AccountRequest,
-    Become,
-    Fork,
     Hello,
     Join,
     Modules,
     Pause,
-    Probed,
     Release,
-    RunCheck,
     ToLocal,
 )
+from taskd.wire.standbys import Become, Fork, Probed, RunCheck
 
 logger = logging.getLogger(__name__)
 

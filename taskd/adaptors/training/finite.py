@@ -60,6 +60,12 @@ class Losses:
         self._copy = copy
         self._under_way: deque[tuple[int, Copy]] = deque()
         self._finite = True
+        self._seen = False
+
+    @property
+    def known_finite(self) -> bool:
+        """The newest loss that was seen is finite."""
+        return self._seen and self._finite
 
     def look(self, loss: float | torch.Tensor, step: int) -> None:
         """Step `step` had this loss, one number.
@@ -89,10 +95,14 @@ class Losses:
     def forget(self) -> None:
         """The state goes back to an earlier step: what is on its way counts for nothing, a new streak may begin."""
         self._under_way.clear()
-        self._finite = True
+        self._finite, self._seen = True, False
+
+    def take(self, *, finite: bool) -> None:
+        """The state is a donor's now, whose newest loss was finite, or may not have been."""
+        self._seen = finite
 
     def _judge(self, value: float, step: int) -> None:
         finite = math.isfinite(value)
         if self._finite and not finite:
             self._tell(step, repr(value))
-        self._finite = finite
+        self._finite, self._seen = finite, True

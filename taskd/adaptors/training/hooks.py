@@ -68,6 +68,11 @@ class StepHooks:
         begun, done = self.counts[::2], self.counts[1::2]
         return not any(done) and all(not count or index_untouched(index) for index, count in enumerate(begun))
 
+    def withdraw(self) -> None:
+        """A step that was begun is refused before it has changed anything."""
+        for index in range(0, len(self.counts), 2):
+            self.counts[index] = self.counts[index + 1]
+
     def reset(self) -> None:
         """Count from zero."""
         for index in range(len(self.counts)):

@@ -84,7 +84,7 @@ class StateManifest(msgspec.Struct, frozen=True):
     """What a donor is about to send: the folded parts by name, the tensors in their order, and its own position.
 
     `loose` are the buffers that are in no `state_dict`, folded too; `plain` the modules' other attributes that changed.
-    `name` and `weights` are those of the replica set; `flags` those of FSDP2.
+    `name` and `weights` are those of the replica set; `flags` those of FSDP2; `finite`: the newest loss is known to be.
     """
 
     step: int
@@ -96,6 +96,7 @@ class StateManifest(msgspec.Struct, frozen=True):
     name: str = ""
     weights: tuple[str, ...] = ()
     flags: Flags = []
+    finite: bool = False
 
 
 def pack(recovery: StateRecovery, *, everything: bool = False) -> tuple[StateManifest, list[torch.Tensor]]:
@@ -132,8 +133,9 @@ def pack(recovery: StateRecovery, *, everything: bool = False) -> tuple[StateMan
     position, changed = recovery.position(recovery.step), recovery.parts.plain.changed()
     replicas, flags = recovery.replicas, recovery.in_flight.flags
     manifest = StateManifest(
-        recovery.step, parts, slots, position, buffers, changed, replicas.name, replicas.weights, flags
-    )
+        recovery.step, parts, slots, position, buffers, changed, replicas.name, replicas.weights, flags,
+        recovery.losses.known_finite,
+    )  # fmt: skip
     return manifest, tensors
 
 
@@ -201,6 +203,7 @@ def fill(recovery: StateRecovery, lane: StreamSource, target_step: int) -> bytes
         recovery.parts.plain.put(manifest.plain)
         recovery.in_flight.take(manifest.flags)
         recovery.replicas.take(manifest.weights)
+    recovery.losses.take(finite=manifest.finite)
     return manifest.position
 
 

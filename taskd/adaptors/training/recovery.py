@@ -16,7 +16,6 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -25,9 +24,11 @@ from taskd.adaptors.training.afterwards import Afterwards
 from taskd.adaptors.training.buffers import Buffers
 from taskd.adaptors.training.failures import Failures
 from taskd.adaptors.training.finite import Losses
+from taskd.adaptors.training.first_step import FirstStep
 from taskd.adaptors.training.followers import Followers
 from taskd.adaptors.training.hooks import StepHooks
 from taskd.adaptors.training.inflight.in_flight import InFlight
+from taskd.adaptors.training.keeping import Copying, SavedCheckpoint
 from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.payload import pack, unpack
 from taskd.adaptors.training.pending import Pending
@@ -59,26 +60,6 @@ def _leaver(recovery: "StateRecovery") -> Callable[[], None]:
     return leave
 
 
-class SavedCheckpoint(NamedTuple):
-    """A checkpoint that the script has had written, complete."""
-
-    step: int
-    path: str
-
-
-class Copying(Protocol):
-    """What copies a state."""
-
-    @property
-    def next(self) -> int:
-        """The step whose commit it waits for."""
-        ...
-
-    def due(self, step: int) -> None:
-        """This step, or a later one, is committed."""
-        ...
-
-
 class StateRecovery:
     """What lies behind one `TrainState`.
 
@@ -104,7 +85,12 @@ class StateRecovery:
     """
 
     def __init__(
-        self, parts: Parts, seeds: Seeds | None, commit: Callable[..., None], backup_every: int | None = None
+        self,
+        parts: Parts,
+        seeds: Seeds | None,
+        commit: Callable[..., None],
+        backup_every: int | None = None,
+        replicas: Replicas | None = None,
     ) -> None:
         self.step = 0
         self.backup_every = backup_every
@@ -122,7 +108,7 @@ class StateRecovery:
         self._seeds = seeds
         self._rng = seeds or RngCapture()
         self._rank: JobRank | None = None
-        self._losses = Losses(self._tell_non_finite)
+        self.losses = Losses(self._tell_non_finite)
         self._empty = False
         self._start: dict[int, bytes] = {}
         self._commits = 0
@@ -131,15 +117,22 @@ class StateRecovery:
         self._buffers = Buffers(parts.modules, parts.optimizers, parts.plain)
         self.afterwards = Afterwards(parts.modules)
         self._hooks = StepHooks(parts, self._buffers.save, self._record_tentative)
+        self.first_step = FirstStep(parts.optimizers, self._hooks.withdraw)
         self._pending = Pending(parts)
         self.in_flight = InFlight(parts)
-        self.replicas = Replicas(parts)
+        self.replicas = replicas or Replicas(parts)
         self._undo = Undo(parts, lambda: sum(self._hooks.counts[1::2]), self._can_copy)
         self.failures = Failures(lambda: sum(self._hooks.counts))
         self._count: Callable[[int], None] = self._count_slowly
 
     def commit(self, loss: float | torch.Tensor | None = None) -> None:
-        """As `TrainState.commit`."""
+        """As `TrainState.commit`.
+
+        Raises:
+            DistrustError: it is the first step with a state that has come, and its loss is not finite.
+        """
+        if self.first_step.watched:
+            self._end_first_step(loss)
         self.committing = True
         self.step = step = self.step + 1
         if self._pending.armed or not self._hooks.counts[1]:
@@ -158,10 +151,9 @@ class StateRecovery:
         if self.in_flight.any:
             self.in_flight.mark()
         self.committing = False
-        if self.backups is not None and step >= self.backups.next:
-            self.backups.due(step)
+        self._put_down(step)
         if loss is not None:
-            self._losses.look(loss, step)
+            self.losses.look(loss, step)
         if self.on_commit is not None:
             self.on_commit(step)
         if self.afterwards.any and not self._adopting:
@@ -280,7 +272,7 @@ class StateRecovery:
         yield
         self.step = step
         self._hooks.reset()
-        for held in (self._undo, self.failures, self._losses):
+        for held in (self._undo, self.failures, self.losses, self.first_step):
             held.forget()
         self._buffers.touched = False
         self._commits = 0
@@ -343,6 +335,31 @@ class StateRecovery:
     def _tell_non_finite(self, step: int, value: str) -> None:
         if self.on_non_finite is not None:
             self.on_non_finite(step, value)
+
+    def watch_first_step(self, source: str = "", distrust: Callable[[], None] = lambda: None) -> None:
+        """The state of some ranks has come from replicas or copies, this one's from `source`; "": it has kept its own.
+
+        If the next step is not finite, `distrust` is called, and a state that has come is TORN.
+        """
+
+        def refuse() -> None:
+            self._restoring = bool(source)
+            distrust()
+
+        if self.losses.known_finite:
+            self.first_step.watch(source, refuse)
+
+    def _end_first_step(self, loss: float | torch.Tensor | None) -> None:
+        if loss is not None and not self._adopting:
+            self.first_step.judge(loss)
+        self.first_step.forget()
+
+    def _put_down(self, step: int) -> None:
+        """Copy or digest what is to be of this step."""
+        if self.backups is not None and step >= self.backups.next:
+            self.backups.due(step)
+        if step >= self.replicas.due_at:
+            self.replicas.due(step)
 
     def _own_rank(self) -> JobRank:
         if self._rank is None:

@@ -8,7 +8,8 @@ Rules:
 3. A donor lends its own random numbers and data position to a receiver whose node has none of the receiver's. A copy
    has those of its step.
 4. Where the plan says so all go back to a checkpoint instead (see `saved`).
-5. A donor of whose state another digest arrives is told of, and gives nothing away any more. A copy that is damaged is
+5. After it the first step must be finite (`FirstStep`), or its source is distrusted as if it had sent another state.
+6. A donor of whose state another digest arrives is told of, and gives nothing away any more. A copy that is damaged is
    erased: the next plan takes another.
 """
 
@@ -85,7 +86,28 @@ def restore(
         copies.forget_after(plan.target_step)
     recovery.drop_step()
     notes.append(recovery.return_to(plan.target_step, lent, own=own))
+    if plan.transfers or plan.loads:
+        recovery.watch_first_step(*_source(recovery, plan, rank, copies))
     return RestoreReport(size_bytes, (time.monotonic() - begun) * 1e3, "; ".join(note for note in notes if note))
+
+
+def _source(
+    recovery: StateRecovery, plan: WorldPlan, rank: WorldRank, copies: CopyFolder | None
+) -> tuple[str, Callable[[], None]]:
+    """Where this rank's state has come from, and what has it give nothing away any more; "" if it has kept its own."""
+
+    def distrust(peer: WorldRank) -> Callable[[], None]:
+        return lambda: setattr(recovery.replicas, "distrusts", plan.ranks[peer])
+
+    for transfer in plan.transfers:
+        if rank in transfer.receivers:
+            return f"rank {plan.ranks[transfer.donor]}", distrust(transfer.donor)
+    for load in plan.loads:
+        if load.receiver == rank:
+            text = f"the copy of rank {load.of}'s state of step {plan.target_step}"
+            file = copies.find(load.of, plan.target_step) if copies is not None and load.holder == rank else None
+            return text, distrust(load.holder) if file is None else file.erase
+    return "", lambda: None
 
 
 def _receive(recovery: StateRecovery, lane: "_Lane", plan: WorldPlan, donor: WorldRank) -> bytes:

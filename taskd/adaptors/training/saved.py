@@ -16,7 +16,8 @@ from taskd.adaptors.training import checkpoint_files as files
 from taskd.adaptors.training.checkpoint import dump, read
 from taskd.adaptors.training.checkpoint_content import Draft
 from taskd.adaptors.training.checkpoint_ranks import Ranks
-from taskd.adaptors.training.recovery import SavedCheckpoint, StateRecovery
+from taskd.adaptors.training.keeping import SavedCheckpoint
+from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import CheckpointError, RestoreError
 from taskd.runtime.worker import worker

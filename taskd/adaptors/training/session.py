@@ -256,7 +256,7 @@ class Session:
         recovery.parts.meter.recorder = self._runtime.recorder
         self._runtime.world.section += 1
         self._runtime.end_setup(recovery, self.backups)
-        recovery.replicas.begin(empty=link.joins)
+        recovery.replicas.begin(link.joins, f"{self._runtime.world.generation}/{self._runtime.world.section}")
         link.holding = self.backups.held
         link.enter(recovery.step, recovery.condition())
 
@@ -327,7 +327,7 @@ class Session:
         self.backups.start(self._runtime.world, -1 if plan is None else plan.copied)
         self.inside = True
         try:
-            with inside():
+            with inside(), self.recovery.replicas.verifying(self.recovery.step, self._link.tell_again):
                 if plan is not None:
                     self.recovery.do_again()
                 return function()

@@ -14,8 +14,10 @@ import torch
 from taskd.adaptors.training.kinds import sort
 from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.recovery import StateRecovery
+from taskd.adaptors.training.replicas import Replicas
 from taskd.adaptors.training.seeds import Seeds
 from taskd.adaptors.training.shares import Share
+from taskd.adaptors.training.statements import stated_set, verify_every
 from taskd.errors import ConfigError
 
 
@@ -45,11 +47,19 @@ class TrainState:
     them. `backup_every` says after how many steps a copy is made, 0 that none is, and N copies a state too of which
     other ranks have replicas. By default copies are made as often as they cost at most 2 % of the time.
 
+    With `verify="replicas"` each rank digests its part of the parameters and of the optimizer's state after every
+    `every` steps (100 if not given), and taskd compares the ranks that hold the same: one whose memory has silently
+    changed is named, and is replaced if the job wants it (`TASKD_CORRUPTION_RECOVERY`).
+
+    `replica_set` names the ranks that hold the same part of the state, where sharded tensors do not tell it (the stages
+    of a pipeline built by hand). Ranks with the same name must hold the same: digests prove it.
+
     What a script uses: `step`, `commit`, `after_commit`, `epoch`, `epochs`, `shares`, and its parts.
 
     Raises:
         ConfigError: a part has a type that does not tell what it is, or another than was said of it; cannot be saved
-            and loaded; has a name that is given twice, or that the state itself uses; or `backup_every` is no number.
+            and loaded; has a name that is given twice, or that the state itself uses; `backup_every` or
+            `every` is no number of steps, or `verify` or `replica_set` none that is known.
     """
 
     def __init__(
@@ -57,6 +67,9 @@ class TrainState:
         *,
         seed: int | None = None,
         backup_every: int | None = None,
+        verify: str | None = None,
+        every: int | None = None,
+        replica_set: str | None = None,
         data: Mapping[str, Any] | None = None,
         replicated: Mapping[str, Any] | None = None,
         **parts: Any,
@@ -67,7 +80,9 @@ class TrainState:
             raise ConfigError(
                 f"backup_every is {backup_every!r}, expected a number of steps from 0 (no copies) on, or None"
             )
-        self._recovery = StateRecovery(Parts(sorted_parts), seeds, self.commit, backup_every)
+        kept = Parts(sorted_parts)
+        replicas = Replicas(kept, stated_set(replica_set), verify_every(verify, every))
+        self._recovery = StateRecovery(kept, seeds, self.commit, backup_every, replicas)
 
     def __getattr__(self, name: str) -> Any:
         recovery = self.__dict__.get("_recovery")

@@ -152,6 +152,7 @@ WORDS: Final[Mapping[Kind, Callable[[Evidence], str]]] = {
     Kind.CONNECTION_CUT: lambda _: "is well, and its data do not get through",
     Kind.SILENT: lambda _: "is on a node that nothing is heard from",
     Kind.NON_FINITE: _loss,
+    Kind.CORRUPTED: lambda _: "holds another state than its replicas",
     Kind.ORPHANED: _orphans,
     Kind.SLOW: _slow,
     Kind.SLOW_NODE: _slow,

@@ -41,6 +41,7 @@ class Kind(Enum):
     CONNECTION_CUT = "connection cut"
     SILENT = "silent node"
     NON_FINITE = "loss not finite"
+    CORRUPTED = "silent data corruption"
     ORPHANED = "orphaned child"
     SLOW = "slow rank"
     SLOW_NODE = "slow node"

@@ -17,12 +17,14 @@ All functions are effects: `(job, now_s, …)`. Those that choose return what wa
 import math
 from collections.abc import Collection, Mapping
 
+from taskd.core.diagnosis.findings import Diagnosis
 from taskd.core.membership.quorum import is_known
 from taskd.core.policy import Strategy
 from taskd.core.recovery.actions import JobEnded, Note, Recovered, Setback
 from taskd.core.recovery.budget import Budget, Fault
 from taskd.core.recovery.case import close_case, open_case
 from taskd.core.recovery.causes import UNKNOWN, Cause
+from taskd.core.recovery.comparing import StateComparison
 from taskd.core.recovery.events import Chosen, Kept, Refused, Restarted, Undecided
 from taskd.core.recovery.job import Incident, Job
 from taskd.core.recovery.nodes import exclude, fill
@@ -40,10 +42,21 @@ def refuse(_job: Job, _now_s: float, reason: str) -> Chosen:
     return Refused(reason)
 
 
-def begin(job: Job, now_s: float, causes: Mapping[JobRank, Cause], *, free: bool = False) -> Chosen:
-    """A fault: choose what is done about it. `free`: perhaps it is none, and spends no restart."""
-    record = FaultRecord(now_s, job.step, causes=dict(causes), fault=job.case.faults)
-    job.incident = Incident(record, charged=dict.fromkeys(causes, now_s))
+def begin(
+    job: Job,
+    now_s: float,
+    causes: Mapping[JobRank, Cause],
+    *,
+    free: bool = False,
+    diagnosis: Diagnosis | None = None,
+    verified: int = -1,
+) -> Chosen:
+    """A fault: choose what is done about it. `free`: perhaps it is none, and spends no restart.
+
+    `diagnosis`: what it is, if that is known already. `verified`: as in `Incident`.
+    """
+    record = FaultRecord(now_s, job.step, causes=dict(causes), fault=job.case.faults, diagnosis=diagnosis)
+    job.incident = Incident(record, charged=dict.fromkeys(causes, now_s), verified=verified)
     if free:
         job.out.append(Note("no restart is spent: the hang is not proven"))
     return choose_again(job, now_s, charge=() if free else tuple(causes))
@@ -255,8 +268,9 @@ def progress(job: Job, _now_s: float) -> None:
 
 
 def release(job: Job, _now_s: float) -> None:
-    """All ranks have finished and are let go."""
+    """All ranks have finished and are let go. They may train another state then, from another step."""
     job.world.release()
+    job.comparison = StateComparison()
 
 
 def succeed(job: Job, now_s: float) -> None:

@@ -157,6 +157,8 @@ def replace_culprits(job: "Job", now_s: float, ranks: Collection[JobRank], *, pr
 def report_diagnosis(job: "Job", now_s: float, *, live: bool = False) -> None:
     """Report what the fault is, as far as it is known, unless that was reported. `live`: the ranks train."""
     record, watch = job.record, job.case.watch
+    if record is not None and record.diagnosis is not None and record.diagnosis.kind is Kind.CORRUPTED:
+        return  # no evidence of the processes shows it
     diagnosis = watch.diagnosis(job.world.ranks, now_s)
     if diagnosis is None:
         return

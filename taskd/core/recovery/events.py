@@ -8,6 +8,7 @@ from typing import ClassVar, TypeAlias
 
 from msgspec import Struct
 
+from taskd.core.diagnosis.findings import Diagnosis
 from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Ledger, Stage
 
@@ -32,6 +33,7 @@ class Event(Enum):
     CANDIDATE = "candidate"
     DRAINED = "drained"
     HUNG = "hung"
+    CORRUPTED = "corrupted"
     ANSWERED = "answered"
     ECHOED = "echoed"
     OVERTAKEN = "overtaken"
@@ -148,6 +150,19 @@ class Hung(Struct, frozen=True):
     kind: ClassVar[Event] = Event.HUNG
 
 
+class Corrupted(Struct, frozen=True):
+    """The states of replicas differ, and something is to be done about it.
+
+    `odd` are replaced: none where it cannot be told who is right. `verified`: the newest step at which all were equal,
+    if all may have copies of it; else -1.
+    """
+
+    kind: ClassVar[Event] = Event.CORRUPTED
+    diagnosis: Diagnosis
+    odd: tuple[JobRank, ...]
+    verified: int
+
+
 class Answered(Struct, frozen=True):
     """All that were probed have answered."""
 
@@ -208,7 +223,7 @@ class Refused(Struct, frozen=True):
 OfRank: TypeAlias = Lost | Started | Paused | Joined | Restored | Committed | Finished | Exited | Dumped
 OfNode: TypeAlias = NodeLost | NodeLeaves | Candidate | Drained | Overtaken | Isolated
 Chosen: TypeAlias = Kept | Restarted | Undecided | Refused
-AnyEvent: TypeAlias = OfRank | OfNode | Chosen | Formed | Hung | Answered | Echoed | Expired
+AnyEvent: TypeAlias = OfRank | OfNode | Chosen | Formed | Hung | Corrupted | Answered | Echoed | Expired
 
 EVENT_OF_STAGE: dict[Stage, type[OfRank]] = {
     Stage.STARTING: Started,

@@ -17,6 +17,7 @@ from taskd.core.recovery.actions import Action
 from taskd.core.recovery.budget import EARLY_S, Budget
 from taskd.core.recovery.case import Case
 from taskd.core.recovery.causes import EARLY, UNKNOWN, Cause, CauseKind, of_report
+from taskd.core.recovery.comparing import StateComparison
 from taskd.core.recovery.orders import Orders
 from taskd.core.recovery.pace import PaceFacts
 from taskd.core.recovery.phases import AnyPhase, Pausing
@@ -46,6 +47,8 @@ class Incident:
     """No other manager can have planned a world of the same number."""
     charged: dict[JobRank, float] = field(default_factory=dict)
     """The losses that the newest restart was spent for, and when that was."""
+    verified: int = -1
+    """The newest step to go back to; -1 if the state of any may be trusted."""
     echoes: set[str] = field(default_factory=set)
     """Agents that are known to know of the next world."""
 
@@ -61,6 +64,7 @@ class Job:
     case: Case = field(default_factory=Case)
     pace: PaceFacts = field(default_factory=PaceFacts)
     absence: Absence = field(default_factory=Absence)
+    comparison: StateComparison = field(default_factory=StateComparison)
     orders: Orders = field(default_factory=Orders)
     step: int = -1
     """Newest committed step that any rank has reported since the job, or all of its processes, last started."""

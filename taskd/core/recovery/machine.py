@@ -17,7 +17,7 @@ from taskd.core.diagnosis.watch import Watch
 from taskd.core.membership.places import Reporter
 from taskd.core.membership.shorthand import is_short
 from taskd.core.policy import Policy
-from taskd.core.recovery import case, intake, observing, pace
+from taskd.core.recovery import case, corruption, intake, observing, pace
 from taskd.core.recovery.absence import look_again
 from taskd.core.recovery.actions import Action, AskKernel, Handler, Superseded
 from taskd.core.recovery.deadlines import expired
@@ -133,6 +133,9 @@ class Recovery:
         if standing is Reporter.CANDIDATE and not forming:
             self.fire(Candidate(), now_s)
         elif standing is Reporter.HOLDER and place is not None and status.node_rank in (place, -1):
+            found = corruption.note_digests(job, self.phase, status, now_s)  # the last come with a rank's end
+            if found is not None:
+                self.fire(found, now_s)
             intake.hear_holder(self, status, place, now_s)
             observing.note_progress(job, self.phase, status, place, now_s)
         if self.phase is Phase.FORMING and intake.may_be_whole(job, status):

@@ -1,5 +1,7 @@
 """The plan of the next world, and the milestones on the way to it."""
 
+from collections.abc import Mapping
+
 from msgspec.structs import replace
 
 from taskd.core.membership import quorum
@@ -12,8 +14,8 @@ from taskd.core.recovery.ranks import Restore, plan_restore
 from taskd.core.recovery.record import Resumption
 from taskd.core.recovery.world import World, replica_sets
 from taskd.core.rendezvous import NOWHERE, Rendezvous
-from taskd.wire.kinds import NOBODY, WorldRank
-from taskd.wire.messages import Condition, NodeStatus, Order, WorldPlan
+from taskd.wire.kinds import NOBODY, JobRank, WorldRank
+from taskd.wire.messages import Condition, NodeStatus, Order, RankStatus, WorldPlan
 from taskd.wire.state import Load, Transfer
 from taskd.wire.text import line
 
@@ -49,7 +51,27 @@ def plan_of(job: Job) -> Restore | None:
     held = {rank: view.status for rank, view in job.world.ranks.items() if view.status is not None}
     for rank in {status.distrusts for status in held.values() if status.distrusts != NOBODY} & held.keys():
         held[rank] = replace(held[rank], condition=Condition.TORN, copies=())
-    return plan_restore(held, replica_sets(job.world))
+    sets = replica_sets(job.world)
+    return _plan_of_verified(job, held, sets) or plan_restore(held, sets)
+
+
+def _plan_of_verified(
+    job: Job, held: Mapping[JobRank, RankStatus], sets: Mapping[JobRank, str | None]
+) -> Restore | None:
+    """All go back to copies of a step at which the states of all replicas were equal; None if nothing asks for it."""
+    newest = job.under_way.verified
+    if newest < 0:
+        return None
+    verified = {
+        rank: replace(
+            status,
+            condition=Condition.TORN,
+            copies=tuple(copy for copy in status.copies if copy.step <= newest),
+            saved=status.saved if status.saved <= newest else -1,
+        )
+        for rank, status in held.items()
+    }
+    return plan_restore(verified, sets)
 
 
 def store_host(world: World) -> NodeStatus:
@@ -72,6 +94,9 @@ def plan_world(job: Job, now_s: float, restore: Restore) -> None:
     at = {rank: WorldRank(index) for index, rank in enumerate(members)}
     record.milestones.planned_s = now_s
     redone = record.resumption.redone
+    if job.under_way.verified >= 0 and not (restore.loads or restore.saved):
+        text = f"no copies of a step up to {job.under_way.verified} are left: whatever has come of it stays"
+        job.out.append(Note(f"silent data corruption: {text}", warns=True))
     if restore.loads or restore.saved:  # who has gone further goes back
         redone = max(redone, max(record.step, job.step) - restore.target_step)
         job.step = restore.target_step

@@ -10,7 +10,7 @@ Rules:
 
 from taskd.core.recovery.actions import Handler
 from taskd.core.recovery.events import Event
-from taskd.core.recovery.handlers import building, choosing, ending, membership, training
+from taskd.core.recovery.handlers import building, choosing, corruption, ending, membership, training
 from taskd.core.recovery.handlers.common import ignore
 from taskd.core.recovery.phases import BUILDING, HALTED, LIVE, WORLD, Phase
 from taskd.core.table import Row, rows
@@ -39,6 +39,7 @@ TABLE: dict[tuple[Phase, Event], Row[Handler, Phase]] = {
     **rows(_NEWS, Event.EXITED, training.leave_others, _P.CHOOSING, _P.FINISHING, _P.STOPPED),
     **rows(LIVE, Event.DUMPED, training.dumped_before, _P.STOPPED),
     **rows((_P.RUNNING,), Event.HUNG, training.suspect, _P.SUSPECTING),
+    **rows((_P.RUNNING,), Event.CORRUPTED, corruption.recover, _P.CHOOSING),
     **rows((_P.STRAYED,), Event.ANSWERED, training.explain, _P.CHOOSING),
     **rows((_P.STRAYED,), Event.EXPIRED, training.unexplained, _P.CHOOSING),
     **rows((_P.SUSPECTING,), Event.ANSWERED, training.judge, _P.RUNNING, _P.CHOOSING),

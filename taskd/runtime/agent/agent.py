@@ -53,7 +53,6 @@ from taskd.wire.messages import (
     Hello,
     Modules,
     Order,
-    Probed,
     RankStatus,
     Refusal,
     Refuses,
@@ -62,6 +61,7 @@ from taskd.wire.messages import (
     Stage,
     WorkerReport,
 )
+from taskd.wire.standbys import Probed
 
 logger = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ from taskd.runtime.agent.standbys import StandbyPool
 from taskd.wire.bounds import LONGEST_S
 from taskd.wire.checks import CheckOrder, CheckReport, CheckState, Cleared, Own, Trial, TrialResult
 from taskd.wire.kinds import LocalRank
-from taskd.wire.messages import RunCheck
 from taskd.wire.probes import ProbeOrder, ProbeResult
+from taskd.wire.standbys import RunCheck
 
 logger = logging.getLogger(__name__)
 IN_VAIN_S = 2.0

@@ -16,7 +16,8 @@ from contextlib import suppress
 
 from taskd.runtime.agent.sockets import LocalServer, Peer
 from taskd.wire.codec import MAX_MODULES_BYTES
-from taskd.wire.messages import Fork, Hello, Modules
+from taskd.wire.messages import Hello, Modules
+from taskd.wire.standbys import Fork
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,8 @@ from taskd.runtime.agent.rank_process import RankProcesses
 from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.agent.sockets import Peer
 from taskd.runtime.agent.standbys import StandbyPool
-from taskd.wire.messages import Become, RankStatus, Stage
+from taskd.wire.messages import RankStatus, Stage
+from taskd.wire.standbys import Become
 
 logger = logging.getLogger(__name__)
 STANDBY_WAIT_S = 5.0

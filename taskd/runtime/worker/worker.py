@@ -45,7 +45,7 @@ from taskd.wire.messages import (
     WorkerReport,
     WorldPlan,
 )
-from taskd.wire.state import StateCopy
+from taskd.wire.state import StateCopy, StateDigest
 
 logger = logging.getLogger(__name__)
 _STANDINGS: Final = {
@@ -93,6 +93,7 @@ class StateHeld:
     backs_up: bool = False
     copies: tuple[StateCopy, ...] = ()
     saved: int = -1
+    digests: tuple[StateDigest, ...] = ()
 
 
 class AbandonedError(TaskdError):
@@ -319,6 +320,7 @@ class WorkerLink:
                 backs_up=holding.backs_up,
                 copies=holding.copies,
                 saved=holding.saved,
+                digests=holding.digests,
             )
         )
 

@@ -10,8 +10,9 @@ import sys
 
 from taskd.wire.checks import Own, TrialResult
 from taskd.wire.codec import MAX_LOCAL_BYTES, decode_to_local, encode
-from taskd.wire.messages import Hello, Probed, RunCheck
+from taskd.wire.messages import Hello
 from taskd.wire.probes import ProbeResult
+from taskd.wire.standbys import Probed, RunCheck
 
 link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 link.connect(sys.argv[1])

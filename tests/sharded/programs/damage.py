@@ -1,9 +1,13 @@
-"""What befalls the copies of a rank together with its process."""
+"""What befalls a rank's memory, and the copies of it, with its process or without."""
 
 import os
 from pathlib import Path
 
+import torch
+from torch import nn
+
 from taskd.adaptors.training.copies.copy_file import CopyFile
+from taskd.adaptors.training.shards import local
 from tests.scripts import diary
 
 _POSITION = Path(os.environ.get("TASKD_POSITION", "position-0"))
@@ -23,3 +27,10 @@ def flip_bits() -> None:
         head = file.head()
         if head is not None:
             file.bytes(head.size_bytes)[-100] ^= 1
+
+
+def flip_a_weight(model: nn.Module) -> None:
+    """One bit of this rank's part of the largest: the highest of a mantissa, so that what comes of it differs."""
+    largest = local(max(model.parameters(), key=torch.Tensor.numel))
+    words = largest.view(-1)[largest.numel() // 2 :][:1].view(torch.int32)
+    words ^= 1 << 22

@@ -8,7 +8,7 @@ import msgspec
 import torch.distributed as dist
 
 from taskd.adaptors.groups import handle
-from taskd.adaptors.training import packing, replicas
+from taskd.adaptors.training import first_step, packing, replicas, restore, verifying
 from taskd.adaptors.training.copies import copier, snapshot
 from taskd.adaptors.training.inflight import fsdp2, pipelining
 
@@ -71,6 +71,32 @@ def flip_a_bit() -> None:
     put(dist, isend=isend)
 
 
+def donate_nan() -> None:
+    """What rank 0 holds becomes NaN as it gives it away for the first time: a fault that is to be found."""
+    honest = packing.pack
+    bad = [os.environ.get("RANK") == "0"]
+
+    def pack(recovery: Any, **options: Any) -> Any:
+        if bad[0]:
+            bad[0] = False
+            for parameter in recovery.parts.parameters():
+                parameter.data.view(-1)[:1] = float("nan")
+        return honest(recovery, **options)
+
+    put(restore, pack=pack)
+
+
+def trust_the_first_step() -> None:
+    """The same, and nobody looks at the first step."""
+    donate_nan()
+    put(first_step.FirstStep, watch=lambda *_: None)
+
+
+def compare_nothing() -> None:
+    """All digests of a state are equal."""
+    put(verifying, digest=lambda _tensors: "the same")
+
+
 def no_position() -> None:
     """A copy has no random numbers and no data position."""
     honest = packing.pack
@@ -94,5 +120,16 @@ def no_agreement() -> None:
 
 MUTATIONS: Final[dict[str, Callable[[], None]]] = {
     mutation.__name__: mutation
-    for mutation in (keep_gradients, one_set, leave_buffers, no_handle_in_meshes, flip_a_bit, no_position, no_agreement)
+    for mutation in (
+        keep_gradients,
+        one_set,
+        leave_buffers,
+        no_handle_in_meshes,
+        flip_a_bit,
+        no_position,
+        no_agreement,
+        donate_nan,
+        trust_the_first_step,
+        compare_nothing,
+    )
 }

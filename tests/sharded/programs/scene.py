@@ -7,6 +7,7 @@ began with are still there. Nothing here knows of taskd but the three lines that
 
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -25,11 +26,13 @@ from torch.nn.functional import cross_entropy
 import taskd
 from tests.scripts import diary
 from tests.sharded.programs import census
-from tests.sharded.programs.damage import flip_bits, lose_copies
+from tests.sharded.programs.damage import flip_a_weight, flip_bits, lose_copies
 from tests.sharded.programs.middle import in_the_middle
 from tests.sharded.programs.mutations import MUTATIONS
 
 STEPS = int(os.environ.get("SCENE_STEPS", "20"))
+STEP_S = float(os.environ.get("SCENE_STEP_S", "0"))
+"""By which a step is longer, as if a device worked."""
 WIDTH, KINDS, PARTS = 16, 8, 2
 
 
@@ -62,7 +65,8 @@ def batch(step: int, part: int, share: int) -> tuple[torch.Tensor, torch.Tensor]
     return rows, (rows * 3 + 1) % KINDS
 
 
-Step = Callable[[int], None]
+Step = Callable[[int], torch.Tensor]
+"""Does the forward and backward pass of a step, and returns its loss."""
 _KILLS = [kill.split(":", 3) for kill in os.environ.get("SCENE_KILLS", "").split(";") if kill]
 _reached: "Counter[tuple[int, str]]" = Counter()
 
@@ -72,13 +76,16 @@ def moment(name: str) -> None:
     diary.moment(name)
     _reached[now[0], name] += 1
     for rank, step, number, deadly in _KILLS:
-        at, raises = deadly.lstrip("!~^"), deadly.startswith("!")
+        at, raises = deadly.lstrip("!~^%"), deadly.startswith("!")
         here = (diary.RANK, now[0], _reached[now[0], name], name) == (int(rank), int(step), int(number), at)
         done = diary.FOLDER / f"killed-{rank}:{step}:{number}:{deadly}"
         if here and not done.exists():
             done.touch()
             if raises:
                 raise RuntimeError("Connection reset by peer")
+            if deadly.startswith("%"):
+                flip_a_weight(live[0])
+                return
             if deadly.startswith("~"):
                 lose_copies()
             if deadly.startswith("^"):
@@ -92,6 +99,8 @@ def into_backward(_gradient: torch.Tensor) -> None:
 
 now = [-1]
 """The step that is being done."""
+live: list[nn.Module] = []
+"""What is trained."""
 
 
 def ddp() -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
@@ -101,11 +110,12 @@ def ddp() -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
     wrapper = nn.parallel.DistributedDataParallel(model, device_mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
-    def step(number: int) -> None:
+    def step(number: int) -> torch.Tensor:
         rows, kinds = batch(number, 0, dist.get_rank())
         loss = cross_entropy(wrapper(rows), kinds)
         diary.saw(number, loss)
         loss.backward()
+        return loss.detach()
 
     return model, optimizer, mesh, step
 
@@ -129,7 +139,7 @@ def fully_sharded(mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer, D
     root: Any = fully_shard(model, mesh=mesh, mp_policy=policy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
-    def step(number: int) -> None:
+    def step(number: int) -> torch.Tensor:
         total = torch.zeros(())
         for part in range(PARTS):
             root.set_requires_gradient_sync(part == PARTS - 1)
@@ -141,6 +151,7 @@ def fully_sharded(mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer, D
             moment("between parts")
         diary.saw(number, total)
         nn.utils.clip_grad_norm_(root.parameters(), 0.5)
+        return total
 
     return model, optimizer, mesh, step
 
@@ -158,7 +169,7 @@ def tp() -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
     replicas = mesh.get_group("dp")
 
-    def step(number: int) -> None:
+    def step(number: int) -> torch.Tensor:
         total = torch.zeros(())
         for part in range(PARTS):
             rows, kinds = batch(number, part, mesh.get_local_rank("dp"))
@@ -173,6 +184,7 @@ def tp() -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
             if at == 3:
                 moment("in the all-reduces")
         dist.barrier()  # nobody steps before all have their gradients: see docs/parallelism.md
+        return total
 
     return model, optimizer, mesh, step
 
@@ -193,15 +205,17 @@ def pp() -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
     schedule = Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
-    def step(step: int) -> None:
+    def step(step: int) -> torch.Tensor:
         rows = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(10 * step + share))
         losses: list[torch.Tensor] = []
         schedule.step(rows) if number == 0 else schedule.step(target=rows.flip(1), losses=losses)
-        diary.saw(step, sum(losses, torch.zeros(())))
+        loss = sum(losses, torch.zeros(())).detach()
+        diary.saw(step, loss)
         moment("through the pipeline")
         for gradient in gradients(model):
             dist.all_reduce(gradient, group=mesh.get_group("dp"))
         dist.barrier()  # as above
+        return loss
 
     return model, optimizer, mesh, step
 
@@ -224,7 +238,7 @@ def partitioned(mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer, Dev
         model.parameters(), torch.optim.AdamW, process_group=mesh.get_group("zero"), lr=1e-2
     )
 
-    def step(number: int) -> None:
+    def step(number: int) -> torch.Tensor:
         total = torch.zeros(())
         for part in range(PARTS):
             rows, kinds = batch(number, part, dist.get_rank())
@@ -235,6 +249,7 @@ def partitioned(mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer, Dev
             total += loss.detach()
             moment("between parts")
         diary.saw(number, total)
+        return total
 
     return model, optimizer, mesh, step
 
@@ -257,10 +272,20 @@ def main() -> None:
     in_the_middle(moment)
     seed, every = int(os.environ["SCENE_SEED"]) or None, int(os.environ["SCENE_BACKUP_EVERY"])
     backup_every = every if every >= 0 else None
-    state = taskd.TrainState(model=model, optimizer=optimizer, seed=seed, backup_every=backup_every)
+    verify_every = int(os.environ["SCENE_VERIFY_EVERY"])
+    verify = "replicas" if verify_every else None
+    state = taskd.TrainState(
+        model=model,
+        optimizer=optimizer,
+        seed=seed,
+        backup_every=backup_every,
+        verify=verify,
+        every=verify_every or None,
+    )
     saves = int(os.environ["SCENE_SAVES"])
     if saves:
         state.after_commit(lambda _step: taskd.save(state, diary.FOLDER / "checkpoints"), every=saves)
+    live.append(model)
     kept = [id(one) for one in (model, optimizer, mesh, dist.group.WORLD, *model.parameters())]
     diary.moment("setup done")
 
@@ -269,11 +294,13 @@ def main() -> None:
         for number in range(state.step, STEPS):
             now[0] = number
             moment("step")
+            if STEP_S:
+                time.sleep(STEP_S)
             optimizer.zero_grad()
-            work(number)
+            loss = work(number)
             optimizer.step()
             moment("between optimizer and commit")
-            state.commit()
+            state.commit(loss)
             moment("committed")
             census.count(number)
 

@@ -12,8 +12,7 @@ Rules:
 import errno
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -27,6 +26,7 @@ from taskd.adaptors.training.packing import pack
 from taskd.adaptors.training.partitions import whole
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.shards import local
+from taskd.adaptors.training.streams import beside, event_of
 from taskd.wire.kinds import JobRank
 
 _log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Snapshot:
                 self._later.append((tensor, into, tensor._version))
             else:
                 into.copy_(tree.as_bytes(tensor.detach().contiguous()))
-        self._ready = _event([tensor for tensor, *_ in self._later])
+        self._ready = event_of([tensor for tensor, *_ in self._later])
         if self._later:
             self._down.clear()
 
@@ -100,7 +100,7 @@ class Snapshot:
         """Put the rest down; return the file, None if something has changed meanwhile."""
         file, later = self._file, self._later
         try:
-            with _beside(self._ready):
+            with beside(self._ready):
                 for tensor, into, _ in later:
                     into.copy_(tree.as_bytes(tensor.contiguous()))
             spoilt = [tensor for tensor, _, version in later if tensor._version != version]
@@ -143,28 +143,3 @@ def _stepped(recovery: StateRecovery) -> Iterable[torch.Tensor]:
             yield from map(local, group["params"])
         for state in optimizer.state.values():
             yield from (local(value) for value in state.values() if isinstance(value, torch.Tensor))
-
-
-def _event(tensors: list[torch.Tensor]) -> Any:
-    """What the commit's stream has done till now, of the accelerator that these are on; None on the host."""
-    device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
-    if device is None:
-        return None
-    module = torch.get_device_module(device)
-    event = module.Event()
-    event.record(module.current_stream(device))
-    return device, module, event
-
-
-@contextmanager
-def _beside(ready: Any) -> Iterator[None]:
-    """On an accelerator: on a stream of this thread's own, which is waited for at the end."""
-    if ready is None:
-        yield
-        return
-    device, module, event = ready
-    stream = module.Stream(device)
-    stream.wait_event(event)
-    with module.stream(stream):
-        yield
-    stream.synchronize()

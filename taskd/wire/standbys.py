@@ -1,0 +1,36 @@
+"""What an agent and its warm processes say to one another."""
+
+from typing import Annotated
+
+import msgspec
+
+from taskd.wire.bounds import Amount, Many, Raw
+from taskd.wire.probes import ProbeOrder, ProbeResult
+
+
+class Become(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Agent to standby: take a rank. `env` replaces the environment, `argv` is `["script.py", …]` or `["-m", …]`."""
+
+    env: Annotated[dict[Raw, Raw], Many]
+    argv: Annotated[tuple[Raw, ...], Many]
+    cwd: Raw
+    stdout: Raw | None = None
+    stderr: Raw | None = None
+
+
+class RunCheck(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Agent to standby: check this node (`adaptors.nodecheck`), say what was found, and end."""
+
+    order: ProbeOrder
+
+
+class Probed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Standby to agent: what it has found."""
+
+    result: ProbeResult
+
+
+class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Agent to template: make `count` more standbys."""
+
+    count: Amount
