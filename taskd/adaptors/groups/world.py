@@ -169,7 +169,7 @@ class GroupWorld:
         calls = self._alive_calls()
         members = Members.of(plan)
         position = members.rank_of(rank)
-        self._check(calls, members)
+        self._check(calls, members, trains=not plan.dump)
         count = c10d._world.group_count
         self._leave()
         self._calls = calls
@@ -337,13 +337,13 @@ class GroupWorld:
             return self._calls
         return [call for call in self._calls if call.handle is None or call.handle.lives()]
 
-    def _check(self, calls: list[GroupCall], members: Members) -> None:
+    def _check(self, calls: list[GroupCall], members: Members, *, trains: bool) -> None:
         if not calls or not calls[0].is_default:
             raise RebuildError(
                 "the script has made no default process group, so there is no world to rebuild; "
                 "call torch.distributed.init_process_group before the resilient function"
             )
-        if members != Members.first(calls[0].size):
+        if trains and members != Members.first(calls[0].size):
             refuse_meshes(members)
         strange = self.strangers()
         if strange:
