@@ -153,6 +153,7 @@ class Node:
                 replicas=slot.status.replicas,
                 weights=slot.status.weights,
                 backs_up=slot.status.backs_up,
+                row=slot.status.row,
             )
         slot.status = status
         row.act(self, status.rank)
@@ -344,6 +345,7 @@ def replace_status(status: RankStatus, report: WorkerReport) -> RankStatus:
         distrusts=report.distrusts,
         backs_up=report.backs_up,
         copies=report.copies,
+        row=report.row or status.row,
     )
 
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from taskd.wire.bounds import Counter, Many, OfJob, OfWorld
+from taskd.wire.bounds import Amount, Counter, Line, Many, Name, OfJob, OfWorld
 
 
 class StateCopy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -16,6 +16,14 @@ class StateCopy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=F
 
 StateCopies = Annotated[tuple[StateCopy, ...], msgspec.Meta(max_length=16)]
 """Two of its own, and two of each rank whose copies it keeps."""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """The ranks that have one whole replica of a state that lies on a mesh: what a smaller world can leave out."""
+
+    name: Name = ""
+    size: Amount = 0  # ranks
+    refusal: Line = ""  # why the job has no rows
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):

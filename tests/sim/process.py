@@ -71,6 +71,7 @@ class Process:
         """When it committed that, or began to train."""
         self.trains = False
         self.replicas = sim.replicas_of(start.rank)
+        self.row = sim.row_of(start.rank, whole=start.joins or len(self.members) == len(sim.everybody))
         self.state: int | None = chain(0, self.replicas)
         self.condition = Condition.EMPTY if start.joins else Condition.CLEAN
         self.call = 0

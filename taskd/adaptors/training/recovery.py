@@ -14,13 +14,14 @@ Rules:
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
+from taskd.adaptors.groups.rows import Rows
 from taskd.adaptors.training.afterwards import Afterwards
 from taskd.adaptors.training.buffers import Buffers
 from taskd.adaptors.training.failures import Failures
@@ -192,10 +193,24 @@ class StateRecovery:
             self._seeds.sow(self._own_rank(), self.step)
         self._record()
 
-    def enter_world(self, slot: JobRank, rank: WorldRank, world_size: int, replicas: int) -> None:
-        """Say that the job's rank `slot` is `rank` of `world_size` now, and that the full world has `replicas`."""
+    def open(self, slot: JobRank, replicas: int, *, joins: bool) -> Rows | None:
+        """Look which parts of the state there are, as the training function is entered; the rows of a mesh.
+
+        `slot` is the rank in the job, `replicas` how many that has, 0 if as many as have begun.
+        """
+        self.replicas.begin(empty=joins, slot=slot, size=replicas)
+        self.shares.rows = self.replicas.rows
+        return self.shares.rows
+
+    def enter_world(
+        self, slot: JobRank, rank: WorldRank, world_size: int, replicas: int, members: Sequence[JobRank] = ()
+    ) -> None:
+        """Say that the job's rank `slot` is `rank` of `world_size` now, and that the full world has `replicas`.
+
+        `members` are the present ones.
+        """
         self._rank = slot
-        self.shares.enter(rank, world_size, replicas, self.parts.wrappers)
+        self.shares.enter(rank, world_size, replicas, self.parts, members)
 
     def declare_empty(self) -> None:
         """Say that this is a newcomer, whose weights count for nothing."""

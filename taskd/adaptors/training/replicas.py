@@ -11,10 +11,12 @@ Rules:
 
 import logging
 
+from taskd.adaptors.groups.rows import Rows
 from taskd.adaptors.training.parts import Parts
-from taskd.adaptors.training.shards import digest_of, name_of
+from taskd.adaptors.training.shards import digest_of, name_of, rows_of
 from taskd.runtime.worker.worker import StateHeld
-from taskd.wire.kinds import NOBODY
+from taskd.wire.kinds import NOBODY, JobRank
+from taskd.wire.state import Row
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +27,7 @@ class Replicas:
     Attributes:
         name: of what it has a part; "" for all of it.
         weights: digests of its parameters at the beginning and at the first commit, as far as there are any.
+        rows: of the whole job; None without a mesh, or where they are not known.
         distrusts: the rank whose state has not arrived as it was sent, until another state has.
     """
 
@@ -33,16 +36,25 @@ class Replicas:
         self.name = ""
         self.weights: tuple[str, ...] = ()
         self.distrusts = NOBODY
+        self.rows: Rows | None = None
+        self._row: Row | None = None
 
-    def begin(self, *, empty: bool = False) -> None:
-        """The training function is entered; `empty` by a new process, whose weights count for nothing."""
+    def begin(self, *, empty: bool = False, slot: JobRank = NOBODY, size: int = 0) -> None:
+        """The training function is entered; `empty` by a new process, whose weights count for nothing.
+
+        `slot` is the rank in the job, without which nothing is said of rows. The job has `size` ranks; 0: as many as
+        have begun.
+        """
         self.name, self.weights = name_of(self._parts), ()
+        found = None if slot == NOBODY else rows_of(self._parts, size)
+        self.rows = None if isinstance(found, str) else found
+        self._row = Row(refusal=found) if isinstance(found, str) else None if found is None else found.row(slot)
         if not empty:
             self._digest()
 
     def said(self) -> StateHeld:
         """For a report."""
-        return StateHeld(self.name, self.weights, self.distrusts)
+        return StateHeld(self.name, self.weights, self.distrusts, row=self._row)
 
     def committed(self) -> None:
         """A step is committed."""

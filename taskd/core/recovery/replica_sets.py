@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from taskd.wire.kinds import JobRank
+from taskd.wire.state import Row
 
 
 class Replica(NamedTuple):
@@ -23,6 +24,8 @@ class Replica(NamedTuple):
     """Digests of its parameters: as its training began, and at its first commit."""
     backs_up: bool = False
     """Copies of its state are made."""
+    row: Row | None = None
+    """The ranks with which it has one whole replica of the state; None without a mesh."""
 
 
 def keys_of(replicas: Mapping[JobRank, Replica | None]) -> dict[JobRank, str | None]:

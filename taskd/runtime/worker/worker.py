@@ -45,7 +45,7 @@ from taskd.wire.messages import (
     WorkerReport,
     WorldPlan,
 )
-from taskd.wire.state import StateCopy
+from taskd.wire.state import Row, StateCopy
 
 logger = logging.getLogger(__name__)
 _STANDINGS: Final = {
@@ -92,6 +92,7 @@ class StateHeld:
     distrusts: JobRank = NOBODY
     backs_up: bool = False
     copies: tuple[StateCopy, ...] = ()
+    row: Row | None = None
 
 
 class AbandonedError(TaskdError):
@@ -317,6 +318,7 @@ class WorkerLink:
                 distrusts=holding.distrusts,
                 backs_up=holding.backs_up,
                 copies=holding.copies if report.stage is Stage.PAUSED else (),
+                row=holding.row,
             )
         )
 
