@@ -153,6 +153,7 @@ class Node:
                 replicas=slot.status.replicas,
                 weights=slot.status.weights,
                 backs_up=slot.status.backs_up,
+                row=slot.status.row,
             )
         slot.status = status
         row.act(self, status.rank)
@@ -346,6 +347,7 @@ def replace_status(status: RankStatus, report: WorkerReport) -> RankStatus:
         copies=report.copies,
         saved=report.saved,
         digests=report.digests,
+        row=report.row or status.row,
     )
 
 

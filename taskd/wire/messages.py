@@ -41,7 +41,7 @@ from taskd.wire.bounds import (
 from taskd.wire.checks import CheckOrder, CheckState, Cleared, Dismissed, Inspect, Inspection
 from taskd.wire.kinds import NOBODY, JobRank, NodeRank
 from taskd.wire.standbys import Become, Fork, Probed, RunCheck
-from taskd.wire.state import Load, StateCopies, StateDigests, Transfer
+from taskd.wire.state import Load, MeshRow, StateCopies, StateDigests, Transfer
 
 
 class Stage(Enum):
@@ -98,6 +98,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     copies: StateCopies = ()  # of PAUSED: those that are whole and can be read by it
     saved: MaybeCounter = -1  # the step of the newest checkpoint that this job's ranks have written together
     digests: StateDigests = ()  # of its state, with `TrainState(verify=…)`
+    row: MeshRow | None = None  # the one that it is of; None without a mesh
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -302,6 +303,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     copies: StateCopies = ()
     saved: MaybeCounter = -1
     digests: StateDigests = ()
+    row: MeshRow | None = None
 
 
 class SelfReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from taskd.wire.bounds import Counter, Many, Name, OfJob, OfWorld
+from taskd.wire.bounds import Amount, Counter, Line, Many, Name, OfJob, OfWorld
 
 
 class StateCopy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -28,6 +28,14 @@ class StateDigest(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
 
 StateDigests = Annotated[tuple[StateDigest, ...], msgspec.Meta(max_length=8)]
 """The newest: of a report that is lost, the next one has them again."""
+
+
+class MeshRow(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """The ranks that have one whole replica of a state that lies on a mesh: what a smaller world can leave out."""
+
+    name: Name = ""
+    size: Amount = 0  # ranks
+    refusal: Line = ""  # why the job has no rows
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from taskd.wire.messages import (
     Refuses,
     Stage,
 )
-from taskd.wire.state import StateCopy
+from taskd.wire.state import MeshRow, StateCopy
 
 STEP_S = 0.1
 DEADLINES = Deadlines(confirm_s=2.0, pause_s=10.0, replace_s=60.0, join_s=20.0, resume_s=30.0, merge_s=1.0)
@@ -73,6 +73,7 @@ class Job:
         }
         self.nodes = nodes
         self.replicas: dict[int, str] = {}
+        self.rows: dict[int, MeshRow] = {}
         self.copies: dict[int, tuple[StateCopy, ...]] | None = None
         self.saved: dict[int, int] = {}
         """By the rank that can read them, where copies are made at all."""
@@ -202,6 +203,7 @@ class Job:
             term=self.terms.get(rank, directive.ledger.term if directive else 0),
             at_s=self.now_s + self._sequence,
             replicas="" if stage is Stage.STARTING else self.replicas.get(rank, ""),
+            row=None if stage is Stage.STARTING else self.rows.get(rank),
             distrusts=distrusts,
             backs_up=self.copies is not None and stage is not Stage.STARTING,
             copies=(self.copies or {}).get(rank, ()) if stage is Stage.PAUSED else (),

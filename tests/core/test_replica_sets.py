@@ -8,6 +8,7 @@ from taskd.core.recovery.replica_sets import Replica, keys_of
 from taskd.core.recovery.world import RankView
 from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Condition, Ledger, Order, RankStatus, Stage
+from taskd.wire.state import MeshRow
 from tests.core.driver import Job
 
 IN_PLACE = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.EXIT)
@@ -101,14 +102,59 @@ def test_nobody_goes_on_without_a_set() -> None:
     assert "no rank of replica set 'shard 2' is left to give its state" in reason(job)
 
 
-def test_others_go_on_if_they_hold_every_set() -> None:
-    job = sharded(3, per_node=2, allowed=SHRINKS)
+def on_a_mesh(nodes: int, per_node: int, size: int, *, sets: int = 2) -> Job:
+    """`size` ranks after one another are a row."""
+    job = Job(nodes, per_node, SHRINKS)
+    ranks = range(nodes * per_node)
+    job.replicas = {rank: f"shard {rank % sets}" for rank in ranks}
+    job.rows = {rank: MeshRow(name=f"dp={rank // size}", size=size) for rank in ranks}
+    return job.up()
+
+
+def test_others_go_on_if_they_are_whole_rows() -> None:
+    job = on_a_mesh(3, per_node=4, size=2)
     job.silence(2)
     assert (job.phase, job.order) == (Phase.PAUSING, Order.PAUSE)
     job.paused(newcomers=())
     plan = job.directive.plan
     assert plan is not None
-    assert plan.ranks == (0, 1, 2, 3)
+    assert plan.ranks == tuple(range(8))
+
+
+def why_all_start_anew(job: Job, lost: int) -> str:
+    job.silence(lost)
+    assert (job.phase, job.order) == (Phase.RESTARTING, Order.RUN)
+    return reason(job)
+
+
+def test_nobody_goes_on_with_half_of_a_row() -> None:
+    job = on_a_mesh(4, per_node=1, size=2)
+    assert "of the replica dp=1 of the state, 2 ranks, only rank 2 would be left" in why_all_start_anew(job, 3)
+
+
+def test_a_row_on_several_nodes_could_come_back_by_halves() -> None:
+    job = on_a_mesh(3, per_node=2, size=2)
+    job.rows |= dict.fromkeys(range(4), MeshRow(name="dp=0", size=4))
+    job.all(Stage.TRAINING)
+    assert "the replica dp=0 of the state lies on several nodes (0, 1), which come and go" in why_all_start_anew(job, 2)
+
+
+def test_a_mesh_that_does_not_say_who_works_together() -> None:
+    job = on_a_mesh(3, per_node=2, size=2)
+    job.rows = dict.fromkeys(range(6), MeshRow(refusal="no mesh covers the job"))
+    job.all(Stage.TRAINING)
+    assert "rank 0: no mesh covers the job" in why_all_start_anew(job, 2)
+
+
+def test_rows_that_do_not_hold_all_parts() -> None:
+    """Each rank says that it is a whole row, and holds something else than others."""
+    job = on_a_mesh(4, per_node=1, size=1)
+    assert "the ranks of the replica dp=0 of the state do not hold all parts of it" in why_all_start_anew(job, 3)
+
+
+def test_without_a_mesh_nobody_knows_who_works_together() -> None:
+    job = sharded(3, per_node=2, allowed=SHRINKS)
+    assert "no mesh says which of them work together" in why_all_start_anew(job, 2)
 
 
 def test_a_new_manager_that_does_not_know_what_a_lost_node_held_does_not_go_on_without_it() -> None:

@@ -153,7 +153,9 @@ def meshes() -> None:
     mesh = init_device_mesh("cpu", (SIZE,))
     WORLD.rebuild(plan(1), JobRank(RANK))
     with pytest.raises(RebuildError, match=r"a device mesh has the ranks \[0, 1, 2\], .* ranks \(0, 2\)"):
-        refuse_meshes(Members((JobRank(0), JobRank(2)))) if RANK == 1 else WORLD.rebuild(plan(2, (0, 2)), JobRank(RANK))
+        refuse_meshes(Members((JobRank(0), JobRank(2))), None, JobRank(1)) if RANK == 1 else WORLD.rebuild(
+            plan(2, (0, 2)), JobRank(RANK)
+        )
     assert total(mesh.get_group()) == 3  # nothing has been left
     dist.barrier()
 

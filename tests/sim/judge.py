@@ -217,6 +217,18 @@ class Judge:
             case _:
                 pass
 
+    def _rows(self, plan: WorldPlan) -> None:
+        """Whose mesh covers the job goes on with whole replicas of the state alone."""
+        rows = [process.row for process in self._living(plan.ranks)]
+        known = [row.name for row in rows if row is not None and not row.refusal]
+        if plan.dump or not rows or len(known) < len(rows):
+            return
+        wanted = {row.name: row.size for row in rows if row is not None}
+        of_all = {rank: self.sim.row_of(rank, whole=True) for rank in plan.ranks}
+        for name, size in wanted.items():
+            there = [rank for rank, row in of_all.items() if row is not None and row.name == name]
+            demand(len(there) == size, "half of {} in {}", name, plan)
+
     def _planned(self, plan: WorldPlan, manager: "Manager") -> None:
         if manager is not self.sim.manager or len(self.sim.deciding()) > 1:
             return  # what it plans must not be joined: that is judged where it is joined
@@ -225,6 +237,7 @@ class Judge:
         demand(list(plan.ranks) == sorted(set(plan.ranks)), "members of {}", plan)
         missing = self._sets[1] - set(map(self.sim.replicas_of, plan.ranks))
         demand(not missing, "nobody is left of replica set {}: {}", missing, plan)
+        self._rows(plan)
         for process in self._living(plan.ranks):
             there = process.worker.state is WorkerState.PAUSED and process.worker.pause_generation == plan.generation
             demand(there, "{} is not paused for {}", process.name, plan)

@@ -125,6 +125,7 @@ class Agent:
                     cause=report.cause,
                     at_s=self.sim.clock.now_s,
                     replicas=process.replicas,
+                    row=process.row,
                     backs_up=self.sim.scenario.backup_every > 0,
                     copies=self.shelf.known(process.rank) if report.stage is Stage.PAUSED else (),
                     saved=saved(process),

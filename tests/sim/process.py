@@ -45,14 +45,14 @@ class Process:
         """When it committed that, or began to train."""
         self.trains = False
         self.replicas = sim.replicas_of(start.rank)
+        self.row = sim.row_of(start.rank, whole=start.joins or len(self.members) == len(sim.everybody))
         self.state: int | None = chain(0, self.replicas)
         self.condition = Condition.EMPTY if start.joins else Condition.CLEAN
         self.call = 0
         self.entered = UNKNOWN
         """The step at which it entered the resilient function, or its world: it knows of later checkpoints alone."""
         self.inside = False
-        self.broken = False
-        self.hung = self.frozen = False
+        self.broken = self.hung = self.frozen = False
         self.pending_error: str | None = None
         self.group: Group | None = None
         self.held = -1  # for the judge: the step that it last loaded, restored or committed

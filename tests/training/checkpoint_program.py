@@ -21,6 +21,7 @@ from torch.distributed.checkpoint import filesystem
 from taskd.adaptors.groups import GroupWorld
 from taskd.adaptors.training import checkpoint_files as files
 from taskd.adaptors.training.checkpoint import dump, load_latest
+from taskd.adaptors.training.shards import local
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import CheckpointError
 from taskd.wire.kinds import JobRank
@@ -189,6 +190,45 @@ def sharded() -> None:
     (DIRECTORY / f"plain-{RANK}").write_bytes(pickle.dumps(plain.state_dict()))
 
 
+def halves() -> TrainState:
+    """FSDP2, with a buffer that each rank has otherwise."""
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(10, 6), nn.BatchNorm1d(6))
+    fully_shard(net)
+    state = TrainState(model=net, optimizer=torch.optim.AdamW(net.parameters()))
+    state._recovery.replicas.begin()
+    return state
+
+
+def own_buffers() -> None:
+    """Where the same parts come together again each rank has its own buffers back; elsewhere those of the first."""
+    state = halves()
+    state.model(torch.randn(8, 10, generator=torch.Generator().manual_seed(RANK))).square().sum().backward()
+    state.optimizer.step()
+    state.commit()
+    save(state)
+    again = halves()
+    assert load_latest(again, SHELF) == 1
+    for name, tensor in state.model.state_dict().items():
+        assert torch.equal(local(tensor), local(again.model.state_dict()[name])), name
+    (DIRECTORY / f"mean-{RANK}").write_bytes(pickle.dumps(state.model[1].running_mean))
+
+
+def killed_in_parts() -> None:
+    """A rank dies while each writes its part."""
+    state = halves()
+
+    def die(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if RANK == 1:
+        setattr(filesystem, "_write_item", die)  # noqa: B010 - in the midst of torch's own writing
+    with pytest.raises(CheckpointError, match="a rank has died"):
+        save(state)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     cases: dict[str, Callable[[], None]] = {
@@ -205,6 +245,8 @@ def main() -> None:
             differing,
             alone,
             sharded,
+            own_buffers,
+            killed_in_parts,
         )
     }
     world = GroupWorld()

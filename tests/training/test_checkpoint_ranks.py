@@ -98,6 +98,7 @@ def test_four_ranks_write_and_four_two_and_one_load(
     ("killed_writing", 2, []),
     ("killed_first", 0, []),
     ("killed_at_the_end", 0, ["step-3"]),
+    ("killed_in_parts", 1, []),
 ])  # fmt: skip
 def test_a_rank_dies_meanwhile(ranks: Ranks, tmp_path: Path, case: str, dead: int, left: list[str]) -> None:
     ranks(case, 3, dead)
@@ -136,3 +137,16 @@ def test_sharded_parameters(ranks: Ranks, tmp_path: Path) -> None:
     assert load_latest(state, tmp_path / "shelf") == 1
     for name, value in pickle.loads((tmp_path / "plain-0").read_bytes()).items():
         torch.testing.assert_close(plain.state_dict()[name], value)
+
+
+def test_buffers_of_sharded_models_are_each_ranks_own(
+    ranks: Ranks, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ranks("own_buffers", 2)
+    net = nn.Sequential(nn.Linear(10, 6), nn.BatchNorm1d(6))
+    state = TrainState(model=net, optimizer=torch.optim.AdamW(net.parameters()))
+    assert load_latest(state, tmp_path / "shelf") == 1
+    first, second = (pickle.loads((tmp_path / f"mean-{rank}").read_bytes()) for rank in (0, 1))
+    assert torch.equal(net.state_dict()["1.running_mean"], first)
+    assert not torch.equal(first, second)
+    assert "has model.1.running_mean, model.1.running_var as each replica set had it" in caplog.text

@@ -6,14 +6,16 @@ Rules:
    slot among the members.
 2. What outlives a world (a group that the script has made) is remembered in ranks of the job.
 3. A device mesh keeps the ranks that it was made with, and sub-meshes cut from them, in tensors of its own. It is right
-   only in a world where all of its ranks have the same number as before.
+   in a world where all of its ranks have the same number as before, and in one of whole rows (`rows`).
 """
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from taskd.adaptors.groups.instances import instances
+from taskd.adaptors.groups.rows import MeshRows
 from taskd.errors import RebuildError
 from taskd.wire.kinds import JobRank, WorldRank
 from taskd.wire.messages import WorldPlan
@@ -54,14 +56,18 @@ class Members:
         return tuple(WorldRank(self.slots.index(slot)) for slot in slots if slot in self.slots)
 
 
-def refuse_meshes(members: Members) -> None:
-    """Check that every device mesh of this process is right in a world of these members.
+def refuse_meshes(members: Members, rows: MeshRows | None, slot: JobRank) -> None:
+    """Check that every device mesh of this process is right in a world of these members; `slot` is its own rank.
 
     Raises:
         RebuildError: one is not.
     """
-    module = sys.modules.get("torch.distributed.device_mesh")
+    module: Any = sys.modules.get("torch.distributed.device_mesh")
     if module is None:
+        return
+    if rows is not None and rows.are_whole(members.slots) and hasattr(module, "get_rank"):
+        if int(members.rank_of(slot)) != slot and not isinstance(module.get_rank, _NumberInMeshes):
+            module.get_rank = _NumberInMeshes(module.get_rank, slot)  # for a mesh that is cut from another one later
         return
     kind: Any = module.DeviceMesh
     unchanged = {rank for rank, slot in enumerate(members.slots) if rank == slot}
@@ -69,7 +75,18 @@ def refuse_meshes(members: Members) -> None:
         ranks = [int(rank) for rank in mesh.mesh.flatten().tolist()]
         if not unchanged.issuperset(ranks):
             raise RebuildError(
-                f"a device mesh has the ranks {ranks}, and the new world has the job's ranks {members.slots}; a mesh "
-                "keeps its numbers, so a job that uses one goes on at its full size only: use process groups, or "
-                "leave out elastic-training"
+                f"a device mesh has the ranks {ranks}, and the new world has the job's ranks {members.slots}, which "
+                "are no whole replicas of the state; a mesh keeps its numbers: use process groups, or leave out "
+                "elastic-training"
             )
+
+
+class _NumberInMeshes:
+    """`get_rank` as meshes call it: where they mean the world, their numbers are those of the job, and so is this."""
+
+    def __init__(self, in_group: Callable[..., int], slot: JobRank) -> None:
+        self._in_group = in_group
+        self._slot = slot
+
+    def __call__(self, group: Any = None) -> int:
+        return self._slot if group is None else self._in_group(group)

@@ -36,6 +36,7 @@ from taskd.adaptors.groups.batches import send_batches_to_inner
 from taskd.adaptors.groups.calls import GroupCall, compare, strangers
 from taskd.adaptors.groups.handle import GroupHandle, named
 from taskd.adaptors.groups.members import Members, refuse_meshes
+from taskd.adaptors.groups.rows import MeshRows
 from taskd.adaptors.groups.settling import settle
 from taskd.adaptors.groups.setup_results import Replay
 from taskd.adaptors.groups.store import StoreLink, prefix, sweep
@@ -70,21 +71,20 @@ class GroupWorld:
         members: the ranks of the job that the present world is made of.
         made: how often the script has made the default group.
         section: which resilient function of the script this rank is in, counted from 1; 0 before the first.
+        rows: what a smaller world may be made of, if the job has a mesh.
     """
 
     _installed: ClassVar["GroupWorld | None"] = None
 
     def __init__(self, breaker: Callable[[], object] | None = None, naming: Naming = _nameless) -> None:
-        self.generation = self.made = 0
+        self.generation = self.made = self.section = self._forming = self._oldest = 0
         self._naming = naming
-        self._forming = 0
         self.members = Members(())
         self._first: tuple[JobRank, ...] = ()
-        self.section = 0
+        self.rows: MeshRows | None = None
         self._breaker = breaker
         self._calls: list[GroupCall] = []
         self._pretence: lone.Pretence | None = None
-        self._oldest = 0
         self._link = StoreLink()
         self._client: TCPStore | None = None
         self._key = ""
@@ -169,7 +169,7 @@ class GroupWorld:
         calls = self._alive_calls()
         members = Members.of(plan)
         position = members.rank_of(rank)
-        self._check(calls, members)
+        self._check(calls, members, None if plan.dump else rank)
         count = c10d._world.group_count
         self._leave()
         self._calls = calls
@@ -337,14 +337,14 @@ class GroupWorld:
             return self._calls
         return [call for call in self._calls if call.handle is None or call.handle.lives()]
 
-    def _check(self, calls: list[GroupCall], members: Members) -> None:
+    def _check(self, calls: list[GroupCall], members: Members, slot: JobRank | None) -> None:
         if not calls or not calls[0].is_default:
             raise RebuildError(
                 "the script has made no default process group, so there is no world to rebuild; "
                 "call torch.distributed.init_process_group before the resilient function"
             )
-        if members != Members.first(calls[0].size):
-            refuse_meshes(members)
+        if slot is not None and members != Members.first(calls[0].size):
+            refuse_meshes(members, self.rows, slot)
         strange = self.strangers()
         if strange:
             raise RefusedError(f"{strange}; use new_group")

@@ -20,6 +20,7 @@ import secrets
 import shutil
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -28,18 +29,22 @@ import msgspec
 import torch
 
 import taskd
+from taskd.adaptors.groups.members import Members
 from taskd.adaptors.training import checkpoint_files as files
 from taskd.adaptors.training import payload
-from taskd.adaptors.training.checkpoint_content import Content, Draft, collect
+from taskd.adaptors.training.checkpoint_content import Draft, Rows
 from taskd.adaptors.training.checkpoint_ranks import OF_PARTS, RankFailures, Ranks
+from taskd.adaptors.training.checkpoint_sets import OwnSet, divide, merged, own_outline
+from taskd.adaptors.training.inflight import pipelining
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.rng import RngCapture
+from taskd.adaptors.training.shards import name_of
 from taskd.adaptors.training.state import TrainState
 from taskd.config.worker import WorkerConfig
 from taskd.errors import CheckpointError, RestoreError
 from taskd.runtime.folders.ownfolder import OwnFolder
 from taskd.wire import text
-from taskd.wire.kinds import WorldRank
+from taskd.wire.kinds import JobRank, WorldRank
 from taskd.wire.messages import Condition, WorldPlan
 
 _log = logging.getLogger(__name__)
@@ -56,10 +61,19 @@ def dump_as_ordered(recovery: StateRecovery, plan: WorldPlan, config: WorkerConf
         raise CheckpointError(
             "no directory for checkpoints is known to the manager or to this rank; set TASKD_CHECKPOINT_DIR"
         )
-    return dump(recovery, directory, step=recovery.step, job_id=config.job_id, reason=plan.dump)
+    job = Members.of(plan).slots, plan.replicas
+    return dump(recovery, directory, step=recovery.step, job_id=config.job_id, reason=plan.dump, job=job)
 
 
-def dump(recovery: StateRecovery, directory: Path, *, step: int, job_id: str, reason: str) -> Path:
+def dump(
+    recovery: StateRecovery,
+    directory: Path,
+    *,
+    step: int,
+    job_id: str,
+    reason: str,
+    job: tuple[Sequence[JobRank], int] | None = None,
+) -> Path:
     """Write the state of step `step` to `directory` as `step-N`, and return that path.
 
     Collective over the default group, or for this process alone where there is none. If this job has written that step
@@ -71,6 +85,7 @@ def dump(recovery: StateRecovery, directory: Path, *, step: int, job_id: str, re
         step: the last committed step.
         job_id: the name of the job, for the manifest.
         reason: why it is written, for the manifest.
+        job: the ranks in the job of those that write, in their order, and how many it has; by default these are all.
 
     Raises:
         CheckpointError: a rank stands elsewhere, cannot write, or died. Nothing is left under the final name.
@@ -78,7 +93,8 @@ def dump(recovery: StateRecovery, directory: Path, *, step: int, job_id: str, re
     ranks = Ranks()
     try:
         _agree_on_state(recovery, step, ranks)
-        content = ranks.do(lambda: collect(recovery.parts, ranks.rank == 0))
+        slots, job_size = job or (tuple(map(JobRank, range(ranks.size))), ranks.size)
+        own = divide(recovery, ranks, slots)
         identity = ranks.gather(secrets.token_hex(7))[0]
         manifest = files.Manifest(
             format=files.FORMAT,
@@ -91,8 +107,10 @@ def dump(recovery: StateRecovery, directory: Path, *, step: int, job_id: str, re
             versions={"taskd": taskd.__version__, "torch": str(torch.__version__), "python": platform.python_version()},
             parts={text.name(name): text.name(type(part).__name__) for name, part in recovery.parts.all.items()},
             files={},
+            sets=own.sets,
+            job_size=job_size,
         )
-        return _Writer(ranks, directory, manifest, content).run(recovery)
+        return _Writer(ranks, directory, manifest, own).run(recovery)
     except RankFailures as failures:
         raise CheckpointError(
             f"step {step} was not written to {directory}: {failures}; expected a directory that all nodes share and "
@@ -156,12 +174,12 @@ def _agree_on_state(recovery: StateRecovery, step: int, ranks: Ranks) -> None:
 class _Writer:
     """One checkpoint on its way to the disk, on one rank."""
 
-    def __init__(self, ranks: Ranks, directory: Path, manifest: files.Manifest, content: Content) -> None:
+    def __init__(self, ranks: Ranks, directory: Path, manifest: files.Manifest, own: OwnSet) -> None:
         self._ranks = ranks
         self._directory = directory
         self._manifest = manifest
-        self._content = content
-        self._size_mb = content.size_bytes / 1e6
+        self._own = own
+        self._size_mb = own.size_bytes / 1e6
         self._folder: OwnFolder | None = None
 
     def run(self, recovery: StateRecovery) -> Path:
@@ -192,7 +210,7 @@ class _Writer:
         if self._ranks.rank != 0:
             return None
         place = files.reserve(self._directory, self._manifest.step, self._manifest.job_id, self._manifest.identity)
-        if place.partial is not None and shutil.disk_usage(self._directory).free < self._content.size_bytes:
+        if place.partial is not None and shutil.disk_usage(self._directory).free < self._own.size_bytes:
             files.drop(place.partial, WorldRank(0))
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({self._free()})")
         return place
@@ -217,8 +235,8 @@ class _Writer:
     def _write_own(self, folder: OwnFolder, recovery: StateRecovery) -> None:
         data = msgspec.msgpack.encode(recovery.parts.pack_positions())
         files.write(folder, files.position_file(self._ranks.rank), payload.pack(RngCapture().capture(), data))
-        if self._ranks.rank == 0:
-            files.write(folder, files.OUTLINE, self._content.outline)
+        if self._own.outline is not None:
+            files.write(folder, self._own.outline, self._own.content.outline)
 
     def _write_tensors(self, folder: OwnFolder) -> None:
         """Write them with torch. Raises Failures, on all ranks."""
@@ -229,7 +247,7 @@ class _Writer:
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-                checkpoint.save(self._content.entries, storage_writer=writer(folder))
+                checkpoint.save(self._own.content.entries, storage_writer=writer(folder))
         except checkpoint.CheckpointException as error:
             why = {WorldRank(rank): f"{cause!r} ({self._free()})" for rank, (cause, _) in error.failures.items()}
             raise RankFailures(why) from error
@@ -238,7 +256,8 @@ class _Writer:
         """The files of this rank: others may not see their true sizes at once on a network file system."""
         rank = self._ranks.rank
         mine = [files.position_file(rank), *(name for name in folder.names() if name.startswith(f"__{rank}_"))]
-        return files.sizes(folder, [*mine, files.INDEX, files.OUTLINE] if rank == 0 else mine)
+        mine += [] if self._own.outline is None else [self._own.outline]
+        return files.sizes(folder, [*mine, files.INDEX] if rank == 0 else mine)
 
     def _free(self) -> str:
         free_mb = shutil.disk_usage(self._directory).free / 1e6
@@ -314,11 +333,28 @@ def _told(why: BaseException) -> str:
 
 def _prepare(recovery: StateRecovery, chosen: files.Checkpoint, ranks: Ranks) -> Loaded:
     """Read all but the tensors."""
-    draft = Draft(recovery.parts, files.read(chosen.path / files.OUTLINE, files.MOST_OTHER_BYTES))
+    rows = _outline(recovery, chosen, ranks)
+    draft = Draft(recovery.parts, rows, of_stage=bool(pipelining.stages()))
     if chosen.manifest.world_size != ranks.size:
         return Loaded(draft, None)
     position = files.read(chosen.path / files.position_file(ranks.rank), files.MOST_OTHER_BYTES)
     return Loaded(draft, payload.unpack(position))
+
+
+def _outline(recovery: StateRecovery, chosen: files.Checkpoint, ranks: Ranks) -> dict[str, Rows]:
+    """That of the replica set that this rank is of, or else all of them together."""
+    sets = chosen.manifest.sets
+    rank = JobRank(ranks.rank) if chosen.manifest.job_size == ranks.size else None
+    own = own_outline(sets, name_of(recovery.parts), rank)
+    names = [own] if own is not None else list(dict.fromkeys([files.OUTLINE, *(one.outline for one in sets)]))
+    rows, differing = merged([files.read(chosen.path / name, files.MOST_OTHER_BYTES) for name in names], sets)
+    if differing:
+        ranks.warn(
+            "checkpoint %s has %s as each replica set had it; this rank is of none of them, and takes the first's",
+            chosen.path,
+            text.line(", ".join(differing)),
+        )
+    return rows
 
 
 def _put(recovery: StateRecovery, chosen: files.Checkpoint, loaded: Loaded, ranks: Ranks) -> None:

@@ -5,15 +5,17 @@ Rules:
 1. Tensors have the names of torch's own checkpoints (`model.fc.weight`, `optimizer.state.fc.weight.exp_avg`), free of
    the wrappers of DDP and `torch.compile`. `torch.distributed.checkpoint.load` reads them without taskd.
 2. What is no tensor stands in the outline exactly as it was: torch's format turns integer keys into strings.
-3. Parameters and optimizer state are equal on all ranks: each rank offers them, and torch divides the writing. Buffers
-   may differ (BatchNorm), and DDP takes those of rank 0: it alone offers them, and all that is neither.
+3. Parameters and optimizer state are equal on all ranks of a replica set: each offers them, and torch divides the
+   writing. Buffers may differ (BatchNorm), and DDP takes those of rank 0: the set's first alone offers them, and all
+   that is neither. What is sharded each rank offers as it has it.
 4. An optimizer is never stepped to see its state, as torch's `get_optimizer_state_dict` does where there is none yet.
 5. Nothing is put into the parts before all has been read.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeGuard
 
 import msgspec
@@ -49,34 +51,54 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Content:
-    """What one rank has for a checkpoint: the encoded outline, what it offers to write, and the size of all tensors."""
+    """What one rank has for a checkpoint.
+
+    Attributes:
+        outline: encoded.
+        entries: what it offers to write, by name.
+        tensors: all that it has, by the names of `entries` before they were changed.
+        listed: what has a name although it is no tensor.
+        size_bytes: of all tensors, of sharded ones the whole.
+    """
 
     outline: bytes
     entries: Entries
+    tensors: Entries
+    listed: Entries
     size_bytes: int
 
 
-def collect(parts: Parts, is_first: bool) -> Content:
+def collect(parts: Parts, *, is_first: bool, lists: bool, renamed: Mapping[str, str] = MappingProxyType({})) -> Content:
     """Return the content of the replicated parts, with the tensors themselves, not copies of them.
+
+    Args:
+        parts: those of the state.
+        is_first: this rank offers what may differ within its replica set.
+        lists: it offers what is no tensor.
+        renamed: tensors that are to have another name than their own.
 
     Raises:
         Whatever a part's `state_dict()` raises.
     """
     entries: Entries = {}
     offered: Entries = {}
+    listed: Entries = {}
     outline: dict[str, Rows] = {}
     for name, part in parts.replicated.items():
         rows = outline[name] = []
         for leaf in _leaves(part, parts.modules):
             full_name = ".".join(map(str, (name, *leaf.path)))
             taken: Entries = {}
-            rows.append((leaf.path, tree.fold(leaf.value, functools.partial(_take, entries, taken, full_name))))
+            take = functools.partial(_take, entries, taken, full_name, renamed)
+            rows.append((leaf.path, tree.fold(leaf.value, take)))
             if leaf.listed and not taken:
-                taken[full_name] = leaf.value
+                listed[full_name] = leaf.value
             if leaf.shared or is_first:
                 offered |= taken
+    if lists:
+        offered |= listed
     size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in entries.values())
-    return Content(msgspec.msgpack.encode(outline), offered, size_bytes)
+    return Content(msgspec.msgpack.encode(outline), offered, entries, listed, size_bytes)
 
 
 class Draft:
@@ -84,19 +106,21 @@ class Draft:
 
     Args:
         parts: the parts for which it is meant; they are not changed before `put`.
-        outline: what `collect` encoded.
+        outline: what `collect` encoded, decoded.
+        of_stage: the parts may be those of a pipeline's stage: what they do not have is left out.
 
     Attributes:
         targets: the tensors to be filled, by name.
 
     Raises:
         CheckpointError: a part is missing in the outline, or has other parameters or shapes.
-        msgspec.DecodeError, RestoreError: the outline is damaged.
+        RestoreError: the outline is damaged.
     """
 
-    def __init__(self, parts: Parts, outline: bytes) -> None:
+    def __init__(self, parts: Parts, outline: Mapping[str, Rows], *, of_stage: bool = False) -> None:
         self._parts = parts
-        rows = msgspec.msgpack.decode(outline, type=dict[str, Rows])
+        self._of_stage = of_stage
+        rows = outline
         missing = [name for name in parts.replicated if name not in rows]
         if missing:
             raise CheckpointError(
@@ -129,6 +153,8 @@ class Draft:
         elif isinstance(part, torch.optim.Optimizer):
             fqns = _fqns(part, self._parts.modules)
             own = {fqns[index]: parameter for index, parameter in _indexed(part)}
+        if self._of_stage and own:
+            rows = [*_known_here(rows, own, part)]
         values = [(path, tree.unfold(folded, self._give, own.get(_subject(path)))) for path, folded in rows]
         if isinstance(part, torch.nn.Module):
             filled = {str(path[0]): value for path, value in values}
@@ -148,10 +174,12 @@ class Draft:
         return self.targets[name]
 
 
-def _take(entries: Entries, taken: Entries, name: str, tensor: torch.Tensor) -> Any:
+def _take(entries: Entries, taken: Entries, name: str, renamed: Mapping[str, str], tensor: torch.Tensor) -> Any:
     unique = name if name not in entries else f"{name}#{len(entries)}"
-    entries[unique] = taken[unique] = tensor
-    return [unique, tree.dtype_name(tensor.dtype), list(tensor.shape)]
+    entries[unique] = tensor
+    written = renamed.get(unique, unique)
+    taken[written] = tensor
+    return [written, tree.dtype_name(tensor.dtype), list(tensor.shape)]
 
 
 def _leaves(part: Any, modules: list[torch.nn.Module]) -> Iterator[Leaf]:
@@ -209,6 +237,22 @@ def _optimizer_state(
             )
         groups[number]["params"] = group["params"]
     return {**rest, "state": state, "param_groups": [groups[number] for number in sorted(groups)]}
+
+
+def _known_here(rows: Rows, own: Mapping[Any, Any], part: Any) -> Iterator[tuple[Path, Any]]:
+    """What is of parameters and buffers of these names, or of none."""
+    for path, value in rows:
+        match path:
+            case [name] if isinstance(part, torch.nn.Module):
+                if name in own:
+                    yield path, value
+            case ["state", name, _]:
+                if name in own:
+                    yield path, value
+            case ["param_groups", _, "params"]:
+                yield path, [value[0], [name for name in value[1] if name in own]]
+            case _:
+                yield path, value
 
 
 def _compare_model(name: str, found: dict[str, Any], own: dict[str, Any]) -> None:

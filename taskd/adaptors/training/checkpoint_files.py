@@ -28,7 +28,7 @@ from msgspec import Meta
 
 from taskd.runtime.folders.ownfolder import OwnFolder, owner_of_new_files
 from taskd.runtime.folders.regular import open_record
-from taskd.wire.bounds import MOST_RANKS, Counter, Line, Name
+from taskd.wire.bounds import MOST_RANKS, Amount, Counter, Line, Name, OfJob
 from taskd.wire.kinds import WorldRank
 from taskd.wire.text import line
 
@@ -50,6 +50,20 @@ FileName = Annotated[str, Meta(max_length=255, pattern=r"\A(?:[A-Za-z0-9_][A-Za-
 """In the checkpoint's own directory."""
 
 
+class StateSet(msgspec.Struct, frozen=True):
+    """Ranks that held the same part of the state.
+
+    Attributes:
+        name: of that part, as `shards.name_of` gives it.
+        ranks: those in the job that lived.
+        outline: the file that describes the part.
+    """
+
+    name: Name
+    ranks: tuple[OfJob, ...]
+    outline: FileName
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What `taskd.json` says of its checkpoint.
 
@@ -59,6 +73,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         versions: of taskd, torch and Python.
         parts: the type of each part, by its name.
         files: size in bytes of every other file, by its name.
+        sets: those whose ranks held different parts of the state; none where all held the same.
+        job_size: ranks of the whole job, of which `world_size` have written; 0 where nobody has said it.
     """
 
     format: int
@@ -71,6 +87,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[Name, Name]
     parts: dict[Name, Name]
     files: dict[FileName, Counter]
+    sets: tuple[StateSet, ...] = ()
+    job_size: Amount = 0
 
 
 @dataclass(frozen=True)

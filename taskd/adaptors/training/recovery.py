@@ -14,12 +14,13 @@ Rules:
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 
+from taskd.adaptors.groups.rows import MeshRows
 from taskd.adaptors.training.afterwards import Afterwards
 from taskd.adaptors.training.buffers import Buffers
 from taskd.adaptors.training.failures import Failures
@@ -195,10 +196,21 @@ class StateRecovery:
             self._seeds.sow(self._own_rank(), self.step)
         self._record()
 
-    def enter_world(self, slot: JobRank, rank: WorldRank, world_size: int, replicas: int) -> None:
-        """Say that the job's rank `slot` is `rank` of `world_size` now, and that the full world has `replicas`."""
+    def open(self, slot: JobRank, replicas: int, world: str, *, joins: bool) -> MeshRows | None:
+        """The training function is entered: look which parts of the state there are; return the rows of a mesh.
+
+        `slot` is the rank in the job, of `replicas` ranks (0: as many as have begun). `world` as in `Replicas`.
+        """
+        self.replicas.begin(empty=joins, world=world, slot=slot, size=replicas)
+        self.shares.rows = self.replicas.rows
+        return self.shares.rows
+
+    def enter_world(
+        self, slot: JobRank, rank: WorldRank, world_size: int, replicas: int, members: Sequence[JobRank] = ()
+    ) -> None:
+        """The job's rank `slot` is `rank` of `world_size` now, which are `members`; the full world has `replicas`."""
         self._rank = slot
-        self.shares.enter(rank, world_size, replicas, self.parts.wrappers)
+        self.shares.enter(rank, world_size, replicas, self.parts, members)
 
     def declare_empty(self) -> None:
         """Say that this is a newcomer, whose weights count for nothing."""

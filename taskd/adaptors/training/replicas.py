@@ -18,12 +18,14 @@ from dataclasses import replace
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from taskd.adaptors.groups.rows import MeshRows
 from taskd.adaptors.training.parts import Parts
-from taskd.adaptors.training.shards import digest_of, name_of
+from taskd.adaptors.training.shards import digest_of, name_of, rows_of
 from taskd.adaptors.training.verifying import NEVER, StateVerifier
 from taskd.errors import ConfigError
 from taskd.runtime.worker.worker import StateHeld
-from taskd.wire.kinds import NOBODY
+from taskd.wire.kinds import NOBODY, JobRank
+from taskd.wire.state import MeshRow
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ class Replicas:
     Attributes:
         name: of what it has a part; "" for all of it.
         weights: digests of its parameters at the beginning and at the first commit, as far as there are any.
+        rows: of the whole job; None without a mesh, or where they are not known.
         distrusts: the rank whose state has not arrived as it was sent, until another state has.
     """
 
@@ -49,25 +52,31 @@ class Replicas:
         self.name = ""
         self.weights: tuple[str, ...] = ()
         self.distrusts = NOBODY
+        self.rows: MeshRows | None = None
+        self._row: MeshRow | None = None
 
-    def begin(self, empty: bool = False, world: str = "") -> None:
+    def begin(self, *, empty: bool = False, world: str = "", slot: JobRank = NOBODY, size: int = 0) -> None:
         """The training function is entered; `empty` by a new process, whose weights count for nothing.
 
-        `world` tells the present training function of the present world from all others.
+        `world` tells the present training function of the present world from all others. `slot` is the rank in the job,
+        without which nothing is said of rows. The job has `size` ranks; 0: as many as have begun.
 
         Raises:
             ConfigError: another rank has stated the same replica set, and has another part.
         """
-        found = name_of(self._parts)
+        named = name_of(self._parts)
         if self._stated and not empty:
-            _expect_same(self._stated, found, world)
-        self.name, self.weights = self._stated or found, ()
+            _expect_same(self._stated, named, world)
+        self.name, self.weights = self._stated or named, ()
+        found = None if slot == NOBODY else rows_of(self._parts, size)
+        self.rows = None if isinstance(found, str) else found
+        self._row = MeshRow(refusal=found) if isinstance(found, str) else None if found is None else found.row(slot)
         if not empty:
             self._digest()
 
     def said(self) -> StateHeld:
         """For a report."""
-        said = StateHeld(self.name, self.weights, self.distrusts)
+        said = StateHeld(self.name, self.weights, self.distrusts, row=self._row)
         return said if self.verifier is None else replace(said, digests=self.verifier.digests)
 
     def committed(self) -> None:

@@ -36,7 +36,8 @@ def save(state: TrainState, path: "str | os.PathLike[str]") -> Path:
     """
     recovery, link = state._recovery, worker.current()
     job_id = link.config.job_id if link is not None else ""
-    written = dump(recovery, Path(path).absolute(), step=recovery.step, job_id=job_id, reason="taskd.save")
+    directory, present = Path(path).absolute(), recovery.shares.present
+    written = dump(recovery, directory, step=recovery.step, job_id=job_id, reason="taskd.save", job=present)
     recovery.saved = SavedCheckpoint(recovery.step, str(written))
     recovery.on_saved()
     return written

@@ -256,7 +256,9 @@ class Session:
         recovery.parts.meter.recorder = self._runtime.recorder
         self._runtime.world.section += 1
         self._runtime.end_setup(recovery, self.backups)
-        recovery.replicas.begin(link.joins, f"{self._runtime.world.generation}/{self._runtime.world.section}")
+        world = self._runtime.world
+        name = f"{world.generation}/{world.section}"
+        world.rows = recovery.open(self._runtime.rank, link.config.replicas, name, joins=link.joins)
         link.holding = self.backups.held
         link.enter(recovery.step, recovery.condition())
 
@@ -344,7 +346,7 @@ class Session:
         runtime.form(plan, recovery)
         self._link.joined(recovery.step, recovery.condition())
         runtime.recorder.phase(BoxPhase.RESTORING)
-        recovery.enter_world(runtime.rank, rank, plan.world_size, replicas)
+        recovery.enter_world(runtime.rank, rank, plan.world_size, replicas, Members.of(plan).slots)
         report = restore(recovery, plan, rank, self.backups.folder)
         if report.note:
             logger.warning("rank %d, step %d: %s", runtime.rank, recovery.step, report.note)

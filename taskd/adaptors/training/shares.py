@@ -10,23 +10,26 @@ Rules:
    from communicating itself, by `no_sync()` within a share or around the loop, does not communicate in the last either.
 4. With a seed, a share has the numbers of the rank that works at it in the full world. If a step has several loops over
    the shares, each share goes on in the next one where it was left.
-5. In the full world there is one share, of scale 1, and nothing is done for it.
+5. Where the state lies on a mesh, the shares of a whole row (`groups.rows`) that is absent are another row's, rank by
+   rank: all ranks that work together have equally many. FSDP2 all-reduces over rows in the last share only.
+6. In the full world there is one share, of scale 1, and nothing is done for it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from weakref import WeakSet
 
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from taskd.adaptors.groups.rows import MeshRows
 from taskd.adaptors.groups.wrappers import line_of
+from taskd.adaptors.training.inflight.fsdp2 import Reductions, sharded_modules
+from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.rng import RngCapture
 from taskd.adaptors.training.seeds import Seeds
 from taskd.errors import ConfigError
-from taskd.wire.kinds import WorldRank
-
-Wrappers = Callable[[], list[DistributedDataParallel]]
+from taskd.wire.kinds import JobRank, WorldRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +57,37 @@ class Shares:
 
     Attributes:
         used: whether the script has asked for them.
+        rows: of a job whose state lies on a mesh.
     """
 
     def __init__(self, seeds: Seeds | None) -> None:
         self._numbers = None if seeds is None else _Numbers(seeds)
-        self._wrappers: Wrappers = list
+        self._parts: Parts | None = None
         self._shares: tuple[Share, ...] | None = None
+        self._sources: dict[int, int] = {}
+        self.rows: MeshRows | None = None
         self._full = True
         self._held: WeakSet[DistributedDataParallel] = WeakSet()
+        self._reductions: Reductions | None = None
         self.used = False
+        self.present: tuple[Sequence[JobRank], int] | None = None
+        """The ranks of the job in a world that was formed after a fault, and how many it has."""
 
-    def enter(self, rank: WorldRank, world_size: int, replicas: int, wrappers: Wrappers) -> None:
+    def enter(
+        self, rank: WorldRank, world_size: int, replicas: int, parts: Parts, members: Sequence[JobRank] = ()
+    ) -> None:
         """This process has the rank `rank` of `world_size` now, and the global batch is made for `replicas`.
 
-        `wrappers` tells those which there are: they are not kept alive here.
+        `parts` tell which wrappers there are: they are not kept alive here. `members` are the ranks of the job that are
+        present.
         """
-        self._wrappers = wrappers
-        self._shares = shares_of(rank, world_size, replicas)
+        self._parts = parts
+        self.present = (members, replicas) if members else None
+        self._shares, self._sources = shares_of(rank, world_size, replicas), {}
+        if self.rows is not None and members:
+            self._shares, self._sources = _of_rows(self.rows, members[rank], members)
         self._full = world_size == replicas
+        self._put_back_reductions()
         self._held = WeakSet()  # a loop that was interrupted, and dies late, leaves them alone
         if self._numbers is not None:
             self._numbers.forget()
@@ -92,18 +108,25 @@ class Shares:
     def _of_default_group(self) -> tuple[Share, ...]:
         if not dist.is_available() or not dist.is_initialized():
             return _ALONE
-        self._shares = shares_of(WorldRank(dist.get_rank()), dist.get_world_size(), dist.get_world_size())
+        rank, world_size = WorldRank(dist.get_rank()), dist.get_world_size()
+        self._shares = shares_of(rank, world_size, world_size)
+        if self.rows is not None:
+            self._shares, self._sources = _of_rows(self.rows, JobRank(rank), list(map(JobRank, range(world_size))))
         return self._shares
 
     def _one_by_one(self, mine: tuple[Share, ...], step: int) -> Iterator[Share]:
         self._let_go()  # of a loop that was left, and that somebody still holds
         # Those that do not communicate now are inside of `no_sync()`: they are its own.
-        self._held = held = WeakSet(w for w in self._wrappers() if w.require_backward_grad_sync)
+        parts = self._parts
+        assert parts is not None
+        self._held = held = WeakSet(w for w in parts.wrappers() if w.require_backward_grad_sync)
+        self._reductions = reductions = Reductions(sharded_modules(parts.modules))
         try:
             for share in mine:
                 if self._numbers is not None:
-                    self._numbers.begin(share.index, step)
+                    self._numbers.begin(share.index, self._sources.get(share.index, share.index), step)
                 _synchronise(held, share.last)
+                reductions.switch(share.last)
                 yield share
                 if not share.last:
                     _expect_silent(held, share)
@@ -115,7 +138,13 @@ class Shares:
 
     def _let_go(self) -> None:
         _synchronise(self._held, True)
+        self._put_back_reductions()
         self._held = WeakSet()
+
+    def _put_back_reductions(self) -> None:
+        if self._reductions is not None:
+            self._reductions.switch(True)
+        self._reductions = None
 
 
 class _Numbers:
@@ -131,12 +160,12 @@ class _Numbers:
         """What has begun is done again from its beginning."""
         self._left.clear()
 
-    def begin(self, index: int, step: int) -> None:
-        """Those of share `index`: from its beginning, or from where an earlier loop of the step has left it."""
+    def begin(self, index: int, rank: int, step: int) -> None:
+        """Those of share `index`, which is `rank`'s: from its beginning, or from where an earlier loop has left it."""
         if step != self._step:
             self._step = step
             self.forget()
-        self._seeds.sow(index, step)
+        self._seeds.sow(rank, step)
         if index in self._left:
             self._capture.restore(self._left[index])
 
@@ -149,6 +178,13 @@ def shares_of(rank: WorldRank, world_size: int, replicas: int) -> tuple[Share, .
     """The shares of one rank."""
     own = range(rank, replicas, world_size)
     return tuple(Share(index, replicas, world_size / replicas, last=index == own[-1]) for index in own)
+
+
+def _of_rows(rows: MeshRows, slot: JobRank, members: Sequence[JobRank]) -> tuple[tuple[Share, ...], dict[int, int]]:
+    """The shares of one rank of a mesh, and the ranks whose they are in the full world."""
+    own, count, present = rows.shares(slot, members)
+    shares = tuple(Share(index, count, present, last=at + 1 == len(own)) for at, (index, _) in enumerate(own))
+    return shares, dict(own)
 
 
 def _synchronise(wrappers: Iterable[DistributedDataParallel], wanted: bool) -> None:

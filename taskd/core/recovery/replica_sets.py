@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from taskd.wire.kinds import JobRank
+from taskd.wire.state import MeshRow
 
 
 class Replica(NamedTuple):
@@ -25,6 +26,8 @@ class Replica(NamedTuple):
     """Copies of its state are made."""
     saved: bool = False
     """It knows of a checkpoint that the job has written."""
+    row: MeshRow | None = None
+    """The ranks with which it has one whole replica of the state; None without a mesh."""
 
 
 def keys_of(replicas: Mapping[JobRank, Replica | None]) -> dict[JobRank, str | None]:

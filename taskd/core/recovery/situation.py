@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Set
 from dataclasses import replace
 
 from taskd.core.diagnosis.faults import FaultKind
+from taskd.core.recovery.rows import why_not_without
 from taskd.core.recovery.strategy import KeepingRefusals, Situation
 from taskd.core.recovery.world import World, replica_sets
 from taskd.wire.kinds import JobRank, NodeRank
@@ -117,6 +118,8 @@ def situation(world: World, *, no_donor: bool) -> Situation:
             no_survivor_elsewhere=_lost_set(world, sets, failing, "left on another node"),
             no_shrinking=_lost_set(world, sets, away, from_copies=False) or _unknown_set(world, sets, failing),
             no_shrinking_elsewhere=_lost_set(world, sets, failing, "left on another node", from_copies=False),
+            broken_rows=why_not_without(world, sets, away),
+            broken_rows_elsewhere=why_not_without(world, sets, failing),
             no_donor=_no_step(sets) if no_donor else "",
         ),
         places=len(world.places),

@@ -26,6 +26,10 @@ class KeepingRefusals:
     """Why those that are left do not hold all of the state, or why that cannot be known."""
     no_shrinking_elsewhere: str = ""
     """The same, if all ranks of the nodes that have lost something are given up with them."""
+    broken_rows: str = ""
+    """Why those that are left without the lost nodes are no whole replicas of a state on a mesh."""
+    broken_rows_elsewhere: str = ""
+    """The same, if all ranks of the nodes that have lost something are given up with them."""
     no_donor: str = ""
     """Every rank is paused: why no step can be resumed at."""
     no_rebuild: str = ""
@@ -204,6 +208,10 @@ def _state_refusal(strategy: Strategy, situation: Situation, policy: StrategyPol
         return situation.refusals.no_shrinking
     if strategy is Strategy.ELASTIC_TRAINING and not stays and situation.refusals.no_shrinking_elsewhere:
         return situation.refusals.no_shrinking_elsewhere
+    if strategy is Strategy.ELASTIC_TRAINING:
+        refusals = situation.refusals
+        broken = refusals.broken_rows if stays else refusals.broken_rows_elsewhere
+        return broken or refusals.no_donor or None
     return situation.refusals.no_donor or None
 
 

@@ -101,8 +101,9 @@ class RankView:
         self.status = status
         if status.stage not in COOPERATIVE or status.incarnation != self.incarnation:
             return
-        known = self.replicas.weights if self.replicas is not None else ()  # a new process has no digests yet
-        self.replicas = Replica(status.replicas, status.weights or known, status.backs_up, status.saved >= 0)
+        known = self.replicas or Replica()  # a new process has no digests yet
+        weights, row = status.weights or known.weights, status.row or known.row
+        self.replicas = Replica(status.replicas, weights, status.backs_up, status.saved >= 0, row)
         if status.stage is not Stage.FINISHED or status.at_s != self.released_at_s:
             self.released_at_s = None  # it is inside another resilient function
 

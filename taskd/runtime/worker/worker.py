@@ -45,7 +45,7 @@ from taskd.wire.messages import (
     WorkerReport,
     WorldPlan,
 )
-from taskd.wire.state import StateCopy, StateDigest
+from taskd.wire.state import MeshRow, StateCopy, StateDigest
 
 logger = logging.getLogger(__name__)
 _STANDINGS: Final = {
@@ -94,6 +94,7 @@ class StateHeld:
     copies: tuple[StateCopy, ...] = ()
     saved: int = -1
     digests: tuple[StateDigest, ...] = ()
+    row: MeshRow | None = None
 
 
 class AbandonedError(TaskdError):
@@ -321,6 +322,7 @@ class WorkerLink:
                 copies=holding.copies,
                 saved=holding.saved,
                 digests=holding.digests,
+                row=holding.row,
             )
         )
 

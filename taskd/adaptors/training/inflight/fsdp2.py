@@ -12,8 +12,9 @@ Rules:
 Source of the method: torch 2.6, 2.9, 2.12, 2.13 and 2.15, `torch/distributed/fsdp/_fully_shard`.
 """
 
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from taskd.adaptors.seams.parts import IN_SHARDED
 from taskd.adaptors.seams.sharded import RESET
 
 Flags = list[list[bool]]
+_SWITCHES = ("set_requires_gradient_sync", "set_requires_all_reduce")
 _OF_GROUP = ("reduce_grads", "all_reduce_grads", "reshard_after_backward")
 
 
@@ -36,6 +38,44 @@ def sharded_modules(modules: Sequence[torch.nn.Module]) -> list[Any]:
 def sharded_parameters(modules: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
     """The parameters in their sharded form (DTensor), whatever the modules hold at the moment."""
     return [p.sharded_param for m in sharded_modules(modules) for group in _groups(m) for p in group.fsdp_params]
+
+
+def data_dimensions(modules: Sequence[torch.nn.Module]) -> set[str]:
+    """The names of the dimensions along which these modules shard or replicate: their ranks have data of their own."""
+    groups = [group for module in sharded_modules(modules) for group in _groups(module)]
+    meshes = [getattr(getattr(group, "mesh_info", None), "mesh", None) for group in groups]
+    return {name for mesh in meshes if mesh is not None for name in mesh.mesh_dim_names or ()}
+
+
+class Reductions:
+    """The all-reduces of gradients over replicated dimensions, while several shares of a batch are worked at.
+
+    Where they are off, a script that switches communication on again for its last micro-batch (`_SWITCHES`) gets the
+    reduction over sharded dimensions alone.
+
+    Args:
+        modules: the sharded ones.
+    """
+
+    def __init__(self, modules: Sequence[Any]) -> None:
+        self._modules = modules
+        groups = [group for module in modules for group in _groups(module)]
+        self._begun = [(group, group.all_reduce_grads) for group in groups]
+
+    def switch(self, wanted: bool) -> None:
+        """Have gradients all-reduced by the next backward pass, if they were at first; or kept until one does."""
+        for module in self._modules:
+            for name in _SWITCHES:
+                vars(module).pop(name, None)
+                if not wanted:
+                    vars(module)[name] = functools.partial(self._switched, getattr(module, name))
+        for group, begun in self._begun:
+            group.all_reduce_grads = wanted and begun
+
+    def _switched(self, by_script: Callable[..., None], *args: Any, **options: Any) -> None:
+        by_script(*args, **options)
+        for group, _ in self._begun:
+            group.all_reduce_grads = False
 
 
 def flags(modules: Sequence[Any]) -> Flags:

@@ -1,0 +1,171 @@
+"""Which ranks of a job with a device mesh make up one whole replica of the state (a *row*), and work at which data.
+
+Rules:
+
+1. A row is what may be left out: the ranks that differ in no dimension along which everything is replicated. A world of
+   whole rows is sound although its meshes keep their numbers: each group along a dimension that cuts something has all
+   of its ranks, and of the others those that are present.
+2. The layout is read from one mesh that covers the job and of which all meshes that matter are slices. Where there is
+   none, nothing is said but why.
+3. Ranks that differ along a dimension that cuts the model (tensor parallel, stages) have the same share of the global
+   batch; all others have one of their own. Where the model is not cut, a rank's share has its own number.
+"""
+
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+from taskd.adaptors.groups.instances import instances
+from taskd.wire.kinds import JobRank
+from taskd.wire.state import MeshRow
+
+
+class Sharded(NamedTuple):
+    """What is cut along dimensions of a mesh."""
+
+    mesh: Any
+    """`None` for a stage of a pipeline."""
+    cut: frozenset[str]
+    """The names of the dimensions along which it is, and that are longer than 1."""
+    group: Any = None
+    """Of a stage: the group of all stages."""
+
+
+@dataclass(frozen=True)
+class MeshRows:
+    """The layout of a job.
+
+    Attributes:
+        names: of the mesh's dimensions.
+        sizes: their lengths.
+        ranks: those of the job, in the mesh's order, the last dimension first.
+        cut: dimensions along which the state is cut.
+        of_model: those of them whose ranks work at the same data.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    ranks: tuple[int, ...]
+    cut: frozenset[int]
+    of_model: frozenset[int]
+
+    @property
+    def size(self) -> int:
+        """Ranks of one row."""
+        return prod(self.sizes[at] for at in self.cut)
+
+    def row(self, rank: int) -> MeshRow:
+        """The row of a rank, as it is reported."""
+        at = self._coordinates(self.ranks.index(rank))
+        name = ",".join(f"{self.names[one]}={at[one]}" for one in self._whole)
+        return MeshRow(name=name or "all", size=self.size)
+
+    def are_whole(self, present: Collection[int]) -> bool:
+        """Whether these ranks are whole rows."""
+        known: dict[int, int] = {}
+        for rank, row in self._rows().items():
+            if rank in present:
+                known[row] = known.get(row, 0) + 1
+        return all(count == self.size for count in known.values()) and sum(known.values()) == len(present)
+
+    def shares(self, rank: int, present: Collection[int]) -> "tuple[list[tuple[int, JobRank]], int, float]":
+        """The shares of a rank, if these are present: each with the rank that has it in the full world.
+
+        Returns with them how many there are in all, and the part of the rows that is present.
+        """
+        rows = self._rows()
+        there = sorted({rows[one] for one in present})
+        count = len(self.ranks) // self.size
+        at = self._coordinates(self.ranks.index(rank))
+        own = [self._share(at, row) for row in range(there.index(rows[rank]), count, len(there))]
+        return (
+            own,
+            prod(self.sizes[one] for one in range(len(self.sizes)) if one not in self.of_model),
+            len(there) / count,
+        )
+
+    @property
+    def _whole(self) -> list[int]:
+        return [at for at in range(len(self.sizes)) if at not in self.cut]
+
+    def _share(self, at: Sequence[int], row: int) -> tuple[int, JobRank]:
+        """Of the rank that stands where `at` does in another row."""
+        there = list(at)
+        for one in reversed(self._whole):
+            row, there[one] = divmod(row, self.sizes[one])
+        rank = JobRank(self.ranks[_number(there, self.sizes, range(len(there)))])
+        of_data = [one for one in range(len(there)) if one not in self.of_model]
+        return (_number(there, self.sizes, of_data) if self.of_model else rank), rank
+
+    def _rows(self) -> dict[int, int]:
+        """The number of each rank's row."""
+        whole = self._whole
+        return {rank: _number(self._coordinates(at), self.sizes, whole) for at, rank in enumerate(self.ranks)}
+
+    def _coordinates(self, number: int) -> list[int]:
+        at = [0] * len(self.sizes)
+        for one in reversed(range(len(at))):
+            number, at[one] = divmod(number, self.sizes[one])
+        return at
+
+
+def _number(at: Sequence[int], sizes: Sequence[int], dimensions: Iterable[int]) -> int:
+    number = 0
+    for one in dimensions:
+        number = number * sizes[one] + at[one]
+    return number
+
+
+def find_rows(things: Sequence[Sharded], of_model: Collection[str], size: int) -> MeshRows | str | None:
+    """The rows of a job of `size` ranks, as this one sees it; or why they are not known; None if it has no mesh.
+
+    A size of 0 says that the job began with fewer than all. `things` are all that is on a mesh, `of_model` the names of
+    dimensions that cut the model itself.
+    """
+    module = sys.modules.get("torch.distributed.device_mesh")
+    meshes = instances(module.DeviceMesh) if module is not None else []
+    if not meshes:
+        return None
+    cutting = [thing for thing in things if thing.cut or thing.group is not None]
+    if not size:
+        return "a mesh keeps its numbers, and this one was made in a world of fewer ranks than the job has"
+    if not cutting:
+        return MeshRows(("rank",), (size,), tuple(range(size)), frozenset(), frozenset())
+    roots = [mesh for mesh in meshes if mesh.mesh_dim_names and sorted(_ranks(mesh)) == list(range(size))]
+    for root in sorted(roots, key=lambda mesh: -int(mesh.ndim)):
+        found = [_cut_of(thing, root) for thing in cutting]
+        if None in found:
+            continue
+        names = tuple(root.mesh_dim_names)
+        cut = frozenset(names.index(name) for one in found for name in one or ())
+        staged = {
+            name for thing, one in zip(cutting, found, strict=True) if thing.group is not None for name in one or ()
+        }
+        model = frozenset(names.index(name) for name in names if name in of_model or name in staged) & cut
+        return MeshRows(names, tuple(map(int, root.mesh.shape)), tuple(_ranks(root)), cut, model)
+    return "a mesh keeps its numbers, and no mesh with named dimensions covers the job, of which all others are slices"
+
+
+def _ranks(mesh: Any) -> list[int]:
+    return [int(rank) for rank in mesh.mesh.flatten().tolist()]
+
+
+def _cut_of(thing: Sharded, root: Any) -> frozenset[str] | None:
+    """The dimensions of the root along which something is cut; None if it does not lie on that."""
+    if thing.group is not None:
+        along = [name for name in root.mesh_dim_names if root.get_group(name) is thing.group]
+        return frozenset(along) if len(along) == 1 else None
+    return thing.cut if _is_slice(thing.mesh, root) else None
+
+
+def _is_slice(mesh: Any, root: Any) -> bool:
+    names, of_root = mesh.mesh_dim_names, root.mesh_dim_names
+    at = root.get_coordinate()
+    if not names or not set(names) <= set(of_root) or at is None:
+        return False
+    kept = [slice(None) if name in names else at[number] for number, name in enumerate(of_root)]
+    order = [[name for name in of_root if name in names].index(name) for name in names]
+    sliced = root.mesh[tuple(kept)].permute(order)
+    return bool(sliced.shape == mesh.mesh.shape and (sliced == mesh.mesh).all())

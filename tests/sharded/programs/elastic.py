@@ -1,0 +1,116 @@
+"""A job on a mesh that goes on with whole rows of it: `elastic.py`, with ELASTIC_SHAPE set, two ranks a row.
+
+It trains until somebody says stop, or for ELASTIC_STEPS, and tells in each step which shares this rank has worked at.
+Numbers have 64 bits, so that sums in another order differ in the fifteenth place, and a wrong average in the first.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import taskd
+
+FOLDER, SHAPE = Path(os.environ["ELASTIC_FOLDER"]), os.environ["ELASTIC_SHAPE"]
+STEPS = int(os.environ.get("ELASTIC_STEPS", "0"))
+WIDTH = 6
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(3)
+    layers = nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, WIDTH), nn.Dropout(0.2), nn.Linear(WIDTH, WIDTH)
+    return nn.Sequential(*layers).double()
+
+
+def data(step: int, share: int) -> torch.Tensor:
+    return torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(100 * step + share), dtype=torch.float64)
+
+
+Work = Callable[[Any, int], None]
+
+
+def hsdp() -> tuple[nn.Module, Work]:
+    """The root has parameters of its own. Each share in two parts, of which the last one reduces."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
+    net = network()
+    fully_shard(net[0], mesh=mesh)
+    model: Any = fully_shard(net, mesh=mesh)
+
+    def work(state: Any, step: int) -> None:
+        for share in state.shares():
+            tell(step, share)
+            for part, rows in enumerate(data(step, share.index).chunk(2)):
+                model.set_requires_gradient_sync(part == 1)
+                (model(rows).square().mean() / 2 * share.scale).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+
+    return net, work
+
+
+def tp() -> tuple[nn.Module, Work]:
+    """Data parallel by hand: a mean over those that are there."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
+    net = network()
+    net[3] = nn.Identity()  # dropout: both ranks of a layer would drop other elements
+    parallelize_module(net, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+    def work(state: Any, step: int) -> None:
+        for share in state.shares():
+            tell(step, share)
+            (net(data(step, share.index)).square().mean() * share.scale).backward()
+        group = mesh["dp"].get_group()
+        for parameter in net.parameters():
+            gradient: Any = parameter.grad
+            mine = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+            dist.all_reduce(mine, group=group)
+            mine /= dist.get_world_size(group)
+        dist.barrier()  # nobody steps before all have their gradients
+
+    return net, work
+
+
+def tell(step: int, share: Any) -> None:
+    with (FOLDER / f"shares-{os.environ['RANK']}").open("a") as file:
+        file.write(json.dumps([step, share.index, share.count, dist.get_world_size()]) + "\n")
+
+
+def goes_on(step: int) -> bool:
+    """All ranks alike."""
+    flag = torch.tensor([step < STEPS if STEPS else not (FOLDER / "stop").exists()])
+    dist.broadcast(flag, 0)
+    return bool(flag)
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    net, work = {"hsdp": hsdp, "tp": tp}[SHAPE]()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, foreach=False)
+    state = taskd.TrainState(model=net, optimizer=optimizer, seed=1)
+    kept = [id(one) for one in (net, optimizer, *net.parameters())]
+
+    @taskd.resilient(state)
+    def train() -> None:
+        while goes_on(state.step):
+            optimizer.zero_grad()
+            work(state, state.step)
+            optimizer.step()
+            state.commit()
+
+    train()
+    assert kept == [id(one) for one in (net, optimizer, *net.parameters())]
+    whole = {name: getattr(one, "full_tensor", lambda one=one: one)() for name, one in net.state_dict().items()}
+    if dist.get_rank() == 0:
+        torch.save({"step": state.step, "model": whole}, FOLDER / "weights.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+main()
