@@ -88,11 +88,15 @@ CASES: list[Case] = [
     ("pp", "0", "pp", 2),
     ("pp-alike", "3", "pp-alike", 4),
     ("none", "3", "pp", 2),
+    ("zero-pairs", "0,3", "none", 2),
+    ("zero-pairs", "1", "zero", 3),
+    ("zero", "", "zero", 4),
+    ("zero", "", "fsdp2", 2),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", everyday(CASES, CASES[0], CASES[8]), ids=str)
+@pytest.mark.parametrize("case", everyday(CASES, CASES[0], CASES[8], CASES[12]), ids=str)
 def test_what_a_job_dumps_another_loads(jobs: Jobs, case: Case) -> None:
     shape, killed, into, ranks = case
     jobs.dump(shape, killed)
@@ -104,6 +108,7 @@ PLAIN: list[Case] = [
     ("tp", "3", "none", 2),
     ("fsdp2", "", "tp", 2),
     ("pp", "3", "fsdp2", 3),
+    ("zero-pairs", "0,3", "fsdp2", 4),
 ]
 
 

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.seams.parts import IN_CHECKPOINT
 from taskd.adaptors.training import tree
+from taskd.adaptors.training.partitions import load, state_of
 from taskd.adaptors.training.parts import Parts
 from taskd.errors import CheckpointError
 
@@ -144,7 +145,7 @@ class Draft:
             if isinstance(part, torch.nn.Module):
                 set_model_state_dict(_bare(part), filled)
             else:
-                part.load_state_dict(filled)
+                load(part, filled)
 
     def _prepare(self, name: str, part: Any, rows: Rows) -> Any:
         own: dict[Any, Any] = {}
@@ -195,7 +196,7 @@ def _leaves(part: Any, modules: list[torch.nn.Module]) -> Iterator[Leaf]:
 
 def _optimizer_leaves(optimizer: torch.optim.Optimizer, modules: list[torch.nn.Module]) -> Iterator[Leaf]:
     fqns = _fqns(optimizer, modules)
-    for key, value in optimizer.state_dict().items():
+    for key, value in state_of(optimizer).items():
         if key == "state":
             for index, its in value.items():
                 for name, item in its.items():
@@ -226,7 +227,7 @@ def _optimizer_state(
                 groups.setdefault(number, {})[key] = value
             case _:
                 rest[str(path[0])] = value
-    own = optimizer.state_dict()["param_groups"]
+    own = state_of(optimizer)["param_groups"]
     for number, group in enumerate(own):
         wanted = {fqns[index] for index in group["params"]}
         found = set(groups.get(number, {}).get("params", ()))

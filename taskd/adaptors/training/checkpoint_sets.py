@@ -75,7 +75,13 @@ def divide(recovery: StateRecovery, ranks: Ranks, slots: Sequence[JobRank]) -> O
         return OwnSet(found, OUTLINE if speaks else None, (), found.size_bytes)
     renamed = _renamed(found, ranks, speakers, own)
     content = ranks.do(lambda: collect(recovery.parts, is_first=speaks, lists=lists, renamed=renamed))
-    told = ranks.gather((hashlib.blake2b(content.outline).hexdigest(), content.size_bytes, content.listed))
+    shared = set(ranks.gather(sorted(content.tensors) if ranks.rank == speakers[0] else [])[speakers[0]])
+    size_bytes = content.size_bytes
+    if own:  # what the first set writes too is not written twice, unless it is renamed
+        size_bytes -= sum(
+            t.nbytes for n, t in content.tensors.items() if n in shared and n not in renamed and not is_part(t)
+        )
+    told = ranks.gather((hashlib.blake2b(content.outline).hexdigest(), size_bytes, content.listed))
     first: dict[str, int] = {}
     for number, speaker in enumerate(speakers):
         first.setdefault(told[speaker][0], number)

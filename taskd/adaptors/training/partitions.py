@@ -46,21 +46,41 @@ def whole(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Any]:
 
 
 def state_of(part: Any) -> Any:
-    """The `state_dict()` of a part of the training state: this rank's, without a collective."""
+    """The `state_dict()` of a part of the training state, without a collective.
+
+    Of a partitioned optimizer it has the numbers and groups of all parameters, and the state of those of this rank.
+    """
     if not is_partitioned(part):
         return part.state_dict()
-    options = [{key: value for key, value in group.items() if key != "params"} for group in part.param_groups]
-    return {"own": part.optim.state_dict(), "options": options}
+    numbers = {parameter: number for number, parameter in _numbered(part)}
+    groups = [
+        {
+            **{key: value for key, value in group.items() if key != "params"},
+            "params": [numbers[p] for p in group["params"]],
+        }
+        for group in part.param_groups
+    ]
+    state = {numbers[parameter]: its for parameter, its in part.optim.state.items()}
+    return {"state": dict(sorted(state.items())), "param_groups": groups}
 
 
 def load(part: Any, state: Any) -> None:
-    """Give a part what `state_of` returned on a rank that has the same of it."""
+    """Give a part what `state_of` returned on ranks that have all that this one is to have."""
     if not is_partitioned(part):
         part.load_state_dict(state)
         return
-    part.optim.load_state_dict(state["own"])
-    for group, options in zip(part.param_groups, state["options"], strict=True):
-        group.update(options)
+    own = part.optim.state_dict()
+    inner = [parameter for group in part.optim.param_groups for parameter in group["params"]]
+    numbers = {parameter: number for number, parameter in _numbered(part)}
+    known = {at: state["state"][numbers[p]] for at, p in enumerate(inner) if numbers[p] in state["state"]}
+    for groups in (part.param_groups, own["param_groups"]):
+        for group, given in zip(groups, state["param_groups"], strict=True):
+            group.update({key: value for key, value in given.items() if key != "params"})
+    part.optim.load_state_dict({**own, "state": known})
+
+
+def _numbered(zero: Any) -> Iterator[tuple[int, torch.Tensor]]:
+    return enumerate(parameter for group in zero.param_groups for parameter in group["params"])
 
 
 def drop(optimizers: Iterable[torch.optim.Optimizer]) -> None:

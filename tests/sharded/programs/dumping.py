@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -130,6 +131,8 @@ SHAPES: dict[str, Callable[[], tuple[nn.Module, Work]]] = {
     "tp": tensor_parallel,
     "fsdp2-tp": lambda: tensor_parallel(sharded=True),
     "pp": pipeline,
+    "zero": none,
+    "zero-pairs": none,
     "pp-alike": lambda: pipeline(alike=True),
 }
 
@@ -138,7 +141,8 @@ def whole(net: nn.Module, optimizer: torch.optim.Optimizer) -> Whole:
     """Every tensor of the job. Where a pipeline's stages call theirs alike, the second's have a number."""
     names: dict[Any, str] = {parameter: name for name, parameter in net.named_parameters()}
     found = {f"model.{name}": tensor for name, tensor in net.state_dict().items()}
-    for parameter, its in optimizer.state.items():
+    own = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+    for parameter, its in own.state.items():
         found |= {f"optimizer.state.{names[parameter]}.{key}": value for key, value in its.items()}
     mine = {name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in found.items()}
     everyone: list[Any] = [None] * dist.get_world_size()
@@ -166,10 +170,19 @@ def plain(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     set_state_dict(net, optimizer, model_state_dict=wanted["model"], optim_state_dict=wanted["optimizer"])
 
 
+def make_optimizer(net: nn.Module) -> torch.optim.Optimizer:
+    if not SHAPE.startswith("zero"):
+        return torch.optim.AdamW(net.parameters(), lr=1e-2, foreach=False)
+    ranks = 2 if SHAPE == "zero-pairs" else dist.get_world_size()
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // ranks, ranks), mesh_dim_names=("dp", "zero"))
+    group = mesh.get_group("zero")
+    return ZeroRedundancyOptimizer(net.parameters(), torch.optim.AdamW, process_group=group, lr=1e-2, foreach=False)
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     net, work = SHAPES[SHAPE]()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, foreach=False)
+    optimizer = make_optimizer(net)
     if DO == "plain":
         plain(net, optimizer)
         keep(net, optimizer)
