@@ -21,7 +21,7 @@ from torch.distributed import distributed_c10d as c10d
 from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.shards import digest_of, name_of
 from taskd.adaptors.training.verifying import NEVER, StateVerifier
-from taskd.errors import ConfigError
+from taskd.errors import StatementError
 from taskd.runtime.worker.worker import StateHeld
 from taskd.wire.kinds import NOBODY
 
@@ -37,7 +37,8 @@ class Replicas:
         verify_every: steps from one digest of the state to the next, to be compared; 0: none.
 
     Attributes:
-        name: of what it has a part; "" for all of it.
+        name: of its set.
+        part: of what it has a part, by what torch says; "" for all of it. Only equal ones are given on.
         weights: digests of its parameters at the beginning and at the first commit, as far as there are any.
         distrusts: the rank whose state has not arrived as it was sent, until another state has.
     """
@@ -46,7 +47,7 @@ class Replicas:
         self._parts = parts
         self._stated = stated
         self.verifier = StateVerifier(parts, verify_every) if verify_every else None
-        self.name = ""
+        self.name = self.part = ""
         self.weights: tuple[str, ...] = ()
         self.distrusts = NOBODY
 
@@ -56,12 +57,13 @@ class Replicas:
         `world` tells the present training function of the present world from all others.
 
         Raises:
-            ConfigError: another rank has stated the same replica set, and has another part.
+            StatementError: another rank has stated the same replica set, and has another part.
         """
         found = name_of(self._parts)
         if self._stated and not empty:
             _expect_same(self._stated, found, world)
-        self.name, self.weights = self._stated or found, ()
+        self.part, self.weights = found, ()
+        self.name = self._stated or found
         if not empty:
             self._digest()
 
@@ -112,7 +114,7 @@ def _expect_same(stated: str, found: str, world: str) -> None:
         _log.debug("the statement of a replica set is not compared: %s", error)
         return
     if first != said:
-        raise ConfigError(
+        raise StatementError(
             f"TrainState(replica_set={stated!r}) of this rank has the part {said!r} by its sharded tensors, and "
             f"another rank that states it has {first!r}; expected equal parts, since ranks of one set hold the same. "
             "State another name for each part, or none: taskd finds the sets of sharded tensors by itself"
