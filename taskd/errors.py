@@ -9,6 +9,10 @@ class ConfigError(TaskdError):
     """A setting is unknown, of a wrong type, out of range, or contradicts another one. The user mends the setting."""
 
 
+class StatementError(ConfigError):
+    """What the script states of its state is contradicted by what another rank has. No new process can do better."""
+
+
 class PatchError(TaskdError):
     """The installed torch does not have the seams that taskd knows. What needs them is left as torch made it."""
 

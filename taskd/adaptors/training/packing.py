@@ -84,7 +84,8 @@ class StateManifest(msgspec.Struct, frozen=True):
     """What a donor is about to send: the folded parts by name, the tensors in their order, and its own position.
 
     `loose` are the buffers that are in no `state_dict`, folded too; `plain` the modules' other attributes that changed.
-    `name` and `weights` are those of the replica set; `flags` those of FSDP2; `finite`: the newest loss is known to be.
+    `name` is that of the part, `weights` are those of the replica set, `flags` those of FSDP2. `finite`: the newest
+    loss is known to be.
     """
 
     step: int
@@ -133,7 +134,7 @@ def pack(recovery: StateRecovery, *, everything: bool = False) -> tuple[StateMan
     position, changed = recovery.position(recovery.step), recovery.parts.plain.changed()
     replicas, flags = recovery.replicas, recovery.in_flight.flags
     manifest = StateManifest(
-        recovery.step, parts, slots, position, buffers, changed, replicas.name, replicas.weights, flags,
+        recovery.step, parts, slots, position, buffers, changed, replicas.part, replicas.weights, flags,
         recovery.losses.known_finite,
     )  # fmt: skip
     return manifest, tensors
@@ -174,8 +175,8 @@ def fill(recovery: StateRecovery, lane: StreamSource, target_step: int) -> bytes
         raise ValueError(
             f"the donor's state has the parts {sorted(manifest.parts)}, this one {sorted(recovery.parts.replicated)}"
         )
-    if manifest.name != recovery.replicas.name:
-        raise ValueError(f"the donor has {manifest.name or 'all'} of the state, this rank {recovery.replicas.name}")
+    if manifest.name != recovery.replicas.part:
+        raise ValueError(f"the donor has {manifest.name or 'all'} of the state, this rank {recovery.replicas.part}")
     targets: dict[int, torch.Tensor] = {}
     specs = Specs(recovery.parts)
 

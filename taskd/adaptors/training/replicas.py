@@ -22,7 +22,7 @@ from taskd.adaptors.groups.rows import MeshRows
 from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.shards import digest_of, name_of, rows_of
 from taskd.adaptors.training.verifying import NEVER, StateVerifier
-from taskd.errors import ConfigError
+from taskd.errors import StatementError
 from taskd.runtime.worker.worker import StateHeld
 from taskd.wire.kinds import NOBODY, JobRank
 from taskd.wire.state import MeshRow
@@ -39,7 +39,8 @@ class Replicas:
         verify_every: steps from one digest of the state to the next, to be compared; 0: none.
 
     Attributes:
-        name: of what it has a part; "" for all of it.
+        name: of its set.
+        part: of what it has a part, by what torch says; "" for all of it. Only equal ones are given on.
         weights: digests of its parameters at the beginning and at the first commit, as far as there are any.
         rows: of the whole job; None without a mesh, or where they are not known.
         distrusts: the rank whose state has not arrived as it was sent, until another state has.
@@ -49,7 +50,7 @@ class Replicas:
         self._parts = parts
         self._stated = stated
         self.verifier = StateVerifier(parts, verify_every) if verify_every else None
-        self.name = ""
+        self.name = self.part = ""
         self.weights: tuple[str, ...] = ()
         self.distrusts = NOBODY
         self.rows: MeshRows | None = None
@@ -62,12 +63,13 @@ class Replicas:
         without which nothing is said of rows. The job has `size` ranks; 0: as many as have begun.
 
         Raises:
-            ConfigError: another rank has stated the same replica set, and has another part.
+            StatementError: another rank has stated the same replica set, and has another part.
         """
         named = name_of(self._parts)
         if self._stated and not empty:
             _expect_same(self._stated, named, world)
-        self.name, self.weights = self._stated or named, ()
+        self.part, self.weights = named, ()
+        self.name = self._stated or named
         found = None if slot == NOBODY else rows_of(self._parts, size)
         self.rows = None if isinstance(found, str) else found
         self._row = MeshRow(refusal=found) if isinstance(found, str) else None if found is None else found.row(slot)
@@ -121,7 +123,7 @@ def _expect_same(stated: str, found: str, world: str) -> None:
         _log.debug("the statement of a replica set is not compared: %s", error)
         return
     if first != said:
-        raise ConfigError(
+        raise StatementError(
             f"TrainState(replica_set={stated!r}) of this rank has the part {said!r} by its sharded tensors, and "
             f"another rank that states it has {first!r}; expected equal parts, since ranks of one set hold the same. "
             "State another name for each part, or none: taskd finds the sets of sharded tensors by itself"
