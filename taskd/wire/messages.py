@@ -41,7 +41,7 @@ from taskd.wire.bounds import (
 from taskd.wire.checks import CheckOrder, CheckState, Cleared, Dismissed, Inspect, Inspection
 from taskd.wire.kinds import NOBODY, JobRank, NodeRank
 from taskd.wire.probes import ProbeOrder, ProbeResult
-from taskd.wire.state import Load, Row, StateCopies, Transfer
+from taskd.wire.state import Load, MeshRow, StateCopies, Transfer
 
 
 class Stage(Enum):
@@ -96,7 +96,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     distrusts: MaybeRank = NOBODY  # whose state has not arrived as it was sent
     backs_up: bool = False  # copies of its state are made
     copies: StateCopies = ()  # of PAUSED: those that are whole and can be read by it
-    row: Row | None = None  # the one that it is of; None without a mesh
+    row: MeshRow | None = None  # the one that it is of; None without a mesh
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -298,7 +298,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     distrusts: MaybeRank = NOBODY
     backs_up: bool = False  # these as in `RankStatus` too
     copies: StateCopies = ()
-    row: Row | None = None
+    row: MeshRow | None = None
 
 
 class SelfReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -18,7 +18,7 @@ StateCopies = Annotated[tuple[StateCopy, ...], msgspec.Meta(max_length=16)]
 """Two of its own, and two of each rank whose copies it keeps."""
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+class MeshRow(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """The ranks that have one whole replica of a state that lies on a mesh: what a smaller world can leave out."""
 
     name: Name = ""

@@ -23,7 +23,7 @@ from taskd.wire.messages import (
     Refuses,
     Stage,
 )
-from taskd.wire.state import Row, StateCopy
+from taskd.wire.state import MeshRow, StateCopy
 
 STEP_S = 0.1
 DEADLINES = Deadlines(confirm_s=2.0, pause_s=10.0, replace_s=60.0, join_s=20.0, resume_s=30.0, merge_s=1.0)
@@ -73,7 +73,7 @@ class Job:
         }
         self.nodes = nodes
         self.replicas: dict[int, str] = {}
-        self.rows: dict[int, Row] = {}
+        self.rows: dict[int, MeshRow] = {}
         self.copies: dict[int, tuple[StateCopy, ...]] | None = None
         """By the rank that can read them, where copies are made at all."""
         """Keys of the ranks' replica sets."""

@@ -8,7 +8,7 @@ from taskd.core.recovery.replica_sets import Replica, keys_of
 from taskd.core.recovery.world import RankView
 from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Condition, Ledger, Order, RankStatus, Stage
-from taskd.wire.state import Row
+from taskd.wire.state import MeshRow
 from tests.core.driver import Job
 
 IN_PLACE = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.EXIT)
@@ -107,7 +107,7 @@ def on_a_mesh(nodes: int, per_node: int, size: int, *, sets: int = 2) -> Job:
     job = Job(nodes, per_node, SHRINKS)
     ranks = range(nodes * per_node)
     job.replicas = {rank: f"shard {rank % sets}" for rank in ranks}
-    job.rows = {rank: Row(name=f"dp={rank // size}", size=size) for rank in ranks}
+    job.rows = {rank: MeshRow(name=f"dp={rank // size}", size=size) for rank in ranks}
     return job.up()
 
 
@@ -134,14 +134,14 @@ def test_nobody_goes_on_with_half_of_a_row() -> None:
 
 def test_a_row_on_several_nodes_could_come_back_by_halves() -> None:
     job = on_a_mesh(3, per_node=2, size=2)
-    job.rows |= dict.fromkeys(range(4), Row(name="dp=0", size=4))
+    job.rows |= dict.fromkeys(range(4), MeshRow(name="dp=0", size=4))
     job.all(Stage.TRAINING)
     assert "the replica dp=0 of the state lies on several nodes (0, 1), which come and go" in why_all_start_anew(job, 2)
 
 
 def test_a_mesh_that_does_not_say_who_works_together() -> None:
     job = on_a_mesh(3, per_node=2, size=2)
-    job.rows = dict.fromkeys(range(6), Row(refusal="no mesh covers the job"))
+    job.rows = dict.fromkeys(range(6), MeshRow(refusal="no mesh covers the job"))
     job.all(Stage.TRAINING)
     assert "rank 0: no mesh covers the job" in why_all_start_anew(job, 2)
 

@@ -1,19 +1,19 @@
-"""Rows of a mesh: which ranks are one whole replica, and who works at whose share where some are absent."""
+"""The rows of a mesh: which ranks are one whole replica, and who works at whose share where some are absent."""
 
 from collections import Counter
 
 import pytest
 
-from taskd.adaptors.groups.rows import Rows
+from taskd.adaptors.groups.rows import MeshRows
 
-HSDP = Rows(("dp_replicate", "dp_shard"), (3, 2), tuple(range(6)), frozenset({1}), frozenset())
-TURNED = Rows(("dp_shard", "dp_replicate"), (2, 3), tuple(range(6)), frozenset({0}), frozenset())
+HSDP = MeshRows(("dp_replicate", "dp_shard"), (3, 2), tuple(range(6)), frozenset({1}), frozenset())
+TURNED = MeshRows(("dp_shard", "dp_replicate"), (2, 3), tuple(range(6)), frozenset({0}), frozenset())
 """Ranks 0 and 3, 1 and 4, 2 and 5 are a row."""
-TP = Rows(("dp", "tp"), (3, 2), tuple(range(6)), frozenset({1}), frozenset({1}))
-STAGES = Rows(("pp", "dp", "tp"), (2, 2, 2), tuple(range(8)), frozenset({0, 2}), frozenset({0, 2}))
-BOTH = Rows(("dp_replicate", "dp_shard", "tp"), (2, 2, 2), tuple(range(8)), frozenset({1, 2}), frozenset({2}))
-PLAIN = Rows(("rank",), (4,), tuple(range(4)), frozenset(), frozenset())
-SHUFFLED = Rows(("dp_replicate", "dp_shard"), (2, 2), (2, 0, 1, 3), frozenset({1}), frozenset())
+TP = MeshRows(("dp", "tp"), (3, 2), tuple(range(6)), frozenset({1}), frozenset({1}))
+STAGES = MeshRows(("pp", "dp", "tp"), (2, 2, 2), tuple(range(8)), frozenset({0, 2}), frozenset({0, 2}))
+BOTH = MeshRows(("dp_replicate", "dp_shard", "tp"), (2, 2, 2), tuple(range(8)), frozenset({1, 2}), frozenset({2}))
+PLAIN = MeshRows(("rank",), (4,), tuple(range(4)), frozenset(), frozenset())
+SHUFFLED = MeshRows(("dp_replicate", "dp_shard"), (2, 2), (2, 0, 1, 3), frozenset({1}), frozenset())
 
 
 def test_names_and_sizes() -> None:
@@ -40,7 +40,7 @@ def test_names_and_sizes() -> None:
     (PLAIN, (1, 3), True),
     (HSDP, (4, 5, 6, 7), False),
 ])  # fmt: skip
-def test_what_can_go_on(rows: Rows, present: tuple[int, ...], whole: bool) -> None:
+def test_what_can_go_on(rows: MeshRows, present: tuple[int, ...], whole: bool) -> None:
     assert rows.are_whole(present) is whole
 
 
@@ -56,7 +56,7 @@ def test_what_can_go_on(rows: Rows, present: tuple[int, ...], whole: bool) -> No
     (SHUFFLED, (1, 3), 4),
 ])  # fmt: skip
 def test_each_share_is_worked_at_by_all_who_have_a_part_of_the_model(
-    rows: Rows, present: tuple[int, ...], shares: int
+    rows: MeshRows, present: tuple[int, ...], shares: int
 ) -> None:
     found = {rank: rows.shares(rank, present) for rank in present}
     assert {count for _, count, _ in found.values()} == {shares}
@@ -72,7 +72,7 @@ def test_each_share_is_worked_at_by_all_who_have_a_part_of_the_model(
 
 
 @pytest.mark.parametrize("rows", [HSDP, TURNED, SHUFFLED, PLAIN])
-def test_where_the_model_is_not_cut_a_ranks_share_has_its_own_number(rows: Rows) -> None:
+def test_where_the_model_is_not_cut_a_ranks_share_has_its_own_number(rows: MeshRows) -> None:
     everybody = range(len(rows.ranks))
     assert [rows.shares(rank, everybody)[0] for rank in everybody] == [[(rank, rank)] for rank in everybody]
 

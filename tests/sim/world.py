@@ -7,7 +7,7 @@ from random import Random
 from taskd.core.recovery import JobEnded, Phase
 from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import Stage
-from taskd.wire.state import Row
+from taskd.wire.state import MeshRow
 from tests.sim.clock import Clock
 from tests.sim.copies import Copies
 from tests.sim.fabric import Fabric
@@ -119,14 +119,14 @@ class Sim:
         sets = self.scenario.replica_sets
         return f"shard {rank % sets}" if sets > 1 else ""
 
-    def row_of(self, rank: int, *, whole: bool) -> Row | None:
+    def row_of(self, rank: int, *, whole: bool) -> MeshRow | None:
         """The ranks with which a rank has one whole replica; `whole`: its process knows the whole job."""
         sets, ranks = self.scenario.replica_sets, len(self.everybody)
         if sets == 1:
             return None
         if not whole or ranks % sets:
-            return Row(refusal="its mesh does not cover the job")
-        return Row(name=f"replica={rank // sets}", size=sets)
+            return MeshRow(refusal="its mesh does not cover the job")
+        return MeshRow(name=f"replica={rank // sets}", size=sets)
 
     def _add_agent(self, place: NodeRank | None, wants: int, *, alone: bool = False) -> Agent:
         agent = Agent(self, len(self.agents), place, wants, alone=alone)

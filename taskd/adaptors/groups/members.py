@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from taskd.adaptors.groups.instances import instances
-from taskd.adaptors.groups.rows import Rows
+from taskd.adaptors.groups.rows import MeshRows
 from taskd.errors import RebuildError
 from taskd.wire.kinds import JobRank, WorldRank
 from taskd.wire.messages import WorldPlan
@@ -56,7 +56,7 @@ class Members:
         return tuple(WorldRank(self.slots.index(slot)) for slot in slots if slot in self.slots)
 
 
-def refuse_meshes(members: Members, rows: Rows | None, slot: JobRank) -> None:
+def refuse_meshes(members: Members, rows: MeshRows | None, slot: JobRank) -> None:
     """Check that every device mesh of this process is right in a world of these members; `slot` is its own rank.
 
     Raises:

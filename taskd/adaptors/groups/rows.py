@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
+from taskd.adaptors.groups.handle import meshes_ask
 from taskd.adaptors.groups.instances import instances
 from taskd.wire.kinds import JobRank
-from taskd.wire.state import Row
+from taskd.wire.state import MeshRow
 
 
 class Sharded(NamedTuple):
@@ -34,7 +35,7 @@ class Sharded(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rows:
+class MeshRows:
     """The layout of a job.
 
     Attributes:
@@ -56,11 +57,11 @@ class Rows:
         """Ranks of one row."""
         return prod(self.sizes[at] for at in self.cut)
 
-    def row(self, rank: int) -> Row:
+    def row(self, rank: int) -> MeshRow:
         """The row of a rank, as it is reported."""
         at = self._coordinates(self.ranks.index(rank))
         name = ",".join(f"{self.names[one]}={at[one]}" for one in self._whole)
-        return Row(name=name or "all", size=self.size)
+        return MeshRow(name=name or "all", size=self.size)
 
     def are_whole(self, present: Collection[int]) -> bool:
         """Whether these ranks are whole rows."""
@@ -118,34 +119,45 @@ def _number(at: Sequence[int], sizes: Sequence[int], dimensions: Iterable[int]) 
     return number
 
 
-def find_rows(things: Sequence[Sharded], of_model: Collection[str], size: int) -> Rows | str | None:
+def find_rows(things: Sequence[Sharded], of_model: Collection[str], size: int) -> MeshRows | str | None:
     """The rows of a job of `size` ranks, as this one sees it; or why they are not known; None if it has no mesh.
 
     A size of 0 says that the job began with fewer than all. `things` are all that is on a mesh, `of_model` the names of
     dimensions that cut the model itself.
     """
     module = sys.modules.get("torch.distributed.device_mesh")
-    meshes = instances(module.DeviceMesh) if module is not None else []
-    if not meshes:
-        return None
-    cutting = [thing for thing in things if thing.cut or thing.group is not None]
+    if module is None or not (things or meshes_ask()):
+        return None  # without a look at all objects, which takes as long as a recovery
     if not size:
         return "a mesh keeps its numbers, and this one was made in a world of fewer ranks than the job has"
+    cutting = [thing for thing in things if thing.cut or thing.group is not None]
     if not cutting:
-        return Rows(("rank",), (size,), tuple(range(size)), frozenset(), frozenset())
-    roots = [mesh for mesh in meshes if mesh.mesh_dim_names and sorted(_ranks(mesh)) == list(range(size))]
-    for root in sorted(roots, key=lambda mesh: -int(mesh.ndim)):
-        found = [_cut_of(thing, root) for thing in cutting]
-        if None in found:
-            continue
-        names = tuple(root.mesh_dim_names)
-        cut = frozenset(names.index(name) for one in found for name in one or ())
-        staged = {
-            name for thing, one in zip(cutting, found, strict=True) if thing.group is not None for name in one or ()
-        }
-        model = frozenset(names.index(name) for name in names if name in of_model or name in staged) & cut
-        return Rows(names, tuple(map(int, root.mesh.shape)), tuple(_ranks(root)), cut, model)
+        return MeshRows(("rank",), (size,), tuple(range(size)), frozenset(), frozenset())
+    for own in (True, False):  # most often a tensor's own mesh covers the job
+        known = {id(thing.mesh): thing.mesh for thing in things if thing.mesh is not None}
+        look = list(known.values()) if own else instances(module.DeviceMesh)
+        meshes = [mesh for mesh in look if mesh.mesh_dim_names and sorted(_ranks(mesh)) == list(range(size))]
+        for mesh in sorted(meshes, key=lambda mesh: -int(mesh.ndim)):
+            found = _laid_on(mesh, cutting, of_model)
+            if found is not None:
+                return found
     return "a mesh keeps its numbers, and no mesh with named dimensions covers the job, of which all others are slices"
+
+
+def _laid_on(mesh: Any, cutting: Sequence[Sharded], of_model: Collection[str]) -> MeshRows | None:
+    """The rows by a mesh that covers the job; None if something that is cut does not lie on it."""
+    names = tuple(mesh.mesh_dim_names)
+    cut: set[str] = set()
+    staged: set[str] = set()
+    for thing in cutting:
+        along = _cut_of(thing, mesh)
+        if along is None:
+            return None
+        cut |= along
+        staged |= along if thing.group is not None else set()
+    model = frozenset(names.index(name) for name in cut if name in of_model or name in staged)
+    sizes = tuple(map(int, mesh.mesh.shape))
+    return MeshRows(names, sizes, tuple(_ranks(mesh)), frozenset(map(names.index, cut)), model)
 
 
 def _ranks(mesh: Any) -> list[int]:

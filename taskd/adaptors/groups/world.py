@@ -36,7 +36,7 @@ from taskd.adaptors.groups.batches import send_batches_to_inner
 from taskd.adaptors.groups.calls import GroupCall, compare, strangers
 from taskd.adaptors.groups.handle import GroupHandle, named
 from taskd.adaptors.groups.members import Members, refuse_meshes
-from taskd.adaptors.groups.rows import Rows
+from taskd.adaptors.groups.rows import MeshRows
 from taskd.adaptors.groups.settling import settle
 from taskd.adaptors.groups.setup_results import Replay
 from taskd.adaptors.groups.store import StoreLink, prefix, sweep
@@ -81,7 +81,7 @@ class GroupWorld:
         self._naming = naming
         self.members = Members(())
         self._first: tuple[JobRank, ...] = ()
-        self.rows: Rows | None = None
+        self.rows: MeshRows | None = None
         self._breaker = breaker
         self._calls: list[GroupCall] = []
         self._pretence: lone.Pretence | None = None

@@ -21,7 +21,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from taskd.adaptors.groups.rows import Rows
+from taskd.adaptors.groups.rows import MeshRows
 from taskd.adaptors.training.afterwards import Afterwards
 from taskd.adaptors.training.buffers import Buffers
 from taskd.adaptors.training.failures import Failures
@@ -38,6 +38,7 @@ from taskd.adaptors.training.replicas import Replicas
 from taskd.adaptors.training.rest import Rest
 from taskd.adaptors.training.rng import RngCapture
 from taskd.adaptors.training.seeds import Seeds
+from taskd.adaptors.training.shards import rows_of
 from taskd.adaptors.training.shares import Shares
 from taskd.adaptors.training.undo import Undo
 from taskd.errors import ShimError
@@ -186,6 +187,9 @@ class StateRecovery:
         `rank` is that in the job; if it is not given, that of `torch.distributed`.
         """
         self._rank = rank
+        if rank is None:  # nobody opens it
+            found = rows_of(self.parts, 0)
+            self.shares.lie_on(None if isinstance(found, str) else found)
         self.in_flight = InFlight(self.parts)
         self._buffers.begin()
         self._followers.settle()
@@ -193,14 +197,14 @@ class StateRecovery:
             self._seeds.sow(self._own_rank(), self.step)
         self._record()
 
-    def open(self, slot: JobRank, replicas: int, *, joins: bool) -> Rows | None:
+    def open(self, slot: JobRank, replicas: int, *, joins: bool) -> MeshRows | None:
         """Look which parts of the state there are, as the training function is entered; the rows of a mesh.
 
         `slot` is the rank in the job, `replicas` how many that has, 0 if as many as have begun.
         """
         self.replicas.begin(empty=joins, slot=slot, size=replicas)
-        self.shares.rows = self.replicas.rows
-        return self.shares.rows
+        self.shares.lie_on(self.replicas.rows)
+        return self.replicas.rows
 
     def enter_world(
         self, slot: JobRank, rank: WorldRank, world_size: int, replicas: int, members: Sequence[JobRank] = ()

@@ -11,12 +11,12 @@ Rules:
 
 import logging
 
-from taskd.adaptors.groups.rows import Rows
+from taskd.adaptors.groups.rows import MeshRows
 from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.shards import digest_of, name_of, rows_of
 from taskd.runtime.worker.worker import StateHeld
 from taskd.wire.kinds import NOBODY, JobRank
-from taskd.wire.state import Row
+from taskd.wire.state import MeshRow
 
 _log = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ class Replicas:
         self.name = ""
         self.weights: tuple[str, ...] = ()
         self.distrusts = NOBODY
-        self.rows: Rows | None = None
-        self._row: Row | None = None
+        self.rows: MeshRows | None = None
+        self._row: MeshRow | None = None
 
     def begin(self, *, empty: bool = False, slot: JobRank = NOBODY, size: int = 0) -> None:
         """The training function is entered; `empty` by a new process, whose weights count for nothing.
@@ -48,7 +48,7 @@ class Replicas:
         self.name, self.weights = name_of(self._parts), ()
         found = None if slot == NOBODY else rows_of(self._parts, size)
         self.rows = None if isinstance(found, str) else found
-        self._row = Row(refusal=found) if isinstance(found, str) else None if found is None else found.row(slot)
+        self._row = MeshRow(refusal=found) if isinstance(found, str) else None if found is None else found.row(slot)
         if not empty:
             self._digest()
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from taskd.adaptors.groups.rows import Rows, Sharded, find_rows
+from taskd.adaptors.groups.rows import MeshRows, Sharded, find_rows
 from taskd.adaptors.seams.parts import IN_PIPELINES
 from taskd.adaptors.training.digests import digest
 from taskd.adaptors.training.inflight import pipelining
@@ -104,21 +104,23 @@ def name_of(parts: Parts) -> str:
     return f"{told} {hashlib.blake2b(repr(details).encode(), digest_size=4).hexdigest()}"
 
 
-def rows_of(parts: Parts, size: int) -> Rows | str | None:
+def rows_of(parts: Parts, size: int) -> MeshRows | str | None:
     """Which ranks have one whole replica together, as a mesh tells; or why that is not known; None without a mesh.
 
     `size`: ranks of the whole job; 0: as many as have begun.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return None
-    things = []
+    known: dict[tuple[int, frozenset[str]], Sharded] = {}
     for tensor in Specs(parts):
         mesh = tensor.device_mesh
         cut = [
             at for at, placement in enumerate(tensor.placements) if not placement.is_replicate() and mesh.size(at) > 1
         ]
         names = mesh.mesh_dim_names or [""] * mesh.ndim
-        things.append(Sharded(mesh, frozenset(names[at] for at in cut)))
+        thing = Sharded(mesh, frozenset(names[at] for at in cut))
+        known.setdefault((id(mesh), thing.cut), thing)
+    things = [*known.values()]
     things += [Sharded(None, frozenset(), stage.group) for stage in pipelining.stages() if stage.group_size > 1]
     of_data = data_dimensions(parts.modules)
     of_model = {name for thing in things for name in thing.cut} - of_data

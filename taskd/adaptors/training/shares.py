@@ -22,7 +22,7 @@ from weakref import WeakSet
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from taskd.adaptors.groups.rows import Rows
+from taskd.adaptors.groups.rows import MeshRows
 from taskd.adaptors.groups.wrappers import line_of
 from taskd.adaptors.training.inflight.fsdp2 import Reductions, sharded_modules
 from taskd.adaptors.training.parts import Parts
@@ -57,7 +57,6 @@ class Shares:
 
     Attributes:
         used: whether the script has asked for them.
-        rows: of a job whose state lies on a mesh.
     """
 
     def __init__(self, seeds: Seeds | None) -> None:
@@ -65,11 +64,16 @@ class Shares:
         self._parts: Parts | None = None
         self._shares: tuple[Share, ...] | None = None
         self._sources: dict[int, int] = {}
-        self.rows: Rows | None = None
+        self._rows: MeshRows | None = None
         self._full = True
         self._held: WeakSet[DistributedDataParallel] = WeakSet()
         self._reductions: Reductions | None = None
         self.used = False
+
+    def lie_on(self, rows: MeshRows | None) -> None:
+        """The state lies on a mesh, with these rows; None if it does not."""
+        if rows is not None:
+            self._rows, self._shares = rows, None
 
     def enter(
         self, rank: WorldRank, world_size: int, replicas: int, parts: Parts, members: Sequence[JobRank] = ()
@@ -81,8 +85,8 @@ class Shares:
         """
         self._parts = parts
         self._shares, self._sources = shares_of(rank, world_size, replicas), {}
-        if self.rows is not None and members:
-            self._shares, self._sources = _of_rows(self.rows, members[rank], members)
+        if self._rows is not None and members:
+            self._shares, self._sources = _of_rows(self._rows, members[rank], members)
         self._full = world_size == replicas
         self._put_back_reductions()
         self._held = WeakSet()  # a loop that was interrupted, and dies late, leaves them alone
@@ -107,8 +111,8 @@ class Shares:
             return _ALONE
         rank, world_size = WorldRank(dist.get_rank()), dist.get_world_size()
         self._shares = shares_of(rank, world_size, world_size)
-        if self.rows is not None:
-            self._shares, self._sources = _of_rows(self.rows, JobRank(rank), list(map(JobRank, range(world_size))))
+        if self._rows is not None:
+            self._shares, self._sources = _of_rows(self._rows, JobRank(rank), list(map(JobRank, range(world_size))))
         return self._shares
 
     def _one_by_one(self, mine: tuple[Share, ...], step: int) -> Iterator[Share]:
@@ -177,7 +181,7 @@ def shares_of(rank: WorldRank, world_size: int, replicas: int) -> tuple[Share, .
     return tuple(Share(index, replicas, world_size / replicas, last=index == own[-1]) for index in own)
 
 
-def _of_rows(rows: Rows, slot: JobRank, members: Sequence[JobRank]) -> tuple[tuple[Share, ...], dict[int, int]]:
+def _of_rows(rows: MeshRows, slot: JobRank, members: Sequence[JobRank]) -> tuple[tuple[Share, ...], dict[int, int]]:
     """The shares of one rank of a mesh, and the ranks whose they are in the full world."""
     own, count, present = rows.shares(slot, members)
     shares = tuple(Share(index, count, present, last=at + 1 == len(own)) for at, (index, _) in enumerate(own))

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from taskd.wire.kinds import JobRank
-from taskd.wire.state import Row
+from taskd.wire.state import MeshRow
 
 
 class Replica(NamedTuple):
@@ -24,7 +24,7 @@ class Replica(NamedTuple):
     """Digests of its parameters: as its training began, and at its first commit."""
     backs_up: bool = False
     """Copies of its state are made."""
-    row: Row | None = None
+    row: MeshRow | None = None
     """The ranks with which it has one whole replica of the state; None without a mesh."""
 
 

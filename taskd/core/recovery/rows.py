@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from taskd.core.recovery.world import World
 from taskd.wire.kinds import JobRank, NodeRank
-from taskd.wire.state import Row
+from taskd.wire.state import MeshRow
 
 
 def why_not_without(world: World, sets: Mapping[JobRank, str | None], places: Collection[NodeRank]) -> str:
@@ -27,7 +27,7 @@ def why_not_without(world: World, sets: Mapping[JobRank, str | None], places: Co
         return (
             "the ranks hold different parts of the state, and no mesh says which of them work together" if apart else ""
         )
-    left: dict[Row, dict[JobRank, NodeRank]] = {}
+    left: dict[MeshRow, dict[JobRank, NodeRank]] = {}
     for rank, view in world.ranks.items():
         row = rows.get(rank)
         if row is not None and row.refusal:

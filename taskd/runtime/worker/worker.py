@@ -45,7 +45,7 @@ from taskd.wire.messages import (
     WorkerReport,
     WorldPlan,
 )
-from taskd.wire.state import Row, StateCopy
+from taskd.wire.state import MeshRow, StateCopy
 
 logger = logging.getLogger(__name__)
 _STANDINGS: Final = {
@@ -92,7 +92,7 @@ class StateHeld:
     distrusts: JobRank = NOBODY
     backs_up: bool = False
     copies: tuple[StateCopy, ...] = ()
-    row: Row | None = None
+    row: MeshRow | None = None
 
 
 class AbandonedError(TaskdError):
