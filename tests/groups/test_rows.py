@@ -1,4 +1,4 @@
-"""MeshRows of a mesh: which ranks are one whole replica, and who works at whose share where some are absent."""
+"""The rows of a mesh: which ranks are one whole replica, and who works at whose share where some are absent."""
 
 from collections import Counter
 

@@ -113,8 +113,17 @@ class GroupHandle(dist.ProcessGroup):
         self.inner().set_timeout(timeout)
 
 
+_meshes_ask: list[bool] = []
+
+
+def meshes_ask() -> bool:
+    """Whether a device mesh has ever looked for a group: else there is none that matters."""
+    return bool(_meshes_ask)
+
+
 def named(name: str) -> GroupHandle | None:
-    """Return the handle of the group that has this name now; None if the script was handed none."""
+    """Return the handle of the group that has this name now, for a mesh; None if the script was handed none."""
+    _meshes_ask[:] = [True]
     handle = _handles.get(name)
     return handle if handle is not None and handle in c10d._world.pg_map else None
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
+from taskd.adaptors.groups.handle import meshes_ask
 from taskd.adaptors.groups.instances import instances
 from taskd.wire.kinds import JobRank
 from taskd.wire.state import MeshRow
@@ -125,27 +126,38 @@ def find_rows(things: Sequence[Sharded], of_model: Collection[str], size: int) -
     dimensions that cut the model itself.
     """
     module = sys.modules.get("torch.distributed.device_mesh")
-    meshes = instances(module.DeviceMesh) if module is not None else []
-    if not meshes:
-        return None
-    cutting = [thing for thing in things if thing.cut or thing.group is not None]
+    if module is None or not (things or meshes_ask()):
+        return None  # without a look at all objects, which takes as long as a recovery
     if not size:
         return "a mesh keeps its numbers, and this one was made in a world of fewer ranks than the job has"
+    cutting = [thing for thing in things if thing.cut or thing.group is not None]
     if not cutting:
         return MeshRows(("rank",), (size,), tuple(range(size)), frozenset(), frozenset())
-    roots = [mesh for mesh in meshes if mesh.mesh_dim_names and sorted(_ranks(mesh)) == list(range(size))]
-    for root in sorted(roots, key=lambda mesh: -int(mesh.ndim)):
-        found = [_cut_of(thing, root) for thing in cutting]
-        if None in found:
-            continue
-        names = tuple(root.mesh_dim_names)
-        cut = frozenset(names.index(name) for one in found for name in one or ())
-        staged = {
-            name for thing, one in zip(cutting, found, strict=True) if thing.group is not None for name in one or ()
-        }
-        model = frozenset(names.index(name) for name in names if name in of_model or name in staged) & cut
-        return MeshRows(names, tuple(map(int, root.mesh.shape)), tuple(_ranks(root)), cut, model)
+    for own in (True, False):  # most often a tensor's own mesh covers the job
+        known = {id(thing.mesh): thing.mesh for thing in things if thing.mesh is not None}
+        look = list(known.values()) if own else instances(module.DeviceMesh)
+        meshes = [mesh for mesh in look if mesh.mesh_dim_names and sorted(_ranks(mesh)) == list(range(size))]
+        for mesh in sorted(meshes, key=lambda mesh: -int(mesh.ndim)):
+            found = _laid_on(mesh, cutting, of_model)
+            if found is not None:
+                return found
     return "a mesh keeps its numbers, and no mesh with named dimensions covers the job, of which all others are slices"
+
+
+def _laid_on(mesh: Any, cutting: Sequence[Sharded], of_model: Collection[str]) -> MeshRows | None:
+    """The rows by a mesh that covers the job; None if something that is cut does not lie on it."""
+    names = tuple(mesh.mesh_dim_names)
+    cut: set[str] = set()
+    staged: set[str] = set()
+    for thing in cutting:
+        along = _cut_of(thing, mesh)
+        if along is None:
+            return None
+        cut |= along
+        staged |= along if thing.group is not None else set()
+    model = frozenset(names.index(name) for name in cut if name in of_model or name in staged)
+    sizes = tuple(map(int, mesh.mesh.shape))
+    return MeshRows(names, sizes, tuple(_ranks(mesh)), frozenset(map(names.index, cut)), model)
 
 
 def _ranks(mesh: Any) -> list[int]:

@@ -39,6 +39,7 @@ from taskd.adaptors.training.replicas import Replicas
 from taskd.adaptors.training.rest import Rest
 from taskd.adaptors.training.rng import RngCapture
 from taskd.adaptors.training.seeds import Seeds
+from taskd.adaptors.training.shards import rows_of
 from taskd.adaptors.training.shares import Shares
 from taskd.adaptors.training.undo import Undo
 from taskd.errors import ShimError
@@ -97,7 +98,7 @@ class StateRecovery:
         self.backup_every = backup_every
         self.backups: Copying | None = None
         self.on_commit: Callable[[int], None] | None = None
-        self.on_non_finite: Callable[[int, str], None] | None = None
+        self.on_non_finite: Callable[[int, str], None] = lambda _step, _value: None
         self.saved: SavedCheckpoint | None = None
         self.on_saved: Callable[[], None] = lambda: None
         self.parts = parts
@@ -109,7 +110,7 @@ class StateRecovery:
         self._seeds = seeds
         self._rng = seeds or RngCapture()
         self._rank: JobRank | None = None
-        self.losses = Losses(self._tell_non_finite)
+        self.losses = Losses(lambda *said: self.on_non_finite(*said))  # noqa: PLW0108 - it is set later
         self._empty = False
         self._start: dict[int, bytes] = {}
         self._commits = 0
@@ -189,6 +190,9 @@ class StateRecovery:
         `rank` is that in the job; if it is not given, that of `torch.distributed`.
         """
         self._rank = rank
+        if rank is None:  # nobody opens it
+            found = rows_of(self.parts, 0)
+            self.shares.lie_on(None if isinstance(found, str) else found)
         self.in_flight = InFlight(self.parts)
         self._buffers.begin()
         self._followers.settle()
@@ -202,8 +206,8 @@ class StateRecovery:
         `slot` is the rank in the job, of `replicas` ranks (0: as many as have begun). `world` as in `Replicas`.
         """
         self.replicas.begin(empty=joins, world=world, slot=slot, size=replicas)
-        self.shares.rows = self.replicas.rows
-        return self.shares.rows
+        self.shares.lie_on(self.replicas.rows)
+        return self.replicas.rows
 
     def enter_world(
         self, slot: JobRank, rank: WorldRank, world_size: int, replicas: int, members: Sequence[JobRank] = ()
@@ -343,10 +347,6 @@ class StateRecovery:
         missing = self.parts.unpack_positions(data)
         self._rng.restore(rng)
         return missing
-
-    def _tell_non_finite(self, step: int, value: str) -> None:
-        if self.on_non_finite is not None:
-            self.on_non_finite(step, value)
 
     def watch_first_step(self, source: str = "", distrust: Callable[[], None] = lambda: None) -> None:
         """The state of some ranks has come from replicas or copies, this one's from `source`; "": it has kept its own.

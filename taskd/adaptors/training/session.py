@@ -237,7 +237,7 @@ class Session:
         finally:
             self._strays.stop()
             self.backups.close()
-            self._runtime.session = self.recovery.on_commit = self.recovery.on_non_finite = None
+            self._runtime.session = self.recovery.on_commit = None
 
     def _open(self) -> None:
         recovery, link = self.recovery, self._link

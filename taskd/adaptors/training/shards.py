@@ -117,14 +117,18 @@ def rows_of(parts: Parts, size: int) -> MeshRows | str | None:
     """
     if not (dist.is_available() and dist.is_initialized()):
         return None
-    things = []
+    if partitions(parts.optimizers):
+        return "a ZeroRedundancyOptimizer divides its state among all ranks of its group"
+    known: dict[tuple[int, frozenset[str]], Sharded] = {}
     for tensor in Specs(parts):
         mesh = tensor.device_mesh
         cut = [
             at for at, placement in enumerate(tensor.placements) if not placement.is_replicate() and mesh.size(at) > 1
         ]
         names = mesh.mesh_dim_names or [""] * mesh.ndim
-        things.append(Sharded(mesh, frozenset(names[at] for at in cut)))
+        thing = Sharded(mesh, frozenset(names[at] for at in cut))
+        known.setdefault((id(mesh), thing.cut), thing)
+    things = [*known.values()]
     things += [Sharded(None, frozenset(), stage.group) for stage in pipelining.stages() if stage.group_size > 1]
     of_data = data_dimensions(parts.modules)
     of_model = {name for thing in things for name in thing.cut} - of_data

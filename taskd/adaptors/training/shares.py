@@ -57,7 +57,6 @@ class Shares:
 
     Attributes:
         used: whether the script has asked for them.
-        rows: of a job whose state lies on a mesh.
     """
 
     def __init__(self, seeds: Seeds | None) -> None:
@@ -65,13 +64,18 @@ class Shares:
         self._parts: Parts | None = None
         self._shares: tuple[Share, ...] | None = None
         self._sources: dict[int, int] = {}
-        self.rows: MeshRows | None = None
+        self._rows: MeshRows | None = None
         self._full = True
         self._held: WeakSet[DistributedDataParallel] = WeakSet()
         self._reductions: Reductions | None = None
         self.used = False
         self.present: tuple[Sequence[JobRank], int] | None = None
         """The ranks of the job in a world that was formed after a fault, and how many it has."""
+
+    def lie_on(self, rows: MeshRows | None) -> None:
+        """The state lies on a mesh, with these rows; None if it does not."""
+        if rows is not None:
+            self._rows, self._shares = rows, None
 
     def enter(
         self, rank: WorldRank, world_size: int, replicas: int, parts: Parts, members: Sequence[JobRank] = ()
@@ -84,8 +88,8 @@ class Shares:
         self._parts = parts
         self.present = (members, replicas) if members else None
         self._shares, self._sources = shares_of(rank, world_size, replicas), {}
-        if self.rows is not None and members:
-            self._shares, self._sources = _of_rows(self.rows, members[rank], members)
+        if self._rows is not None and members:
+            self._shares, self._sources = _of_rows(self._rows, members[rank], members)
         self._full = world_size == replicas
         self._put_back_reductions()
         self._held = WeakSet()  # a loop that was interrupted, and dies late, leaves them alone
@@ -110,8 +114,8 @@ class Shares:
             return _ALONE
         rank, world_size = WorldRank(dist.get_rank()), dist.get_world_size()
         self._shares = shares_of(rank, world_size, world_size)
-        if self.rows is not None:
-            self._shares, self._sources = _of_rows(self.rows, JobRank(rank), list(map(JobRank, range(world_size))))
+        if self._rows is not None:
+            self._shares, self._sources = _of_rows(self._rows, JobRank(rank), list(map(JobRank, range(world_size))))
         return self._shares
 
     def _one_by_one(self, mine: tuple[Share, ...], step: int) -> Iterator[Share]:
