@@ -3,9 +3,15 @@
 import sys
 
 from tests.playing import main
-from tests.sharded.scenes import FLIPPED, MUTATED, SCENES, Stage
+from tests.sharded.scenes import FLIPPED, MUTATED, SCENES, SPLIT, Stage
 
 if __name__ == "__main__":
     sys.exit(
-        main("sharded", __doc__ or "", (*SCENES, FLIPPED, *MUTATED), lambda root: Stage(root).play, counted="scenes")
+        main(
+            "sharded",
+            __doc__ or "",
+            (*SCENES, *SPLIT, FLIPPED, *MUTATED),
+            lambda root: Stage(root).play,
+            counted="scenes",
+        )
     )

@@ -179,6 +179,25 @@ SCENES = (
     ),
 )
 
+SPLIT = (
+    Scene(
+        "HSDP over groups of split_group",
+        "hsdp split",
+        (Kill(1, 3, "into backward"), Kill(2, 7, "in a reduction"), Kill(0, 12, "in an all-gather", 4)),
+    ),
+    Scene(
+        "tensor and data parallel over groups of split_group",
+        "tp split",
+        (Kill(3, 3, "before an all-reduce", 2), Kill(0, 9, "into backward")),
+    ),
+    Scene(
+        "pipeline and data parallel over groups of split_group",
+        "pp split",
+        (Kill(0, 3, "through the pipeline"), Kill(3, 9, "in the stage", 5)),
+    ),
+)
+"""After `init_process_group(device_id=…)`, on `programs.other_device`: meshes are made by `split_group`."""
+
 FLIPPED = Scene("a bit flips in what a donor sends", "ddp", (Kill(1, 3, "step"),), "flip_a_bit", found=False)
 MUTATED = (
     Scene("mutation: gradients are kept", "hsdp", (Kill(1, 3, "in an all-gather", 4),), "keep_gradients"),
@@ -235,7 +254,7 @@ class Stage:
         if flips and not run.named("attempt failed"):
             wrong.append("the flipped bit was not found")
         redone = max((record["steps_redone"] for record in run.named("recovered")), default=0)
-        most = max(scene.backup_every, 0) if scene.kind != "fsdp" or scene.backup_every >= 0 else AS_LEFT
+        most = max(scene.backup_every, 0) if not scene.kind.startswith("fsdp") or scene.backup_every >= 0 else AS_LEFT
         if redone > most:
             wrong.append(f"{redone} steps were done again, expected {most} at most")
         if done != len(scene.kills):
@@ -243,7 +262,7 @@ class Stage:
         return wrong
 
     def _reference(self, scene: Scene) -> Run:
-        known = f"{scene.kind}-{scene.seed}"
+        known = f"{scene.kind}-{scene.seed}".replace(" ", "-")
         if known not in self._undisturbed:
             folder = self._root / f"undisturbed-{known}"
             scene = replace(scene, mutation="", nodes=1)
