@@ -32,6 +32,10 @@ REFUSED = {
     "powersgd": f"features.py:{LINE} has the communication hook powerSGD_hook with a PowerSGDState",
     "static_graph": f"features.py:{LINE} has static_graph=True",
     "zero": "the ZeroRedundancyOptimizer 'optimizer' of the resilient function entered at ",
+    "fsdp1_around": "has a FullyShardedDataParallel that is no part of the TrainState",
+    "remote_calls": "runs beside torch.distributed.rpc (this is its worker 'worker0')",
+    "overlapped": f"features.py:{LINE} has the communication hook hook_then_optimizer_wrapper",
+    "averaged": "averages its models by a PeriodicModelAverager",
     "fsdp2": "sharded tensors of which each rank keeps what no other rank has",
 }
 
