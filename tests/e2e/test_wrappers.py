@@ -56,6 +56,17 @@ def test_what_cannot_be_recovered_in_place(make_job: MakeJob, feature: str) -> N
     assert [result["weights"] for result in job.results()] == expected
 
 
+def test_a_hook_whose_state_is_a_process_group(make_job: MakeJob) -> None:
+    """The group is a handle, and lives on: nothing stands in the way."""
+    expected = undisturbed(make_job, "group_hook")
+    points = [point("one", 1, 3, "begin")]
+    job = make_job(2).start("features.py", {"steps": 6, "feature": "group_hook", "points": points})
+    job.kill("one")
+    assert not job.recovered(1)["restart"]
+    assert job.end() == 0, job.output
+    assert [result["weights"] for result in job.results()] == expected
+
+
 @pytest.mark.thorough
 def test_a_wrapper_made_anew_at_each_entry(make_job: MakeJob) -> None:
     expected = undisturbed(make_job, "remade")

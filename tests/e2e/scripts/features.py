@@ -56,6 +56,10 @@ class Trainer:
             from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
             model.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook)
+        if FEATURE == "group_hook":
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+            model.register_comm_hook(dist.group.WORLD, fp16_compress_hook)
         if FEATURE == "overlapped":
             model._register_fused_optim(torch.optim.SGD, lr=1e-2)
         if FEATURE == "averaged":
