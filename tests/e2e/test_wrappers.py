@@ -32,6 +32,10 @@ REFUSED = {
     "powersgd": f"features.py:{LINE} has the communication hook powerSGD_hook with a PowerSGDState",
     "static_graph": f"features.py:{LINE} has static_graph=True",
     "zero": "a ZeroRedundancyOptimizer over all ranks, each of which keeps what no other rank has",
+    "fsdp1_around": "has a FullyShardedDataParallel that is no part of the TrainState",
+    "remote_calls": "runs beside torch.distributed.rpc (this is its worker 'worker0')",
+    "overlapped": f"features.py:{LINE} has the communication hook hook_then_optimizer_wrapper",
+    "averaged": "averages its models by a PeriodicModelAverager",
     "fsdp2": "sharded tensors of which each rank keeps what no other rank has",
 }
 
@@ -49,6 +53,17 @@ def test_what_cannot_be_recovered_in_place(make_job: MakeJob, feature: str) -> N
     assert REFUSED[feature] in record["reason"]
     assert job.end() == 0, job.output
     assert not job.named("attempt failed")
+    assert [result["weights"] for result in job.results()] == expected
+
+
+def test_a_hook_whose_state_is_a_process_group(make_job: MakeJob) -> None:
+    """The group is a handle, and lives on: nothing stands in the way."""
+    expected = undisturbed(make_job, "group_hook")
+    points = [point("one", 1, 3, "begin")]
+    job = make_job(2).start("features.py", {"steps": 6, "feature": "group_hook", "points": points})
+    job.kill("one")
+    assert not job.recovered(1)["restart"]
+    assert job.end() == 0, job.output
     assert [result["weights"] for result in job.results()] == expected
 
 

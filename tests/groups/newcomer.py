@@ -177,7 +177,7 @@ def refused() -> None:
     own = dist.PrefixStore("own", store)
     c10d, timeout = dist.distributed_c10d, timedelta(seconds=9)
     c10d._new_process_group_helper(1, 0, [], c10d.Backend("gloo"), own, group_name="mine", timeout=timeout)  # type: ignore[arg-type]
-    with pytest.raises(RefusedError, match=r"\['mine'\] were made by split_group .* or of a store of the script's own"):
+    with pytest.raises(RefusedError, match=r"\['mine'\] were made by shrink_group, or of a store of the script's own"):
         WORLD.rebuild(plan(1, (0,)), JobRank(0))
 
 

@@ -3,14 +3,14 @@
 import sys
 
 from tests.playing import main
-from tests.sharded.scenes import CORRUPTED, CORRUPTED_SHARD, MUTATED, REFUSED, SCENES, Stage
+from tests.sharded.scenes import CORRUPTED, CORRUPTED_SHARD, MUTATED, REFUSED, SCENES, SPLIT, Stage
 
 if __name__ == "__main__":
     sys.exit(
         main(
             "sharded",
             __doc__ or "",
-            (*SCENES, CORRUPTED, CORRUPTED_SHARD, *REFUSED, *MUTATED),
+            (*SCENES, *SPLIT, CORRUPTED, CORRUPTED_SHARD, *REFUSED, *MUTATED),
             lambda root: Stage(root).play,
             counted="scenes",
         )

@@ -240,6 +240,25 @@ CORRUPTED = Scene(
 CORRUPTED_SHARD = replace(
     CORRUPTED, name="the same with HSDP, of two replicas: which is right is not known", kind="hsdp"
 )
+SPLIT = (
+    Scene(
+        "HSDP over groups of split_group",
+        "hsdp split",
+        (Kill(1, 3, "into backward"), Kill(2, 7, "in a reduction"), Kill(0, 12, "in an all-gather", 4)),
+    ),
+    Scene(
+        "tensor and data parallel over groups of split_group",
+        "tp split",
+        (Kill(3, 3, "before an all-reduce", 2), Kill(0, 9, "into backward")),
+    ),
+    Scene(
+        "pipeline and data parallel over groups of split_group",
+        "pp split",
+        (Kill(0, 3, "through the pipeline"), Kill(3, 9, "in the stage", 5)),
+    ),
+)
+"""After `init_process_group(device_id=…)`, on `programs.other_device`: meshes are made by `split_group`."""
+
 FLIPPED = Scene("a bit flips in what a donor sends", "ddp", (Kill(1, 3, "step"),), "flip_a_bit", found=False)
 NAN = Scene("a donor gives what is not finite", "ddp", (Kill(1, 3, "step"),), "donate_nan", found=False)
 REFUSED = (FLIPPED, NAN)
@@ -303,7 +322,7 @@ class Stage:
             scene.redone
             if scene.redone is not None
             else scene.saves or max(scene.backup_every, 0)
-            if scene.kind not in FROM_COPIES or scene.backup_every >= 0
+            if scene.kind.partition(" ")[0] not in FROM_COPIES or scene.backup_every >= 0
             else AS_LEFT
         )
         if redone > most:
@@ -323,7 +342,7 @@ class Stage:
         return [f"{named} were named, expected {odd}"] if odd and named != [set() if alone else odd] else []
 
     def _reference(self, scene: Scene) -> Run:
-        known = f"{scene.kind}-{scene.seed}-{scene.steps}"  # checkpoints change nothing of it
+        known = f"{scene.kind}-{scene.seed}-{scene.steps}".replace(" ", "-")  # checkpoints change nothing of it
         if known not in self._undisturbed:
             folder = self._root / f"undisturbed-{known}"
             scene = replace(scene, mutation="", nodes=1, saves=0)

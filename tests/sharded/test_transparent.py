@@ -10,7 +10,7 @@ from tests.launch import Launcher
 ROOT = Path(__file__).parents[2]
 KINDS = Path(__file__).with_name("programs") / "kinds.py"
 LAUNCHERS = {"stock": ["python", "-m", "torch.distributed.run"], "taskd": ["python", "-m", "taskd", "run"]}
-NOT_ON_A_CPU = {"context_parallel", "split"}
+NOT_ON_A_CPU = {"context_parallel", "split", "fsdp1_offloaded"}
 """torch refuses them there, in the same words under both."""
 
 
@@ -32,5 +32,5 @@ def test_every_kind_gives_what_it_gives_under_stock_torchrun(launcher: Launcher,
     stock, with_taskd = (results(launcher, run_dir, which) for which in LAUNCHERS)
     assert with_taskd == stock
     refused = {name for name, ranks in stock.items() if any("Error" in rank for rank in ranks)}
-    assert len(stock) > 20
+    assert len(stock) > 40
     assert refused <= NOT_ON_A_CPU

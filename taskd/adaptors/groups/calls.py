@@ -12,6 +12,7 @@ from torch.distributed import distributed_c10d as c10d
 from taskd.adaptors.groups.gathering import gather, number_of
 from taskd.adaptors.groups.handle import GroupHandle
 from taskd.adaptors.groups.members import Members
+from taskd.adaptors.seams.worker import SPLIT
 from taskd.errors import RefusedError
 from taskd.wire.kinds import JobRank
 
@@ -54,7 +55,8 @@ def strangers(calls: list[GroupCall], names: Iterable[str]) -> str:
     strange = [name for name in names if name not in known]
     if not strange:
         return ""
-    return f"the groups {strange} were made by split_group or shrink_group, or of a store of the script's own"
+    split = "" if SPLIT.find().use else "split_group of this torch, "
+    return f"the groups {strange} were made by {split}shrink_group, or of a store of the script's own"
 
 
 def compare(calls: list[GroupCall], section: int, members: Members) -> None:

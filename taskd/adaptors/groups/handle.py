@@ -33,6 +33,7 @@ class GroupHandle(dist.ProcessGroup):
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]  # not in the stubs, but for subclasses
         self._name, self._desc = inner.group_name, inner.group_desc
         self._inner: dist.ProcessGroup | None = None
+        self._bound: Any = None
         _handles[str(self._name)] = self
         self.swap(inner)
 
@@ -51,6 +52,8 @@ class GroupHandle(dist.ProcessGroup):
         if old is not None:
             strike(self, by_name=False)
         if inner is not None:
+            if self._bound is not None:  # by the script itself
+                inner.bound_device_id = self._bound
             enter_beside(self, inner)
         return old
 
@@ -103,10 +106,14 @@ class GroupHandle(dist.ProcessGroup):
     def _device_types(self) -> list[Any]:
         return self.inner()._device_types
 
-    @property  # type: ignore[misc]  # read-only: torch binds the inner group when it is made
+    @property
     def bound_device_id(self) -> Any:
         """Return the device that the inner group is bound to, or None."""
         return self.inner().bound_device_id
+
+    @bound_device_id.setter
+    def bound_device_id(self, device: Any) -> None:
+        self.inner().bound_device_id = self._bound = device
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of the inner group's collectives."""

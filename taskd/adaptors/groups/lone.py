@@ -12,7 +12,8 @@ When the process has joined the real world, its lone groups refuse every call: w
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as native
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.groups.calls import GroupCall
@@ -59,7 +60,7 @@ class LoneGroup(dist.ProcessGroup):
 
     def __init__(self, rank: int, size: int, devices: Sequence[torch.device], pretence: Pretence) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the constructor for subclasses is not in the stubs
-        self._pretence = pretence
+        self._pretence, self._devices = pretence, devices
         fake = FAKE.find().use(rank, size)
         self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
         for device in devices:
@@ -74,6 +75,23 @@ class LoneGroup(dist.ProcessGroup):
         """Return at once."""
         self.refuse_if_over("monitored_barrier")
 
+    def split_group(self, ranks: Sequence[int], **options: Any) -> "LoneGroup | None":  # type: ignore[override]
+        """Return a lone group of these of its ranks, None if this is none of them."""
+        if self.rank() not in ranks:
+            return None
+        part = LoneGroup(sorted(ranks).index(self.rank()), len(ranks), self._devices, self._pretence)
+        part._set_group_name(options["group_name"])
+        part._set_group_desc(options.get("group_desc") or "undefined")
+        return part
+
+    def get_group_store(self) -> Store:
+        """Return a store that nobody else sees."""
+        return HashStore()
+
+    def _get_backend(self, device: torch.device) -> Any:
+        """Return torch's fake one; `split_group` is shown that it may split."""
+        return _Splitting() if _splitting else super()._get_backend(device)
+
     def refuse_if_over(self, call: str) -> None:
         """Refuse to compute alone in a world that has others."""
         if self._pretence.replays and call in ("send", "recv", "recv_anysource"):
@@ -84,6 +102,28 @@ class LoneGroup(dist.ProcessGroup):
                 "the process has joined its world since. Something made in the set-up keeps a reference to the group: "
                 "have it ask torch.distributed.group.WORLD, or a group of new_group, when it communicates"
             )
+
+
+class _Splitting:
+    """What torch's `split_group` asks of a backend."""
+
+    supports_splitting, options = True, None
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass
+
+
+_splitting: list[bool] = []
+
+
+@contextmanager
+def splitting() -> Iterator[None]:
+    """Lone groups say that they can be split."""
+    _splitting.append(True)
+    try:
+        yield
+    finally:
+        _splitting.pop()
 
 
 def _refusing(name: str) -> Callable[..., Any]:

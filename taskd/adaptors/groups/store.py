@@ -11,6 +11,7 @@ import socket
 import stat
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
 
@@ -122,3 +123,10 @@ def _keys(client: TCPStore, key: str, generation: int, calls: Sequence[GroupCall
             group = "//".join([f"{prefix(key, old)}/default_pg/{names[0]}", *names[1:], "cpu", "0"])
             yield from (f"{group}/{rank}" for rank in range(call.size))
     client.add(swept, generation - first)
+
+
+def destroy(retired: list[Any], client: TCPStore | None, key: str, generation: int, calls: Sequence[GroupCall]) -> None:
+    """Destroy groups of older generations, and with a `client` their keys. Takes as long as their threads need."""
+    if client is not None:
+        sweep(client, key, generation, calls)
+    retired.clear()

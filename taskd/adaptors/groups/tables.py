@@ -28,6 +28,18 @@ def enter(group: dist.ProcessGroup, name: str, backend: str, tag: str | None, st
     world.pg_to_tag[group] = full
 
 
+def enter_split(group: dist.ProcessGroup, name: str, backend: str, config: str, ranks: Sequence[int]) -> None:
+    """Enter a group that was split off another one, as torch's `split_group` does: under no tag of a user."""
+    world = c10d._world
+    world.pg_map[group] = (c10d.Backend(backend), group.get_group_store())
+    world.pg_names[group] = name  # type: ignore[assignment]
+    world.pg_backend_config[group] = config
+    native._register_process_group(name, group)  # type: ignore[arg-type]
+    world.tags_to_pg.setdefault(f"ptd:{name}", []).append(group)
+    world.pg_to_tag[group] = f"ptd:{name}"
+    enter_ranks(group, ranks)
+
+
 def enter_ranks(group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
     """Enter which ranks of the world a group has, in its own order."""
     c10d._world.pg_group_ranks[group] = {member: at for at, member in enumerate(ranks)}

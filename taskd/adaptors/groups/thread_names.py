@@ -13,8 +13,8 @@ Rules:
 import os
 import platform
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
 LOOP: Final = "gloo_tcp_loop"
@@ -25,6 +25,14 @@ _EVENTS, _TICK_MS = 64, 10
 """What gloo's transport asks epoll for."""
 _LOOKS: Final = 2000
 """A thread that is just doing something waits again within microseconds."""
+
+Naming = Callable[[str], AbstractContextManager[None]]
+"""What is formed inside has this name in the process's black box."""
+
+
+def nameless(_name: str) -> AbstractContextManager[None]:
+    """Give it no name."""
+    return nullcontext()
 
 
 class ThreadNames:

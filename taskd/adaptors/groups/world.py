@@ -10,7 +10,7 @@ Rules:
    joins threads. `destroy_retired` says when nothing points at them any more.
 4. The groups that the script makes inside its training function cannot be rebuilt, because a newcomer stops before it.
    The fingerprint of all calls is compared in each new world, so that this is an error and not a hang.
-5. Groups made by `split_group` or `shrink_group` are not known here; `rebuild` refuses a world that has one.
+5. Groups of `split_group` are split off again (`splits`); of `shrink_group` not: `rebuild` refuses a world with one.
 6. A world may have fewer members than the job has ranks. Groups are remembered in ranks of the job: each is formed of
    those of its members that are present, in their order, and is whole again when the others have come back.
 """
@@ -18,7 +18,7 @@ Rules:
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -39,9 +39,10 @@ from taskd.adaptors.groups.members import Members, refuse_meshes
 from taskd.adaptors.groups.rows import MeshRows
 from taskd.adaptors.groups.settling import settle
 from taskd.adaptors.groups.setup_results import Replay
-from taskd.adaptors.groups.store import StoreLink, prefix, sweep
+from taskd.adaptors.groups.splits import SplitCall, Splits
+from taskd.adaptors.groups.store import StoreLink, destroy, prefix
 from taskd.adaptors.groups.tables import clear, enter_ranks
-from taskd.adaptors.groups.thread_names import ThreadNames
+from taskd.adaptors.groups.thread_names import Naming, ThreadNames, nameless
 from taskd.adaptors.groups.wrappers import watch
 from taskd.adaptors.seams.worker import ABORT, MESH, TIMEOUT
 from taskd.errors import RebuildError, RefusedError
@@ -51,12 +52,6 @@ from taskd.wire.messages import WorldPlan
 
 _log = logging.getLogger(__name__)
 _Made = tuple[Any, Any]
-Naming = Callable[[str], AbstractContextManager[None]]
-"""What is formed inside has this name in the process's black box."""
-
-
-def _nameless(_name: str) -> AbstractContextManager[None]:
-    return nullcontext()
 
 
 class GroupWorld:
@@ -76,7 +71,7 @@ class GroupWorld:
 
     _installed: ClassVar["GroupWorld | None"] = None
 
-    def __init__(self, breaker: Callable[[], object] | None = None, naming: Naming = _nameless) -> None:
+    def __init__(self, breaker: Callable[[], object] | None = None, naming: Naming = nameless) -> None:
         self.generation = self.made = self.section = self._forming = self._oldest = 0
         self._naming = naming
         self.members = Members(())
@@ -93,6 +88,7 @@ class GroupWorld:
         self._originals: dict[str, Any] = {}
         self._threads = ThreadNames()
         self._objects = lone.ObjectCollectives(self._is_lone)
+        self._splits = Splits(self._in_making, self._remember, lambda: self.members)
 
     # Before the script runs.
 
@@ -113,6 +109,7 @@ class GroupWorld:
         self._first = slots
         watch()
         send_batches_to_inner()
+        self._splits.install()
         MESH.find().use(named)
         self._replace("_new_process_group_helper", self._make)
 
@@ -203,7 +200,7 @@ class GroupWorld:
         if not retired and client is None:
             return None
         self._destroyer = HiddenThread(
-            partial(_destroy, retired, client, self._key, self.generation, self._calls), "taskd-destroy"
+            partial(destroy, retired, client, self._key, self.generation, self._calls), "taskd-destroy"
         )
         return self._destroyer
 
@@ -280,7 +277,7 @@ class GroupWorld:
                 return group, prefix_store  # torch found an existing group of that tag and those ranks
             enter_ranks(group, global_ranks_in_group or range(group.size()))
             group = call.handle = GroupHandle(group)
-        self._calls.append(call)
+        self._remember(call)
         return group, prefix_store
 
     def _build(self, call: GroupCall, ranks: list[WorldRank], group_rank: int | None, store: Store) -> _Made:
@@ -290,7 +287,7 @@ class GroupWorld:
 
     def _build_real(self, call: GroupCall, ranks: list[WorldRank], group_rank: int | None, store: Store) -> _Made:
         make = self._originals["_new_process_group_helper"]
-        with self._naming(f"{self._forming}/{call.name}"), self._threads.of_new_threads():
+        with self._in_making(call.name):
             return make(  # type: ignore[no-any-return]
                 call.size,
                 group_rank,
@@ -306,9 +303,17 @@ class GroupWorld:
                 **call.more,
             )
 
+    @contextmanager
+    def _in_making(self, name: str) -> Iterator[None]:
+        with self._naming(f"{self._forming}/{name}"), self._threads.of_new_threads():
+            yield
+
     def _rendezvous(self, *args: Any, **options: Any) -> Iterator[tuple[Store, int, int]]:
         assert self._pretence is not None
         yield HashStore(), self._pretence.rank, self._pretence.world_size
+
+    def _remember(self, call: GroupCall) -> None:
+        self._calls.append(call)
 
     def _is_lone(self, group: Any) -> bool:
         found = group if group is not None else c10d._world.default_pg
@@ -373,7 +378,10 @@ class GroupWorld:
         store = c10d._world.pg_map[default][1]
         for call in calls[1:]:
             ranks = self.members.present(call.ranks)
-            if ranks:
+            if isinstance(call, SplitCall):
+                with self._in_making(call.name):
+                    self._splits.repeat(call, self.members, plan.timeout_s)
+            elif ranks:
                 self._form_one(call, plan, rank, store, ranks)
 
     def _form_one(
@@ -390,11 +398,3 @@ class GroupWorld:
             if call.handle is not None:
                 call.handle.swap(group)
         return call.handle
-
-
-def _destroy(
-    retired: list[Any], client: TCPStore | None, key: str, generation: int, calls: Sequence[GroupCall]
-) -> None:
-    if client is not None:
-        sweep(client, key, generation, calls)
-    retired.clear()

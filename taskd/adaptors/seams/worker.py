@@ -102,6 +102,21 @@ MESH: Final[Choice[Callable[[Callable[[str], Any]], None]]] = Choice(
     ),
 )
 
+SPLIT: Final[Choice[bool]] = Choice(
+    "repeating a split of a group",
+    (
+        Variant(
+            "a group splits itself",
+            (
+                Seam(_C10D, "split_group", Fit.ACCEPTS, ("parent_pg", "split_ranks")),
+                Seam(_NATIVE, "ProcessGroup", Fit.HAS, ("split_group", "get_group_store")),
+            ),
+            True,
+        ),
+        Variant("none: a group that was split off is refused", (), False),
+    ),
+)
+
 _FRAMES: Final = "torch._C._dynamo.eval_frame"
 
 SKIP: Final[Choice[Callable[[CodeType], None]]] = Choice(
@@ -120,6 +135,7 @@ _GROUPS: Final = (
     FAKE,
     SKIP,
     MESH,
+    SPLIT,
     ABORT,
     STORED,
     TIMEOUT,

@@ -4,14 +4,20 @@ They are plain functions, or functions of the core: a model that carries them ca
 
 What runs after a forward pass is no hook of torch's: a module that has any goes another way through `__call__`, at 10
 us a pass. It stands where `Module.compile` puts the compiled call of one module, which copying and pickling leave out.
+
+None of this is a part of what `torch.compile` compiles: there it would break the graph, which `fullgraph` forbids. What
+runs around a module that lies in a compiled one stands around that.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from taskd.adaptors.groups.instances import instances
 from taskd.adaptors.training.modes import Mode
 from taskd.adaptors.training.parts import Parts
 from taskd.runtime.worker.pulse import Hook, Pulse
@@ -35,8 +41,8 @@ class StepHooks:
         self._modes = [Mode(module) for module in parts.modules]
         self._handles: list[RemovableHandle | _Call] = []
         self._after_forward = lambda _module: after_forward()
-        for module in parts.modules:
-            _hook_before(module, before_forward)
+        self._before_forward = before_forward
+        self._hooked: WeakSet[torch.nn.Module] = WeakSet()
         self.use(None)
 
     def use(self, pulse: Pulse | None) -> None:
@@ -86,8 +92,13 @@ class StepHooks:
     def _put(self, optimizers: list[tuple[Hook, Hook]], after_forward: Hook) -> None:
         for handle in self._handles:
             handle.remove()
-        calls = zip(self._parts.modules, self._modes, strict=True)
-        self._handles = [_Call(module, mode, after_forward) for module, mode in calls]
+        self._handles = []
+        for module, mode in zip(self._parts.modules, self._modes, strict=True):
+            for outer in (module, *_compiled_around(module)):
+                self._handles.append(_Call(outer, module, mode, after_forward))
+                if outer not in self._hooked:
+                    self._hooked.add(outer)
+                    _hook_before(outer, module, self._before_forward)
         for optimizer, (before, after) in zip(self._parts.optimizers, optimizers, strict=True):
             self._handles.append(optimizer.register_step_pre_hook(before))
             self._handles.append(optimizer.register_step_post_hook(after))
@@ -104,15 +115,20 @@ def _counting(counts: memoryview, index: int) -> tuple[Hook, Hook]:
 
 
 class _Call:
-    """Calls `after` with the module when its `__call__` has returned from a pass that trains, until it is removed."""
+    """Calls `after` with the module when `outer` has returned from a pass that trains, until it is removed.
 
-    def __init__(self, module: torch.nn.Module, mode: Mode, after: Hook) -> None:
-        self._module = module
-        self._former = former = module._compiled_call_impl
-        inner: Callable[..., Any] = module._call_impl if former is None else former
+    `outer` is the module itself, or a compiled one around it.
+    """
+
+    def __init__(self, outer: torch.nn.Module, module: torch.nn.Module, mode: Mode, after: Hook) -> None:
+        self._module = outer
+        self._former = former = outer._compiled_call_impl
+        inner: Callable[..., Any] = outer._call_impl if former is None else former
 
         def call(*args: Any, **kwargs: Any) -> Any:
             result = inner(*args, **kwargs)
+            if torch.compiler.is_compiling():
+                return result
             if module.training and torch.is_grad_enabled():
                 if not mode.known:
                     mode.trains()
@@ -122,7 +138,7 @@ class _Call:
             return result
 
         self._call = call
-        vars(module)["_compiled_call_impl"] = call
+        vars(outer)["_compiled_call_impl"] = call
 
     def remove(self) -> None:
         """Put things back, unless `Module.compile` was called since."""
@@ -130,9 +146,16 @@ class _Call:
             vars(self._module)["_compiled_call_impl"] = self._former
 
 
-def _hook_before(module: torch.nn.Module, call: Callable[[torch.nn.Module], bool]) -> None:
-    def before(module: torch.nn.Module, *_: Any) -> None:
-        if not call(module):
+def _hook_before(outer: torch.nn.Module, module: torch.nn.Module, call: Callable[[torch.nn.Module], bool]) -> None:
+    def before(*_: Any) -> None:
+        if not torch.compiler.is_compiling() and not call(module):
             handle.remove()
 
-    handle = module.register_forward_pre_hook(before)
+    handle = outer.register_forward_pre_hook(before)
+
+
+def _compiled_around(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """What `torch.compile` has made of modules that this is, or is a part of."""
+    kind = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
+    found = instances(kind) if isinstance(kind, type) else []
+    return [outer for outer in found if outer is not module and any(inner is module for inner in outer.modules())]

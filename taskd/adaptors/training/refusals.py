@@ -13,7 +13,6 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,9 +25,11 @@ from taskd.adaptors.groups.wrappers import line_of
 from taskd.adaptors.seams.parts import IN_PIPELINES, IN_SHARDED
 from taskd.adaptors.training.forgotten import forgotten
 from taskd.adaptors.training.inflight import pipelining
+from taskd.adaptors.training.matter import Matter
 from taskd.adaptors.training.partitions import is_partitioned, is_zero, partitions
 from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.shards import Specs, local
+from taskd.adaptors.training.unrenewed import of_process
 
 logger = logging.getLogger(__name__)
 _STATELESS_HOOKS = ("_AllreduceUpcastHookState",)
@@ -36,16 +37,6 @@ _STATELESS_HOOKS = ("_AllreduceUpcastHookState",)
 _NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
 _SEEN = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 """Parts whose own tensors are known, or are no parameters."""
-
-
-@dataclass(frozen=True)
-class Matter:
-    """One thing that stands in the way, and what it stands in the way of."""
-
-    text: str
-    remedy: str
-    no_rebuild: bool = False
-    """Even if every process lives; else only when one is to be replaced."""
 
 
 class Refusals:
@@ -107,6 +98,7 @@ def matters(
     found.extend(_of_stages(parts))
     found.extend(() if backs_up else alone(parts))
     found.extend(() if joins else _of_forgotten(parts))
+    found.extend(() if joins else of_process(parts))
     kept = storages(_tensors(parts)) if unkept else frozenset()
     for result in unkept:
         if not result.storages or not result.storages <= kept:
@@ -150,7 +142,7 @@ def _of_wrapper(wrapper: DistributedDataParallel, parts: Parts) -> Iterator[Matt
             "Pass its module, or the wrapper, to TrainState: a new process gets its weights from there.",
         )
     for hook, state in getattr(wrapper, "_comm_hooks", []):
-        if type(state).__name__ not in _STATELESS_HOOKS and state is not None:
+        if type(state).__name__ not in _STATELESS_HOOKS and not isinstance(state, dist.ProcessGroup | None):
             yield Matter(
                 f"{name} has the communication hook {getattr(hook, '__qualname__', hook)} with a "
                 f"{type(state).__name__}, of which no state is kept at a commit",

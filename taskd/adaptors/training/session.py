@@ -39,9 +39,10 @@ from taskd.adaptors.training.checkpoint import dump_as_ordered
 from taskd.adaptors.training.copies.backups import Backups
 from taskd.adaptors.training.grace import await_step
 from taskd.adaptors.training.layout import repoint
+from taskd.adaptors.training.matter import Matter
 from taskd.adaptors.training.outside import tell_outside
 from taskd.adaptors.training.recovery import StateRecovery
-from taskd.adaptors.training.refusals import Matter, Refusals, matters, tell_inexact
+from taskd.adaptors.training.refusals import Refusals, matters, tell_inexact
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.standing import see_standing
 from taskd.adaptors.training.state import TrainState
@@ -99,8 +100,7 @@ class Runtime:
         self.refusals.add(*matters(recovery.parts, unkept or [], joins=self.link.joins, backs_up=backups.on))
         if self.rank == 0:
             tell_inexact(recovery.parts)
-        strange = self.world.strangers()
-        if strange:
+        if strange := self.world.strangers():
             self.refusals.add(Matter(strange, "Groups of new_group can be recovered in place.", no_rebuild=True))
 
     def refuse_rebuild(self, reason: str) -> None:

@@ -43,11 +43,29 @@ class Trainer:
             dist.barrier()
             started.touch()
             return elsewhere
+        if FEATURE == "fsdp1_around":
+            from torch.distributed.fsdp import FullyShardedDataParallel
+
+            return FullyShardedDataParallel(self.network, device_id=torch.device("cpu"), use_orig_params=True)
+        if FEATURE == "remote_calls":
+            from torch.distributed import rpc
+
+            rpc.init_rpc(f"worker{dist.get_rank()}", rank=dist.get_rank(), world_size=2)
         model = DistributedDataParallel(self.network, static_graph=FEATURE == "static_graph")
         if FEATURE == "powersgd":
             from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
             model.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook)
+        if FEATURE == "group_hook":
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+            model.register_comm_hook(dist.group.WORLD, fp16_compress_hook)
+        if FEATURE == "overlapped":
+            model._register_fused_optim(torch.optim.SGD, lr=1e-2)
+        if FEATURE == "averaged":
+            from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+
+            self.averager = PeriodicModelAverager(period=2)
         return model
 
     def train(self) -> None:
@@ -58,6 +76,8 @@ class Trainer:
             self.optimizer.zero_grad()
             self.model(torch.randn(4, 8)).square().mean().backward()
             self.optimizer.step()
+            if FEATURE == "averaged":
+                self.averager.average_parameters(self.model.parameters())
             self.state.commit()
 
 

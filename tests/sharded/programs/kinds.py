@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from tests.sharded import kinds_of_groups, kinds_of_models  # noqa: F401 - they enter themselves
+from tests.sharded import kinds_of_collectives, kinds_of_fsdp1, kinds_of_groups, kinds_of_models  # noqa: F401 - they enter themselves
 from tests.sharded.kinds import KINDS
 
 

@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 
 import taskd
 from tests.scripts import diary
-from tests.sharded.programs import census
+from tests.sharded.programs import census, other_device
 from tests.sharded.programs.damage import flip_a_weight, flip_bits, lose_copies
 from tests.sharded.programs.middle import in_the_middle
 from tests.sharded.programs.mutations import MUTATIONS
@@ -265,10 +265,11 @@ def parts_of(value: Any) -> Any:
 
 def main() -> None:
     MUTATIONS.get(os.environ.get("SCENE_MUTATION", ""), lambda: None)()
-    dist.init_process_group("gloo")
+    kind, *ways = os.environ["SCENE_KIND"].split()
+    other_device.init() if "split" in ways else dist.init_process_group("gloo")
     diary.moment("setup")
     kinds = (ddp, fsdp, hsdp, tp, pp, zero, zero_pairs)
-    model, optimizer, mesh, work = {kind.__name__: kind for kind in kinds}[os.environ["SCENE_KIND"]]()
+    model, optimizer, mesh, work = {one.__name__: one for one in kinds}[kind]()
     in_the_middle(moment)
     seed, every = int(os.environ["SCENE_SEED"]) or None, int(os.environ["SCENE_BACKUP_EVERY"])
     backup_every = every if every >= 0 else None

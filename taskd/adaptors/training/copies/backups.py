@@ -18,8 +18,9 @@ from taskd.adaptors.training.copies.copier import NEVER, Copier, Member, Tally
 from taskd.adaptors.training.copies.exchange import neighbours
 from taskd.adaptors.training.copies.folder import CopyFolder
 from taskd.adaptors.training.copies.snapshot import Snapshot
+from taskd.adaptors.training.matter import Matter
 from taskd.adaptors.training.recovery import StateRecovery
-from taskd.adaptors.training.refusals import Matter, Refusals, alone
+from taskd.adaptors.training.refusals import Refusals, alone
 from taskd.runtime.worker.worker import StateHeld, WorkerLink
 
 _ALONE, _IN_PAIRS = 2, 4
