@@ -30,4 +30,4 @@ def test_an_option_that_is_not_known_is() -> None:
 
 
 def test_a_group_that_nobody_saw_is() -> None:
-    assert "['split:1'] were made by split_group" in strangers([WORLD], ["default_pg", "split:1"])
+    assert "['split:1'] were made by shrink_group" in strangers([WORLD], ["default_pg", "split:1"])
