@@ -20,6 +20,7 @@ REPORTED: Final = frozenset(kind.name for kind in (Kind.NON_FINITE, Kind.CORRUPT
 _WHY: Final = ". Why: "
 """Between what has happened and the reason, in a diagnosis's sentence."""
 _FACTS: Final = 8
+_INEXACT: Final = 4
 _RANKS: Final = 32
 _FRAMES: Final = 12
 _STACKS: Final = 4
@@ -169,7 +170,8 @@ def _done(one: RecoveryEntry) -> str:
     )
     kept = f", {len(one.kept)} kept" if one.kept else ""
     at = f", on with step {one.target_step + 1}" if one.target_step is not None and one.target_step >= 0 else ""
-    at += f" (back to copies: {one.steps_redone} steps done again)" if one.steps_redone else ""
+    at += f" ({one.steps_redone} steps done again)" if one.steps_redone else ""
+    at += "".join(f"; not exact: rank {rank}: {text}" for rank, text in [*one.inexact.items()][:_INEXACT])
     why = f": {one.reason}" if one.reason else ""
     return f"{one.strategy}{' (all processes anew)' if one.restart else ''}{took}{new}{kept}{at}{why}"
 

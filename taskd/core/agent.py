@@ -346,6 +346,7 @@ def replace_status(status: RankStatus, report: WorkerReport) -> RankStatus:
         backs_up=report.backs_up,
         copies=report.copies,
         saved=report.saved,
+        inexact=report.inexact,
         digests=report.digests,
         row=report.row or status.row,
     )

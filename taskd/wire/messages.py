@@ -97,6 +97,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     backs_up: bool = False  # copies of its state are made
     copies: StateCopies = ()  # of PAUSED: those that are whole and can be read by it
     saved: MaybeCounter = -1  # the step of the newest checkpoint that this job's ranks have written together
+    inexact: Line = ""  # what of its state, or of what it runs, is not exactly what it was before the newest recovery
     digests: StateDigests = ()  # of its state, with `TrainState(verify=…)`
     row: MeshRow | None = None  # the one that it is of; None without a mesh
 
@@ -302,6 +303,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     backs_up: bool = False  # these as in `RankStatus` too
     copies: StateCopies = ()
     saved: MaybeCounter = -1
+    inexact: Line = ""
     digests: StateDigests = ()
     row: MeshRow | None = None
 

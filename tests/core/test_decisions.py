@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from taskd.core.membership.health import Health, health
 from taskd.core.policy import Membership, Strategy, StrategyPolicy
@@ -256,6 +257,7 @@ def test_phases_are_told_as_far_as_they_were_reached() -> None:
     record.milestones.paused_s, record.milestones.replaced_s, record.milestones.planned_s = 10.5, 10.6, 10.6
     record.milestones.joined_s, record.milestones.restored_s = 10.7, 10.75
     status = RankStatus(rank=JobRank(0), incarnation=1, generation=2, stage=Stage.COMMITTED, pid=7, warm=True)
+    status = structs.replace(status, inexact="random numbers of step 4 not known")
     place = NodeRank(0)
     views = {JobRank(0): RankView(place, 1, joins=True, status=status), JobRank(1): RankView(place)}
     record.close(11.0, views)
@@ -268,6 +270,8 @@ def test_phases_are_told_as_far_as_they_were_reached() -> None:
         "total": 1000.0,
     }
     assert (record.processes.kept, record.processes.replaced, record.processes.warm) == ({}, {0: 7}, {0: True})
+    assert as_fields(record, 1)["inexact"] == {"0": "random numbers of step 4 not known"}
+    assert as_text(record, 1).endswith(". Not exact: rank 0: random numbers of step 4 not known")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,9 @@ def test_survivors_keep_their_graphs(make_job: MakeJob, tmp_path: Path, way: str
     assert undisturbed.end() == 0, undisturbed.output
     job = make_job(2).start("compiled.py", {**plan, "points": [point("one", 1, 7, "backward")]}, env=kernels)
     job.kill("one")
-    assert not job.recovered(1)["restart"]
+    record = job.recovered(1)
+    assert not record["restart"]
+    assert record["inexact"] == {}
     assert job.end() == 0, job.output
     assert [one["weights"] for one in job.results()] == [one["weights"] for one in undisturbed.results()]
     survivor, newcomer = job.results()
@@ -35,6 +37,21 @@ def test_survivors_keep_their_graphs(make_job: MakeJob, tmp_path: Path, way: str
     assert newcomer["graphs"][0] == 0 < newcomer["graphs"][-1]
     if compiler == "inductor":
         assert newcomer["hits"] > 0  # kernels that its predecessor has compiled
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles for CPUs with g++")
+def test_kernels_that_a_new_process_makes_itself_are_told(make_job: MakeJob, tmp_path: Path) -> None:
+    """Its predecessor's are gone: the record says that the last bits may differ, and whose."""
+    kernels: dict[str, str | None] = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "kernels")}
+    plan = {"steps": STEPS, "model": "ddp", "compiler": "inductor", "kernels": str(tmp_path / "kernels")}
+    job = make_job(2).start("compiled.py", {**plan, "points": [point("one", 1, 7, "backward")]}, env=kernels)
+    job.kill("one")
+    record = job.recovered(1)
+    assert [*record["inexact"]] == ["1"]
+    assert "graphs were compiled anew, not found in inductor's cache" in record["inexact"]["1"]
+    assert job.end() == 0, job.output
 
 
 @pytest.mark.slow

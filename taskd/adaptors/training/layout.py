@@ -74,7 +74,7 @@ def repoint(
 def _repoint(recovery: StateRecovery, world: GroupWorld, plan: WorldPlan, refuse: Refuse) -> RepointReport:
     wrappers = taking_part(recovery, refuse)
     condition = recovery.condition()
-    counts = recovery.has_committed or (bool(plan.adopt) and condition is Condition.STEPPED)
+    counts = recovery.commits > 0 or (bool(plan.adopt) and condition is Condition.STEPPED)
     groups = [world.current(wrapper.process_group) for wrapper in wrappers]
     for wrapper, group in zip(wrappers, groups, strict=True):
         if _is_settled(wrapper) or (counts and _rebuild_alone(wrapper)):

@@ -83,6 +83,8 @@ class StateRecovery:
         replicas: which replica set this rank belongs to.
         backups: what copies the state while the training function runs, if anything does.
         saved: the newest checkpoint of the present training function.
+        commits: how many since this process began, or was last given a state.
+        inexact: what the newest recovery could not put back exactly.
         on_saved: called when there is another.
     """
 
@@ -100,6 +102,7 @@ class StateRecovery:
         self.on_commit: Callable[[int], None] | None = None
         self.on_non_finite: Callable[[int, str], None] = lambda _step, _value: None
         self.saved: SavedCheckpoint | None = None
+        self.inexact = ""
         self.on_saved: Callable[[], None] = lambda: None
         self.parts = parts
         self.shares = Shares(seeds)
@@ -113,7 +116,7 @@ class StateRecovery:
         self.losses = Losses(lambda *said: self.on_non_finite(*said))  # noqa: PLW0108 - it is set later
         self._empty = False
         self._start: dict[int, bytes] = {}
-        self._commits = 0
+        self.commits = 0
         self._followers = Followers(parts.replicated)
         parts.epochs.ended = self._followers.hold
         self._buffers = Buffers(parts.modules, parts.optimizers, parts.plain)
@@ -145,7 +148,7 @@ class StateRecovery:
         if self._seeds is not None:
             self._seeds.sow(self._own_rank(), step)
         self._count(step)
-        self._commits += 1
+        self.commits += 1
         if self._followers.any:
             self._followers.mark()
         if self._undo.busy:
@@ -234,11 +237,6 @@ class StateRecovery:
         """Whether a step is committed, and no training forward pass has ended since."""
         return self.step > 0 and self.step + 1 not in self._positions.read()
 
-    @property
-    def has_committed(self) -> bool:
-        """Whether this process has committed a step since it began or was last restored from a donor."""
-        return self._commits > 0
-
     def condition(self, error: BaseException | None = None) -> Condition:
         """Return what the state in memory is worth now; `error` is that by which the training was just left."""
         if self._empty:
@@ -251,7 +249,7 @@ class StateRecovery:
             return Condition.TORN
         if error is not None:
             self._followers.rest = Rest(error, self._commit_of_script)
-        return Condition.TORN if self._followers.lag(self.step + 1, known=self._commits > 0) else Condition.STEPPED
+        return Condition.TORN if self._followers.lag(self.step + 1, known=self.commits > 0) else Condition.STEPPED
 
     @property
     def left_out(self) -> str:
@@ -291,7 +289,7 @@ class StateRecovery:
         for held in (self._undo, self.failures, self.losses, self.first_step):
             held.forget()
         self._buffers.touched = False
-        self._commits = 0
+        self.commits = 0
         self._followers.settle()
         self._empty = self._restoring = self.committing = False
 

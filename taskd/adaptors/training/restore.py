@@ -88,7 +88,8 @@ def restore(
     notes.append(recovery.return_to(plan.target_step, lent, own=own))
     if plan.transfers or plan.loads:
         recovery.watch_first_step(*_source(recovery, plan, rank, copies))
-    return RestoreReport(size_bytes, (time.monotonic() - begun) * 1e3, "; ".join(note for note in notes if note))
+    recovery.inexact = "; ".join(note for note in notes if note)
+    return RestoreReport(size_bytes, (time.monotonic() - begun) * 1e3, recovery.inexact)
 
 
 def _source(

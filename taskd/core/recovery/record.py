@@ -5,7 +5,7 @@ Times are seconds on the manager's monotonic clock, when the manager heard of th
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from taskd.core.diagnosis.findings import Diagnosis
@@ -47,7 +47,9 @@ class Resumption:
     step: int = -1
     """The one that every rank holds then; -1 if that is not known."""
     redone: int = 0
-    """Committed steps that are done again, since all have gone back to copies."""
+    """Committed steps that are done again, since all have gone back to copies, or to a checkpoint."""
+    inexact: tuple[tuple[JobRank, str], ...] = ()
+    """By rank what is not exactly as before, as far as it is known."""
 
 
 @dataclass(slots=True)
@@ -97,6 +99,9 @@ class FaultRecord:
             (self.processes.replaced if replaced else self.processes.kept)[rank] = view.status.pid
             if replaced:
                 self.processes.warm[rank] = view.status.warm
+        if not self.decision.restart:
+            told = ((rank, view.status.inexact) for rank, view in ranks.items() if view.status is not None)
+            self.resumption = replace(self.resumption, inexact=tuple(sorted(one for one in told if one[1])))
 
     def phases_ms(self) -> dict[str, float]:
         """Length of each phase that was reached, in milliseconds.

@@ -168,6 +168,7 @@ def as_fields(record: FaultRecord, fault: int) -> dict[str, object]:
         "step": record.step,
         "target_step": record.target_step,
         "steps_redone": record.resumption.redone,
+        "inexact": {str(rank): text for rank, text in record.resumption.inexact},
         "detected_s": round(record.detected_s, 6),
         "phases_ms": record.phases_ms(),
         "kept": {str(rank): pid for rank, pid in sorted(record.processes.kept.items())},
@@ -198,7 +199,9 @@ def as_text(record: FaultRecord, fault: int) -> str:
         spans = ", ".join(f"{name} {ms:.0f}" for name, ms in phases.items() if name != "total")
         again = f", {record.resumption.redone} steps are done again" if record.resumption.redone else ""
         then = f"training goes on after step {record.target_step} in generation {record.generation}{again}. ms: {spans}"
+    told = "; ".join(f"rank {rank}: {text}" for rank, text in record.resumption.inexact)
+    not_exact = f". Not exact: {told}" if told else ""
     return (
         f"fault {fault}, {at_step(record.step)}: {what} {tried}Therefore {done} by {record.decision.strategy.value}: "
-        f"{record.decision.reason}. {new or 'No new process'}, {len(record.processes.kept)} kept; {then}"
+        f"{record.decision.reason}. {new or 'No new process'}, {len(record.processes.kept)} kept; {then}{not_exact}"
     )

@@ -79,6 +79,7 @@ class RecoveryEntry(msgspec.Struct, frozen=True, kw_only=True):
     step: MaybeCounter | None = None
     target_step: MaybeCounter | None = None
     steps_redone: Counter = 0
+    inexact: Annotated[dict[Key, str], Meta(max_length=MOST_RANKS)] = {}
     generation: Counter | None = None
     detected_s: ClockSeconds | None = None
     phases_ms: Annotated[dict[Key, Milliseconds], Meta(max_length=_PHASES)] = {}

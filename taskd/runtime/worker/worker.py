@@ -46,6 +46,7 @@ from taskd.wire.messages import (
     WorldPlan,
 )
 from taskd.wire.state import MeshRow, StateCopy, StateDigest
+from taskd.wire.text import line
 
 logger = logging.getLogger(__name__)
 _STANDINGS: Final = {
@@ -93,6 +94,7 @@ class StateHeld:
     backs_up: bool = False
     copies: tuple[StateCopy, ...] = ()
     saved: int = -1
+    inexact: str = ""
     digests: tuple[StateDigest, ...] = ()
     row: MeshRow | None = None
 
@@ -321,6 +323,7 @@ class WorkerLink:
                 backs_up=holding.backs_up,
                 copies=holding.copies,
                 saved=holding.saved,
+                inexact=line(holding.inexact),
                 digests=holding.digests,
                 row=holding.row,
             )

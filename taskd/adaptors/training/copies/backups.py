@@ -14,6 +14,7 @@ from dataclasses import replace
 from torch.utils.hooks import RemovableHandle
 
 from taskd.adaptors.groups.world import GroupWorld
+from taskd.adaptors.training.compiled import compiled_anew
 from taskd.adaptors.training.copies.copier import NEVER, Copier, Member, Tally
 from taskd.adaptors.training.copies.exchange import neighbours
 from taskd.adaptors.training.copies.folder import CopyFolder
@@ -74,7 +75,10 @@ class Backups:
     def held(self, paused: bool) -> StateHeld:
         """What this rank has of the job's state, for a report; its copies if it is paused: else they change."""
         saved = self._recovery.saved
-        said = replace(self._recovery.replicas.said(), saved=-1 if saved is None else saved.step)
+        new = self._link.config.joins and self._recovery.commits <= 1
+        inexact = "; ".join(filter(None, (self._recovery.inexact, compiled_anew() if new else "")))
+        saved_step = -1 if saved is None else saved.step
+        said = replace(self._recovery.replicas.said(), saved=saved_step, inexact=inexact)
         if self.folder is None:
             return said
         return replace(said, backs_up=self._begun, copies=self.folder.whole() if paused else ())
