@@ -96,7 +96,7 @@ class Job:
 
 Case = tuple[str, int, int]
 """The shape, how many nodes there are, and which one is lost."""
-CASES: list[Case] = [("hsdp", 3, 0), ("hsdp", 2, 1), ("tp", 3, 0), ("tp", 2, 1)]
+CASES: list[Case] = [("hsdp", 3, 0), ("hsdp", 2, 1), ("tp", 3, 0), ("tp", 2, 1), ("pp", 3, 0), ("pp", 2, 1)]
 
 
 @pytest.mark.slow

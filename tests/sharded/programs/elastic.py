@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import taskd
@@ -66,15 +67,40 @@ def tp() -> tuple[nn.Module, Work]:
         for share in state.shares():
             tell(step, share)
             (net(data(step, share.index)).square().mean() * share.scale).backward()
-        group = mesh["dp"].get_group()
-        for parameter in net.parameters():
-            gradient: Any = parameter.grad
-            mine = gradient.to_local() if hasattr(gradient, "to_local") else gradient
-            dist.all_reduce(mine, group=group)
-            mine /= dist.get_world_size(group)
-        dist.barrier()  # nobody steps before all have their gradients
+        mean_over(net, mesh["dp"].get_group())
 
     return net, work
+
+
+def pp() -> tuple[nn.Module, Work]:
+    """A stage on each rank of a row. A share goes through it in two chunks."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "pp"))
+    number = mesh.get_local_rank("pp")
+    layers = network()
+    net: nn.Module = nn.ModuleDict({str(number): nn.Sequential(*(layers[:2] if number == 0 else layers[2:]))})
+    scale = [1.0]
+    stage = PipelineStage(net[str(number)], number, 2, torch.device("cpu"), group=mesh.get_group("pp"))  # type: ignore[index]
+    schedule = ScheduleGPipe(stage, 2, loss_fn=lambda rows, _: rows.square().mean() / 2 * scale[0], scale_grads=False)
+
+    def work(state: Any, step: int) -> None:
+        for share in state.shares():
+            tell(step, share)
+            scale[0] = share.scale
+            rows = data(step, share.index)
+            schedule.step(rows) if number == 0 else schedule.step(target=rows, losses=[])
+        mean_over(net, mesh["dp"].get_group())
+
+    return net, work
+
+
+def mean_over(net: nn.Module, group: Any) -> None:
+    """Of the gradients, over those that are there."""
+    for parameter in net.parameters():
+        gradient: Any = parameter.grad
+        mine = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+        dist.all_reduce(mine, group=group)
+        mine /= dist.get_world_size(group)
+    dist.barrier()  # nobody steps before all have their gradients
 
 
 def tell(step: int, share: Any) -> None:
@@ -91,7 +117,7 @@ def goes_on(step: int) -> bool:
 
 def main() -> None:
     dist.init_process_group("gloo")
-    net, work = {"hsdp": hsdp, "tp": tp}[SHAPE]()
+    net, work = {"hsdp": hsdp, "tp": tp, "pp": pp}[SHAPE]()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, foreach=False)
     state = taskd.TrainState(model=net, optimizer=optimizer, seed=1)
     kept = [id(one) for one in (net, optimizer, *net.parameters())]
@@ -107,7 +133,10 @@ def main() -> None:
     train()
     assert kept == [id(one) for one in (net, optimizer, *net.parameters())]
     whole = {name: getattr(one, "full_tensor", lambda one=one: one)() for name, one in net.state_dict().items()}
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, whole)
     if dist.get_rank() == 0:
+        whole = {name: tensor for its in everyone for name, tensor in its.items()}
         torch.save({"step": state.step, "model": whole}, FOLDER / "weights.pt")
     dist.barrier()
     dist.destroy_process_group()
