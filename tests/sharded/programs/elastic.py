@@ -76,7 +76,7 @@ def pp() -> tuple[nn.Module, Work]:
     """A stage on each rank of a row. A share goes through it in two chunks."""
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "pp"))
     number = mesh.get_local_rank("pp")
-    layers = network()
+    layers = [*network()]
     net: nn.Module = nn.ModuleDict({str(number): nn.Sequential(*(layers[:2] if number == 0 else layers[2:]))})
     scale = [1.0]
     stage = PipelineStage(net[str(number)], number, 2, torch.device("cpu"), group=mesh.get_group("pp"))  # type: ignore[index]
