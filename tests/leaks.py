@@ -47,7 +47,8 @@ def leaks(before: Census, mark: str) -> list[str]:
     """A line for everything that is there now and was not before; the processes among it are killed."""
     deadline = time.monotonic() + TIMEOUT_S
     for thread in set(threading.enumerate()) - before.threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        if not isinstance(thread, threading._DummyThread):  # of a thread that has logged, and takes itself out
+            thread.join(max(0.0, deadline - time.monotonic()))
     _await_orphans(set(_processes(mark)) - set(before.processes), deadline)
     found = _news(before, take(mark))
     if found:

@@ -25,7 +25,7 @@ from taskd.adaptors.training.partitions import whole
 from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.shards import local
 from taskd.adaptors.training.streams import beside, event_of
-from taskd.runtime.system.hidden import HiddenThread
+from taskd.runtime.system.hidden import HiddenThread, forget
 from taskd.wire.state import StateDigest
 
 _log = logging.getLogger(__name__)
@@ -104,6 +104,7 @@ class StateVerifier:
                     "is not compared between the replicas; change parameters before the commit",
                     reading.step,
                 )
+                forget()
             self.digests = (*self.digests, found)[-_KEPT:]
         self._tell()
 

@@ -49,8 +49,8 @@ class HiddenThread:
         except Exception:
             logger.exception("taskd's thread %s has failed", self.name)
         finally:
-            del _names[ident]
             forget()
+            del _names[ident]
             self._ended.set()
 
     def is_alive(self) -> bool:
@@ -64,8 +64,10 @@ class HiddenThread:
 
 
 def forget() -> None:
-    """Take this thread, a hidden one, out of `threading`'s list again."""
-    vars(threading)["_active"].pop(threading.get_ident(), None)
+    """Take this thread out of `threading`'s list again, if it is a hidden one. To be called when it has logged."""
+    ident = threading.get_ident()
+    if ident in _names:
+        vars(threading)["_active"].pop(ident, None)
 
 
 def names() -> dict[int, str]:

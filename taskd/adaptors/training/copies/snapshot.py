@@ -27,6 +27,7 @@ from taskd.adaptors.training.partitions import whole
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.shards import local
 from taskd.adaptors.training.streams import beside, event_of
+from taskd.runtime.system.hidden import forget
 from taskd.wire.kinds import JobRank
 
 _log = logging.getLogger(__name__)
@@ -114,6 +115,7 @@ class Snapshot:
                 "there is no copy of that step; change parameters before the commit",
                 tuple(spoilt[0].shape),
             )
+            forget()
         return None if spoilt else file
 
     def digest(self) -> str:
