@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +33,25 @@ def run(directory: Path, args: argparse.Namespace, every: int, verify_every: int
     return [json.loads((directory / f"rank-{rank}.json").read_text()) for rank in range(_RANKS)]
 
 
-def compare(directory: Path, args: argparse.Namespace) -> None:
-    """`--pairs` times with and without copies; prints each, and the means in the last line."""
-    with_copies: list[dict[str, Any]] = []
+def in_turn(
+    directory: Path, args: argparse.Namespace, name: str, most: int, play: Callable[[Path, int], list[dict[str, Any]]]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """`--pairs` jobs with `name` set to `most`, and without (0), in turn; prints each. What their ranks have found."""
+    with_it: list[dict[str, Any]] = []
     without: list[dict[str, Any]] = []
     for pair in range(args.pairs):
-        for every in (1, 0) if pair % 2 else (0, 1):
-            ranks = run(fresh(directory, f"{pair}-{every}"), args, every)
-            (with_copies if every else without).extend(ranks)
+        for every in (most, 0) if pair % 2 else (0, most):
+            ranks = play(fresh(directory, f"{pair}-{every}"), every)
+            (with_it if every else without).extend(ranks)
             step_ms = mean_step_s(ranks) * 1e3
-            entry = {"pair": pair, "backup_every": every, "step_ms": round(step_ms, 3)}
-            say(args.json, entry, f"pair {pair}, backup_every={every}: {step_ms:.2f} ms a step")
+            entry = {"pair": pair, name: every, "step_ms": round(step_ms, 3)}
+            say(args.json, entry, f"pair {pair}, {name}={every}: {step_ms:.2f} ms a step")
+    return with_it, without
+
+
+def compare(directory: Path, args: argparse.Namespace) -> None:
+    """`--pairs` times with and without copies; prints each, and the means in the last line."""
+    with_copies, without = in_turn(directory, args, "backup_every", 1, lambda folder, every: run(folder, args, every))
     steps = args.steps + SETTLED
     result = {
         "overhead": round(mean_step_s(with_copies) / mean_step_s(without) - 1, 4),
@@ -65,15 +74,20 @@ def mean_step_s(ranks: list[dict[str, Any]]) -> float:
     return statistics.mean(step_s for rank in ranks for step_s in rank["steps_s"])
 
 
-def main() -> int:
-    """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """The arguments of both benchmarks that play this job."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=3, help="how often with and without in turn (default 3)")
     parser.add_argument("--steps", type=int, default=100, help="that count, of each job (default 100)")
     parser.add_argument("--step-ms", type=int, default=100, help="length of a step (default 100)")
     parser.add_argument("--mib", type=int, default=64, help="state of a rank (default 64)")
     parser.add_argument("--json", action="store_true", help="lines of JSON")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    """Run the benchmark."""
+    args = parser_of(__doc__).parse_args()
     return measured(lambda directory: compare(directory, args))
 
 

@@ -12,23 +12,14 @@ import argparse
 import statistics
 import sys
 from pathlib import Path
-from typing import Any
 
-from benchmarks.backup import SETTLED, mean_step_s, run
-from benchmarks.job import fresh, measured, say
+from benchmarks.backup import SETTLED, in_turn, mean_step_s, parser_of, run
+from benchmarks.job import measured, say
 
 
 def compare(directory: Path, args: argparse.Namespace) -> None:
     """`--pairs` times with and without digests; prints each, and the means in the last line."""
-    verified: list[dict[str, Any]] = []
-    without: list[dict[str, Any]] = []
-    for pair in range(args.pairs):
-        for every in (args.every, 0) if pair % 2 else (0, args.every):
-            ranks = run(fresh(directory, f"{pair}-{every}"), args, 0, every)
-            (verified if every else without).extend(ranks)
-            step_ms = mean_step_s(ranks) * 1e3
-            entry = {"pair": pair, "every": every, "step_ms": round(step_ms, 3)}
-            say(args.json, entry, f"pair {pair}, every={every}: {step_ms:.2f} ms a step")
+    verified, without = in_turn(directory, args, "every", args.every, lambda folder, every: run(folder, args, 0, every))
     digests = (args.steps + SETTLED) // args.every
     result = {
         "overhead": round(mean_step_s(verified) / mean_step_s(without) - 1, 4),
@@ -44,13 +35,8 @@ def compare(directory: Path, args: argparse.Namespace) -> None:
 
 def main() -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=3, help="how often with and without in turn (default 3)")
+    parser = parser_of(__doc__)
     parser.add_argument("--every", type=int, default=1, help="steps from one digest to the next (default 1)")
-    parser.add_argument("--steps", type=int, default=100, help="that count, of each job (default 100)")
-    parser.add_argument("--step-ms", type=int, default=100, help="length of a step (default 100)")
-    parser.add_argument("--mib", type=int, default=64, help="state of a rank (default 64)")
-    parser.add_argument("--json", action="store_true", help="lines of JSON")
     args = parser.parse_args()
     return measured(lambda directory: compare(directory, args))
 

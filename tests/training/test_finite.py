@@ -93,7 +93,7 @@ def test_what_is_no_number_is_refused(losses: Losses, loss: Any, message: str) -
 def test_a_state_tells_with_the_step_that_is_committed() -> None:
     told: list[tuple[int, str]] = []
     state = make()
-    state._recovery.on_non_finite = lambda step, value: told.append((step, value))
+    state._recovery.losses.tell = lambda step, value: told.append((step, value))
     for loss in (1.0, torch.tensor(NAN), None, NAN):
         state.commit(loss)
     assert (state.step, told) == (4, [(2, "nan")])

@@ -1,6 +1,7 @@
-"""The objects of some kinds that there are in this process, whoever holds them."""
+"""The objects of some kinds that there are in this process, whoever holds them, and kinds that may not be there."""
 
 import gc
+import sys
 from typing import Any
 
 
@@ -9,3 +10,9 @@ def instances(*kinds: type) -> list[Any]:
     everything = gc.get_objects()
     wanted = {kind for kind in set(map(type, everything)) if issubclass(kind, kinds)}
     return [one for one in everything if type(one) in wanted]
+
+
+def imported(module: str, name: str) -> type | None:
+    """Return that class of a module, if anybody has imported it: nothing is imported to recognise an object."""
+    found = getattr(sys.modules.get(module), name, None)
+    return found if isinstance(found, type) else None

@@ -266,10 +266,14 @@ class _Writer:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What has been read of a checkpoint. `position`: random numbers and data position, None for another world size."""
+    """What has been read of a checkpoint.
+
+    `position`: random numbers and data position, None for another world size; `encoded` as they stand there, or empty.
+    """
 
     draft: Draft
     position: tuple[list[bytes], dict[str, bytes]] | None
+    encoded: bytes = b""
 
 
 def _next_complete(paths: list[Path], ranks: Ranks) -> files.Checkpoint | None:
@@ -338,7 +342,7 @@ def _prepare(recovery: StateRecovery, chosen: files.Checkpoint, ranks: Ranks) ->
     if chosen.manifest.world_size != ranks.size:
         return Loaded(draft, None)
     position = files.read(chosen.path / files.position_file(ranks.rank), files.MOST_OTHER_BYTES)
-    return Loaded(draft, payload.unpack(position))
+    return Loaded(draft, payload.unpack(position), position)
 
 
 def _outline(recovery: StateRecovery, chosen: files.Checkpoint, ranks: Ranks) -> dict[str, Rows]:

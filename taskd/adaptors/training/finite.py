@@ -53,10 +53,10 @@ class DeviceCopy:
 
 
 class Losses:
-    """The losses of one rank. `tell` is called with the step and the value of the first that is not finite."""
+    """The losses of one rank. `tell`, if there is one, hears step and value of the first that is not finite."""
 
-    def __init__(self, tell: Tell, copy: Callable[[torch.Tensor], Copy] = DeviceCopy) -> None:
-        self._tell = tell
+    def __init__(self, tell: Tell | None = None, copy: Callable[[torch.Tensor], Copy] = DeviceCopy) -> None:
+        self.tell = tell
         self._copy = copy
         self._under_way: deque[tuple[int, Copy]] = deque()
         self._finite = True
@@ -103,6 +103,6 @@ class Losses:
 
     def _judge(self, value: float, step: int) -> None:
         finite = math.isfinite(value)
-        if self._finite and not finite:
-            self._tell(step, repr(value))
+        if self._finite and not finite and self.tell is not None:
+            self.tell(step, repr(value))
         self._finite, self._seen = finite, True

@@ -9,7 +9,6 @@ None of this is a part of what `torch.compile` compiles: there it would break th
 runs around a module that lies in a compiled one stands around that.
 """
 
-import sys
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
@@ -17,7 +16,7 @@ from weakref import WeakSet
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from taskd.adaptors.groups.instances import instances
+from taskd.adaptors.groups.instances import imported, instances
 from taskd.adaptors.training.modes import Mode
 from taskd.adaptors.training.parts import Parts
 from taskd.runtime.worker.pulse import Hook, Pulse
@@ -156,6 +155,6 @@ def _hook_before(outer: torch.nn.Module, module: torch.nn.Module, call: Callable
 
 def _compiled_around(module: torch.nn.Module) -> list[torch.nn.Module]:
     """What `torch.compile` has made of modules that this is, or is a part of."""
-    kind = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
-    found = instances(kind) if isinstance(kind, type) else []
+    kind = imported("torch._dynamo.eval_frame", "OptimizedModule")
+    found = instances(kind) if kind is not None else []
     return [outer for outer in found if outer is not module and any(inner is module for inner in outer.modules())]

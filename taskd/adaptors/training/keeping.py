@@ -1,6 +1,9 @@
 """Where else a training state is kept while the training function runs: copies in shared memory, and checkpoints."""
 
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
+
+NEVER: Final = 1 << 62
+"""The step that nobody waits for."""
 
 
 class SavedCheckpoint(NamedTuple):

@@ -9,12 +9,12 @@ Rules:
    before anything else is written to them.
 """
 
-import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import torch
 
+from taskd.adaptors.groups.instances import imported
 from taskd.adaptors.groups.settling import settle
 from taskd.errors import RestoreError
 
@@ -28,8 +28,8 @@ def is_partitioned(part: Any) -> bool:
 
 def is_zero(part: Any) -> bool:
     """Whether this is one."""
-    kind = getattr(sys.modules.get("torch.distributed.optim"), "ZeroRedundancyOptimizer", None)
-    return isinstance(kind, type) and isinstance(part, kind)
+    kind = imported("torch.distributed.optim", "ZeroRedundancyOptimizer")
+    return kind is not None and isinstance(part, kind)
 
 
 def partitions(optimizers: Iterable[torch.optim.Optimizer]) -> list[Any]:
@@ -53,13 +53,7 @@ def state_of(part: Any) -> Any:
     if not is_partitioned(part):
         return part.state_dict()
     numbers = {parameter: number for number, parameter in _numbered(part)}
-    groups = [
-        {
-            **{key: value for key, value in group.items() if key != "params"},
-            "params": [numbers[p] for p in group["params"]],
-        }
-        for group in part.param_groups
-    ]
+    groups = [{**group, "params": [numbers[parameter] for parameter in group["params"]]} for group in part.param_groups]
     state = {numbers[parameter]: its for parameter, its in part.optim.state.items()}
     return {"state": dict(sorted(state.items())), "param_groups": groups}
 

@@ -74,7 +74,7 @@ class StateRecovery:
     Attributes:
         step: committed steps.
         on_commit: called with the step at the end of `commit`; the resilient function sets it.
-        on_non_finite: called with step and value when the loss given to `commit` is the first that is not finite.
+        losses: those given to `commit`.
         shows_steps, committing: whether `commit` shows the step in the black box too; whether it is counting one now.
         shares: those of the global batch.
         afterwards: what is done after certain commits.
@@ -100,7 +100,6 @@ class StateRecovery:
         self.backup_every = backup_every
         self.backups: Copying | None = None
         self.on_commit: Callable[[int], None] | None = None
-        self.on_non_finite: Callable[[int, str], None] = lambda _step, _value: None
         self.saved: SavedCheckpoint | None = None
         self.inexact = ""
         self.on_saved: Callable[[], None] = lambda: None
@@ -113,7 +112,7 @@ class StateRecovery:
         self._seeds = seeds
         self._rng = seeds or RngCapture()
         self._rank: JobRank | None = None
-        self.losses = Losses(lambda *said: self.on_non_finite(*said))  # noqa: PLW0108 - it is set later
+        self.losses = Losses()
         self._empty = False
         self._start: dict[int, bytes] = {}
         self.commits = 0

@@ -11,7 +11,6 @@ Rules:
 import gc
 import logging
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from taskd.adaptors.groups.instances import imported
 from taskd.adaptors.groups.setup_results import Unkept, storages
 from taskd.adaptors.groups.sites import script_line
 from taskd.adaptors.groups.wrappers import line_of
@@ -187,8 +187,8 @@ def _leaves(value: Any) -> Iterator[torch.Tensor]:
 
 def _of_parts(parts: Parts) -> Iterator[Matter]:
     line = script_line()
-    first = _known("torch.distributed.fsdp", "FullyShardedDataParallel")
-    second = _known("torch.distributed.fsdp", "FSDPModule")
+    first = imported("torch.distributed.fsdp", "FullyShardedDataParallel")
+    second = imported("torch.distributed.fsdp", "FSDPModule")
     for part, value in parts.replicated.items():
         name = f"the {type(value).__name__} {part!r} of the resilient function entered at {line}"
         if is_zero(value) and not is_partitioned(value):
@@ -288,9 +288,3 @@ def _of_forgotten(parts: Parts) -> Iterator[Matter]:
                 "new process would train on with that of its set-up.",
                 no_rebuild=True,
             )
-
-
-def _known(module: str, *names: str) -> tuple[type, ...]:
-    """Those classes of a module, if anybody has imported it."""
-    found = sys.modules.get(module)
-    return tuple(kind for name in names if isinstance(kind := getattr(found, name, None), type))

@@ -19,9 +19,10 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.groups.rows import MeshRows
+from taskd.adaptors.training.keeping import NEVER
 from taskd.adaptors.training.parts import Parts
 from taskd.adaptors.training.shards import digest_of, name_of, rows_of
-from taskd.adaptors.training.verifying import NEVER, StateVerifier
+from taskd.adaptors.training.verifying import StateVerifier
 from taskd.errors import StatementError
 from taskd.runtime.worker.worker import StateHeld
 from taskd.wire.kinds import NOBODY, JobRank

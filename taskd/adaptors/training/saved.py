@@ -72,10 +72,6 @@ def _read(recovery: StateRecovery, saved: SavedCheckpoint, ranks: Ranks) -> tupl
         return f"{saved.path}: {chosen if isinstance(chosen, str) else f'has step {chosen.manifest.step}'}"
     try:
         loaded = read(recovery, chosen, ranks)
-        if isinstance(loaded, str):
-            return f"{saved.path}: {loaded}"
-        alike = chosen.manifest.world_size == ranks.size
-        name = files.position_file(ranks.rank)
-        return loaded.draft, files.read(chosen.path / name, files.MOST_OTHER_BYTES) if alike else b""
-    except (CheckpointError, OSError) as error:
+    except CheckpointError as error:
         return str(error)
+    return f"{saved.path}: {loaded}" if isinstance(loaded, str) else (loaded.draft, loaded.encoded)

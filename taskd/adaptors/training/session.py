@@ -237,7 +237,7 @@ class Session:
         finally:
             self._strays.stop()
             self.backups.close()
-            self._runtime.session = self.recovery.on_commit = None
+            self._runtime.session = self.recovery.on_commit = self.recovery.losses.tell = None
 
     def _open(self) -> None:
         recovery, link = self.recovery, self._link
@@ -252,7 +252,7 @@ class Session:
             recovery.begin(self._runtime.rank)
             self._enter_smaller_world()
             self.backups.forget()
-        recovery.on_non_finite, recovery.on_saved, recovery.saved = link.saw_non_finite, link.tell_again, None
+        recovery.losses.tell, recovery.on_saved, recovery.saved = link.saw_non_finite, link.tell_again, None
         recovery.parts.meter.recorder = self._runtime.recorder
         self._runtime.world.section += 1
         self._runtime.end_setup(recovery, self.backups)

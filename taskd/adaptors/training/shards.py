@@ -141,5 +141,10 @@ def digest_of(parts: Parts) -> str:
 
     What is not trained may differ between ranks as the script likes.
     """
-    trained = [p for optimizer in parts.optimizers for group in optimizer.param_groups for p in group["params"]]
-    return digest(map(local, {id(parameter): parameter for parameter in trained}.values()), size_bytes=4)
+    return digest(trained(parts), size_bytes=4)
+
+
+def trained(parts: Parts) -> list[torch.Tensor]:
+    """Every parameter that an optimizer trains, once: this rank's part of it where it is sharded."""
+    known = {id(p): p for optimizer in parts.optimizers for group in optimizer.param_groups for p in group["params"]}
+    return list(map(local, known.values()))

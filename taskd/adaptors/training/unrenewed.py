@@ -9,11 +9,11 @@ Rules:
 
 import sys
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from torch.nn.parallel import DistributedDataParallel
 
-from taskd.adaptors.groups.instances import instances
+from taskd.adaptors.groups.instances import imported, instances
 from taskd.adaptors.groups.sites import script_line
 from taskd.adaptors.groups.wrappers import line_of
 from taskd.adaptors.training.matter import Matter
@@ -48,9 +48,9 @@ def _of_remote_calls(where: str) -> Iterator[Matter]:
 
 def _of_objects(parts: Parts, where: str) -> Iterator[Matter]:
     kinds = {
-        "engine": _kind("deepspeed.runtime.engine", "DeepSpeedEngine"),
-        "averager": _kind("torch.distributed.algorithms.model_averaging.averagers", "ModelAverager"),
-        "wrapper": _kind("torch.distributed.fsdp", "FullyShardedDataParallel"),
+        "engine": imported("deepspeed.runtime.engine", "DeepSpeedEngine"),
+        "averager": imported("torch.distributed.algorithms.model_averaging.averagers", "ModelAverager"),
+        "wrapper": imported("torch.distributed.fsdp", "FullyShardedDataParallel"),
     }
     found = instances(*filter(None, kinds.values())) if any(kinds.values()) else []
     known = {id(module) for part in parts.modules for module in part.modules()}
@@ -101,9 +101,3 @@ def _hooks(wrapper: DistributedDataParallel) -> Iterator[str]:
         name = str(getattr(hook, "__qualname__", hook))
         if any(known in name for known in _STEPPING_HOOKS):
             yield name.rpartition(".")[2]
-
-
-def _kind(module: str, name: str) -> Any:
-    """That class, if anybody has imported its module."""
-    found = getattr(sys.modules.get(module), name, None)
-    return found if isinstance(found, type) else None

@@ -21,15 +21,15 @@ from typing import Any, Final
 import torch
 
 from taskd.adaptors.training.digests import digest
+from taskd.adaptors.training.keeping import NEVER
 from taskd.adaptors.training.partitions import whole
 from taskd.adaptors.training.parts import Parts
-from taskd.adaptors.training.shards import local
+from taskd.adaptors.training.shards import local, trained
 from taskd.adaptors.training.streams import beside, event_of
 from taskd.runtime.system.hidden import HiddenThread, forget
 from taskd.wire.state import StateDigest
 
 _log = logging.getLogger(__name__)
-NEVER: Final = 1 << 62
 AT_ONCE_BYTES: Final = 1 << 24
 """A state in the host's memory that is smaller is worth no thread."""
 _KEPT: Final = 4
@@ -160,14 +160,13 @@ def held_by(parts: Parts) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 
     Numbers that an optimizer keeps stand in a tensor of their own.
     """
-    trained = {id(p): p for optimizer in parts.optimizers for group in optimizer.param_groups for p in group["params"]}
     kept: list[torch.Tensor] = []
     numbers: list[float] = []
     for optimizer in whole(parts.optimizers):
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 _collect(optimizer.state.get(parameter), kept, numbers)
-    return list(map(local, trained.values())), [*kept, torch.tensor(numbers, dtype=torch.float64)]
+    return trained(parts), [*kept, torch.tensor(numbers, dtype=torch.float64)]
 
 
 def _collect(value: Any, tensors: list[torch.Tensor], numbers: list[float]) -> None:

@@ -15,10 +15,11 @@ from torch.utils.hooks import RemovableHandle
 
 from taskd.adaptors.groups.world import GroupWorld
 from taskd.adaptors.training.compiled import compiled_anew
-from taskd.adaptors.training.copies.copier import NEVER, Copier, Member, Tally
+from taskd.adaptors.training.copies.copier import Copier, Member, Tally
 from taskd.adaptors.training.copies.exchange import neighbours
 from taskd.adaptors.training.copies.folder import CopyFolder
 from taskd.adaptors.training.copies.snapshot import Snapshot
+from taskd.adaptors.training.keeping import NEVER
 from taskd.adaptors.training.matter import Matter
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.refusals import Refusals, alone

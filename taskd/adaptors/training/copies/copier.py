@@ -28,13 +28,13 @@ from taskd.adaptors.training.copies.copy_file import CopyHead
 from taskd.adaptors.training.copies.exchange import Exchange, Neighbours
 from taskd.adaptors.training.copies.folder import CopyFolder
 from taskd.adaptors.training.copies.snapshot import Snapshot
+from taskd.adaptors.training.keeping import NEVER
 from taskd.errors import CopyError
 from taskd.runtime.system.hidden import HiddenThread
 from taskd.wire.kinds import JobRank
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-NEVER: Final = 1 << 62
 SHARE: Final = 0.02
 """So much of the time may copies cost where the script does not say how often they are made."""
 _ANSWER: Final = timedelta(seconds=30)

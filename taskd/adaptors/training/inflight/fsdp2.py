@@ -13,12 +13,12 @@ Source of the method: torch 2.6, 2.9, 2.12, 2.13 and 2.15, `torch/distributed/fs
 """
 
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from taskd.adaptors.groups.instances import imported
 from taskd.adaptors.seams.parts import IN_SHARDED
 from taskd.adaptors.seams.sharded import RESET
 
@@ -29,7 +29,7 @@ _OF_GROUP = ("reduce_grads", "all_reduce_grads", "reshard_after_backward")
 
 def sharded_modules(modules: Sequence[torch.nn.Module]) -> list[Any]:
     """Those that `fully_shard` was applied to, each once, in their order; none of an FSDP2 that does not fit."""
-    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    kind = imported("torch.distributed.fsdp", "FSDPModule")
     if kind is None or IN_SHARDED.misfit():
         return []
     return list({id(m): m for root in modules for m in root.modules() if isinstance(m, kind)}.values())

@@ -12,12 +12,11 @@ Source of the method: torch 2.6, 2.9, 2.12, 2.13 and 2.15, `torch/distributed/pi
 """
 
 import functools
-import sys
 from typing import Any, Final
 
 import torch
 
-from taskd.adaptors.groups.instances import instances
+from taskd.adaptors.groups.instances import imported, instances
 
 _STAGE: Final = ("torch.distributed.pipelining.stage", "_PipelineStageBase")
 _SCHEDULE: Final = ("torch.distributed.pipelining.schedules", "_PipelineSchedule")
@@ -69,5 +68,5 @@ def _keep_buffers(schedule: Any) -> None:
 
 
 def _living(module: str, name: str) -> list[Any]:
-    kind = getattr(sys.modules.get(module), name, None)
+    kind = imported(module, name)
     return instances(kind) if kind is not None else []
