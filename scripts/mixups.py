@@ -6,8 +6,8 @@ from signal import SIGKILL
 from taskd.adaptors.groups.world import GroupWorld
 from taskd.adaptors.torchrun.handles import RankHandles
 from taskd.adaptors.torchrun.host import TorchrunHost
-from taskd.adaptors.training.checkpoint_files import position_file
-from taskd.adaptors.training.checkpoint_ranks import Ranks
+from taskd.adaptors.training.checkpoints.files import position_file
+from taskd.adaptors.training.checkpoints.ranks import Ranks
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.restore import restore as restore_state
 from taskd.config.worker import WorkerConfig

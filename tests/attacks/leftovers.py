@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 import taskd
-from taskd.adaptors.training import checkpoint_files as files
-from taskd.adaptors.training.checkpoint import dump
+from taskd.adaptors.training.checkpoints import files
+from taskd.adaptors.training.checkpoints.checkpoint import dump
 from tests.attacks.job import PROGRAM, Attack, AttackedJob
 from tests.attacks.model import make
 from tests.attacks.outsiders import nothing

@@ -31,9 +31,9 @@ from typing import Any
 import msgspec
 import torch
 
-from taskd.adaptors.training import checkpoint_files as files
-from taskd.adaptors.training.checkpoint import dump, load_latest
-from taskd.adaptors.training.checkpoint_index import WantedTensor, find
+from taskd.adaptors.training.checkpoints import files
+from taskd.adaptors.training.checkpoints.checkpoint import dump, load_latest
+from taskd.adaptors.training.checkpoints.index import WantedTensor, find
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import CheckpointError, RestoreError
 from taskd.wire.bounds import NO_CONTROLS

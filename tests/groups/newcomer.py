@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from taskd.adaptors.groups import GroupWorld
 from taskd.adaptors.groups.handle import GroupHandle
 from taskd.adaptors.groups.wrappers import line_of, living
-from taskd.adaptors.training.refusals import matters
+from taskd.adaptors.training.limits.refusals import matters
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import RebuildError, RefusedError
 from taskd.wire.kinds import JobRank

@@ -67,7 +67,7 @@ def test_every_override_stands_in_the_table() -> None:
 
     from taskd.adaptors.torchrun.agent import TaskdElasticAgent
     from taskd.adaptors.torchrun.host import TaskdContext
-    from taskd.adaptors.training import checkpoint_reader as checkpoints
+    from taskd.adaptors.training.checkpoints import reader as checkpoints
 
     listed = {seam.attribute for seam in recording.all_seams()}
     for ours, stock in (

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from taskd.adaptors.training.checkpoint import dump, load_latest
+from taskd.adaptors.training.checkpoints.checkpoint import dump, load_latest
 from tests.training.checkpoint_state import make, train
 
 LONG_S = 20

@@ -19,9 +19,9 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.checkpoint import filesystem
 
 from taskd.adaptors.groups import GroupWorld
-from taskd.adaptors.training import checkpoint_files as files
-from taskd.adaptors.training.checkpoint import dump, load_latest
-from taskd.adaptors.training.shards import local
+from taskd.adaptors.training.checkpoints import files
+from taskd.adaptors.training.checkpoints.checkpoint import dump, load_latest
+from taskd.adaptors.training.sharding.shards import local
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import CheckpointError
 from taskd.wire.kinds import JobRank

@@ -22,8 +22,8 @@ from torch._C._distributed_c10d import TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.groups import GroupWorld
-from taskd.adaptors.training.layout import layout_of, repoint
 from taskd.adaptors.training.restore import restore
+from taskd.adaptors.training.sharding.layout import layout_of, repoint
 from taskd.adaptors.training.state import TrainState
 from taskd.wire.kinds import JobRank, WorldRank
 from taskd.wire.messages import WorldPlan

@@ -12,8 +12,8 @@ from torch._C._distributed_c10d import TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.groups import GroupWorld
-from taskd.adaptors.training.layout import impose, layout_of, repoint
 from taskd.adaptors.training.restore import restore
+from taskd.adaptors.training.sharding.layout import impose, layout_of, repoint
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import DistrustError, RefusedError, RestoreError
 from taskd.wire.kinds import JobRank, WorldRank
@@ -230,7 +230,7 @@ def elsewhere() -> None:
 
 
 def kind(wrapper: DistributedDataParallel, index: int) -> torch.dtype:
-    from taskd.adaptors.training.sameness import parameters
+    from taskd.adaptors.training.sharding.sameness import parameters
 
     return parameters(wrapper)[index].dtype
 

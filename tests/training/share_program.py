@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.groups import GroupWorld
 from taskd.adaptors.groups.members import Members
-from taskd.adaptors.training.layout import repoint
 from taskd.adaptors.training.restore import restore
+from taskd.adaptors.training.sharding.layout import repoint
 from taskd.adaptors.training.state import TrainState
 from taskd.wire.kinds import JobRank, WorldRank
 from taskd.wire.messages import WorldPlan

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from taskd.adaptors.training.standing import see_standing
+from taskd.adaptors.training.script.standing import see_standing
 from taskd.config.worker import WorkerConfig
 from taskd.core.diagnosis.conditions import condition_of_hang
 from taskd.core.diagnosis.evidence import Clocks, Evidence, Frames, Standing
@@ -171,7 +171,7 @@ TRAINS, EVALUATES = nn.Linear(1, 1), nn.Linear(1, 1).eval()
         ("/v/site-packages/torch/distributed/checkpoint/state_dict_saver.py:9 in save", Standing.CHECKPOINT),
         ("/v/site-packages/torch/distributed/checkpoint/_async_executor.py:9 in result", Standing.CHECKPOINT),
         ("/v/site-packages/safetensors/torch.py:9 in save_file", Standing.CHECKPOINT),
-        ("/v/taskd/adaptors/training/checkpoint_files.py:9 in write", Standing.CHECKPOINT),
+        ("/v/taskd/adaptors/training/checkpoints/files.py:9 in write", Standing.CHECKPOINT),
         ("/v/site-packages/torch/nn/modules/module.py:9 in forward", Standing.TRAINING),
         ("/home/me/checkpoint.py:9 in save", Standing.TRAINING),
         ("/v/site-packages/torch/utils/checkpoint.py:9 in checkpoint", Standing.TRAINING),

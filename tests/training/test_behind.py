@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from taskd.adaptors.training.behind import BehindCommit
+from taskd.adaptors.training.script.behind import BehindCommit
 from taskd.adaptors.training.state import TrainState
 from taskd.wire.kinds import JobRank, WorldRank
 from taskd.wire.messages import WorldPlan

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from taskd.adaptors.training.checkpoint import dump, load_latest
+from taskd.adaptors.training.checkpoints.checkpoint import dump, load_latest
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import CheckpointError
 from taskd.wire.messages import Condition

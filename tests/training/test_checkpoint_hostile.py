@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from taskd.adaptors.training.checkpoint import load_latest
+from taskd.adaptors.training.checkpoints.checkpoint import load_latest
 from tests.training.checkpoint_attack import LONG_S, Attack
 from tests.training.checkpoint_state import make
 

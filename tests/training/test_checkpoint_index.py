@@ -8,9 +8,9 @@ import msgspec
 import pytest
 import torch
 
-from taskd.adaptors.training.checkpoint import dump, load_latest
-from taskd.adaptors.training.checkpoint_pickle import Name, read_pickle
-from taskd.adaptors.training.rng import RngCapture
+from taskd.adaptors.training.checkpoints.checkpoint import dump, load_latest
+from taskd.adaptors.training.checkpoints.pickle_text import Name, read_pickle
+from taskd.adaptors.training.positions.rng import RngCapture
 from taskd.errors import CheckpointError, RestoreError
 from tests.training.checkpoint_attack import LONG_S, Attack, Strike
 from tests.training.checkpoint_state import make

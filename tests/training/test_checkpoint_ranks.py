@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch._C._distributed_c10d import TCPStore
 
-from taskd.adaptors.training.checkpoint import dump, load_latest
+from taskd.adaptors.training.checkpoints.checkpoint import dump, load_latest
 from taskd.adaptors.training.state import TrainState
 from tests.launch import Launcher
 from tests.thorough import everyday

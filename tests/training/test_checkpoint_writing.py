@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from taskd.adaptors.training import checkpoint_files as files
-from taskd.adaptors.training.checkpoint import dump, load_latest
-from taskd.adaptors.training.checkpoint_reader import writer
+from taskd.adaptors.training.checkpoints import files
+from taskd.adaptors.training.checkpoints.checkpoint import dump, load_latest
+from taskd.adaptors.training.checkpoints.reader import writer
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import FolderError
 from taskd.runtime.folders.ownfolder import OwnFolder

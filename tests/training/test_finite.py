@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from taskd.adaptors.training.finite import MOST_UNDER_WAY, Losses
+from taskd.adaptors.training.trust.finite import MOST_UNDER_WAY, Losses
 from taskd.errors import ConfigError
 from tests.training.test_state import make
 

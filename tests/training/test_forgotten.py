@@ -9,10 +9,10 @@ import torch
 from torch.optim.lr_scheduler import ConstantLR, LinearLR, SequentialLR, StepLR
 from torch.optim.swa_utils import AveragedModel
 
-from taskd.adaptors.training.forgotten import forgotten
-from taskd.adaptors.training.kinds import sort
-from taskd.adaptors.training.parts import Parts
-from taskd.adaptors.training.refusals import matters
+from taskd.adaptors.training.limits.forgotten import forgotten
+from taskd.adaptors.training.limits.refusals import matters
+from taskd.adaptors.training.parts.kinds import sort
+from taskd.adaptors.training.parts.parts import Parts
 
 Given = dict[str, Any]
 

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.groups import wrappers
-from taskd.adaptors.training.kinds import sort
-from taskd.adaptors.training.parts import Parts
-from taskd.adaptors.training.refusals import tell_inexact
+from taskd.adaptors.training.limits.refusals import tell_inexact
+from taskd.adaptors.training.parts.kinds import sort
+from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.state import TrainState
 from taskd.wire.kinds import JobRank
 

@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, DistributedSampler, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from taskd.adaptors.training.kinds import sort
+from taskd.adaptors.training.parts.kinds import sort
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import ConfigError
 

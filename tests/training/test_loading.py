@@ -7,7 +7,7 @@ import numpy
 import pytest
 import torch
 
-from taskd.adaptors.training.loading import size
+from taskd.adaptors.training.data.loading import size
 from taskd.runtime.box.blackbox import Box
 from tests.launch import Launcher
 

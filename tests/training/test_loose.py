@@ -2,7 +2,7 @@
 
 import torch
 
-from taskd.adaptors.training.loose import Loose
+from taskd.adaptors.training.parts.loose import Loose
 from taskd.adaptors.training.state import TrainState
 from taskd.wire.kinds import JobRank
 

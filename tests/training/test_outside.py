@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler
 
-from taskd.adaptors.training.outside import tell_outside
+from taskd.adaptors.training.script.outside import tell_outside
 
 best = 1.0
 patience = 0

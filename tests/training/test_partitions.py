@@ -13,10 +13,10 @@ import torch.distributed as dist
 
 import taskd
 from taskd.adaptors.training import grace
-from taskd.adaptors.training.partitions import is_partitioned, load, state_of, whole
+from taskd.adaptors.training.limits.refusals import matters
 from taskd.adaptors.training.recovery import StateRecovery
-from taskd.adaptors.training.refusals import matters
-from taskd.adaptors.training.shards import name_of
+from taskd.adaptors.training.sharding.partitions import is_partitioned, load, state_of, whole
+from taskd.adaptors.training.sharding.shards import name_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch's own use of what it has deprecated

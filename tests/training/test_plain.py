@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from taskd.adaptors.training.plain import Plain
+from taskd.adaptors.training.parts.plain import Plain
 from taskd.adaptors.training.state import TrainState
 from taskd.wire.kinds import JobRank
 

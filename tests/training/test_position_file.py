@@ -8,8 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from taskd.adaptors.training.payload import pack, unpack
-from taskd.adaptors.training.position_file import CAPACITY_BYTES, SLOT_BYTES, SLOTS, PositionFile, PositionKind
+from taskd.adaptors.training.positions.payload import pack, unpack
+from taskd.adaptors.training.positions.position_file import (
+    CAPACITY_BYTES,
+    SLOT_BYTES,
+    SLOTS,
+    PositionFile,
+    PositionKind,
+)
 from taskd.errors import RestoreError
 from tests.launch import Launcher
 from tests.training.job import ENVIRONMENT

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from taskd.adaptors.training.payload import pack
-from taskd.adaptors.training.position_file import SLOT_BYTES, PositionFile
+from taskd.adaptors.training.positions.payload import pack
+from taskd.adaptors.training.positions.position_file import SLOT_BYTES, PositionFile
 from taskd.adaptors.training.state import TrainState
 from taskd.runtime.box.shim import core
 from taskd.wire.messages import Condition

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel
 
-from taskd.adaptors.training.rest import Rest
+from taskd.adaptors.training.script.rest import Rest
 from taskd.adaptors.training.state import TrainState
 from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Condition

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import taskd
+from taskd.adaptors.training.checkpoints.saved import go_back
 from taskd.adaptors.training.keeping import SavedCheckpoint
-from taskd.adaptors.training.saved import go_back
 from taskd.errors import CheckpointError, RestoreError
 from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Condition

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from taskd.adaptors.training.position_file import SLOT_BYTES
-from taskd.adaptors.training.seeds import Seeds, mix
+from taskd.adaptors.training.positions.position_file import SLOT_BYTES
+from taskd.adaptors.training.positions.seeds import Seeds, mix
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import ConfigError
 from taskd.wire.kinds import JobRank, WorldRank

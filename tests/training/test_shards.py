@@ -15,13 +15,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from taskd.adaptors.seams.parts import Part
 from taskd.adaptors.seams.seam import Fit, Seam
-from taskd.adaptors.training import refusals
 from taskd.adaptors.training.digests import digest
 from taskd.adaptors.training.inflight import fsdp2
 from taskd.adaptors.training.inflight.in_flight import InFlight
-from taskd.adaptors.training.parts import Parts
-from taskd.adaptors.training.replicas import Replicas
-from taskd.adaptors.training.shards import Specs, digest_of, is_part, local, name_of
+from taskd.adaptors.training.limits import refusals
+from taskd.adaptors.training.parts.parts import Parts
+from taskd.adaptors.training.sharding.replicas import Replicas
+from taskd.adaptors.training.sharding.shards import Specs, digest_of, is_part, local, name_of
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import ConfigError
 from taskd.runtime.worker.worker import StateHeld

@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
-from taskd.adaptors.training.shares import shares_of
+from taskd.adaptors.training.data.shares import shares_of
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import ConfigError
 from taskd.wire.kinds import JobRank, WorldRank

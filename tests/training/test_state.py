@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.utils.data import DistributedSampler, TensorDataset
 
-from taskd.adaptors.training import rng
-from taskd.adaptors.training.position_file import CAPACITY_BYTES
-from taskd.adaptors.training.rng_memory import SPARE, torch_state
+from taskd.adaptors.training.positions import rng
+from taskd.adaptors.training.positions.position_file import CAPACITY_BYTES
+from taskd.adaptors.training.positions.rng_memory import SPARE, torch_state
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import ConfigError
 from taskd.wire.messages import Condition

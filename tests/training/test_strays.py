@@ -8,8 +8,8 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from taskd.adaptors.training.data.strays import Strays
 from taskd.adaptors.training.state import TrainState
-from taskd.adaptors.training.strays import Strays
 
 NUMBERS: Any = range(6)
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from taskd.adaptors.training import verifying
 from taskd.adaptors.training.digests import digest as digest_of_tensors
 from taskd.adaptors.training.keeping import NEVER
 from taskd.adaptors.training.state import TrainState
-from taskd.adaptors.training.verifying import StateVerifier, held_by
+from taskd.adaptors.training.trust import verifying
+from taskd.adaptors.training.trust.verifying import StateVerifier, held_by
 from taskd.errors import ConfigError
 from taskd.wire.state import StateDigest
 

@@ -17,8 +17,8 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from taskd.adaptors.groups.instances import imported, instances
-from taskd.adaptors.training.modes import Mode
-from taskd.adaptors.training.parts import Parts
+from taskd.adaptors.training.parts.modes import Mode
+from taskd.adaptors.training.parts.parts import Parts
 from taskd.runtime.worker.pulse import Hook, Pulse
 
 

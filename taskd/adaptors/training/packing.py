@@ -23,10 +23,10 @@ from taskd.adaptors.training import tree
 from taskd.adaptors.training.copies.copy_file import CopyFile
 from taskd.adaptors.training.digests import DIGITS, RunningDigest, digest
 from taskd.adaptors.training.inflight.fsdp2 import Flags
-from taskd.adaptors.training.partitions import load, state_of
-from taskd.adaptors.training.plain import Sent
+from taskd.adaptors.training.parts.plain import Sent
 from taskd.adaptors.training.recovery import StateRecovery
-from taskd.adaptors.training.shards import Specs, is_part, local
+from taskd.adaptors.training.sharding.partitions import load, state_of
+from taskd.adaptors.training.sharding.shards import Specs, is_part, local
 from taskd.errors import DistrustError
 
 _SMALL_BYTES = 4 * 1024 * 1024  # a tensor below this travels with its neighbours

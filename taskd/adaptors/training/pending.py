@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from taskd.adaptors.training.parts import Parts
+from taskd.adaptors.training.parts.parts import Parts
 from taskd.errors import ConfigError
 
 

@@ -21,26 +21,26 @@ import torch
 import torch.distributed as dist
 
 from taskd.adaptors.groups.rows import MeshRows
-from taskd.adaptors.training.afterwards import Afterwards
-from taskd.adaptors.training.buffers import Buffers
+from taskd.adaptors.training.data.shares import Shares
 from taskd.adaptors.training.failures import Failures
-from taskd.adaptors.training.finite import Losses
-from taskd.adaptors.training.first_step import FirstStep
-from taskd.adaptors.training.followers import Followers
 from taskd.adaptors.training.hooks import StepHooks
 from taskd.adaptors.training.inflight.in_flight import InFlight
 from taskd.adaptors.training.keeping import Copying, SavedCheckpoint
-from taskd.adaptors.training.parts import Parts
-from taskd.adaptors.training.payload import pack, unpack
+from taskd.adaptors.training.parts.buffers import Buffers
+from taskd.adaptors.training.parts.followers import Followers
+from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.pending import Pending
-from taskd.adaptors.training.position_file import PositionFile, PositionKind
-from taskd.adaptors.training.positions import PositionMemory, Positions, not_known
-from taskd.adaptors.training.replicas import Replicas
-from taskd.adaptors.training.rest import Rest
-from taskd.adaptors.training.rng import RngCapture
-from taskd.adaptors.training.seeds import Seeds
-from taskd.adaptors.training.shards import rows_of
-from taskd.adaptors.training.shares import Shares
+from taskd.adaptors.training.positions.payload import pack, unpack
+from taskd.adaptors.training.positions.position_file import PositionFile, PositionKind
+from taskd.adaptors.training.positions.positions import PositionMemory, Positions, not_known
+from taskd.adaptors.training.positions.rng import RngCapture
+from taskd.adaptors.training.positions.seeds import Seeds
+from taskd.adaptors.training.script.afterwards import Afterwards
+from taskd.adaptors.training.script.rest import Rest
+from taskd.adaptors.training.sharding.replicas import Replicas
+from taskd.adaptors.training.sharding.shards import rows_of
+from taskd.adaptors.training.trust.finite import Losses
+from taskd.adaptors.training.trust.first_step import FirstStep
 from taskd.adaptors.training.undo import Undo
 from taskd.errors import ShimError
 from taskd.runtime.worker.pulse import Pulse

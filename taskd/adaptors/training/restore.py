@@ -22,10 +22,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from taskd.adaptors.training.checkpoints.saved import go_back
 from taskd.adaptors.training.copies.folder import CopyFolder
 from taskd.adaptors.training.packing import check, fill, pack, relay, send
 from taskd.adaptors.training.recovery import StateRecovery
-from taskd.adaptors.training.saved import go_back
 from taskd.errors import DistrustError, RestoreError
 from taskd.wire.kinds import WorldRank
 from taskd.wire.messages import Condition, WorldPlan

@@ -34,19 +34,19 @@ from taskd.adaptors.groups.world import GroupWorld
 from taskd.adaptors.groups.wrappers import inside
 from taskd.adaptors.seams.parts import FOR_FREEING
 from taskd.adaptors.training import failures
-from taskd.adaptors.training.behind import BehindCommit
-from taskd.adaptors.training.checkpoint import dump_as_ordered
+from taskd.adaptors.training.checkpoints.checkpoint import dump_as_ordered
 from taskd.adaptors.training.copies.backups import Backups
+from taskd.adaptors.training.data.strays import Strays
 from taskd.adaptors.training.grace import await_step
-from taskd.adaptors.training.layout import repoint
-from taskd.adaptors.training.matter import Matter
-from taskd.adaptors.training.outside import tell_outside
+from taskd.adaptors.training.limits.matter import Matter
+from taskd.adaptors.training.limits.refusals import Refusals, matters, tell_inexact
 from taskd.adaptors.training.recovery import StateRecovery
-from taskd.adaptors.training.refusals import Refusals, matters, tell_inexact
 from taskd.adaptors.training.restore import restore
-from taskd.adaptors.training.standing import see_standing
+from taskd.adaptors.training.script.behind import BehindCommit
+from taskd.adaptors.training.script.outside import tell_outside
+from taskd.adaptors.training.script.standing import see_standing
+from taskd.adaptors.training.sharding.layout import repoint
 from taskd.adaptors.training.state import TrainState
-from taskd.adaptors.training.strays import Strays
 from taskd.adaptors.training.tripwire import Interrupted, Tripwire, interrupt
 from taskd.core.diagnosis.evidence import Standing
 from taskd.core.diagnosis.faults import FaultKind

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from taskd.adaptors.training.kinds import sort
-from taskd.adaptors.training.parts import Parts
+from taskd.adaptors.training.data.shares import Share
+from taskd.adaptors.training.parts.kinds import sort
+from taskd.adaptors.training.parts.parts import Parts
+from taskd.adaptors.training.positions.seeds import Seeds
 from taskd.adaptors.training.recovery import StateRecovery
-from taskd.adaptors.training.replicas import Replicas
-from taskd.adaptors.training.seeds import Seeds
-from taskd.adaptors.training.shares import Share
-from taskd.adaptors.training.statements import stated_set, verify_every
+from taskd.adaptors.training.sharding.replicas import Replicas
+from taskd.adaptors.training.trust.statements import stated_set, verify_every
 from taskd.errors import ConfigError
 
 

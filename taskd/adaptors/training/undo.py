@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from taskd.adaptors.training.partitions import whole
-from taskd.adaptors.training.parts import Parts
+from taskd.adaptors.training.parts.parts import Parts
+from taskd.adaptors.training.sharding.partitions import whole
 
 _COMMITS = 4
 """After so many without need the hooks are removed."""

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from taskd.adaptors.training.copies.copy_file import CopyFile
-from taskd.adaptors.training.shards import local
+from taskd.adaptors.training.sharding.shards import local
 from tests.scripts import diary
 
 _POSITION = Path(os.environ.get("TASKD_POSITION", "position-0"))

@@ -20,7 +20,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import taskd
-from taskd.adaptors.training.checkpoint_files import newest_first
+from taskd.adaptors.training.checkpoints.files import newest_first
 
 LAST, WIDTH = 4, 5
 SHAPE, DO = os.environ["DUMPING_SHAPE"], os.environ["DUMPING_DO"]

@@ -8,9 +8,11 @@ import msgspec
 import torch.distributed as dist
 
 from taskd.adaptors.groups import handle
-from taskd.adaptors.training import first_step, packing, replicas, restore, verifying
+from taskd.adaptors.training import packing, restore
 from taskd.adaptors.training.copies import copier, snapshot
 from taskd.adaptors.training.inflight import fsdp2, pipelining
+from taskd.adaptors.training.sharding import replicas
+from taskd.adaptors.training.trust import first_step, verifying
 
 
 def put(module: Any, **mutated: Any) -> None:

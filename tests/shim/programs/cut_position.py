@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from taskd.adaptors.training.position_file import PositionFile, PositionKind
+from taskd.adaptors.training.positions.position_file import PositionFile, PositionKind
 from taskd.runtime.box.recorder import Recorder
 from taskd.wire.kinds import JobRank
 

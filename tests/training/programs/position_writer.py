@@ -2,7 +2,7 @@
 
 import sys
 
-from taskd.adaptors.training.position_file import PositionFile, PositionKind
+from taskd.adaptors.training.positions.position_file import PositionFile, PositionKind
 
 file = PositionFile(sys.argv[1])
 step = 0

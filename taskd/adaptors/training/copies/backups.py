@@ -14,15 +14,15 @@ from dataclasses import replace
 from torch.utils.hooks import RemovableHandle
 
 from taskd.adaptors.groups.world import GroupWorld
-from taskd.adaptors.training.compiled import compiled_anew
 from taskd.adaptors.training.copies.copier import Copier, Member, Tally
 from taskd.adaptors.training.copies.exchange import neighbours
 from taskd.adaptors.training.copies.folder import CopyFolder
 from taskd.adaptors.training.copies.snapshot import Snapshot
 from taskd.adaptors.training.keeping import NEVER
-from taskd.adaptors.training.matter import Matter
+from taskd.adaptors.training.limits.compiled import compiled_anew
+from taskd.adaptors.training.limits.matter import Matter
+from taskd.adaptors.training.limits.refusals import Refusals, alone
 from taskd.adaptors.training.recovery import StateRecovery
-from taskd.adaptors.training.refusals import Refusals, alone
 from taskd.runtime.worker.worker import StateHeld, WorkerLink
 
 _ALONE, _IN_PAIRS = 2, 4

@@ -23,9 +23,9 @@ from taskd.adaptors.training.copies.copy_file import CopyFile
 from taskd.adaptors.training.copies.folder import CopyFolder
 from taskd.adaptors.training.digests import digest
 from taskd.adaptors.training.packing import pack
-from taskd.adaptors.training.partitions import whole
 from taskd.adaptors.training.recovery import StateRecovery
-from taskd.adaptors.training.shards import local
+from taskd.adaptors.training.sharding.partitions import whole
+from taskd.adaptors.training.sharding.shards import local
 from taskd.adaptors.training.streams import beside, event_of
 from taskd.runtime.system.hidden import forget
 from taskd.wire.kinds import JobRank

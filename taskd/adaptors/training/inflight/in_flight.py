@@ -1,8 +1,8 @@
 """All that wrappers, optimizers and schedules hold of one training state's present step."""
 
-from taskd.adaptors.training import partitions
 from taskd.adaptors.training.inflight import fsdp2, pipelining
-from taskd.adaptors.training.parts import Parts
+from taskd.adaptors.training.parts.parts import Parts
+from taskd.adaptors.training.sharding import partitions
 
 
 class InFlight:

@@ -1,0 +1,388 @@
+"""Checkpoints of the last committed step: written by the survivors of a job that cannot go on, loaded by the next one.
+
+Rules:
+
+1. `dump` is collective: all ranks of a healthy world call it, each standing at the same committed step. It ends in the
+   same way on all of them, unless one dies on the way.
+2. Random numbers and data positions are each rank's own. They are loaded only where there are as many ranks as wrote.
+3. `load_latest` reads without a peer, so that a single process and a newcomer that sets itself up alone can call it.
+   Ranks that are together agree on the checkpoint, and on whether all have read it, before anything is loaded.
+4. What lies in the directory may be damaged or somebody else's. It is passed over then, with its reason. Nothing of it
+   is unpickled freely: our own files hold no pickle, and torch's index is read without it (`checkpoint_pickle`).
+"""
+
+import errno
+import logging
+import os
+import pickle
+import platform
+import secrets
+import shutil
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import msgspec
+import torch
+
+import taskd
+from taskd.adaptors.groups.members import Members
+from taskd.adaptors.training.checkpoints import files
+from taskd.adaptors.training.checkpoints.content import Draft, Rows
+from taskd.adaptors.training.checkpoints.ranks import OF_PARTS, RankFailures, Ranks
+from taskd.adaptors.training.checkpoints.sets import OwnSet, divide, merged, own_outline
+from taskd.adaptors.training.inflight import pipelining
+from taskd.adaptors.training.positions import payload
+from taskd.adaptors.training.positions.rng import RngCapture
+from taskd.adaptors.training.recovery import StateRecovery
+from taskd.adaptors.training.sharding.shards import name_of
+from taskd.adaptors.training.state import TrainState
+from taskd.config.worker import WorkerConfig
+from taskd.errors import CheckpointError, RestoreError
+from taskd.runtime.folders.ownfolder import OwnFolder
+from taskd.wire import text
+from taskd.wire.kinds import JobRank, WorldRank
+from taskd.wire.messages import Condition, WorldPlan
+
+_log = logging.getLogger(__name__)
+
+
+def dump_as_ordered(recovery: StateRecovery, plan: WorldPlan, config: WorkerConfig) -> Path:
+    """Write the checkpoint that the plan orders; return its path.
+
+    Raises:
+        CheckpointError: it could not be written, or nobody knows where to.
+    """
+    directory = Path(plan.dump_to) if plan.dump_to else config.checkpoint_dir
+    if directory is None:
+        raise CheckpointError(
+            "no directory for checkpoints is known to the manager or to this rank; set TASKD_CHECKPOINT_DIR"
+        )
+    job = Members.of(plan).slots, plan.replicas
+    return dump(recovery, directory, step=recovery.step, job_id=config.job_id, reason=plan.dump, job=job)
+
+
+def dump(
+    recovery: StateRecovery,
+    directory: Path,
+    *,
+    step: int,
+    job_id: str,
+    reason: str,
+    job: tuple[Sequence[JobRank], int] | None = None,
+) -> Path:
+    """Write the state of step `step` to `directory` as `step-N`, and return that path.
+
+    Collective over the default group, or for this process alone where there is none. If this job has written that step
+    before, nothing is done. Where the name is taken by something else, it is `step-N.1` and so on.
+
+    Args:
+        recovery: of a state that is clean, and at `step`, on every rank.
+        directory: where checkpoints are kept: the same for all ranks, on a disk that all nodes share.
+        step: the last committed step.
+        job_id: the name of the job, for the manifest.
+        reason: why it is written, for the manifest.
+        job: the ranks in the job of those that write, in their order, and how many it has; by default these are all.
+
+    Raises:
+        CheckpointError: a rank stands elsewhere, cannot write, or died. Nothing is left under the final name.
+    """
+    ranks = Ranks()
+    try:
+        _agree_on_state(recovery, step, ranks)
+        slots, job_size = job or (tuple(map(JobRank, range(ranks.size))), ranks.size)
+        own = divide(recovery, ranks, slots)
+        identity = ranks.gather(secrets.token_hex(7))[0]
+        manifest = files.Manifest(
+            format=files.FORMAT,
+            step=step,
+            world_size=ranks.size,
+            job_id=text.name(job_id),
+            reason=text.line(reason),
+            identity=identity,
+            written_at=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+            versions={"taskd": taskd.__version__, "torch": str(torch.__version__), "python": platform.python_version()},
+            parts={text.name(name): text.name(type(part).__name__) for name, part in recovery.parts.all.items()},
+            files={},
+            sets=own.sets,
+            job_size=job_size,
+        )
+        return _Writer(ranks, directory, manifest, own).run(recovery)
+    except RankFailures as failures:
+        raise CheckpointError(
+            f"step {step} was not written to {directory}: {failures}; expected a directory that all nodes share and "
+            "every rank may write to, with room enough: mend that, or name another one in TASKD_CHECKPOINT_DIR"
+        ) from failures
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"step {step} was not written to {directory}: a rank has died meanwhile ({error}); "
+            "all ranks of the world must live to write it"
+        ) from error
+
+
+def load_latest(state: TrainState, path: "str | os.PathLike[str]") -> int | None:
+    """Load the newest complete checkpoint in the directory `path`, and return its step; None if there is none.
+
+    To be called by all ranks before training, once the model is wrapped and on its device. The number of ranks may
+    differ from the one that wrote it, and so may the wrappers; in the first case random numbers and data positions are
+    left out, with a warning. Incomplete and broken checkpoints are passed over, with a warning.
+
+    Raises:
+        CheckpointError: the directory cannot be read, ranks see different checkpoints there, or the newest does not fit
+            the parts of `state`, which is TORN then if it has been touched.
+    """
+    directory, ranks, recovery = Path(path), Ranks(), state._recovery
+    try:
+        paths = files.newest_first(directory)
+    except OSError as error:
+        raise CheckpointError(
+            f"{directory} cannot be read: {error}; expected a directory of checkpoints, or nothing yet"
+        ) from error
+    while True:
+        chosen = _next_complete(paths, ranks)
+        _agree_on_checkpoint(chosen, directory, ranks)
+        if chosen is None:
+            return None
+        loaded = read(recovery, chosen, ranks)
+        failed_on = ranks.first(isinstance(loaded, str))
+        if isinstance(loaded, str):
+            if failed_on in (ranks.rank, None):
+                _log.warning("checkpoint %s is passed over: it cannot be read: %s", chosen.path, loaded)
+        elif failed_on is None:
+            _put(recovery, chosen, loaded, ranks)
+            return chosen.manifest.step
+
+
+def _agree_on_state(recovery: StateRecovery, step: int, ranks: Ranks) -> None:
+    everyone = ranks.gather((recovery.step, recovery.condition(), sorted(recovery.parts.all)))
+    for rank, (at, condition, parts) in enumerate(everyone):
+        if (at, condition) != (step, Condition.CLEAN):
+            raise CheckpointError(
+                f"rank {rank} is {condition.value} at step {at}, expected clean at step {step}; "
+                "only a world that has been restored can be saved"
+            )
+        if parts != everyone[0][2]:
+            raise CheckpointError(
+                f"rank {rank} has the parts {', '.join(parts)}, expected {', '.join(everyone[0][2])} as on rank 0; "
+                "pass the same parts to TrainState on all ranks"
+            )
+
+
+class _Writer:
+    """One checkpoint on its way to the disk, on one rank."""
+
+    def __init__(self, ranks: Ranks, directory: Path, manifest: files.Manifest, own: OwnSet) -> None:
+        self._ranks = ranks
+        self._directory = directory
+        self._manifest = manifest
+        self._own = own
+        self._size_mb = own.size_bytes / 1e6
+        self._folder: OwnFolder | None = None
+
+    def run(self, recovery: StateRecovery) -> Path:
+        """Write all files and rename them into place. Raises Failures, or RuntimeError if a rank has died."""
+        begun = time.monotonic()
+        place = self._ranks.gather(self._ranks.do(self._reserve))[0]
+        assert place is not None
+        if place.partial is None:
+            return place.final
+        try:
+            try:
+                final = self._fill(place.partial, recovery)
+            finally:
+                files.drop(place.partial, self._ranks.rank)  # finds nothing where all went well
+                if self._folder is not None:
+                    self._folder.close()
+        except RuntimeError:
+            known = files.inspect(place.final)  # it died after the renaming: what counts is there
+            if not isinstance(known, files.Checkpoint) or known.manifest.identity != self._manifest.identity:
+                raise
+            final = place.final
+        if self._ranks.rank == 0:
+            duration_ms = (time.monotonic() - begun) * 1e3
+            _log.info("wrote %s: %.1f MB in %.0f ms", final, self._size_mb, duration_ms)
+        return final
+
+    def _reserve(self) -> files.CheckpointPath | None:
+        if self._ranks.rank != 0:
+            return None
+        place = files.reserve(self._directory, self._manifest.step, self._manifest.job_id, self._manifest.identity)
+        if place.partial is not None and shutil.disk_usage(self._directory).free < self._own.size_bytes:
+            files.drop(place.partial, WorldRank(0))
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({self._free()})")
+        return place
+
+    def _fill(self, partial: Path, recovery: StateRecovery) -> Path:
+        ranks = self._ranks
+        folder = ranks.do(lambda: self._open(partial))
+        ranks.do(lambda: self._write_own(folder, recovery))
+        self._write_tensors(folder)
+        written: dict[str, int] = {}
+        for sizes in ranks.gather(ranks.do(lambda: self._own_sizes(folder))):
+            written |= sizes
+        manifest = msgspec.structs.replace(self._manifest, files=written)
+        final = ranks.gather(ranks.do(lambda: files.complete(folder, manifest) if ranks.rank == 0 else None))[0]
+        assert final is not None
+        return final
+
+    def _open(self, partial: Path) -> OwnFolder:
+        self._folder = OwnFolder(partial, make=False)
+        return self._folder
+
+    def _write_own(self, folder: OwnFolder, recovery: StateRecovery) -> None:
+        data = msgspec.msgpack.encode(recovery.parts.pack_positions())
+        files.write(folder, files.position_file(self._ranks.rank), payload.pack(RngCapture().capture(), data))
+        if self._own.outline is not None:
+            files.write(folder, self._own.outline, self._own.content.outline)
+
+    def _write_tensors(self, folder: OwnFolder) -> None:
+        """Write them with torch. Raises Failures, on all ranks."""
+        from torch.distributed import checkpoint
+
+        from taskd.adaptors.training.checkpoints.reader import writer
+
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+                checkpoint.save(self._own.content.entries, storage_writer=writer(folder))
+        except checkpoint.CheckpointException as error:
+            why = {WorldRank(rank): f"{cause!r} ({self._free()})" for rank, (cause, _) in error.failures.items()}
+            raise RankFailures(why) from error
+
+    def _own_sizes(self, folder: OwnFolder) -> dict[str, int]:
+        """The files of this rank: others may not see their true sizes at once on a network file system."""
+        rank = self._ranks.rank
+        mine = [files.position_file(rank), *(name for name in folder.names() if name.startswith(f"__{rank}_"))]
+        mine += [] if self._own.outline is None else [self._own.outline]
+        return files.sizes(folder, [*mine, files.INDEX] if rank == 0 else mine)
+
+    def _free(self) -> str:
+        free_mb = shutil.disk_usage(self._directory).free / 1e6
+        return f"{free_mb:.2f} MB are free, {self._size_mb:.2f} MB are to be written"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What has been read of a checkpoint.
+
+    `position`: random numbers and data position, None for another world size; `encoded` as they stand there, or empty.
+    """
+
+    draft: Draft
+    position: tuple[list[bytes], dict[str, bytes]] | None
+    encoded: bytes = b""
+
+
+def _next_complete(paths: list[Path], ranks: Ranks) -> files.Checkpoint | None:
+    """Take from `paths` up to and including the first that is complete."""
+    while paths:
+        path = paths.pop(0)
+        known = files.inspect(path)
+        if isinstance(known, files.Checkpoint):
+            return known
+        ranks.warn("checkpoint %s is passed over: %s", path, known)
+    return None
+
+
+def _agree_on_checkpoint(chosen: files.Checkpoint | None, directory: Path, ranks: Ranks) -> None:
+    numbers = (-1, 0) if chosen is None else (chosen.manifest.step, int(chosen.manifest.identity, 16))
+    if not ranks.agree(*numbers):
+        seen = "none" if chosen is None else f"{chosen.path.name}, written at {text.name(chosen.manifest.written_at)}"
+        raise CheckpointError(
+            f"the newest complete checkpoint in {directory} is not the same for all ranks: rank {ranks.rank} sees "
+            f"{seen}; expected one directory that all nodes share"
+        )
+
+
+def read(recovery: StateRecovery, chosen: files.Checkpoint, ranks: Ranks) -> Loaded | str:
+    """Read all of it, without touching the state; a line that says why not if that cannot be done.
+
+    Raises:
+        CheckpointError: it is in order, but does not fit the parts of the state.
+    """
+    from torch.distributed import checkpoint
+
+    from taskd.adaptors.training.checkpoints.reader import reader
+
+    try:
+        loaded = _prepare(recovery, chosen, ranks)
+        targets = loaded.draft.targets
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            checkpoint.load(
+                targets,
+                storage_reader=reader(chosen.path, targets, chosen.manifest.files),
+                planner=checkpoint.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+                no_dist=True,
+            )
+    except checkpoint.CheckpointException as error:
+        why: BaseException = next(iter(error.failures.values()))[0]
+    except CheckpointError as error:
+        raise CheckpointError(text.line(str(error))) from None  # with what stands there, of whomever it is
+    except Exception as error:  # noqa: BLE001 - what msgspec, torch and a part make of bytes that anybody has written
+        why = error
+    else:
+        return loaded
+    return text.line(_told(why))
+
+
+def _told(why: BaseException) -> str:
+    if isinstance(why, pickle.UnpicklingError):
+        return "torch finds no tensors in its data"  # torch's own words are an advice to run what stands there
+    return str(why) if isinstance(why, RestoreError) else repr(why)
+
+
+def _prepare(recovery: StateRecovery, chosen: files.Checkpoint, ranks: Ranks) -> Loaded:
+    """Read all but the tensors."""
+    rows = _outline(recovery, chosen, ranks)
+    draft = Draft(recovery.parts, rows, of_stage=bool(pipelining.stages()))
+    if chosen.manifest.world_size != ranks.size:
+        return Loaded(draft, None)
+    position = files.read(chosen.path / files.position_file(ranks.rank), files.MOST_OTHER_BYTES)
+    return Loaded(draft, payload.unpack(position), position)
+
+
+def _outline(recovery: StateRecovery, chosen: files.Checkpoint, ranks: Ranks) -> dict[str, Rows]:
+    """That of the replica set that this rank is of, or else all of them together."""
+    sets = chosen.manifest.sets
+    rank = JobRank(ranks.rank) if chosen.manifest.job_size == ranks.size else None
+    own = own_outline(sets, name_of(recovery.parts), rank)
+    names = [own] if own is not None else list(dict.fromkeys([files.OUTLINE, *(one.outline for one in sets)]))
+    rows, differing = merged([files.read(chosen.path / name, files.MOST_OTHER_BYTES) for name in names], sets)
+    if differing:
+        ranks.warn(
+            "checkpoint %s has %s as each replica set had it; this rank is of none of them, and takes the first's",
+            chosen.path,
+            text.line(", ".join(differing)),
+        )
+    return rows
+
+
+def _put(recovery: StateRecovery, chosen: files.Checkpoint, loaded: Loaded, ranks: Ranks) -> None:
+    """Put what has been read into the state."""
+    manifest = chosen.manifest
+    try:
+        with recovery.restoring(manifest.step):
+            loaded.draft.put()
+        missing = [] if loaded.position is None else recovery.parts.unpack_positions(loaded.position[1])
+        if loaded.position is not None:
+            RngCapture().restore(loaded.position[0])
+    except OF_PARTS as error:
+        parts = text.line(", ".join(f"{name}: {kind}" for name, kind in manifest.parts.items()))
+        raise CheckpointError(
+            f"{chosen.path} cannot be loaded: {text.line(repr(error))}; "
+            f"expected parts as in the job that wrote it ({parts})"
+        ) from error
+    if loaded.position is None:
+        ranks.warn(
+            "checkpoint %s was written by %d ranks and is loaded by %d: each goes on with its own %s",
+            chosen.path,
+            manifest.world_size,
+            ranks.size,
+            ", ".join(("random numbers", *recovery.parts.positions)),
+        )
+    for name in [*loaded.draft.left_out, *missing]:
+        ranks.warn("checkpoint %s: part %r is only there or only here, and is not loaded", chosen.path, name)

@@ -1,0 +1,208 @@
+"""The order in which a data loader asks for its samples, so that it can be had again from any place on.
+
+Rules:
+
+1. The order of one pass over the data is a function of the pass's seed, of the generators that loader and sampler
+   hold, as they stood when it began, and of what the sampler itself keeps (its epoch, or its `state_dict`).
+2. While a sampler draws, torch's global generator stands at the pass's seed, and afterwards where it stood before.
+   torch's own samplers draw from it when they begin; others may at any time, and from python's and numpy's too.
+3. What was handed out before is skipped here: no sample of it is loaded.
+4. Worker processes draw for each batch from the pass's seed and the batch's number, whatever they have loaded before:
+   the number travels with the indices (`Numbered`), and `WorkerStart` unpacks it there.
+"""
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data._utils import fetch
+
+from taskd.adaptors.training.positions.seeds import mix
+
+GOLDEN = 0x9E3779B97F4A7C15
+MASK = (1 << 64) - 1
+_DRAW_FIRST = (DistributedSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+
+class Numbered:
+    """What a worker is asked to load, with the seed of the batch."""
+
+    def __init__(self, index: Any, seed: int) -> None:
+        self.index = index
+        self.seed = seed
+
+
+class WorkerStart:
+    """The `worker_init_fn` of a loader that is kept: from then on the worker seeds its generators for each batch."""
+
+    def __init__(self, own: Callable[[int], None] | None) -> None:
+        self.own = own
+
+    def __call__(self, worker: int) -> None:
+        """Called in the worker."""
+        for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
+            if not hasattr(kind.fetch, "taskd"):
+                kind.fetch = _seeding(kind.fetch)  # type: ignore[method-assign]
+        if self.own is not None:
+            self.own(worker)
+
+
+def _seeding(inner: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def seeded(self: Any, index: Any) -> Any:
+        if not isinstance(index, Numbered):
+            return inner(self, index)
+        sow(index.seed)
+        return inner(self, index.index)
+
+    seeded.taskd = True  # type: ignore[attr-defined]
+    return seeded
+
+
+def sow(seed: int) -> None:
+    """Seed python's generator, torch's and, where it is imported, numpy's."""
+    random.seed(seed)
+    torch.default_generator.manual_seed(mix(seed))
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        numpy.seed(seed >> 32)
+
+
+@contextmanager
+def apart(seed: int) -> Iterator[None]:
+    """torch's global generator stands at `seed` in the body, and where it stood before afterwards."""
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before)
+
+
+class Generators:
+    """The states of torch's, python's and numpy's global generators."""
+
+    def __init__(self) -> None:
+        numpy = sys.modules.get("numpy.random")
+        self._states = torch.default_generator.get_state(), random.getstate(), numpy and numpy.get_state()
+
+    def put(self) -> None:
+        """Make them the present ones."""
+        cpu, python, numpy = self._states
+        torch.default_generator.set_state(cpu)
+        random.setstate(python)
+        if numpy:
+            sys.modules["numpy.random"].set_state(numpy)
+
+
+def held_by(loader: Any) -> list[torch.Generator]:
+    """The generators that a loader and its samplers hold, each once, in a fixed order."""
+    found: dict[int, torch.Generator] = {}
+    for holder in (loader, loader.batch_sampler, loader.sampler, *_inner(loader.batch_sampler)):
+        for name, value in sorted(vars(holder).items() if hasattr(holder, "__dict__") else ()):
+            if isinstance(value, torch.Generator) and not name.startswith("__"):
+                found.setdefault(id(value), value)
+    return list(found.values())
+
+
+def put(generators: list[torch.Generator], states: list[bytes]) -> None:
+    """Bring each to its state."""
+    for generator, state in zip(generators, states, strict=False):
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
+def _inner(sampler: Any) -> list[Any]:
+    """The samplers inside a sampler, from the outermost inwards."""
+    found: list[Any] = []
+    while (sampler := getattr(sampler, "sampler", None) or getattr(sampler, "batch_sampler", None)) is not None:
+        if any(sampler is known for known in found):
+            break
+        found.append(sampler)
+    return found
+
+
+def samplers(loader: Any) -> list[Any]:
+    """The samplers of a loader, from the outermost inwards."""
+    outer = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+    return [outer, *_inner(outer)]
+
+
+def _draws_first_only(sampler: Any) -> bool:
+    if type(sampler) is BatchSampler:
+        return _draws_first_only(sampler.sampler)
+    return type(sampler) in _DRAW_FIRST
+
+
+class PassOrder:
+    """One pass's order: where it begins, and what is skipped of it."""
+
+    def __init__(self, seed: int, starts: list[bytes], skip: int, numbered: bool) -> None:
+        self.seed = seed
+        self.starts = starts
+        self.skip = skip
+        self.numbered = numbered
+
+    def over(self, sampler: Any, held: list[torch.Generator]) -> Iterator[Any]:
+        """The indices from the first one that is not skipped."""
+        with apart(self.seed):
+            put(held, self.starts)
+            indices = iter(sampler)
+        if not _draws_first_only(sampler):
+            indices = _always_apart(indices, self.seed)
+        nothing = object()
+        with apart(self.seed):  # what draws, draws when it is asked first
+            first = next(indices, nothing)
+        if first is nothing:
+            return
+        for number, index in enumerate(chain((first,), indices)):
+            if number >= self.skip:
+                yield Numbered(index, mix((self.seed + (number + 1) * GOLDEN) & MASK)) if self.numbered else index
+
+
+def _always_apart(indices: Iterator[Any], seed: int) -> Iterator[Any]:
+    """For samplers that nobody knows: the globals are theirs whenever they are asked, and are then put back."""
+    theirs: Generators | None = None
+    while True:
+        before = Generators()
+        if theirs is None:
+            sow(seed)
+        else:
+            theirs.put()
+        try:
+            index = next(indices)
+        except StopIteration:
+            return
+        finally:
+            theirs = Generators()
+            before.put()
+        yield index
+
+
+class Indices(Sampler[Any]):
+    """Stands where a loader's iterator expects its sampler; its passes begin as the loader's place says."""
+
+    def __init__(self, sampler: Any, order: Callable[[], PassOrder], held: Callable[[], list[torch.Generator]]) -> None:
+        self._sampler = sampler
+        self._order = order
+        self._held = held
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._go(self._order())
+
+    def _go(self, order: PassOrder) -> Iterator[Any]:
+        yield from order.over(self._sampler, self._held())
+
+    def __len__(self) -> int:
+        return len(self._sampler)

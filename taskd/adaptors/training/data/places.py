@@ -1,0 +1,363 @@
+"""The exact place of a torch data loader, kept step by step: which pass over the data, and how many batches of it.
+
+Rules:
+
+1. A pass is one `iter(loader)`. Its order and the random numbers of its workers come from a seed of its own, so that
+   making an iterator leaves the global generators as they were (see `indices`).
+2. After a recovery the next `iter(loader)` goes on in the recorded pass, behind the batches that were handed out. An
+   iterator that was made before goes on there too.
+3. A pass is over when it was exhausted, or nobody held its iterator any more, at the commit; or when the sampler's
+   epoch is another now. The next is then a new one. One whose last batch was handed out, or which stands where the
+   last one was left, is over too, unless the script loops over `state.epochs()`: that begins its epoch again, with
+   nothing left to iterate over, and comes to what follows the loop.
+4. An iterable dataset has no indices to skip: its batches are loaded and dropped, and the log says so.
+"""
+
+import logging
+import weakref
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import msgspec
+import torch
+from torch.utils.data import DistributedSampler, IterableDataset
+
+from taskd.adaptors.training import tree
+from taskd.adaptors.training.data.epochs import Epochs
+from taskd.adaptors.training.data.indices import (
+    GOLDEN,
+    MASK,
+    Indices,
+    PassOrder,
+    WorkerStart,
+    apart,
+    held_by,
+    put,
+    samplers,
+)
+from taskd.adaptors.training.data.loading import Meter
+from taskd.adaptors.training.positions.seeds import mix
+
+_log = logging.getLogger(__name__)
+
+
+class Pass(msgspec.Struct, array_like=True):
+    """One pass over the data.
+
+    Attributes:
+        root: what the seeds of all passes of this loader come from.
+        number: which pass, from 0.
+        epoch: the sampler's, if it has one.
+        loop: the epoch of `state.epochs()`, -1 outside of it.
+        handed: batches that the script has been given.
+        over: whether it was exhausted, or its iterator given up.
+        left_at: at how many batches the pass before was left unfinished, 0 if it was not.
+        starts: the states of the generators that loader and samplers hold, as it began; once it is over, those now.
+        sampler: the `state_dict` of each stateful sampler, encoded, as it began.
+    """
+
+    root: int
+    number: int = -1
+    epoch: int | None = None
+    loop: int = -1
+    handed: int = 0
+    over: bool = True
+    left_at: int = 0
+    starts: list[bytes] = msgspec.field(default_factory=list)
+    sampler: list[bytes | None] = msgspec.field(default_factory=list)
+
+    @property
+    def seed(self) -> int:
+        """What its order and its workers draw from."""
+        return mix((self.root + (self.number + 1) * GOLDEN) & MASK)
+
+
+class LoaderPlace:
+    """Keeps the place of one loader, which is changed so that its iterators tell.
+
+    Args:
+        loader: any `torch.utils.data.DataLoader`.
+        name: that of the part.
+        meter: is told what its batches cost.
+        epochs: those of the state.
+    """
+
+    def __init__(self, loader: Any, name: str, meter: Meter, epochs: Epochs) -> None:
+        self.name = name
+        self.meter = meter
+        self.restores = 0
+        self._loader = weakref.ref(loader)
+        self._epochs = epochs
+        self._iterable = isinstance(loader.dataset, IterableDataset)
+        self._workers = loader.num_workers > 0
+        self._pass = Pass(mix((torch.initial_seed() + sum(name.encode()) * GOLDEN) & MASK))
+        self._holder: weakref.ref[Batches] | None = None
+        self._resume: Pass | None = None
+        self._lent: Pass | None = None  # the resume that the newest iterator took, until the next commit
+        self._skipped = 0  # batches that the present pass went on behind, until the script works at one
+        self._worked = False  # whether the script has worked at a batch of this pass
+        loader.__class__ = _kept(_kind(loader))
+        for inner in (loader, getattr(loader, "base_dataloader", None)):  # accelerate's are made around one of torch's
+            if inner is not None:
+                inner.__class__ = _ordered(_kind(inner))
+                inner._taskd_place = self
+                if self._workers:
+                    inner.worker_init_fn = WorkerStart(inner.worker_init_fn)
+                    inner._iterator = None
+
+    # What the recovery calls.
+
+    def pack(self) -> bytes:
+        """Where it stands now."""
+        self._lent = None
+        now = self._resume or self._settled()
+        if not now.over:
+            self._worked = True
+            if self._skipped and now.handed > self._skipped:
+                self._see_skipping(now.handed)
+        elif now is self._pass:
+            now.starts = self._states()
+        return msgspec.msgpack.encode(now)
+
+    def unpack(self, data: bytes) -> None:
+        """Go back to what `pack` returned, with the next iterator. Raises `msgspec.DecodeError` for anything else."""
+        self._resume, self._lent = msgspec.msgpack.decode(data, type=Pass), None
+        self.restores += 1
+
+    # What the iterators call.
+
+    def open(self, make: Callable[[], Any]) -> "Batches":
+        """A new iterator: `make` calls the loader's own `__iter__`."""
+        dropped = self._holder is not None and self._holder() is None and not self._pass.over
+        if self._lent is not None and dropped:
+            self._resume = self._lent  # it was taken for a look only
+        batches = Batches(self, make)
+        self.enter(batches, kept=False)
+        return batches
+
+    def enter(self, batches: "Batches", *, kept: bool) -> None:
+        """Begin the pass of an iterator, or go on; `kept` says that the iterator was made before the recovery."""
+        resume, self._resume, self._lent = self._resume, None, self._resume
+        if resume is None or not (self._goes_on(resume) or (kept and not resume.over)):
+            begun = self._next_of(resume or self._settled())
+        else:
+            begun = msgspec.structs.replace(resume)
+            self._put_samplers(begun)
+        self._begin(batches, begun)
+        self._skipped = begun.handed
+        if self._iterable and begun.handed:
+            _log.warning(
+                "%s is iterable: %d batches are loaded and dropped to come to the place of the recovery; those of a "
+                "dataset with __getitem__ are skipped without loading",
+                self.name,
+                begun.handed,
+            )
+            if not batches.drop(begun.handed) and not kept and begun.loop < 0:
+                self._begin(batches, self._next_of(begun))  # nothing was left of it
+
+    def ended(self) -> None:
+        """A pass within the loop over epochs is exhausted."""
+        self._epochs.ended()
+
+    def order(self) -> PassOrder:
+        """That of the pass which an iterator is about to begin."""
+        now = self._pass
+        return PassOrder(now.seed, now.starts, 0 if self._iterable else now.handed, self._workers)
+
+    def apart(self) -> Any:
+        """In which an iterator is made: what it draws is the pass's."""
+        return apart(self._pass.seed)
+
+    def held(self) -> list[torch.Generator]:
+        """The generators of the loader and its samplers."""
+        loader = self._loader()
+        return [] if loader is None else held_by(loader)
+
+    # Inside.
+
+    def _begin(self, batches: "Batches", begun: Pass) -> None:
+        self._pass, self._holder, self._worked = begun, weakref.ref(batches), False
+        batches.enter(begun)
+
+    def _see_skipping(self, handed: int) -> None:
+        """A script that skips what was done takes more batches before its first work than it had been handed."""
+        if handed - self._skipped > self._skipped:
+            _log.warning(
+                "%s went on behind the %d batches that were handed out, and the script has passed over %d more: if it "
+                "skips what was done by itself, they are left out of the training; skip nothing by hand",
+                self.name,
+                self._skipped,
+                handed - self._skipped - 1,
+            )
+        self._skipped = 0
+
+    def _settled(self) -> Pass:
+        now = self._pass
+        if not now.over and (self._holder is None or self._holder() is None):
+            now.over = True
+        return now
+
+    def _goes_on(self, resume: Pass) -> bool:
+        epoch = self._epoch()
+        if resume.over or resume.loop != self._epochs.loop:
+            return False
+        if epoch != resume.epoch:
+            if epoch is not None and resume.epoch is not None and epoch < resume.epoch:
+                _log.warning(
+                    "%s stands in epoch %d, and the script begins epoch %d again: let it go on where the state stands, "
+                    "for epoch in state.epochs(…)",
+                    self.name,
+                    resume.epoch,
+                    epoch,
+                )
+            return False
+        if 0 < resume.handed == resume.left_at or resume.handed >= self._batches():
+            return resume.loop >= 0
+        return True
+
+    def _batches(self) -> float:
+        try:
+            return len(self._loader()) or 1  # type: ignore[arg-type]
+        except TypeError:
+            return float("inf")
+
+    def _next_of(self, last: Pass) -> Pass:
+        if last is not self._pass:
+            self._replay(last)
+        total = self._batches()
+        return Pass(
+            last.root,
+            last.number + 1,
+            self._epoch(),
+            self._epochs.loop,
+            over=False,
+            left_at=last.handed if last.handed < total and (self._worked or last is not self._pass) else 0,
+            starts=self._states(),
+            sampler=[tree.pack(s.state_dict()) if _is_stateful(s) else None for s in self._samplers()],
+        )
+
+    def _replay(self, last: Pass) -> None:
+        """Bring the generators of loader and samplers to where the pass has left them."""
+        if last.over:
+            put(self.held(), last.starts)
+        elif last.starts and not self._iterable:
+            self._put_samplers(last)
+            for _ in PassOrder(last.seed, last.starts, 0, False).over(self._samplers()[0], self.held()):
+                pass
+
+    def _states(self) -> list[bytes]:
+        return [generator.get_state().numpy().tobytes() for generator in self.held()]
+
+    def _put_samplers(self, begun: Pass) -> None:
+        for sampler, state in zip(self._samplers(), begun.sampler, strict=False):
+            if state is not None:
+                sampler.load_state_dict(tree.unpack(state))
+
+    def _samplers(self) -> list[Any]:
+        loader = self._loader()
+        return [] if loader is None else samplers(loader)
+
+    def _epoch(self) -> int | None:
+        for sampler in self._samplers():
+            epoch = getattr(sampler, "epoch", None)
+            if type(epoch) is int:
+                return epoch
+        return None
+
+
+class Batches:
+    """An iterator of a loader that is a part of the state. What it does not know itself, torch's own one answers."""
+
+    def __init__(self, place: LoaderPlace, make: Callable[[], Any]) -> None:
+        self._taskd = place
+        self._make = make
+        self._restores = place.restores
+        self._inner: Any = None
+        self._fetch: Any = None
+        self._ahead: list[Any] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        place = self._taskd
+        if self._restores != place.restores:
+            place.enter(self, kept=True)
+        if self._ahead:
+            self._pass.handed += 1
+            return self._ahead.pop()
+        try:
+            batch = place.meter.fetch(self._fetch)
+        except StopIteration:
+            self._pass.over = True
+            if self._pass.loop >= 0:
+                place.ended()
+            raise
+        self._pass.handed += 1
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_taskd") or name in ("_inner", "_pass"):
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def enter(self, begun: Pass) -> None:
+        """Go over the batches of this pass."""
+        self._restores, self._pass, self._ahead = self._taskd.restores, begun, []
+        self._inner = self._fetch = None  # which ends its workers
+        self._inner = self._make()
+        self._fetch = iter(self._inner).__next__
+
+    def drop(self, count: int) -> bool:
+        """Load so many batches for nothing; whether there is another one."""
+        try:
+            for _ in range(count):
+                self._fetch()
+            self._ahead = [self._fetch()]
+        except StopIteration:
+            return False
+        return True
+
+
+def _is_stateful(sampler: Any) -> bool:
+    if isinstance(sampler, DistributedSampler):  # what torchdata's says of itself is where its last pass ended
+        return False
+    return callable(getattr(sampler, "state_dict", None)) and callable(getattr(sampler, "load_state_dict", None))
+
+
+@cache
+def _kept(kind: Any) -> type:
+    """A loader's class, with iterators that tell where they are."""
+
+    def __iter__(self: Any) -> Batches:  # noqa: N807 - it becomes one
+        make: Callable[[Any], Any] = kind.__iter__
+        return self._taskd_place.open(lambda: make(self))  # type: ignore[no-any-return]
+
+    return _variant(kind, {"__iter__": __iter__})
+
+
+@cache
+def _ordered(kind: Any) -> type:
+    """A loader's class, with iterators that begin where the place says."""
+
+    def _get_iterator(self: Any) -> Any:
+        with self._taskd_place.apart():
+            return kind._get_iterator(self)
+
+    def _index_sampler(self: Any) -> Indices:
+        place = self._taskd_place
+        return Indices(kind._index_sampler.fget(self), place.order, place.held)
+
+    return _variant(kind, {"_get_iterator": _get_iterator, "_index_sampler": property(_index_sampler)})
+
+
+def _kind(loader: Any) -> Any:
+    return type(loader)
+
+
+def _variant(kind: type, body: dict[str, Any]) -> type:
+    return type(kind.__name__, (kind,), {**body, "__module__": kind.__module__, "__qualname__": kind.__qualname__})

@@ -1,0 +1,1 @@
+"""What of a training cannot be recovered in place, or not exactly: found, told, refused."""

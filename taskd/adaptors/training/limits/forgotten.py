@@ -1,0 +1,57 @@
+"""Schedulers, optimizers, scalers and averages that belong to the training, and that the state was not given.
+
+A new process would train on with those of its set-up, and a step that is done again would move them twice. They are
+found among all objects of the process, as the training function is entered.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+
+from taskd.adaptors.groups.instances import instances
+from taskd.adaptors.training.parts.parts import Parts
+
+_KINDS: Final = (LRScheduler, torch.optim.Optimizer, torch.amp.GradScaler, AveragedModel)
+_DEPTH: Final = 3
+"""So far inside of a part, its own `state_dict` is taken to have what is there."""
+
+
+def forgotten(parts: Parts) -> list[Any]:
+    """Return them, each once."""
+    found = instances(*_KINDS)
+    covered = set(map(id, _within([*parts.all.values(), *parts.replicated.values()], _DEPTH)))
+    groups = {id(optimizer.param_groups) for optimizer in parts.optimizers}
+    trained = {id(parameter) for parameter in parts.parameters()}
+    shapes = [_shapes(module) for module in parts.modules]
+    return [
+        one
+        for one in found
+        if id(one) not in covered
+        and (_shapes(one.module) in shapes if isinstance(one, AveragedModel) else _belongs(one, groups, trained))
+    ]
+
+
+def _shapes(module: torch.nn.Module) -> list[torch.Size]:
+    return [parameter.shape for parameter in module.parameters()]
+
+
+def _belongs(one: Any, groups: set[int], trained: set[int]) -> bool:
+    """It has to do with what the state trains, and does something."""
+    if isinstance(one, LRScheduler):
+        return id(getattr(getattr(one, "optimizer", None), "param_groups", None)) in groups
+    if isinstance(one, torch.optim.Optimizer):
+        own = getattr(one, "param_groups", [])
+        return id(own) not in groups and any(id(p) in trained for group in own for p in group["params"])
+    return bool(one.is_enabled())
+
+
+def _within(values: list[Any], depth: int) -> Iterator[Any]:
+    """These, and what they hold as attributes, in lists and in dicts."""
+    for value in values:
+        yield value
+        if depth and not isinstance(value, torch.Tensor | type):
+            items = [*value.values()] if type(value) is dict else [*value] if type(value) in (list, tuple) else []
+            yield from _within([*items, *getattr(value, "__dict__", {}).values()], depth - 1)

@@ -1,0 +1,290 @@
+"""What of a training cannot be recovered in place: found as the resilient function is entered, told, and refused.
+
+Rules:
+
+1. Each matter is one warning of rank 0, with the line of the script that it comes from and how to mend it. The agent
+   is told for every rank, so that at a fault all processes start anew at once, without attempts.
+2. Nothing is imported to recognise it: what a script uses is there already.
+3. A wrapper whose parameters no part of the state has would train on in a new process from that process's set-up.
+"""
+
+import gc
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from taskd.adaptors.groups.instances import imported
+from taskd.adaptors.groups.setup_results import Unkept, storages
+from taskd.adaptors.groups.sites import script_line
+from taskd.adaptors.groups.wrappers import line_of
+from taskd.adaptors.seams.parts import IN_PIPELINES, IN_SHARDED
+from taskd.adaptors.training.inflight import pipelining
+from taskd.adaptors.training.limits.forgotten import forgotten
+from taskd.adaptors.training.limits.matter import Matter
+from taskd.adaptors.training.limits.unrenewed import of_process
+from taskd.adaptors.training.parts.parts import Parts
+from taskd.adaptors.training.sharding.partitions import is_partitioned, is_zero, partitions
+from taskd.adaptors.training.sharding.shards import Specs, local
+
+logger = logging.getLogger(__name__)
+_STATELESS_HOOKS = ("_AllreduceUpcastHookState",)
+"""States of comm hooks that carry nothing from step to step: DDP's own mixed precision."""
+_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
+_SEEN = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+"""Parts whose own tensors are known, or are no parameters."""
+
+
+class Refusals:
+    """What one process refuses, all matters together: its agent knows the newest list only."""
+
+    def __init__(self, refuse: Callable[..., None], tells: bool) -> None:
+        self._refuse = refuse
+        self._tells = tells
+        self._matters: dict[str, Matter] = {}
+        self._first_step = ""
+
+    @property
+    def of_newcomers(self) -> bool:
+        """Whether no new process is taken in, whatever it could be given."""
+        return bool(self._matters)
+
+    def add(self, *matters: Matter) -> None:
+        """Refuse these too."""
+        new = [matter for matter in matters if matter.text not in self._matters]
+        if not new:
+            return
+        self._matters.update((matter.text, matter) for matter in new)
+        for matter in new:
+            if self._tells:
+                logger.warning("%s: at a fault all processes start anew. %s", matter.text, matter.remedy)
+        self._say()
+
+    def first_step(self, error: str) -> None:
+        """The first step of a new world has failed of this, which the script has raised by itself; "": try the next.
+
+        Beside a new process that is as likely to come again, and not tried. With every process alive it is.
+        """
+        if error != self._first_step:
+            self._first_step = error
+            self._say()
+
+    def _say(self) -> None:
+        rebuild = "; ".join(matter.text for matter in self._matters.values() if matter.no_rebuild)
+        texts = [matter.text for matter in self._matters.values() if not matter.no_rebuild]
+        newcomer = "; ".join(filter(None, [*texts, self._first_step]))
+        self._refuse(no_rebuild=rebuild, no_newcomer=newcomer)
+
+
+def matters(
+    parts: Parts, unkept: Sequence[Unkept] = (), *, joins: bool = False, backs_up: bool = False
+) -> list[Matter]:
+    """All that stands in the way in this process, as the training function is about to be called.
+
+    A process that `joins` does not look for what was forgotten: where something was, none is taken in. With `backs_up`,
+    what no other rank has comes from copies.
+
+    `unkept` are the collectives of the set-up that a new process cannot be given the results of.
+    """
+    found = _of_wrappers(parts)
+    if found:
+        gc.collect()  # it may be of a wrapper that the script has dropped
+        found = _of_wrappers(parts)
+    found.extend(_of_parts(parts))
+    found.extend(_of_stages(parts))
+    found.extend(() if backs_up else alone(parts))
+    found.extend(() if joins else _of_forgotten(parts))
+    found.extend(() if joins else of_process(parts))
+    kept = storages(_tensors(parts)) if unkept else frozenset()
+    for result in unkept:
+        if not result.storages or not result.storages <= kept:
+            remedy = "Let each rank compute it, or share less than 64 KiB in one call."
+            found.append(Matter(f"a new process cannot be given what {result.text}", remedy))
+    return found
+
+
+def tell_inexact(parts: Parts) -> None:
+    """Warn of what is recovered in place, and not to the last bit."""
+    for wrapper in parts.wrappers():
+        layers = sum(type(module) in _NORMS and module.running_mean is not None for module in wrapper.modules())
+        if layers:
+            logger.warning(
+                "the DistributedDataParallel made at %s has %d BatchNorm layers, whose running statistics are rank 0's "
+                "own: if that is replaced, another rank's take their place; the weights are exact. "
+                "torch.nn.SyncBatchNorm.convert_sync_batchnorm keeps them equal on all ranks",
+                line_of(wrapper),
+                layers,
+            )
+
+
+def _tensors(parts: Parts) -> Iterator[torch.Tensor]:
+    """What a donor sends to a new process in any case."""
+    yield from map(local, Specs(parts))
+    yield from parts.parameters()
+    for module in parts.modules:
+        yield from module.buffers()
+
+
+def _of_wrappers(parts: Parts) -> list[Matter]:
+    return [matter for wrapper in parts.wrappers() for matter in _of_wrapper(wrapper, parts)]
+
+
+def _of_wrapper(wrapper: DistributedDataParallel, parts: Parts) -> Iterator[Matter]:
+    name = f"the DistributedDataParallel made at {line_of(wrapper)}"
+    missing = len(_missing(wrapper.module, parts))
+    if missing:
+        yield Matter(
+            f"{name} has {missing} tensors that no part of the TrainState has",
+            "Pass its module, or the wrapper, to TrainState: a new process gets its weights from there.",
+        )
+    for hook, state in getattr(wrapper, "_comm_hooks", []):
+        if type(state).__name__ not in _STATELESS_HOOKS and not isinstance(state, dist.ProcessGroup | None):
+            yield Matter(
+                f"{name} has the communication hook {getattr(hook, '__qualname__', hook)} with a "
+                f"{type(state).__name__}, of which no state is kept at a commit",
+                "A hook whose state is None, such as fp16_compress_hook, can be recovered in place.",
+                no_rebuild=True,
+            )
+    if wrapper.static_graph:
+        yield Matter(
+            f"{name} has static_graph=True, whose first iteration communicates otherwise than later ones",
+            "Leave it off for new processes to come in.",
+        )
+    if getattr(wrapper, "_delay_all_reduce_params", None):
+        yield Matter(
+            f"{name} has delay_all_reduce_named_params, whose hooks keep their first process group",
+            "Leave it off for a recovery in place.",
+            no_rebuild=True,
+        )
+
+
+def _missing(module: torch.nn.Module, parts: Parts) -> list[torch.Tensor]:
+    """The parameters and buffers of a module that would not come with the state."""
+    tensors = [*module.parameters(), *module.buffers()]
+    known = {id(tensor) for module in parts.modules for tensor in (*module.parameters(), *module.buffers())}
+    missing = [tensor for tensor in tensors if id(tensor) not in known]
+    if missing:
+        others = [part for part in parts.replicated.values() if not isinstance(part, _SEEN)]
+        places = storages(tensor for part in others for tensor in _leaves(part.state_dict()))
+        missing = [tensor for tensor in missing if tensor.numel() and not storages([tensor]) <= places]
+    return missing
+
+
+def _leaves(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _leaves(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _leaves(inner)
+
+
+def _of_parts(parts: Parts) -> Iterator[Matter]:
+    line = script_line()
+    first = imported("torch.distributed.fsdp", "FullyShardedDataParallel")
+    second = imported("torch.distributed.fsdp", "FSDPModule")
+    for part, value in parts.replicated.items():
+        name = f"the {type(value).__name__} {part!r} of the resilient function entered at {line}"
+        if is_zero(value) and not is_partitioned(value):
+            yield Matter(
+                f"{name} steps inside of the backward pass (overlap_with_ddp)",
+                "Without that it can be recovered in place.",
+                no_rebuild=True,
+            )
+        if not isinstance(value, torch.nn.Module):
+            continue
+        if first and any(isinstance(module, first) for module in value.modules()):
+            yield Matter(
+                f"{name} is sharded by FullyShardedDataParallel, which keeps its process groups where they cannot be "
+                "replaced",
+                "fully_shard (FSDP2) can be recovered in place.",
+                no_rebuild=True,
+            )
+        elif second and any(isinstance(module, second) for module in value.modules()) and IN_SHARDED.misfit():
+            yield Matter(
+                f"{name} is sharded by an FSDP2 that does not fit: {IN_SHARDED.misfit()}",
+                "torch 2.13 fits.",
+                no_rebuild=True,
+            )
+
+
+def alone(parts: Parts) -> Iterator[Matter]:
+    """What this rank has and no other."""
+    shards = [tensor for tensor in Specs(parts) if _is_cut(tensor) and _copies(tensor) == 1]
+    if shards:
+        yield Matter(
+            f"the TrainState made at {parts.made_at} has {len(shards)} sharded tensors of which each rank keeps what "
+            f"no other rank has (the first is of shape {tuple(shards[0].shape)}, {shards[0].placements})",
+            "Load your own checkpoint at the start. With a replica of each shard (HSDP, or tensor parallel under data "
+            "parallel) a new process gets it from there.",
+        )
+
+    for zero in partitions(parts.optimizers):
+        if dist.get_world_size() <= zero.world_size:
+            yield Matter(
+                f"the TrainState made at {parts.made_at} has a ZeroRedundancyOptimizer over all ranks, each of which "
+                "keeps what no other rank has",
+                "Load your own checkpoint at the start. With process groups of some of the ranks each a new process "
+                "gets its part from another group.",
+            )
+
+    for stage in () if IN_PIPELINES.misfit() else pipelining.stages():
+        if dist.get_world_size() <= stage.group_size:
+            yield Matter(
+                f"stage {stage.stage_index} of the pipeline of the resilient function entered at {script_line()} is on "
+                "one rank alone",
+                "Load your own checkpoint at the start. Under data parallel a new process gets its stage from a rank "
+                "that has the same.",
+            )
+
+
+def _is_cut(tensor: Any) -> bool:
+    """Whether this rank has less than all of it."""
+    mesh = tensor.device_mesh
+    return any(mesh.size(at) > 1 and not placement.is_replicate() for at, placement in enumerate(tensor.placements))
+
+
+def _copies(tensor: Any) -> int:
+    """How many ranks have the same part of a sharded tensor, by its mesh; the world may have several such meshes."""
+    mesh = tensor.device_mesh
+    whole: int = math.prod(mesh.size(at) for at, placement in enumerate(tensor.placements) if placement.is_replicate())
+    return whole * (dist.get_world_size() // int(mesh.size()))
+
+
+def _of_stages(parts: Parts) -> Iterator[Matter]:
+    stages = pipelining.stages()
+    if not stages:
+        return
+    if IN_PIPELINES.misfit():
+        yield Matter(IN_PIPELINES.misfit(), "torch 2.13 fits.", no_rebuild=True)
+        return
+    if any(_missing(stage.submod, parts) for stage in stages):
+        del stages
+        gc.collect()  # it may be one that the script has dropped
+        stages = pipelining.stages()
+    for stage in stages:
+        name = f"stage {stage.stage_index} of the pipeline of the resilient function entered at {script_line()}"
+        missing = len(_missing(stage.submod, parts))
+        if missing:
+            yield Matter(
+                f"{name} has {missing} tensors that no part of the TrainState has",
+                "Pass its module to TrainState: a new process gets its weights from there.",
+            )
+
+
+def _of_forgotten(parts: Parts) -> Iterator[Matter]:
+    if forgotten(parts):
+        gc.collect()  # the script may have dropped it
+        for kind in sorted({type(one).__name__ for one in forgotten(parts)}):
+            yield Matter(
+                f"the TrainState made at {parts.made_at} was not given the {kind} of its training",
+                "Pass it to TrainState by keyword, as all others, or drop it if nothing uses it: a "
+                "new process would train on with that of its set-up.",
+                no_rebuild=True,
+            )

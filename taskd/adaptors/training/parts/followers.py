@@ -1,0 +1,360 @@
+"""Parts that follow the optimizers within a step: schedulers, averages of the weights (EMA), gradient scalers.
+
+Rules:
+
+1. A fault may strike between an optimizer's step and the call by which a part follows it. The step is adopted only
+   with what follows: a part that has moved in every step before is made to follow, where taskd knows how.
+2. Whether a part has moved is seen from the version of one of its tensors, so a commit costs next to nothing.
+3. Where it is not known how, the state is torn: no step is adopted with an average that is older than its weights.
+4. A part that moves in some steps only may have been meant to move in this one. What was left of the step tells (see
+   `rest`): if it might have been moved there, the state is torn, and else it is right as it is.
+5. A part that leads, and has moved before the optimizers, can neither be put back nor be moved again: the state is
+   torn, unless it is saved with the buffers. Whether it leads is seen in the first step; one that moves behind the
+   commit does not, and is right as it is when the next step is done again. A gradient scaler moves also in a step that
+   it leaves out: the optimizers have not stepped then, and yet the step must not be done again with another scale.
+6. What moves between a commit and the next step's work (at an epoch's end) is put back by `rollback`, where that work
+   is done again: schedulers from copies made whenever they have moved, other parts from copies made as a loader ends.
+"""
+
+import copy
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+
+from taskd.adaptors.training import tree
+from taskd.adaptors.training.script.rest import Rest
+
+_log = logging.getLogger(__name__)
+
+
+class Followers:
+    """Those of one training state.
+
+    Args:
+        replicated: the parts that are equal on all ranks, by name.
+    """
+
+    def __init__(self, replicated: dict[str, Any]) -> None:
+        optimizers = [part for part in replicated.values() if isinstance(part, torch.optim.Optimizer)]
+        trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        self._models = [p for p in replicated.values() if isinstance(p, torch.nn.Module) and _has(p, trained)]
+        self._schedulers = [part for part in replicated.values() if isinstance(part, LRScheduler)]
+        others = {
+            name: part
+            for name, part in replicated.items()
+            if not isinstance(part, torch.optim.Optimizer | LRScheduler)
+            and not (isinstance(part, torch.nn.Module) and _has(part, trained))
+        }
+        self._parts = [_Follower(name, part) for name, part in others.items()]
+        self._steady = True
+        self._told = False
+        self._held: list[Any] = []
+        self._saves = False
+        self.rest = Rest()
+        """What the script had still to do of a step that was interrupted."""
+        self._mark_schedulers()
+        self.any = bool(self._parts or self._schedulers)
+        """Whether there is anything to mark."""
+
+    def mark(self) -> None:
+        """A step is committed."""
+        if self._schedulers:
+            marks = [scheduler.last_epoch for scheduler in self._schedulers]
+            if marks != self._marks:
+                self._steady = self._steady and all(new == old + 1 for new, old in zip(marks, self._marks, strict=True))
+                self._mark_schedulers()
+            else:
+                self._steady = False
+        self._held = []
+        for part in self._parts:
+            part.mark()
+
+    def settle(self) -> None:
+        """What is there now is that of the last committed step, however it came to be."""
+        self._held, self.rest = [], Rest()
+        self._mark_schedulers()
+        for part in self._parts:
+            part.settle()
+
+    def save(self) -> None:
+        """From now on what has moved since a commit is done again."""
+        self._saves = True
+        self._mark_schedulers()
+
+    def hold(self) -> None:
+        """A loop over a loader has ended: what follows it may change parts, and may have to be done again."""
+        if not self._held:
+            self._held = [copy.deepcopy(part.part.state_dict()) for part in self._parts]
+
+    def rollback(self) -> str:
+        """Bring back what has moved since the commit, if that is done again; else return what was left as it is."""
+        moved = [s for s, mark in zip(self._schedulers, self._marks, strict=True) if s.last_epoch != mark]
+        if not self._saves:
+            names = ", ".join(type(scheduler).__name__ for scheduler in moved)
+            return f"{names} was advanced after the commit, and is left so; loop over state.epochs()" if moved else ""
+        for scheduler, (known, groups) in zip(self._schedulers, self._saved, strict=True):
+            scheduler.load_state_dict(known)
+            for group, values in zip(scheduler.optimizer.param_groups, groups, strict=True):
+                _put(group, values)
+        for part, held in zip(self._parts, self._held, strict=False):
+            if part.has_moved:
+                part.part.load_state_dict(held)
+                part.settle()
+        self._held = []
+        return ""
+
+    def _mark_schedulers(self) -> None:
+        self._marks = [scheduler.last_epoch for scheduler in self._schedulers]
+        if self._saves:
+            self._saved = [(scheduler.state_dict(), _values(scheduler.optimizer)) for scheduler in self._schedulers]
+
+    def lag(self, step: int, *, known: bool) -> bool:
+        """Whether a part is older than the weights of this step, and cannot be brought on. Said once.
+
+        `known` tells whether a step was committed here before.
+        """
+        rest = self.rest
+        steady = known and self._steady
+        late = [type(s).__name__ for s in self._standing() if rest.may_move(s) and not (steady and _steps_alone(s))]
+        late += [part.name for part in self._parts if rest.may_move(part.part) and self._is_late(part)]
+        if late and not self._told:
+            self._told = True
+            _log.warning(
+                "step %d cannot be kept: the optimizer has stepped, and %s has not followed, or it is not known "
+                "whether it does; let it follow right after optimizer.step(), before the next collective: what it "
+                "needs of other ranks can be asked for before optimizer.step()",
+                step,
+                late[0],
+            )
+        return bool(late)
+
+    def _is_late(self, part: "_Follower") -> bool:
+        if part.never:
+            return self.rest.is_given(part.part)
+        return part.may_lag or part.unknown or (part.lags and not self._can_complete(part.part))
+
+    def ahead(self, put_back: Callable[[torch.Tensor], bool]) -> bool:
+        """Whether a part has moved before the step's optimizers, and would move twice if that is done again."""
+        if self._saves and self._held:
+            return False
+        early = [part for part in self._parts if part.early and not (part.tensor is not None and put_back(part.tensor))]
+        always = [part.name for part in early if part.leads and part.moves_often]
+        if always and not self._told:
+            self._told = True
+            _log.warning(
+                "%s changes before optimizer.step(): a step that a rank's death interrupts after that cannot be done "
+                "again, and all processes start anew; let it follow right after optimizer.step()",
+                always[0],
+            )
+        return bool(early)
+
+    def stepping(self) -> None:
+        """The first optimizer of a step is about to step."""
+        for part in self._parts:
+            part.stepping()
+
+    def refresh(self) -> None:
+        """What is there now has not moved: it was put back."""
+        self.rest = Rest()
+        for part in self._parts:
+            part.refresh()
+
+    def complete(self) -> None:
+        """Make follow what lags behind, and would have followed in what was left of the step."""
+        for scheduler in self._standing():
+            if self.rest.may_move(scheduler):
+                scheduler.step()
+        for part in self._parts:
+            if part.lags and self.rest.may_move(part.part):
+                self._complete(part.part)
+        self.rest = Rest()
+
+    def _standing(self) -> list[LRScheduler]:
+        return [s for s, mark in zip(self._schedulers, self._marks, strict=True) if s.last_epoch == mark]
+
+    def _can_complete(self, part: Any) -> bool:
+        return isinstance(part, torch.amp.GradScaler) or (isinstance(part, AveragedModel) and bool(self._source(part)))
+
+    def _complete(self, part: Any) -> None:
+        if isinstance(part, AveragedModel):
+            part.update_parameters(self._source(part)[0])
+        else:
+            part.update()
+
+    def _source(self, average: AveragedModel) -> list[torch.nn.Module]:
+        """The model that is averaged, if there is just one that it can be."""
+        shapes = [p.shape for p in average.module.parameters()]
+        found = [model for model in self._models if [p.shape for p in model.parameters()] == shapes]
+        return found if len(found) == 1 else []
+
+
+class _Follower:
+    """One part that may follow.
+
+    Attributes:
+        lags: whether it has moved in every step that was committed here, if any, and not in this one.
+        may_lag: whether it has moved in some steps, and not in this one.
+        unknown: whether it has not moved, and no step was committed here from which to know whether it should.
+        never: whether it has not moved, as in every step that was committed here, and there were some.
+        leads: whether it moves before the optimizers, as far as is known.
+        early: whether it has moved, and not because it trails behind the commit before.
+        moves_often: whether it has moved in two steps at least.
+    """
+
+    def __init__(self, name: str, part: Any) -> None:
+        self.name = name
+        self.part = part
+        self._moved = self._stood = 0
+        self._by_content = False
+        self._leads: bool | None = None
+        self._trails = False
+        self._version = -1
+        self._content = torch.empty(0)
+        self.settle()
+
+    def mark(self) -> None:
+        tensor = self._tensor
+        if tensor is None:
+            if self._stood < _TRIES:
+                self._stood += 1
+                self.settle(begun=1)
+            return
+        version = tensor._version
+        if version != self._version:
+            if self._moved + self._stood < _TRIES:
+                self._content = _some(tensor)
+            self._version = version
+            self._moved += 1
+        elif self._by_content or (self._moved + self._stood < _TRIES and not torch.equal(_some(tensor), self._content)):
+            self._by_content, self._content = True, _some(tensor)  # changed through `.data`, which versions do not show
+            self._moved += 1
+        else:
+            self._stood += 1
+
+    def settle(self, begun: int = 0) -> None:
+        self._tensor = tensor = _shown_by(self.part)
+        if tensor is not None:
+            self._moved, self._stood = begun, 0
+            self.refresh()
+
+    def refresh(self) -> None:
+        if self._tensor is not None:
+            self._version, self._content = self._tensor._version, _some(self._tensor)
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """That by which it is known."""
+        return self._tensor
+
+    def stepping(self) -> None:
+        moved = self._tensor is not None and not self._stands
+        if self._leads is None:
+            self._leads = moved
+        else:
+            self._trails = self._trails or moved
+
+    @property
+    def leads(self) -> bool:
+        return self._leads is not False
+
+    @property
+    def moves_often(self) -> bool:
+        return self._moved > 1
+
+    @property
+    def early(self) -> bool:
+        scaler = isinstance(self.part, torch.amp.GradScaler)
+        if self._tensor is None:
+            made = _shown_by(self.part) if scaler else None
+            return made is not None and made._version > 0  # at its first step, and updated since
+        return not self._stands and (self._leads is not False or (scaler and not self._trails))
+
+    @property
+    def lags(self) -> bool:
+        return self._stands and not self._stood
+
+    @property
+    def may_lag(self) -> bool:
+        return self._stands and self._moved > 0 and self._stood > 0
+
+    @property
+    def unknown(self) -> bool:
+        return self._stands and not self._stood and not self._moved
+
+    @property
+    def never(self) -> bool:
+        return self._stands and self._stood > 0 and not self._moved
+
+    @property
+    def has_moved(self) -> bool:
+        return not self._stands
+
+    @property
+    def _stands(self) -> bool:
+        if self._tensor is None or self._tensor._version != self._version:
+            return False
+        return not self._by_content or torch.equal(_some(self._tensor), self._content)
+
+
+def _steps_alone(scheduler: LRScheduler) -> bool:
+    """Its step needs no argument."""
+    parameters = inspect.signature(scheduler.step).parameters.values()
+    return all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+
+
+_TRIES = 3
+"""Steps in which it is found out how a part changes."""
+_SOME = 64
+
+
+def _some(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().reshape(-1)[:_SOME].clone()
+
+
+def _has(module: torch.nn.Module, trained: set[int]) -> bool:
+    """Whether an optimizer trains any of it; what has no parameters follows nobody."""
+    parameters = list(module.parameters())
+    return not parameters or any(id(parameter) in trained for parameter in parameters)
+
+
+def _shown_by(part: Any) -> torch.Tensor | None:
+    """A tensor of a part that changes whenever the part does."""
+    if isinstance(part, AveragedModel):
+        return part.n_averaged
+    if isinstance(part, torch.nn.Module):
+        return next(part.parameters())
+    if isinstance(part, torch.amp.GradScaler):
+        return part._scale
+    if not callable(getattr(part, "state_dict", None)):
+        return None
+    found = list(_tensors(part.state_dict()))
+    return next((tensor for tensor in found if tensor.is_floating_point()), found[0] if found else None)
+
+
+def _values(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """What schedulers change of an optimizer's groups."""
+    names = ("lr", "momentum", "betas")
+    return [{name: _copied(group[name]) for name in names if name in group} for group in optimizer.param_groups]
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _put(group: dict[str, Any], values: dict[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, torch.Tensor) and isinstance(group.get(key), torch.Tensor):
+            group[key].copy_(value)
+        else:
+            group[key] = value
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    tree.fold(value, found.append)
+    yield from found

@@ -1,0 +1,198 @@
+"""The parts of a training state, sorted by what taskd has to do with them.
+
+Rules:
+
+1. A replicated part is equal on all ranks, and a donor's copy is good for everybody: model, optimizer, scheduler …
+2. A position part differs from rank to rank and goes into the rank's position file: samplers and data loaders.
+3. Which is which, `kinds` tells.
+4. A data loader of torch's, or of a kind made from it, is kept at its exact place (see `places`). One that has a
+   `state_dict` of its own keeps it itself; making an iterator of it leaves the global generator as it was. A pass whose
+   last batch was given is over for torchdata's loaders too, unless the script loops over `state.epochs()`.
+5. The samplers of a loader that is kept are kept with it.
+6. `meter` counts what those loaders give.
+7. In a torch that does not fit nothing is kept, and nothing is done to model and loaders: the script trains as it is.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from taskd.adaptors.groups.sites import script_line
+from taskd.adaptors.groups.wrappers import living, watching
+from taskd.adaptors.seams.parts import IN_WORKER
+from taskd.adaptors.training import tree
+from taskd.adaptors.training.data.epochs import Epochs
+from taskd.adaptors.training.data.indices import samplers
+from taskd.adaptors.training.data.loading import Meter
+from taskd.adaptors.training.data.places import LoaderPlace
+from taskd.adaptors.training.parts.kinds import Sorted, has_epoch_only, has_state
+from taskd.adaptors.training.parts.loose import Loose
+from taskd.adaptors.training.parts.plain import Plain
+from taskd.adaptors.training.positions.payload import head_of
+from taskd.adaptors.training.positions.position_file import CAPACITY_BYTES
+from taskd.errors import ConfigError, RestoreError
+from taskd.runtime.worker.pulse import Buffer
+
+_log = logging.getLogger(__name__)
+
+
+class Parts:
+    """The parts of a `TrainState`, and its epochs.
+
+    Args:
+        given: checked and sorted.
+
+    Raises:
+        ConfigError: there is no optimizer among them, or one whose steps cannot be seen.
+    """
+
+    def __init__(self, given: Sorted) -> None:
+        self.epochs = Epochs()
+        self.made_at = script_line()
+        self._told_too_large = False
+        self.all = given.all
+        fits = not IN_WORKER.misfit()  # else the optimizers alone are watched, by torch's public hooks
+        kept = {name: part for name, part in self.all.items() if fits or isinstance(part, torch.optim.Optimizer)}
+        bare = {name: _bare(name, part) for name, part in kept.items()}
+        self.positions = {name: part for name, part in kept.items() if name in given.positions}
+        self.replicated = {name: part for name, part in bare.items() if name not in self.positions}
+        self.modules = [part for part in self.replicated.values() if isinstance(part, torch.nn.Module)]
+        self.optimizers = [part for part in self.replicated.values() if isinstance(part, torch.optim.Optimizer)]
+        self.loose = Loose(self.replicated)
+        self.plain = Plain(self.replicated)
+        self.meter = Meter()
+        self.places: dict[str, LoaderPlace] = {}
+        for name, part in [*self.positions.items()]:
+            if isinstance(part, torch.utils.data.DataLoader):
+                self._keep(name, part)
+        if not self.optimizers:
+            raise ConfigError(
+                f"TrainState got {', '.join(self.all) or 'nothing'}; expected at least one torch.optim.Optimizer, "
+                "since a step is seen through its hooks: pass optimizer=…"
+            )
+
+    def _keep(self, name: str, loader: Any) -> None:
+        if has_state(loader):
+            _iterate_quietly(loader, self.meter)
+            return
+        self.places[name] = LoaderPlace(loader, name, self.meter, self.epochs)
+        own = samplers(loader)
+        for other, part in [*self.positions.items()]:
+            if any(part is sampler for sampler in own):
+                del self.positions[other]
+
+    def pack_positions(self) -> dict[str, bytes]:
+        """Return the encoded state of each position part, and of the epochs under the name ""."""
+        packed = {name: self._pack(name, part) for name, part in self.positions.items()}
+        if self.epochs.used:
+            packed[""] = self.epochs.pack()
+        return packed
+
+    def _pack(self, name: str, part: Any) -> bytes:
+        place = self.places.get(name)
+        if place is not None:
+            return place.pack()
+        return tree.pack(part.epoch if has_epoch_only(part) else part.state_dict())
+
+    def unpack_positions(self, packed: dict[str, bytes]) -> list[str]:
+        """Put back what `pack_positions` returned; return the names of the parts that it did not have."""
+        self.epochs.unpack(packed.get(""))
+        for name, data in packed.items():
+            part = self.positions.get(name)
+            if part is None:
+                continue
+            try:
+                self._unpack(name, part, data, begins_anew="" not in packed)
+            except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+                raise RestoreError(f"the data position of {name!r} cannot be put back: {error!r}") from error
+        return [name for name in self.positions if name not in packed]
+
+    def _unpack(self, name: str, part: Any, data: bytes, *, begins_anew: bool) -> None:
+        if name in self.places:
+            self.places[name].unpack(data)
+            return
+        value = tree.unpack(data)
+        if begins_anew and isinstance(part, torch.utils.data.DataLoader) and _handed(value) >= _batches(part):
+            value["_iterator_finished"] = True
+        part.set_epoch(value) if has_epoch_only(part) else part.load_state_dict(value)
+
+    def wrappers(self) -> list[DistributedDataParallel]:
+        """Return every DDP wrapper of the process, or of the modules where nobody watches them being made."""
+        if watching():
+            return living()
+        return [m for root in self.modules for m in root.modules() if isinstance(m, DistributedDataParallel)]
+
+    def data_position(self, rng: Sequence[Buffer]) -> bytes:
+        """Encode the positions, if there are any and they have room beside these random numbers."""
+        if not self.positions and not self.epochs.used:
+            return b""
+        data = msgspec.msgpack.encode(self.pack_positions())
+        room = CAPACITY_BYTES - len(head_of(rng)) - sum(map(len, rng))
+        if len(data) <= room:
+            return data
+        if not self._told_too_large:
+            self._told_too_large = True
+            _log.warning(
+                "the data position (%s) takes %d bytes, and %d have room: it is not recorded, and after a recovery the "
+                "data of a replaced rank is not exactly that of an undisturbed run",
+                ", ".join(self.positions),
+                len(data),
+                room,
+            )
+        return b""
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Return every parameter of the modules and optimizers (some may come twice)."""
+        found = [parameter for module in self.modules for parameter in module.parameters()]
+        for optimizer in self.optimizers:
+            found.extend(parameter for group in optimizer.param_groups for parameter in group["params"])
+        return found
+
+
+def _iterate_quietly(loader: Any, meter: Meter) -> None:
+    make = loader._get_iterator
+
+    def make_quietly() -> Any:
+        before = torch.default_generator.get_state()
+        try:
+            iterator = make()
+        finally:
+            torch.default_generator.set_state(before)
+        meter.watch(iterator)
+        return iterator
+
+    loader._get_iterator = make_quietly
+
+
+def _handed(state: Any) -> float:
+    """How many batches a loader of torchdata's had given in its pass, by its state."""
+    if not isinstance(state, dict) or "_iterator_finished" not in state:
+        return -1
+    snapshot = state.get("_snapshot") or {}
+    return float(state.get("_num_yielded", snapshot.get("_snapshot_step", -1) + state.get("_steps_since_snapshot", 0)))
+
+
+def _batches(loader: Any) -> float:
+    try:
+        return len(loader)
+    except TypeError:
+        return float("inf")
+
+
+def _bare(name: str, part: Any) -> Any:
+    """The optimizer or scheduler inside one of accelerate's, which have no hooks of their own."""
+    if type(part).__name__ == "AcceleratedScheduler":
+        return part.scheduler
+    if not isinstance(part, torch.optim.Optimizer) or hasattr(part, "_optimizer_step_pre_hooks"):
+        return part
+    inner = getattr(part, "optimizer", None)
+    if not isinstance(inner, torch.optim.Optimizer):
+        raise ConfigError(
+            f"TrainState argument {name!r} is a {type(part).__name__} without an optimizer's hooks, expected one that "
+            "has them; pass the torch optimizer that it wraps"
+        )
+    return _bare(name, inner)

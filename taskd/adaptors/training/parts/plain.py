@@ -1,0 +1,277 @@
+"""Attributes of modules that are neither parameters nor buffers: numbers and the like that the training changes.
+
+Rules:
+
+1. They are looked at as the training function is entered. What has changed since is given to a new process, where it
+   had the same value then. So are small tensors, and lists and dicts of numbers.
+2. Those that change from step to step are found in the first steps. They are put down before the first forward pass
+   after a commit, and put back where a step is done again.
+3. Those that their class reads are told, once, with its line: they may differ from rank to rank, and a new process has
+   a peer's. What is filled once is a cache, and no news.
+4. What changes between a commit and the next forward pass stays as it is, and is told: whether the script does that
+   again after a recovery is not known.
+"""
+
+import logging
+import pickle
+import sys
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from taskd.adaptors.training import tree
+from taskd.adaptors.training.script.script_text import attribute_read_at
+
+_log = logging.getLogger(__name__)
+_STEPS: Final = 3
+"""In so many it is found out which change."""
+_OFTEN: Final = 2
+_LARGEST: Final = 4096
+"""Values in one attribute that is kept."""
+_SCALARS: Final = (type(None), bool, int, float, str)
+_OWN: Final = frozenset(vars(torch.nn.Module()))
+_Key = tuple[str, str]
+Sent = tuple[str, str, bytes, bytes]
+"""Path of the module, name of the attribute, what it was, what it is."""
+
+
+class _Print(bytes):
+    """By what it is known whether something has changed that cannot be sent; of all others the whole value is kept."""
+
+
+_Look = dict[_Key, bytes]
+_ABSENT: Final = b""
+
+
+class Plain:
+    """Those of the modules among the parts, as they are now.
+
+    Args:
+        parts: by name.
+    """
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        self._parts = parts
+        self._modules: dict[str, torch.nn.Module] = {}
+        self._made: _Look | None = None
+        self._committed: _Look = {}
+        self._saved: _Look = {}
+        self._between: dict[_Key, int] = {}
+        self._within: dict[_Key, int] = {}
+        self._known: set[_Key] = set()
+        self._steps_left = _STEPS
+        self._told_late = False
+
+    def begin(self) -> None:
+        """The training function is entered."""
+        self._modules = dict(_modules_of(self._parts))
+        self._made = self._committed = self._all()
+        self._steps_left = _STEPS
+
+    @property
+    def watching(self) -> bool:
+        """Whether anything is to be put down in the next step."""
+        return bool(self._steps_left or self._within)
+
+    def save(self) -> None:
+        """Before the first forward pass after a commit."""
+        if not self._steps_left:
+            self._saved = {key: self._now(key) for key in self._within}
+        elif self._made is not None:
+            self._saved = self._all()
+            self._count(self._between, self._committed, self._saved)
+
+    def committed(self) -> None:
+        """A step with a forward pass is done."""
+        saved, self._saved = self._saved, {}
+        if not self._steps_left:
+            return
+        self._steps_left -= 1
+        if self._made is None:
+            return
+        self._committed = self._all()
+        self._count(self._within, saved, self._committed)
+        if not self._steps_left:
+            self._tell()
+            self._known = {*self._between, *self._within}
+            self._within = {key: count for key, count in self._within.items() if self._is_saved(key, count)}
+
+    def put_back(self) -> None:
+        """Make them what they were before the forward pass."""
+        for key, was in self._saved.items():
+            if not isinstance(was, _Print) and self._now(key) != was:
+                self._put(key, was)
+        self._saved = {}
+
+    def tell_late(self) -> None:
+        """A step is done again: say what may have changed in it, and is not put back."""
+        if self._steps_left or self._told_late:
+            return
+        changed = set(_differ(self._committed, self._all())) - self._known
+        late = [key for key in sorted(changed) if self._read_at(key)]
+        if late:
+            self._told_late = True
+            _log.warning(
+                "%s has changed since the first steps, and is no buffer: if the step that is now done again had "
+                "changed it, it changes twice; make it a buffer, or a function of state.step",
+                self._named(late[0]),
+            )
+
+    def changed(self) -> list[Sent]:
+        """Those that are not what they were as the function was entered."""
+        if self._made is None:
+            return []
+        made, now = self._made, self._all()
+        return [
+            (*key, made.get(key, _ABSENT), now[key])
+            for key in _differ(made, now)
+            if key in now and not isinstance(now[key], _Print)
+        ]
+
+    def put(self, given: Sequence[Sent]) -> None:
+        """Take these, where the own ones were the same as the function was entered, on top of the last commit's."""
+        self.put_back()
+        others = []
+        self._undo({(path, name) for path, name, *_ in given})
+        for path, name, was, now in given:
+            mine = (self._made or {}).get((path, name), _ABSENT)
+            if path in self._modules and mine == was:
+                self._put((path, name), now)
+            else:
+                others.append((path, name))
+        self._committed = self._all()
+        if others:
+            _log.warning(
+                "%s has been changed by the training, and was not the same on all ranks before: it stays as this "
+                "process's set-up has made it; make it a buffer if it decides what is trained",
+                ".".join(others[0]),
+            )
+
+    def _undo(self, kept: Set[_Key]) -> None:
+        """Make those what they were as the function was entered that have changed here alone."""
+        made, now = self._made or {}, self._all()
+        for key in set(_differ(made, now)) - kept if made else ():
+            was = made.get(key, _ABSENT)
+            if not isinstance(was, _Print) and not isinstance(now.get(key), _Print):
+                self._put(key, was)
+
+    def _all(self) -> _Look:
+        return {
+            (path, name): put_down
+            for path, module in self._modules.items()
+            for name, value in vars(module).items()
+            if name not in _OWN and (put_down := _put_down(value)) is not None
+        }
+
+    def _now(self, key: _Key) -> bytes:
+        own = vars(self._modules[key[0]])
+        return (_put_down(own[key[1]]) if key[1] in own else None) or _ABSENT
+
+    def _put(self, key: _Key, value: bytes) -> None:
+        module = self._modules[key[0]]
+        if value == _ABSENT:
+            vars(module).pop(key[1], None)
+            return
+        made = tree.unpack(value)
+        if isinstance(made, torch.Tensor):
+            own = vars(module).get(key[1])
+            like = own if isinstance(own, torch.Tensor) else next(module.parameters(), made)
+            made = made.to(like.device)
+        vars(module)[key[1]] = made
+
+    def _count(self, counts: dict[_Key, int], before: _Look, after: _Look) -> None:
+        for key in _differ(before, after):
+            if not isinstance(after.get(key), _Print) or isinstance((self._made or {}).get(key), _Print):
+                counts[key] = counts.get(key, 0) + 1
+
+    def _is_saved(self, key: _Key, count: int) -> bool:
+        """It can be, and is no cache that was filled."""
+        filled = count == 1 and (self._made or {}).get(key, _ABSENT) in (_ABSENT, tree.pack(None))
+        return not filled and not isinstance(self._committed.get(key), _Print)
+
+    def _tell(self) -> None:
+        if dist.is_initialized() and dist.get_rank():
+            return
+        steady = [key for key, count in self._within.items() if count >= _OFTEN and self._read_at(key)]
+        lost = [key for key in steady if isinstance(self._committed.get(key), _Print)]
+        kept = [key for key in steady if key not in lost]
+        between = [key for key, count in self._between.items() if count >= _OFTEN and self._read_at(key)]
+        if lost:
+            self._warn(
+                lost, "a process that takes a rank over has that of its set-up, a step done again changes it twice"
+            )
+        if kept:
+            self._warn(kept, "a process that takes a rank over has a peer's, which is another's if they differ")
+        if between:
+            self._warn(
+                between,
+                "it changes between a commit and the next forward pass, and what a fault interrupts there may be left "
+                "out or done twice: let it change before the commit, or set it from state.step",
+            )
+
+    def _warn(self, keys: list[_Key], what: str) -> None:
+        more = f" (and {len(keys) - 1} more)" if len(keys) > 1 else ""
+        _log.warning(
+            "%s%s is changed by the training, and is neither parameter nor buffer: %s; register_buffer() makes it one",
+            self._named(keys[0]),
+            more,
+            what,
+        )
+
+    def _named(self, key: _Key) -> str:
+        return f"{'.'.join(key)} ({type(self._modules[key[0]]).__name__}, {self._read_at(key)})"
+
+    def _read_at(self, key: _Key) -> str:
+        """`file:line` where it is read, by the module's class or by the script; "" if it is written only."""
+        classes = [one.__module__ for one in type(self._modules[key[0]]).__mro__ if issubclass(one, torch.nn.Module)]
+        texts = [getattr(sys.modules.get(name), "__file__", None) for name in [*classes[:-1], "__main__"]]
+        return attribute_read_at(filter(None, texts), key[1])
+
+
+def _modules_of(parts: Mapping[str, Any]) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Each module once, by its path, but those of torch that hold the script's own."""
+    seen: set[int] = set()
+    for name, part in parts.items():
+        for inner, module in part.named_modules() if isinstance(part, torch.nn.Module) else ():
+            wraps = isinstance(module, DistributedDataParallel | torch.jit.ScriptModule)
+            if id(module) not in seen and not wraps and not type(module).__module__.startswith("torch._dynamo"):
+                yield ".".join(filter(None, (name, inner))), module
+            seen.add(id(module))
+
+
+def _put_down(value: Any) -> bytes | None:
+    """Return what stays equal as long as this value does; None for what is not looked at."""
+    try:
+        if _is_small(value):
+            return tree.pack(value)
+        if isinstance(value, torch.Tensor):
+            known = not value.requires_grad and not value.is_inference()
+            return _Print(f"{id(value)} {value._version}".encode()) if known else None
+        known = type(value).__module__.partition(".")[0] in ("collections", "numpy") and not callable(value)
+        return _Print(pickle.dumps(value)) if known else None
+    except (TypeError, ValueError, AttributeError, RuntimeError, pickle.PicklingError):
+        return None
+
+
+def _is_small(value: Any) -> bool:
+    """Whether it is of few values, each of which can be sent."""
+    count, left = 0, [value]
+    while left and count <= _LARGEST:
+        one = left.pop()
+        count += 1
+        if type(one) in (list, tuple, dict) and len(one) <= _LARGEST:
+            left.extend([*one, *one.values()] if type(one) is dict else one)
+        elif type(one) is torch.Tensor and one.layout is torch.strided and not one.is_quantized:
+            if one.requires_grad or one.is_meta:
+                return False
+            count += one.numel()
+        elif type(one) not in _SCALARS:
+            return False
+    return count <= _LARGEST
+
+
+def _differ(before: _Look, after: _Look) -> list[_Key]:
+    return [key for key in before | after if before.get(key, _ABSENT) != after.get(key, _ABSENT)]

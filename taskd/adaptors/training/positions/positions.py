@@ -1,0 +1,49 @@
+"""Where the positions of one rank are kept, step by step."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from taskd.adaptors.training.parts.parts import Parts
+from taskd.adaptors.training.positions.payload import pack
+from taskd.adaptors.training.positions.position_file import PositionKind
+from taskd.runtime.worker.pulse import Buffer
+
+
+class Positions(Protocol):
+    """A `PositionFile`, or memory where no file can be had."""
+
+    def write(self, slot: PositionKind, step: int, rng: Sequence[Buffer], data: bytes) -> None:
+        """Put down for `step` what the buffers show now, and the encoded data positions."""
+
+    def read(self) -> dict[int, bytes]:
+        """Return the payload of each step that is there."""
+
+
+class PositionMemory:
+    """Positions that die with the process; good enough for a survivor."""
+
+    def __init__(self) -> None:
+        self._slots: dict[tuple[PositionKind, int], tuple[int, bytes]] = {}
+
+    def write(self, slot: PositionKind, step: int, rng: Sequence[Buffer], data: bytes) -> None:
+        """As `Positions.write`."""
+        key = (slot, step % (2 if slot is PositionKind.COMMITTED else 3))
+        self._slots.pop(key, None)  # the newest is the last
+        self._slots[key] = (step, pack(rng, data))
+
+    def read(self) -> dict[int, bytes]:
+        """As `Positions.read`."""
+        return dict(self._slots.values())
+
+
+def not_known(step: int, parts: Parts, *, seeded: bool, lent: bool) -> str:
+    """What a rank has to do without that has no position of this step; "" for nothing."""
+    unknown = [] if seeded else ["random numbers"]
+    if parts.positions:
+        unknown.append(f"data position ({', '.join(parts.positions)})")
+    if not unknown:
+        return ""
+    instead = "those of its donor, which it repeats" if lent else "its own"
+    seed = f"; with TrainState(seed=...) at {parts.made_at} random numbers are exact on any node"
+    what, remedy = " and ".join(unknown), "" if seeded else seed
+    return f"{what} of step {step} not known on this node: this rank goes on with {instead}{remedy}"

@@ -1,0 +1,1 @@
+"""What the user's script does around a step, read from its text and its stacks."""

@@ -1,0 +1,157 @@
+"""What stands in the script's loop behind the commit: a fault may leave it out, and then that is told.
+
+Rules:
+
+1. A survivor that was in it when it was interrupted knows: the lowest of those tells its line.
+2. What only the lost rank was in, while all others were in their next step, nobody has seen. So where something stands
+   behind the commit, its first line is told as what may be left out. It is looked for in the script's text, at a fault,
+   from the place of the first commit of each world: a step pays nothing.
+3. A step that is counted as the survivors had it, without their commit, has not come to what stands behind it, nor to
+   what stood before it and was still to be done (see `rest`).
+4. What only prints, counts or looks at the time is not spoken of, nor what `state.epochs` does again.
+"""
+
+import ast
+import linecache
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from traceback import walk_tb
+from types import CodeType
+from typing import Final
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from taskd.adaptors.groups.sites import innermost, is_users
+from taskd.adaptors.training.script.afterwards import Afterwards
+from taskd.adaptors.training.script.script_text import LOOPS, ScriptLine, blocks_to, function_of, works
+from taskd.wire.kinds import JobRank, WorldRank
+from taskd.wire.messages import WorldPlan
+
+logger = logging.getLogger(__name__)
+
+_STEPS: Final[tuple[CodeType, ...]] = (
+    DistributedDataParallel.forward.__code__,
+    torch.Tensor.backward.__code__,
+    Afterwards.run.__code__,
+)
+"""What is done again: a step's own work, and what was given to the state."""
+
+
+class BehindCommit:
+    """That of one training loop."""
+
+    def __init__(self) -> None:
+        self._line = ""
+        self._step = 0
+        self._places: tuple[ScriptLine, ...] = ()
+        self._seeks = True
+        self._rest = ""
+
+    def committed(self) -> None:
+        """The script has committed a step: whoever calls this is called by `commit`, in some jobs at each."""
+        if not self._seeks:
+            return
+        self._seeks = False
+        frame = sys._getframe(1)
+        places = []
+        while frame.f_back is not None and not is_users(frame.f_code.co_filename):
+            frame = frame.f_back
+        while frame is not None and is_users(file := frame.f_code.co_filename):
+            linecache.getlines(file)  # as it is now: somebody may write it anew
+            places.append(ScriptLine(file, frame.f_lineno, frame.f_code.co_firstlineno))
+            frame = frame.f_back  # type: ignore[assignment]  # None at the bottom
+        self._places = tuple(places)
+
+    def note(self, error: BaseException, step: int, *, between: bool, rest: str = "") -> None:
+        """The training function was left by this error; `between` says that no work of the next step has ended.
+
+        `rest` is the line of what was still to be done before the commit, in a step whose optimizers had stepped.
+        """
+        self._rest = rest
+        frames = list(walk_tb(error.__traceback__))
+        of_step = any(frame.f_code in _STEPS for frame, _ in frames)
+        self._line, self._step = "" if of_step or not between else innermost(reversed(frames)), step
+
+    def known(self, plan: WorldPlan) -> list[int]:
+        """Whether training goes on behind that commit, without what this rank was in; whether it has committed;
+        whether the plan's step is counted without what this rank had still to do of it.
+        """
+        left_out = bool(self._line) and self._step == plan.target_step
+        had_to_do = bool(plan.adopt) and bool(self._rest) and self._step + 1 == plan.target_step
+        return [left_out, bool(self._places), had_to_do]
+
+    def tell(self, known: Sequence[Sequence[int]], plan: WorldPlan, rank: WorldRank) -> None:
+        """`known` by every rank of the new world, of which this one has `rank`. The first that knows most says it."""
+        self._seeks = True
+        left_out, have_committed, had_to_do = (list(map(bool, one)) for one in zip(*known, strict=True))
+        if any(had_to_do):
+            if had_to_do.index(True) == rank:
+                logger.warning(
+                    "%s stands between optimizer.step() and the commit, and is left out of step %d: a rank was lost "
+                    "before it. Let it stand before optimizer.step(), or give it to state.after_commit(…)",
+                    self._rest,
+                    plan.target_step,
+                )
+        elif any(left_out):
+            if left_out.index(True) == rank:
+                logger.warning(
+                    "%s was interrupted between the commit of step %d and the next step's forward pass. What stands "
+                    "behind the commit is not done again, unless it is given to state.after_commit(…)",
+                    self._line,
+                    self._step,
+                )
+        elif any(have_committed) and have_committed.index(True) == rank and (plan.adopt or not all(have_committed)):
+            self._tell_what_may_be(plan, [job for job, has in zip(plan.ranks, have_committed, strict=True) if not has])
+
+    def _tell_what_may_be(self, plan: WorldPlan, lost: list[JobRank]) -> None:
+        line = first_behind(self._places)
+        if not line:
+            return
+        if plan.adopt:
+            why = "that step is counted as the ranks had it that had not committed yet"
+        else:
+            ranks = f"rank{'s' * (len(lost) != 1)} {', '.join(map(str, lost))}"
+            why = f"{ranks} may have been in it, and not in the next step yet"
+        logger.warning(
+            "%s stands behind the commit, and may be left out after step %d: %s. It is not done again, unless it is "
+            "given to state.after_commit(…)",
+            line,
+            plan.target_step,
+            why,
+        )
+
+
+def first_behind(places: Sequence[ScriptLine]) -> str:
+    """`file:line` of the first work that the script does between a commit there and its next step; "" for none.
+
+    `places` are the frames of the script, from the one that commits outwards to the one that trains.
+    """
+    for number, place in enumerate(places):
+        function = function_of(place)
+        if function is None:
+            return ""
+        outermost = number == len(places) - 1
+        for statement in _behind(function, place.line, outermost=outermost):
+            if works(statement):
+                return f"{place.file}:{statement.lineno}"
+    return ""
+
+
+def _behind(function: ast.AST, line: int, *, outermost: bool) -> Iterator[ast.stmt]:
+    """The statements after `line` until the next round of the outermost loop; to the function's end if it is called
+    in a loop of another.
+    """
+    path = list(blocks_to(function, line))
+    loops = [number for number, (_, _, parent) in enumerate(path) if isinstance(parent, LOOPS)]
+    last = max(loops, default=-1) if outermost else len(path) - 1
+    for block, at, parent in path[: last + 1]:
+        if _is_epochs(parent):
+            return
+        yield from block[at + 1 :]
+
+
+def _is_epochs(loop: ast.AST) -> bool:
+    call = getattr(loop, "iter", None)
+    return isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "epochs"

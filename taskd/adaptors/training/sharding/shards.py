@@ -1,0 +1,150 @@
+"""Which of its tensors a rank has a part of only, and how such a part is named, sent and put together again.
+
+Rules:
+
+1. A part is a `DTensor`: FSDP2, HSDP, tensor parallel, or the script's own. Its *spec* (mesh, placements, shape) is
+   never sent: ranks that run the same script have the same sharded tensors in the same order, and a tensor on its way
+   names the one whose spec it has. So a parameter's, its optimizer's states are put together with the receiver's mesh.
+2. The name of what a rank holds has its coordinates in the mesh dimensions along which something is sharded, and no
+   others: ranks with the same name differ in replicated dimensions alone.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from taskd.adaptors.groups.rows import MeshRows, Sharded, find_rows
+from taskd.adaptors.seams.parts import IN_PIPELINES
+from taskd.adaptors.training.digests import digest
+from taskd.adaptors.training.inflight import pipelining
+from taskd.adaptors.training.inflight.fsdp2 import data_dimensions, sharded_parameters
+from taskd.adaptors.training.parts.parts import Parts
+from taskd.adaptors.training.sharding.partitions import partitions
+
+
+def is_part(tensor: Any) -> bool:
+    """Whether this rank has a part of the tensor only."""
+    return hasattr(tensor, "_local_tensor")
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """This rank's part of a tensor: its own memory."""
+    found: torch.Tensor = tensor._local_tensor if is_part(tensor) else tensor
+    return found.detach()
+
+
+class Specs:
+    """The sharded tensors of a training state, in the order that all its ranks have."""
+
+    def __init__(self, parts: Parts) -> None:
+        found: list[Any] = sharded_parameters(parts.modules)
+        for module in parts.modules:
+            found += [*module.parameters(), *module.buffers()]
+        for optimizer in parts.optimizers:
+            found += [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._known = list({id(tensor): tensor for tensor in found if is_part(tensor)}.values())
+        self._places: dict[Any, int] = {}
+        for index, tensor in enumerate(self._known):
+            self._places.setdefault(tensor._spec, index)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._known)
+
+    def index(self, tensor: Any) -> int:
+        """The place of one that has the same spec. Raises `TypeError` if there is none."""
+        place = self._places.get(tensor._spec)
+        if place is not None:
+            return place
+        raise TypeError(
+            f"a sharded tensor of shape {tuple(tensor.shape)} ({tensor.placements}) is sharded as no parameter of the "
+            "state is; expected one that is sharded as a parameter"
+        )
+
+    def make(self, index: int, part: torch.Tensor) -> torch.Tensor:
+        """Put a tensor together that has the spec of the one at `index`. Raises `ValueError` if it cannot have."""
+        if not 0 <= index < len(self._known):
+            raise ValueError(
+                f"the peer's tensor is sharded as its number {index}, and this rank has {len(self._known)}"
+            )
+        like = self._known[index]
+        if part.shape != like._local_tensor.shape:
+            raise ValueError(f"the peer's part has shape {tuple(part.shape)}, this rank's {tuple(local(like).shape)}")
+        from torch.distributed.tensor import DTensor
+
+        made: torch.Tensor = DTensor.from_local(
+            part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        )
+        return made
+
+
+def name_of(parts: Parts) -> str:
+    """Name what a rank has of the job's state by what torch says of it: "" where nothing says that it is a part.
+
+    Ranks with the same name have the same part, if torch says all: see `Replicas` for the proof.
+    """
+    coordinates: dict[str, set[int]] = {}
+    details: list[object] = []
+    for tensor in Specs(parts):
+        mesh = tensor.device_mesh
+        at = mesh.get_coordinate()
+        names = mesh.mesh_dim_names or [f"dimension {number}" for number in range(mesh.ndim)]
+        for number, placement in enumerate(tensor.placements):
+            if not placement.is_replicate():
+                where = -1 if at is None else at[number]
+                coordinates.setdefault(names[number], set()).add(where)
+                details.append((tuple(tensor.shape), str(tensor.dtype), str(placement), names[number], where))
+    stages = pipelining.stages()
+    if stages and not IN_PIPELINES.misfit():
+        coordinates["stage"] = {stage.stage_index for stage in stages}
+    for number, zero in enumerate(partitions(parts.optimizers)):
+        coordinates[f"zero{number or ''}"] = {zero.rank}
+        details.append(
+            (zero.world_size, [tuple(p.shape) for group in zero.optim.param_groups for p in group["params"]])
+        )
+    if not coordinates:
+        return ""
+    told = ",".join(f"{name}={'+'.join(map(str, sorted(where)))}" for name, where in sorted(coordinates.items()))
+    return f"{told} {hashlib.blake2b(repr(details).encode(), digest_size=4).hexdigest()}"
+
+
+def rows_of(parts: Parts, size: int) -> MeshRows | str | None:
+    """Which ranks have one whole replica together, as a mesh tells; or why that is not known; None without a mesh.
+
+    `size`: ranks of the whole job; 0: as many as have begun.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    if partitions(parts.optimizers):
+        return "a ZeroRedundancyOptimizer divides its state among all ranks of its group"
+    known: dict[tuple[int, frozenset[str]], Sharded] = {}
+    for tensor in Specs(parts):
+        mesh = tensor.device_mesh
+        cut = [
+            at for at, placement in enumerate(tensor.placements) if not placement.is_replicate() and mesh.size(at) > 1
+        ]
+        names = mesh.mesh_dim_names or [""] * mesh.ndim
+        thing = Sharded(mesh, frozenset(names[at] for at in cut))
+        known.setdefault((id(mesh), thing.cut), thing)
+    things = [*known.values()]
+    things += [Sharded(None, frozenset(), stage.group) for stage in pipelining.stages() if stage.group_size > 1]
+    of_data = data_dimensions(parts.modules)
+    of_model = {name for thing in things for name in thing.cut} - of_data
+    begun = dist.get_world_size()
+    return find_rows(things, of_model, begun if size in (0, begun) else 0)
+
+
+def digest_of(parts: Parts) -> str:
+    """A digest of every parameter that an optimizer trains, of this rank's part of it where it is sharded.
+
+    What is not trained may differ between ranks as the script likes.
+    """
+    return digest(trained(parts), size_bytes=4)
+
+
+def trained(parts: Parts) -> list[torch.Tensor]:
+    """Every parameter that an optimizer trains, once: this rank's part of it where it is sharded."""
+    known = {id(p): p for optimizer in parts.optimizers for group in optimizer.param_groups for p in group["params"]}
+    return list(map(local, known.values()))

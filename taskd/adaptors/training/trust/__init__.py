@@ -1,0 +1,1 @@
+"""Whether a state can be trusted: replicas compared, the first step after a restore, losses that are not finite."""

@@ -1,0 +1,101 @@
+"""The first step after a restore must be finite: whether the state that has come can be trusted.
+
+Rules:
+
+1. It is looked at only if the state came from a replica or a copy, and if the losses that the script gives to `commit`
+   were finite before the fault: of a new process, those of its donor.
+2. A gradient that is NaN or infinite is in the gradients of all replicas as the optimizers step, and after that in all
+   their weights. So gradients are looked at before the first optimizer steps, and the loss before its commit counts.
+3. What is not finite is no step: this rank gives nothing away of what it was given, and its source is distrusted.
+4. Both wait for the device, once for each restore. No other step does.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from taskd.adaptors.training.sharding.shards import local
+from taskd.errors import DistrustError
+
+
+class FirstStep:
+    """Of one rank; `watch` sets it to work until the next commit.
+
+    `withdraw` is called if an optimizer that has begun its step is kept from changing anything.
+    """
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer], withdraw: Callable[[], None]) -> None:
+        self._optimizers = tuple(optimizers)
+        self._withdraw = withdraw
+        self._hooks: list[RemovableHandle] = []
+        self._source = ""
+        self._distrust: Callable[[], None] = lambda: None
+
+    @property
+    def watched(self) -> bool:
+        """Whether the next step is the first after a restore."""
+        return bool(self._hooks)
+
+    def watch(self, source: str, distrust: Callable[[], None]) -> None:
+        """A state came from `source`; `distrust` is called if the first step with it is not finite.
+
+        Of a rank that has kept its own while others were given theirs, `source` is "".
+        """
+        self.forget()
+        self._source, self._distrust = source, distrust
+        self._hooks = [optimizer.register_step_pre_hook(self._before_step()) for optimizer in self._optimizers]
+
+    def forget(self) -> None:
+        """The step is committed, or another state comes."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def judge(self, loss: float | torch.Tensor) -> None:
+        """The step has this loss, and is not committed yet. A rank that has kept its own state blames nobody for it.
+
+        Raises:
+            DistrustError: it is not finite.
+        """
+        if not self._source or (isinstance(loss, torch.Tensor) and loss.numel() != 1):
+            return  # `commit` says what is wrong with one that is no number
+        try:
+            value = float(loss)
+        except (TypeError, ValueError):
+            return
+        if not math.isfinite(value):
+            self._refuse(f"loss is {value!r}")
+
+    def _before_step(self) -> Callable[..., None]:
+        """A function, so that an optimizer that has it can still be copied."""
+
+        def look(optimizer: Any, *_: object) -> None:
+            scaled = getattr(optimizer, "found_inf", None) is not None  # a GradScaler sees to it within a fused step
+            if self.watched and not scaled and not _finite(optimizer):
+                self._withdraw()
+                self._refuse("gradients are not finite")
+
+        return look
+
+    def _refuse(self, what: str) -> None:
+        self.forget()
+        self._distrust()
+        came = f"the state that came from {self._source}" if self._source else "a state that other ranks were given"
+        raise DistrustError(
+            f"the {what} in the first step with {came}, and losses were finite before the fault: it is not trusted"
+        )
+
+
+def _finite(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether all gradients are; of one device at a time, so that each is waited for once."""
+    by_device: dict[torch.device, list[torch.Tensor]] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is not None and gradient.layout is torch.strided:
+                own = local(gradient)
+                by_device.setdefault(own.device, []).append(torch.isfinite(own).all())
+    return all(bool(torch.stack(seen).all()) for seen in by_device.values())
