@@ -24,6 +24,7 @@ from taskd.core.table import Row, rows
 from taskd.errors import TransitionError
 from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Directive, Order, RankOrder, RankStatus, Refuses, Stage, WorkerReport, WorldPlan
+from taskd.wire.state import StateHeld
 
 
 class RankState(Enum):
@@ -331,6 +332,8 @@ def _age(directive: Directive) -> tuple[int, int, int]:
 
 def replace_status(status: RankStatus, report: WorkerReport) -> RankStatus:
     """A rank's status after its process has reported."""
+    held = {name: getattr(report, name) for name in StateHeld.__struct_fields__}
+    held |= {"weights": report.weights or status.weights, "row": report.row or status.row}
     return replace(
         status,
         generation=report.generation,
@@ -340,15 +343,7 @@ def replace_status(status: RankStatus, report: WorkerReport) -> RankStatus:
         cause=report.cause,
         error=report.cause,
         at_s=report.at_s,
-        replicas=report.replicas,
-        weights=report.weights or status.weights,
-        distrusts=report.distrusts,
-        backs_up=report.backs_up,
-        copies=report.copies,
-        saved=report.saved,
-        inexact=report.inexact,
-        digests=report.digests,
-        row=report.row or status.row,
+        **held,
     )
 
 

@@ -36,12 +36,11 @@ from taskd.wire.bounds import (
     Seconds,
     Some,
     Status,
-    Weights,
 )
 from taskd.wire.checks import CheckOrder, CheckState, Cleared, Dismissed, Inspect, Inspection
-from taskd.wire.kinds import NOBODY, JobRank, NodeRank
+from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.standbys import Become, Fork, Probed, RunCheck
-from taskd.wire.state import Load, MeshRow, StateCopies, StateDigests, Transfer
+from taskd.wire.state import Load, StateHeld, Transfer
 
 
 class Stage(Enum):
@@ -71,7 +70,7 @@ class Condition(Enum):
     EMPTY = "empty"  # a newcomer that has built its model and has no state yet
 
 
-class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class RankStatus(StateHeld, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One rank, as its agent knows it."""
 
     rank: OfJob
@@ -91,15 +90,6 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     term: Counter = 0  # of the manager that had it started; 0 if torchrun did
     no_rebuild: Line = ""  # why no world can be rebuilt with this process; empty if one can
     no_newcomer: Line = ""  # why no newcomer can come into a world of this process's job; empty if one can
-    replicas: Name = ""  # what it has of the state, if that is sharded: a replica has the same; "" for all of it
-    weights: Weights = ()  # digests of its parameters as its training began and at its first commit, as far as known
-    distrusts: MaybeRank = NOBODY  # whose state has not arrived as it was sent
-    backs_up: bool = False  # copies of its state are made
-    copies: StateCopies = ()  # of PAUSED: those that are whole and can be read by it
-    saved: MaybeCounter = -1  # the step of the newest checkpoint that this job's ranks have written together
-    inexact: Line = ""  # what of its state, or of what it runs, is not exactly what it was before the newest recovery
-    digests: StateDigests = ()  # of its state, with `TrainState(verify=…)`
-    row: MeshRow | None = None  # the one that it is of; None without a mesh
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -288,7 +278,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     threads: Amount = 1
 
 
-class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class WorkerReport(StateHeld, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     """Worker to agent: the stage that it has reached."""
 
     generation: Counter
@@ -297,15 +287,6 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     condition: Condition
     cause: Line = ""
     at_s: Seconds = 0.0
-    replicas: Name = ""  # as in `RankStatus`
-    weights: Weights = ()  # as in `RankStatus`
-    distrusts: MaybeRank = NOBODY
-    backs_up: bool = False  # these as in `RankStatus` too
-    copies: StateCopies = ()
-    saved: MaybeCounter = -1
-    inexact: Line = ""
-    digests: StateDigests = ()
-    row: MeshRow | None = None
 
 
 class SelfReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):

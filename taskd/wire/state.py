@@ -4,7 +4,8 @@ from typing import Annotated
 
 import msgspec
 
-from taskd.wire.bounds import Amount, Counter, Line, Many, Name, OfJob, OfWorld
+from taskd.wire.bounds import Amount, Counter, Line, Many, MaybeCounter, MaybeRank, Name, OfJob, OfWorld, Weights
+from taskd.wire.kinds import NOBODY
 
 
 class StateCopy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -36,6 +37,20 @@ class MeshRow(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fal
     name: Name = ""
     size: Amount = 0  # ranks
     refusal: Line = ""  # why the job has no rows
+
+
+class StateHeld(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What one rank has of the job's state: it says so itself, and its agent passes that on."""
+
+    replicas: Name = ""  # what it has of the state, if that is sharded: a replica has the same; "" for all of it
+    weights: Weights = ()  # digests of its parameters as its training began and at its first commit, as far as known
+    distrusts: MaybeRank = NOBODY  # whose state has not arrived as it was sent
+    backs_up: bool = False  # copies of its state are made
+    copies: StateCopies = ()  # of PAUSED: those that are whole and can be read by it
+    saved: MaybeCounter = -1  # the step of the newest checkpoint that this job's ranks have written together
+    inexact: Line = ""  # what of its state, or of what it runs, is not exactly what it was before the newest recovery
+    digests: StateDigests = ()  # of its state, with `TrainState(verify=…)`
+    row: MeshRow | None = None  # the one that it is of; None without a mesh
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):

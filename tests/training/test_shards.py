@@ -24,7 +24,7 @@ from taskd.adaptors.training.sharding.replicas import Replicas
 from taskd.adaptors.training.sharding.shards import Specs, digest_of, is_part, local, name_of
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import ConfigError
-from taskd.runtime.worker.worker import StateHeld
+from taskd.wire.state import StateHeld
 
 AtRank = Callable[[int], None]
 
@@ -138,7 +138,7 @@ def test_a_digest_is_taken_at_the_beginning_and_at_the_first_commit_alone(at_ran
     replicas.committed()
     assert not replicas.weights
     replicas.take(("a", "b"))
-    assert replicas.said() == StateHeld("", ("a", "b"))
+    assert replicas.said() == StateHeld(weights=("a", "b"))
 
 
 def test_a_part_is_put_together_with_the_own_mesh(at_rank: AtRank) -> None:

@@ -15,7 +15,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from taskd.config.worker import WorkerConfig
@@ -26,7 +25,6 @@ from taskd.runtime.worker.lifeline import Lifeline
 from taskd.runtime.worker.stacks import all_stacks, main_stack
 from taskd.wire.accounts import Account, LockSeen
 from taskd.wire.codec import decode_to_local, encode
-from taskd.wire.kinds import NOBODY, JobRank
 from taskd.wire.messages import (
     Abandon,
     AccountRequest,
@@ -45,8 +43,7 @@ from taskd.wire.messages import (
     WorkerReport,
     WorldPlan,
 )
-from taskd.wire.state import MeshRow, StateCopy, StateDigest
-from taskd.wire.text import line
+from taskd.wire.state import StateHeld
 
 logger = logging.getLogger(__name__)
 _STANDINGS: Final = {
@@ -82,21 +79,6 @@ class Breaker(Protocol):
     def standing(self, stack: Sequence[str], usual: Standing) -> Standing:
         """What the process is about, seen by its main thread's stack too; `usual` by what it was told and has said."""
         ...
-
-
-@dataclass(frozen=True)
-class StateHeld:
-    """What a rank has of the state, digests of its parameters, and whose state has not arrived as it was sent."""
-
-    replicas: str = ""
-    weights: tuple[str, ...] = ()
-    distrusts: JobRank = NOBODY
-    backs_up: bool = False
-    copies: tuple[StateCopy, ...] = ()
-    saved: int = -1
-    inexact: str = ""
-    digests: tuple[StateDigest, ...] = ()
-    row: MeshRow | None = None
 
 
 class AbandonedError(TaskdError):
@@ -308,7 +290,7 @@ class WorkerLink:
         if report.stage is Stage.PAUSED:
             self._orders.clear()  # an order of the world that has just failed
         self._reported = report
-        holding = self.holding(report.stage is Stage.PAUSED)
+        held = self.holding(report.stage is Stage.PAUSED)
         self._send(
             WorkerReport(
                 generation=report.generation,
@@ -317,15 +299,7 @@ class WorkerLink:
                 condition=report.condition,
                 cause=report.cause,
                 at_s=time.monotonic(),
-                replicas=holding.replicas,
-                weights=holding.weights,
-                distrusts=holding.distrusts,
-                backs_up=holding.backs_up,
-                copies=holding.copies,
-                saved=holding.saved,
-                inexact=line(holding.inexact),
-                digests=holding.digests,
-                row=holding.row,
+                **{name: getattr(held, name) for name in held.__struct_fields__},
             )
         )
 

@@ -9,8 +9,8 @@ Rules:
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
+from msgspec.structs import replace
 from torch.utils.hooks import RemovableHandle
 
 from taskd.adaptors.groups.world import GroupWorld
@@ -23,7 +23,9 @@ from taskd.adaptors.training.limits.compiled import compiled_anew
 from taskd.adaptors.training.limits.matter import Matter
 from taskd.adaptors.training.limits.refusals import Refusals, alone
 from taskd.adaptors.training.recovery import StateRecovery
-from taskd.runtime.worker.worker import StateHeld, WorkerLink
+from taskd.runtime.worker.worker import WorkerLink
+from taskd.wire.state import StateHeld
+from taskd.wire.text import line
 
 _ALONE, _IN_PAIRS = 2, 4
 """Copies for each rank of a node: two of its own state, and two of another's where there are several nodes."""
@@ -79,7 +81,7 @@ class Backups:
         new = self._link.config.joins and self._recovery.commits <= 1
         inexact = "; ".join(filter(None, (self._recovery.inexact, compiled_anew() if new else "")))
         saved_step = -1 if saved is None else saved.step
-        said = replace(self._recovery.replicas.said(), saved=saved_step, inexact=inexact)
+        said = replace(self._recovery.replicas.said(), saved=saved_step, inexact=line(inexact))
         if self.folder is None:
             return said
         return replace(said, backs_up=self._begun, copies=self.folder.whole() if paused else ())

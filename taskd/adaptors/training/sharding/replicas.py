@@ -13,9 +13,9 @@ Rules:
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 
 import torch.distributed as dist
+from msgspec.structs import replace
 from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.groups.rows import MeshRows
@@ -24,9 +24,8 @@ from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.sharding.shards import digest_of, name_of, rows_of
 from taskd.adaptors.training.trust.verifying import StateVerifier
 from taskd.errors import StatementError
-from taskd.runtime.worker.worker import StateHeld
 from taskd.wire.kinds import NOBODY, JobRank
-from taskd.wire.state import MeshRow
+from taskd.wire.state import MeshRow, StateHeld
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +78,7 @@ class Replicas:
 
     def said(self) -> StateHeld:
         """For a report."""
-        said = StateHeld(self.name, self.weights, self.distrusts, row=self._row)
+        said = StateHeld(replicas=self.name, weights=self.weights, distrusts=self.distrusts, row=self._row)
         return said if self.verifier is None else replace(said, digests=self.verifier.digests)
 
     def committed(self) -> None:
