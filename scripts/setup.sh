@@ -4,11 +4,14 @@
 #
 #   TASKD_TORCH   what pip is to install as torch, default "torch==2.13.0"; any pip arguments, for example
 #                 "torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+#   TASKD_VENV    the environment, default ".venv"
+#   TASKD_EXTRAS  what else of taskd it gets, default "test,lint,examples,stacks"
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 torch=${TASKD_TORCH:-torch==2.13.0}
-venv=$root/.venv
+venv=$root/${TASKD_VENV:-.venv}
+extras=${TASKD_EXTRAS:-test,lint,examples,stacks}
 stamp=$venv/taskd-setup.sha256
 
 say() { printf 'setup: %s\n' "$*" >&2; }
@@ -16,7 +19,7 @@ die() { printf 'setup: %s\n' "$@" >&2; exit 1; }
 
 wanted() { # one hash over all that the environment is made from
     {
-        printf '%s\n' "$root" "$torch"
+        printf '%s\n' "$root" "$torch" "$extras"
         cat pyproject.toml setup.py scripts/setup.sh
         find csrc -type f -name '*.[ch]' -o -type f -path 'csrc/*.py' | LC_ALL=C sort | xargs -r cat
     } | sha256sum
@@ -36,7 +39,7 @@ check_machine() {
 
 make_venv() {
     [[ -x $venv/bin/python ]] && return
-    say "creating .venv with $(python3 --version)"
+    say "creating $venv with $(python3 --version)"
     python3 -m venv "$venv" || die "python3 cannot make a virtual environment." "On Debian and Ubuntu: 'apt-get install python3-venv'."
 }
 
@@ -52,7 +55,7 @@ install() {
     "${pip[@]}" $torch || die "pip could not install '$torch'." "It needs a package index; TASKD_TORCH chooses another torch or index."
     say "building and installing taskd with its extras"
     xargs "${pip[@]}" <<<"$build" || die "pip could not install what the build needs: $build"
-    "${pip[@]}" --no-build-isolation --editable '.[test,lint,examples,stacks]' || die "pip could not install taskd; its reason is above."
+    "${pip[@]}" --no-build-isolation --editable ".[$extras]" || die "pip could not install taskd; its reason is above."
     # `pip show taskd | awk '/^Location: /'` names site-packages, and launch scripts look for libtaskd.so below it.
     ln -sfn "$root/taskd" "$(site_packages)/taskd"
     have_outputs || die "the installation left no 'taskd' command or no libtaskd.so, though pip reported success." "Please report it."

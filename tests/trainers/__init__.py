@@ -1,0 +1,1 @@
+"""Trainers that people use, killed at inconvenient moments. See `scenes`."""

@@ -1,0 +1,5 @@
+"""All scenes of all trainers: each trainer's stand in a module of its own."""
+
+from tests.trainers.scenes import TrainerScene
+
+SCENES: tuple[TrainerScene, ...] = ()

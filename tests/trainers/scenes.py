@@ -1,0 +1,121 @@
+"""Trainings with the libraries that people use, killed at inconvenient moments, and what is judged of them.
+
+Rules:
+
+1. The reference is the same program on the plain library, under stock torchrun, without kills and without taskd.
+2. Equal means: what each rank told at its end (weights, optimizer, metrics), what it saw in each step, and what its
+   loggers were given: the same lines, none twice.
+3. The killed ranks alone have new processes. No step is done again but the one that a kill has interrupted, unless a
+   scene says so.
+4. A scene whose library is not installed fails: `scripts/trainers.sh` installs them all.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.scripts.catalog import IDENTICAL, Script
+from tests.scripts.judge import judge
+from tests.scripts.play import Run, play
+
+PROGRAMS = Path(__file__).with_name("programs")
+
+
+@dataclass(frozen=True)
+class TrainerKill:
+    """The process of `rank` is killed at its `number`-th moment of this name in step `step`."""
+
+    rank: int
+    step: int
+    moment: str
+    number: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.rank}:{self.step}:{self.number}:{self.moment}"
+
+
+@dataclass(frozen=True)
+class TrainerScene:
+    """One training with a library, and its kills.
+
+    Args:
+        name: begins with the trainer's.
+        program: its file in `programs`, without `.py`.
+        kills: at least two.
+        ranks: how many.
+        environment: variables by which the program is told what to do.
+        redone: steps that may be done again at a fault.
+    """
+
+    name: str
+    program: str
+    kills: tuple[TrainerKill, ...]
+    ranks: int = 2
+    environment: tuple[tuple[str, str], ...] = ()
+    redone: int = 1
+
+    def script(self, *, kills: bool) -> Script:
+        """What is played: with its kills, or undisturbed on the plain library."""
+        return Script(
+            self.program,
+            (IDENTICAL,),
+            self.name,
+            ranks=self.ranks,
+            file=PROGRAMS / f"{self.program}.py",
+            environment=(
+                *self.environment,
+                ("SCENE_KILLS", ";".join(map(str, self.kills)) if kills else ""),
+                ("TRAINER_PLAIN", "0" if kills else "1"),
+            ),
+        )
+
+
+class TrainerStage:
+    """Plays scenes; the undisturbed run of each program and environment once."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._undisturbed: dict[tuple[object, ...], Run] = {}
+
+    def play(self, scene: TrainerScene, folder: Path) -> tuple[dict[str, Any], str]:
+        """Its line of JSON, and what people are shown of it."""
+        reference = self._reference(scene)
+        run = play(scene.script(kills=True), folder / "run", taskd=True)
+        done = [kill for kill in scene.kills if (folder / "run" / f"killed-{kill}").exists()]
+        run.killed = [(kill.rank, kill.moment) for kill in done]
+        recovered = run.named("recovered")
+        took_ms = [round(record["phases_ms"].get("total", 0.0)) for record in recovered]
+        wrong = self._wrong(scene, run, reference, len(done))
+        found = {"name": scene.name, "kills": len(done), "recovered_ms": took_ms, "wrong": wrong}
+        return found, f"{len(done)} kills, recovered in {took_ms} ms"
+
+    def _wrong(self, scene: TrainerScene, run: Run, reference: Run, done: int) -> list[str]:
+        if reference.status != 0:
+            return [f"the plain library ends with {reference.status}: see {reference.folder}"]
+        wrong = []
+        judgement = judge(scene.script(kills=True), run, reference)
+        if judgement.grade is not IDENTICAL:
+            wrong.append(f"{judgement.grade.value}: {judgement.why}; see {run.folder}")
+        redone = max((record["steps_redone"] for record in run.named("recovered")), default=0)
+        if redone > scene.redone:
+            wrong.append(f"{redone} steps were done again, expected {scene.redone} at most")
+        if done != len(scene.kills):
+            wrong.append(f"{done} of {len(scene.kills)} kills were done")
+        for rank in range(scene.ranks):
+            mine, theirs = _logged(run, rank), _logged(reference, rank)
+            if mine != theirs:
+                odd = next((a for a, b in zip(mine, theirs, strict=False) if a != b), f"{len(mine)} lines")
+                wrong.append(f"rank {rank} logged {odd!r}, on the plain library otherwise ({len(theirs)} lines)")
+        return wrong
+
+    def _reference(self, scene: TrainerScene) -> Run:
+        known = (scene.program, scene.ranks, scene.environment)
+        if known not in self._undisturbed:
+            folder = self._root / f"undisturbed-{len(self._undisturbed)}"
+            self._undisturbed[known] = play(scene.script(kills=False), folder, taskd=False)
+        return self._undisturbed[known]
+
+
+def _logged(run: Run, rank: int) -> list[str]:
+    path = run.folder / f"logged-{rank}"
+    return path.read_text().splitlines() if path.exists() else []
