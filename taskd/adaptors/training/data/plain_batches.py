@@ -9,7 +9,7 @@ from taskd.adaptors.training.positions.rng import RngCapture
 from taskd.adaptors.training.positions.rng_memory import TORCH_BYTES, torch_state
 
 
-class Place(Protocol):
+class KeptPlace(Protocol):
     """A loader's."""
 
     meter: Meter
@@ -52,7 +52,7 @@ class PlainBatches:
             iterators end their workers when they die.
     """
 
-    def __init__(self, place: Place, memory: "PassMemory") -> None:
+    def __init__(self, place: KeptPlace, memory: "PassMemory") -> None:
         self.broken = False
         self.memory = memory
         self._taskd = place
