@@ -76,6 +76,8 @@ class StateRecovery:
         on_commit: called with the step at the end of `commit`; the resilient function sets it.
         losses: those given to `commit`.
         shows_steps, committing: whether `commit` shows the step in the black box too; whether it is counting one now.
+        by_trainer: whether a trainer's loop commits. It calls `passed`, has nothing to do between the optimizers' step
+            and the commit, and does again what stands behind that: no text of a script is read.
         shares: those of the global batch.
         afterwards: what is done after certain commits.
         failures: errors that the script may swallow.
@@ -106,7 +108,7 @@ class StateRecovery:
         self.parts = parts
         self.shares = Shares(seeds)
         self.committing = self._restoring = self._adopting = False
-        self.shows_steps = False
+        self.shows_steps = self.by_trainer = False
         self._commit_of_script = commit
         self._positions: Positions = PositionMemory()
         self._seeds = seeds
@@ -120,12 +122,12 @@ class StateRecovery:
         parts.epochs.ended = self._followers.hold
         self._buffers = Buffers(parts.modules, parts.optimizers, parts.plain)
         self.afterwards = Afterwards(parts.modules)
-        self._hooks = StepHooks(parts, self._buffers.save, self._record_tentative)
+        self._hooks = StepHooks(parts, self._buffers.save, lambda: None if self.by_trainer else self.passed())
         self.first_step = FirstStep(parts.optimizers, self._hooks.withdraw)
         self._pending = Pending(parts)
         self.in_flight = InFlight(parts)
         self.replicas = replicas or Replicas(parts)
-        self._undo = Undo(parts, lambda: sum(self._hooks.counts[1::2]), self._can_copy)
+        self.undo = Undo(parts, lambda: sum(self._hooks.counts[1::2]), self._can_copy)
         self.failures = Failures(lambda: sum(self._hooks.counts))
         self._count: Callable[[int], None] = self._count_slowly
 
@@ -150,8 +152,8 @@ class StateRecovery:
         self.commits += 1
         if self._followers.any:
             self._followers.mark()
-        if self._undo.busy:
-            self._undo.forget()
+        if self.undo.busy:
+            self.undo.forget()
         if self.in_flight.any:
             self.in_flight.mark()
         self.committing = False
@@ -178,7 +180,7 @@ class StateRecovery:
         sources = None if self.parts.positions or self.parts.epochs.used else self._rng.sources()
         if sources is not None:
             try:
-                pulse = Pulse(self, file.target, sources, self._hooks.counts, (self._record, self._record_tentative))
+                pulse = Pulse(self, file.target, sources, self._hooks.counts, (self._record, self.passed))
             except ShimError as error:
                 _log.debug("steps are counted in Python: %s", error)
                 return
@@ -242,11 +244,11 @@ class StateRecovery:
             return Condition.EMPTY
         if self._restoring or self.committing or self.failures.committed:
             return Condition.TORN
-        if self._undo.ready or self._hooks.untouched(self._undo.untouched):
+        if self.undo.ready or self._hooks.untouched(self.undo.untouched):
             return Condition.CLEAN if self._can_be_done_again() else Condition.TORN
         if self.failures.stepped or self._hooks.torn or not all(self._hooks.stepped):
             return Condition.TORN
-        if error is not None:
+        if error is not None and not self.by_trainer:
             self._followers.rest = Rest(error, self._commit_of_script)
         return Condition.TORN if self._followers.lag(self.step + 1, known=self.commits > 0) else Condition.STEPPED
 
@@ -268,8 +270,8 @@ class StateRecovery:
 
     def rollback(self) -> str:
         """Undo what was done since the commit: a CLEAN state is then the committed one. Return what was left, or ""."""
-        if self._undo.ready:
-            self._undo.apply()
+        if self.undo.ready:
+            self.undo.apply()
             self._followers.settle()
         self.failures.forget()
         note = self._followers.rollback()
@@ -285,7 +287,7 @@ class StateRecovery:
         yield
         self.step = step
         self._hooks.reset()
-        for held in (self._undo, self.failures, self.losses, self.first_step):
+        for held in (self.undo, self.failures, self.losses, self.first_step):
             held.forget()
         self._buffers.touched = False
         self.commits = 0
@@ -326,7 +328,7 @@ class StateRecovery:
     # Inside.
 
     def _can_be_done_again(self) -> bool:
-        ahead = not self._undo.ready and self._followers.ahead(self._buffers.covers)
+        ahead = not self.undo.ready and self._followers.ahead(self._buffers.covers)
         return not ahead and self._buffers.can_be_put_back()
 
     def _can_copy(self) -> bool:
@@ -390,6 +392,7 @@ class StateRecovery:
         rng = self._rng.capture()
         self._positions.write(PositionKind.COMMITTED, self.step, rng, self.parts.data_position(rng))
 
-    def _record_tentative(self) -> None:
+    def passed(self) -> None:
+        """A forward pass has ended: put down where this rank will stand if a peer commits the step."""
         rng = self._rng.capture()
         self._positions.write(PositionKind.TENTATIVE, self.step + 1, rng, self.parts.data_position(rng))

@@ -221,7 +221,7 @@ class Session:
         self._link = runtime.link
         self.recovery = recovery
         self._strays = Strays()
-        self._behind = BehindCommit()
+        self._behind = BehindCommit(reads=not recovery.by_trainer)
         self.backups = Backups(recovery, self._link, runtime.refusals)
         self.inside = False
         """The main thread is inside the function, and not in what comes between two calls of it."""
@@ -230,7 +230,7 @@ class Session:
         """Call the function until every rank has returned from it together."""
         self._open()
         self._runtime.session = self
-        if self._runtime.rank == 0:
+        if self._runtime.rank == 0 and not self.recovery.by_trainer:
             self._strays.watch()
         try:
             return self._go_on(function)

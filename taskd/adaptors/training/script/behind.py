@@ -40,9 +40,10 @@ _STEPS: Final[tuple[CodeType, ...]] = (
 
 
 class BehindCommit:
-    """That of one training loop."""
+    """That of one training loop; `reads` is False where a trainer does again by itself what stands there."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, reads: bool = True) -> None:
+        self._reads = reads
         self._line = ""
         self._step = 0
         self._places: tuple[ScriptLine, ...] = ()
@@ -51,7 +52,7 @@ class BehindCommit:
 
     def committed(self) -> None:
         """The script has committed a step: whoever calls this is called by `commit`, in some jobs at each."""
-        if not self._seeks:
+        if not (self._seeks and self._reads):
             return
         self._seeks = False
         frame = sys._getframe(1)
@@ -69,6 +70,8 @@ class BehindCommit:
 
         `rest` is the line of what was still to be done before the commit, in a step whose optimizers had stepped.
         """
+        if not self._reads:
+            return
         self._rest = rest
         frames = list(walk_tb(error.__traceback__))
         of_step = any(frame.f_code in _STEPS for frame, _ in frames)
