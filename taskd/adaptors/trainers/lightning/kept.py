@@ -23,7 +23,7 @@ from taskd.adaptors.trainers.lightning.attributes import Attributes, Taken, fill
 from taskd.adaptors.trainers.lightning.encoding import decode, encode
 from taskd.adaptors.trainers.lightning.library import Library
 from taskd.adaptors.trainers.lightning.logged import MetricObjects, Shown, Sums
-from taskd.adaptors.trainers.lightning.loops import LoopCounters, Counts
+from taskd.adaptors.trainers.lightning.loops import Counts, LoopCounters
 
 _log = logging.getLogger(__name__)
 _MOST_BYTES: Final = 24 * 1024
