@@ -1,6 +1,7 @@
 """What the Lightning adapter keeps and puts back, without Lightning."""
 
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -164,7 +165,7 @@ def test_the_file_of_a_checkpoint_that_is_written_again_is_no_other_ones() -> No
     assert callback.file_exists("new", None)
 
 
-class Fetcher:
+class Fetcher(Iterator[Any]):
     """As Lightning's, of one loader."""
 
     def __init__(self, loader: object) -> None:

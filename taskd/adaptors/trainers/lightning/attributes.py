@@ -69,11 +69,15 @@ class Attributes:
 
     def take(self) -> Taken:
         """As they are now."""
-        own = self._own
+        plain = _PLAIN  # most are: no call for those
+        return {name: value if type(value) in plain else copied(value) for name, value in self.seen()}
+
+    def seen(self) -> list[tuple[str, Any]]:
+        """Names and values themselves, not copied."""
+        own, left_out = self._own, self._left_out
         if self._names is not None:
-            return {name: copied(own[name]) for name in self._names if name in own}
-        left_out = self._left_out
-        return {name: copied(value) for name, value in own.items() if name not in left_out}
+            return [(name, own[name]) for name in self._names if name in own]
+        return [item for item in own.items() if item[0] not in left_out]
 
     def put(self, taken: Mapping[str, Any]) -> None:
         """Make them those again."""

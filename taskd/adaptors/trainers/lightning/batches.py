@@ -131,21 +131,24 @@ class Behind:
 @cache
 def kept(kind: Any) -> Any:
     """Lightning's fetcher of batches, `kind`, as one that keeps them."""
-    return type(kind.__name__, (Keeping, kind), {})
+    own = {name: value for name, value in vars(Keeping).items() if callable(value)}
+    return type(
+        kind.__name__, (kind,), {**own, "taskd_kind": kind}
+    )  # of the same layout, so that one becomes the other
 
 
 class Keeping:
-    """What is before Lightning's own fetcher of batches."""
+    """What a fetcher of Lightning's has instead of its own, or besides."""
 
     taskd: Handed
+    taskd_kind: Any
     combined_loader: Any
     fetched: int
     done: bool
 
     def __iter__(self) -> Any:
         self.taskd.begin(self.combined_loader.flattened)
-        inner: Any = super()
-        return inner.__iter__()
+        return self.taskd_kind.__iter__(self)
 
     def __next__(self) -> Any:
         handed = self.taskd
@@ -156,8 +159,7 @@ class Keeping:
                 handed.restore(states)
         else:
             before = handed.states()
-            inner: Any = super()
-            batch = inner.__next__()
+            batch = self.taskd_kind.__next__(self)
             after = handed.states()
             item = (batch, self.fetched, self.done, None if after == before else after)
         handed.count += 1

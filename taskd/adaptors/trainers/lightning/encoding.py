@@ -36,7 +36,9 @@ def encode(value: Any) -> Any:
             return ["n", number, value.item()]
         if value.numel() > MOST:
             raise TypeError(f"a tensor of {value.numel()} elements is too large, at most {MOST} have room")
-        return ["t", tree.pack(value)]
+        if number is None or value.dtype is torch.bfloat16:
+            return ["t", tree.pack(value)]
+        return ["a", value.detach().cpu().numpy().tobytes(), number, value.shape]
     if kind in _NAMES:
         return [_NAMES[kind], [encode(item) for item in value], getattr(value, "maxlen", None)]
     if kind is dict:
@@ -53,6 +55,10 @@ def decode(value: Any, device: torch.device) -> Any:
         return torch.tensor(more[0], dtype=_TYPES[body], device=device)
     if kind == "t":
         return tree.unpack(body).to(device)
+    if kind == "a":
+        number, shape = more
+        made = torch.frombuffer(bytearray(body), dtype=_TYPES[number]) if body else torch.empty(0, dtype=_TYPES[number])
+        return made.reshape(shape).to(device)
     if kind == "d":
         return {decode(key, device): decode(item, device) for key, item in body}
     items = [decode(item, device) for item in body]

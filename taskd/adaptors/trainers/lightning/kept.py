@@ -203,7 +203,7 @@ class Keeper:
     def _of_own_module(self) -> list[Any]:
         """The attributes of the user's module that vary."""
         found = []
-        for name, value in self._of_module.take().items():
+        for name, value in self._of_module.seen():
             first = self._at_first.get(name)
             if not isinstance(value, _VARYING) or (value is first and not isinstance(value, list | dict | set)):
                 continue
