@@ -1,0 +1,35 @@
+"""Scenes of Hugging Face's Trainer, and of TRL's SFTTrainer."""
+
+from tests.trainers.scenes import TrainerKill, TrainerScene
+
+SCENES = (
+    TrainerScene(
+        "hf-steps",
+        "hf",
+        (TrainerKill(1, 5, "backward", 2), TrainerKill(0, 10, "micro")),
+        environment=(("HF_CASE", "steps"),),
+    ),
+    TrainerScene(
+        "hf-steps-behind",
+        "hf",
+        (
+            TrainerKill(0, 4, "evaluation", 2),
+            TrainerKill(1, 8, "evaluation"),
+            TrainerKill(0, 12, "checkpoint"),
+            TrainerKill(1, 16, "checkpoint"),
+            TrainerKill(0, 18, "logged"),
+        ),
+        environment=(("HF_CASE", "steps"),),
+    ),
+    TrainerScene(
+        "hf-steps-between",
+        "hf",
+        (
+            TrainerKill(1, 1, "optimizer"),
+            TrainerKill(0, 7, "stepped"),
+            TrainerKill(1, 9, "backward"),
+            TrainerKill(0, 13, "optimizer"),
+        ),
+        environment=(("HF_CASE", "steps"),),
+    ),
+)
