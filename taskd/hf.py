@@ -24,7 +24,7 @@ __all__ = ["TaskdCallback", "resilient"]
 _log = logging.getLogger(__name__)
 
 
-class TaskdCallback(TrainerCallback):
+class TaskdCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not there where types are checked
     """Holds what taskd is told about a trainer; without one, `resilient` takes the defaults.
 
     Args:
@@ -34,9 +34,7 @@ class TaskdCallback(TrainerCallback):
         every: after so many steps.
     """
 
-    def __init__(
-        self, *, backup_every: int | None = None, verify: str | None = None, every: int | None = None
-    ) -> None:
+    def __init__(self, *, backup_every: int | None = None, verify: str | None = None, every: int | None = None) -> None:
         self._options = {"backup_every": backup_every, "verify": verify, "every": every}
         self._used = False
 

@@ -58,7 +58,7 @@ class Stream(torch.utils.data.IterableDataset):
         return (texts[index] for index in range(len(texts)))
 
 
-class Watched(Trainer):
+class Watched(Trainer):  # type: ignore[misc]  # transformers is not there where types are checked
     """Tells what each micro-batch gave, and the moment at which a checkpoint is half written."""
 
     micro = 0
@@ -74,7 +74,7 @@ class Watched(Trainer):
         super()._save_scaler(output_dir)
 
 
-class Moments(TrainerCallback):
+class Moments(TrainerCallback):  # type: ignore[misc]  # transformers is not there where types are checked
     """Says where the training is, and keeps what the loggers are given."""
 
     def on_step_begin(self, args, state, control, **kwargs):

@@ -63,7 +63,6 @@ ACCELERATE: Final[tuple[Line, ...]] = (
 _LOOP: Final = ("_inner_training_loop", "_run_epoch", "_maybe_log_save_evaluate")
 
 
-
 def unfit(trainer: Any, look: Look = installed) -> str:
     """Why the trainer is left as it is, in a sentence; "" if it is recovered in place."""
     for package, table in (("transformers", TRANSFORMERS), ("accelerate", ACCELERATE)):

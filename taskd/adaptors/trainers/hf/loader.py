@@ -240,7 +240,7 @@ class _Behind:
         self._count = count
 
     def __iter__(self) -> Iterator[Any]:
-        found = iter(self._sampler)
+        found: Iterator[Any] = iter(self._sampler)
         for _ in range(self._count):
             next(found, None)
         return found
@@ -252,7 +252,7 @@ class _Behind:
 def _behind(base: Any, count: int) -> Iterator[Any]:
     """An iterator of torch's loader that has passed over so many batches."""
     if not isinstance(base, DataLoader) or isinstance(base.dataset, IterableDataset):
-        found = iter(base)
+        found: Iterator[Any] = iter(base)
         for _ in range(count):
             next(found, None)
         return found
@@ -260,9 +260,10 @@ def _behind(base: Any, count: int) -> Iterator[Any]:
     whole = vars(base)[name]
     vars(base)[name] = _Behind(whole, count)  # torch refuses this by assignment: here it is for a moment
     try:
-        return iter(base)
+        found = iter(base)
     finally:
         vars(base)[name] = whole
+    return found
 
 
 def _loads_for_all(loader: Any) -> bool:

@@ -19,14 +19,14 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.groups.gathering import gather
-from taskd.adaptors.training import tree
-from taskd.adaptors.training.script.behind import done_again
-from taskd.adaptors.training.session import Runtime, resilient
-from taskd.adaptors.training.state import TrainState
 from taskd.adaptors.trainers.hf.loader import HfLoader, Randomness
 from taskd.adaptors.trainers.hf.logged import LoggedLines
 from taskd.adaptors.trainers.hf.own import HfOwn
 from taskd.adaptors.trainers.hf.taken import HfTaken, told
+from taskd.adaptors.training import tree
+from taskd.adaptors.training.script.behind import done_again
+from taskd.adaptors.training.session import Runtime, resilient
+from taskd.adaptors.training.state import TrainState
 from taskd.errors import RestoreError
 
 RESUMED: Final = "taskd: from the memory of this job"
@@ -239,7 +239,7 @@ class HfRun:
         if all(sizes) and mine is not None:
             return mine
         if not any(sizes):
-            raise RestoreError(f"no rank knows how the trainer stood at the commit of step {step}; expected one at least")
+            raise RestoreError(f"no rank knows how the trainer stood after step {step}, expected one at least")
         root = next(rank for rank, size in enumerate(sizes) if size)
         message = torch.zeros(sizes[root], dtype=torch.uint8, device=torch.device(c10d._get_object_coll_device()))
         if dist.get_rank() == root:
