@@ -32,4 +32,35 @@ SCENES = (
         ),
         environment=(("HF_CASE", "steps"),),
     ),
+    TrainerScene(
+        "hf-epochs",
+        "hf",
+        (
+            TrainerKill(1, 13, "epoch"),
+            TrainerKill(0, 13, "evaluation", 3),
+            TrainerKill(1, 14, "backward"),
+            TrainerKill(0, 26, "checkpoint"),
+            TrainerKill(1, 39, "logged"),
+        ),
+        environment=(("HF_CASE", "epochs"),),
+    ),
+    TrainerScene(
+        "hf-stream",
+        "hf",
+        (TrainerKill(1, 5, "backward"), TrainerKill(0, 8, "evaluation"), TrainerKill(0, 10, "micro")),
+        environment=(("HF_CASE", "stream"),),
+    ),
+    TrainerScene(
+        "hf-workers",
+        "hf",
+        (TrainerKill(1, 5, "backward"), TrainerKill(0, 15, "optimizer")),
+        environment=(("HF_CASE", "workers"),),
+    ),
+    TrainerScene(
+        "hf-fsdp2",
+        "hf",
+        (TrainerKill(1, 5, "backward"), TrainerKill(0, 12, "evaluation")),
+        environment=(("HF_CASE", "fsdp2"),),
+        redone=3,
+    ),
 )

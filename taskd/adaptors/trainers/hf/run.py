@@ -109,7 +109,10 @@ class HfRun:
         accelerator, on_log, backward = trainer.accelerator, handler.on_log, trainer.accelerator.backward
 
         def new_line(args: Any, state: Any, control: Any, *more: Any, **named: Any) -> Any:
-            return on_log(args, state, control, *more, **named) if self._lines.takes() else control
+            if self._lines.takes():
+                return on_log(args, state, control, *more, **named)
+            control.should_log = False  # as a handler leaves it
+            return control
 
         def noting(loss: Any, **named: Any) -> Any:
             self._own.backward(loss)
