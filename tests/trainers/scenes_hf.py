@@ -63,4 +63,14 @@ SCENES = (
         environment=(("HF_CASE", "fsdp2"),),
         redone=3,
     ),
+    TrainerScene(
+        "hf-sft",
+        "hf_sft",
+        (
+            TrainerKill(1, 4, "backward"),
+            TrainerKill(0, 5, "evaluation", 2),
+            TrainerKill(1, 8, "micro"),
+            TrainerKill(0, 10, "checkpoint"),
+        ),
+    ),
 )
