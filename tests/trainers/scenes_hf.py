@@ -69,8 +69,19 @@ SCENES = (
         (
             TrainerKill(1, 4, "backward"),
             TrainerKill(0, 5, "evaluation", 2),
-            TrainerKill(1, 8, "micro"),
+            TrainerKill(1, 7, "micro"),
             TrainerKill(0, 10, "checkpoint"),
         ),
+    ),
+    TrainerScene(
+        "hf-resume",
+        "hf",
+        (
+            TrainerKill(1, 4, "backward"),
+            TrainerKill(0, 6, "micro"),
+            TrainerKill(1, 8, "evaluation"),
+            TrainerKill(0, 9, "optimizer"),
+        ),
+        environment=(("HF_CASE", "resume"),),
     ),
 )

@@ -5,6 +5,9 @@ HF_CASE says with which arguments.
 
 import codecs
 import os
+import shutil
+import subprocess
+import sys
 import this  # its text is the data
 
 import torch
@@ -91,6 +94,8 @@ EPOCHS = {
 CASES = {
     "steps": STEPS,
     "epochs": EPOCHS,
+    "first": {**STEPS, "max_steps": 3, "output_dir": os.environ.get("HF_FIRST")},
+    "resume": {**STEPS, "num_train_epochs": 2},
     "stream": {**STEPS, "max_steps": 12},
     "workers": {"dataloader_num_workers": 2, "num_train_epochs": 2, "logging_steps": 2, "save_strategy": "no"},
     "fsdp2": {
@@ -103,6 +108,22 @@ CASES = {
         "save_strategy": "no",
     },
 }
+
+
+def made_checkpoint() -> str:
+    """One of a former training, of each rank's own; made by a process of its own unless it is there already."""
+    folder = diary.FOLDER / f"first-{diary.RANK}"
+    if not (folder / "made").exists():
+        outer = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TASKD_PROCESS_ENABLE")
+        env = {name: value for name, value in os.environ.items() if name not in outer}
+        env |= {"HF_CASE": "first", "HF_FIRST": str(folder), "TRAINER_PLAIN": "1", "SCRIPT_FOLDER": str(folder)}
+        folder.mkdir()
+        subprocess.run([sys.executable, __file__], env=env, check=True)
+        for rank in range(2):
+            shutil.copy(folder / "checkpoint-3" / "rng_state.pth", folder / "checkpoint-3" / f"rng_state_{rank}.pth")
+        (folder / "made").touch()
+    return str(folder / "checkpoint-3")
+
 
 torch.manual_seed(0)
 model = GPT2LMHeadModel(GPT2Config(vocab_size=256, n_positions=LENGTH, n_embd=32, n_layer=2, n_head=2))
@@ -119,9 +140,12 @@ trainer = Trained(
     eval_dataset=Texts(100, 117),
     callbacks=callbacks,
 )
+checkpoint = made_checkpoint() if CASE == "resume" else None
 if moments.PLAIN:
-    result = trainer.train()
+    result = trainer.train(resume_from_checkpoint=checkpoint)
 else:
     with resilient(trainer):
-        result = trainer.train()
+        result = trainer.train(resume_from_checkpoint=checkpoint)
+if CASE == "first":
+    sys.exit()
 finish(trainer, result)
