@@ -135,7 +135,7 @@ if CASE == "epochs":
     callbacks.append(EarlyStoppingCallback(early_stopping_patience=3))
 trainer = Trained(
     model=model,
-    args=TrainingArguments(**COMMON, **CASES[CASE]),
+    args=TrainingArguments(**{**COMMON, **CASES[CASE]}),
     train_dataset=Stream() if CASE == "stream" else Texts(0, 100, noisy=CASE == "steps"),
     eval_dataset=Texts(100, 117),
     callbacks=callbacks,

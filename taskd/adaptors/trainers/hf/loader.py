@@ -162,7 +162,7 @@ class HfPass:
         loader = self._loader
         if _loads_for_all(loader):
             return self._open_together()
-        if isinstance(vars(loader).get("base_dataloader"), DataLoader):
+        if isinstance(getattr(loader, "base_dataloader", None), DataLoader):
             base = loader.base_dataloader
             loader.base_dataloader = _Opening(base, lambda: self._load(base, ahead=True), loader)
             return iter(loader)
@@ -194,7 +194,7 @@ class HfPass:
         else:
             self.opened = now
             batches = iter(base)
-        first = self._behind > 0
+        first = ahead and self._behind > 0
         while True:
             self.loaded = self._random.now()
             batch = next(batches, _END)
@@ -233,20 +233,29 @@ class _Opening:
 
 
 class _Behind:
-    """A sampler of which so many are passed over."""
+    """A sampler of which so many are passed over: when it is asked for the first, as it would have drawn that."""
 
     def __init__(self, sampler: Any, count: int) -> None:
         self._sampler = sampler
         self._count = count
+        self._found: Iterator[Any] = iter(())
 
     def __iter__(self) -> Iterator[Any]:
-        found: Iterator[Any] = iter(self._sampler)
-        for _ in range(self._count):
-            next(found, None)
-        return found
+        self._found = iter(self._sampler)
+        return self
+
+    def __next__(self) -> Any:
+        self.pass_over()
+        return next(self._found)
 
     def __len__(self) -> int:
         return len(self._sampler)
+
+    def pass_over(self) -> None:
+        """Now, at the latest."""
+        count, self._count = self._count, 0
+        for _ in range(count):
+            next(self._found, None)
 
 
 def _behind(base: Any, count: int) -> Iterator[Any]:
@@ -258,11 +267,12 @@ def _behind(base: Any, count: int) -> Iterator[Any]:
         return found
     name = "batch_sampler" if base._auto_collation else "sampler"
     whole = vars(base)[name]
-    vars(base)[name] = _Behind(whole, count)  # torch refuses this by assignment: here it is for a moment
+    vars(base)[name] = behind = _Behind(whole, count)  # torch refuses this by assignment: here it is for a moment
     try:
         found = iter(base)
     finally:
         vars(base)[name] = whole
+    behind.pass_over()
     return found
 
 

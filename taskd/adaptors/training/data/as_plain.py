@@ -20,7 +20,8 @@ Rules:
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ import msgspec
 from torch.utils.data import IterableDataset, Sampler
 
 from taskd.adaptors.training import tree
+from taskd.adaptors.training.data.epochs import Epochs
 from taskd.adaptors.training.data.indices import held_by, put, samplers
 from taskd.adaptors.training.data.loading import Meter
 from taskd.adaptors.training.data.places import CLASS
@@ -36,6 +38,8 @@ from taskd.adaptors.training.data.plain_batches import GlobalRng, PassMemory, Pl
 _log = logging.getLogger(__name__)
 _MARKS: Final = ("epoch", "iteration")
 """Numbers by which samplers, and loaders of accelerate's, tell their passes apart."""
+_BESIDE: Final = ("end_of_dataloader", "remainder")
+"""What those loaders tell of a batch."""
 
 
 class PlainPass(msgspec.Struct, array_like=True):
@@ -45,8 +49,10 @@ class PlainPass(msgspec.Struct, array_like=True):
         number: which pass, from 0; -1: none has begun.
         handed: batches that were handed out and trained with.
         over: whether all were.
+        loop: the epoch of `state.epochs()`, -1 outside of it.
         globals: the states of the global generators as its iterator was asked for.
         held: those of the generators that loader and samplers hold, then; once it is over, those now.
+        asked: those as the sampler was asked: ranks may have agreed on them in between.
         marks: the numbers of loader and samplers, likewise.
         states: of stateful samplers, encoded, likewise.
         ahead: the states of the global generators before each batch was loaded that has not been trained with.
@@ -55,10 +61,12 @@ class PlainPass(msgspec.Struct, array_like=True):
     number: int = -1
     handed: int = 0
     over: bool = True
+    loop: int = -1
     globals: list[bytes] = msgspec.field(default_factory=list)
     held: list[bytes] = msgspec.field(default_factory=list)
     marks: list[int | None] = msgspec.field(default_factory=list)
     states: list[bytes | None] = msgspec.field(default_factory=list)
+    asked: list[bytes] = msgspec.field(default_factory=list)
     ahead: list[list[bytes]] = msgspec.field(default_factory=list)
 
 
@@ -72,6 +80,7 @@ class PlainPlace:
 
     Attributes:
         meter: is told what its batches cost.
+        epochs: those of the state, if the script loops over them: a pass that is over is not begun again in its epoch.
         pass_: the present one.
         in_process: whether batches are loaded in this process.
         iterable: whether nothing can be skipped without loading it.
@@ -83,6 +92,7 @@ class PlainPlace:
         self, loader: Any, pending: Callable[[], int] = lambda: 0, total: Callable[[], float] | None = None
     ) -> None:
         self.meter = Meter()
+        self.epochs = Epochs()
         self.pass_ = PlainPass()
         self._loader = weakref.ref(loader)
         self._pending = pending
@@ -110,10 +120,12 @@ class PlainPlace:
         pending, batches = self._pending(), self.batches
         trained = max(0, now.handed - pending)
         if (now.over and not pending) or trained >= self._total():
-            now = PlainPass(now.number, trained, True, [], *self._own())
-        else:
-            ahead = [] if batches is None or not self.in_process else batches.memory.before_each(trained)
-            now = msgspec.structs.replace(now, handed=trained, over=False, ahead=ahead)
+            now = PlainPass(now.number, trained, True, now.loop, [], *self._own())
+        elif batches is not None:
+            memory = batches.memory
+            now = msgspec.structs.replace(
+                now, handed=trained, over=False, asked=memory.asked, ahead=memory.before_each(trained)
+            )
         return {"pass": msgspec.msgpack.encode(now)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -122,7 +134,7 @@ class PlainPlace:
         batches = self.batches
         covers = batches is not None and batches.goes_back_to(resume.handed)
         same = resume.number == self.pass_.number
-        if same and resume.over and (batches is None or not batches.broken):
+        if same and resume.over and resume.loop < 0 and (batches is None or not batches.broken):
             self._resume = None  # nothing was begun since
         elif not (same and covers):
             self._drop()
@@ -138,7 +150,13 @@ class PlainPlace:
     def begin_anew(self) -> None:
         """The next iterator begins a pass, whatever is left of the one that was gone back to."""
         if self._resume is not None and not self._resume.over:
-            self._resume = PlainPass(self._resume.number, self._resume.handed, True, [], *self._own())
+            self._resume = PlainPass(self._resume.number, self._resume.handed, True, -1, [], *self._own())
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it was gone back within its pass, and its iterator goes on."""
+        resume = self._resume
+        return resume is not None and not resume.over and self._kept is not None
 
     @property
     def handed(self) -> int:
@@ -158,12 +176,14 @@ class PlainPlace:
         """A new iterator: `make` calls the loader's own `__iter__`."""
         resume, self._resume = self._resume, None
         kept = self._kept
-        if resume is None or resume.over:
+        if resume is not None and resume.over and resume.loop == self.epochs.loop >= 0:
+            batches = self._end_again(resume)
+        elif resume is None or resume.over:
             if resume is not None:
                 self._put(resume)
             self._drop()
             number = (self.pass_ if resume is None else resume).number + 1
-            self.pass_ = PlainPass(number, 0, False, self.rng.capture(), *self._own())
+            self.pass_ = PlainPass(number, 0, False, self.epochs.loop, self.rng.capture(), *self._own())
             batches = PlainBatches(self, self._remember(0, []))
             self._hold(batches)
             batches.begin(make())
@@ -179,6 +199,30 @@ class PlainPlace:
         """The iterator is asked for the first time: it lives until there is another, whoever lets go of it."""
         self._kept = batches
 
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """An iterator that is made anew on one rank alone has nothing to agree on with the others."""
+        loader = self._attributes()
+        known = loader.get("rng_types")
+        if known is not None:
+            loader["rng_types"] = None
+        try:
+            yield
+        finally:
+            if known is not None:
+                loader["rng_types"] = known
+
+    @property
+    def beside(self) -> tuple[Any, ...]:
+        """What the loader tells of the batch that it has just given."""
+        loader = self._attributes()
+        return tuple(loader.get(name) for name in _BESIDE)
+
+    def put_beside(self, told: tuple[Any, ...]) -> None:
+        """A batch is handed out again."""
+        loader = self._attributes()
+        loader.update((name, value) for name, value in zip(_BESIDE, told, strict=True) if name in loader)
+
     # Inside.
 
     def _replay(self, resume: PlainPass, make: Callable[[], Iterator[Any]]) -> "PlainBatches":
@@ -188,7 +232,7 @@ class PlainPlace:
         self.rng.restore(resume.globals)
         self.pass_ = resume = msgspec.structs.replace(resume)
         ahead, resume.ahead = resume.ahead, []
-        batches = PlainBatches(self, self._remember(resume.handed, ahead))
+        batches = PlainBatches(self, self._remember(resume.handed, ahead, resume.asked))
         self._hold(batches)
         batches.begin(make())
         if self.iterable and resume.handed:
@@ -202,8 +246,29 @@ class PlainPlace:
             batches.memory.made_anew(now)
         return batches
 
-    def _remember(self, skip: int, ahead: list[list[bytes]]) -> PassMemory:
-        self.memory = PassMemory(self.rng, skip, ahead, in_process=self.in_process, iterable=self.iterable)
+    def _end_again(self, resume: PlainPass) -> "PlainBatches":
+        """What follows the loop over the batches is done again: there are none left."""
+        self._drop()
+        self._put(resume)
+        self.pass_ = resume
+        loader: Any = self._loader()
+        if "iteration" in vars(loader):
+            loader.iteration += 1  # as accelerate's do behind the last batch
+        batches = PlainBatches(self, self._remember(resume.handed, []))
+        self._hold(batches)
+        batches.begin(iter(()))
+        return batches
+
+    def _attributes(self) -> dict[str, Any]:
+        loader = self._loader()
+        return {} if loader is None else vars(loader)
+
+    def _remember(self, skip: int, ahead: list[list[bytes]], asked: Sequence[bytes] = ()) -> PassMemory:
+        known = self._loader
+        held = lambda: [] if (loader := known()) is None else held_by(loader)  # noqa: E731 - it must not hold this place
+        self.memory = PassMemory(
+            self.rng, held, skip, ahead, list(asked), in_process=self.in_process, iterable=self.iterable
+        )
         return self.memory
 
     def _hold(self, batches: "PlainBatches") -> None:

@@ -1,9 +1,14 @@
 """The iterator of a loader whose place is kept as it is without taskd (see `as_plain`), and the memory of its pass."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
+import torch
+
+from taskd.adaptors.training.data.epochs import Epochs
+from taskd.adaptors.training.data.indices import put
 from taskd.adaptors.training.data.loading import Meter
 from taskd.adaptors.training.positions.rng import RngCapture
 from taskd.adaptors.training.positions.rng_memory import TORCH_BYTES, torch_state
@@ -15,8 +20,23 @@ class KeptPlace(Protocol):
     meter: Meter
     pass_: Any
 
+    epochs: Epochs
+
     def keep(self, batches: "PlainBatches") -> None:
         """It is asked for a batch."""
+        ...
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """In which an iterator that was made anew gives its first batch."""
+        ...
+
+    @property
+    def beside(self) -> tuple[Any, ...]:
+        """What the loader tells of the batch that it has just given."""
+        ...
+
+    def put_beside(self, told: tuple[Any, ...]) -> None:
+        """Have the loader tell that."""
         ...
 
 
@@ -70,6 +90,7 @@ class PlainBatches:
         if self._again:
             given = self._again.popleft()
             self.memory.load_again(given.before, given.after)
+            place.put_beside(given.beside)
         else:
             given = self._load()
         self._handed.append(given)
@@ -93,9 +114,10 @@ class PlainBatches:
     def drop(self, now: list[bytes]) -> None:
         """Load for nothing what was handed out, among random numbers of the past, and put the present ones back."""
         self.memory.elsewhere = now
-        for _ in range(self.memory.skip):
-            if next(self._inner, self) is self:
-                break
+        with self._taskd.quiet():
+            for _ in range(self.memory.skip):
+                if next(self._inner, self) is self:
+                    break
         self.memory.go_back()
 
     def rewind(self, handed: int) -> "PlainBatches":
@@ -119,12 +141,15 @@ class PlainBatches:
 
     def _load(self) -> "Given":
         place, memory = self._taskd, self.memory
-        memory.enter_past()
+        anew = memory.enter_past()
         before = memory.present()
         try:
-            batch = place.meter.fetch(self._inner.__next__)
+            with place.quiet() if anew else nullcontext():
+                batch = place.meter.fetch(self._inner.__next__)
         except StopIteration:
             place.pass_.over = True
+            if place.pass_.loop >= 0:
+                place.epochs.ended()
             raise
         except BaseException:
             self.broken = True  # a generator that was left by an error is over
@@ -132,7 +157,7 @@ class PlainBatches:
         finally:
             memory.go_back()
         number, self._next = self._next, self._next + 1
-        return Given(number, batch, before, memory.present())
+        return Given(number, batch, before, memory.present(), place.beside)
 
 
 class Given(NamedTuple):
@@ -142,6 +167,7 @@ class Given(NamedTuple):
     batch: Any
     before: list[bytes]
     after: list[bytes]
+    beside: tuple[Any, ...]
 
 
 class PassMemory:
@@ -149,8 +175,10 @@ class PassMemory:
 
     Args:
         rng: the global generators.
+        held: gives those that loader and samplers hold.
         skip: the number of its first batch: those before it were handed out by another process.
         ahead: the states of the generators before each of the batches from that one on was loaded.
+        asked: the states of those that are held, as the sampler was asked; empty if it has not been.
         in_process: whether batches are loaded in this process.
         iterable: whether what is skipped is loaded all the same.
 
@@ -159,9 +187,19 @@ class PassMemory:
     """
 
     def __init__(
-        self, rng: GlobalRng, skip: int, ahead: list[list[bytes]], *, in_process: bool, iterable: bool
+        self,
+        rng: GlobalRng,
+        held: Callable[[], list[torch.Generator]],
+        skip: int,
+        ahead: list[list[bytes]],
+        asked: list[bytes],
+        *,
+        in_process: bool,
+        iterable: bool,
     ) -> None:
         self.skip = skip
+        self.asked = asked
+        self._held = held
         self.elsewhere: list[bytes] | None = None
         self._rng = rng
         self._ahead = ahead
@@ -172,6 +210,10 @@ class PassMemory:
 
     def indices(self, sampler: Any) -> Iterator[Any]:
         """The sampler's indices, from the first that is not skipped on, each among the random numbers that it had."""
+        if self.asked:
+            put(self._held(), self.asked)
+        else:
+            self.asked = [generator.get_state().numpy().tobytes() for generator in self._held()]
         known = self.skip + len(self._ahead)
         for number, index in enumerate(sampler):
             if number >= known:
@@ -190,12 +232,13 @@ class PassMemory:
         self._made = self._rng.capture()
         self._rng.restore(now)
 
-    def enter_past(self) -> None:
-        """It is asked, for the first time since it was made anew."""
+    def enter_past(self) -> bool:
+        """It is asked; whether for the first time since it was made anew."""
         made, self._made = self._made, None
         if made is not None:
             self.elsewhere = self._rng.capture()
             self._rng.restore(made)
+        return made is not None
 
     def go_back(self) -> None:
         """The generators go on from the present."""

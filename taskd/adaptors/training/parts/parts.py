@@ -71,7 +71,7 @@ class Parts:
             if isinstance(part, torch.utils.data.DataLoader):
                 self._keep(name, part)
             elif isinstance(part, PlainPlace):
-                part.meter = self.meter
+                part.meter, part.epochs = self.meter, self.epochs
         if not self.optimizers:
             raise ConfigError(
                 f"TrainState got {', '.join(self.all) or 'nothing'}; expected at least one torch.optim.Optimizer, "
