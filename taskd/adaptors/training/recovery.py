@@ -76,8 +76,8 @@ class StateRecovery:
         on_commit: called with the step at the end of `commit`; the resilient function sets it.
         losses: those given to `commit`.
         shows_steps, committing: whether `commit` shows the step in the black box too; whether it is counting one now.
-        by_trainer: whether a trainer's loop commits. It calls `passed`, has nothing to do between the optimizers' step
-            and the commit, and does again what stands behind that: no text of a script is read.
+        by_trainer: whether a trainer's loop commits. It calls `record_ahead`, and has nothing to do between the
+            optimizers' step and the commit: no text of a script is read.
         shares: those of the global batch.
         afterwards: what is done after certain commits.
         failures: errors that the script may swallow.
@@ -122,7 +122,7 @@ class StateRecovery:
         parts.epochs.ended = self._followers.hold
         self._buffers = Buffers(parts.modules, parts.optimizers, parts.plain)
         self.afterwards = Afterwards(parts.modules)
-        self._hooks = StepHooks(parts, self._buffers.save, lambda: None if self.by_trainer else self.passed())
+        self._hooks = StepHooks(parts, self._buffers.save, lambda: None if self.by_trainer else self.record_ahead())
         self.first_step = FirstStep(parts.optimizers, self._hooks.withdraw)
         self._pending = Pending(parts)
         self.in_flight = InFlight(parts)
@@ -180,7 +180,7 @@ class StateRecovery:
         sources = None if self.parts.positions or self.parts.epochs.used else self._rng.sources()
         if sources is not None:
             try:
-                pulse = Pulse(self, file.target, sources, self._hooks.counts, (self._record, self.passed))
+                pulse = Pulse(self, file.target, sources, self._hooks.counts, (self._record, self.record_ahead))
             except ShimError as error:
                 _log.debug("steps are counted in Python: %s", error)
                 return
@@ -392,7 +392,7 @@ class StateRecovery:
         rng = self._rng.capture()
         self._positions.write(PositionKind.COMMITTED, self.step, rng, self.parts.data_position(rng))
 
-    def passed(self) -> None:
-        """A forward pass has ended: put down where this rank will stand if a peer commits the step."""
+    def record_ahead(self) -> None:
+        """Put down where this rank will stand at the next commit, as far as it is known."""
         rng = self._rng.capture()
         self._positions.write(PositionKind.TENTATIVE, self.step + 1, rng, self.parts.data_position(rng))

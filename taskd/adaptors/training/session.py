@@ -221,7 +221,7 @@ class Session:
         self._link = runtime.link
         self.recovery = recovery
         self._strays = Strays()
-        self._behind = BehindCommit(reads=not recovery.by_trainer)
+        self._behind = BehindCommit()
         self.backups = Backups(recovery, self._link, runtime.refusals)
         self.inside = False
         """The main thread is inside the function, and not in what comes between two calls of it."""

@@ -22,6 +22,7 @@ from taskd.adaptors.trainers.lightning.marks import Marks
 from taskd.adaptors.trainers.lightning.parts import parts_of, self_kept, uses_batch
 from taskd.adaptors.trainers.lightning.resuming import finish_epoch, go_to, load_anew, release, show_progress
 from taskd.adaptors.trainers.lightning.writing import Files, Lines
+from taskd.adaptors.training.script.behind import done_again
 from taskd.adaptors.training.session import Runtime, resilient
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import ConfigError
@@ -85,13 +86,13 @@ class LightningFit:
         if self._keeps is not None:
             if self._needs_batch:
                 self._keeps.output = self._as_hooks_get_it(output)
-            self._state._recovery.passed()
+            self._state._recovery.record_ahead()
 
     def backward_begins(self) -> None:
         """Ranks are about to meet."""
         if self._keeps is not None and not self._trainer.lightning_module.automatic_optimization:
             self._state._recovery.undo.met()
-            self._state._recovery.passed()
+            self._state._recovery.record_ahead()
 
     def saving(self, path: Any) -> None:
         """A checkpoint is about to be written."""
@@ -226,6 +227,7 @@ class LightningFit:
 
     # The training function.
 
+    @done_again
     def _train(self) -> None:
         """Lightning's loop over epochs, from where the state stands."""
         loop, profiler, keeps = self._loop, self._trainer.profiler, self._keeps
