@@ -120,9 +120,9 @@ class StateRecovery:
         self.commits = 0
         self._followers = Followers(parts.replicated)
         parts.epochs.ended = self._followers.hold
-        self._buffers = Buffers(parts.modules, parts.optimizers, parts.plain)
+        self.buffers = Buffers(parts.modules, parts.optimizers, parts.plain)
         self.afterwards = Afterwards(parts.modules)
-        self._hooks = StepHooks(parts, self._buffers.save, lambda: None if self.by_trainer else self.record_ahead())
+        self._hooks = StepHooks(parts, self.buffers.save, lambda: None if self.by_trainer else self.record_ahead())
         self.first_step = FirstStep(parts.optimizers, self._hooks.withdraw)
         self._pending = Pending(parts)
         self.in_flight = InFlight(parts)
@@ -143,7 +143,7 @@ class StateRecovery:
         self.step = step = self.step + 1
         if self._pending.armed or not self._hooks.counts[1]:
             self._pending.committed(step, stepped=any(self._hooks.stepped))
-        self._buffers.committed()
+        self.buffers.committed()
         if self.failures.any:
             self.failures.commit()
         if self._seeds is not None:
@@ -198,7 +198,7 @@ class StateRecovery:
             found = rows_of(self.parts, 0)
             self.shares.lie_on(None if isinstance(found, str) else found)
         self.in_flight = InFlight(self.parts)
-        self._buffers.begin()
+        self.buffers.begin()
         self._followers.settle()
         if self._seeds is not None:
             self._seeds.sow(self._own_rank(), self.step)
@@ -224,7 +224,7 @@ class StateRecovery:
         """Say that this is a newcomer, whose weights count for nothing."""
         self._empty = True
         self.in_flight = InFlight(self.parts)
-        self._buffers.begin()
+        self.buffers.begin()
         rng = self._rng.capture()
         self._start = {self.step: pack(rng, self.parts.data_position(rng))}
 
@@ -275,7 +275,7 @@ class StateRecovery:
             self._followers.settle()
         self.failures.forget()
         note = self._followers.rollback()
-        self._buffers.put_back()
+        self.buffers.put_back()
         self._followers.refresh()
         self._hooks.reset()
         return note
@@ -289,7 +289,7 @@ class StateRecovery:
         self._hooks.reset()
         for held in (self.undo, self.failures, self.losses, self.first_step):
             held.forget()
-        self._buffers.touched = False
+        self.buffers.touched = False
         self.commits = 0
         self._followers.settle()
         self._empty = self._restoring = self.committing = False
@@ -328,13 +328,13 @@ class StateRecovery:
     # Inside.
 
     def _can_be_done_again(self) -> bool:
-        ahead = not self.undo.ready and self._followers.ahead(self._buffers.covers)
-        return not ahead and self._buffers.can_be_put_back()
+        ahead = not self.undo.ready and self._followers.ahead(self.buffers.covers)
+        return not ahead and self.buffers.can_be_put_back()
 
     def _can_copy(self) -> bool:
         self._followers.stepping()
         can = self._can_be_done_again()
-        self._buffers.stepping()
+        self.buffers.stepping()
         return can
 
     def _go_back(self, payload: bytes) -> list[str]:

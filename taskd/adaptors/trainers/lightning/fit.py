@@ -81,6 +81,12 @@ class LightningFit:
             self._keeps.lines.end()
             self._keeps.files.end()
 
+    def training_step_begins(self) -> None:
+        """A forward pass is about to begin; that of a model which nothing wraps is not seen otherwise."""
+        module = self._trainer.lightning_module
+        if self._keeps is not None and self._trainer.strategy.model is module:
+            self._state._recovery.buffers.save(module)
+
     def training_step_ended(self, output: Any) -> None:
         """It has returned; its optimizers may not have stepped yet."""
         if self._keeps is not None:
@@ -259,7 +265,6 @@ class LightningFit:
             return False
         rng = self._loop._data_fetcher.taskd
         states = rng.states()
-        trainer.training = True
         release(trainer)
         picture = None if self._joins else self._pictures.get(self._state.step)
         if picture is not None:

@@ -47,6 +47,9 @@ def finish_batch(trainer: Any, library: Library, keeps: Keeper) -> None:
 def release(trainer: Any) -> None:
     """Undo what an exception leaves of an interrupted step."""
     module, model = trainer.lightning_module, trainer.strategy.model
+    if trainer.validating:
+        trainer.fit_loop.epoch_loop.val_loop._module_mode.restore(module)
+    trainer.training = True
     if hasattr(model, "require_backward_grad_sync"):
         model.require_backward_grad_sync = True
     for parameter, wanted in vars(module).get("_param_requires_grad_state", {}).items():

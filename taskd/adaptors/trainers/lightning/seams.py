@@ -62,6 +62,9 @@ def table(library: Library) -> tuple[Seam, ...]:
         Seam(f"{root}.trainer.call", "_call_lightning_module_hook", accepts, ("trainer", "hook_name", "args")),
         Seam(f"{root}.trainer.call", "_call_strategy_hook", accepts, ("trainer", "hook_name", "args")),
         # Kept and put back.
+        Seam(
+            f"{root}.loops.evaluation_loop", "_EvaluationLoop", sets, ("_combined_loader", "_module_mode", "_results"),
+        ),
         Seam(f"{root}.loops.loop", "_Loop", sets, ("_restarting", "trainer")),
         Seam(f"{root}.loops.progress", "_BaseProgress", has, ("state_dict",)),
         Seam(f"{root}.loops.fetchers", "_DataFetcher", sets, ("iterator", "fetched", "done")),

@@ -74,9 +74,12 @@ class Recovering:
     def training_step(self, *args: Any, **options: Any) -> Any:
         """As Lightning's."""
         inner: Any = super()
+        fit = self._taskd_fit
+        if fit is None:
+            return inner.training_step(*args, **options)
+        fit.training_step_begins()
         output = inner.training_step(*args, **options)
-        if self._taskd_fit is not None:
-            self._taskd_fit.training_step_ended(output)
+        fit.training_step_ended(output)
         return output
 
     def pre_backward(self, closure_loss: Any) -> None:
