@@ -92,6 +92,7 @@ class Loop:
         self.trainer = self
         self.progress = Progress()
         self.inner: Loop | None = None
+        self.fetcher: object = None
         self.steps = 0
 
 
@@ -100,11 +101,14 @@ def test_the_counters_of_loops_within_loops() -> None:
     loop.inner = inner
     counters = LoopCounters(loop, (Loop, Progress))
     loop.steps, loop.progress.ready, inner.progress.completed = 1, 2, 3
+    loop.fetcher = object()
     taken = counters.take()
     loop.steps = loop.progress.ready = inner.progress.completed = 9
     counters.put(taken)
     assert (loop.steps, loop.progress.ready, inner.progress.completed) == (1, 2, 3)
     assert loop.inner is inner
+    assert loop.fetcher is not None
+    assert is_plain([list(values) for values in taken])
 
 
 def test_marks_outlive_their_process_and_begin_anew_with_the_job(tmp_path: Path) -> None:
@@ -222,6 +226,17 @@ def test_a_survivor_is_given_the_batches_of_an_interrupted_step_again() -> None:
     again = [next(fetcher), torch.rand(1), next(fetcher), torch.rand(1)]
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert fetcher.fetched == 3
+    later = fetcher.taskd_mark()
+    fourth = next(fetcher)
+    fetcher.taskd_return(mark)  # to the commit before
+    fetcher.taskd.restore(states)
+    again = [next(fetcher), torch.rand(1), next(fetcher), torch.rand(1)]
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert torch.equal(next(fetcher), fourth)
+    assert fetcher.taskd_mark() > later
+    assert sorted(fetcher.taskd.kept) == [2, 3, 4]
+    fetcher.taskd_mark()
+    assert not fetcher.taskd.kept
 
 
 @pytest.mark.parametrize("kind", ["map", "stream"])

@@ -2,8 +2,8 @@
 
 Rules:
 
-1. A survivor keeps the batches that it was given since the commit, and what they left of the random numbers: they are
-   given again, and its loader goes on, with whatever that has loaded ahead.
+1. A survivor keeps the batches that it was given since the last commit but one, and what they left of the random
+   numbers: all may go back to either. They are given again, and its loader goes on, with what that has loaded ahead.
 2. A new process begins the same pass over the data, with the random numbers with which that was begun, behind the
    batches that were handed out. They are not loaded where one loader of torch's has indices to skip; else they are
    loaded and dropped. What a dataset draws in worker processes is then not what it would have drawn.
@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from taskd.adaptors.training.positions.rng import RngCapture
 
 _States = tuple[bytes, ...]
+_Item = tuple[Any, int, bool, _States | None]
 _PASSES = itertools.count(1)
 
 
@@ -34,7 +35,9 @@ class Handed:
         count: of batches.
         start: the state of torch's generator as it began.
         epochs: those of the samplers as it began, -1 for none.
-        since: batches since the commit, what came with them, and what random numbers they left, if they drew any.
+        kept: batches by their numbers since the last commit but one, what came with them, and what random numbers they
+            left, if they drew any.
+        committed: how many were handed out by the last commit.
         again: those to be handed out again.
     """
 
@@ -42,15 +45,16 @@ class Handed:
         self.number = self.count = 0
         self.start = b""
         self.epochs: list[int] = []
-        self.since: list[tuple[Any, int, bool, _States | None]] = []
-        self.again: deque[tuple[Any, int, bool, _States | None]] = deque()
+        self.kept: dict[int, _Item] = {}
+        self.committed = 0
+        self.again: deque[_Item] = deque()
         self._rng = RngCapture()
 
     def begin(self, loaders: Sequence[Any]) -> None:
         """A pass is about to begin."""
         self.number = next(_PASSES)
-        self.count = 0
-        self.since, self.again = [], deque()
+        self.count = self.committed = 0
+        self.kept, self.again = {}, deque()
         self.start = torch.default_generator.get_state().numpy().tobytes()
         self.epochs = [getattr(sampler_of(loader), "epoch", -1) for loader in loaders]
 
@@ -163,7 +167,7 @@ class Keeping:
             after = handed.states()
             item = (batch, self.fetched, self.done, None if after == before else after)
         handed.count += 1
-        handed.since.append(item)
+        handed.kept[handed.count] = item
         return batch
 
     def taskd_place(self) -> list[Any]:
@@ -174,7 +178,9 @@ class Keeping:
     def taskd_mark(self) -> tuple[int, int, int, bool]:
         """Where it stands, at a commit: what was handed out before is not asked for again."""
         handed = self.taskd
-        handed.since = []
+        for number in [number for number in handed.kept if number <= handed.committed]:
+            del handed.kept[number]
+        handed.committed = handed.count
         return handed.number, handed.count, self.fetched, self.done
 
     def taskd_return(self, mark: tuple[int, int, int, bool]) -> None:
@@ -182,11 +188,11 @@ class Keeping:
         number, count, self.fetched, self.done = mark
         handed = self.taskd
         if number == handed.number:
-            handed.again.extendleft(reversed(handed.since))
-            handed.count = count
+            later = [one for one in handed.kept if one > count]
+            handed.again.extendleft(handed.kept.pop(one) for one in sorted(later, reverse=True))
+            handed.count = handed.committed = count
         else:
             handed.again.clear()
-        handed.since = []
 
     def taskd_go_to(self, place: Sequence[Any], *, wants_last: bool) -> Any:
         """Begin the pass that another process was in, and go where it stood; return its last batch if wanted."""
@@ -203,5 +209,6 @@ class Keeping:
         for _ in range(count - skipped):
             last = next(self)
         self.fetched, self.done = fetched, done
-        self.taskd.count, self.taskd.since = count, []
+        self.taskd.count = self.taskd.committed = count
+        self.taskd.kept.clear()
         return last

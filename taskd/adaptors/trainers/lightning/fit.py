@@ -20,7 +20,7 @@ from taskd.adaptors.trainers.lightning.kept import CommonPart, Keeper, OwnPart, 
 from taskd.adaptors.trainers.lightning.library import Library
 from taskd.adaptors.trainers.lightning.marks import Marks
 from taskd.adaptors.trainers.lightning.parts import parts_of, self_kept, uses_batch
-from taskd.adaptors.trainers.lightning.resuming import finish_epoch, go_to, load_anew, release, show_progress
+from taskd.adaptors.trainers.lightning.resuming import finish_epoch, go_to, load_anew, release, show_progress, untoggle
 from taskd.adaptors.trainers.lightning.writing import Files, Lines
 from taskd.adaptors.training.script.behind import done_again
 from taskd.adaptors.training.session import Runtime, resilient
@@ -236,6 +236,13 @@ class LightningFit:
     @done_again
     def _train(self) -> None:
         """Lightning's loop over epochs, from where the state stands."""
+        try:
+            self._run_epochs()
+        except BaseException:
+            untoggle(self._trainer.lightning_module)
+            raise
+
+    def _run_epochs(self) -> None:
         loop, profiler, keeps = self._loop, self._trainer.profiler, self._keeps
         assert keeps is not None
         resumes = self._put_back()

@@ -1,14 +1,14 @@
 """The counters of Lightning's loops: how many batches, steps and epochs were begun and done.
 
 They are numbers, names and flags of the loop objects and of the progress objects in them, found once: Lightning changes
-them in place. They are equal on all ranks.
+them in place. They are equal on all ranks. What is None at first becomes an object later, and is none of them.
 """
 
 from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any, Final
 
-_PLAIN: Final = (type(None), bool, int, float, str)
+_PLAIN: Final = (bool, int, float, str)
 _LEFT_OUT: Final = frozenset({"trainer"})
 Counts = list[Any]
 

@@ -44,6 +44,16 @@ def finish_batch(trainer: Any, library: Library, keeps: Keeper) -> None:
     trainer._logger_connector.update_train_step_metrics()
 
 
+def untoggle(module: Any) -> None:
+    """Have those parameters trained again that were switched off while another optimizer's turn was interrupted.
+
+    At once: in a new world the ranks compare what their wrappers train.
+    """
+    for parameter, wanted in vars(module).get("_param_requires_grad_state", {}).items():
+        parameter.requires_grad = wanted
+    vars(module)["_param_requires_grad_state"] = {}
+
+
 def release(trainer: Any) -> None:
     """Undo what an exception leaves of an interrupted step."""
     module, model = trainer.lightning_module, trainer.strategy.model
@@ -52,9 +62,6 @@ def release(trainer: Any) -> None:
     trainer.training = True
     if hasattr(model, "require_backward_grad_sync"):
         model.require_backward_grad_sync = True
-    for parameter, wanted in vars(module).get("_param_requires_grad_state", {}).items():
-        parameter.requires_grad = wanted
-    vars(module)["_param_requires_grad_state"] = {}
     getattr(trainer.profiler, "current_actions", {}).clear()
 
 
