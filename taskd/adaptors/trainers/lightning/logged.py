@@ -139,10 +139,14 @@ def _cloned(value: Any) -> Any:
 
 
 class Shown:
-    """What loggers, progress bars and callbacks are shown: `connector` is Lightning's."""
+    """What loggers, progress bars and callbacks are shown: `connector` is Lightning's.
+
+    A tensor that is shown is never changed. It is read once: on an accelerator each look waits for the device.
+    """
 
     def __init__(self, connector: Any) -> None:
         self._connector = connector
+        self._read: dict[int, tuple[Any, Any]] = {}
 
     def take(self) -> list[Any]:
         """As it is now."""
@@ -158,8 +162,18 @@ class Shown:
 
     def encode(self) -> list[Any]:
         """What this rank alone has of it."""
-        own = vars(self._connector)
-        return [*(encode(own[name]) for name in _SHOWN), own["_current_fx"], own["_first_loop_iter"]]
+        own, known, read = vars(self._connector), self._read, {}
+        found: list[Any] = []
+        for name in _SHOWN:
+            items = []
+            for key, value in own[name].items():
+                was = known.get(id(value))
+                encoded = was[1] if was is not None and was[0] is value else encode(value)
+                read[id(value)] = value, encoded
+                items.append([key, encoded])
+            found.append(["d", items])
+        self._read = read
+        return [*found, own["_current_fx"], own["_first_loop_iter"]]
 
     def decode(self, encoded: list[Any], device: torch.device) -> None:
         """What this rank's former process had."""
