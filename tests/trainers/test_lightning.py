@@ -206,3 +206,31 @@ def test_without_an_agent_a_strategy_is_lightnings(library: Library, tmp_path: P
     assert kind.__name__ == "Mine"
     trainer = library.module("").Trainer(accelerator="cpu", devices=1, strategy=strategy, default_root_dir=tmp_path)
     assert trainer.strategy is strategy
+
+
+def test_a_new_process_writes_on_in_the_file_of_the_former_one(library: Library, tmp_path: Path) -> None:
+    path = tmp_path / "marks"
+
+    def logger() -> Any:
+        return library.module("loggers").CSVLogger(tmp_path, name="log")
+
+    former = logger()
+    lines = Lines([former], Marks(path, anew=True))
+    for step in range(3):
+        former.log_metrics({"loss": step / 2}, step)
+        former.save()
+    at_commit, names = [*lines.counts], lines.names()
+    former.log_metrics({"loss": 9.0, "rate": 0.1}, 3)
+    former.save()
+    file = tmp_path / "log" / "version_0" / "metrics.csv"
+    whole = file.read_text()
+    file.write_text(whole[:-3])  # it died as it wrote
+    joining = logger()
+    lines = Lines([joining], Marks(path, anew=False))
+    lines.counts[:] = at_commit
+    lines.go_on(names)
+    joining.log_metrics({"loss": 9.0, "rate": 0.1}, 3)
+    joining.log_metrics({"loss": 0.0, "rate": 0.2}, 4)
+    joining.save()
+    assert joining.version == 0
+    assert file.read_text() == whole + "0.0,0.2,4\n".replace("\n", whole[-2:] if whole.endswith("\r\n") else "\n")
