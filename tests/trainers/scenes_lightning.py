@@ -55,4 +55,15 @@ SCENES = (
         ),
         environment=(("SCENE_PACKAGE", "pytorch_lightning"), ("SCENE_SCHEDULER", "epoch")),
     ),
+    TrainerScene(  # an epoch has 5 steps; evaluations after steps 10 and 20; the last step is 22
+        "lightning-reload",
+        "lightning_reload",
+        (
+            TrainerKill(1, 7, "backward"),
+            TrainerKill(0, 10, "validation", 2),
+            TrainerKill(1, 10, "epoch start"),
+            TrainerKill(0, 18, "forward"),
+            TrainerKill(1, 22, "train end"),
+        ),
+    ),
 )

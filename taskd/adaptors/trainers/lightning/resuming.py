@@ -89,7 +89,7 @@ def go_to(trainer: Any, library: Library, keeps: Keeper, place: Sequence[Any] | 
     """Stand at another process's place in the batches; None: at that where the set-up has ended."""
     loop, epochs = trainer.fit_loop, trainer.fit_loop.epoch_loop
     fetcher = loop._data_fetcher
-    if place is not None and keeps.committed:
+    if place is not None:
         last = fetcher.taskd_go_to(place, wants_last=wants_batch)
         if wants_batch and last is not None:
             keeps.batch = epochs._results.batch = moved(trainer, library, last[0])
