@@ -7,7 +7,7 @@ Rules:
 2. The directory is taken out of the path and of the environment at once, and the machine's own `sitecustomize`, which
    it hides, is imported. A process that the script starts knows nothing of it.
 3. The template spends its life there too: it is started by the ranks' command, followed by `TEMPLATE`, and a process
-   that becomes a rank only has to return.
+   that becomes a rank only has to return. What it imports sees the ranks' arguments: some modules read them at once.
 4. What a script dies of is heard from the interpreter's audit event, whatever hook the script has set.
 5. taskd's own preparation may fail; the script runs in any case, with one traceback in the log.
 """
@@ -55,6 +55,7 @@ def _is_rank() -> bool:
 
 
 def _be_template(isolation: ImportIsolation) -> None:
+    sys.argv.pop()
     with isolation:
         from taskd.adaptors.torchrun.standby import serve, take_rank
 
