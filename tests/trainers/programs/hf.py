@@ -51,7 +51,7 @@ class Stream(torch.utils.data.IterableDataset):
         return (texts[index] for index in range(len(texts)))
 
 
-class Trained(Watched, Trainer):  # type: ignore[misc]  # transformers is not there where types are checked
+class Trained(Watched, Trainer):
     """The trainer, watched."""
 
 

@@ -27,7 +27,7 @@ NO_DEVICE = types.SimpleNamespace(
     synchronize=lambda *_: None,
 )
 torch_utils._get_available_device_type = lambda: "cpu"  # torchtitan asks torch, and would take CUDA without an answer
-torch_utils._get_device_module = lambda _kind: NO_DEVICE
+vars(torch_utils)["_get_device_module"] = lambda _kind: NO_DEVICE
 factor = FSDPModule.set_gradient_divide_factor
 
 
@@ -36,7 +36,7 @@ def divide(self, by: float) -> None:
     self.set_force_sum_reduction_for_comms(True)  # gloo multiplies nothing as it sums
 
 
-FSDPModule.set_gradient_divide_factor = divide  # type: ignore[method-assign]
+FSDPModule.set_gradient_divide_factor = divide  # type: ignore[assignment, method-assign]
 
 SIZE, WORDS, STEPS = 24, 64, 14
 # torchtitan reads the command line as it is imported.
@@ -120,7 +120,7 @@ def _is_exact(name: str) -> bool:
     return name in ("loss_metrics/global_avg_loss", "loss_metrics/global_max_loss", "grad_norm", "n_tokens_seen", "lr")
 
 
-class Watched(Trainer):  # type: ignore[misc]  # torchtitan is not there where types are checked
+class Watched(Trainer):
     """Says where it is."""
 
     def __init__(self, config):
