@@ -99,7 +99,7 @@ class HfRun:
         """Where the first epoch begins, as the user's checkpoint says."""
         names = ("epoch", "resume_from_checkpoint", "epochs_trained", "steps_trained_in_current_epoch", "start_time")
         given = {name: self._given[name] for name in names}
-        return {"batches": self._batches, "skipped": 0, "committed": False, **given}
+        return {"batches": self._batches, "skipped": self._batches, "committed": False, **given}
 
     # What the trainer calls.
 
@@ -181,7 +181,7 @@ class HfRun:
 
     @done_again
     def _epochs(self) -> None:
-        trainer, control = self._trainer, self._trainer.control
+        trainer = self._trainer
         came_back, self._entered = self._entered or self._joins, True
         place = self._come_back() if came_back else self._taken[-1].told
         epoch = place["epoch"]
@@ -192,8 +192,8 @@ class HfRun:
             epoch += 1
             self._batches = 0
             self._loader.begin(epoch)
-            control = trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
-            trainer.control = control
+            begin = trainer.callback_handler.on_epoch_begin
+            trainer.control = begin(trainer.args, trainer.state, trainer.control)
             self._one_epoch(epoch, None)
 
     def _one_epoch(self, epoch: int, place: dict[str, Any] | None) -> None:
