@@ -1,5 +1,6 @@
 """Which versions of transformers, and which trainers, the adapter fits."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,8 +65,23 @@ def test_a_trainer_that_is_left_as_it_is(made: Any, reason: str) -> None:
     assert reason in unfit(made, look)
 
 
-def test_the_installed_versions_fit(tmp_path: Any) -> None:
+@pytest.fixture
+def real(tmp_path: Path) -> Any:
+    """A trainer of the installed transformers."""
     transformers = pytest.importorskip("transformers")
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=8))
     args = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
-    assert unfit(transformers.Trainer(model=model, args=args)) == ""
+    return transformers.Trainer(model=model, args=args)
+
+
+def test_the_installed_versions_fit(real: Any) -> None:
+    assert unfit(real) == ""
+
+
+def test_without_an_agent_the_trainer_is_as_it_was(real: Any) -> None:
+    from taskd.hf import resilient
+
+    kind, held = type(real), set(vars(real))
+    with resilient(real):
+        assert type(real) is kind
+        assert set(vars(real)) == held
