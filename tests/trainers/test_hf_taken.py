@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from taskd.adaptors.trainers.hf.loader import HfLoader, Randomness
+from taskd.adaptors.trainers.hf.loader import HfLoader
 from taskd.adaptors.trainers.hf.own import HfOwn
 from taskd.adaptors.trainers.hf.taken import HfTaken, told
 from taskd.adaptors.training import tree
+from taskd.adaptors.training.data.plain_batches import GlobalRng
 
 PLACE = {"epoch": 1, "batches": 4, "committed": True}
 
@@ -114,7 +115,7 @@ def test_a_new_process_takes_a_peers() -> None:
 @pytest.mark.parametrize("loss", [1.25, float("nan")])
 def test_the_sum_is_put_down_before_the_backward_pass(loss: float) -> None:
     one = trainer()
-    own = HfOwn(one, HfLoader([], Randomness(), lambda loader, _: loader))
+    own = HfOwn(one, HfLoader([], GlobalRng(), lambda loader, _: loader))
     put_down: list[float] = []
     own.record = lambda: put_down.append(own.state_dict()["sum"])
     one._tr_loss += 0.5
@@ -124,13 +125,13 @@ def test_the_sum_is_put_down_before_the_backward_pass(loss: float) -> None:
     one._tr_loss += one._tr_loss / 2 if math.isnan(loss) else loss  # as the trainer does where a loss is not finite
     assert put_down == [float(one._tr_loss)]
     newcomer = trainer()
-    HfOwn(newcomer, HfLoader([], Randomness(), lambda loader, _: loader)).load_state_dict(own.state_dict())
+    HfOwn(newcomer, HfLoader([], GlobalRng(), lambda loader, _: loader)).load_state_dict(own.state_dict())
     assert (float(newcomer._tr_loss), newcomer.current_flos) == (float(one._tr_loss), 64.0)
 
 
 def test_a_log_begins_the_sum_anew() -> None:
     one = trainer()
-    own = HfOwn(one, HfLoader([], Randomness(), lambda loader, _: loader))
+    own = HfOwn(one, HfLoader([], GlobalRng(), lambda loader, _: loader))
     own.begin(1.0)
     own.end(torch.tensor(2.0))
     one._tr_loss += 2.0

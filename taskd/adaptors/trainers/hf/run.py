@@ -19,11 +19,12 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.groups.gathering import gather
-from taskd.adaptors.trainers.hf.loader import HfLoader, Randomness
+from taskd.adaptors.trainers.hf.loader import HfLoader
 from taskd.adaptors.trainers.hf.logged import LoggedLines
 from taskd.adaptors.trainers.hf.own import HfOwn
 from taskd.adaptors.trainers.hf.taken import HfTaken, told
 from taskd.adaptors.training import tree
+from taskd.adaptors.training.data.plain_batches import GlobalRng
 from taskd.adaptors.training.script.behind import done_again
 from taskd.adaptors.training.session import Runtime, resilient
 from taskd.adaptors.training.state import TrainState
@@ -69,7 +70,7 @@ class HfRun:
         self._joins = runtime.link.joins
         position = runtime.link.config.position
         self._lines = LoggedLines(None if position is None else position.with_suffix(".logged"), joins=self._joins)
-        self._loader = HfLoader(given["train_dataloader"], Randomness(), library().skip_first_batches)
+        self._loader = HfLoader(given["train_dataloader"], GlobalRng(), library().skip_first_batches)
         self._own = HfOwn(trainer, self._loader)
         self._batches = given["steps_trained_in_current_epoch"] if given["resume_from_checkpoint"] else 0
         self._entered = False
@@ -129,6 +130,7 @@ class HfRun:
             resilient(self.state)(self._epochs)()
         finally:
             self.inside, library().skip_first_batches = False, skip
+            self._loader.close()
             for patched, name in ((handler, "on_log"), (accelerator, "backward")):
                 vars(patched).pop(name, None)
 
