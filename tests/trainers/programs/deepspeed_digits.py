@@ -1,0 +1,149 @@
+"""Digits with DeepSpeed, as its documentation teaches: ZERO_STAGE, micro-batches that are accumulated, checkpoints."""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
+
+import deepspeed
+import numpy as np
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+
+from tests.scripts import diary
+from tests.trainers.programs import moments
+
+if not moments.PLAIN:
+    import taskd
+    import taskd.deepspeed
+
+STAGE = int(os.environ["ZERO_STAGE"])
+STEPS, SAVE_EVERY, ACCUMULATED, BATCH = 10, 4, 2, 16
+CONFIG = {
+    "train_micro_batch_size_per_gpu": BATCH,
+    "gradient_accumulation_steps": ACCUMULATED,
+    "gradient_clipping": 1.0,
+    "steps_per_print": 10_000,
+    "optimizer": {"type": "AdamW", "params": {"lr": 3e-3, "weight_decay": 0.01, "torch_adam": True}},
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 3e-3, "warmup_num_steps": 6}},
+    "zero_optimization": {"stage": STAGE, "reduce_bucket_size": 3000, "stage3_param_persistence_threshold": 100},
+    "zero_allow_untested_optimizer": True,
+}
+CHECKPOINTS = diary.FOLDER / "checkpoints"
+
+
+class Network(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(64, 64) for _ in range(3)])
+        self.dropout = torch.nn.Dropout(0.1)
+        self.out = torch.nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = self.dropout(torch.relu(layer(x)))
+        return self.out(x)
+
+
+torch.manual_seed(1)
+np.random.seed(1)
+deepspeed.init_distributed("gloo")
+digits = load_digits()
+ROWS = torch.tensor(digits.data / 16, dtype=torch.float32)
+KINDS = torch.tensor(digits.target)
+engine, _, _, schedule = deepspeed.initialize(
+    model=(net := Network()), model_parameters=net.parameters(), config=CONFIG
+)
+torch.manual_seed(10 + dist.get_rank())
+
+
+def micro_batch(step: int, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
+    start = ((step * ACCUMULATED + micro) * dist.get_world_size() + dist.get_rank()) * BATCH % (len(ROWS) - BATCH)
+    return ROWS[start : start + BATCH], KINDS[start : start + BATCH]
+
+
+def log(step: int, loss: float) -> None:
+    """A logger that is asked for each step once: what is done again after a fault it knows already."""
+    path = diary.FOLDER / f"logged-{dist.get_rank()}"
+    known = path.read_text().splitlines() if path.exists() else []
+    if not known or int(known[-1].split()[0]) < step:
+        moments.logged(step, f"loss {loss.hex()} lr {engine.get_lr()[0].hex()}")
+
+
+def save(step: int) -> None:
+    moments.moment("before save")
+    engine.save_checkpoint(str(CHECKPOINTS), tag=f"step-{step}")
+
+
+def watch_writing() -> None:
+    write = engine.checkpoint_engine.save
+
+    def watched(*args: object, **options: object) -> None:
+        moments.moment("save")
+        write(*args, **options)
+
+    engine.checkpoint_engine.save = watched
+
+
+def watch_step() -> None:
+    inner = engine.basic_optimizer
+    inner.register_step_post_hook(lambda *_: moments.moment("optimizer"))
+
+
+watch_step()
+watch_writing()
+if not moments.PLAIN:
+    state = taskd.deepspeed.state(engine, backup_every=1)
+    state.after_commit(save, every=SAVE_EVERY)
+
+
+def train() -> None:
+    for step in range(0 if moments.PLAIN else state.step, STEPS):
+        moments.at(step + 1)
+        total = 0.0
+        for micro in range(ACCUMULATED):
+            x, y = micro_batch(step, micro)
+            output = engine(x)
+            if output.requires_grad:
+                output.register_hook(moments.into_backward)
+            loss = torch.nn.functional.cross_entropy(output, y)
+            engine.backward(loss)
+            moments.moment("micro")
+            engine.step()
+            total += loss.item()
+            if micro == ACCUMULATED - 1:
+                diary.saw(step + 1, total, engine.get_lr()[0])
+                log(step + 1, total)
+            if not moments.PLAIN:
+                state.commit()
+        if moments.PLAIN and (step + 1) % SAVE_EVERY == 0:
+            save(step + 1)
+
+
+(train if moments.PLAIN else taskd.resilient(state)(train))()
+
+
+def weights() -> dict[str, torch.Tensor]:
+    if STAGE < 3:
+        return dict(engine.module.state_dict())
+    with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
+        return {name: parameter.detach().clone() for name, parameter in engine.module.named_parameters()}
+
+
+class Told:
+    def state_dict(self) -> dict[str, object]:
+        return {
+            "weights": weights(),
+            "optimizer": [dict(values) for values in engine.basic_optimizer.state.values()],
+            "schedule": schedule.state_dict(),
+            "counters": [engine.global_steps, engine.global_samples, engine.micro_steps, engine.skipped_steps],
+            "random": torch.rand(3),
+        }
+
+
+latest = (CHECKPOINTS / "latest").read_text()
+fresh = {str(path.relative_to(CHECKPOINTS)) for path in Path(CHECKPOINTS).rglob("*.pt")}
+diary.finish(Told(), latest=latest, files=sorted(fresh))
+diary.leave()
