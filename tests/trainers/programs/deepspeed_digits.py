@@ -1,7 +1,6 @@
 """Digits with DeepSpeed, as its documentation teaches: ZERO_STAGE, micro-batches that are accumulated, checkpoints."""
 
 import os
-from pathlib import Path
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
+from torch.utils.data import TensorDataset
 
 from tests.scripts import diary
 from tests.trainers.programs import moments
@@ -20,7 +20,7 @@ if not moments.PLAIN:
     import taskd.deepspeed
 
 STAGE = int(os.environ["ZERO_STAGE"])
-STEPS, SAVE_EVERY, ACCUMULATED, BATCH = 10, 4, 2, 16
+EPOCHS, SAVE_EVERY, ACCUMULATED, BATCH = 2, 4, 2, 16
 CONFIG = {
     "train_micro_batch_size_per_gpu": BATCH,
     "gradient_accumulation_steps": ACCUMULATED,
@@ -51,17 +51,12 @@ torch.manual_seed(1)
 np.random.seed(1)
 deepspeed.init_distributed("gloo")
 digits = load_digits()
-ROWS = torch.tensor(digits.data / 16, dtype=torch.float32)
-KINDS = torch.tensor(digits.target)
+rows = TensorDataset(torch.tensor(digits.data / 16, dtype=torch.float32)[:320], torch.tensor(digits.target)[:320])
 engine, _, _, schedule = deepspeed.initialize(
     model=(net := Network()), model_parameters=net.parameters(), config=CONFIG
 )
+loader = engine.deepspeed_io(rows, num_local_io_workers=0)
 torch.manual_seed(10 + dist.get_rank())
-
-
-def micro_batch(step: int, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
-    start = ((step * ACCUMULATED + micro) * dist.get_world_size() + dist.get_rank()) * BATCH % (len(ROWS) - BATCH)
-    return ROWS[start : start + BATCH], KINDS[start : start + BATCH]
 
 
 def log(step: int, loss: float) -> None:
@@ -95,16 +90,16 @@ def watch_step() -> None:
 watch_step()
 watch_writing()
 if not moments.PLAIN:
-    state = taskd.deepspeed.state(engine, backup_every=1)
+    state = taskd.deepspeed.state(engine, loader=loader, backup_every=1)
     state.after_commit(save, every=SAVE_EVERY)
 
 
 def train() -> None:
-    for step in range(0 if moments.PLAIN else state.step, STEPS):
-        moments.at(step + 1)
-        total = 0.0
-        for micro in range(ACCUMULATED):
-            x, y = micro_batch(step, micro)
+    total = 0.0
+    for _epoch in range(EPOCHS) if moments.PLAIN else state.epochs(EPOCHS):
+        for x, y in loader:
+            step, first = engine.global_steps + 1, engine.micro_steps % ACCUMULATED == 0
+            moments.at(step)
             output = engine(x)
             if output.requires_grad:
                 output.register_hook(moments.into_backward)
@@ -112,14 +107,14 @@ def train() -> None:
             engine.backward(loss)
             moments.moment("micro")
             engine.step()
-            total += loss.item()
-            if micro == ACCUMULATED - 1:
-                diary.saw(step + 1, total, engine.get_lr()[0])
-                log(step + 1, total)
+            total = loss.item() if first else total + loss.item()
+            if not first:
+                diary.saw(step, total, engine.get_lr()[0])
+                log(step, total)
             if not moments.PLAIN:
                 state.commit()
-        if moments.PLAIN and (step + 1) % SAVE_EVERY == 0:
-            save(step + 1)
+            elif not first and step % SAVE_EVERY == 0:
+                save(step)
 
 
 (train if moments.PLAIN else taskd.resilient(state)(train))()
@@ -130,6 +125,13 @@ def weights() -> dict[str, torch.Tensor]:
         return dict(engine.module.state_dict())
     with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
         return {name: parameter.detach().clone() for name, parameter in engine.module.named_parameters()}
+
+
+def tensors(value: object) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [tensor for one in values for tensor in tensors(one)]
 
 
 class Told:
@@ -144,6 +146,8 @@ class Told:
 
 
 latest = (CHECKPOINTS / "latest").read_text()
-fresh = {str(path.relative_to(CHECKPOINTS)) for path in Path(CHECKPOINTS).rglob("*.pt")}
-diary.finish(Told(), latest=latest, files=sorted(fresh))
+written = sorted(CHECKPOINTS.rglob("*.pt"))
+names = [str(path.relative_to(CHECKPOINTS)) for path in written]
+saved = [diary.fingerprint(tensors(torch.load(path, weights_only=False))) for path in written]
+diary.finish(Told(), latest=latest, files=names, saved=saved)
 diary.leave()

@@ -12,6 +12,8 @@ _OFFLOAD, _GATHERING = (
 )
 _PARTITIONS = "deepspeed.runtime.zero.partition_parameters"
 _TIMERS = "deepspeed.utils.timer"
+_LOADER = "deepspeed.runtime.dataloader"
+_WRITER = "deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine"
 COUNTERS: Final = (
     "global_steps",
     "global_samples",
@@ -148,6 +150,10 @@ SEAMS: Final[tuple[Line, ...]] = (
     Seam(_GATHERING, "ZeRoTraceMode", Fit.HAS, ("INVALID",)),
     Seam(_PARTITIONS, "free_param", Fit.ACCEPTS, ("param",)),
     Seam(_PARTITIONS, "ZeroParamStatus", Fit.HAS, ("NOT_AVAILABLE",)),
+    Seam(_WRITER, "TorchCheckpointEngine.commit", Fit.EXACT, ("self", "info")),
+    Seam(_LOADER, "DeepSpeedDataLoader._create_dataloader", Fit.EXACT, ("self",)),
+    Seam(_LOADER, "DeepSpeedDataLoader", Fit.SETS, ("curriculum_learning_enabled", "data")),
+    Seam(_LOADER, "", Fit.HAS, ("DataLoader",)),
     Seam(_TIMERS, "SynchronizedWallClockTimer.get_timers", Fit.EXACT, ("self",)),
     Seam(_TIMERS, "ThroughputTimer", Fit.SETS, ("started", "micro_step_count", "global_step_count")),
 )

@@ -36,7 +36,9 @@ class WholeStage:
         """The masters have been filled."""
 
     def drop(self) -> None:
-        """Let go of an interrupted step."""
+        """Let go of an interrupted step: here its gradients."""
+        for master in self.masters():
+            master.grad = None
 
     def complete(self) -> None:
         """Make the weights of the masters. Collective."""

@@ -1,15 +1,19 @@
 """The training state of a DeepSpeed engine."""
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from taskd.adaptors.trainers.deepspeed.kinds import stage_kind, unfit
+from taskd.adaptors.trainers.deepspeed.loaders import place_of
 from taskd.adaptors.trainers.deepspeed.own_states import EngineState, ModuleState
+from taskd.adaptors.trainers.deepspeed.saving import write_latest_last
 from taskd.adaptors.trainers.deepspeed.seams import SEAMS
 from taskd.adaptors.trainers.deepspeed.stepping import EngineStep
 from taskd.adaptors.trainers.library import fits
+from taskd.adaptors.training.data.as_plain import PlainPlace
 from taskd.adaptors.training.sharding.own_state import tell
 from taskd.adaptors.training.state import TrainState
 
@@ -19,8 +23,9 @@ _log = logging.getLogger(__name__)
 class DeepSpeedState(TrainState):
     """A `TrainState` whose steps are an engine's: made by `taskd.deepspeed.state`."""
 
-    def __init__(self, engine: Any, **parts: Any) -> None:
+    def __init__(self, engine: Any, places: Sequence[PlainPlace] = (), **parts: Any) -> None:
         self._engine = engine
+        self._places = places
         super().__init__(**parts)
         self.step = engine.global_steps
 
@@ -31,10 +36,16 @@ class DeepSpeedState(TrainState):
         """
         if self._engine.global_steps != self.step:
             super().commit(loss)
+            for place in self._places:
+                place.committed()
 
 
-def state(engine: Any, **parts: Any) -> DeepSpeedState:
+def state(engine: Any, loader: Any = None, data: dict[str, Any] | None = None, **parts: Any) -> DeepSpeedState:
     """As `taskd.deepspeed.state`."""
+    if loader is not None:
+        place = place_of(loader)
+        parts["places"], data = (place,), {"loader": place, **(data or {})}
+    parts["data"] = data
     if not fits("deepspeed", SEAMS):
         return _unrecovered(engine, parts)
     if why := unfit(engine):
@@ -44,6 +55,7 @@ def state(engine: Any, **parts: Any) -> DeepSpeedState:
     assert kind is not None
     stage = kind(engine)
     step = EngineStep(engine, stage.masters())
+    write_latest_last(engine)
     tell(engine.module, ModuleState(stage))
     tell(step, EngineState(engine, stage, step))
     return DeepSpeedState(engine, model=engine.module, optimizer=step, **parts)
