@@ -38,6 +38,13 @@ def _scenes(stage: int, redone: int) -> tuple[TrainerScene, ...]:
         ),
         _scene(
             stage,
+            "evaluation",
+            TrainerKill(1, 3, "evaluation", 2),
+            TrainerKill(0, 6, "evaluation"),
+            redone=redone,
+        ),
+        _scene(
+            stage,
             "save",
             TrainerKill(0, 4, "save"),
             TrainerKill(1, 8, "before save"),

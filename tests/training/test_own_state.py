@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from taskd.adaptors.training.checkpoints.content import Draft, collect
 from taskd.adaptors.training.inflight.in_flight import InFlight
@@ -11,7 +12,7 @@ from taskd.adaptors.training.parts.kinds import sort
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.sharding.own_state import OwnState, is_divided, tell
 from taskd.adaptors.training.sharding.partitions import load, partitions, state_of, whole
-from taskd.adaptors.training.sharding.shards import name_of
+from taskd.adaptors.training.sharding.shards import name_of, rows_of
 from taskd.errors import CheckpointError
 
 
@@ -85,3 +86,15 @@ def test_no_checkpoint_of_taskds_has_it() -> None:
 def test_of_anything_else_nothing_is_told() -> None:
     assert not is_divided({"a": 1})
     assert state_of(torch.nn.Linear(1, 1)).keys() == {"weight", "bias"}
+
+
+@pytest.mark.parametrize("needs_all", [True, False])
+def test_whether_fewer_ranks_will_do(needs_all: bool) -> None:
+    parts, told = parts_of(0, 1)
+    told.needs_all = needs_all
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        found = rows_of(parts, 1)
+    finally:
+        dist.destroy_process_group()
+    assert found == ("a SGD counts on all ranks that it was made with" if needs_all else None)

@@ -51,7 +51,8 @@ torch.manual_seed(1)
 np.random.seed(1)
 deepspeed.init_distributed("gloo")
 digits = load_digits()
-rows = TensorDataset(torch.tensor(digits.data / 16, dtype=torch.float32)[:320], torch.tensor(digits.target)[:320])
+features, kinds = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
+rows, held_out = TensorDataset(features[:320], kinds[:320]), TensorDataset(features[320:], kinds[320:])
 engine, _, _, schedule = deepspeed.initialize(
     model=(net := Network()), model_parameters=net.parameters(), config=CONFIG
 )
@@ -70,6 +71,19 @@ def log(step: int, loss: float) -> None:
 def save(step: int) -> None:
     moments.moment("before save")
     engine.save_checkpoint(str(CHECKPOINTS), tag=f"step-{step}")
+
+
+def evaluate(step: int) -> None:
+    engine.eval()
+    wrong = torch.zeros(1)
+    with torch.no_grad():
+        for start in range(0, 96, 32):
+            moments.moment("evaluation")
+            x, y = held_out[start + 16 * dist.get_rank() : start + 16 * dist.get_rank() + 16]
+            wrong += torch.nn.functional.cross_entropy(engine(x), y)
+    dist.all_reduce(wrong)
+    engine.train()
+    diary.saw(f"evaluated {step}", wrong.item())
 
 
 def watch_writing() -> None:
@@ -91,6 +105,7 @@ watch_step()
 watch_writing()
 if not moments.PLAIN:
     state = taskd.deepspeed.state(engine, loader=loader, backup_every=1)
+    state.after_commit(evaluate, every=3)
     state.after_commit(save, every=SAVE_EVERY)
 
 
@@ -113,8 +128,9 @@ def train() -> None:
                 log(step, total)
             if not moments.PLAIN:
                 state.commit()
-            elif not first and step % SAVE_EVERY == 0:
-                save(step)
+            elif not first:
+                evaluate(step) if step % 3 == 0 else None
+                save(step) if step % SAVE_EVERY == 0 else None
 
 
 (train if moments.PLAIN else taskd.resilient(state)(train))()

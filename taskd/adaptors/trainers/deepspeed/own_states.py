@@ -38,6 +38,8 @@ class EngineState(OwnState):
         step: stands for its steps.
     """
 
+    needs_all = True
+
     def __init__(self, engine: Any, stage: WholeStage, step: EngineStep) -> None:
         self._engine, self._stage, self._step = engine, stage, step
         self._basic: torch.optim.Optimizer = engine.basic_optimizer

@@ -1,7 +1,7 @@
 """The training state of a DeepSpeed engine."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +23,12 @@ _log = logging.getLogger(__name__)
 class DeepSpeedState(TrainState):
     """A `TrainState` whose steps are an engine's: made by `taskd.deepspeed.state`."""
 
-    def __init__(self, engine: Any, places: Sequence[PlainPlace] = (), **parts: Any) -> None:
+    def __init__(
+        self, engine: Any, due: Callable[[], bool] | None = None, places: Sequence[PlainPlace] = (), **parts: Any
+    ) -> None:
         self._engine = engine
+        self._due = due
+        self._seen = engine.global_steps
         self._places = places
         super().__init__(**parts)
         self.step = engine.global_steps
@@ -34,7 +38,9 @@ class DeepSpeedState(TrainState):
 
         So it stands after every `engine.step()`, whether or not that is the last one of accumulated micro-batches.
         """
-        if self._engine.global_steps != self.step:
+        now = self._engine.global_steps
+        if self._due() if self._due is not None else now != self._seen:
+            self._seen = now
             super().commit(loss)
             for place in self._places:
                 place.committed()
@@ -58,7 +64,7 @@ def state(engine: Any, loader: Any = None, data: dict[str, Any] | None = None, *
     write_latest_last(engine)
     tell(engine.module, ModuleState(stage))
     tell(step, EngineState(engine, stage, step))
-    return DeepSpeedState(engine, model=engine.module, optimizer=step, **parts)
+    return DeepSpeedState(engine, lambda: step.due, model=engine.module, optimizer=step, **parts)
 
 
 def _unrecovered(engine: Any, parts: dict[str, Any]) -> DeepSpeedState:

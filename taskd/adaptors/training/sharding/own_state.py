@@ -19,10 +19,11 @@ class OwnState:
 
     Attributes:
         rank, of: this rank has the `rank`-th of so many parts; 0 of 1: all ranks have the same.
+        needs_all: the job cannot go on with fewer ranks.
         renews: what else of the trainer's is brought back with it; nobody is to refuse that.
     """
 
-    rank, of = 0, 1
+    rank, of, needs_all = 0, 1, False
     renews: tuple[object, ...] = ()
 
     def state(self) -> Any:

@@ -22,6 +22,7 @@ from taskd.adaptors.training.digests import digest
 from taskd.adaptors.training.inflight import pipelining
 from taskd.adaptors.training.inflight.fsdp2 import data_dimensions, sharded_parameters
 from taskd.adaptors.training.parts.parts import Parts
+from taskd.adaptors.training.sharding.own_state import own_state
 from taskd.adaptors.training.sharding.partitions import inner_of, partitions, share_of
 
 
@@ -116,6 +117,10 @@ def rows_of(parts: Parts, size: int) -> MeshRows | str | None:
     """
     if not (dist.is_available() and dist.is_initialized()):
         return None
+    for optimizer in parts.optimizers:
+        told = own_state(optimizer)
+        if told is not None and told.needs_all:
+            return f"a {type(optimizer).__name__} counts on all ranks that it was made with"
     for zero in partitions(parts.optimizers):
         return f"a {type(zero).__name__} divides its state among all ranks of its group"
     known: dict[tuple[int, frozenset[str]], Sharded] = {}
