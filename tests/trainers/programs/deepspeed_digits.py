@@ -39,7 +39,7 @@ CHECKPOINTS = diary.FOLDER / "checkpoints"
 class Network(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = torch.nn.ModuleList([torch.nn.Linear(64, 64) for _ in range(4)])
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(64, 300), torch.nn.Linear(300, 64), torch.nn.Linear(64, 64)])
         self.dropout = torch.nn.Dropout(0.1)
         self.out = torch.nn.Linear(64, 10)
 
