@@ -76,7 +76,8 @@ class Training:
             loss = torch.nn.functional.cross_entropy(output.float(), kinds)
             self.engine.backward(loss)
             self.at("between")
-            self.engine.step()
+            if self.engine.managed_gradient_accumulation() or micro:
+                self.engine.step()
         self.own.mark()
         return loss.item()
 
@@ -117,15 +118,52 @@ def wrong(stage: int, more: dict[str, object]) -> str:
         found = [training.step(number) for number in (6, 7)]
         if found != losses[6:]:
             return f"goes on with {found}, undisturbed {losses[6:]}"
-        if training.engine.global_steps != 8 or training.engine.micro_steps != 16:
-            return f"counts {training.engine.global_steps} steps and {training.engine.micro_steps} micro-steps"
+        for name in ("global_steps", "micro_steps", "global_samples", "skipped_steps"):
+            if getattr(training.engine, name) != getattr(calm.engine, name):
+                return f"has {getattr(training.engine, name)} {name}, undisturbed {getattr(calm.engine, name)}"
         if training.engine.get_lr() != calm.engine.get_lr():
             return "has another learning rate"
+        if getattr(training.engine.optimizer, "cur_scale", 0) != getattr(calm.engine.optimizer, "cur_scale", 0):
+            return "has another loss scale"
     return ""
 
 
+def left_as_it_is() -> str:
+    """An engine with an optimizer of a kind that is not known."""
+    engine = engine_of(1, {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}})
+    state = taskd.deepspeed.state(engine)
+    if own_state(engine.module) is not None or state.optimizer is not engine.basic_optimizer:
+        return f"is taken for known: {type(engine.optimizer).__name__}"
+    steps = []
+    for _ in range(4):
+        engine.backward(engine(torch.randn(4, 32, dtype=torch.bfloat16)).float().square().mean())
+        engine.step()
+        state.commit()
+        steps.append(state.step)
+    return "" if steps == [0, 1, 1, 2] else f"counts {steps}"
+
+
 deepspeed.init_distributed("gloo", distributed_port=int(os.environ.get("PORT", "29511")))
-for stage in range(4):
-    print(f"stage {stage}: {wrong(stage, {}) or 'as undisturbed'}", flush=True)
-for stage in (2, 3):
-    print(f"stage {stage} in bf16: {wrong(stage, {'bf16': {'enabled': True}}) or 'as undisturbed'}", flush=True)
+deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True  # this processor only lacks the speed
+FP16 = {"enabled": True, "initial_scale_power": 5, "loss_scale_window": 2, "hysteresis": 1}
+CASES: tuple[tuple[int, str, dict[str, Any]], ...] = (
+    (0, "", {}),
+    (1, "", {}),
+    (2, "", {}),
+    (3, "", {}),
+    (2, " in bf16", {"bf16": {"enabled": True}}),
+    (3, " in bf16", {"bf16": {"enabled": True}}),
+    (1, " in fp16", {"fp16": FP16}),
+    (3, " in fp16", {"fp16": FP16}),
+    (2, " overlapped", {"zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 3000}}),
+    (
+        2,
+        " scattered",
+        {"zero_optimization": {"stage": 2, "contiguous_gradients": False, "round_robin_gradients": True}},
+    ),
+    (3, " in sub-groups", {"zero_optimization": {"stage": 3, "sub_group_size": 1500, "reduce_bucket_size": 3000}}),
+    (2, " unmanaged", {"managed_gradient_accumulation": False}),
+)
+for stage, name, more in CASES:
+    print(f"stage {stage}{name}: {wrong(stage, more) or 'as undisturbed'}", flush=True)
+print(f"stage 1 with BF16_Optimizer: {left_as_it_is() or 'as undisturbed'}", flush=True)
