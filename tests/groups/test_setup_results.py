@@ -114,10 +114,9 @@ def test_a_training_without_a_resilient_function(tmp_path: Path) -> None:
     assert pickle.loads((tmp_path / "file").read_bytes()) == []
 
 
-LIBRARY = """
+TORCHS = """
 import torch.distributed as dist
 def all_reduce(tensor): dist.all_reduce(tensor)
-def wrap(tensor): all_reduce(tensor)
 """
 
 
@@ -125,8 +124,9 @@ def wrap(tensor): all_reduce(tensor)
 def test_what_a_trainers_library_communicates_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collectives, "_libraries", {})
     collectives.leave_alone("somelibrary", through="somelibrary.comm")
-    of_comm: dict[str, Any] = {"__name__": "somelibrary.comm.torch"}
-    exec(LIBRARY, of_comm)
+    exec(TORCHS, torchs := {"__name__": "torch.distributed.deprecated"})
+    of_comm: dict[str, Any] = {"__name__": "somelibrary.comm.torch", "all_reduce": torchs["all_reduce"]}
+    exec("def wrap(tensor): all_reduce(tensor)", of_comm)
     engine: dict[str, Any] = {"__name__": "somelibrary.engine", "wrap": of_comm["wrap"]}
     exec("def make(tensor): wrap(tensor)", engine)
     recording = Recording(tmp_path / "file", ours)

@@ -55,11 +55,17 @@ def leave_alone(package: str, through: str) -> None:
 def _is_librarys(frame: FrameType | None) -> bool:
     """Whether a package that is left alone has called its own module of communication, which calls torch."""
     for package, through in _libraries.items():
+        frame = _above(frame, _THROUGH)
         if frame is not None and _module(frame).startswith(through):
-            while frame is not None and _module(frame).startswith((through, *_THROUGH)):
-                frame = frame.f_back
+            frame = _above(frame, (through, *_THROUGH))
             return frame is not None and _module(frame).startswith(package)
     return False
+
+
+def _above(frame: FrameType | None, modules: tuple[str, ...]) -> FrameType | None:
+    while frame is not None and _module(frame).startswith(modules):
+        frame = frame.f_back
+    return frame
 
 
 def _module(frame: FrameType) -> str:
