@@ -147,17 +147,20 @@ class Wrapped:
             if torch.compiler.is_compiling():
                 return original(*args, **options)
             caller = sys._getframe(1)
-            if _module(caller).startswith(_OF_PARTS) or _is_librarys(caller):
+            if _module(caller).startswith(_OF_PARTS):
                 return original(*args, **options)
             handler = self._handler
             if handler is None or self._inside or threading.get_ident() != self._thread:
                 return original(*args, **options)
+            librarys = _is_librarys(caller)
             try:
-                given = signature.bind(*args, **options).arguments
+                given = {} if librarys else signature.bind(*args, **options).arguments
             except TypeError:  # torch says it better
                 return original(*args, **options)
             self._inside = True
             try:
+                if librarys:
+                    return original(*args, **options)
                 return handler(Call(name, given), lambda: original(*args, **options))
             finally:
                 self._inside = False
