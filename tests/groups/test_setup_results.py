@@ -117,6 +117,7 @@ def test_a_training_without_a_resilient_function(tmp_path: Path) -> None:
 TORCHS = """
 import torch.distributed as dist
 def all_reduce(tensor): dist.all_reduce(tensor)
+def gather(tensor): dist.all_gather_object([None], tensor)
 """
 
 
@@ -125,8 +126,8 @@ def test_what_a_trainers_library_communicates_for_itself(tmp_path: Path, monkeyp
     monkeypatch.setattr(collectives, "_libraries", {})
     collectives.leave_alone("somelibrary", through="somelibrary.comm")
     exec(TORCHS, torchs := {"__name__": "torch.distributed.deprecated"})
-    of_comm: dict[str, Any] = {"__name__": "somelibrary.comm.torch", "all_reduce": torchs["all_reduce"]}
-    exec("def wrap(tensor): all_reduce(tensor)", of_comm)
+    of_comm: dict[str, Any] = {**torchs, "__name__": "somelibrary.comm.torch"}
+    exec("def wrap(tensor): all_reduce(tensor); gather(tensor)", of_comm)
     engine: dict[str, Any] = {"__name__": "somelibrary.engine", "wrap": of_comm["wrap"]}
     exec("def make(tensor): wrap(tensor)", engine)
     recording = Recording(tmp_path / "file", ours)
@@ -135,4 +136,4 @@ def test_what_a_trainers_library_communicates_for_itself(tmp_path: Path, monkeyp
     share(3)
     assert not recording.end()
     results = pickle.loads((tmp_path / "file").read_bytes())
-    assert [signature[0] for signature, *_ in results] == ["all_reduce", "all_reduce"]
+    assert [signature[0] for signature, *_ in results] == ["all_reduce", "all_gather_object", "all_reduce"]
