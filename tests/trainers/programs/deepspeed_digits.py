@@ -46,7 +46,8 @@ class Network(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
             x = self.dropout(torch.relu(layer(x)))
-        return self.out(x)
+        others: Any = self.layers[-1]
+        return self.out(x + torch.nn.functional.linear(x, others.weight))
 
 
 torch.manual_seed(1)

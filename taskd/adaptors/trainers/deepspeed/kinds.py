@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from taskd.adaptors.trainers.deepspeed.stages import FlatStage, PartitionedStage, WholeStage
+from taskd.adaptors.trainers.deepspeed.stages import FlatStage, PartitionedStage, WholeStage, release_caches
 
 
 def unfit(engine: Any) -> str:
@@ -19,6 +19,8 @@ def unfit(engine: Any) -> str:
         return "torch_autocast has a gradient scaler of its own"
     if engine.mpu is not None or engine.has_moe_layers:
         return "it has model or expert parallel groups"
+    if stage_kind(engine) is PartitionedStage and not release_caches():
+        return "what ZeRO-3 releases is remembered in an unknown way"
     if stage_kind(engine) is None:
         return f"its optimizer is a {type(engine.optimizer).__name__}"
     return _unfit_zero(engine.optimizer)

@@ -116,6 +116,8 @@ class PartitionedStage(_ZeroStage):
         self._gathering = import_module("deepspeed.runtime.zero.partitioned_param_coordinator")
         self._free = import_module("deepspeed.runtime.zero.partition_parameters").free_param
         self._depth = len(self._offload.FWD_MODULE_STACK)
+        self._external = [(module, dict(module._external_params)) for module in engine.module.modules()]
+        self._are_external = [(one, one.is_external_param) for one in engine.module.parameters()]
 
     def masters(self) -> list[torch.Tensor]:
         """This rank's parts of the sub-groups."""
@@ -156,6 +158,8 @@ class PartitionedStage(_ZeroStage):
         coordinator = self._zero.parameter_offload.get_param_coordinator()
         getattr(coordinator, PRIVATE + "inflight_param_registry").clear()
         coordinator._clear_trace_structures()
+        for cache in release_caches():
+            cache.cache_clear()
         for held in ("ongoing_fetch_events", "ongoing_fetch_leaf_module_events", "active_backward_submodules"):
             getattr(coordinator, PRIVATE + held).clear()
         setattr(coordinator, PRIVATE + "trace_mode", self._gathering.ZeRoTraceMode.INVALID)
@@ -172,12 +176,32 @@ class PartitionedStage(_ZeroStage):
             if hasattr(module._parameters, "_in_forward"):
                 module._parameters._in_forward = False
         del self._offload.FWD_MODULE_STACK[self._depth :]
+        self._forget_what_was_found()
+
+    def _forget_what_was_found(self) -> None:
+        """Which modules use others' parameters is found in forward passes: a new process has had none."""
+        for module, known in self._external:
+            module._external_params.clear()
+            module._external_params.update(known)
+        for parameter, is_external in self._are_external:
+            parameter.is_external_param = is_external
 
     def complete(self) -> None:
         """Small weights stay gathered between steps."""
         kept = self._zero.persistent_parameters
         if kept:
             kept[0].all_gather(kept)
+
+
+def release_caches() -> list[Any]:
+    """Where ZeRO-3 remembers what is released behind which module, by an older trace: another process has none."""
+    kind = import_module("deepspeed.runtime.zero.partitioned_param_coordinator").PartitionedParameterCoordinator
+    looked: list[Any] = [getattr(kind, PRIVATE + "params_to_release", None)]
+    for one in looked:  # decorators hold what they decorate
+        looked += [
+            cell.cell_contents for cell in getattr(one, "__closure__", None) or () if callable(cell.cell_contents)
+        ]
+    return [one for one in looked if hasattr(one, "cache_clear")]
 
 
 _COUNTS = ("ds_grads_remaining", "applied_pre_backward_ref_cnt")
