@@ -24,6 +24,6 @@ def test_every_stage_alone(launcher: Launcher) -> None:
     status, told = launcher.run(["python", str(PROGRAM)], env=environment, timeout_s=280)
     assert status == 0, told
     stages = [line for line in told.splitlines() if line.startswith("stage ")]
-    assert len(stages) == 13, told
+    assert len(stages) == 14, told
     assert "at a fault all processes start anew: its optimizer is a BF16_Optimizer" in told
     assert [line for line in stages if not line.endswith(": as undisturbed")] == []

@@ -14,6 +14,7 @@ import deepspeed
 import torch
 
 import taskd.deepspeed
+from taskd.adaptors.trainers.deepspeed.loaders import place_of
 from taskd.adaptors.training.sharding.own_state import own_state
 
 PLACES = ("forward", "backward", "between", "norm", "optimizer")
@@ -143,6 +144,33 @@ def left_as_it_is() -> str:
     return "" if steps == [0, 1, 1, 2] else f"counts {steps}"
 
 
+def loader_wrong() -> str:
+    """A loader of DeepSpeed's gives the same with its place kept, and goes on at it."""
+    engine = engine_of(0, {})
+    rows = torch.utils.data.TensorDataset(torch.arange(20.0))
+
+    def seen(*, kept: bool) -> list[float]:
+        torch.manual_seed(5)
+        loader = engine.deepspeed_io(rows, num_local_io_workers=0)
+        place = place_of(loader) if kept else None
+        found = []
+        for _ in range(2):
+            for number, (batch,) in enumerate(loader):
+                found += [*batch.tolist(), torch.rand(()).item()]
+                if place is not None and number == 2:
+                    place.load_state_dict(
+                        place.state_dict()
+                    )  # as after a recovery: the next iterator goes on behind it
+                    break
+            if place is not None:
+                for (batch,) in loader:
+                    found += [*batch.tolist(), torch.rand(()).item()]
+        return found
+
+    plain, kept = seen(kept=False), seen(kept=True)
+    return "" if plain == kept else f"gives {kept}, without a place {plain}"
+
+
 deepspeed.init_distributed("gloo", distributed_port=int(os.environ.get("PORT", "29511")))
 deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True  # this processor only lacks the speed
 FP16 = {"enabled": True, "initial_scale_power": 5, "loss_scale_window": 2, "hysteresis": 1}
@@ -167,3 +195,4 @@ CASES: tuple[tuple[int, str, dict[str, Any]], ...] = (
 for stage, name, more in CASES:
     print(f"stage {stage}{name}: {wrong(stage, more) or 'as undisturbed'}", flush=True)
 print(f"stage 1 with BF16_Optimizer: {left_as_it_is() or 'as undisturbed'}", flush=True)
+print(f"stage 0 with a loader: {loader_wrong() or 'as undisturbed'}", flush=True)
