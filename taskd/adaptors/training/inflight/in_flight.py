@@ -3,6 +3,7 @@
 from taskd.adaptors.training.inflight import fsdp2, pipelining
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.sharding import partitions
+from taskd.adaptors.training.sharding.own_state import own_state
 
 
 class InFlight:
@@ -11,7 +12,8 @@ class InFlight:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._sharded = fsdp2.sharded_modules(parts.modules)
-        self.any = bool(self._sharded)
+        self._told = [own for own in map(own_state, parts.replicated.values()) if own is not None]
+        self.any = bool(self._sharded or self._told)
         self.flags: fsdp2.Flags = []
         """As of the last commit."""
         self.mark()
@@ -19,6 +21,8 @@ class InFlight:
     def mark(self) -> None:
         """A step is committed."""
         self.flags = fsdp2.flags(self._sharded)
+        for own in self._told:
+            own.mark()
 
     def drop(self) -> None:
         """Let go of the step, and put the flags of the last commit back.
@@ -30,6 +34,13 @@ class InFlight:
         pipelining.drop()
         fsdp2.drop(self._sharded)
         fsdp2.put_flags(self._sharded, self.flags)
+        for own in self._told:
+            own.drop()
+
+    def complete(self) -> None:
+        """Make what all ranks' parts give together. Collective."""
+        for own in self._told:
+            own.complete()
 
     def take(self, flags: fsdp2.Flags) -> None:
         """Use a donor's flags from now on."""

@@ -28,7 +28,7 @@ from taskd.adaptors.training.limits.forgotten import forgotten
 from taskd.adaptors.training.limits.matter import Matter
 from taskd.adaptors.training.limits.unrenewed import of_process
 from taskd.adaptors.training.parts.parts import Parts
-from taskd.adaptors.training.sharding.partitions import is_partitioned, is_zero, partitions
+from taskd.adaptors.training.sharding.partitions import is_partitioned, is_zero, partitions, share_of
 from taskd.adaptors.training.sharding.shards import Specs, local
 
 logger = logging.getLogger(__name__)
@@ -226,9 +226,9 @@ def alone(parts: Parts) -> Iterator[Matter]:
         )
 
     for zero in partitions(parts.optimizers):
-        if dist.get_world_size() <= zero.world_size:
+        if dist.get_world_size() <= share_of(zero)[1]:
             yield Matter(
-                f"the TrainState made at {parts.made_at} has a ZeroRedundancyOptimizer over all ranks, each of which "
+                f"the TrainState made at {parts.made_at} has a {type(zero).__name__} over all ranks, each of which "
                 "keeps what no other rank has",
                 "Load your own checkpoint at the start. With process groups of some of the ranks each a new process "
                 "gets its part from another group.",
