@@ -1,6 +1,7 @@
 """All that wrappers, optimizers and schedules hold of one training state's present step."""
 
 from taskd.adaptors.training.inflight import fsdp2, pipelining
+from taskd.adaptors.training.parts.library_part import LibraryPart
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.sharding import partitions
 
@@ -11,6 +12,7 @@ class InFlight:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._sharded = fsdp2.sharded_modules(parts.modules)
+        self._library = [part for part in parts.replicated.values() if isinstance(part, LibraryPart)]
         self.any = bool(self._sharded)
         self.flags: fsdp2.Flags = []
         """As of the last commit."""
@@ -26,10 +28,17 @@ class InFlight:
         Raises:
             RestoreError: something of the step may still be under way.
         """
+        for library in self._library:
+            library.drop_step()
         partitions.drop(self._parts.optimizers)
         pipelining.drop()
         fsdp2.drop(self._sharded)
         fsdp2.put_flags(self._sharded, self.flags)
+
+    def renew(self) -> None:
+        """All ranks have the state of one step again: make whole what is divided among them."""
+        for library in self._library:
+            library.renew()
 
     def take(self, flags: fsdp2.Flags) -> None:
         """Use a donor's flags from now on."""

@@ -21,6 +21,7 @@ from taskd.adaptors.seams.parts import IN_PIPELINES
 from taskd.adaptors.training.digests import digest
 from taskd.adaptors.training.inflight import pipelining
 from taskd.adaptors.training.inflight.fsdp2 import data_dimensions, sharded_parameters
+from taskd.adaptors.training.parts.library_part import LibraryPart
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.sharding.partitions import partitions
 
@@ -104,10 +105,17 @@ def name_of(parts: Parts) -> str:
         details.append(
             (zero.world_size, [tuple(p.shape) for group in zero.optim.param_groups for p in group["params"]])
         )
+    for part in library_parts(parts):
+        coordinates.update({dimension: {where} for dimension, where in part.coordinates.items()})
     if not coordinates:
         return ""
     told = ",".join(f"{name}={'+'.join(map(str, sorted(where)))}" for name, where in sorted(coordinates.items()))
     return f"{told} {hashlib.blake2b(repr(details).encode(), digest_size=4).hexdigest()}"
+
+
+def library_parts(parts: Parts) -> list[LibraryPart]:
+    """What adapters of libraries have given to the state."""
+    return [part for part in parts.replicated.values() if isinstance(part, LibraryPart)]
 
 
 def rows_of(parts: Parts, size: int) -> MeshRows | str | None:
@@ -119,6 +127,9 @@ def rows_of(parts: Parts, size: int) -> MeshRows | str | None:
         return None
     if partitions(parts.optimizers):
         return "a ZeroRedundancyOptimizer divides its state among all ranks of its group"
+    for part in library_parts(parts):
+        if part.no_rows:
+            return part.no_rows
     known: dict[tuple[int, frozenset[str]], Sharded] = {}
     for tensor in Specs(parts):
         mesh = tensor.device_mesh

@@ -1,0 +1,34 @@
+"""Megatron's core: a GPT over four ranks, killed in the middle of what its schedules and optimizers do together.
+
+With a distributed optimizer there are no replicas: all ranks go back to copies, which are made at each step here. The
+newest may not be whole yet when a rank dies.
+"""
+
+from tests.trainers.scenes import TrainerKill, TrainerScene
+
+_KILLS = (
+    TrainerKill(1, 3, "backward"),
+    TrainerKill(0, 5, "reduce"),
+    TrainerKill(3, 7, "micro", 2),
+    TrainerKill(2, 9, "optimizer"),
+)
+_LATE = (TrainerKill(1, 4, "optimizer"), TrainerKill(0, 6, "stepped"), TrainerKill(2, 9, "backward", 2))
+
+
+def _scene(name: str, on: str, kills: tuple[TrainerKill, ...]) -> TrainerScene:
+    copies = "distributed" in on
+    environment = (("MEGATRON", on), ("MEGATRON_COPIES", "1"))
+    return TrainerScene(
+        f"megatron: {name}", "megatron_gpt", kills, ranks=4, environment=environment, redone=2 if copies else 1
+    )
+
+
+SCENES = (
+    _scene("tensor parallel under data parallel", "", _KILLS),
+    _scene("the same, killed late in the step", "", _LATE),
+    _scene("bf16 with main parameters", "bf16", _LATE),
+    _scene("distributed optimizer", "distributed", _KILLS),
+    _scene("distributed optimizer, bf16, killed late in the step", "distributed,bf16", _LATE),
+    _scene("distributed optimizer, overlapping", "distributed,overlap", _KILLS),
+    _scene("pipeline under data parallel", "pipeline", _KILLS),
+)
