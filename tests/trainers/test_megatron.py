@@ -12,6 +12,7 @@ from torch.distributed import HashStore
 pytest.importorskip("megatron.core")
 
 from megatron.core import rerun_state_machine
+from megatron.core.distributed import DistributedDataParallel
 from megatron.core.distributed.distributed_data_parallel_config import DistributedDataParallelConfig
 from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucket, _ParamAndGradBucketGroup
 from megatron.core.optimizer.grad_scaler import DynamicGradScaler
@@ -22,7 +23,7 @@ from megatron.core.transformer import TransformerConfig
 
 from taskd.adaptors.seams.seam import TorchName, installed
 from taskd.adaptors.trainers.library import misfit
-from taskd.adaptors.trainers.megatron import interrupted
+from taskd.adaptors.trainers.megatron import interrupted, limits
 from taskd.adaptors.trainers.megatron.followers import MegatronScaler, MegatronSchedule
 from taskd.adaptors.trainers.megatron.held import UnfitPart
 from taskd.adaptors.trainers.megatron.seams import PACKAGE, TABLE
@@ -77,6 +78,20 @@ def test_what_does_not_fit_trains_as_it_is_and_says_why() -> None:
 
 def test_another_wrapper_is_refused() -> None:
     assert "expected Megatron's own DistributedDataParallel" in part_of([torch.nn.Linear(1, 1)], [], None).refusal
+
+
+@pytest.mark.parametrize(
+    "name", ["cuda_graph_impl='local'", "tp_comm_overlap", "moe_token_dispatcher_type='flex'", "nccl_ub"]
+)
+def test_communicators_that_are_built_in_are_refused(name: str) -> None:
+    setting, _, value = name.partition("=")
+    config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1)
+    chunk = DistributedDataParallel.__new__(DistributedDataParallel)
+    torch.nn.Module.__init__(chunk)
+    chunk.config, chunk.ddp_config, chunk.bucket_groups = config, DistributedDataParallelConfig(), []
+    assert not limits.refusal([chunk], [])
+    setattr(chunk.ddp_config if setting == "nccl_ub" else config, setting, value.strip("'") or True)
+    assert f"is trained with {name}, which keeps communicators" in limits.refusal([chunk], [])
 
 
 def test_an_optimizer_without_one_of_torch_is_an_error() -> None:
