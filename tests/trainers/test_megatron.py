@@ -16,6 +16,7 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.distributed.distributed_data_parallel_config import DistributedDataParallelConfig
 from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucket, _ParamAndGradBucketGroup
 from megatron.core.optimizer.grad_scaler import DynamicGradScaler
+from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 from megatron.core.timers import Timers
@@ -92,6 +93,11 @@ def test_communicators_that_are_built_in_are_refused(name: str) -> None:
     assert not limits.refusal([chunk], [])
     setattr(chunk.ddp_config if setting == "nccl_ub" else config, setting, value.strip("'") or True)
     assert f"is trained with {name}, which keeps communicators" in limits.refusal([chunk], [])
+
+
+def test_an_optimizer_that_divides_layers_is_refused() -> None:
+    made = LayerWiseDistributedOptimizer.__new__(LayerWiseDistributedOptimizer)
+    assert "whole layers" in part_of([], [], None, chained=made).refusal
 
 
 def test_an_optimizer_without_one_of_torch_is_an_error() -> None:

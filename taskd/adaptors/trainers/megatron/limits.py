@@ -5,7 +5,10 @@ from typing import Any
 
 
 def refusal(chunks: Sequence[Any], optimizers: Sequence[Any]) -> str:
-    """What stands in the way of a recovery in place, in words; "" for nothing."""
+    """What stands in the way of a recovery in place, in words; "" for nothing.
+
+    `optimizers` are those that are chained, and what chains them.
+    """
     for chunk in chunks:
         if type(chunk).__name__ != "DistributedDataParallel" or not hasattr(chunk, "bucket_groups"):
             return f"the model's chunk is a {type(chunk).__name__}, expected Megatron's own DistributedDataParallel"
@@ -14,7 +17,9 @@ def refusal(chunks: Sequence[Any], optimizers: Sequence[Any]) -> str:
         if any(_is_quantized(parameter) for parameter in chunk.parameters()):
             return "the model has parameters of 8 bits or fewer, whose scales no part of the state has"
     for optimizer in optimizers:
-        inner = getattr(optimizer, "optimizer", None)
+        if type(optimizer).__name__ == "LayerWiseDistributedOptimizer":
+            return "the optimizer divides whole layers among ranks (LayerWiseDistributedOptimizer)"
+        inner = vars(optimizer).get("optimizer")
         if type(inner).__name__ == "HybridDeviceOptimizer":
             return "the optimizer's state is offloaded (HybridDeviceOptimizer), and was never recovered in a test"
         if getattr(getattr(optimizer, "config", None), "use_precision_aware_optimizer", False):

@@ -47,7 +47,7 @@ def state(
             f"taskd.megatron.state got a {type(optimizer).__name__} as optimizer, expected what get_megatron_optimizer "
             "returns, with a torch optimizer inside on every rank"
         )
-    part = part_of(chunks, optimizers, opt_param_scheduler)
+    part = part_of(chunks, optimizers, opt_param_scheduler, chained=optimizer)
     # What is in the wrappers: Megatron's has a list named `buffers`, where a module has a method.
     named: dict[str, Any] = {f"model{at or ''}": getattr(chunk, "module", chunk) for at, chunk in enumerate(chunks)}
     named |= {f"optimizer{number or ''}": _inner(one) for number, one in enumerate(optimizers)}
@@ -57,9 +57,15 @@ def state(
     return TrainState(data=own, replicated={**(replicated or {}), "megatron": part}, **named, **options)
 
 
-def part_of(chunks: Sequence[Any], optimizers: Sequence[Any], scheduler: Any, look: Look = installed) -> LibraryPart:
-    """What these have beside models and torch optimizers; `look` looks into the installed library."""
-    refusal = misfit(PACKAGE, TABLE, look) or limits.refusal(chunks, optimizers)
+def part_of(
+    chunks: Sequence[Any], optimizers: Sequence[Any], scheduler: Any, look: Look = installed, *, chained: Any = None
+) -> LibraryPart:
+    """What these have beside models and torch optimizers; `look` looks into the installed library.
+
+    `chained` is what chains the optimizers.
+    """
+    holders = [*optimizers, *(() if chained is None else (chained,))]
+    refusal = misfit(PACKAGE, TABLE, look) or limits.refusal(chunks, holders)
     if refusal:
         return UnfitPart(refusal)
     configs = [config for one in (*chunks, *optimizers) if (config := getattr(one, "config", None)) is not None]
