@@ -1,7 +1,8 @@
 """A job of two ranks, each its own node's, that are killed while they copy their states: `copying.py`, under torchrun.
 
 COPYING_KILLS has a line of JSON: for each kill the step from which on it is due, the ranks, and the number of the
-passage, of those inside the copying, at which it strikes. COPYING_STEPS is how long the job is.
+passage, of those inside the copying, at which it strikes. None is due before the job has come further than at the one
+before: a rank that fails thrice in one step is no matter of copies. COPYING_STEPS is how long the job is.
 """
 
 import json
@@ -28,13 +29,19 @@ from tests.sharded.programs.mutations import MUTATIONS
 WIDTH = 256
 KILLS = json.loads(os.environ.get("COPYING_KILLS", "[]"))
 passed = [0]
+rounds = [0]
 now = [0]
 
 
 def passing(where: str) -> None:
     """This rank is in the midst of copying; it may be its end."""
+    rounds[0] += where == "before room"
+    if rounds[0] == 2:
+        (diary.FOLDER / "first-round").touch()
     number = next((index for index in range(len(KILLS)) if not _done(index).exists()), None)
-    if number is None or now[0] < KILLS[number]["step"]:
+    if number is None or not (diary.FOLDER / "first-round").exists():
+        return
+    if now[0] < max(KILLS[number]["step"], _struck_at(number - 1) + 2):
         passed[0] = 0
         return
     passed[0] += 1
@@ -46,8 +53,13 @@ def passing(where: str) -> None:
         return
     mine.write_text(where)
     if all((diary.FOLDER / f"struck-{number}-{rank}").exists() for rank in victims):
-        _done(number).touch()
+        _done(number).write_text(str(now[0]))
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _struck_at(number: int) -> int:
+    """The step of that kill; -2 before the first."""
+    return int(_done(number).read_text() or -2) if number >= 0 else -2
 
 
 def _done(number: int) -> Path:

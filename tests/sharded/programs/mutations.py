@@ -1,6 +1,5 @@
 """Ways to get the recovery of sharded models wrong, each done to the taskd of this process: a scene must notice."""
 
-import os
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -13,6 +12,16 @@ from taskd.adaptors.training.copies import copier, snapshot
 from taskd.adaptors.training.inflight import fsdp2, pipelining
 from taskd.adaptors.training.sharding import replicas
 from taskd.adaptors.training.trust import first_step, verifying
+from tests.scripts import diary
+
+
+def _first(what: str) -> bool:
+    """Whether this happens in the job for the first time: which rank is the donor depends on where each has come to."""
+    try:
+        (diary.FOLDER / what).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def put(module: Any, **mutated: Any) -> None:
@@ -59,13 +68,11 @@ def no_handle_in_meshes() -> None:
 
 
 def flip_a_bit() -> None:
-    """Rank 0 sends its largest tensor, once, with another bit: no mutation, but a fault that is to be found."""
+    """The first donor's largest tensor is sent with another bit: no mutation, but a fault that is to be found."""
     send = dist.isend
-    flips = [1 if os.environ.get("RANK") == "0" else 0]
 
     def isend(tensor: Any, receiver: int) -> Any:
-        if flips[0] and tensor.nbytes > 4096:
-            flips[0] = 0
+        if tensor.nbytes > 4096 and _first("flipped"):
             tensor = tensor.clone()
             tensor[len(tensor) // 2] ^= 4
         return send(tensor, receiver)
@@ -74,13 +81,11 @@ def flip_a_bit() -> None:
 
 
 def donate_nan() -> None:
-    """What rank 0 holds becomes NaN as it gives it away for the first time: a fault that is to be found."""
+    """What the first donor holds becomes NaN as it gives it away: a fault that is to be found."""
     honest = packing.pack
-    bad = [os.environ.get("RANK") == "0"]
 
     def pack(recovery: Any, **options: Any) -> Any:
-        if bad[0]:
-            bad[0] = False
+        if _first("not finite"):
             for parameter in recovery.parts.parameters():
                 parameter.data.view(-1)[:1] = float("nan")
         return honest(recovery, **options)

@@ -40,6 +40,8 @@ from taskd.adaptors.training.data.loading import Meter
 from taskd.adaptors.training.positions.seeds import mix
 
 _log = logging.getLogger(__name__)
+CLASS: Any = vars(object)["__class__"]
+"""By which the class of a loader of accelerate's is set, which says that it is another."""
 
 
 class Pass(msgspec.Struct, array_like=True):
@@ -97,10 +99,10 @@ class LoaderPlace:
         self._lent: Pass | None = None  # the resume that the newest iterator took, until the next commit
         self._skipped = 0  # batches that the present pass went on behind, until the script works at one
         self._worked = False  # whether the script has worked at a batch of this pass
-        loader.__class__ = _kept(_kind(loader))
+        CLASS.__set__(loader, _kept(_kind(loader)))
         for inner in (loader, getattr(loader, "base_dataloader", None)):  # accelerate's are made around one of torch's
             if inner is not None:
-                inner.__class__ = _ordered(_kind(inner))
+                CLASS.__set__(inner, _ordered(_kind(inner)))
                 inner._taskd_place = self
                 if self._workers:
                     inner.worker_init_fn = WorkerStart(inner.worker_init_fn)

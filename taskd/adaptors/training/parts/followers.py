@@ -54,6 +54,7 @@ class Followers:
         self._parts = [_Follower(name, part) for name, part in others.items()]
         self._library = {name: part for name, part in replicated.items() if isinstance(part, LibraryPart)}
         self._steady = True
+        self._strides: list[int] = []
         self._told = False
         self._held: list[Any] = []
         self._saves = False
@@ -68,7 +69,9 @@ class Followers:
         if self._schedulers:
             marks = [scheduler.last_epoch for scheduler in self._schedulers]
             if marks != self._marks:
-                self._steady = self._steady and all(new == old + 1 for new, old in zip(marks, self._marks, strict=True))
+                strides = [new - old for new, old in zip(marks, self._marks, strict=True)]
+                self._steady = self._steady and min(strides) > 0 and strides == (self._strides or strides)
+                self._strides = strides  # accelerate's make as many steps as there are processes
                 self._mark_schedulers()
             else:
                 self._steady = False
@@ -175,9 +178,11 @@ class Followers:
 
     def complete(self) -> None:
         """Make follow what lags behind, and would have followed in what was left of the step."""
-        for scheduler in self._standing():
-            if self.rest.may_move(scheduler):
-                scheduler.step()
+        standing = self._standing()
+        for scheduler, stride in zip(self._schedulers, self._strides, strict=False):
+            if scheduler in standing and self.rest.may_move(scheduler):
+                for _ in range(stride):
+                    scheduler.step()
         for part in self._parts:
             if part.lags and self.rest.may_move(part.part):
                 self._complete(part.part)

@@ -25,6 +25,7 @@ from taskd.adaptors.groups.sites import script_line
 from taskd.adaptors.groups.wrappers import living, watching
 from taskd.adaptors.seams.parts import IN_WORKER
 from taskd.adaptors.training import tree
+from taskd.adaptors.training.data.as_plain import PlainPlace
 from taskd.adaptors.training.data.epochs import Epochs
 from taskd.adaptors.training.data.indices import samplers
 from taskd.adaptors.training.data.loading import Meter
@@ -69,6 +70,8 @@ class Parts:
         for name, part in [*self.positions.items()]:
             if isinstance(part, torch.utils.data.DataLoader):
                 self._keep(name, part)
+            elif isinstance(part, PlainPlace):
+                part.meter, part.epochs = self.meter, self.epochs
         if not self.optimizers:
             raise ConfigError(
                 f"TrainState got {', '.join(self.all) or 'nothing'}; expected at least one torch.optim.Optimizer, "

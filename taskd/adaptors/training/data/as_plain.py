@@ -1,0 +1,352 @@
+"""The place of a data loader whose order and random numbers are to be exactly those that it has without taskd.
+
+For trainers, which are compared with what they do without: a `LoaderPlace` draws from seeds of its own instead.
+
+Rules:
+
+1. An undisturbed pass is torch's own: nothing is seeded. What is put down as it begins are the states of the global
+   generators, of those that loader and samplers hold, and of stateful samplers; and before each batch that is loaded in
+   this process, those of the global generators.
+2. A process that lives on goes on with the iterator that it has: what that had loaded ahead, and its workers, are as
+   they were. Batches that were handed out since the last commit are handed out again.
+3. A new process makes the iterator again from what was put down, and skips what was handed out without loading it. What
+   the one before it had loaded ahead is loaded with the random numbers of then. The global generators are then where
+   they were as the iterator was asked for.
+4. Not exact in a new process: a dataset that draws random numbers in worker processes, or is iterable and draws any; a
+   sampler that draws from the global generators later than with its first index.
+5. `committed` is called after each commit, and `pending` says how many of the last batches that were handed out have
+   not been trained with: a trainer may look ahead.
+"""
+
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Final
+
+import msgspec
+from torch.utils.data import IterableDataset, Sampler
+
+from taskd.adaptors.training import tree
+from taskd.adaptors.training.data.epochs import Epochs
+from taskd.adaptors.training.data.indices import held_by, put, samplers
+from taskd.adaptors.training.data.loading import Meter
+from taskd.adaptors.training.data.places import CLASS
+from taskd.adaptors.training.data.plain_batches import GlobalRng, PassMemory, PlainBatches
+
+_log = logging.getLogger(__name__)
+_MARKS: Final = ("epoch", "iteration")
+"""Numbers by which samplers, and loaders of accelerate's, tell their passes apart."""
+_BESIDE: Final = ("end_of_dataloader", "remainder")
+"""What those loaders tell of a batch."""
+
+
+class PlainPass(msgspec.Struct, array_like=True):
+    """One pass over the data.
+
+    Attributes:
+        number: which pass, from 0; -1: none has begun.
+        handed: batches that were handed out and trained with.
+        over: whether all were.
+        loop: the epoch of `state.epochs()`, -1 outside of it.
+        globals: the states of the global generators as its iterator was asked for.
+        held: those of the generators that loader and samplers hold, then; once it is over, those now.
+        asked: those as the sampler was asked: ranks may have agreed on them in between.
+        marks: the numbers of loader and samplers, likewise.
+        states: of stateful samplers, encoded, likewise.
+        ahead: the states of the global generators before each batch was loaded that has not been trained with.
+    """
+
+    number: int = -1
+    handed: int = 0
+    over: bool = True
+    loop: int = -1
+    globals: list[bytes] = msgspec.field(default_factory=list)
+    held: list[bytes] = msgspec.field(default_factory=list)
+    marks: list[int | None] = msgspec.field(default_factory=list)
+    states: list[bytes | None] = msgspec.field(default_factory=list)
+    asked: list[bytes] = msgspec.field(default_factory=list)
+    ahead: list[list[bytes]] = msgspec.field(default_factory=list)
+
+
+class PlainPlace:
+    """Keeps the place of one loader; a part of a training state that is each rank's own (`data=`).
+
+    Args:
+        loader: any `torch.utils.data.DataLoader`, or one of accelerate's.
+        pending: how many of the last batches that were handed out have not been trained with.
+        total: after how many batches the trainer's pass ends, if not as the loader says.
+
+    Attributes:
+        meter: is told what its batches cost.
+        epochs: those of the state, if the script loops over them: a pass that is over is not begun again in its epoch.
+        pass_: the present one.
+        in_process: whether batches are loaded in this process.
+        iterable: whether nothing can be skipped without loading it.
+        rng: the global generators.
+        memory: of the present pass.
+    """
+
+    def __init__(
+        self, loader: Any, pending: Callable[[], int] = lambda: 0, total: Callable[[], float] | None = None
+    ) -> None:
+        self.meter = Meter()
+        self.epochs = Epochs()
+        self.pass_ = PlainPass()
+        self._loader = weakref.ref(loader)
+        self._pending = pending
+        self._ends_after = total
+        self.rng = GlobalRng()
+        self.memory: PassMemory | None = None
+        self._resume: PlainPass | None = None
+        self._live: weakref.ref[PlainBatches] | None = None
+        self._kept: PlainBatches | None = None  # held until the next iterator is asked for
+        inner = getattr(loader, "base_dataloader", loader)  # accelerate's are made around one of torch's
+        self.in_process = not inner.num_workers
+        self.iterable = isinstance(inner.dataset, IterableDataset)
+        CLASS.__set__(loader, _telling(_kind(loader)))
+        CLASS.__set__(inner, _asking(_kind(inner)))
+        for one in (loader, inner):
+            vars(one)["_taskd_place"] = self
+
+    # What the state calls.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands now, without what the trainer has taken ahead."""
+        if self._resume is not None:
+            return {"pass": msgspec.msgpack.encode(self._resume)}
+        now = self.pass_
+        pending, batches = self._pending(), self.batches
+        trained = max(0, now.handed - pending)
+        if (now.over and not pending) or trained >= self._total():
+            now = PlainPass(now.number, trained, True, now.loop, [], *self._own())
+        elif batches is not None:
+            memory = batches.memory
+            now = msgspec.structs.replace(
+                now, handed=trained, over=False, asked=memory.asked, ahead=memory.before_each(trained)
+            )
+        return {"pass": msgspec.msgpack.encode(now)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go back to that with the next iterator. Raises `msgspec.DecodeError` for what is no place."""
+        self._resume = resume = msgspec.msgpack.decode(state["pass"], type=PlainPass)
+        batches = self.batches
+        covers = batches is not None and batches.goes_back_to(resume.handed)
+        same = resume.number == self.pass_.number
+        if same and resume.over and resume.loop < 0 and (batches is None or not batches.broken):
+            self._resume = None  # nothing was begun since
+        elif not (same and covers):
+            self._drop()
+
+    # What the trainer's adapter calls.
+
+    def committed(self) -> None:
+        """A step is committed: batches that it was trained with are not handed out again."""
+        batches = self.batches
+        if batches is not None:
+            batches.forget_before(self.pass_.handed - self._pending())
+
+    def begin_anew(self) -> None:
+        """The next iterator begins a pass, whatever is left of the one that was gone back to."""
+        if self._resume is not None and not self._resume.over:
+            self._resume = PlainPass(self._resume.number, self._resume.handed, True, -1, [], *self._own())
+
+    @property
+    def handed(self) -> int:
+        """Batches of the present pass that were handed out and trained with."""
+        return max(0, self.pass_.handed - self._pending()) if self._resume is None else self._resume.handed
+
+    @property
+    def batches(self) -> "PlainBatches | None":
+        """The present iterator."""
+        if self._kept is not None:
+            return self._kept
+        return None if self._live is None else self._live()
+
+    # What the iterators call.
+
+    def open(self, make: Callable[[], Iterator[Any]]) -> "PlainBatches":
+        """A new iterator: `make` calls the loader's own `__iter__`."""
+        resume, self._resume = self._resume, None
+        kept = self._kept
+        if resume is not None and resume.over and resume.loop == self.epochs.loop >= 0:
+            batches = self._end_again(resume)
+        elif resume is None or resume.over:
+            if resume is not None:
+                self._put(resume)
+            self._drop()
+            number = (self.pass_ if resume is None else resume).number + 1
+            self.pass_ = PlainPass(number, 0, False, self.epochs.loop, self.rng.capture(), *self._own())
+            batches = PlainBatches(self, self._remember(0, []))
+            self._hold(batches)
+            batches.begin(make())
+        elif kept is not None and kept.goes_back_to(resume.handed):
+            self.pass_ = msgspec.structs.replace(self.pass_, handed=resume.handed)
+            batches = kept.rewind(resume.handed)
+            self._hold(batches)
+        else:
+            batches = self._replay(resume, make)
+        return batches
+
+    def keep(self, batches: "PlainBatches") -> None:
+        """The iterator is asked for the first time: it lives until there is another, whoever lets go of it."""
+        self._kept = batches
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """An iterator that is made anew on one rank alone has nothing to agree on with the others."""
+        loader = self._attributes()
+        known = loader.get("rng_types")
+        if known is not None:
+            loader["rng_types"] = None
+        try:
+            yield
+        finally:
+            if known is not None:
+                loader["rng_types"] = known
+
+    @property
+    def beside(self) -> tuple[Any, ...]:
+        """What the loader tells of the batch that it has just given."""
+        loader = self._attributes()
+        return tuple(loader.get(name) for name in _BESIDE)
+
+    def put_beside(self, told: tuple[Any, ...]) -> None:
+        """A batch is handed out again."""
+        loader = self._attributes()
+        loader.update((name, value) for name, value in zip(_BESIDE, told, strict=True) if name in loader)
+
+    # Inside.
+
+    def _replay(self, resume: PlainPass, make: Callable[[], Iterator[Any]]) -> "PlainBatches":
+        self._drop()
+        now = self.rng.capture()
+        self._put(resume)
+        self.rng.restore(resume.globals)
+        self.pass_ = resume = msgspec.structs.replace(resume)
+        ahead, resume.ahead = resume.ahead, []
+        batches = PlainBatches(self, self._remember(resume.handed, ahead, resume.asked))
+        self._hold(batches)
+        batches.begin(make())
+        if self.iterable and resume.handed:
+            _log.warning(
+                "a data loader is iterable: %d batches are loaded and dropped to come to the place of the recovery; "
+                "those of a dataset with __getitem__ are skipped without loading",
+                resume.handed,
+            )
+            batches.drop(now)
+        else:
+            batches.memory.made_anew(now)
+        return batches
+
+    def _end_again(self, resume: PlainPass) -> "PlainBatches":
+        """What follows the loop over the batches is done again: there are none left."""
+        self._drop()
+        self._put(resume)
+        self.pass_ = resume
+        loader: Any = self._loader()
+        if "iteration" in vars(loader):
+            loader.iteration += 1  # as accelerate's do behind the last batch
+        batches = PlainBatches(self, self._remember(resume.handed, []))
+        self._hold(batches)
+        batches.begin(iter(()))
+        return batches
+
+    def _attributes(self) -> dict[str, Any]:
+        loader = self._loader()
+        return {} if loader is None else vars(loader)
+
+    def _remember(self, skip: int, ahead: list[list[bytes]], asked: Sequence[bytes] = ()) -> PassMemory:
+        known = self._loader
+        held = lambda: [] if (loader := known()) is None else held_by(loader)  # noqa: E731 - it must not hold this place
+        self.memory = PassMemory(
+            self.rng, held, skip, ahead, list(asked), in_process=self.in_process, iterable=self.iterable
+        )
+        return self.memory
+
+    def _hold(self, batches: "PlainBatches") -> None:
+        self._live = weakref.ref(batches)
+        self._kept = None
+
+    def _drop(self) -> None:
+        self._kept = self._live = None
+
+    def _total(self) -> float:
+        if self._ends_after is not None:
+            return self._ends_after()
+        try:
+            return len(self._loader())  # type: ignore[arg-type]
+        except TypeError:  # iterable
+            return float("inf")
+
+    def _things(self) -> list[Any]:
+        loader = self._loader()
+        return [] if loader is None else [loader, *samplers(loader)]
+
+    def _own(self) -> tuple[list[bytes], list[int | None], list[bytes | None]]:
+        things = self._things()
+        marks = [vars(thing).get(name) for thing in things for name in _MARKS if hasattr(thing, "__dict__")]
+        return (
+            [generator.get_state().numpy().tobytes() for generator in (held_by(things[0]) if things else ())],
+            [mark if type(mark) is int else None for mark in marks],
+            [tree.pack(thing.state_dict()) if _is_stateful(thing) else None for thing in things[1:]],
+        )
+
+    def _put(self, resume: PlainPass) -> None:
+        things = self._things()
+        put(held_by(things[0]) if things else [], resume.held)
+        places = [(thing, name) for thing in things for name in _MARKS if hasattr(thing, "__dict__")]
+        for (thing, name), mark in zip(places, resume.marks, strict=False):
+            if mark is not None:
+                setattr(thing, name, mark)
+        for sampler, state in zip(things[1:], resume.states, strict=False):
+            if state is not None:
+                sampler.load_state_dict(tree.unpack(state))
+
+
+def _kind(loader: Any) -> Any:
+    return type(loader)
+
+
+def _is_stateful(sampler: Any) -> bool:
+    return callable(getattr(sampler, "state_dict", None)) and callable(getattr(sampler, "load_state_dict", None))
+
+
+class PlainIndices(Sampler[Any]):
+    """Stands where a loader's iterator expects its sampler."""
+
+    def __init__(self, sampler: Any, place: PlainPlace) -> None:
+        self._sampler = sampler
+        self._place = place
+
+    def __iter__(self) -> Iterator[Any]:
+        memory = self._place.memory
+        return iter(self._sampler) if memory is None else memory.indices(self._sampler)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
+@cache
+def _telling(kind: Any) -> type:
+    """A loader's class, with iterators that tell where they are."""
+
+    def __iter__(self: Any) -> PlainBatches:  # noqa: N807 - it becomes one
+        return self._taskd_place.open(lambda: kind.__iter__(self))  # type: ignore[no-any-return]
+
+    return _variant(kind, {"__iter__": __iter__})
+
+
+@cache
+def _asking(kind: Any) -> type:
+    """A loader's class, whose iterators ask for the indices that they are to load."""
+
+    def _index_sampler(self: Any) -> PlainIndices:
+        return PlainIndices(kind._index_sampler.fget(self), self._taskd_place)
+
+    return _variant(kind, {"_index_sampler": property(_index_sampler)})
+
+
+def _variant(kind: type, body: dict[str, Any]) -> type:
+    return type(kind.__name__, (kind,), {**body, "__module__": kind.__module__, "__qualname__": kind.__qualname__})

@@ -1,0 +1,188 @@
+"""A loader whose place is kept as it is without taskd: what a training sees is the same, undisturbed or resumed."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
+
+from taskd.adaptors.training import tree
+from taskd.adaptors.training.data.as_plain import PlainPlace
+from taskd.adaptors.training.positions.rng import RngCapture
+
+ROWS, SIZE, EPOCHS = 11, 2, 3
+BATCHES = -(-ROWS // SIZE)
+
+
+class Drawing(torch.utils.data.Dataset[Any]):
+    """Augments: what a row gives depends on both generators, and changes them."""
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> list[float]:
+        return [float(index), torch.rand(()).item(), random.random()]
+
+
+class Stream(IterableDataset[Any]):
+    """Has no indices."""
+
+    def __iter__(self) -> Iterator[float]:
+        yield from map(float, range(ROWS))
+
+
+class Ahead(DataLoader[Any]):
+    """Loads one batch ahead of that which it gives, as accelerate's do."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        inner = super().__iter__()
+        batch = next(inner, None)
+        while batch is not None:
+            following = next(inner, None)
+            yield batch
+            batch = following
+
+
+def plain() -> DataLoader[Any]:
+    return DataLoader(Drawing(), batch_size=SIZE, shuffle=True)
+
+
+def ahead() -> DataLoader[Any]:
+    return Ahead(Drawing(), batch_size=SIZE, shuffle=True)
+
+
+def own_generator() -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(5)
+    rows = TensorDataset(torch.arange(ROWS))
+    return DataLoader(rows, batch_size=SIZE, sampler=RandomSampler(rows, generator=generator))
+
+
+def workers() -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.arange(ROWS)), batch_size=SIZE, shuffle=True, num_workers=1)
+
+
+def stream() -> DataLoader[Any]:
+    return Ahead(Stream(), batch_size=SIZE)
+
+
+MAKE = {"plain": plain, "ahead": ahead, "own generator": own_generator, "workers": workers, "stream": stream}
+
+
+class Process:
+    """Trains: of each step it notes the batch and a random number, and as it is committed, where it stands."""
+
+    def __init__(self, make: Any, *, kept: bool, takes_ahead: int = 0) -> None:
+        torch.manual_seed(1)
+        random.seed(2)
+        self.loader = make()
+        self.taken: list[Any] = []
+        self.takes_ahead = takes_ahead
+        self.place = PlainPlace(self.loader, lambda: len(self.taken)) if kept else None
+        self.rng = RngCapture()
+        self.positions: dict[int, tuple[list[bytes], bytes]] = {}
+        self.record(0)
+
+    def record(self, step: int) -> None:
+        if self.place is not None:
+            self.positions[step] = [bytes(state) for state in self.rng.capture()], tree.pack(self.place.state_dict())
+            self.place.committed()
+
+    def go_to(self, step: int, position: tuple[list[bytes], bytes]) -> None:
+        rng, data = self.positions[step] = position
+        self.taken.clear()
+        assert self.place is not None
+        self.place.load_state_dict(tree.unpack(data))
+        self.rng.restore(rng)
+
+    def train(self, step: int = 0, until: int = EPOCHS * BATCHES) -> list[Any]:
+        """From `step` on; in the midst of step `until` it is left, behind its batch and its random number."""
+        seen: list[Any] = []
+        for epoch in range(step // BATCHES, EPOCHS):
+            if self.place is not None and step == epoch * BATCHES:
+                self.place.begin_anew()
+            for batch in self.looking_ahead(iter(self.loader)):
+                seen.append([as_list(batch), torch.rand(()).item(), random.random()])
+                if step == until:
+                    return seen[:-1]
+                step += 1
+                self.record(step)
+            assert step == (epoch + 1) * BATCHES
+        return seen
+
+    def looking_ahead(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """As a trainer that takes so many batches before it trains with the first of them."""
+        while True:
+            while len(self.taken) <= self.takes_ahead and (batch := next(batches, None)) is not None:
+                self.taken.append(batch)
+            if not self.taken:
+                return
+            yield self.taken.pop(0)
+
+
+def as_list(batch: Any) -> Any:
+    return [as_list(part) for part in batch] if isinstance(batch, list) else batch.tolist()
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("takes_ahead", [0, 2])
+def test_an_undisturbed_training_is_as_without_taskd(kind: str, takes_ahead: int) -> None:
+    make = MAKE[kind]
+    assert (
+        Process(make, kept=True, takes_ahead=takes_ahead).train()
+        == Process(make, kept=False, takes_ahead=takes_ahead).train()
+    )
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("takes_ahead", [0, 2])
+@pytest.mark.parametrize("lives", [True, False], ids=["survivor", "newcomer"])
+def test_a_training_goes_on_behind_any_step(kind: str, takes_ahead: int, lives: bool) -> None:
+    make = MAKE[kind]
+    wanted = Process(make, kept=False, takes_ahead=takes_ahead).train()
+    steps = range(1, EPOCHS * BATCHES) if kind != "workers" else (1, BATCHES - 1, BATCHES, BATCHES + 1, 2 * BATCHES)
+    for step in steps:
+        process = Process(make, kept=True, takes_ahead=takes_ahead)
+        before = process.train(until=step)
+        position = process.positions[step]
+        if not lives:
+            process = Process(make, kept=True, takes_ahead=takes_ahead)
+        process.go_to(step, position)
+        assert before + process.train(step) == wanted, f"behind step {step}"
+
+
+@pytest.mark.parametrize("kind", ["plain", "ahead"])
+@pytest.mark.parametrize("lives", [True, False], ids=["survivor", "newcomer"])
+def test_faults_follow_one_another(kind: str, lives: bool) -> None:
+    make = MAKE[kind]
+    process, seen, step = Process(make, kept=True), [], 0
+    for until in (1, 1, 2, 3, BATCHES, BATCHES, BATCHES + 2):
+        seen += process.train(step, until)
+        step, position = until, process.positions[until]
+        if not lives:
+            process = Process(make, kept=True)
+        process.go_to(step, position)
+    assert seen + process.train(step) == Process(make, kept=False).train()
+
+
+def test_a_survivor_may_go_back_by_several_steps() -> None:
+    """As to a copy: the batches since are no longer kept, so they are loaded again."""
+    process = Process(ahead, kept=True)
+    seen = process.train(until=5)
+    process.go_to(2, process.positions[2])
+    assert seen[:2] + process.train(2) == Process(ahead, kept=False).train()
+
+
+def test_a_pass_that_is_left_early_is_over_where_the_trainer_says_so() -> None:
+    torch.manual_seed(1)
+    loader = own_generator()
+    place = PlainPlace(loader, total=lambda: 2)
+    batches = iter(loader)
+    next(batches)
+    next(batches)
+    known = place.state_dict()
+    following = [as_list(batch) for batch in loader]
+    loader = own_generator()
+    PlainPlace(loader, total=lambda: 2).load_state_dict(known)
+    assert [as_list(batch) for batch in loader] == following
