@@ -1,7 +1,6 @@
 """Megatron's core: a GPT over four ranks, killed in the middle of what its schedules and optimizers do together.
 
-With a distributed optimizer there are no replicas: all ranks go back to copies, which are made at each step here. The
-newest may not be whole yet when a rank dies.
+With a distributed optimizer there are no replicas: all ranks go back to copies, which are made at each step here.
 """
 
 from tests.trainers.scenes import TrainerKill, TrainerScene
@@ -16,11 +15,8 @@ _LATE = (TrainerKill(1, 4, "optimizer"), TrainerKill(0, 6, "stepped"), TrainerKi
 
 
 def _scene(name: str, on: str, kills: tuple[TrainerKill, ...]) -> TrainerScene:
-    copies = "distributed" in on
     environment = (("MEGATRON", on), ("MEGATRON_COPIES", "1"))
-    return TrainerScene(
-        f"megatron: {name}", "megatron_gpt", kills, ranks=4, environment=environment, redone=2 if copies else 1
-    )
+    return TrainerScene(f"megatron: {name}", "megatron_gpt", kills, ranks=4, environment=environment)
 
 
 SCENES = (

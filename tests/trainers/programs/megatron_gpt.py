@@ -4,6 +4,7 @@ MEGATRON names what is switched on: distributed, overlap, bf16, pipeline.
 """
 
 import os
+import time
 import warnings
 from pathlib import Path
 
@@ -171,8 +172,20 @@ def log(step):
         moments.logged(step, f"{schedule.num_steps} {groups}")
 
 
+def await_copies():
+    """As where a step takes longer than a copy: a kill finds copies of the step before."""
+    backups = None if PLAIN else state._recovery.backups
+    if backups is None:
+        return
+    from taskd.adaptors.training.keeping import NEVER
+
+    while backups.next == NEVER:
+        time.sleep(0.001)
+
+
 def train():
     for step in range(state.step, STEPS):
+        await_copies()
         moments.at(step + 1)
         train_step(step)
         moment("commit")

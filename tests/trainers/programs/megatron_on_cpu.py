@@ -3,6 +3,7 @@
 - It makes tensors with `device="cuda"` and asks for the current device: both are the CPU.
 - It tells types of tensors by their names (`torch.cuda.FloatTensor`): a tensor's name has `cuda` in it here.
 - Its loss scaler moves what it loads with `Tensor.cuda()`: it stays where it is.
+- It waits for the device when stages have exchanged activations, and in its timers: there is none to wait for.
 - Its tracker of random numbers swaps the states of a GPU's generator: here it swaps those of the CPU's, so that dropout
   within the parts of a layer draws as it does on a GPU. It warns of the CPU's state having changed: it has, here.
 """
@@ -31,8 +32,13 @@ def _current_device() -> Any:
     return "cpu"
 
 
+def _synchronize(_device: Any = None) -> None:
+    pass
+
+
 def install():
     torch.cuda.current_device = _current_device
+    torch.cuda.synchronize = _synchronize
     torch.cuda.get_rng_state = lambda *_: torch.get_rng_state()
     torch.cuda.manual_seed = torch.manual_seed
     from megatron.core.tensor_parallel import random
