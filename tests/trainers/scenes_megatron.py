@@ -13,6 +13,8 @@ _KILLS = (
 )
 _LATE = (TrainerKill(1, 4, "optimizer"), TrainerKill(0, 6, "stepped"), TrainerKill(2, 9, "backward", 2))
 
+_OVERFLOWING = (TrainerKill(2, 2, "commit"), TrainerKill(0, 4, "reduce"), TrainerKill(3, 8, "optimizer"))
+
 
 def _scene(name: str, on: str, kills: tuple[TrainerKill, ...]) -> TrainerScene:
     environment = (("MEGATRON", on), ("MEGATRON_COPIES", "1"))
@@ -23,6 +25,7 @@ SCENES = (
     _scene("tensor parallel under data parallel", "", _KILLS),
     _scene("the same, killed late in the step", "", _LATE),
     _scene("bf16 with main parameters", "bf16", _LATE),
+    _scene("fp16 with a loss scaler", "fp16", _OVERFLOWING),
     _scene("distributed optimizer", "distributed", _KILLS),
     _scene("distributed optimizer, bf16, killed late in the step", "distributed,bf16", _LATE),
     _scene("distributed optimizer, overlapping", "distributed,overlap", _KILLS),

@@ -112,11 +112,22 @@ def test_a_schedule_follows_by_what_it_has_always_moved() -> None:
     for _ in range(3):
         theirs.step(increment=8)
         assert not mine.lags()
-        mine.committed()
+        mine.committed(stepped=True)
     mine.follow()
     assert theirs.num_steps == 32
     mine.follow()
     assert theirs.num_steps == 32
+
+
+def test_a_step_that_a_scaler_has_left_out_says_nothing_of_the_schedule() -> None:
+    theirs = schedule()
+    mine = MegatronSchedule(theirs)
+    mine.committed(stepped=False)
+    assert mine.lags()
+    theirs.step(increment=8)
+    mine.committed(stepped=True)
+    mine.committed(stepped=False)
+    assert not mine.lags()
 
 
 def test_a_schedule_that_moves_otherwise_is_not_guessed_at() -> None:
@@ -124,13 +135,13 @@ def test_a_schedule_that_moves_otherwise_is_not_guessed_at() -> None:
     mine = MegatronSchedule(theirs)
     for increment in (8, 16):
         theirs.step(increment=increment)
-        mine.committed()
+        mine.committed(stepped=True)
     assert mine.lags()
 
 
 def test_a_schedule_that_never_moves_needs_not_follow() -> None:
     mine = MegatronSchedule(schedule())
-    mine.committed()
+    mine.committed(stepped=True)
     assert not mine.lags()
     mine.follow()
     assert mine.counted == 0

@@ -1,6 +1,6 @@
 """A GPT of Megatron's core learns Python's own text: tensor or pipeline parallel under data parallel, on four ranks.
 
-MEGATRON names what is switched on: distributed, overlap, bf16, pipeline.
+MEGATRON names what is switched on: distributed, overlap, bf16, fp16, pipeline.
 """
 
 import os
@@ -19,7 +19,8 @@ warnings.filterwarnings("ignore")
 ON = frozenset(os.environ.get("MEGATRON", "").split(","))
 STEPS, MICRO_BATCHES, ROWS, LENGTH = int(os.environ.get("MEGATRON_STEPS", "12")), 2, 2, 32
 PIPELINED, DIVIDED, OVERLAPS = "pipeline" in ON, "distributed" in ON, "overlap" in ON
-KIND = torch.bfloat16 if "bf16" in ON else torch.float32
+KIND = torch.bfloat16 if "bf16" in ON else torch.float16 if "fp16" in ON else torch.float32
+HALF = KIND is not torch.float32
 
 dist.init_process_group("gloo")
 megatron_on_cpu.install()
@@ -57,6 +58,7 @@ def made_model():
         params_dtype=KIND,
         pipeline_dtype=KIND,
         bf16=KIND is torch.bfloat16,
+        fp16=KIND is torch.float16,
         # Kernels of CUDA, and scripts that are compiled at a rank's first step.
         use_cpu_initialization=True,
         gradient_accumulation_fusion=False,
@@ -78,7 +80,7 @@ def made_model():
         use_distributed_optimizer=DIVIDED,
         overlap_grad_reduce=OVERLAPS,
         overlap_param_gather=OVERLAPS,
-        grad_reduce_in_fp32=KIND is torch.bfloat16,
+        grad_reduce_in_fp32=HALF,
         bucket_size=5000,
     )
     wrapped = DistributedDataParallel(config, ddp_config, gpt)
@@ -105,9 +107,14 @@ optimizer = get_megatron_optimizer(
         overlap_param_gather=OVERLAPS,
         params_dtype=KIND,
         bf16=KIND is torch.bfloat16,
+        fp16=KIND is torch.float16,
+        initial_loss_scale=2.0**24,  # the first steps overflow, and are left out
+        hysteresis=1,
+        loss_scale_window=3,
     ),
     model,
 )
+model[0].config.grad_scale_func = optimizer.scale_loss
 schedule = OptimizerParamScheduler(
     optimizer,
     init_lr=0.0,
@@ -169,7 +176,7 @@ def log(step):
     written = diary.FOLDER / f"logged-{diary.RANK}"
     if not written.exists() or int(written.read_text().splitlines()[-1].split()[0]) < step:
         groups = [(group["lr"].hex(), group["weight_decay"].hex()) for group in optimizer.param_groups]
-        moments.logged(step, f"{schedule.num_steps} {groups}")
+        moments.logged(step, f"{schedule.num_steps} {optimizer.get_loss_scale().item()} {groups}")
 
 
 def await_copies():

@@ -34,11 +34,12 @@ class MegatronSchedule:
         """What it has counted is that of the committed step."""
         self._marked = self.counted
 
-    def committed(self) -> None:
-        """A step is committed."""
-        moved = self.counted - self._marked
-        self._steady = self._steady and self._usual in (None, moved)
-        self._usual = moved
+    def committed(self, *, stepped: bool) -> None:
+        """A step is committed. In one that a loss scaler has left out it does not move."""
+        if stepped:
+            moved = self.counted - self._marked
+            self._steady = self._steady and self._usual in (None, moved)
+            self._usual = moved
         self.settled()
 
     def put_back(self) -> None:

@@ -8,7 +8,7 @@ Rules:
    step counts, both are done again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +38,9 @@ class MegatronPart(LibraryPart):
         scalers = {id(one.grad_scaler): one.grad_scaler for one in optimizers if getattr(one, "grad_scaler", None)}
         self._scalers = list(map(MegatronScaler, scalers.values()))
         self._schedule = None if scheduler is None else MegatronSchedule(scheduler)
+        self._stepped = False
+        for one in () if scheduler is None else optimizers:
+            one.optimizer.register_step_post_hook(self._stepper())
         self.coordinates = replica_sets.coordinates(chunks, optimizers)
         self.alone = replica_sets.alone(chunks, optimizers)
 
@@ -70,7 +73,8 @@ class MegatronPart(LibraryPart):
         for scaler in self._scalers:
             scaler.settled()
         if self._schedule is not None:
-            self._schedule.committed()
+            self._schedule.committed(stepped=self._stepped)
+        self._stepped = False
 
     def settled(self) -> None:
         """What is there now is that of the committed step."""
@@ -105,6 +109,14 @@ class MegatronPart(LibraryPart):
         """Gather the parameters of which each data-parallel rank has stepped a shard."""
         if self._divided:
             interrupted.gather_parameters(self._chunks)
+
+    def _stepper(self) -> Callable[..., None]:
+        """A function, so that an optimizer that has it can still be copied."""
+
+        def note(*_: Any) -> None:
+            self._stepped = True
+
+        return note
 
     def _moving(self) -> list[MegatronScaler | MegatronSchedule]:
         return [*self._scalers, *(() if self._schedule is None else (self._schedule,))]
