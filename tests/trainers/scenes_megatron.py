@@ -15,6 +15,8 @@ _LATE = (TrainerKill(1, 4, "optimizer"), TrainerKill(0, 6, "stepped"), TrainerKi
 
 _OVERFLOWING = (TrainerKill(2, 2, "commit"), TrainerKill(0, 4, "reduce"), TrainerKill(3, 8, "optimizer"))
 
+_WORKS = (TrainerKill(3, 4, "evaluate"), TrainerKill(0, 8, "save"), TrainerKill(2, 12, "save"))
+
 
 def _scene(name: str, on: str, kills: tuple[TrainerKill, ...]) -> TrainerScene:
     environment = (("MEGATRON", on), ("MEGATRON_COPIES", "1"))
@@ -29,5 +31,6 @@ SCENES = (
     _scene("distributed optimizer", "distributed", _KILLS),
     _scene("distributed optimizer, bf16, killed late in the step", "distributed,bf16", _LATE),
     _scene("distributed optimizer, overlapping", "distributed,overlap", _KILLS),
+    _scene("evaluations and checkpoints of Megatron's own", "works", _WORKS),
     _scene("pipeline under data parallel", "pipeline", _KILLS),
 )

@@ -1,6 +1,6 @@
 """A GPT of Megatron's core learns Python's own text: tensor or pipeline parallel under data parallel, on four ranks.
 
-MEGATRON names what is switched on: distributed, overlap, bf16, fp16, pipeline.
+MEGATRON names what is switched on: distributed, overlap, bf16, fp16, pipeline; works: evaluations, checkpoints.
 """
 
 import os
@@ -25,7 +25,7 @@ HALF = KIND is not torch.float32
 dist.init_process_group("gloo")
 megatron_on_cpu.install()
 
-from megatron.core import parallel_state, tensor_parallel  # noqa: E402
+from megatron.core import dist_checkpointing, parallel_state, tensor_parallel  # noqa: E402
 from megatron.core.distributed import (  # noqa: E402
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -132,6 +132,7 @@ for one in optimizer.chained_optimizers:
     one.optimizer.register_step_pre_hook(lambda *_: moment("optimizer"))
     one.optimizer.register_step_post_hook(lambda *_: moment("stepped"))
 
+evaluated = [0.0]
 TEXT = torch.frombuffer(bytearray(Path(os.__file__).read_bytes()), dtype=torch.uint8).long()
 MASK = torch.tril(torch.ones(1, 1, LENGTH, LENGTH)) < 0.5
 PLACES = torch.arange(LENGTH).repeat(ROWS, 1)
@@ -176,7 +177,44 @@ def log(step):
     written = diary.FOLDER / f"logged-{diary.RANK}"
     if not written.exists() or int(written.read_text().splitlines()[-1].split()[0]) < step:
         groups = [(group["lr"].hex(), group["weight_decay"].hex()) for group in optimizer.param_groups]
-        moments.logged(step, f"{schedule.num_steps} {optimizer.get_loss_scale().item()} {groups}")
+        moments.logged(
+            step,
+            f"{schedule.num_steps} {optimizer.get_loss_scale().item()} {evaluated if step % 4 == 0 else None} {groups}",
+        )
+
+
+def evaluate(step):
+    """Behind some commits, with all ranks; so is `save`."""
+    if "works" not in ON or step % 4:
+        return
+    model[0].eval()
+    losses = get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=micro_batches(100 + step),
+        model=model,
+        num_microbatches=MICRO_BATCHES,
+        seq_length=LENGTH,
+        micro_batch_size=ROWS,
+        forward_only=True,
+    )
+    model[0].train()
+    mean = sum(one["loss"] for one in losses) / MICRO_BATCHES
+    moment("evaluate")
+    dist.all_reduce(mean, group=parallel_state.get_data_parallel_group())
+    evaluated[0] = mean.item() / REPLICAS
+
+
+def save(step):
+    if "works" not in ON or step % 4:
+        return
+    folder = diary.FOLDER / f"checkpoint-{step}"
+    folder.mkdir(exist_ok=True)
+    content = {"model": model[0].module.sharded_state_dict()}
+    content["optimizer"] = optimizer.sharded_state_dict(content["model"])
+    moment("save")
+    dist_checkpointing.save(content, str(folder))
+    content = {"model": model[0].module.sharded_state_dict()}
+    diary.saw(f"saved {step}", diary.fingerprint(dist_checkpointing.load(content, str(folder))["model"]))
 
 
 def await_copies():
@@ -206,7 +244,8 @@ class Plain:
 
     def commit(self):
         self.step += 1
-        log(self.step)
+        for work in (evaluate, save, log):
+            work(self.step)
 
 
 def with_taskd():
@@ -215,7 +254,8 @@ def with_taskd():
 
     copies = int(os.environ["MEGATRON_COPIES"]) if DIVIDED else None
     made = taskd.megatron.state(model, optimizer, schedule, backup_every=copies)
-    made.after_commit(log)
+    for work in (evaluate, save, log):
+        made.after_commit(work)
     return made, taskd.resilient(made)(train)
 
 
