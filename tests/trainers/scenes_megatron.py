@@ -17,9 +17,11 @@ _OVERFLOWING = (TrainerKill(2, 2, "commit"), TrainerKill(0, 4, "reduce"), Traine
 
 _WORKS = (TrainerKill(3, 4, "evaluate"), TrainerKill(0, 8, "save"), TrainerKill(2, 12, "save"))
 
+_FEW = (TrainerKill(1, 3, "micro"), TrainerKill(0, 8, "reduce"))
 
-def _scene(name: str, on: str, kills: tuple[TrainerKill, ...]) -> TrainerScene:
-    environment = (("MEGATRON", on), ("MEGATRON_COPIES", "1"))
+
+def _scene(name: str, on: str, kills: tuple[TrainerKill, ...], fails: str = "") -> TrainerScene:
+    environment = (("MEGATRON", on), ("MEGATRON_COPIES", "1"), ("MEGATRON_FAILS", fails))
     return TrainerScene(f"megatron: {name}", "megatron_gpt", kills, ranks=4, environment=environment)
 
 
@@ -30,6 +32,9 @@ SCENES = (
     _scene("fp16 with a loss scaler", "fp16", _OVERFLOWING),
     _scene("distributed optimizer", "distributed", _KILLS),
     _scene("distributed optimizer, bf16, killed late in the step", "distributed,bf16", _LATE),
+    _scene(
+        "an error before shards are gathered: every process lives, and the step counts", "distributed,bf16", _FEW, "3:5"
+    ),
     _scene("distributed optimizer, overlapping", "distributed,overlap", _KILLS),
     _scene("evaluations and checkpoints of Megatron's own", "works", _WORKS),
     _scene("pipeline under data parallel", "pipeline", _KILLS),
