@@ -36,6 +36,6 @@ SCENES = (
         "an error before shards are gathered: every process lives, and the step counts", "distributed,bf16", _FEW, "3:5"
     ),
     _scene("distributed optimizer, overlapping", "distributed,overlap", _KILLS),
-    _scene("evaluations and checkpoints of Megatron's own", "works", _WORKS),
+    _scene("evaluations and checkpoints", "works", _WORKS),
     _scene("pipeline under data parallel", "pipeline", _KILLS),
 )

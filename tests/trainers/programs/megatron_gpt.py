@@ -25,7 +25,7 @@ HALF = KIND is not torch.float32
 dist.init_process_group("gloo")
 megatron_on_cpu.install()
 
-from megatron.core import dist_checkpointing, parallel_state, tensor_parallel  # noqa: E402
+from megatron.core import parallel_state, tensor_parallel  # noqa: E402
 from megatron.core.distributed import (  # noqa: E402
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -220,14 +220,15 @@ def evaluate(step):
 def save(step):
     if "works" not in ON or step % 4:
         return
-    folder = diary.FOLDER / f"checkpoint-{step}"
-    folder.mkdir(exist_ok=True)
-    content = {"model": model[0].module.sharded_state_dict()}
-    content["optimizer"] = optimizer.sharded_state_dict(content["model"])
-    moment("save")
-    dist_checkpointing.save(content, str(folder))
-    content = {"model": model[0].module.sharded_state_dict()}
-    diary.saw(f"saved {step}", diary.fingerprint(dist_checkpointing.load(content, str(folder))["model"]))
+    place = diary.FOLDER / f"checkpoint-{step}-{parallel_state.get_tensor_model_parallel_rank()}"
+    if REPLICA == 0:
+        content = {"model": model[0].state_dict_for_save_checkpoint(), "optimizer": optimizer.state_dict()}
+        moment("save")
+        torch.save({**content, "schedule": schedule.state_dict()}, place)
+    else:
+        moment("save")
+    dist.barrier()
+    diary.saw(f"saved {step}", diary.fingerprint(torch.load(place, weights_only=False)))
 
 
 def await_copies():
