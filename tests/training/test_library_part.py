@@ -133,3 +133,14 @@ def test_it_may_say_why_there_are_no_rows() -> None:
         assert rows_of(state._recovery.parts, 0) == "ranks are numbered"
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["turn", "tau"])
+def test_what_the_library_sets_anew_is_not_kept(name: str) -> None:
+    state, part = made()
+    part.set_anew = ("turn",)
+    state = TrainState(model=state.model, optimizer=state.optimizer, replicated={"library": part})
+    state._recovery.parts.plain.begin()
+    setattr(state.model, name, 3)
+    changed = [attribute for _, attribute, *_ in state._recovery.parts.plain.changed()]
+    assert changed == ([] if name == "turn" else [name])

@@ -29,6 +29,7 @@ class MegatronPart(LibraryPart):
     """
 
     no_rows = replica_sets.NO_ROWS
+    set_anew = ("current_microbatch",)
 
     def __init__(
         self, chunks: Sequence[Any], optimizers: Sequence[Any], scheduler: Any, configs: Sequence[Any]

@@ -11,7 +11,7 @@ Rules:
 3. The defaults do nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 
@@ -24,6 +24,7 @@ class LibraryPart:
         no_rows: why no world of fewer ranks can be made, in words; "" if that is not so.
         refusal: why no new world can be made with what this library holds, in words; "" if one can.
         remedy: how to mend that.
+        set_anew: names of attributes that the library sets on modules anew in each pass: nothing is to be kept of them.
     """
 
     coordinates: Mapping[str, int] = {}
@@ -31,6 +32,7 @@ class LibraryPart:
     no_rows: str = ""
     refusal: str = ""
     remedy: str = ""
+    set_anew: Collection[str] = ()
 
     def state_dict(self) -> dict[str, Any]:
         """What a new process is given."""
