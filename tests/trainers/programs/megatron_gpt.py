@@ -237,8 +237,10 @@ def await_copies():
     if backups is None:
         return
     from taskd.adaptors.training.keeping import NEVER
+    from taskd.adaptors.training.session import current
 
     while backups.next == NEVER:
+        current().leave_wait()
         time.sleep(0.001)
 
 
