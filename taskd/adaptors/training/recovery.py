@@ -120,7 +120,7 @@ class StateRecovery:
         parts.epochs.ended = self._followers.hold
         self._buffers = Buffers(parts.modules, parts.optimizers, parts.plain)
         self.afterwards = Afterwards(parts.modules)
-        self._hooks = StepHooks(parts, self._buffers.save, self._record_tentative)
+        self._hooks = StepHooks(parts, self._buffers.save, self.record_ahead)
         self.first_step = FirstStep(parts.optimizers, self._hooks.withdraw)
         self._pending = Pending(parts)
         self.in_flight = InFlight(parts)
@@ -179,7 +179,7 @@ class StateRecovery:
         sources = None if self.parts.positions or self.parts.epochs.used else self._rng.sources()
         if sources is not None:
             try:
-                pulse = Pulse(self, file.target, sources, self._hooks.counts, (self._record, self._record_tentative))
+                pulse = Pulse(self, file.target, sources, self._hooks.counts, (self._record, self.record_ahead))
             except ShimError as error:
                 _log.debug("steps are counted in Python: %s", error)
                 return
@@ -391,6 +391,7 @@ class StateRecovery:
         rng = self._rng.capture()
         self._positions.write(PositionKind.COMMITTED, self.step, rng, self.parts.data_position(rng))
 
-    def _record_tentative(self) -> None:
+    def record_ahead(self) -> None:
+        """Put down where this rank will stand at the next commit, as far as it is known."""
         rng = self._rng.capture()
         self._positions.write(PositionKind.TENTATIVE, self.step + 1, rng, self.parts.data_position(rng))

@@ -153,6 +153,12 @@ class PlainPlace:
             self._resume = PlainPass(self._resume.number, self._resume.handed, True, -1, [], *self._own())
 
     @property
+    def goes_on(self) -> bool:
+        """Whether it was gone back within its pass, and its iterator goes on."""
+        resume = self._resume
+        return resume is not None and not resume.over and self._kept is not None
+
+    @property
     def handed(self) -> int:
         """Batches of the present pass that were handed out and trained with."""
         return max(0, self.pass_.handed - self._pending()) if self._resume is None else self._resume.handed

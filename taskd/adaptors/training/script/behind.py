@@ -8,17 +8,17 @@ Rules:
    from the place of the first commit of each world: a step pays nothing.
 3. A step that is counted as the survivors had it, without their commit, has not come to what stands behind it, nor to
    what stood before it and was still to be done (see `rest`).
-4. What only prints, counts or looks at the time is not spoken of, nor what `state.epochs` does again.
+4. What only prints, counts or looks at the time is not spoken of, nor what `state.epochs` does again, or an adapter.
 """
 
 import ast
 import linecache
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from traceback import walk_tb
 from types import CodeType
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -30,6 +30,8 @@ from taskd.wire.kinds import JobRank, WorldRank
 from taskd.wire.messages import WorldPlan
 
 logger = logging.getLogger(__name__)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _STEPS: Final[tuple[CodeType, ...]] = (
     DistributedDataParallel.forward.__code__,
@@ -37,6 +39,15 @@ _STEPS: Final[tuple[CodeType, ...]] = (
     Afterwards.run.__code__,
 )
 """What is done again: a step's own work, and what was given to the state."""
+
+
+_done_again: set[CodeType] = set()
+
+
+def done_again(function: Callable[P, R]) -> Callable[P, R]:
+    """Mark an adapter's function that does again, after a fault, what follows the commits that are made in it."""
+    _done_again.add(function.__code__)
+    return function
 
 
 class BehindCommit:
@@ -57,6 +68,8 @@ class BehindCommit:
         frame = sys._getframe(1)
         places = []
         while frame.f_back is not None and not is_users(frame.f_code.co_filename):
+            if frame.f_code in _done_again:
+                return
             frame = frame.f_back
         while frame is not None and is_users(file := frame.f_code.co_filename):
             linecache.getlines(file)  # as it is now: somebody may write it anew
@@ -71,7 +84,7 @@ class BehindCommit:
         """
         self._rest = rest
         frames = list(walk_tb(error.__traceback__))
-        of_step = any(frame.f_code in _STEPS for frame, _ in frames)
+        of_step = any(frame.f_code in _STEPS or frame.f_code in _done_again for frame, _ in frames)
         self._line, self._step = "" if of_step or not between else innermost(reversed(frames)), step
 
     def known(self, plan: WorldPlan) -> list[int]:

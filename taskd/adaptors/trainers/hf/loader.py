@@ -1,0 +1,281 @@
+"""The trainer's loader of training batches, gone on with in the middle of a pass, in the order of the plain library.
+
+Rules:
+
+1. Nothing is changed in an undisturbed pass: same iterator, same batches, same random numbers, drawn at the same time.
+2. A survivor goes on with its living iterator: what was given since the commit is given again, with the random numbers
+   that were there after it was loaded.
+3. Anyone else opens the pass as it was opened, with the random numbers of that moment, passes over the indices of what
+   was done without loading it, and loads what accelerate's loader holds ahead with those of its own moment.
+4. The batches of an iterable dataset are loaded and dropped. Where rank 0 loads for all, all open the pass anew
+   together.
+"""
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from taskd.adaptors.training.positions import payload
+from taskd.adaptors.training.positions.rng import RngCapture
+
+
+class Randomness:
+    """All random number generators of this process, as bytes."""
+
+    def __init__(self) -> None:
+        self._rng = RngCapture()
+
+    def now(self) -> bytes:
+        """Their states."""
+        return payload.pack(self._rng.capture())
+
+    def put(self, states: bytes) -> None:
+        """Bring them to what `now` returned; nothing to b""."""
+        if states:
+            self._rng.restore(payload.unpack(states)[0])
+
+
+class HfLoader:
+    """Stands before the loader that `_run_epoch` is given. What it does not know itself, that one answers.
+
+    Args:
+        whole: that one.
+        random: of this process.
+        skip: transformers' own `skip_first_batches`.
+
+    Attributes:
+        loader: that one, or the rest of it that transformers has made when it resumed from a checkpoint.
+        skipped: how many batches that leaves out.
+        recorded: with which random numbers the pass of the last recorded position was opened, and its newest batch
+            loaded.
+    """
+
+    def __init__(self, whole: Any, random: Randomness, skip: Callable[[Any, int], Any]) -> None:
+        self.loader = whole
+        self.skipped = 0
+        self.recorded = (b"", b"")
+        self._whole, self._skip = whole, skip
+        self._random = random
+        self._epoch = -1
+        self._pass: HfPass | None = None
+        self._next: HfPass | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("loader", "__setstate__"):
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __iter__(self) -> "HfPass":
+        self._pass, self._next = self._next or HfPass(self.loader, self._random), None
+        return self._pass
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    @property
+    def moments(self) -> tuple[bytes, bytes]:
+        """What is recorded of the present pass: the random numbers as it was opened, and as it loaded last."""
+        return self.recorded if self._pass is None else (self._pass.opened, self._pass.loaded)
+
+    def begin(self, epoch: int) -> None:
+        """The next iterator is that of another epoch."""
+        self._pass = self._next = None
+        self._epoch = epoch
+        self.skip(0)
+
+    def skip(self, count: int) -> "HfLoader":
+        """Leave out the first batches, as transformers does where it resumes from a checkpoint."""
+        if count != self.skipped:
+            self.loader, self.skipped = self._skip(self._whole, count) if count else self._whole, count
+        return self
+
+    def commit(self) -> None:
+        """All that was given has been trained with."""
+        if self._pass is not None:
+            self._pass.commit()
+
+    def go_on(self, epoch: int, done: int, skipped: int) -> None:
+        """The next iterator goes on behind so many batches of the epoch, of which some were skipped from the first."""
+        now, self._pass = self._pass, None
+        self.skip(skipped)
+        behind = done - skipped
+        if epoch == self._epoch and now is not None and not _loads_for_all(self.loader) and now.go_back(behind):
+            self._next = now
+        else:
+            self._next = HfPass(self.loader, self._random, behind, self.recorded if behind else (b"", b""))
+        self._epoch = epoch
+
+
+class HfPass:
+    """One pass over the loader.
+
+    Attributes:
+        opened: the random numbers with which it was opened.
+        loaded: those with which its newest batch was loaded.
+    """
+
+    def __init__(self, loader: Any, random: Randomness, behind: int = 0, moments: tuple[bytes, bytes] = (b"", b"")):
+        self.opened, self.loaded = moments
+        self._loader = loader
+        self._random = random
+        self._behind = behind
+        self._batches: Iterator[Any] | None = None
+        self._committed = behind
+        self._given: deque[tuple[Any, bytes]] = deque()
+        self._again: deque[tuple[Any, bytes]] = deque()
+
+    def __iter__(self) -> "HfPass":
+        return self
+
+    def __next__(self) -> Any:
+        if self._again:
+            batch, after = self._again.popleft()
+            self._random.put(after)
+        else:
+            if self._batches is None:
+                self._batches = self._open()
+            batch = next(self._batches)
+            after = self._random.now()
+        self._given.append((batch, after))
+        return copy.copy(batch)  # what the training takes out of it is there when it is given again
+
+    def commit(self) -> None:
+        """What was given will not be asked for again."""
+        self._committed += len(self._given)
+        self._given.clear()
+
+    def go_back(self, done: int) -> bool:
+        """Give again what comes behind so many batches; False if that is not here any more."""
+        held = [*self._given, *self._again]
+        passed = done - self._committed
+        if not 0 <= passed <= len(held):
+            return False
+        self._committed, self._given, self._again = done, deque(), deque(held[passed:])
+        if self._batches is not None and hasattr(self._loader, "gradient_state"):
+            self._loader.gradient_state._add_dataloader(self._loader)
+        return True
+
+    def _open(self) -> Iterator[Any]:
+        loader = self._loader
+        if _loads_for_all(loader):
+            return self._open_together()
+        if isinstance(getattr(loader, "base_dataloader", None), DataLoader):
+            base = loader.base_dataloader
+            loader.base_dataloader = _Opening(base, lambda: self._load(base, ahead=True), loader)
+            return iter(loader)
+        return self._load(loader, ahead=False)
+
+    def _open_together(self) -> Iterator[Any]:
+        loader, now = self._loader, self._random.now()
+        if not self._behind:
+            self.opened = now
+            yield from loader
+            return
+        kept, loader.skip_batches = loader.skip_batches, self._behind
+        self._random.put(self.opened)
+        batches = iter(loader)
+        first = next(batches, None)
+        self._random.put(now)
+        loader.skip_batches = kept
+        if first is not None:
+            yield first
+            yield from batches
+
+    def _load(self, base: Any, *, ahead: bool) -> Iterator[Any]:
+        """The batches of torch's loader; `ahead`: who asks holds one more than was given."""
+        now = self._random.now()
+        if self._behind:
+            self._random.put(self.opened)
+            batches = _behind(base, self._behind)
+            self._random.put(self.loaded if ahead else now)
+        else:
+            self.opened = now
+            batches = iter(base)
+        first = ahead and self._behind > 0
+        while True:
+            self.loaded = self._random.now()
+            batch = next(batches, _END)
+            if first:
+                self._random.put(now)
+                first = False
+            if batch is _END:
+                return
+            yield batch
+
+
+_END = object()
+
+
+class _Opening:
+    """Stands in for torch's loader inside of accelerate's until that asks for an iterator."""
+
+    def __init__(self, base: Any, load: Any, outer: Any) -> None:
+        vars(self).update(_base=base, _load=load, _outer=outer)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._outer.base_dataloader = self._base
+        batches: Iterator[Any] = self._load()
+        return batches
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_base"], name)
+
+    @property
+    def __class__(self) -> Any:
+        return type(vars(self)["_base"])
+
+    @__class__.setter
+    def __class__(self, kind: type) -> None:
+        raise AttributeError("it is torch's loader for a moment only")
+
+
+class _Behind:
+    """A sampler of which so many are passed over: when it is asked for the first, as it would have drawn that."""
+
+    def __init__(self, sampler: Any, count: int) -> None:
+        self._sampler = sampler
+        self._count = count
+        self._found: Iterator[Any] = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        self._found = iter(self._sampler)
+        return self
+
+    def __next__(self) -> Any:
+        self.pass_over()
+        return next(self._found)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def pass_over(self) -> None:
+        """Now, at the latest."""
+        count, self._count = self._count, 0
+        for _ in range(count):
+            next(self._found, None)
+
+
+def _behind(base: Any, count: int) -> Iterator[Any]:
+    """An iterator of torch's loader that has passed over so many batches."""
+    if not isinstance(base, DataLoader) or isinstance(base.dataset, IterableDataset):
+        found: Iterator[Any] = iter(base)
+        for _ in range(count):
+            next(found, None)
+        return found
+    name = "batch_sampler" if base._auto_collation else "sampler"
+    whole = vars(base)[name]
+    vars(base)[name] = behind = _Behind(whole, count)  # torch refuses this by assignment: here it is for a moment
+    try:
+        found = iter(base)
+    finally:
+        vars(base)[name] = whole
+    behind.pass_over()
+    return found
+
+
+def _loads_for_all(loader: Any) -> bool:
+    """Whether rank 0 alone loads, and sends the others their parts."""
+    return type(loader).__name__ == "DataLoaderDispatcher"
