@@ -5,7 +5,7 @@ import this  # its text is the data
 
 import torch
 from datasets import Dataset
-from tokenizers import Tokenizer, models  # type: ignore[import-not-found]  # comes with transformers
+from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 

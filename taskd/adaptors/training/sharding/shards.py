@@ -21,6 +21,7 @@ from taskd.adaptors.seams.parts import IN_PIPELINES
 from taskd.adaptors.training.digests import digest
 from taskd.adaptors.training.inflight import pipelining
 from taskd.adaptors.training.inflight.fsdp2 import data_dimensions, sharded_parameters
+from taskd.adaptors.training.parts.library_part import LibraryPart
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.sharding.own_state import own_state
 from taskd.adaptors.training.sharding.partitions import inner_of, partitions, share_of
@@ -104,10 +105,17 @@ def name_of(parts: Parts) -> str:
         rank, of = share_of(zero)
         coordinates[f"zero{number or ''}"] = {rank}
         details.append((of, [tuple(p.shape) for group in inner_of(zero).param_groups for p in group["params"]]))
+    for part in library_parts(parts):
+        coordinates.update({dimension: {where} for dimension, where in part.coordinates.items()})
     if not coordinates:
         return ""
     told = ",".join(f"{name}={'+'.join(map(str, sorted(where)))}" for name, where in sorted(coordinates.items()))
     return f"{told} {hashlib.blake2b(repr(details).encode(), digest_size=4).hexdigest()}"
+
+
+def library_parts(parts: Parts) -> list[LibraryPart]:
+    """What adapters of libraries have given to the state."""
+    return [part for part in parts.replicated.values() if isinstance(part, LibraryPart)]
 
 
 def rows_of(parts: Parts, size: int) -> MeshRows | str | None:
@@ -123,6 +131,9 @@ def rows_of(parts: Parts, size: int) -> MeshRows | str | None:
             return f"a {type(optimizer).__name__} counts on all ranks that it was made with"
     for zero in partitions(parts.optimizers):
         return f"a {type(zero).__name__} divides its state among all ranks of its group"
+    for part in library_parts(parts):
+        if part.no_rows:
+            return part.no_rows
     known: dict[tuple[int, frozenset[str]], Sharded] = {}
     for tensor in Specs(parts):
         mesh = tensor.device_mesh
