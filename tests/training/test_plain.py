@@ -205,3 +205,19 @@ def test_without_a_session_nothing_is_looked_at() -> None:
     plain = Plain({"model": net})
     net.tau = 2.0
     assert plain.changed() == []
+
+
+def test_modules_that_somebody_else_keeps_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    state = make(torch.nn.Sequential(Net(), Net()))
+    state._recovery.parts.plain.leave_out([state.model[0]])
+    state._recovery.begin(JobRank(0))
+    for number in range(4):
+        step(state, number)
+    before = [net.tau for net in state.model]
+    forward(state, 4)
+    after = [net.tau for net in state.model]
+    state._recovery.rollback()
+    assert [net.tau for net in state.model] == [after[0], before[1]]
+    assert {name for name, *_ in state._recovery.parts.plain.changed()} == {"model.1"}
+    assert "model.1" in caplog.text
+    assert "model.0" not in caplog.text

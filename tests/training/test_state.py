@@ -367,3 +367,21 @@ def test_a_stateful_loader_goes_on_with_the_next_batch() -> None:
         again = [batch[0].tolist() for batch in fresh]
         assert again[: 6 - back_to] == seen[back_to:]
         assert sorted(itertools.chain(*seen[:back_to], *again)) == list(range(64))
+
+
+def test_a_trainer_says_itself_when_a_forward_pass_has_ended() -> None:
+    counter = Counter()
+    state = make(data={"counter": counter})
+    recovery = state._recovery
+    recovery.by_trainer = True
+    recovery.begin()
+    backward(state)
+    assert not recovery.position(1)
+    counter.state["at"] = 1
+    recovery.record_ahead()
+    assert recovery.position(1)
+    state.optimizer.step()
+    assert recovery.condition(RuntimeError("a peer is gone")) is Condition.STEPPED
+    counter.state["at"] = 9
+    recovery.adopt()
+    assert (state.step, counter.state["at"]) == (1, 1)

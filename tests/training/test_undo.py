@@ -134,3 +134,31 @@ def test_a_fault_inside_a_closure(kind: Any) -> None:
         state.optimizer.step(closure)
         assert state._recovery.condition() is Condition.STEPPED or kind is torch.optim.LBFGS
         state.commit()
+
+
+@pytest.mark.parametrize("way", ["expose", "met"])
+def test_a_trainer_says_where_ranks_meet_when_no_model_of_the_state_runs_between_two_steps(way: str) -> None:
+    """As where one module has both models, and its own forward pass is the whole step."""
+    torch.manual_seed(0)
+    both = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in both]
+    state = TrainState(both=both, first=optimizers[0], second=optimizers[1])
+    recovery = state._recovery
+    recovery.begin(JobRank(0))
+    if way == "expose":
+        recovery.undo.expose()
+    for number in range(6):
+        before = copy.deepcopy(both.state_dict())
+        for part, optimizer in zip(both, optimizers, strict=True):
+            optimizer.zero_grad()
+            part(torch.ones(1, 2)).sum().backward()
+            if way == "met":
+                recovery.undo.met()
+            optimizer.step()
+            if number == 5:
+                break
+        else:
+            state.commit()
+    assert recovery.condition() is Condition.CLEAN
+    recovery.rollback()
+    assert same(dict(both.state_dict()), dict(before))

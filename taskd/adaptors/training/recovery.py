@@ -76,6 +76,8 @@ class StateRecovery:
         on_commit: called with the step at the end of `commit`; the resilient function sets it.
         losses: those given to `commit`.
         shows_steps, committing: whether `commit` shows the step in the black box too; whether it is counting one now.
+        by_trainer: whether a trainer's loop commits. It calls `record_ahead`, and has nothing to do between the
+            optimizers' step and the commit: no text of a script is read.
         shares: those of the global batch.
         afterwards: what is done after certain commits.
         failures: errors that the script may swallow.
@@ -106,7 +108,7 @@ class StateRecovery:
         self.parts = parts
         self.shares = Shares(seeds)
         self.committing = self._restoring = self._adopting = False
-        self.shows_steps = False
+        self.shows_steps = self.by_trainer = False
         self._commit_of_script = commit
         self._positions: Positions = PositionMemory()
         self._seeds = seeds
@@ -118,14 +120,14 @@ class StateRecovery:
         self.commits = 0
         self._followers = Followers(parts.replicated)
         parts.epochs.ended = self._followers.hold
-        self._buffers = Buffers(parts.modules, parts.optimizers, parts.plain)
+        self.buffers = Buffers(parts.modules, parts.optimizers, parts.plain)
         self.afterwards = Afterwards(parts.modules)
-        self._hooks = StepHooks(parts, self._buffers.save, self.record_ahead)
+        self._hooks = StepHooks(parts, self.buffers.save, lambda: None if self.by_trainer else self.record_ahead())
         self.first_step = FirstStep(parts.optimizers, self._hooks.withdraw)
         self._pending = Pending(parts)
         self.in_flight = InFlight(parts)
         self.replicas = replicas or Replicas(parts)
-        self._undo = Undo(parts, lambda: sum(self._hooks.counts[1::2]), self._can_copy)
+        self.undo = Undo(parts, lambda: sum(self._hooks.counts[1::2]), self._can_copy)
         self.failures = Failures(lambda: sum(self._hooks.counts))
         self._count: Callable[[int], None] = self._count_slowly
 
@@ -141,7 +143,7 @@ class StateRecovery:
         self.step = step = self.step + 1
         if self._pending.armed or not self._hooks.counts[1]:
             self._pending.committed(step, stepped=any(self._hooks.stepped))
-        self._buffers.committed()
+        self.buffers.committed()
         if self.failures.any:
             self.failures.commit()
         if self._seeds is not None:
@@ -150,8 +152,8 @@ class StateRecovery:
         self.commits += 1
         if self._followers.any:
             self._followers.mark()
-        if self._undo.busy:
-            self._undo.forget()
+        if self.undo.busy:
+            self.undo.forget()
         if self.in_flight.any:
             self.in_flight.mark()
         self.committing = False
@@ -197,7 +199,7 @@ class StateRecovery:
             found = rows_of(self.parts, 0)
             self.shares.lie_on(None if isinstance(found, str) else found)
         self.in_flight = InFlight(self.parts)
-        self._buffers.begin()
+        self.buffers.begin()
         self._followers.settle()
         if self._seeds is not None:
             self._seeds.sow(self._own_rank(), self.step)
@@ -223,7 +225,7 @@ class StateRecovery:
         """Say that this is a newcomer, whose weights count for nothing."""
         self._empty = True
         self.in_flight = InFlight(self.parts)
-        self._buffers.begin()
+        self.buffers.begin()
         rng = self._rng.capture()
         self._start = {self.step: pack(rng, self.parts.data_position(rng))}
 
@@ -243,11 +245,11 @@ class StateRecovery:
             return Condition.EMPTY
         if self._restoring or self.committing or self.failures.committed:
             return Condition.TORN
-        if self._undo.ready or self._hooks.untouched(self._undo.untouched):
+        if self.undo.ready or self._hooks.untouched(self.undo.untouched):
             return Condition.CLEAN if self._can_be_done_again() else Condition.TORN
         if self.failures.stepped or self._hooks.torn or not all(self._hooks.stepped):
             return Condition.TORN
-        if error is not None:
+        if error is not None and not self.by_trainer:
             self._followers.rest = Rest(error, self._commit_of_script)
         return Condition.TORN if self._followers.lag(self.step + 1, known=self.commits > 0) else Condition.STEPPED
 
@@ -269,12 +271,12 @@ class StateRecovery:
 
     def rollback(self) -> str:
         """Undo what was done since the commit: a CLEAN state is then the committed one. Return what was left, or ""."""
-        if self._undo.ready:
-            self._undo.apply()
+        if self.undo.ready:
+            self.undo.apply()
             self._followers.settle()
         self.failures.forget()
         note = self._followers.rollback()
-        self._buffers.put_back()
+        self.buffers.put_back()
         self._followers.refresh()
         self._hooks.reset()
         return note
@@ -286,9 +288,9 @@ class StateRecovery:
         yield
         self.step = step
         self._hooks.reset()
-        for held in (self._undo, self.failures, self.losses, self.first_step):
+        for held in (self.undo, self.failures, self.losses, self.first_step):
             held.forget()
-        self._buffers.touched = False
+        self.buffers.touched = False
         self.commits = 0
         self._followers.settle()
         self._empty = self._restoring = self.committing = False
@@ -327,13 +329,13 @@ class StateRecovery:
     # Inside.
 
     def _can_be_done_again(self) -> bool:
-        ahead = not self._undo.ready and self._followers.ahead(self._buffers.covers)
-        return not ahead and self._buffers.can_be_put_back()
+        ahead = not self.undo.ready and self._followers.ahead(self.buffers.covers)
+        return not ahead and self.buffers.can_be_put_back()
 
     def _can_copy(self) -> bool:
         self._followers.stepping()
         can = self._can_be_done_again()
-        self._buffers.stepping()
+        self.buffers.stepping()
         return can
 
     def _go_back(self, payload: bytes) -> list[str]:

@@ -230,7 +230,7 @@ class Session:
         """Call the function until every rank has returned from it together."""
         self._open()
         self._runtime.session = self
-        if self._runtime.rank == 0:
+        if self._runtime.rank == 0 and not self.recovery.by_trainer:
             self._strays.watch()
         try:
             return self._go_on(function)

@@ -53,6 +53,14 @@ class Undo:
             self._handles.append(optimizer.register_step_pre_hook(_calling(self._before, index)))
         self._runs = [module.register_forward_pre_hook(_calling(self._run, 0)) for module in parts.modules]
 
+    def expose(self) -> None:
+        """A trainer knows that ranks meet between two steps of one commit: all is copied, from the next step on."""
+        self._exposed = True
+
+    def met(self) -> None:
+        """Ranks may meet now, as where a model runs; a trainer says so."""
+        self._ran = True
+
     def untouched(self, index: int) -> bool:
         """Whether the optimizer, which is inside its step, has changed nothing yet."""
         known = self._versions.get(index)

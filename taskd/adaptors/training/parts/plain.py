@@ -15,7 +15,7 @@ Rules:
 import logging
 import pickle
 import sys
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Final
 
 import torch
@@ -59,6 +59,7 @@ class Plain:
         libraries = [part for part in parts.values() if isinstance(part, LibraryPart)]
         self._passed_over = _OWN.union(*(part.set_anew for part in libraries))
         self._modules: dict[str, torch.nn.Module] = {}
+        self._left_out: frozenset[int] = frozenset()
         self._made: _Look | None = None
         self._committed: _Look = {}
         self._saved: _Look = {}
@@ -68,9 +69,14 @@ class Plain:
         self._steps_left = _STEPS
         self._told_late = False
 
+    def leave_out(self, modules: Iterable[torch.nn.Module]) -> None:
+        """Somebody else keeps the attributes of these modules themselves. To be said before the training."""
+        self._left_out = frozenset(map(id, modules))
+
     def begin(self) -> None:
         """The training function is entered."""
-        self._modules = dict(_modules_of(self._parts))
+        found = _modules_of(self._parts)
+        self._modules = {path: module for path, module in found if id(module) not in self._left_out}
         self._made = self._committed = self._all()
         self._steps_left = _STEPS
 

@@ -1,0 +1,214 @@
+"""The batches of the training, so that those of an interrupted step can be had again.
+
+Rules:
+
+1. A survivor keeps the batches that it was given since the last commit but one, and what they left of the random
+   numbers: all may go back to either. They are given again, and its loader goes on, with what that has loaded ahead.
+2. A new process begins the same pass over the data, with the random numbers with which that was begun, behind the
+   batches that were handed out. They are not loaded where one loader of torch's has indices to skip; else they are
+   loaded and dropped. What a dataset draws in worker processes is then not what it would have drawn.
+3. A pass that began after the commit is begun anew: Lightning asks for it again.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from taskd.adaptors.training.positions.rng import RngCapture
+
+_States = tuple[bytes, ...]
+_Item = tuple[Any, int, bool, _States | None]
+_PASSES = itertools.count(1)
+
+
+class Handed:
+    """What was handed out of the present pass.
+
+    Attributes:
+        number: which pass of this process.
+        count: of batches.
+        start: the state of torch's generator as it began.
+        epochs: those of the samplers as it began, -1 for none.
+        kept: batches by their numbers since the last commit but one, what came with them, and what random numbers they
+            left, if they drew any.
+        committed: how many were handed out by the last commit.
+        again: those to be handed out again.
+    """
+
+    def __init__(self) -> None:
+        self.number = self.count = 0
+        self.start = b""
+        self.epochs: list[int] = []
+        self.kept: dict[int, _Item] = {}
+        self.committed = 0
+        self.again: deque[_Item] = deque()
+        self._rng = RngCapture()
+
+    def begin(self, loaders: Sequence[Any]) -> None:
+        """A pass is about to begin."""
+        self.number = next(_PASSES)
+        self.count = self.committed = 0
+        self.kept, self.again = {}, deque()
+        self.start = torch.default_generator.get_state().numpy().tobytes()
+        self.epochs = [getattr(sampler_of(loader), "epoch", -1) for loader in loaders]
+
+    def states(self) -> _States:
+        """Those of all random numbers."""
+        return tuple(bytes(one) for one in self._rng.capture())
+
+    def restore(self, states: _States) -> None:
+        """Put them back."""
+        self._rng.restore(states)
+
+
+def sampler_of(loader: Any) -> Any:
+    """The sampler that has an epoch; None if there is none."""
+    found = (getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None))
+    return next((one for one in found if callable(getattr(one, "set_epoch", None))), None)
+
+
+def can_skip(loaders: Sequence[Any]) -> bool:
+    """Whether batches can be passed over without loading them."""
+    one = loaders[0] if len(loaders) == 1 else None
+    return isinstance(one, DataLoader) and not isinstance(one.dataset, IterableDataset)
+
+
+@contextmanager
+def skipping(loaders: Sequence[Any], count: int) -> Iterator[None]:
+    """What is iterated over meanwhile stands behind so many batches afterwards."""
+    if not count:
+        yield
+        return
+    loader = loaders[0]
+    kind: Any = type(loader)
+    made: list[Behind] = []
+
+    def behind(self: Any) -> Behind:
+        made.append(Behind(kind._index_sampler.fget(self), count))
+        return made[-1]
+
+    loader._iterator = None  # one that stays from pass to pass would keep its indices
+    loader.__class__ = type(kind.__name__, (kind,), {"_index_sampler": property(behind)})
+    try:
+        yield
+    finally:
+        loader.__class__ = kind
+    for one in made:
+        one.skip()
+
+
+class Behind:
+    """Indices without the first ones, in the first pass.
+
+    They are asked for after what else a loader's iterator draws: some samplers draw with the first one.
+    """
+
+    def __init__(self, indices: Any, count: int) -> None:
+        self._indices = indices
+        self._left = count
+        self._iterator: Iterator[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        self._iterator = iterator = iter(self._indices)
+        return self._behind(iterator)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def skip(self) -> None:
+        """Now at the latest."""
+        while self._left and self._iterator is not None:
+            self._left -= 1
+            next(self._iterator, None)
+
+    def _behind(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        self.skip()
+        yield from iterator
+
+
+@cache
+def kept(kind: Any) -> Any:
+    """Lightning's fetcher of batches, `kind`, as one that keeps them."""
+    own = {name: value for name, value in vars(Keeping).items() if callable(value)}
+    return type(
+        kind.__name__, (kind,), {**own, "taskd_kind": kind}
+    )  # of the same layout, so that one becomes the other
+
+
+class Keeping:
+    """What a fetcher of Lightning's has instead of its own, or besides."""
+
+    taskd: Handed
+    taskd_kind: Any
+    combined_loader: Any
+    fetched: int
+    done: bool
+
+    def __iter__(self) -> Any:
+        self.taskd.begin(self.combined_loader.flattened)
+        return self.taskd_kind.__iter__(self)
+
+    def __next__(self) -> Any:
+        handed = self.taskd
+        if handed.again:
+            item = handed.again.popleft()
+            batch, self.fetched, self.done, states = item
+            if states is not None:
+                handed.restore(states)
+        else:
+            before = handed.states()
+            batch = self.taskd_kind.__next__(self)
+            after = handed.states()
+            item = (batch, self.fetched, self.done, None if after == before else after)
+        handed.count += 1
+        handed.kept[handed.count] = item
+        return batch
+
+    def taskd_place(self) -> list[Any]:
+        """Where it stands: for this rank's next process."""
+        handed = self.taskd
+        return [handed.count, self.fetched, self.done, handed.start, handed.epochs]
+
+    def taskd_mark(self) -> tuple[int, int, int, bool]:
+        """Where it stands, at a commit: what was handed out before is not asked for again."""
+        handed = self.taskd
+        for number in [number for number in handed.kept if number <= handed.committed]:
+            del handed.kept[number]
+        handed.committed = handed.count
+        return handed.number, handed.count, self.fetched, self.done
+
+    def taskd_return(self, mark: tuple[int, int, int, bool]) -> None:
+        """Go back to such a place."""
+        number, count, self.fetched, self.done = mark
+        handed = self.taskd
+        if number == handed.number:
+            later = [one for one in handed.kept if one > count]
+            handed.again.extendleft(handed.kept.pop(one) for one in sorted(later, reverse=True))
+            handed.count = handed.committed = count
+        else:
+            handed.again.clear()
+
+    def taskd_go_to(self, place: Sequence[Any], *, wants_last: bool) -> Any:
+        """Begin the pass that another process was in, and go where it stood; return its last batch if wanted."""
+        count, fetched, done, start, epochs = place
+        loaders = self.combined_loader.flattened
+        for loader, epoch in zip(loaders, epochs, strict=False):
+            if epoch >= 0 and sampler_of(loader) is not None:
+                sampler_of(loader).set_epoch(epoch)
+        torch.default_generator.set_state(torch.frombuffer(bytearray(start), dtype=torch.uint8))
+        skipped = max(0, count - wants_last) if can_skip(loaders) else 0
+        with skipping(loaders, skipped):
+            iter(self)
+        last = None
+        for _ in range(count - skipped):
+            last = next(self)
+        self.fetched, self.done = fetched, done
+        self.taskd.count = self.taskd.committed = count
+        self.taskd.kept.clear()
+        return last

@@ -1,0 +1,277 @@
+"""All that Lightning's trainer holds of a fit, as of the last commits; the two parts of the training state made of it.
+
+Rules:
+
+1. At each commit a picture is taken: counters, sums of logged values, metrics, the attributes of callbacks and of the
+   user's module, the place in the batches. After a fault a survivor puts the picture of the step back that all return
+   to, and does again what follows.
+2. A new process gets the same from two sides: what is equal on all ranks from a peer (`CommonPart`), and what was its
+   rank's own from shared memory (`OwnPart`), where the former process has put it down after each forward pass.
+3. A picture of a step that is counted as the survivors had it, without their commit, is taken as it is counted.
+4. What a new process has otherwise from the start (attributes of callbacks) is left as it is.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import torch
+
+from taskd.adaptors.trainers.lightning.attributes import Attributes, Taken, fill
+from taskd.adaptors.trainers.lightning.encoding import decode, encode
+from taskd.adaptors.trainers.lightning.library import Library
+from taskd.adaptors.trainers.lightning.logged import MetricObjects, Shown, Sums
+from taskd.adaptors.trainers.lightning.loops import Counts, LoopCounters
+
+_log = logging.getLogger(__name__)
+_MOST_BYTES: Final = 24 * 1024
+"""Of one rank's own, without the place in its batches."""
+_SHORT: Final = 64
+_OF_ALL: Final = ("should_stop", "accumulate_grad_batches")
+_TRAINER: Final = (*_OF_ALL, "_last_val_time", "_train_start_time")
+_MODULE: Final = ("_current_fx_name", "forward")
+_VARYING: Final = (int, float, str, bool, list, dict, set, tuple, torch.Tensor)
+
+
+@dataclass
+class Picture:
+    """What was there at one commit; `committed` is False before the first."""
+
+    committed: bool
+    counters: Counts
+    sums: dict[str, Any]
+    evaluated: dict[str, Any]
+    metrics: dict[str, Any]
+    shown: list[Any]
+    trainer: Taken
+    module: Taken
+    callbacks: list[Taken]
+    lines: list[int]
+    files: int
+    mark: Any
+    batch: Any
+    output: Any
+    batch_idx: int
+    batch_size: int | None
+
+
+class Keeper:
+    """Takes and puts back.
+
+    Attributes:
+        batch, output, batch_idx: those of the newest step, for the hooks at a batch's end.
+        committed: whether a step was committed.
+        lines, files: what the training leaves outside.
+    """
+
+    def __init__(self, trainer: Any, library: Library, lines: Any, files: Any) -> None:
+        self._trainer = trainer
+        self._module = module = trainer.lightning_module
+        self.lines, self.files = lines, files
+        self.batch: Any = None
+        self.output: Any = None
+        self.batch_idx = 0
+        self.committed = self._told = False
+        loop = trainer.fit_loop
+        kinds = (library.module("loops.loop")._Loop, library.module("loops.progress")._BaseProgress)
+        results = library.module("trainer.connectors.logger_connector.result")
+        bare = library.module("").LightningModule()
+        self._counters = LoopCounters(loop, kinds)
+        self._sums = Sums(lambda: loop.epoch_loop._results, results)
+        self._evaluated = Sums(lambda: loop.epoch_loop.val_loop._results, results)
+        self._metrics = MetricObjects(module, results.Metric)
+        self._shown = Shown(trainer._logger_connector)
+        self._of_trainer = Attributes(trainer, names=_TRAINER)
+        self._of_module = Attributes(module, left_out={*vars(bare)}.difference(_MODULE))
+        shown_alone = library.module("callbacks").ProgressBar
+        self._callbacks = [(one, Attributes(one)) for one in trainer.callbacks if not isinstance(one, shown_alone)]
+        self._at_first: Taken = self._of_module.take()
+
+    def take(self, *, committed: bool) -> Picture:
+        """A picture of now."""
+        self.committed = committed
+        trainer, results = self._trainer, self._trainer.fit_loop.epoch_loop._results
+        return Picture(
+            committed,
+            self._counters.take(),
+            self._sums.take(),
+            self._evaluated.take(),
+            self._metrics.take(),
+            self._shown.take(),
+            self._of_trainer.take(),
+            self._of_module.take(),
+            [attributes.take() for _, attributes in self._callbacks],
+            [*self.lines.counts],
+            self.files.count,
+            trainer.fit_loop._data_fetcher.taskd_mark(),
+            self.batch,
+            self.output,
+            self.batch_idx,
+            results.batch_size,
+        )
+
+    def put(self, picture: Picture) -> None:
+        """Make all that again."""
+        self.committed = picture.committed
+        self._counters.put(picture.counters)
+        self._sums.put(picture.sums)
+        self._evaluated.put(picture.evaluated)
+        self._metrics.put(picture.metrics)
+        self._shown.put(picture.shown)
+        self._of_trainer.put(picture.trainer)
+        self._of_module.put(picture.module)
+        for (_, attributes), taken in zip(self._callbacks, picture.callbacks, strict=True):
+            attributes.put(taken)
+        self.lines.counts[:] = picture.lines
+        self.files.count = picture.files
+        self._trainer.fit_loop._data_fetcher.taskd_return(picture.mark)
+        self.batch, self.output, self.batch_idx = picture.batch, picture.output, picture.batch_idx
+        self._under_way(picture.batch_size)
+
+    # For another process.
+
+    def common(self, picture: Picture) -> dict[str, Any]:
+        """What is equal on all ranks, of a picture."""
+        own = zip(self._callbacks, picture.callbacks, strict=True)
+        return {
+            "committed": picture.committed,
+            "counters": [list(values) for values in picture.counters],
+            "sums": self._sums.describe(),
+            "trainer": encode({name: value for name, value in picture.trainer.items() if name in _OF_ALL}),
+            "callbacks": [[_name(one), attributes.changed(taken)] for (one, attributes), taken in own],
+            "timers": [[_name(one), encode(one.state_dict())] for one, _ in self._callbacks if _is_timer(one)],
+            "batch_idx": picture.batch_idx,
+        }
+
+    def put_common(self, common: Mapping[str, Any]) -> None:
+        """Make what another process has told this one's."""
+        self.committed = common["committed"]
+        device = self._module.device
+        self._counters.put(common["counters"])
+        self._sums.make(common["sums"], self._module, self._trainer.strategy.reduce)
+        vars(self._trainer).update(decode(common["trainer"], device))
+        for (one, attributes), (name, changed) in zip(self._callbacks, common["callbacks"], strict=False):
+            for attribute, was, value in changed if name == _name(one) else ():
+                if attributes.takes(attribute, was):
+                    attributes.set(attribute, decode(value, device))
+        timers = [one for one, _ in self._callbacks if _is_timer(one)]
+        for one, (_, state) in zip(timers, common["timers"], strict=False):
+            one.load_state_dict(decode(state, device))
+        self.batch_idx = common["batch_idx"]
+
+    def own(self) -> bytes:
+        """What this rank alone has, now."""
+        trainer = self._trainer
+        results = trainer.fit_loop.epoch_loop._results
+        place = trainer.fit_loop._data_fetcher.taskd_place()
+        found = [
+            place, self._sums.encode(), self._metrics.encode(), self._shown.encode(), [*self.lines.counts],
+            self.files.count, self.lines.names() if trainer.is_global_zero else [], results.batch_size,
+            self._of_own_module(), self._output(),
+        ]  # fmt: skip
+        data = msgspec.msgpack.encode(found)
+        if len(data) > _MOST_BYTES + len(place[3]):
+            self._tell_large(len(data))
+            found[2], found[8], found[9] = [], [], None
+            data = msgspec.msgpack.encode(found)
+        return data
+
+    def put_own(self, data: bytes) -> list[Any]:
+        """Make what this rank's former process had this one's; return its place in the batches."""
+        device = self._module.device
+        place, sums, metrics, shown, lines, files, names, size, module, output = msgspec.msgpack.decode(data)
+        self._sums.decode(sums, device)
+        self._metrics.decode(metrics, device)
+        self._shown.decode(shown, device)
+        self.lines.counts[: len(lines)] = lines
+        self.files.count = files
+        if self._trainer.is_global_zero:
+            self.lines.go_on(names)
+        own = vars(self._module)
+        for name, value in module:
+            own[name] = fill(own.get(name), decode(value, device))
+        self.output = decode(output, device)
+        self._under_way(size)
+        return list(place)
+
+    def _under_way(self, batch_size: int | None) -> None:
+        results = self._trainer.fit_loop.epoch_loop._results
+        results.batch, results.batch_size, results.dataloader_idx = self.batch, batch_size, None
+
+    def _of_own_module(self) -> list[Any]:
+        """The attributes of the user's module that vary."""
+        found = []
+        for name, value in self._of_module.seen():
+            first = self._at_first.get(name)
+            if not isinstance(value, _VARYING) or (value is first and not isinstance(value, list | dict | set)):
+                continue
+            if isinstance(value, list | dict | set | tuple):
+                if len(value) > _SHORT and isinstance(first, type(value)) and len(first) == len(value):
+                    continue
+            elif not isinstance(value, torch.Tensor) and type(value) is type(first) and value == first:
+                continue
+            try:
+                found.append([name, encode(value)])
+            except TypeError:  # a part of it is of another kind
+                continue
+        return found
+
+    def _output(self) -> Any:
+        try:
+            return encode(self.output)
+        except TypeError:
+            return None
+
+    def _tell_large(self, size_bytes: int) -> None:
+        if not self._told:
+            self._told = True
+            _log.warning(
+                "what this rank alone has of its metrics and of the attributes of %s takes %d bytes, and %d have room: "
+                "a process that takes the rank over begins them anew",
+                type(self._module).__name__,
+                size_bytes,
+                _MOST_BYTES,
+            )
+
+
+class CommonPart:
+    """A part that is equal on all ranks: `picture` finds that of the last commit."""
+
+    def __init__(self, tell: Callable[[], dict[str, Any] | None]) -> None:
+        self._tell = tell
+        self.loaded: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of the last commit."""
+        told = self._tell()
+        return {} if told is None else {"data": msgspec.msgpack.encode(told)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """To be used when the training function is entered."""
+        self.loaded = msgspec.msgpack.decode(state["data"]) if state else None
+
+
+class OwnPart:
+    """A part that is this rank's own."""
+
+    def __init__(self, tell: Callable[[], bytes]) -> None:
+        self._tell = tell
+        self.loaded = b""
+
+    def state_dict(self) -> dict[str, Any]:
+        """As it is now."""
+        return {"data": self._tell()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """To be used when the training function is entered."""
+        self.loaded = state["data"]
+
+
+def _name(callback: Any) -> str:
+    return type(callback).__qualname__
+
+
+def _is_timer(callback: Any) -> bool:
+    return type(callback).__name__ == "Timer"

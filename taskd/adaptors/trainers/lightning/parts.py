@@ -1,0 +1,57 @@
+"""What of Lightning's trainer makes up the training state, and whether the user's hooks look at a batch at its end."""
+
+from typing import Any
+
+import torch
+
+from taskd.adaptors.trainers.lightning.library import Library
+from taskd.errors import ConfigError
+
+
+def parts_of(trainer: Any, library: Library) -> dict[str, Any]:
+    """Model, optimizers, schedulers and scaler by their names.
+
+    Raises:
+        ConfigError: the fit has something that a new process could not be given.
+    """
+    module, strategy = trainer.lightning_module, trainer.strategy
+    hook = library.module("utilities.signature_utils").is_param_in_hook_signature
+    if hook(module.training_step, "dataloader_iter", explicit=True):
+        raise ConfigError(
+            f"{type(module).__name__}.training_step takes dataloader_iter, and fetches batches that nobody can keep; "
+            "let it take batch"
+        )
+    for callback in trainer.callbacks:
+        _expect_recoverable(callback, module, library)
+    optimizers = {f"optimizer_{number}": one for number, one in enumerate(strategy.optimizers)}
+    if not optimizers or not all(isinstance(one, torch.optim.Optimizer) for one in optimizers.values()):
+        raise ConfigError(f"{type(module).__name__}.configure_optimizers gives no optimizer of torch's")
+    schedulers = {f"scheduler_{number}": one.scheduler for number, one in enumerate(strategy.lr_scheduler_configs)}
+    scaler = getattr(strategy.precision_plugin, "scaler", None)
+    return {"model": module, **optimizers, **schedulers, "scaler": scaler}
+
+
+def _expect_recoverable(callback: Any, module: torch.nn.Module, library: Library) -> None:
+    name = type(callback).__name__
+    if isinstance(callback, library.module("callbacks").BaseFinetuning):
+        raise ConfigError(f"the callback {name} gives the optimizer other parameters in the course of the training")
+    for attribute, value in vars(callback).items():
+        if value is not module and isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+            raise ConfigError(
+                f"the callback {name} has a {type(value).__name__} of its own, {attribute}, which a new process could "
+                "not be given"
+            )
+
+
+def uses_batch(trainer: Any, library: Library) -> bool:
+    """Whether a hook at a batch's end is somebody else's than Lightning's: that may look at the batch."""
+    name = "on_train_batch_end"
+    owners = [trainer.lightning_module, *trainer.callbacks]
+    return any(not getattr(type(one), name).__module__.startswith(library.root) for one in owners)
+
+
+def self_kept(trainer: Any, library: Library) -> list[torch.nn.Module]:
+    """The modules whose attributes are kept here: the user's own, and metrics objects."""
+    module = trainer.lightning_module
+    kind = library.module("trainer.connectors.logger_connector.result").Metric
+    return [module, *(one for one in module.modules() if isinstance(one, kind))]

@@ -1,0 +1,30 @@
+"""PyTorch Lightning with recovery in place: `Trainer(strategy=TaskdDDPStrategy())`, and nothing else.
+
+    import lightning as L
+    from taskd.lightning import TaskdDDPStrategy
+
+    trainer = L.Trainer(strategy=TaskdDDPStrategy(), ...)
+    trainer.fit(model, loader)
+
+Under torchrun with an agent, a rank that dies in `trainer.fit` is replaced while the other processes stay: the step is
+done again, with the same result. Otherwise, and with a Lightning that does not fit, a strategy is Lightning's own. The
+strategies are made for the package that the script has imported before: `lightning`, or `pytorch_lightning`.
+"""
+
+from taskd.adaptors.trainers.lightning.library import chosen
+from taskd.adaptors.trainers.lightning.strategies import recovering
+
+__all__ = ["TaskdDDPStrategy", "TaskdModelParallelStrategy"]
+
+_library = chosen()
+_strategies = _library.module("strategies")
+
+TaskdDDPStrategy = recovering(
+    _strategies.DDPStrategy, "TaskdDDPStrategy", "`DDPStrategy`, with recovery in place.", _library
+)
+TaskdModelParallelStrategy = recovering(
+    _strategies.ModelParallelStrategy,
+    "TaskdModelParallelStrategy",
+    "`ModelParallelStrategy` (FSDP2, tensor parallel), with recovery in place.",
+    _library,
+)
