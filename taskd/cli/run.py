@@ -14,5 +14,9 @@ def run(arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 2
+    if arguments[0] == "--rehearse":
+        from taskd.cli.rehearse import rehearse
+
+        return rehearse(arguments[1:])
     launch(arguments)
     return 0

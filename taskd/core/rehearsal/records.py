@@ -1,0 +1,133 @@
+"""What the ranks of one run have written down, in the order of their steps.
+
+Rules:
+
+1. A rank's processes write one file, one after the other. What a step was when it was last done counts: a note that
+   training goes on behind step N takes back what was noted of later ones.
+2. A line that a dying process has half written is passed over.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class StepRecord:
+    """One step of one rank."""
+
+    batches: list[str] = field(default_factory=list)
+    """What the model was given, pass by pass."""
+    numbers: dict[str, str] = field(default_factory=dict)
+    """The generators' states as its first forward pass begins."""
+    before: dict[str, str] = field(default_factory=dict)
+    """The parts of the state as its first forward pass begins."""
+    after: dict[str, str] = field(default_factory=dict)
+    """The parts as it is committed."""
+    loss: str = ""
+    variables: dict[str, tuple[str, bool, bool]] = field(default_factory=dict)
+    """Of the script, as it is committed: fingerprint, whether numbers are in it, whether they are a function's own."""
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A line that the script has printed after so many commits."""
+
+    step: int
+    text: str
+    line: str
+
+
+@dataclass
+class RankRecord:
+    """All of one rank."""
+
+    steps: dict[int, StepRecord] = field(default_factory=dict)
+    printed: list[Printed] = field(default_factory=list)
+    evaluations: list[int] = field(default_factory=list)
+    saves: list[int] = field(default_factory=list)
+    accumulations: list[int] = field(default_factory=list)
+    killed: list[tuple[int, int]] = field(default_factory=list)
+    """The number of the kill, and the step after whose commit it came."""
+    resumed: list[tuple[int, bool]] = field(default_factory=list)
+    """The step behind which training went on, and whether in a new process."""
+    begun: int = 0
+    """Processes that have begun the training from its start."""
+    committed: int = 0
+    made: str = ""
+    """Where the TrainState was made."""
+    entered: bool = False
+    missing: dict[str, Any] = field(default_factory=dict)
+    """What a script without a TrainState trains with."""
+    died: dict[str, str] = field(default_factory=dict)
+    """The exception that came out of the script."""
+    told: list[str] = field(default_factory=list)
+    """taskd's own warnings."""
+    wrote: list[str] = field(default_factory=list)
+    """Files outside of the copy that were opened to be written."""
+    lines: dict[str, list[tuple[str, bool]]] = field(default_factory=dict)
+    """Which lines change a thing that is watched, and whether between a commit and the next forward pass."""
+
+
+def read(lines: Iterable[str]) -> RankRecord:
+    """One rank's file."""
+    record = RankRecord()
+    for line in lines:
+        try:
+            note = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(note, dict):
+            _take(record, note)
+    return record
+
+
+def _take(record: RankRecord, note: Mapping[str, Any]) -> None:  # noqa: C901, PLR0912 - a list of kinds
+    kind, step = note.get("k"), int(note.get("step", 0))
+    match kind:
+        case "made":
+            record.made = note["line"]
+        case "begin":
+            record.begun += 1
+            record.entered = record.entered or bool(note.get("inside"))
+            _take_back(record, step)
+        case "on":
+            record.resumed.append((step, bool(note["new"])))
+            record.entered = True
+            _take_back(record, step)
+        case "forward":
+            one = record.steps.setdefault(step, StepRecord())
+            if not one.batches:
+                one.numbers, one.before = note["numbers"], note["parts"]
+            one.batches.append(note["batch"])
+            if len(one.batches) == 2:
+                record.accumulations.append(step)
+        case "commit":
+            one = record.steps.setdefault(step, StepRecord())
+            one.after, one.loss = note["parts"], note["loss"]
+            one.variables = {name: (text, moves, local) for name, text, moves, local in note["variables"]}
+            record.committed = max(record.committed, step)
+        case "evaluation":
+            record.evaluations.append(step)
+        case "save":
+            record.saves.append(step)
+        case "printed":
+            record.printed.append(Printed(step, note["text"], note["line"]))
+        case "killed":
+            record.killed.append((note["number"], step))
+        case "line":
+            record.lines.setdefault(note["name"], []).append((note["line"], bool(note["behind"])))
+        case "told":
+            record.told.append(note["text"])
+        case "missing" | "died":
+            setattr(record, kind, dict(note))
+        case "wrote":
+            record.wrote.append(note["path"])
+        case _:
+            pass
+
+
+def _take_back(record: RankRecord, step: int) -> None:
+    for later in [number for number in record.steps if number > step]:
+        del record.steps[later]
