@@ -90,4 +90,4 @@ class FolderError(TaskdError, OSError):
 
 
 class RehearsalError(TaskdError):
-    """A script cannot be rehearsed: it does not run here, or not twice alike. The user mends the command or the script."""
+    """A script cannot be rehearsed here. The user mends the command or the script."""

@@ -1,6 +1,6 @@
 """Digits, data parallel: autocast, a GradScaler, and four micro-batches to a step.
 
-    taskd run --nproc-per-node 2 examples/scripts/amp_accumulation.py
+taskd run --nproc-per-node 2 examples/scripts/amp_accumulation.py
 """
 
 from contextlib import nullcontext

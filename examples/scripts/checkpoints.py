@@ -1,6 +1,6 @@
 """Digits, data parallel: rank 0 writes a checkpoint now and then, and the next start goes on from it.
 
-    taskd run --nproc-per-node 2 examples/scripts/checkpoints.py
+taskd run --nproc-per-node 2 examples/scripts/checkpoints.py
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Digits, data parallel: an average of the weights (EMA) of the script's own, and a cosine schedule.
 
-    taskd run --nproc-per-node 2 examples/scripts/ema_scheduler.py
+taskd run --nproc-per-node 2 examples/scripts/ema_scheduler.py
 """
 
 import torch
@@ -45,9 +45,7 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
     ema = EMA(network)
-    state = taskd.TrainState(
-        model=model, optimizer=optimizer, scheduler=scheduler, replicated={"ema": ema}, seed=1
-    )
+    state = taskd.TrainState(model=model, optimizer=optimizer, scheduler=scheduler, replicated={"ema": ema}, seed=1)
 
     @taskd.resilient(state)
     def train():

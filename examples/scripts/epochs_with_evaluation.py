@@ -1,6 +1,6 @@
 """Digits, data parallel: every ten steps all ranks evaluate, and the best accuracy is kept.
 
-    taskd run --nproc-per-node 2 examples/scripts/epochs_with_evaluation.py
+taskd run --nproc-per-node 2 examples/scripts/epochs_with_evaluation.py
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Digits, data parallel, with a mistake: the weights are bounded behind the commit.
 
-    taskd run --rehearse examples/scripts/mistake_behind.py
+taskd run --rehearse examples/scripts/mistake_behind.py
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Digits, data parallel, with a mistake: a counter that is not in the state decides how much noise there is.
 
-    taskd run --rehearse examples/scripts/mistake_counter.py
+taskd run --rehearse examples/scripts/mistake_counter.py
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Digits, data parallel, with a mistake: the average of the weights (EMA) is not given to the state.
 
-    taskd run --rehearse examples/scripts/mistake_ema.py
+taskd run --rehearse examples/scripts/mistake_ema.py
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Digits, data parallel, with a mistake: a random generator of the script's own is not in the state.
 
-    taskd run --rehearse examples/scripts/mistake_generator.py
+taskd run --rehearse examples/scripts/mistake_generator.py
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Digits, data parallel, with a mistake: the loader is not given to the state.
 
-    taskd run --rehearse examples/scripts/mistake_loader.py
+taskd run --rehearse examples/scripts/mistake_loader.py
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Digits, data parallel, with a mistake: the scheduler is not given to the state.
 
-    taskd run --rehearse examples/scripts/mistake_scheduler.py
+taskd run --rehearse examples/scripts/mistake_scheduler.py
 """
 
 import torch

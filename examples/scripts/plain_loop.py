@@ -1,6 +1,6 @@
 """Digits, data parallel: a DataLoader with a DistributedSampler, epoch by epoch.
 
-    taskd run --nproc-per-node 2 examples/scripts/plain_loop.py
+taskd run --nproc-per-node 2 examples/scripts/plain_loop.py
 """
 
 import torch

@@ -1,6 +1,6 @@
 """A character model of Python's own texts, data parallel, over a StatefulDataLoader of torchdata's.
 
-    taskd run --nproc-per-node 2 examples/scripts/text_stateful.py
+taskd run --nproc-per-node 2 examples/scripts/text_stateful.py
 """
 
 import pydoc_data.topics

@@ -2,8 +2,8 @@
 
 Rules:
 
-1. Exit codes: of `run`, torchrun's own, and with --rehearse 0 exact, 1 not exact, 2 not to be judged; of the others 0 if all is well and 1 if not; 2 for wrong usage, with what is
-   right.
+1. Exit codes: of `run`, torchrun's own, and with --rehearse 0 exact, 1 not exact, 2 not to be judged; of the others 0
+   if all is well and 1 if not; 2 for wrong usage, with what is right.
 2. Standard output is for results, standard error for everything else.
 """
 

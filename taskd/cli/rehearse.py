@@ -10,6 +10,7 @@ Rules:
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -37,13 +38,14 @@ def rehearse(arguments: Sequence[str]) -> int:
     if options.steps < LEAST:
         print(f"taskd run --rehearse: found --steps {options.steps}, expected {LEAST} or more", file=sys.stderr)
         return 2
+    begun_s = time.monotonic()
     try:
         report = play(
             parse(rest),
             options.steps,
             options.limit,
             options.share,
-            lambda text: print(f"rehearsing: {text}", file=sys.stderr, flush=True),
+            lambda text: print(f"{time.monotonic() - begun_s:4.0f} s: {text}", file=sys.stderr, flush=True),
         )
     except TaskdError as error:
         complain("run --rehearse", error)
@@ -70,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="taskd run --rehearse",
         usage="%(prog)s [options] [torchrun's options] SCRIPT [script's arguments]",
-        description="Trains some steps undisturbed and with kills, and says whether the script is exact, or which line is why.",
+        description="Trains some steps undisturbed and with kills: is the script exact, or which line is why not?",
     )
     parser.add_argument("--steps", type=int, default=_STEPS, metavar="N", help=f"committed steps (default {_STEPS})")
     parser.add_argument("--json", action="store_true", help="the verdict as one line of JSON")

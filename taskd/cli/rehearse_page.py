@@ -41,7 +41,11 @@ def document(report: Report) -> dict[str, Any]:
 
 def _page(report: Report) -> list[str]:
     verdict, script = report.verdict, report.script.name
-    head = f"{script} is {_WORDS[verdict.outcome]}" if verdict.outcome is not Outcome.UNKNOWN else f"{script} cannot be judged"
+    head = (
+        f"{script} is {_WORDS[verdict.outcome]}"
+        if verdict.outcome is not Outcome.UNKNOWN
+        else f"{script} cannot be judged"
+    )
     if verdict.outcome is Outcome.EXACT:
         head += f": weights, data, random numbers and {report.lines} printed lines are those of the undisturbed run"
     lines = [f"{head}: {verdict.headline}" if verdict.headline else head]

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import torch
 
+from taskd.adaptors.training.session import current
 from taskd.core.rehearsal.kills import Kill, Moment
 from taskd.runtime.worker import worker
 
@@ -67,7 +68,7 @@ class Deaths:
                 self.do(kill)
 
         for one in trained:
-            one.register_post_accumulate_grad_hook(count)
+            one.register_post_accumulate_grad_hook(count)  # type: ignore[no-untyped-call]
 
     def before_optimizer(self) -> None:
         """What is late is made up for."""
@@ -99,6 +100,9 @@ class Deaths:
             end_s = time.monotonic() + _HOLD_S
             while not (self._mark(kill).exists() and link.interrupted) and time.monotonic() < end_s:
                 time.sleep(_LOOK_S)
+            runtime = current()
+            if runtime is not None:
+                runtime.leave_wait()
 
     def do(self, kill: Kill) -> None:
         """Die, unless that was done before."""

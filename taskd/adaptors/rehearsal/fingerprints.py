@@ -3,7 +3,7 @@
 Rules:
 
 1. Equal content has equal fingerprints in every process: no address, no order of a set, no hash of Python's is in one.
-2. No code of the script's is called: of its objects the attributes are read. What cannot be read has no fingerprint, "".
+2. No code of the script's is called: of its objects the attributes are read. What cannot be read has none, "".
 3. Of one value at most `_MOST_BYTES` are read, and it is followed `_DEPTH` deep.
 """
 
@@ -28,7 +28,7 @@ class _UnreadableError(Exception):
 
 
 class Fingerprint:
-    """Of one value. `text` is "" where there is nothing to compare; `moves` tells that a tensor or generator is in it."""
+    """Of one value. `text` is "" where nothing can be compared; `moves`: a tensor or generator is in it."""
 
     def __init__(self, value: Any, own: frozenset[int] = frozenset()) -> None:
         """`own`: ids of what is compared elsewhere, and not looked into here."""
@@ -123,8 +123,10 @@ def of_random_numbers() -> dict[str, str]:
     found = {"python": _short(repr(random.getstate())), "torch": digest([torch.default_generator.get_state()])}
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
-        found["numpy"] = _short(repr([str(part) for part in numpy.get_state()[1:3]]) + str(numpy.get_state()[1].tobytes()))
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        found["numpy"] = _short(
+            repr([str(part) for part in numpy.get_state()[1:3]]) + str(numpy.get_state()[1].tobytes())
+        )
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         found["cuda"] = digest([torch.cuda.get_rng_state()])
     return found
 

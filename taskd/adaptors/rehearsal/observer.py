@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import sys
+import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -26,6 +27,7 @@ from taskd.adaptors.rehearsal import output
 from taskd.adaptors.rehearsal.deaths import Deaths
 from taskd.adaptors.rehearsal.fingerprints import Fingerprint, of_batch, of_part, of_random_numbers
 from taskd.adaptors.rehearsal.linewatch import LineWatch
+from taskd.adaptors.rehearsal.missing import trains_with
 from taskd.adaptors.rehearsal.variables import look_up, script_frames, variables
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.recovery import StateRecovery
@@ -34,6 +36,8 @@ from taskd.runtime.rehearsal.order import Order
 
 _WAIT_S: Final = 120.0
 _LOOK_S: Final = 0.02
+_PASSING: Final = ("/dev/", "/proc/", "/sys/")
+_MOST_FILES: Final = 20
 _ENOUGH: Final = 3
 """Steps of optimizers after which a script that has no state is known."""
 
@@ -53,6 +57,7 @@ class Observer:
         self._passes = self._optimizer_steps = 0
         self._behind = False
         self._evaluated = -1
+        self._opened: set[str] = set()
         self._begun_s = time.monotonic()
         self._watch: LineWatch | None = None
         logging.getLogger("taskd").addHandler(_Hearing(self))
@@ -119,7 +124,7 @@ class Observer:
         self._optimizer_steps += 1
         if self._optimizer_steps == _ENOUGH:
             frame = next(script_frames(sys._getframe(1)), None)
-            self.note("missing", **({} if frame is None else _trains_with(frame)))
+            self.note("missing", **({} if frame is None else trains_with(frame)))
             self._wait()
 
     def steps(self) -> None:
@@ -131,6 +136,13 @@ class Observer:
         if self._parts is not None and is_users_call(sys._getframe(2)):
             self.note("save")
             self._deaths.in_save(self._step, save, args, kwargs)
+
+    def opens(self, path: str) -> None:
+        """A file is opened to be written."""
+        outside = not path.startswith((*_PASSING, tempfile.gettempdir() + "/", f"{self._folder.parent}/"))
+        if outside and path not in self._opened and len(self._opened) < _MOST_FILES and os.getpid() == self.pid:
+            self._opened.add(path)
+            self.note("wrote", path=path)
 
     def died(self, error: BaseException, trace: Any) -> None:
         """An exception has come out of the script."""
@@ -188,9 +200,9 @@ class Observer:
 
     def _look_for_end(self, step: int) -> None:
         late = self._folder / "late"
-        if self._rank == 0 and step >= self._order.least and not late.exists():
-            if time.monotonic() - self._begun_s > self._order.after_s:
-                late.write_text(str(step + 1))
+        is_late = step >= self._order.least and time.monotonic() - self._begun_s > self._order.after_s
+        if self._rank == 0 and is_late and not late.exists():
+            late.write_text(str(step + 1))
         last = self._order.last
         if late.exists():
             last = min(last, int(late.read_text() or step + 1))
@@ -270,39 +282,5 @@ def _own(parts: Parts) -> frozenset[int]:
         for value in getattr(part, "__dict__", {}).values()
         if isinstance(value, dict | list | torch.Tensor | torch.nn.Module | torch.Generator | torch.optim.Optimizer)
     ]
-    wrappers = [wrapper for wrapper in parts.wrappers()]
-    own = [*parts.all.values(), *parts.replicated.values(), *inner, *deeper, *wrappers, *parts.parameters()]
+    own = [*parts.all.values(), *parts.replicated.values(), *inner, *deeper, *parts.wrappers(), *parts.parameters()]
     return frozenset(map(id, own))
-
-
-def _trains_with(frame: FrameType) -> dict[str, Any]:
-    """The names under which a script holds what a TrainState would be given, and where its steps are."""
-    kinds: dict[str, str] = {}
-    seen: set[int] = set()
-    names = {**frame.f_globals}
-    one: FrameType | None = frame
-    frames = list(script_frames(one))
-    for outer in reversed(frames):
-        names.update(outer.f_locals)
-    for name, value in names.items():
-        kind = _kind(value)
-        if kind and not name.startswith("_") and id(value) not in seen:
-            seen.add(id(value))
-            kinds[name] = kind
-    lines = [f"{one.f_code.co_filename}:{one.f_lineno}" for one in frames]
-    function = frame.f_code
-    begins = f"{function.co_filename}:{function.co_firstlineno}"
-    return {"kinds": kinds, "line": lines[0], "function": function.co_name, "begins": begins}
-
-
-def _kind(value: Any) -> str:
-    wrapped = torch.nn.parallel.DistributedDataParallel
-    pairs: tuple[tuple[Any, str], ...] = (
-        (wrapped, "wrapper"),
-        (torch.nn.Module, "model"),
-        (torch.optim.Optimizer, "optimizer"),
-        (torch.optim.lr_scheduler.LRScheduler, "scheduler"),
-        (torch.amp.GradScaler, "scaler"),
-        (torch.utils.data.DataLoader, "loader"),
-    )
-    return next((kind for one, kind in pairs if isinstance(value, one)), "")

@@ -15,9 +15,10 @@ from typing import Final
 
 from taskd.adaptors.torchrun.isolation import isolated
 from taskd.core.rehearsal import kills
+from taskd.core.rehearsal.findings import Finding
 from taskd.core.rehearsal.kills import Kill, Seen
 from taskd.core.rehearsal.records import RankRecord
-from taskd.core.rehearsal.verdict import Finding, Outcome, Rehearsed, Verdict, judge, of_noise, of_undisturbed, suspects
+from taskd.core.rehearsal.verdict import Outcome, Rehearsed, Verdict, judge, of_noise, of_undisturbed, suspects
 from taskd.errors import RehearsalError
 from taskd.runtime.rehearsal.job import RehearsalJob, RehearsedRun, last_lines
 from taskd.runtime.rehearsal.order import Order
@@ -71,7 +72,9 @@ def parse(arguments: Sequence[str]) -> Script:
     given = get_args_parser().parse_args(list(arguments))
     options = list(arguments[: len(arguments) - len(given.training_script_args) - 1])
     if given.nnodes not in ("1", "1:1"):
-        raise RehearsalError(f"found --nnodes={given.nnodes}, expected one node: a rehearsal runs on this machine alone")
+        raise RehearsalError(
+            f"found --nnodes={given.nnodes}, expected one node: a rehearsal runs on this machine alone"
+        )
     if given.no_python:
         raise RehearsalError("found --no-python, expected a Python script: nothing is seen of other programs")
     if not any(word.replace("_", "-").startswith("--nproc-per-node") for word in options):
@@ -90,9 +93,7 @@ def parse(arguments: Sequence[str]) -> Script:
     return Script(given.training_script, command, determine_local_world_size(given.nproc_per_node))
 
 
-def rehearse(
-    script: Script, steps: int, limit_s: float, shared: Sequence[str], tell: Callable[[str], None]
-) -> Report:
+def rehearse(script: Script, steps: int, limit_s: float, shared: Sequence[str], tell: Callable[[str], None]) -> Report:
     """Rehearse it in a copy of the working directory. `tell` hears what is under way.
 
     Raises:
@@ -101,7 +102,9 @@ def rehearse(
     begun_s = time.monotonic()
     place = Workspace(Path.cwd(), shared)
     try:
-        report = _Rehearsal(script, place, RehearsalJob(place, script.command, script.ranks, limit_s), steps, tell).play()
+        report = _Rehearsal(
+            script, place, RehearsalJob(place, script.command, script.ranks, limit_s), steps, tell
+        ).play()
     finally:
         place.close()
     return replace(report, seconds=time.monotonic() - begun_s)

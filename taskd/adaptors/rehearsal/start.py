@@ -12,7 +12,7 @@ import sys
 import threading
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from taskd.adaptors.torchrun.imports import after_import
 from taskd.adaptors.torchrun.start import import_the_machines_own
@@ -21,6 +21,7 @@ from taskd.config.process import environment, forget_start
 if TYPE_CHECKING:
     from taskd.adaptors.rehearsal.observer import Observer
 
+_WRITES: Final = os.O_WRONLY | os.O_RDWR
 _folder = Path()
 _observer: "Observer | None" = None
 
@@ -119,7 +120,9 @@ def _watch_saves(module: ModuleType) -> None:
 
 
 def _hear(event: str, args: tuple[Any, ...]) -> None:
-    """The interpreter shows what has come out of the script."""
+    """The interpreter opens a file, or shows what has come out of the script."""
+    if event == "open" and _observer is not None and isinstance(args[0], str) and int(args[2] or 0) & _WRITES:
+        _observer.opens(os.path.abspath(args[0]))
     if event == "sys.excepthook" and threading.get_ident() == threading.main_thread().ident:
         error, trace = args[2], args[3]
         known = observer() if "torch" in sys.modules else None

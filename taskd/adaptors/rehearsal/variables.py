@@ -4,14 +4,18 @@ Rules:
 
 1. Of each variable there is one fingerprint, and one for each attribute of an object of the script's own classes: so a
    difference has a name.
-2. What the state holds is compared as its part, and is left out here. So are modules, functions and classes.
+2. Of a function's own variables only those are looked at that it goes on with from step to step: what a line makes of
+   the variable itself (`total += loss`), lists and the like. What each step makes anew follows from the rest.
+3. What the state holds is compared as its part, and is left out here. So are modules, functions and classes.
 """
 
 import dataclasses
+import dis
 import functools
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping
-from types import FrameType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, Final
 
 import torch
@@ -76,7 +80,7 @@ def _named(frame: FrameType | None) -> Iterator[tuple[str, Any, bool]]:
         code = frame.f_code
         if is_users(code.co_filename):
             if frame.f_locals is not frame.f_globals and code.co_name != "<module>":
-                yield from ((name, value, inside and name not in code.co_freevars) for name, value in _items(frame))
+                yield from _of_function(code, frame.f_locals, inside=inside)
             if not any(known is frame.f_globals for known in globals_):
                 globals_.append(frame.f_globals)
         elif code.co_name == "run" and "function" in code.co_freevars:
@@ -86,8 +90,36 @@ def _named(frame: FrameType | None) -> Iterator[tuple[str, Any, bool]]:
         yield from ((name, value, False) for name, value in list(known.items()) if not name.startswith("__"))
 
 
-def _items(frame: FrameType) -> list[tuple[str, Any]]:
-    return list(frame.f_locals.items())
+def _of_function(code: CodeType, values: Mapping[str, Any], *, inside: bool) -> Iterator[tuple[str, Any, bool]]:
+    for name, value in list(values.items()):
+        local = inside and name not in code.co_freevars
+        held = isinstance(value, list | dict | set | deque) or _is_scripts_own(type(value))
+        if not local or held or name in _carried(code):
+            yield name, value, local
+
+
+@functools.cache
+def _carried(code: CodeType) -> frozenset[str]:
+    """Names of which one line of the function reads and writes the variable: `total += loss`."""
+    reads: dict[int, set[str]] = {}
+    writes: dict[int, set[str]] = {}
+    line = 0
+    for instruction in dis.get_instructions(code):
+        starts = instruction.starts_line
+        if type(starts) is int:
+            line = starts
+        elif starts:  # a flag, from Python 3.13 on
+            line = getattr(instruction, "line_number", None) or line
+        for words, lines in (
+            ("LOAD_FAST", reads),
+            ("LOAD_DEREF", reads),
+            ("STORE_FAST", writes),
+            ("STORE_DEREF", writes),
+        ):
+            if instruction.opname.startswith(words):
+                names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+                lines.setdefault(line, set()).update(names)
+    return frozenset(name for at in reads for name in reads[at] & writes.get(at, set()))
 
 
 def _with_attributes(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -61,6 +61,8 @@ class VariableDifference:
     step: int
     moves: bool
     local: bool
+    replicated: bool
+    """Equal on all ranks in the undisturbed run."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ def line_differences(expected: Run, found: Run, masked: Noise) -> list[LineDiffe
             if printed.text in texts or (shape in masked.lines and shape in shapes):
                 continue
             near = [one for one in strange if one.line == printed.line and template(one.text) == shape]
-            instead = min(near, key=lambda one: abs(one.step - printed.step), default=None)  # noqa: B023 - used at once
+            instead = min(near, key=lambda one: abs(one.step - printed.step), default=None)
             missing.append(LineDifference(rank, printed, "" if instead is None else instead.text))
     return sorted(missing, key=lambda one: (one.expected.step, one.rank))
 
@@ -166,10 +168,22 @@ def variable_differences(expected: Run, found: Run, masked: Noise) -> list[Varia
                 )
                 differing.setdefault(name, []).append((step, rank, mine[name][1], mine[name][2]))
     found_all = [
-        VariableDifference(name, tuple(rank for _, rank, _, _ in places), min(places)[0], places[0][2], places[0][3])
+        VariableDifference(
+            name,
+            tuple(rank for _, rank, _, _ in places),
+            min(places)[0],
+            places[0][2],
+            places[0][3],
+            len({text for record in expected.values() if (text := _last_of(record, name))}) == 1,
+        )
         for name, places in differing.items()
     ]
     return sorted(found_all, key=lambda one: (one.local, not one.moves, one.step, one.name))
+
+
+def _last_of(record: RankRecord, name: str) -> str:
+    steps = [step for step, one in record.steps.items() if name in one.variables]
+    return record.steps[max(steps)].variables[name][0] if steps else ""
 
 
 def moved_behind(run: Run) -> list[str]:

@@ -83,51 +83,58 @@ def read(lines: Iterable[str]) -> RankRecord:
     return record
 
 
-def _take(record: RankRecord, note: Mapping[str, Any]) -> None:  # noqa: C901, PLR0912 - a list of kinds
+def _take(record: RankRecord, note: Mapping[str, Any]) -> None:
     kind, step = note.get("k"), int(note.get("step", 0))
     match kind:
-        case "made":
-            record.made = note["line"]
-        case "begin":
-            record.begun += 1
-            record.entered = record.entered or bool(note.get("inside"))
-            _take_back(record, step)
-        case "on":
-            record.resumed.append((step, bool(note["new"])))
-            record.entered = True
-            _take_back(record, step)
+        case "begin" | "on":
+            if kind == "begin":
+                record.begun += 1
+            else:
+                record.resumed.append((step, bool(note["new"])))
+            record.entered = record.entered or bool(note.get("inside", True))
+            for later in [number for number in record.steps if number > step]:
+                del record.steps[later]
         case "forward":
-            one = record.steps.setdefault(step, StepRecord())
-            if not one.batches:
-                one.numbers, one.before = note["numbers"], note["parts"]
-            one.batches.append(note["batch"])
-            if len(one.batches) == 2:
-                record.accumulations.append(step)
+            _take_pass(record, step, note)
         case "commit":
             one = record.steps.setdefault(step, StepRecord())
             one.after, one.loss = note["parts"], note["loss"]
             one.variables = {name: (text, moves, local) for name, text, moves, local in note["variables"]}
             record.committed = max(record.committed, step)
+        case "printed":
+            record.printed.append(Printed(step, note["text"], note["line"]))
+        case "line":
+            record.lines.setdefault(note["name"], []).append((note["line"], bool(note["behind"])))
+        case _:
+            _take_fact(record, step, note)
+
+
+def _take_pass(record: RankRecord, step: int, note: Mapping[str, Any]) -> None:
+    one = record.steps.setdefault(step, StepRecord())
+    if not one.batches:
+        one.numbers, one.before = note["numbers"], note["parts"]
+    one.batches.append(note["batch"])
+    if len(one.batches) == 2:
+        record.accumulations.append(step)
+
+
+def _take_fact(record: RankRecord, step: int, note: Mapping[str, Any]) -> None:
+    match note.get("k"):
+        case "made":
+            record.made = note["line"]
         case "evaluation":
             record.evaluations.append(step)
         case "save":
             record.saves.append(step)
-        case "printed":
-            record.printed.append(Printed(step, note["text"], note["line"]))
         case "killed":
             record.killed.append((note["number"], step))
-        case "line":
-            record.lines.setdefault(note["name"], []).append((note["line"], bool(note["behind"])))
         case "told":
             record.told.append(note["text"])
-        case "missing" | "died":
-            setattr(record, kind, dict(note))
+        case "missing":
+            record.missing = dict(note)
+        case "died":
+            record.died = dict(note)
         case "wrote":
             record.wrote.append(note["path"])
         case _:
             pass
-
-
-def _take_back(record: RankRecord, step: int) -> None:
-    for later in [number for number in record.steps if number > step]:
-        del record.steps[later]

@@ -121,7 +121,7 @@ def _end(process: "subprocess.Popen[bytes]", mark: str) -> None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(_END_S)
     end_s = time.monotonic() + _END_S
-    while process.poll() is None or (left := _marked(mark)):
+    while process.poll() is None or _marked(mark):
         if process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -148,4 +148,3 @@ def _marked(mark: str) -> list[int]:
 def last_lines(output: str) -> str:
     """The end of what was written, for a run that has failed."""
     return output[-_KEPT:]
-
