@@ -15,7 +15,7 @@ from typing import Final
 FIRST: Final = 3
 """The first step in which a rank may die: taskd itself has seen a whole step before."""
 LEAST_GAP: Final = 3
-GAP: Final = 4
+_MOST_GAP: Final = 8
 _TAIL: Final = 3
 
 
@@ -55,61 +55,46 @@ class Seen:
 
 
 _EVERY_STEP: Final = (Moment.BACKWARD, Moment.COMMITTED, Moment.STEPPED, Moment.FORWARD)
+_Times = Mapping[Moment, Mapping[int, Sequence[int]]]
 
 
 def plan(seen: Mapping[int, Seen]) -> list[Kill]:
     """The kills of a run whose undisturbed twin had these moments, by rank."""
-    steps = min((one.steps for one in seen.values()), default=0)
-    ranks = sorted(seen)
-    room = (steps - FIRST - _TAIL) // LEAST_GAP + 1
-    wanted = _moments(seen, len(ranks))[: max(0, room)]
-    if not wanted:
-        return []
-    gap = max(LEAST_GAP, min(GAP * 2, (steps - FIRST - _TAIL) // max(1, len(wanted))))
-    kills: list[Kill] = []
-    left = list(wanted)
-    died = dict.fromkeys(ranks, 0)
-    step = FIRST
-    while left and step <= steps - _TAIL:
-        moment = left.pop(0)
-        found = _place(moment, step, steps - _TAIL, seen, died)
-        if found is None:
-            continue
-        rank, at = found
-        died[rank] += 1
-        kills.append(Kill(len(kills), rank, at, moment))
-        step = at + gap
-    return kills
-
-
-def _moments(seen: Mapping[int, Seen], ranks: int) -> list[Moment]:
-    """In the order in which they are struck; as many as there are ranks at least."""
-    some = {
-        Moment.EVALUATION: any(one.evaluations for one in seen.values()),
-        Moment.SAVING: any(one.saves for one in seen.values()),
-        Moment.ACCUMULATING: any(one.accumulations for one in seen.values()),
+    last = min((one.steps for one in seen.values()), default=0) - _TAIL
+    times: _Times = {
+        Moment.SAVING: {rank: one.saves for rank, one in seen.items()},
+        Moment.EVALUATION: {rank: one.evaluations for rank, one in seen.items()},
+        Moment.ACCUMULATING: {rank: one.accumulations for rank, one in seen.items()},
     }
-    first = [moment for moment in Moment if some.get(moment, True)]
-    while len(first) < ranks:
-        first.append(_EVERY_STEP[len(first) % len(_EVERY_STEP)])
-    return first
+    placed: dict[int, Moment] = {}
+    for moment, by_rank in times.items():
+        known = sorted({step for steps in by_rank.values() for step in steps})
+        step = next((step for step in known if FIRST <= step <= last and _is_free(step, placed)), None)
+        if step is not None:
+            placed[step] = moment
+    count = max(len(_EVERY_STEP), len(seen) - len(placed))
+    gap = max(LEAST_GAP, min(_MOST_GAP, (last - FIRST) // max(1, count + len(placed) - 1)))
+    for number in range(count):
+        wanted = FIRST + number * gap
+        steps = (*range(wanted, last + 1), *range(FIRST, min(wanted, last + 1)))
+        step = next((step for step in steps if _is_free(step, placed)), None)
+        if step is not None and seen:
+            placed[step] = _EVERY_STEP[number % len(_EVERY_STEP)]
+    return _ranks(placed, times, sorted(seen))
 
 
-def _place(
-    moment: Moment, step: int, last: int, seen: Mapping[int, Seen], died: Mapping[int, int]
-) -> tuple[int, int] | None:
-    """Who dies there, and at which step from this one on: the rank that has died least."""
-    places = []
-    for rank, one in seen.items():
-        steps = {
-            Moment.EVALUATION: one.evaluations,
-            Moment.SAVING: one.saves,
-            Moment.ACCUMULATING: one.accumulations,
-        }.get(moment)
-        at = next((known for known in (steps if steps is not None else (step,)) if known >= step), None)
-        if at is not None and at <= last:
-            places.append((died[rank], -rank, at, rank))
-    if not places:
-        return None
-    _, _, at, rank = min(places)
-    return rank, at
+def _is_free(step: int, placed: Mapping[int, Moment]) -> bool:
+    return all(abs(step - other) >= LEAST_GAP for other in placed)
+
+
+def _ranks(placed: Mapping[int, Moment], times: _Times, ranks: Sequence[int]) -> list[Kill]:
+    """Each of these moments strikes the rank that has died least, among those that have it."""
+    died = dict.fromkeys(ranks, 0)
+    kills: list[Kill] = []
+    for step in sorted(placed):
+        moment = placed[step]
+        having = [rank for rank in ranks if moment not in times or step in times[moment][rank]]
+        rank = min(having, key=lambda one: (died[one], -one))
+        died[rank] += 1
+        kills.append(Kill(len(kills), rank, step, moment))
+    return kills
