@@ -9,6 +9,7 @@ Rules:
 """
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -39,6 +40,8 @@ def rehearse(arguments: Sequence[str]) -> int:
         print(f"taskd run --rehearse: found --steps {options.steps}, expected {LEAST} or more", file=sys.stderr)
         return 2
     begun_s = time.monotonic()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
     try:
         report = play(
             parse(rest),
@@ -52,6 +55,13 @@ def rehearse(arguments: Sequence[str]) -> int:
         return 2
     show(report, as_json=options.json, with_output=options.output)
     return report.verdict.outcome.value
+
+
+def _end(number: int, _frame: object) -> None:
+    """Like an exception, once: what was started is ended, and the copies are removed."""
+    for again in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(again, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -4,14 +4,14 @@ import json
 import sys
 from typing import Any
 
-from taskd.adaptors.rehearsal.rehearse import Report
+from taskd.adaptors.rehearsal.rehearse import RehearsalReport
 from taskd.core.rehearsal.verdict import Outcome
 from taskd.wire import text as safe
 
 _WORDS = {Outcome.EXACT: "exact", Outcome.INEXACT: "not exact", Outcome.UNKNOWN: "cannot be judged"}
 
 
-def show(report: Report, *, as_json: bool, with_output: bool) -> None:
+def show(report: RehearsalReport, *, as_json: bool, with_output: bool) -> None:
     """Print it."""
     if as_json:
         print(json.dumps(document(report)), flush=True)
@@ -21,7 +21,7 @@ def show(report: Report, *, as_json: bool, with_output: bool) -> None:
         print(f"\nthe end of the last run's output:\n{safe.page(report.output[-3000:])}", file=sys.stderr)
 
 
-def document(report: Report) -> dict[str, Any]:
+def document(report: RehearsalReport) -> dict[str, Any]:
     """The verdict as plain values."""
     verdict = report.verdict
     return {
@@ -39,7 +39,7 @@ def document(report: Report) -> dict[str, Any]:
     }
 
 
-def _page(report: Report) -> list[str]:
+def _page(report: RehearsalReport) -> list[str]:
     verdict, script = report.verdict, report.script.name
     head = (
         f"{script} is {_WORDS[verdict.outcome]}"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from taskd.core.rehearsal import compare, kills
-from taskd.core.rehearsal.compare import Noise, Stage
+from taskd.core.rehearsal.compare import Noise, StepStage
 from taskd.core.rehearsal.kills import Kill, Moment, Seen
 from taskd.core.rehearsal.records import RankRecord, read
 from taskd.core.rehearsal.verdict import Outcome, Rehearsed, judge, of_noise, of_undisturbed, suspects
@@ -85,7 +85,7 @@ def test_a_step_that_is_done_again_counts_as_it_was_last() -> None:
     found = record(again)
     assert found.steps[3].batches == ["other"]
     assert found.resumed == [(2, False)]
-    assert read(["{", '"text"', '{"k": "begin", "st']).begun == 0
+    assert read(["{", '"text"', '{"k": "begin", "st']).resumed == []
 
 
 def test_two_runs_that_are_alike_have_no_difference() -> None:
@@ -96,14 +96,14 @@ def test_two_runs_that_are_alike_have_no_difference() -> None:
 @pytest.mark.parametrize(
     ("changes", "stage", "what"),
     [
-        ({"forward_5": {"parts": {"model": "x"}}}, Stage.STATE, ("model",)),
-        ({"forward_5": {"numbers": {"torch": "x", "python": "p5"}}}, Stage.NUMBERS, ("torch",)),
-        ({"forward_5": {"batch": "x"}}, Stage.BATCHES, ()),
-        ({"commit_5": {"parts": {"model": "x"}}}, Stage.WORK, ("model",)),
-        ({"commit_5": {"loss": "0.6"}}, Stage.LOSS, ()),
+        ({"forward_5": {"parts": {"model": "x"}}}, StepStage.STATE, ("model",)),
+        ({"forward_5": {"numbers": {"torch": "x", "python": "p5"}}}, StepStage.NUMBERS, ("torch",)),
+        ({"forward_5": {"batch": "x"}}, StepStage.BATCHES, ()),
+        ({"commit_5": {"parts": {"model": "x"}}}, StepStage.WORK, ("model",)),
+        ({"commit_5": {"loss": "0.6"}}, StepStage.LOSS, ()),
     ],
 )
-def test_what_differs_first_is_named(changes: dict[str, Any], stage: Stage, what: tuple[str, ...]) -> None:
+def test_what_differs_first_is_named(changes: dict[str, Any], stage: StepStage, what: tuple[str, ...]) -> None:
     later = {"commit_6": {"loss": "0.7"}}
     found = compare.first_difference(UNDISTURBED, ran(notes(0), notes(1, **changes, **later)), Noise())
     assert found is not None

@@ -32,7 +32,7 @@ from taskd.adaptors.rehearsal.variables import look_up, script_frames, variables
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.core.rehearsal.kills import Kill, Moment
-from taskd.runtime.rehearsal.order import Order
+from taskd.runtime.rehearsal.order import RehearsalOrder
 
 _WAIT_S: Final = 120.0
 _LOOK_S: Final = 0.02
@@ -42,10 +42,10 @@ _ENOUGH: Final = 3
 """Steps of optimizers after which a script that has no state is known."""
 
 
-class Observer:
+class TrainingObserver:
     """That of one process of a rank."""
 
-    def __init__(self, folder: Path, order: Order, rank: int) -> None:
+    def __init__(self, folder: Path, order: RehearsalOrder, rank: int) -> None:
         self.pid = os.getpid()
         self._folder, self._order, self._rank = folder, order, rank
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
@@ -223,7 +223,7 @@ class Observer:
 class _Hearing(logging.Handler):
     """Hears taskd's own warnings; they are written as ever."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: TrainingObserver) -> None:
         super().__init__(logging.WARNING)
         self._observer = observer
 
@@ -235,7 +235,7 @@ class _Hearing(logging.Handler):
             logging.lastResort.handle(record)
 
 
-_before: Final[list[Observer]] = []
+_before: Final[list[TrainingObserver]] = []
 
 
 def _before_forward(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -245,7 +245,7 @@ def _before_forward(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict
             observer.before_forward(module, args, kwargs)
 
 
-def watching(observer: Observer) -> None:
+def watching(observer: TrainingObserver) -> None:
     """Its hooks are called from now on, in place of another's."""
     _before[:] = [observer]
 

@@ -15,13 +15,13 @@ from typing import Final
 
 from taskd.adaptors.torchrun.isolation import isolated
 from taskd.core.rehearsal import kills
-from taskd.core.rehearsal.findings import Finding
+from taskd.core.rehearsal.findings import ScriptFinding
 from taskd.core.rehearsal.kills import Kill, Seen
 from taskd.core.rehearsal.records import RankRecord
 from taskd.core.rehearsal.verdict import Outcome, Rehearsed, Verdict, judge, of_noise, of_undisturbed, suspects
 from taskd.errors import RehearsalError
 from taskd.runtime.rehearsal.job import RehearsalJob, RehearsedRun, last_lines
-from taskd.runtime.rehearsal.order import Order
+from taskd.runtime.rehearsal.order import RehearsalOrder
 from taskd.runtime.rehearsal.workspace import Workspace
 
 LEAST: Final = 12
@@ -47,7 +47,7 @@ class Script:
 
 
 @dataclass(frozen=True)
-class Report:
+class RehearsalReport:
     """What came of a rehearsal."""
 
     script: Script
@@ -93,7 +93,9 @@ def parse(arguments: Sequence[str]) -> Script:
     return Script(given.training_script, command, determine_local_world_size(given.nproc_per_node))
 
 
-def rehearse(script: Script, steps: int, limit_s: float, shared: Sequence[str], tell: Callable[[str], None]) -> Report:
+def rehearse(
+    script: Script, steps: int, limit_s: float, shared: Sequence[str], tell: Callable[[str], None]
+) -> RehearsalReport:
     """Rehearse it in a copy of the working directory. `tell` hears what is under way.
 
     Raises:
@@ -116,26 +118,28 @@ class _Rehearsal:
     ) -> None:
         self._script, self._place, self._job, self._steps, self._tell = script, place, job, steps, tell
 
-    def play(self) -> Report:
+    def play(self) -> RehearsalReport:
         """All runs that are needed for a verdict."""
         self._tell("undisturbed, under stock torchrun")
-        first = self._job.run(Order(self._steps, LEAST, _AFTER_S), taskd=False)
+        first = self._job.run(RehearsalOrder(self._steps, LEAST, _AFTER_S), taskd=False)
         verdict = of_undisturbed(first.records, _error(first))
         if verdict is not None:
             return self._report(verdict, first)
         steps = min(record.committed for record in first.records.values())
         self._tell("the same again")
-        order = Order(steps, steps, _AFTER_S)
+        order = RehearsalOrder(steps, steps, _AFTER_S)
         again = self._job.run(order, taskd=False)
         verdict = of_noise(first.records, again.records)
         if verdict is None and (error := _error(again)):
-            verdict = Verdict(Outcome.UNKNOWN, "it fails the second time, without any fault", (Finding("", error),))
+            verdict = Verdict(
+                Outcome.UNKNOWN, "it fails the second time, without any fault", (ScriptFinding("", error),)
+            )
         if verdict is not None:
             return self._report(verdict, again, steps)
         planned = kills.plan({rank: _seen(record) for rank, record in first.records.items()})
         if not planned:
             text = f"it has {steps} steps; {LEAST} are needed for kills: let it do more, or give --steps more"
-            return self._report(Verdict(Outcome.UNKNOWN, "it is too short", (Finding("", text),)), again, steps)
+            return self._report(Verdict(Outcome.UNKNOWN, "it is too short", (ScriptFinding("", text),)), again, steps)
         self._tell(f"under taskd, with {len(planned)} kills")
         killed = self._job.run(replace(order, kills=tuple(planned)), taskd=True)
         runs = Rehearsed(first.records, again.records, killed.records, planned, killed.recoveries, _error(killed))
@@ -145,9 +149,11 @@ class _Rehearsal:
             runs = replace(runs, traced=traced.records)
         return self._report(judge(runs), killed, steps, runs)
 
-    def _report(self, verdict: Verdict, run: RehearsedRun, steps: int = 0, runs: Rehearsed | None = None) -> Report:
+    def _report(
+        self, verdict: Verdict, run: RehearsedRun, steps: int = 0, runs: Rehearsed | None = None
+    ) -> RehearsalReport:
         texts = self._place.as_users
-        findings = tuple(Finding(texts(one.line), texts(one.found), texts(one.mend)) for one in verdict.findings)
+        findings = tuple(ScriptFinding(texts(one.line), texts(one.found), texts(one.mend)) for one in verdict.findings)
         verdict = replace(
             verdict,
             headline=texts(verdict.headline),
@@ -156,9 +162,9 @@ class _Rehearsal:
             notes=tuple(map(texts, verdict.notes)),
         )
         if runs is None:
-            return Report(self._script, verdict, steps, output=texts(last_lines(run.output)))
+            return RehearsalReport(self._script, verdict, steps, output=texts(last_lines(run.output)))
         numbers = {number for record in run.records.values() for number, _ in record.killed}
-        return Report(
+        return RehearsalReport(
             self._script,
             verdict,
             steps,
@@ -170,7 +176,7 @@ class _Rehearsal:
 
 
 def _seen(record: RankRecord) -> Seen:
-    return Seen(record.committed, record.evaluations, record.saves, sorted(set(record.accumulations)))
+    return Seen(record.committed, record.rare.evaluations, record.rare.saves, sorted(set(record.rare.accumulations)))
 
 
 def _error(run: RehearsedRun) -> str:

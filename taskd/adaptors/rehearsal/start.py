@@ -19,11 +19,11 @@ from taskd.adaptors.torchrun.start import import_the_machines_own
 from taskd.config.process import environment, forget_start
 
 if TYPE_CHECKING:
-    from taskd.adaptors.rehearsal.observer import Observer
+    from taskd.adaptors.rehearsal.observer import TrainingObserver
 
 _WRITES: Final = os.O_WRONLY | os.O_RDWR
 _folder = Path()
-_observer: "Observer | None" = None
+_observer: "TrainingObserver | None" = None
 
 
 def begin(folder: str) -> None:
@@ -38,7 +38,7 @@ def begin(folder: str) -> None:
     sys.addaudithook(_hear)
 
 
-def observer() -> "Observer | None":
+def observer() -> "TrainingObserver | None":
     """That of this process, if it is a rank."""
     global _observer  # noqa: PLW0603 - one per process
     env = environment()
@@ -46,11 +46,11 @@ def observer() -> "Observer | None":
         return _observer
     if _observer is not None or "RANK" not in env or "LOCAL_RANK" not in env:
         return None  # a process that a rank has forked, or torchrun's own
-    from taskd.adaptors.rehearsal.observer import Observer, watching
-    from taskd.runtime.rehearsal.order import Order
+    from taskd.adaptors.rehearsal.observer import TrainingObserver, watching
+    from taskd.runtime.rehearsal.order import RehearsalOrder
 
     forget_start(str(_folder))
-    _observer = Observer(_folder, Order.read(_folder), int(env["RANK"]))
+    _observer = TrainingObserver(_folder, RehearsalOrder.read(_folder), int(env["RANK"]))
     watching(_observer)
     return _observer
 

@@ -22,7 +22,7 @@ Run = Mapping[int, RankRecord]
 _NUMBER: Final = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
-class Stage(Enum):
+class StepStage(Enum):
     """What of a step differs; the value is how it is called."""
 
     STATE = "the state before it"
@@ -37,7 +37,7 @@ class Difference:
     """The first thing of a step that is not the same."""
 
     step: int
-    stage: Stage
+    stage: StepStage
     rank: int
     what: tuple[str, ...] = ()
     """Names of parts or generators."""
@@ -94,7 +94,7 @@ def first_difference(expected: Run, found: Run, masked: Noise) -> Difference | N
     """The earliest, of any rank."""
     last = min((record.committed for record in expected.values()), default=0)
     for step in range(1, last + 1):
-        for stage in Stage:
+        for stage in StepStage:
             for rank, one, other in _both(expected, found):
                 if step in one.steps and step in other.steps:
                     what = _differs(one.steps[step], other.steps[step], stage, masked)
@@ -103,19 +103,19 @@ def first_difference(expected: Run, found: Run, masked: Noise) -> Difference | N
     return None
 
 
-def _differs(one: StepRecord, other: StepRecord, stage: Stage, masked: Noise) -> tuple[str, ...] | None:
+def _differs(one: StepRecord, other: StepRecord, stage: StepStage, masked: Noise) -> tuple[str, ...] | None:
     """The names of what differs; None if nothing does."""
     match stage:
-        case Stage.STATE:
+        case StepStage.STATE:
             names = _unequal(one.before, other.before)
-        case Stage.NUMBERS:
+        case StepStage.NUMBERS:
             names = tuple(name for name in _unequal(one.numbers, other.numbers) if name not in masked.numbers)
-        case Stage.BATCHES:
+        case StepStage.BATCHES:
             both = bool(one.batches and other.batches)
             return () if both and one.batches != other.batches else None
-        case Stage.WORK:
+        case StepStage.WORK:
             names = _unequal(one.after, other.after)
-        case Stage.LOSS:
+        case StepStage.LOSS:
             return () if one.loss and other.loss and one.loss != other.loss else None
     return names or None
 

@@ -20,7 +20,7 @@ _ANEW: Final = "at a fault all processes start anew"
 
 
 @dataclass(frozen=True)
-class Finding:
+class ScriptFinding:
     """One reason: `file:line` ("" if none is known), what was found there, and how to mend it."""
 
     line: str
@@ -28,7 +28,7 @@ class Finding:
     mend: str = ""
 
 
-def of_moved(undisturbed: Run, traced: Run, found: Difference) -> list[Finding]:
+def of_moved(undisturbed: Run, traced: Run, found: Difference) -> list[ScriptFinding]:
     """Parts that the script changes between a commit and the next step."""
     moved = compare.moved_behind(undisturbed)
     findings = []
@@ -37,11 +37,13 @@ def of_moved(undisturbed: Run, traced: Run, found: Difference) -> list[Finding]:
             line = _line_of(traced, f"part:{name}", behind=True)
             text = f"{name!r} is changed here, between a commit and the next step: a fault may leave that out"
             mend = "Let it stand before state.commit(), or give it to state.after_commit(…)."
-            findings.append(Finding(line, text, mend))
+            findings.append(ScriptFinding(line, text, mend))
     return findings
 
 
-def of_variables(variables: Sequence[VariableDifference], traced: Run, told: list[Finding]) -> list[Finding]:
+def of_variables(
+    variables: Sequence[VariableDifference], traced: Run, told: list[ScriptFinding]
+) -> list[ScriptFinding]:
     """Variables that are not what they are without a fault; one that taskd has told of is found in its words."""
     findings = []
     for one in variables:
@@ -59,11 +61,11 @@ def of_variables(variables: Sequence[VariableDifference], traced: Run, told: lis
         kind = "replicated" if one.replicated else "data"
         given = f'TrainState(…, {kind}={{"{root}": {root}}})'
         mend = f"Give it to the state, {given}, with state_dict() and load_state_dict(); or make it from state.step."
-        findings.append(Finding(line, text, mend))
+        findings.append(ScriptFinding(line, text, mend))
     return findings
 
 
-def of_lines(lines: Sequence[LineDifference]) -> list[Finding]:
+def of_lines(lines: Sequence[LineDifference]) -> list[ScriptFinding]:
     """Lines that are missing, or were printed otherwise."""
     findings = []
     for one in lines:
@@ -72,22 +74,22 @@ def of_lines(lines: Sequence[LineDifference]) -> list[Finding]:
             f"{one.instead!r} in place of {one.expected.text!r}" if one.instead else f"{one.expected.text!r} is missing"
         )
         mend = "" if one.instead else "Print it before state.commit(), or give it to state.after_commit(…)."
-        findings.append(Finding(one.expected.line, wanted, mend))
+        findings.append(ScriptFinding(one.expected.line, wanted, mend))
     return findings
 
 
-def told_in(run: Run) -> list[Finding]:
+def told_in(run: Run) -> list[ScriptFinding]:
     """taskd's own warnings that name a line, one for each line and kind."""
-    found: dict[str, Finding] = {}
+    found: dict[str, ScriptFinding] = {}
     for record in run.values():
-        for text in record.told:
+        for text in record.facts.told:
             place = _PLACE.search(text)
             if place is not None:
-                found.setdefault(template(text.replace(place[1], "")) + place[1], Finding(place[1], text))
+                found.setdefault(template(text.replace(place[1], "")) + place[1], ScriptFinding(place[1], text))
     return list(found.values())
 
 
-def anew(told: Iterable[Finding]) -> list[Finding]:
+def anew(told: Iterable[ScriptFinding]) -> list[ScriptFinding]:
     """Those by which all processes start anew."""
     return [one for one in told if _ANEW in one.found]
 
@@ -98,7 +100,7 @@ def _line_of(run: Run, name: str, *, behind: bool) -> str:
     return max(dict.fromkeys(lines), key=lines.count, default="")
 
 
-def three_lines(missing: Mapping[str, Any]) -> tuple[Finding, ...]:
+def three_lines(missing: Mapping[str, Any]) -> tuple[ScriptFinding, ...]:
     """The three lines that a script without a state needs, with its own names."""
     kinds: dict[str, str] = missing.get("kinds") or {}
     kinds = {name: kind for name, kind in kinds.items() if kind != "model" or "wrapper" not in kinds.values()}
@@ -108,20 +110,20 @@ def three_lines(missing: Mapping[str, Any]) -> tuple[Finding, ...]:
     named = function not in ("", "<module>")
     where = missing.get("begins", "") if named else at
     return (
-        Finding(where, f"found no TrainState, expected before the training: state = taskd.TrainState({given})"),
-        Finding(
+        ScriptFinding(where, f"found no TrainState, expected before the training: state = taskd.TrainState({given})"),
+        ScriptFinding(
             where,
             f"expected around {function}(): @taskd.resilient(state)"
             if named
             else "expected the loop in a function: @taskd.resilient(state)",
         ),
-        Finding(at, "expected as the last line of each step: state.commit()", "docs/script.md has the rest."),
+        ScriptFinding(at, "expected as the last line of each step: state.commit()", "docs/script.md has the rest."),
     )
 
 
-def distinct(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+def distinct(findings: Iterable[ScriptFinding]) -> tuple[ScriptFinding, ...]:
     """Each once."""
-    found: dict[tuple[str, str], Finding] = {}
+    found: dict[tuple[str, str], ScriptFinding] = {}
     for one in findings:
         found.setdefault((one.line, one.found), one)
     return tuple(found.values())

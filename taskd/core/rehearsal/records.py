@@ -40,32 +40,46 @@ class Printed:
 
 
 @dataclass
+class RareMoments:
+    """After how many commits a rank has had moments that not every step has."""
+
+    evaluations: list[int] = field(default_factory=list)
+    saves: list[int] = field(default_factory=list)
+    accumulations: list[int] = field(default_factory=list)
+    """The steps of several forward passes."""
+
+
+@dataclass
+class ScriptFacts:
+    """What is known of a script beside its steps."""
+
+    made: str = ""
+    """Where the TrainState was made."""
+    entered: bool = False
+    """Whether a resilient function was."""
+    missing: dict[str, Any] = field(default_factory=dict)
+    """What a script without a TrainState trains with."""
+    died: dict[str, str] = field(default_factory=dict)
+    """The exception that came out of it."""
+    told: list[str] = field(default_factory=list)
+    """taskd's own warnings."""
+    wrote: list[str] = field(default_factory=list)
+    """Files outside of the copy that were opened to be written."""
+
+
+@dataclass
 class RankRecord:
     """All of one rank."""
 
     steps: dict[int, StepRecord] = field(default_factory=dict)
     printed: list[Printed] = field(default_factory=list)
-    evaluations: list[int] = field(default_factory=list)
-    saves: list[int] = field(default_factory=list)
-    accumulations: list[int] = field(default_factory=list)
+    rare: RareMoments = field(default_factory=RareMoments)
+    facts: ScriptFacts = field(default_factory=ScriptFacts)
     killed: list[tuple[int, int]] = field(default_factory=list)
     """The number of the kill, and the step after whose commit it came."""
     resumed: list[tuple[int, bool]] = field(default_factory=list)
     """The step behind which training went on, and whether in a new process."""
-    begun: int = 0
-    """Processes that have begun the training from its start."""
     committed: int = 0
-    made: str = ""
-    """Where the TrainState was made."""
-    entered: bool = False
-    missing: dict[str, Any] = field(default_factory=dict)
-    """What a script without a TrainState trains with."""
-    died: dict[str, str] = field(default_factory=dict)
-    """The exception that came out of the script."""
-    told: list[str] = field(default_factory=list)
-    """taskd's own warnings."""
-    wrote: list[str] = field(default_factory=list)
-    """Files outside of the copy that were opened to be written."""
     lines: dict[str, list[tuple[str, bool]]] = field(default_factory=dict)
     """Which lines change a thing that is watched, and whether between a commit and the next forward pass."""
 
@@ -88,10 +102,10 @@ def _take(record: RankRecord, note: Mapping[str, Any]) -> None:
     match kind:
         case "begin" | "on":
             if kind == "begin":
-                record.begun += 1
+                pass
             else:
                 record.resumed.append((step, bool(note["new"])))
-            record.entered = record.entered or bool(note.get("inside", True))
+            record.facts.entered = record.facts.entered or bool(note.get("inside", True))
             for later in [number for number in record.steps if number > step]:
                 del record.steps[later]
         case "forward":
@@ -115,26 +129,26 @@ def _take_pass(record: RankRecord, step: int, note: Mapping[str, Any]) -> None:
         one.numbers, one.before = note["numbers"], note["parts"]
     one.batches.append(note["batch"])
     if len(one.batches) == 2:
-        record.accumulations.append(step)
+        record.rare.accumulations.append(step)
 
 
 def _take_fact(record: RankRecord, step: int, note: Mapping[str, Any]) -> None:
     match note.get("k"):
         case "made":
-            record.made = note["line"]
+            record.facts.made = note["line"]
         case "evaluation":
-            record.evaluations.append(step)
+            record.rare.evaluations.append(step)
         case "save":
-            record.saves.append(step)
+            record.rare.saves.append(step)
         case "killed":
             record.killed.append((note["number"], step))
         case "told":
-            record.told.append(note["text"])
+            record.facts.told.append(note["text"])
         case "missing":
-            record.missing = dict(note)
+            record.facts.missing = dict(note)
         case "died":
-            record.died = dict(note)
+            record.facts.died = dict(note)
         case "wrote":
-            record.wrote.append(note["path"])
+            record.facts.wrote.append(note["path"])
         case _:
             pass

@@ -15,9 +15,9 @@ from enum import Enum
 from typing import Any, Final
 
 from taskd.core.rehearsal import compare
-from taskd.core.rehearsal.compare import Difference, Noise, Run, Stage
+from taskd.core.rehearsal.compare import Difference, Noise, Run, StepStage
 from taskd.core.rehearsal.findings import (
-    Finding,
+    ScriptFinding,
     anew,
     distinct,
     of_lines,
@@ -46,7 +46,7 @@ class Verdict:
 
     outcome: Outcome
     headline: str
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[ScriptFinding, ...] = ()
     first: str = ""
     notes: tuple[str, ...] = ()
 
@@ -77,30 +77,30 @@ class Rehearsed:
 
 def of_undisturbed(run: Run, error: str) -> Verdict | None:
     """What the first run shows already: an error, or that there is nothing to recover with."""
-    died = next((record.died for record in run.values() if record.died), None)
+    died = next((record.facts.died for record in run.values() if record.facts.died), None)
     if died is not None and died.get("taskd") == "True":
-        return Verdict(Outcome.INEXACT, "it is refused as it stands", (Finding(died["line"], died["text"]),))
-    missing = next((record.missing for record in run.values() if record.missing), None)
-    if missing is not None and not any(record.made for record in run.values()):
+        return Verdict(Outcome.INEXACT, "it is refused as it stands", (ScriptFinding(died["line"], died["text"]),))
+    missing = next((record.facts.missing for record in run.values() if record.facts.missing), None)
+    if missing is not None and not any(record.facts.made for record in run.values()):
         return Verdict(
             Outcome.INEXACT, "it does not use taskd: after a fault all processes start anew", three_lines(missing)
         )
     if died is not None or error:
         text = died["text"] if died is not None else error
         line = died["line"] if died is not None else ""
-        return Verdict(Outcome.UNKNOWN, "it fails without any fault", (Finding(line, text),))
-    made = next((record.made for record in run.values() if record.made), "")
+        return Verdict(Outcome.UNKNOWN, "it fails without any fault", (ScriptFinding(line, text),))
+    made = next((record.facts.made for record in run.values() if record.facts.made), "")
     if not made:
         text = "no TrainState was made and no optimizer stepped before the script ended"
-        return Verdict(Outcome.UNKNOWN, "it does not train here", (Finding("", text),))
-    if not any(record.entered for record in run.values()):
+        return Verdict(Outcome.UNKNOWN, "it does not train here", (ScriptFinding("", text),))
+    if not any(record.facts.entered for record in run.values()):
         text = "this TrainState is given to no resilient function, or that was never called"
         mend = "Decorate the function that trains: @taskd.resilient(state)"
-        return Verdict(Outcome.INEXACT, "its training is in no resilient function", (Finding(made, text, mend),))
+        return Verdict(Outcome.INEXACT, "its training is in no resilient function", (ScriptFinding(made, text, mend),))
     if not any(record.committed for record in run.values()):
         text = "no step of this TrainState was ever committed"
         mend = "Call state.commit() last in each step, once"
-        return Verdict(Outcome.INEXACT, "it commits no step", (Finding(made, text, mend),))
+        return Verdict(Outcome.INEXACT, "it commits no step", (ScriptFinding(made, text, mend),))
     return None
 
 
@@ -116,7 +116,7 @@ def of_noise(first: Run, second: Run) -> Verdict | None:
     remedy += f"; unlike in both runs: the random numbers of {', '.join(numbers)}" if numbers else ""
     text = f"two undisturbed runs differ in step {found.step} on rank {found.rank}: {_what(found)}"
     return Verdict(
-        Outcome.UNKNOWN, "it does not do the same twice, without any fault", (Finding("", text, f"{remedy}."),)
+        Outcome.UNKNOWN, "it does not do the same twice, without any fault", (ScriptFinding("", text, f"{remedy}."),)
     )
 
 
@@ -124,7 +124,7 @@ def suspects(runs: Rehearsed) -> list[str]:
     """Whose changes are worth a run that looks for their lines; none if the script is exact."""
     found = runs.difference
     names = [f"variable:{one.name}" for one in _variables(runs)]
-    if found is not None and found.stage is Stage.STATE:
+    if found is not None and found.stage is StepStage.STATE:
         moved = compare.moved_behind(runs.undisturbed)
         names = [*(f"part:{name}" for name in found.what if name in moved), *names]
     return names[: 2 * _MOST]
@@ -135,14 +135,16 @@ def judge(runs: Rehearsed) -> Verdict:
     told = told_in(runs.killed)
     notes = _notes(runs, told)
     if runs.error:
-        findings = (*anew(told), *_of_error(runs)) or (Finding("", runs.error),)
+        findings = (*anew(told), *_of_error(runs)) or (ScriptFinding("", runs.error),)
         return Verdict(Outcome.INEXACT, "it does not come through the kills", findings[:_MOST], notes=notes)
     restarts = [one for one in runs.recoveries if one.get("restart")]
     if restarts:
-        findings = (*anew(told),) or (Finding("", f"all processes started anew: {restarts[0].get('reason', '')}"),)
+        findings = (*anew(told),) or (
+            ScriptFinding("", f"all processes started anew: {restarts[0].get('reason', '')}"),
+        )
         return Verdict(Outcome.INEXACT, "it does not go on in place: at a fault all processes start anew", findings)
     if wrong := _wrong_course(runs):
-        return Verdict(Outcome.INEXACT, "it does not come through the kills", (Finding("", wrong),), notes=notes)
+        return Verdict(Outcome.INEXACT, "it does not come through the kills", (ScriptFinding("", wrong),), notes=notes)
     found = runs.difference
     if found is not None:
         return _of_difference(runs, found, told, notes)
@@ -171,27 +173,33 @@ def _wrong_course(runs: Rehearsed) -> str:
     return ""
 
 
-def _of_difference(runs: Rehearsed, found: Difference, told: list[Finding], notes: tuple[str, ...]) -> Verdict:
+def _of_difference(runs: Rehearsed, found: Difference, told: list[ScriptFinding], notes: tuple[str, ...]) -> Verdict:
     first = f"step {found.step}, rank {found.rank}: {_what(found)}{_kill_before(runs, found.step)}"
     if not any(step < found.step for record in runs.killed.values() for _, step in record.killed):
         text = f"under taskd, before any kill, {_what(found)} is other than under stock torchrun; please report it"
-        return Verdict(Outcome.INEXACT, "it is not what it is without taskd", (Finding("", text),), first, notes)
-    findings: list[Finding] = []
-    if found.stage is Stage.STATE:
+        return Verdict(Outcome.INEXACT, "it is not what it is without taskd", (ScriptFinding("", text),), first, notes)
+    findings: list[ScriptFinding] = []
+    if found.stage is StepStage.STATE:
         findings += of_moved(runs.undisturbed, runs.traced, found)
-    if found.stage in (Stage.BATCHES, Stage.NUMBERS):
+    if found.stage in (StepStage.BATCHES, StepStage.NUMBERS):
         findings += [one for one in told if any(words in one.found for words in _OF_DATA)]
     findings += of_variables(_variables(runs), runs.traced, told)
     findings = findings or told
     if not findings:
         mend = "Whatever decides it from step to step belongs into the TrainState, or is made from state.step."
-        findings = [Finding("", f"after a recovery {_what(found)} differs, and no line was found that is why", mend)]
+        findings = [
+            ScriptFinding("", f"after a recovery {_what(found)} differs, and no line was found that is why", mend)
+        ]
     headline = "after a recovery it goes on otherwise than without the fault"
     return Verdict(Outcome.INEXACT, headline, distinct(findings)[:_MOST], first, notes)
 
 
-def _of_error(runs: Rehearsed) -> list[Finding]:
-    return [Finding(record.died["line"], record.died["text"]) for record in runs.killed.values() if record.died]
+def _of_error(runs: Rehearsed) -> list[ScriptFinding]:
+    return [
+        ScriptFinding(record.facts.died["line"], record.facts.died["text"])
+        for record in runs.killed.values()
+        if record.facts.died
+    ]
 
 
 def _variables(runs: Rehearsed) -> list[compare.VariableDifference]:
@@ -209,7 +217,7 @@ def _kill_before(runs: Rehearsed, step: int) -> str:
     return "" if kill is None else f"; killed before: {kill}"
 
 
-def _notes(runs: Rehearsed, told: Sequence[Finding]) -> tuple[str, ...]:
+def _notes(runs: Rehearsed, told: Sequence[ScriptFinding]) -> tuple[str, ...]:
     notes = []
     again = compare.repeated_lines(runs.undisturbed, runs.killed)
     if again:
@@ -223,7 +231,7 @@ def _notes(runs: Rehearsed, told: Sequence[Finding]) -> tuple[str, ...]:
         if not anew([one]) and one.line not in lines:
             lines.add(one.line)
             notes.append(one.found)
-    wrote = sorted({path for record in runs.killed.values() for path in record.wrote})
+    wrote = sorted({path for record in runs.killed.values() for path in record.facts.wrote})
     if wrote:
         notes.append(
             f"it writes outside of its directory, where the runs were not kept apart: {', '.join(wrote[:_MOST])}"

@@ -3,9 +3,11 @@
 Rules:
 
 1. It inherits nothing of a job around it, and no manager: whatever it does, it does on this machine.
-2. However it ends, no process of it stays: those that carry the rehearsal's folder in their environment are killed.
+2. However it ends, no process of it stays: those that carry the rehearsal's folder in their environment are killed. If
+   this process itself is killed, the kernel asks torchrun to end.
 """
 
+import functools
 import json
 import os
 import signal
@@ -21,8 +23,9 @@ from typing import Any, Final
 from taskd.config.process import environment
 from taskd.config.settings import PREFIX
 from taskd.core.rehearsal.records import RankRecord
-from taskd.runtime.rehearsal.order import Order
+from taskd.runtime.rehearsal.order import RehearsalOrder
 from taskd.runtime.rehearsal.workspace import Workspace
+from taskd.runtime.system.processes import end_with
 
 _LOOK_S: Final = 0.02
 _END_S: Final = 15.0
@@ -62,7 +65,7 @@ class RehearsalJob:
     def __init__(self, workspace: Workspace, command: Sequence[str], ranks: int, limit_s: float) -> None:
         self._workspace, self._command, self._ranks, self._limit_s = workspace, tuple(command), ranks, limit_s
 
-    def run(self, order: Order, *, taskd: bool) -> RehearsedRun:
+    def run(self, order: RehearsalOrder, *, taskd: bool) -> RehearsedRun:
         """Run it once, with taskd or under stock torchrun."""
         place = self._workspace
         place.prepare()
@@ -79,6 +82,7 @@ class RehearsalJob:
                 stdout=sink,
                 stderr=sink,
                 start_new_session=True,
+                preexec_fn=functools.partial(end_with, os.getpid(), signal.SIGTERM),  # noqa: PLW1509 - one thread
             )
             try:
                 run.status, run.late = self._await(process)

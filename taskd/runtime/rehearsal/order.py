@@ -11,7 +11,7 @@ NAME: Final = "order.json"
 
 
 @dataclass(frozen=True)
-class Order:
+class RehearsalOrder:
     """For one run.
 
     Attributes:
@@ -35,8 +35,8 @@ class Order:
         (folder / NAME).write_text(json.dumps({**values, "kills": kills}))
 
     @staticmethod
-    def read(folder: Path) -> "Order":
+    def read(folder: Path) -> "RehearsalOrder":
         """The one that is there."""
         found = json.loads((folder / NAME).read_text())
         kills = tuple(Kill(number, rank, step, Moment[name]) for number, rank, step, name in found["kills"])
-        return Order(found["last"], found["least"], found["after_s"], kills, tuple(found["watched"]))
+        return RehearsalOrder(found["last"], found["least"], found["after_s"], kills, tuple(found["watched"]))
