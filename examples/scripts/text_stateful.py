@@ -17,7 +17,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import taskd
 
 LENGTH = 24
-EPOCHS = 2
+EPOCHS = 4
 
 
 class Windows(Dataset):

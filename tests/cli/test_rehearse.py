@@ -21,7 +21,7 @@ def folder_for_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(560)
 @pytest.mark.parametrize("name", everyday(NAMES, *CHOSEN))
 def test_the_verdict_is_right(name: str, folder_for_copies: Path) -> None:
     (script,) = [one for one in SCRIPTS if one.name == name]
@@ -33,7 +33,7 @@ def test_the_verdict_is_right(name: str, folder_for_copies: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(560)
 def test_without_a_state_the_three_lines_are_named() -> None:
     status, verdict, _ = rehearse(PROGRAMS / "without_sdk.py")
     assert (status, verdict["why"]) == (1, "it does not use taskd: after a fault all processes start anew")
@@ -48,7 +48,7 @@ def test_without_a_state_the_three_lines_are_named() -> None:
 
 @pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(560)
 def test_a_script_that_is_not_the_same_twice_is_not_judged() -> None:
     status, verdict, _ = rehearse(PROGRAMS / "not_twice_alike.py")
     assert (status, verdict["verdict"]) == (2, "cannot be judged")
@@ -58,7 +58,7 @@ def test_a_script_that_is_not_the_same_twice_is_not_judged() -> None:
 
 @pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(560)
 def test_a_script_that_fails_by_itself_is_not_judged() -> None:
     status, verdict, _ = rehearse(PROGRAMS / "fails.py")
     assert (status, verdict["why"]) == (2, "it fails without any fault")
@@ -68,7 +68,7 @@ def test_a_script_that_fails_by_itself_is_not_judged() -> None:
 
 @pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(560)
 def test_what_taskd_refuses_is_the_reason_with_its_line() -> None:
     status, verdict, _ = rehearse(PROGRAMS / "commits_too_often.py")
     assert (status, verdict["why"]) == (1, "it is refused as it stands")
@@ -77,7 +77,7 @@ def test_what_taskd_refuses_is_the_reason_with_its_line() -> None:
 
 @pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(560)
 def test_a_line_that_is_printed_otherwise_is_found() -> None:
     status, verdict, _ = rehearse(PROGRAMS / "prints_behind.py")
     assert (status, verdict["why"]) == (1, "weights and data are exact, what it prints is not")

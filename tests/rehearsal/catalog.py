@@ -15,7 +15,7 @@ from tests.launch import environment
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "scripts"
 PROGRAMS = Path(__file__).with_name("programs")
-LIMIT_S = 280.0
+LIMIT_S = 540.0
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 Rules:
 
 1. Equal content has equal fingerprints in every process: no address, no order of a set, no hash of Python's is in one.
-2. No code of the script's is called: of its objects the attributes are read. What cannot be read has none, "".
+2. Of the script's objects the attributes are read, and none of their code is called but the `state_dict()` of a part,
+   which taskd calls too. What cannot be read has none, "".
 3. Of one value at most `_MOST_BYTES` are read, and it is followed `_DEPTH` deep.
 """
 

@@ -92,15 +92,15 @@ class TrainingObserver:
         self._passes = 0
         self.note("on", new=new)
 
-    def committed(self, step: int, loss: Any) -> None:
-        """A step is committed, by the script or for it."""
+    def committed(self, step: int, loss: Any, *, whole: bool) -> None:
+        """A step is committed, by the script or for it; `whole` with the work that follows it."""
         frame: FrameType | None = sys._getframe(2)
         self._passes, self._behind = 0, True
         by_script = next(script_frames(frame), None) is not None and not _is_adopting(frame)
-        seen = variables(frame, self._own) if by_script else []
+        seen = variables(frame, self._own) if by_script and whole else []
         self.note(
             "commit",
-            parts=self._parts_now(),
+            parts=self._parts_now() if whole else {},
             loss="" if loss is None else repr(float(loss)),
             variables=[(one.name, one.text, one.moves, one.local) for one in seen],
         )

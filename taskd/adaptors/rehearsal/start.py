@@ -77,11 +77,13 @@ def _watch_states(module: ModuleType) -> None:
             known.enters(self, begins=False)
 
     def commit(self: Any, loss: Any = None) -> None:
+        known, whole = observer(), False
         try:
             own_commit(self, loss)
+            whole = True
         finally:
-            if (known := observer()) and not self.committing:
-                known.committed(self.step, loss)
+            if known and not self.committing:
+                known.committed(self.step, loss, whole=whole)
 
     def do_again(self: Any) -> None:
         if known := observer():

@@ -16,6 +16,7 @@ from taskd.core.rehearsal import compare
 from taskd.core.rehearsal.compare import Difference, LineDifference, Run, VariableDifference, template
 
 _PLACE: Final = re.compile(r"(/[^\s:()]+:\d+)")
+_LEFT_OUT: Final = ("was interrupted between", "stands behind the commit")
 _ANEW: Final = "at a fault all processes start anew"
 
 
@@ -92,6 +93,11 @@ def told_in(run: Run) -> list[ScriptFinding]:
 def anew(told: Iterable[ScriptFinding]) -> list[ScriptFinding]:
     """Those by which all processes start anew."""
     return [one for one in told if _ANEW in one.found]
+
+
+def is_left_out(told: ScriptFinding) -> bool:
+    """It tells of work behind a commit, which explains only what that work has changed."""
+    return any(words in told.found for words in _LEFT_OUT)
 
 
 def _line_of(run: Run, name: str, *, behind: bool) -> str:

@@ -20,6 +20,7 @@ from taskd.core.rehearsal.findings import (
     ScriptFinding,
     anew,
     distinct,
+    is_left_out,
     of_lines,
     of_moved,
     of_variables,
@@ -184,7 +185,7 @@ def _of_difference(runs: Rehearsed, found: Difference, told: list[ScriptFinding]
     if found.stage in (StepStage.BATCHES, StepStage.NUMBERS):
         findings += [one for one in told if any(words in one.found for words in _OF_DATA)]
     findings += of_variables(_variables(runs), runs.traced, told)
-    findings = findings or told
+    findings = findings or [one for one in told if found.stage is StepStage.STATE or not is_left_out(one)]
     if not findings:
         mend = "Whatever decides it from step to step belongs into the TrainState, or is made from state.step."
         findings = [
