@@ -230,3 +230,27 @@ def test_a_run_without_a_state_or_without_steps_is_told_what_is_missing() -> Non
     assert failed is not None
     assert failed.outcome is Outcome.UNKNOWN
     assert of_undisturbed(UNDISTURBED, "") is None
+
+
+def test_what_stands_behind_the_commit_explains_only_a_state_that_is_otherwise() -> None:
+    text = "/w/train.py:40 was interrupted between the commit of step 3 and the next step's forward pass. What stands …"
+    told = {"k": "told", "text": text}
+    verdict = judge(rehearsed([*notes(0, forward_4={"batch": "x"}), told], notes(1)))
+    assert verdict.findings[0].line == ""
+    assert text in verdict.notes
+    verdict = judge(rehearsed([*notes(0, forward_4={"parts": {"model": "x"}}), told], notes(1)))
+    assert verdict.findings[0].line == "/w/train.py:40"
+
+
+def test_what_taskd_has_told_of_a_variable_needs_no_run_of_its_own() -> None:
+    changes = {f"commit_{step}": {"variables": [["dice", "x", True, False]]} for step in range(4, STEPS + 1)}
+    own = {f"commit_{step}": {"variables": [["dice", f"d{step}", True, False]]} for step in range(1, STEPS + 1)}
+    first = ran(notes(0, **own), notes(1, **own))
+    text = (
+        "the training function goes on with 'dice' (/w/train.py:35), an iterator or a random generator of the script's"
+    )
+    runs = rehearsed(
+        [*notes(0, **own), {"k": "told", "text": text}], notes(1, **changes), undisturbed=first, again=first
+    )
+    assert suspects(runs) == []
+    assert [finding.line for finding in judge(runs).findings] == ["/w/train.py:35"]

@@ -48,8 +48,7 @@ def of_variables(
     """Variables that are not what they are without a fault; one that taskd has told of is found in its words."""
     findings = []
     for one in variables:
-        known = [finding for finding in told if f"'{one.name.partition('.')[0]}'" in finding.found]
-        if known:
+        if known := of_name(one.name, told):
             findings += known
             continue
         line = _line_of(traced, f"variable:{one.name}", behind=False)
@@ -64,6 +63,11 @@ def of_variables(
         mend = f"Give it to the state, {given}, with state_dict() and load_state_dict(); or make it from state.step."
         findings.append(ScriptFinding(line, text, mend))
     return findings
+
+
+def of_name(name: str, told: Iterable[ScriptFinding]) -> list[ScriptFinding]:
+    """What taskd has told of a variable."""
+    return [one for one in told if f"'{name.partition('.')[0]}'" in one.found]
 
 
 def of_lines(lines: Sequence[LineDifference]) -> list[ScriptFinding]:

@@ -23,6 +23,7 @@ from taskd.core.rehearsal.findings import (
     is_left_out,
     of_lines,
     of_moved,
+    of_name,
     of_variables,
     three_lines,
     told_in,
@@ -124,7 +125,8 @@ def of_noise(first: Run, second: Run) -> Verdict | None:
 def suspects(runs: Rehearsed) -> list[str]:
     """Whose changes are worth a run that looks for their lines; none if the script is exact."""
     found = runs.difference
-    names = [f"variable:{one.name}" for one in _variables(runs)]
+    told = told_in(runs.killed)
+    names = [f"variable:{one.name}" for one in _variables(runs) if not of_name(one.name, told)]
     if found is not None and found.stage is StepStage.STATE:
         moved = compare.moved_behind(runs.undisturbed)
         names = [*(f"part:{name}" for name in found.what if name in moved), *names]
