@@ -168,7 +168,7 @@ def test_a_line_that_is_missing_counts_and_one_that_comes_twice_does_not() -> No
     twice = [*notes(0), {"k": "printed", "step": 4, "text": "step 4", "line": "/w/train.py:30"}]
     verdict = judge(rehearsed(twice, notes(1)))
     assert verdict.outcome is Outcome.EXACT
-    assert verdict.notes[0].startswith("1 lines were printed once more")
+    assert verdict.notes[0] == "printed once more, by steps or work that were done again: 1 line"
     missing = [note for note in notes(0) if note.get("text") != "step 4"]
     verdict = judge(rehearsed(missing, notes(1)))
     assert (verdict.outcome, verdict.findings[0].line) == (Outcome.INEXACT, "/w/train.py:30")

@@ -158,8 +158,9 @@ def test_a_directory_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: p
 def test_torchruns_command_line_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
-    own = ("--standalone", "--max-restarts=32767")
-    assert parse(["train.py", "--steps", "3"]).command == ("--nproc-per-node=2", *own, "train.py", "--steps", "3")
+    script = parse(["train.py", "--steps", "3"])
+    assert script.options == ("--nproc-per-node=2", "--standalone")
+    assert script.program == ("train.py", "--steps", "3")
     script = parse(["--nproc_per_node", "4", str(tmp_path / "train.py")])
-    assert script.command == ("--nproc_per_node", "4", *own, "train.py")
-    assert script.ranks == 4
+    assert script.options == ("--nproc_per_node", "4", "--standalone")
+    assert (script.program, script.ranks) == (("train.py",), 4)

@@ -37,12 +37,14 @@ class Script:
 
     Attributes:
         name: as the user named it.
-        command: torchrun's options, and the script with its arguments, as they are started in the copy.
+        options: torchrun's.
+        program: the script with its arguments, as it is started in the copy.
         ranks: how many.
     """
 
     name: str
-    command: tuple[str, ...]
+    options: tuple[str, ...]
+    program: tuple[str, ...]
     ranks: int
 
 
@@ -88,9 +90,9 @@ def parse(arguments: Sequence[str]) -> Script:
             script = str(path.relative_to(here))
         else:
             script = str(path)
-    own = ["--standalone", "--max-restarts=32767"]
-    command = (*options, *own, script, *given.training_script_args)
-    return Script(given.training_script, command, determine_local_world_size(given.nproc_per_node))
+    program = (script, *given.training_script_args)
+    ranks = determine_local_world_size(given.nproc_per_node)
+    return Script(given.training_script, (*options, "--standalone"), program, ranks)
 
 
 def rehearse(
@@ -105,7 +107,7 @@ def rehearse(
     place = Workspace(Path.cwd(), shared)
     try:
         report = _Rehearsal(
-            script, place, RehearsalJob(place, script.command, script.ranks, limit_s), steps, tell
+            script, place, RehearsalJob(place, script.options, script.program, script.ranks, limit_s), steps, tell
         ).play()
     finally:
         place.close()

@@ -224,7 +224,7 @@ def _notes(runs: Rehearsed, told: Sequence[ScriptFinding]) -> tuple[str, ...]:
     notes = []
     again = compare.repeated_lines(runs.undisturbed, runs.killed)
     if again:
-        notes.append(f"{again} lines were printed once more, by steps or work that were done again")
+        notes.append(f"printed once more, by steps or work that were done again: {again} line{'s' * (again > 1)}")
     local = [one for one in _variables(runs) if one.local and not one.moves]
     if local:
         names = ", ".join(repr(one.name) for one in local[:_MOST])

@@ -32,6 +32,7 @@ _END_S: Final = 15.0
 _FOREIGN: Final = ("TORCHELASTIC_", "TORCH_DIST_", "GROUP_", "ROLE_", "MASTER_", "PET_")
 _FOREIGN_NAMES: Final = frozenset(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LD_PRELOAD"))
 _KEPT: Final = 4000
+_RESTARTS: Final = 32_767
 
 
 @dataclass
@@ -57,13 +58,17 @@ class RehearsalJob:
 
     Args:
         workspace: where.
-        command: torchrun's options, the script, and its arguments.
+        options: torchrun's.
+        program: the script and its arguments.
         ranks: how many.
         limit_s: for each run.
     """
 
-    def __init__(self, workspace: Workspace, command: Sequence[str], ranks: int, limit_s: float) -> None:
-        self._workspace, self._command, self._ranks, self._limit_s = workspace, tuple(command), ranks, limit_s
+    def __init__(
+        self, workspace: Workspace, options: Sequence[str], program: Sequence[str], ranks: int, limit_s: float
+    ) -> None:
+        self._workspace, self._options, self._program = workspace, options, program
+        self._ranks, self._limit_s = ranks, limit_s
 
     def run(self, order: RehearsalOrder, *, taskd: bool) -> RehearsedRun:
         """Run it once, with taskd or under stock torchrun."""
@@ -71,11 +76,12 @@ class RehearsalJob:
         place.prepare()
         order.write(place.folder)
         launcher = ["taskd", "run"] if taskd else ["torch.distributed.run"]
+        restarts = f"--max-restarts={_RESTARTS if taskd else 0}"  # stock torchrun would begin a failed script anew
         begun_s = time.monotonic()
         run = RehearsedRun({})
         with place.output.open("wb") as sink:
             process = subprocess.Popen(
-                [sys.executable, "-m", *launcher, *self._command],
+                [sys.executable, "-m", *launcher, *self._options, restarts, *self._program],
                 env=_environment(place, taskd=taskd),
                 cwd=place.work,
                 stdin=subprocess.DEVNULL,
