@@ -32,7 +32,7 @@ _MODULE: Final = "sitecustomize"
 def begin(directory: str, isolation: ImportIsolation) -> None:
     """Called while the interpreter starts. Returns when the script is to run."""
     forget_start(directory)
-    _import_the_machines_own()
+    import_the_machines_own()
     try:
         if sys.argv[-1:] == [TEMPLATE]:
             _be_template(isolation)
@@ -66,7 +66,7 @@ def _be_template(isolation: ImportIsolation) -> None:
         prepare_rank(isolation)
 
 
-def _import_the_machines_own() -> None:
+def import_the_machines_own() -> None:
     """The interpreter expects a module of this name to be there afterwards; without another one it is ours."""
     ours = sys.modules.pop(_MODULE)
     try:
