@@ -87,3 +87,7 @@ class ChaosError(TaskdError):
 
 class FolderError(TaskdError, OSError):
     """A folder or file that was found where this user's own has to be, and that belongs to somebody else."""
+
+
+class RehearsalError(TaskdError):
+    """A script cannot be rehearsed here. The user mends the command or the script."""

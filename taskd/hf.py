@@ -24,7 +24,7 @@ __all__ = ["TaskdCallback", "resilient"]
 _log = logging.getLogger(__name__)
 
 
-class TaskdCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not there where types are checked
+class TaskdCallback(TrainerCallback):
     """Holds what taskd is told about a trainer; without one, `resilient` takes the defaults.
 
     Args:

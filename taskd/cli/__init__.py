@@ -2,8 +2,8 @@
 
 Rules:
 
-1. Exit codes: of `run`, torchrun's own; of the others 0 if all is well and 1 if not; 2 for wrong usage, with what is
-   right.
+1. Exit codes: of `run`, torchrun's own, and with --rehearse 0 exact, 1 not exact, 2 not to be judged; of the others 0
+   if all is well and 1 if not; 2 for wrong usage, with what is right.
 2. Standard output is for results, standard error for everything else.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import taskd
 
 _USAGE = """usage: taskd run [torchrun's options] SCRIPT [script's arguments]
+       taskd run --rehearse [--steps N] [--json] [torchrun's options] SCRIPT [script's arguments]
        taskd manager --nodes N --procs-per-node N [--port PORT] [manager's options]
        taskd check [--nproc N | --manager HOST:PORT] [--json] [--seconds SECONDS]
        taskd drain NODE [--manager HOST:PORT] [--timeout SECONDS]
@@ -21,7 +22,8 @@ _USAGE = """usage: taskd run [torchrun's options] SCRIPT [script's arguments]
        taskd doctor [--json]
        taskd --version
 
-run      torchrun with taskd switched on; takes every option of torchrun
+run      torchrun with taskd switched on; takes every option of torchrun; with --rehearse in front: some steps of the
+         script with kills, and whether it is exact or which line is why
 manager  serve the nodes of a job, in place of a manager.py; one node alone needs none
 check    how fast this machine computes, copies, sends and writes, and whether it does so right
 drain    move the ranks of a node to a spare one, at a step boundary

@@ -5,6 +5,13 @@ from collections.abc import Sequence
 
 from taskd.adaptors.torchrun.launcher import launch
 
+_REHEARSE = "--rehearse"
+_HELP = f"""taskd's own, as the first word:
+  {_REHEARSE}  some steps of the script with kills, and whether it is exact; see taskd run {_REHEARSE} --help
+
+torchrun's:
+"""
+
 
 def run(arguments: Sequence[str]) -> int:
     """Run torchrun with these arguments. Returns 0, or leaves as torchrun does: SystemExit, or its failure report."""
@@ -14,5 +21,11 @@ def run(arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 2
+    if arguments[0] == _REHEARSE:
+        from taskd.cli.rehearse import rehearse
+
+        return rehearse(arguments[1:])
+    if arguments[0] in ("-h", "--help"):
+        print(_HELP, flush=True)
     launch(arguments)
     return 0

@@ -3,11 +3,13 @@
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from taskd.adaptors.groups import collectives
 from taskd.adaptors.groups.setup_results import ALL_BYTES, MOST_CALLS_AFTER_A_STEP, Recording, Replay
 
 
@@ -110,3 +112,28 @@ def test_a_training_without_a_resilient_function(tmp_path: Path) -> None:
     (unkept,) = recording.end()
     assert "too many collectives come before it" in unkept.text
     assert pickle.loads((tmp_path / "file").read_bytes()) == []
+
+
+TORCHS = """
+import torch.distributed as dist
+def all_reduce(tensor): dist.all_reduce(tensor)
+def gather(tensor): dist.all_gather_object([None], tensor)
+"""
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_a_trainers_library_communicates_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collectives, "_libraries", {})
+    collectives.leave_alone("somelibrary", through="somelibrary.comm")
+    exec(TORCHS, torchs := {"__name__": "torch.distributed.deprecated"})
+    of_comm: dict[str, Any] = {**torchs, "__name__": "somelibrary.comm.torch"}
+    exec("def wrap(tensor): all_reduce(tensor); gather(tensor)", of_comm)
+    engine: dict[str, Any] = {"__name__": "somelibrary.engine", "wrap": of_comm["wrap"]}
+    exec("def make(tensor): wrap(tensor)", engine)
+    recording = Recording(tmp_path / "file", ours)
+    engine["make"](torch.ones(1))  # the library's own
+    of_comm["wrap"](torch.ones(1))  # the script's, through the library
+    share(3)
+    assert not recording.end()
+    results = pickle.loads((tmp_path / "file").read_bytes())
+    assert [signature[0] for signature, *_ in results] == ["all_reduce", "all_gather_object", "all_reduce"]

@@ -131,6 +131,8 @@ def taken(named: Named) -> frozenset[str]:
             return help_of("-m", named.name)
         case "script":
             return of_script(ROOT / named.name)
+        case "word" if "--rehearse" in named.options:
+            return help_of("-m", "taskd", "run") | help_of("-m", "taskd", "run", "--rehearse")
         case "word":
             scenario = (named.scenario,) if named.name == "chaos" and named.scenario else ()
             return help_of("-m", "taskd", named.name, *scenario)

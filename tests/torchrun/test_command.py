@@ -21,8 +21,7 @@ def test_scripts_and_modules_can_be_warm(entrypoint: str, args: tuple[object, ..
     command = parse_command(entrypoint, args, PYTHON)
     assert command.python
     assert command.argv == argv
-    program = argv[:2] if argv[0] == "-m" else argv[:1]
-    assert template_arguments(command) == ("-u", *program, TEMPLATE)
+    assert template_arguments(command) == ("-u", *argv, TEMPLATE)
 
 
 @pytest.mark.parametrize(

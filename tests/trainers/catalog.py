@@ -1,7 +1,20 @@
 """All scenes of all trainers: each trainer's stand in a module of its own."""
 
-from tests.trainers import scenes_accelerate, scenes_hf, scenes_lightning
+from tests.trainers import (
+    scenes_accelerate,
+    scenes_deepspeed,
+    scenes_hf,
+    scenes_lightning,
+    scenes_megatron,
+    scenes_titan,
+)
 from tests.trainers.scenes import TrainerScene
 
-SCENES: tuple[TrainerScene, ...] = (*scenes_accelerate.SCENES, *scenes_hf.SCENES, *scenes_lightning.SCENES)
-"""Programs that train with a library as its documentation teaches, with taskd and without. See `scenes`."""
+SCENES: tuple[TrainerScene, ...] = (
+    *scenes_accelerate.SCENES,
+    *scenes_deepspeed.SCENES,
+    *scenes_hf.SCENES,
+    *scenes_lightning.SCENES,
+    *scenes_megatron.SCENES,
+    *scenes_titan.SCENES,
+)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from taskd.adaptors.trainers.hf.loader import HfLoader, Randomness
+from taskd.adaptors.trainers.hf.loader import HfLoader
+from taskd.adaptors.training.data.plain_batches import GlobalRng
 
 ROWS, SIZE = 11, 2
 BATCHES = -(-ROWS // SIZE)
@@ -67,7 +68,7 @@ def kept(make: Any) -> HfLoader:
     """The loader of a process that has just been set up."""
     torch.manual_seed(4)
     random.seed(4)
-    loader = HfLoader(make(), Randomness(), never)
+    loader = HfLoader(make(), GlobalRng(), never)
     loader.begin(0)
     return loader
 
@@ -96,13 +97,13 @@ def test_an_undisturbed_pass_is_that_of_the_loader(make: Any) -> None:
 @pytest.mark.parametrize("done", range(BATCHES))
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_survivor_is_given_again_what_it_has_not_committed(make: Any, done: int, more: int) -> None:
-    loader, randomness = kept(make), Randomness()
+    loader, randomness = kept(make), GlobalRng()
     batches = iter(loader)
     seen = train(batches, done)
     loader.commit()
-    committed = randomness.now()
+    committed = randomness.capture()
     train(batches, min(more, BATCHES - done))
-    randomness.put(committed)
+    randomness.restore(committed)
     loader.go_on(0, done, 0)
     assert seen + train(iter(loader), BATCHES - done) == undisturbed(make)
 
@@ -110,13 +111,13 @@ def test_a_survivor_is_given_again_what_it_has_not_committed(make: Any, done: in
 @pytest.mark.parametrize("make", [plain, ahead, stream])
 @pytest.mark.parametrize("done", range(BATCHES + 1))
 def test_a_new_process_goes_on_behind_what_was_recorded(make: Any, done: int) -> None:
-    loader, randomness = kept(make), Randomness()
+    loader, randomness = kept(make), GlobalRng()
     seen = train(iter(loader), done)
     loader.commit()
-    recorded, committed = loader.moments, randomness.now()
+    recorded, committed = loader.moments, randomness.capture()
     newcomer = kept(make)
     newcomer.recorded = recorded
-    randomness.put(committed)
+    randomness.restore(committed)
     newcomer.go_on(0, done, 0)
     batches = iter(newcomer)
     assert seen + train(batches, BATCHES - done) == undisturbed(make)
@@ -147,7 +148,7 @@ def test_an_iterator_of_another_epoch_is_not_gone_on_with() -> None:
 
 def test_what_the_training_takes_out_of_a_batch_is_there_when_it_is_given_again() -> None:
     batches = [{"labels": 1}, {"labels": 2}]
-    loader = HfLoader(batches, Randomness(), never)
+    loader = HfLoader(batches, GlobalRng(), never)
     loader.begin(0)
     next(iter(loader)).pop("labels")
     loader.go_on(0, 0, 0)
@@ -155,10 +156,10 @@ def test_what_the_training_takes_out_of_a_batch_is_there_when_it_is_given_again(
 
 
 def test_what_transformers_has_skipped_is_skipped_in_a_new_process_too() -> None:
-    loader = HfLoader([*range(6)], Randomness(), lambda whole, count: whole[count:])
+    loader = HfLoader([*range(6)], GlobalRng(), lambda whole, count: whole[count:])
     loader.begin(0)
     assert [*loader.skip(2)] == [2, 3, 4, 5]
-    newcomer = HfLoader([*range(6)], Randomness(), lambda whole, count: whole[count:])
+    newcomer = HfLoader([*range(6)], GlobalRng(), lambda whole, count: whole[count:])
     newcomer.go_on(0, 3, 2)
     assert [*newcomer] == [3, 4, 5]
     newcomer.begin(1)

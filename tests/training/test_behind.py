@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from taskd.adaptors.training.script.behind import BehindCommit
+from taskd.adaptors.training.script.behind import BehindCommit, done_again
 from taskd.adaptors.training.state import TrainState
 from taskd.wire.kinds import JobRank, WorldRank
 from taskd.wire.messages import WorldPlan
@@ -245,3 +245,15 @@ def test_a_script_without_text_is_left_alone(caplog: pytest.LogCaptureFixture) -
         names["train"]()
     behind.tell([[0, 1, 0], [0, 0, 0]], plan(7), WorldRank(0))
     assert caplog.text == ""
+
+
+def test_what_an_adapter_does_again_is_not_told(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("def evaluate(commit):\n    commit()\n    raise RuntimeError('a peer has died')\n")
+    behind = BehindCommit()
+    names: dict[str, Any] = {"commit": behind.committed}
+    exec(compile(script.read_text(), str(script), "exec"), names)
+    exec(compile("def epochs():\n    commit()\n    evaluate(commit)\n", "<adapter>", "exec"), names)
+    adapter = done_again(names["epochs"])
+    behind.note(error_of(adapter), 4, between=True)
+    assert behind.known(plan(4)) == [False, False, False]

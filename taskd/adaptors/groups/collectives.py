@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -41,6 +42,34 @@ POINT_TO_POINT: Final = ("send", "recv", "batch_isend_irecv", "send_object_list"
 """Not `isend` and `irecv`, by whose identity torch knows them."""
 _OF_PARTS: Final = "torch.distributed.tensor."
 """What this makes are DTensors. It has torch's own functions if it was imported before, so it never gets others."""
+_THROUGH: Final = ("torch.", "contextlib", "functools")
+_libraries: dict[str, str] = {}
+"""A trainer's package, and its module through which it communicates, for those whose own calls are left alone."""
+
+
+def leave_alone(package: str, through: str) -> None:
+    """What this package communicates for itself, by its module `through`, is no result that a script uses."""
+    _libraries[package + "."] = through + "."
+
+
+def _is_librarys(frame: FrameType | None) -> bool:
+    """Whether a package that is left alone has called its own module of communication, which calls torch."""
+    for package, through in _libraries.items():
+        frame = _above(frame, _THROUGH)
+        if frame is not None and _module(frame).startswith(through):
+            frame = _above(frame, (through, *_THROUGH))
+            return frame is not None and _module(frame).startswith(package)
+    return False
+
+
+def _above(frame: FrameType | None, modules: tuple[str, ...]) -> FrameType | None:
+    while frame is not None and _module(frame).startswith(modules):
+        frame = frame.f_back
+    return frame
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")) + "."
 
 
 @dataclass(frozen=True)
@@ -117,17 +146,21 @@ class Wrapped:
         def call(*args: Any, **options: Any) -> Any:
             if torch.compiler.is_compiling():
                 return original(*args, **options)
-            if sys._getframe(1).f_globals.get("__name__", "").startswith(_OF_PARTS):
+            caller = sys._getframe(1)
+            if _module(caller).startswith(_OF_PARTS):
                 return original(*args, **options)
             handler = self._handler
             if handler is None or self._inside or threading.get_ident() != self._thread:
                 return original(*args, **options)
+            librarys = _is_librarys(caller)
             try:
-                given = signature.bind(*args, **options).arguments
+                given = {} if librarys else signature.bind(*args, **options).arguments
             except TypeError:  # torch says it better
                 return original(*args, **options)
             self._inside = True
             try:
+                if librarys:
+                    return original(*args, **options)
                 return handler(Call(name, given), lambda: original(*args, **options))
             finally:
                 self._inside = False

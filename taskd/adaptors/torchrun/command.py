@@ -16,7 +16,7 @@ from taskd.runtime.agent.ports import Command
 START: Final = str(Path(__file__).resolve().parents[2] / "python" / "start")
 """The directory whose `sitecustomize` prepares a rank or a template."""
 TEMPLATE: Final = "taskd.python.template"
-"""The only argument of a template: by it, it is known from a rank, in lists of processes too."""
+"""The last argument of a template: by it, it is known from a rank, in lists of processes too."""
 NUMA_REASON: Final = "torchrun binds ranks to NUMA nodes, which happens at a cold start"
 """Why no warm process can become a rank under `--numa-binding`."""
 
@@ -41,7 +41,7 @@ def parse_command(entrypoint: object, args: Sequence[object], interpreter: str) 
 def template_arguments(command: Command | None) -> tuple[str, ...]:
     """Arguments after the interpreter of a template for ranks of this command; of one for no ranks, None."""
     program = ("-c", "") if command is None or not command.python else command.argv
-    return ("-u", *(program[:2] if program[0] in ("-m", "-c") else program[:1]), TEMPLATE)
+    return ("-u", *program, TEMPLATE)
 
 
 def _same_program(first: str, second: str) -> bool:

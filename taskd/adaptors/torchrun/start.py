@@ -7,7 +7,7 @@ Rules:
 2. The directory is taken out of the path and of the environment at once, and the machine's own `sitecustomize`, which
    it hides, is imported. A process that the script starts knows nothing of it.
 3. The template spends its life there too: it is started by the ranks' command, followed by `TEMPLATE`, and a process
-   that becomes a rank only has to return.
+   that becomes a rank only has to return. What it imports sees the ranks' arguments: some modules read them at once.
 4. What a script dies of is heard from the interpreter's audit event, whatever hook the script has set.
 5. taskd's own preparation may fail; the script runs in any case, with one traceback in the log.
 """
@@ -32,7 +32,7 @@ _MODULE: Final = "sitecustomize"
 def begin(directory: str, isolation: ImportIsolation) -> None:
     """Called while the interpreter starts. Returns when the script is to run."""
     forget_start(directory)
-    _import_the_machines_own()
+    import_the_machines_own()
     try:
         if sys.argv[-1:] == [TEMPLATE]:
             _be_template(isolation)
@@ -55,6 +55,7 @@ def _is_rank() -> bool:
 
 
 def _be_template(isolation: ImportIsolation) -> None:
+    sys.argv.pop()
     with isolation:
         from taskd.adaptors.torchrun.standby import serve, take_rank
 
@@ -65,7 +66,7 @@ def _be_template(isolation: ImportIsolation) -> None:
         prepare_rank(isolation)
 
 
-def _import_the_machines_own() -> None:
+def import_the_machines_own() -> None:
     """The interpreter expects a module of this name to be there afterwards; without another one it is ours."""
     ours = sys.modules.pop(_MODULE)
     try:

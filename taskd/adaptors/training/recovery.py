@@ -166,7 +166,8 @@ class StateRecovery:
             self.afterwards.run(step)
 
     def do_again(self) -> None:
-        """Do what follows the present step's commit. Called after a recovery, before the training goes on."""
+        """Make whole what is divided, and do what follows the commit. Called after a recovery, before it goes on."""
+        self.in_flight.renew()
         self.afterwards.run(self.step)
 
     def attach(self, path: str) -> None:

@@ -171,9 +171,9 @@ def _reaps() -> bool:
     return _prctl()(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0) == 0 and answer.value != 0
 
 
-def end_with(parent: int) -> bool:
+def end_with(parent: int, number: signal.Signals = signal.SIGKILL) -> bool:
     """Have the kernel kill this process when `parent` ends; False if that was gone before the kernel knew."""
-    _prctl()(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _prctl()(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     return os.getppid() == parent
 
 

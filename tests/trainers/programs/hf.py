@@ -51,7 +51,7 @@ class Stream(torch.utils.data.IterableDataset):
         return (texts[index] for index in range(len(texts)))
 
 
-class Trained(Watched, Trainer):  # type: ignore[misc]  # transformers is not there where types are checked
+class Trained(Watched, Trainer):
     """The trainer, watched."""
 
 
@@ -94,7 +94,7 @@ EPOCHS = {
 CASES = {
     "steps": STEPS,
     "epochs": EPOCHS,
-    "first": {**STEPS, "max_steps": 3, "output_dir": os.environ.get("HF_FIRST")},
+    "first": {**STEPS, "max_steps": 3, "ddp_backend": None, "output_dir": os.environ.get("HF_FIRST")},
     "resume": {**STEPS, "num_train_epochs": 2},
     "stream": {**STEPS, "max_steps": 12},
     "workers": {"dataloader_num_workers": 2, "num_train_epochs": 2, "logging_steps": 2, "save_strategy": "no"},
@@ -117,6 +117,7 @@ def made_checkpoint() -> str:
         outer = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TASKD_PROCESS_ENABLE")
         env = {name: value for name, value in os.environ.items() if name not in outer}
         env |= {"HF_CASE": "first", "HF_FIRST": str(folder), "TRAINER_PLAIN": "1", "SCRIPT_FOLDER": str(folder)}
+        env["SCENE_KILLS"] = ""
         folder.mkdir()
         subprocess.run([sys.executable, __file__], env=env, check=True)
         for rank in range(2):

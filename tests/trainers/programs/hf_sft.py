@@ -20,7 +20,7 @@ TEXT = codecs.decode(this.s, "rot13") * 3
 TEXTS = [TEXT[at * 13 : at * 13 + 20 + at % 7] for at in range(70)]
 
 
-class Trained(Watched, SFTTrainer):  # type: ignore[misc]  # trl is not there where types are checked
+class Trained(Watched, SFTTrainer):
     """The trainer, watched."""
 
 

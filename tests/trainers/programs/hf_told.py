@@ -28,7 +28,7 @@ class Watched:
         super()._save_scaler(output_dir)
 
 
-class Moments(TrainerCallback):  # type: ignore[misc]  # transformers is not there where types are checked
+class Moments(TrainerCallback):
     """Says where the training is, and keeps what the loggers are given."""
 
     def on_step_begin(self, args, state, control, **kwargs):

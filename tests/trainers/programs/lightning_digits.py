@@ -22,7 +22,7 @@ import torchmetrics
 ACCUMULATE = 2
 
 
-class Digits(L.LightningModule):  # type: ignore[misc]
+class Digits(L.LightningModule):
     def __init__(self, scheduler: str) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -82,7 +82,7 @@ class Digits(L.LightningModule):  # type: ignore[misc]
         return {"optimizer": optimizer, "lr_scheduler": config}
 
 
-class Telling(Callback):  # type: ignore[misc]
+class Telling(Callback):
     """Tells what loggers are given, and counts."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class Telling(Callback):  # type: ignore[misc]
         moments.logged(trainer.global_step, f"on_exception {type(exception).__name__}")
 
 
-class Checkpoints(ModelCheckpoint):  # type: ignore[misc]
+class Checkpoints(ModelCheckpoint):
     """A moment in the middle of writing one."""
 
     def _save_checkpoint(self, trainer, filepath):

@@ -11,7 +11,7 @@ from tests.scripts import diary
 from tests.trainers.programs import moments
 
 
-class Digits(L.LightningModule):  # type: ignore[misc]
+class Digits(L.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.net = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))

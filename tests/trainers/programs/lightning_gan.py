@@ -11,7 +11,7 @@ from tests.scripts import diary
 from tests.trainers.programs import moments
 
 
-class Gan(L.LightningModule):  # type: ignore[misc]
+class Gan(L.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False

@@ -14,28 +14,14 @@ Rules:
 import copy
 from collections import deque
 from collections.abc import Callable, Iterator
+from types import GeneratorType
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from taskd.adaptors.training.positions import payload
-from taskd.adaptors.training.positions.rng import RngCapture
+from taskd.adaptors.training.data.plain_batches import GlobalRng
 
-
-class Randomness:
-    """All random number generators of this process, as bytes."""
-
-    def __init__(self) -> None:
-        self._rng = RngCapture()
-
-    def now(self) -> bytes:
-        """Their states."""
-        return payload.pack(self._rng.capture())
-
-    def put(self, states: bytes) -> None:
-        """Bring them to what `now` returned; nothing to b""."""
-        if states:
-            self._rng.restore(payload.unpack(states)[0])
+_States = list[bytes]
 
 
 class HfLoader:
@@ -53,10 +39,10 @@ class HfLoader:
             loaded.
     """
 
-    def __init__(self, whole: Any, random: Randomness, skip: Callable[[Any, int], Any]) -> None:
+    def __init__(self, whole: Any, random: GlobalRng, skip: Callable[[Any, int], Any]) -> None:
         self.loader = whole
         self.skipped = 0
-        self.recorded = (b"", b"")
+        self.recorded: tuple[_States, _States] = ([], [])
         self._whole, self._skip = whole, skip
         self._random = random
         self._epoch = -1
@@ -76,15 +62,21 @@ class HfLoader:
         return len(self.loader)
 
     @property
-    def moments(self) -> tuple[bytes, bytes]:
+    def moments(self) -> tuple[_States, _States]:
         """What is recorded of the present pass: the random numbers as it was opened, and as it loaded last."""
         return self.recorded if self._pass is None else (self._pass.opened, self._pass.loaded)
 
     def begin(self, epoch: int) -> None:
         """The next iterator is that of another epoch."""
-        self._pass = self._next = None
+        self.close()
         self._epoch = epoch
         self.skip(0)
+
+    def close(self) -> None:
+        """Let go of the present pass."""
+        if self._pass is not None:
+            self._pass.close()
+        self._pass = self._next = None
 
     def skip(self, count: int) -> "HfLoader":
         """Leave out the first batches, as transformers does where it resumes from a checkpoint."""
@@ -105,7 +97,9 @@ class HfLoader:
         if epoch == self._epoch and now is not None and not _loads_for_all(self.loader) and now.go_back(behind):
             self._next = now
         else:
-            self._next = HfPass(self.loader, self._random, behind, self.recorded if behind else (b"", b""))
+            if now is not None:
+                now.close()
+            self._next = HfPass(self.loader, self._random, behind, self.recorded if behind else ([], []))
         self._epoch = epoch
 
 
@@ -117,15 +111,15 @@ class HfPass:
         loaded: those with which its newest batch was loaded.
     """
 
-    def __init__(self, loader: Any, random: Randomness, behind: int = 0, moments: tuple[bytes, bytes] = (b"", b"")):
+    def __init__(self, loader: Any, random: GlobalRng, behind: int = 0, moments: tuple[_States, _States] = ([], [])):
         self.opened, self.loaded = moments
         self._loader = loader
         self._random = random
         self._behind = behind
         self._batches: Iterator[Any] | None = None
         self._committed = behind
-        self._given: deque[tuple[Any, bytes]] = deque()
-        self._again: deque[tuple[Any, bytes]] = deque()
+        self._given: deque[tuple[Any, _States]] = deque()
+        self._again: deque[tuple[Any, _States]] = deque()
 
     def __iter__(self) -> "HfPass":
         return self
@@ -133,12 +127,12 @@ class HfPass:
     def __next__(self) -> Any:
         if self._again:
             batch, after = self._again.popleft()
-            self._random.put(after)
+            self._put(after)
         else:
             if self._batches is None:
                 self._batches = self._open()
             batch = next(self._batches)
-            after = self._random.now()
+            after = self._random.capture()
         self._given.append((batch, after))
         return copy.copy(batch)  # what the training takes out of it is there when it is given again
 
@@ -158,6 +152,16 @@ class HfPass:
             self._loader.gradient_state._add_dataloader(self._loader)
         return True
 
+    def close(self) -> None:
+        """Nothing more is asked for: workers of the loader end."""
+        if isinstance(self._batches, GeneratorType):
+            self._batches.close()
+        self._batches = None
+
+    def _put(self, states: _States) -> None:
+        if states:
+            self._random.restore(states)
+
     def _open(self) -> Iterator[Any]:
         loader = self._loader
         if _loads_for_all(loader):
@@ -169,16 +173,16 @@ class HfPass:
         return self._load(loader, ahead=False)
 
     def _open_together(self) -> Iterator[Any]:
-        loader, now = self._loader, self._random.now()
+        loader, now = self._loader, self._random.capture()
         if not self._behind:
             self.opened = now
             yield from loader
             return
         kept, loader.skip_batches = loader.skip_batches, self._behind
-        self._random.put(self.opened)
+        self._put(self.opened)
         batches = iter(loader)
         first = next(batches, None)
-        self._random.put(now)
+        self._put(now)
         loader.skip_batches = kept
         if first is not None:
             yield first
@@ -186,20 +190,20 @@ class HfPass:
 
     def _load(self, base: Any, *, ahead: bool) -> Iterator[Any]:
         """The batches of torch's loader; `ahead`: who asks holds one more than was given."""
-        now = self._random.now()
+        now = self._random.capture()
         if self._behind:
-            self._random.put(self.opened)
+            self._put(self.opened)
             batches = _behind(base, self._behind)
-            self._random.put(self.loaded if ahead else now)
+            self._put(self.loaded if ahead else now)
         else:
             self.opened = now
             batches = iter(base)
         first = ahead and self._behind > 0
         while True:
-            self.loaded = self._random.now()
+            self.loaded = self._random.capture()
             batch = next(batches, _END)
             if first:
-                self._random.put(now)
+                self._put(now)
                 first = False
             if batch is _END:
                 return

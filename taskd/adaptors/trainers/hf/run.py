@@ -19,11 +19,12 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.groups.gathering import gather
-from taskd.adaptors.trainers.hf.loader import HfLoader, Randomness
+from taskd.adaptors.trainers.hf.loader import HfLoader
 from taskd.adaptors.trainers.hf.logged import LoggedLines
 from taskd.adaptors.trainers.hf.own import HfOwn
 from taskd.adaptors.trainers.hf.taken import HfTaken, told
 from taskd.adaptors.training import tree
+from taskd.adaptors.training.data.plain_batches import GlobalRng
 from taskd.adaptors.training.script.behind import done_again
 from taskd.adaptors.training.session import Runtime, resilient
 from taskd.adaptors.training.state import TrainState
@@ -69,7 +70,7 @@ class HfRun:
         self._joins = runtime.link.joins
         position = runtime.link.config.position
         self._lines = LoggedLines(None if position is None else position.with_suffix(".logged"), joins=self._joins)
-        self._loader = HfLoader(given["train_dataloader"], Randomness(), library().skip_first_batches)
+        self._loader = HfLoader(given["train_dataloader"], GlobalRng(), library().skip_first_batches)
         self._own = HfOwn(trainer, self._loader)
         self._batches = given["steps_trained_in_current_epoch"] if given["resume_from_checkpoint"] else 0
         self._entered = False
@@ -99,7 +100,7 @@ class HfRun:
         """Where the first epoch begins, as the user's checkpoint says."""
         names = ("epoch", "resume_from_checkpoint", "epochs_trained", "steps_trained_in_current_epoch", "start_time")
         given = {name: self._given[name] for name in names}
-        return {"batches": self._batches, "skipped": 0, "committed": False, **given}
+        return {"batches": self._batches, "skipped": self._batches, "committed": False, **given}
 
     # What the trainer calls.
 
@@ -129,6 +130,7 @@ class HfRun:
             resilient(self.state)(self._epochs)()
         finally:
             self.inside, library().skip_first_batches = False, skip
+            self._loader.close()
             for patched, name in ((handler, "on_log"), (accelerator, "backward")):
                 vars(patched).pop(name, None)
 
@@ -181,7 +183,7 @@ class HfRun:
 
     @done_again
     def _epochs(self) -> None:
-        trainer, control = self._trainer, self._trainer.control
+        trainer = self._trainer
         came_back, self._entered = self._entered or self._joins, True
         place = self._come_back() if came_back else self._taken[-1].told
         epoch = place["epoch"]
@@ -192,8 +194,8 @@ class HfRun:
             epoch += 1
             self._batches = 0
             self._loader.begin(epoch)
-            control = trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
-            trainer.control = control
+            begin = trainer.callback_handler.on_epoch_begin
+            trainer.control = begin(trainer.args, trainer.state, trainer.control)
             self._one_epoch(epoch, None)
 
     def _one_epoch(self, epoch: int, place: dict[str, Any] | None) -> None:

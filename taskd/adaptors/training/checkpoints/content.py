@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from taskd.adaptors.seams.parts import IN_CHECKPOINT
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.parts.parts import Parts
+from taskd.adaptors.training.sharding.own_state import own_state
 from taskd.adaptors.training.sharding.partitions import load, state_of
 from taskd.errors import CheckpointError
 
@@ -79,8 +80,10 @@ def collect(parts: Parts, *, is_first: bool, lists: bool, renamed: Mapping[str, 
         renamed: tensors that are to have another name than their own.
 
     Raises:
+        CheckpointError: a trainer's adapter tells the state of a part.
         Whatever a part's `state_dict()` raises.
     """
+    _refuse_told(parts)
     entries: Entries = {}
     offered: Entries = {}
     listed: Entries = {}
@@ -119,6 +122,7 @@ class Draft:
     """
 
     def __init__(self, parts: Parts, outline: Mapping[str, Rows], *, of_stage: bool = False) -> None:
+        _refuse_told(parts)
         self._parts = parts
         self._of_stage = of_stage
         rows = outline
@@ -173,6 +177,15 @@ class Draft:
             else:
                 self.targets[name] = torch.empty(shape, dtype=tree.dtype_of(dtype))
         return self.targets[name]
+
+
+def _refuse_told(parts: Parts) -> None:
+    for name, part in parts.replicated.items():
+        if own_state(part) is not None:
+            raise CheckpointError(
+                f"found the part {name!r}, a {type(part).__name__} whose state its trainer tells, expected one with a "
+                "state_dict of its own; save and load with the trainer (DeepSpeed: engine.save_checkpoint)"
+            )
 
 
 def _take(entries: Entries, taken: Entries, name: str, renamed: Mapping[str, str], tensor: torch.Tensor) -> Any:

@@ -1,8 +1,10 @@
 """All that wrappers, optimizers and schedules hold of one training state's present step."""
 
 from taskd.adaptors.training.inflight import fsdp2, pipelining
+from taskd.adaptors.training.parts.library_part import LibraryPart
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.sharding import partitions
+from taskd.adaptors.training.sharding.own_state import own_state
 
 
 class InFlight:
@@ -11,7 +13,9 @@ class InFlight:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._sharded = fsdp2.sharded_modules(parts.modules)
-        self.any = bool(self._sharded)
+        self._told = [own for own in map(own_state, parts.replicated.values()) if own is not None]
+        self._library = [part for part in parts.replicated.values() if isinstance(part, LibraryPart)]
+        self.any = bool(self._sharded or self._told)
         self.flags: fsdp2.Flags = []
         """As of the last commit."""
         self.mark()
@@ -19,6 +23,8 @@ class InFlight:
     def mark(self) -> None:
         """A step is committed."""
         self.flags = fsdp2.flags(self._sharded)
+        for own in self._told:
+            own.mark()
 
     def drop(self) -> None:
         """Let go of the step, and put the flags of the last commit back.
@@ -26,10 +32,24 @@ class InFlight:
         Raises:
             RestoreError: something of the step may still be under way.
         """
+        for library in self._library:
+            library.drop_step()
         partitions.drop(self._parts.optimizers)
         pipelining.drop()
         fsdp2.drop(self._sharded)
         fsdp2.put_flags(self._sharded, self.flags)
+        for own in self._told:
+            own.drop()
+
+    def complete(self) -> None:
+        """Make what all ranks' parts give together. Collective."""
+        for own in self._told:
+            own.complete()
+
+    def renew(self) -> None:
+        """All ranks have the state of one step again: make whole what is divided among them."""
+        for library in self._library:
+            library.renew()
 
     def take(self, flags: fsdp2.Flags) -> None:
         """Use a donor's flags from now on."""

@@ -28,8 +28,8 @@ from taskd.adaptors.training.limits.forgotten import forgotten
 from taskd.adaptors.training.limits.matter import Matter
 from taskd.adaptors.training.limits.unrenewed import of_process
 from taskd.adaptors.training.parts.parts import Parts
-from taskd.adaptors.training.sharding.partitions import is_partitioned, is_zero, partitions
-from taskd.adaptors.training.sharding.shards import Specs, local
+from taskd.adaptors.training.sharding.partitions import is_partitioned, is_zero, partitions, share_of
+from taskd.adaptors.training.sharding.shards import Specs, library_parts, local
 
 logger = logging.getLogger(__name__)
 _STATELESS_HOOKS = ("_AllreduceUpcastHookState",)
@@ -189,6 +189,9 @@ def _of_parts(parts: Parts) -> Iterator[Matter]:
     line = script_line()
     first = imported("torch.distributed.fsdp", "FullyShardedDataParallel")
     second = imported("torch.distributed.fsdp", "FSDPModule")
+    for library in library_parts(parts):
+        if library.refusal:
+            yield Matter(library.refusal, library.remedy, no_rebuild=True)
     for part, value in parts.replicated.items():
         name = f"the {type(value).__name__} {part!r} of the resilient function entered at {line}"
         if is_zero(value) and not is_partitioned(value):
@@ -226,12 +229,19 @@ def alone(parts: Parts) -> Iterator[Matter]:
         )
 
     for zero in partitions(parts.optimizers):
-        if dist.get_world_size() <= zero.world_size:
+        if dist.get_world_size() <= share_of(zero)[1]:
             yield Matter(
-                f"the TrainState made at {parts.made_at} has a ZeroRedundancyOptimizer over all ranks, each of which "
+                f"the TrainState made at {parts.made_at} has a {type(zero).__name__} over all ranks, each of which "
                 "keeps what no other rank has",
                 "Load your own checkpoint at the start. With process groups of some of the ranks each a new process "
                 "gets its part from another group.",
+            )
+
+    for part in library_parts(parts):
+        if part.alone:
+            yield Matter(
+                f"the TrainState made at {parts.made_at} has {part.alone}",
+                "Load your own checkpoint at the start. With a replica a new process gets it from there.",
             )
 
     for stage in () if IN_PIPELINES.misfit() else pipelining.stages():

@@ -18,6 +18,7 @@ from taskd.adaptors.groups.sites import script_line
 from taskd.adaptors.groups.wrappers import line_of
 from taskd.adaptors.training.limits.matter import Matter
 from taskd.adaptors.training.parts.parts import Parts
+from taskd.adaptors.training.sharding.own_state import own_state
 
 _STEPPING_HOOKS: Final = ("hook_then_optimizer", "hook_with_zero", "apply_optim_in_backward_hook")
 """Of torch's own; each steps an optimizer inside the backward pass."""
@@ -54,11 +55,14 @@ def _of_objects(parts: Parts, where: str) -> Iterator[Matter]:
     }
     found = instances(*filter(None, kinds.values())) if any(kinds.values()) else []
     known = {id(module) for part in parts.modules for module in part.modules()}
+    renewed = {id(one) for own in filter(None, map(own_state, parts.replicated.values())) for one in own.renews}
     for one in found:
+        if id(one) in renewed:
+            continue
         if kinds["engine"] is not None and isinstance(one, kinds["engine"]):
             yield Matter(
                 f"{where} trains with a DeepSpeedEngine, which has parts of the state and counters of its own",
-                "Load its newest checkpoint at the start (engine.load_checkpoint).",
+                "Make its state with taskd.deepspeed.state(engine), or load its newest checkpoint at the start.",
                 no_rebuild=True,
             )
         elif kinds["averager"] is not None and isinstance(one, kinds["averager"]):

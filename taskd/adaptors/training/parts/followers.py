@@ -27,6 +27,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from taskd.adaptors.training import tree
+from taskd.adaptors.training.parts.library_part import LibraryPart
 from taskd.adaptors.training.script.rest import Rest
 
 _log = logging.getLogger(__name__)
@@ -47,10 +48,11 @@ class Followers:
         others = {
             name: part
             for name, part in replicated.items()
-            if not isinstance(part, torch.optim.Optimizer | LRScheduler)
+            if not isinstance(part, torch.optim.Optimizer | LRScheduler | LibraryPart)
             and not (isinstance(part, torch.nn.Module) and _has(part, trained))
         }
         self._parts = [_Follower(name, part) for name, part in others.items()]
+        self._library = {name: part for name, part in replicated.items() if isinstance(part, LibraryPart)}
         self._steady = True
         self._strides: list[int] = []
         self._told = False
@@ -59,7 +61,7 @@ class Followers:
         self.rest = Rest()
         """What the script had still to do of a step that was interrupted."""
         self._mark_schedulers()
-        self.any = bool(self._parts or self._schedulers)
+        self.any = bool(self._parts or self._schedulers or self._library)
         """Whether there is anything to mark."""
 
     def mark(self) -> None:
@@ -76,6 +78,8 @@ class Followers:
         self._held = []
         for part in self._parts:
             part.mark()
+        for library in self._library.values():
+            library.committed()
 
     def settle(self) -> None:
         """What is there now is that of the last committed step, however it came to be."""
@@ -83,6 +87,8 @@ class Followers:
         self._mark_schedulers()
         for part in self._parts:
             part.settle()
+        for library in self._library.values():
+            library.settled()
 
     def save(self) -> None:
         """From now on what has moved since a commit is done again."""
@@ -96,6 +102,8 @@ class Followers:
 
     def rollback(self) -> str:
         """Bring back what has moved since the commit, if that is done again; else return what was left as it is."""
+        for library in self._library.values():
+            library.put_back()
         moved = [s for s, mark in zip(self._schedulers, self._marks, strict=True) if s.last_epoch != mark]
         if not self._saves:
             names = ", ".join(type(scheduler).__name__ for scheduler in moved)
@@ -125,6 +133,7 @@ class Followers:
         steady = known and self._steady
         late = [type(s).__name__ for s in self._standing() if rest.may_move(s) and not (steady and _steps_alone(s))]
         late += [part.name for part in self._parts if rest.may_move(part.part) and self._is_late(part)]
+        late += [name for name, library in self._library.items() if library.lags()]
         if late and not self._told:
             self._told = True
             _log.warning(
@@ -177,6 +186,8 @@ class Followers:
         for part in self._parts:
             if part.lags and self.rest.may_move(part.part):
                 self._complete(part.part)
+        for library in self._library.values():
+            library.follow()
         self.rest = Rest()
 
     def _standing(self) -> list[LRScheduler]:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.training import tree
+from taskd.adaptors.training.parts.library_part import LibraryPart
 from taskd.adaptors.training.script.script_text import attribute_read_at
 
 _log = logging.getLogger(__name__)
@@ -55,6 +56,8 @@ class Plain:
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
         self._parts = parts
+        libraries = [part for part in parts.values() if isinstance(part, LibraryPart)]
+        self._passed_over = _OWN.union(*(part.set_anew for part in libraries))
         self._modules: dict[str, torch.nn.Module] = {}
         self._left_out: frozenset[int] = frozenset()
         self._made: _Look | None = None
@@ -169,7 +172,7 @@ class Plain:
             (path, name): put_down
             for path, module in self._modules.items()
             for name, value in vars(module).items()
-            if name not in _OWN and (put_down := _put_down(value)) is not None
+            if name not in self._passed_over and (put_down := _put_down(value)) is not None
         }
 
     def _now(self, key: _Key) -> bytes:

@@ -1,4 +1,4 @@
-"""ZeRO-1, torch's `ZeroRedundancyOptimizer`: an optimizer of whose state each rank of its group has a part.
+"""Optimizers of whose state each rank has a part: torch's `ZeroRedundancyOptimizer`, and those an adapter tells of.
 
 Rules:
 
@@ -16,6 +16,7 @@ import torch
 
 from taskd.adaptors.groups.instances import imported
 from taskd.adaptors.groups.settling import settle
+from taskd.adaptors.training.sharding.own_state import is_divided, own_state
 from taskd.errors import RestoreError
 
 _LIMIT_S: Final = 5.0
@@ -34,7 +35,19 @@ def is_zero(part: Any) -> bool:
 
 def partitions(optimizers: Iterable[torch.optim.Optimizer]) -> list[Any]:
     """Those among these of which other ranks have other parts."""
-    return [one for one in optimizers if is_partitioned(one) and one.world_size > 1]  # type: ignore[attr-defined]
+    return [one for one in optimizers if is_divided(one) or (is_partitioned(one) and one.world_size > 1)]  # type: ignore[attr-defined]
+
+
+def share_of(part: Any) -> tuple[int, int]:
+    """Which part this rank has, and of how many."""
+    own = own_state(part)
+    return (own.rank, own.of) if own is not None else (part.rank, part.world_size)
+
+
+def inner_of(part: Any) -> torch.optim.Optimizer:
+    """The optimizer whose groups have what this rank has."""
+    found: torch.optim.Optimizer = part.optim if is_partitioned(part) else part
+    return found
 
 
 def whole(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Any]:
@@ -50,6 +63,9 @@ def state_of(part: Any) -> Any:
 
     Of a partitioned optimizer it has the numbers and groups of all parameters, and the state of those of this rank.
     """
+    own = own_state(part)
+    if own is not None:
+        return own.state()
     if not is_partitioned(part):
         return part.state_dict()
     numbers = {parameter: number for number, parameter in _numbered(part)}
@@ -60,6 +76,10 @@ def state_of(part: Any) -> Any:
 
 def load(part: Any, state: Any) -> None:
     """Give a part what `state_of` returned on ranks that have all that this one is to have."""
+    told = own_state(part)
+    if told is not None:
+        told.load(state)
+        return
     if not is_partitioned(part):
         part.load_state_dict(state)
         return

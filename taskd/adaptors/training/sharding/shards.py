@@ -21,8 +21,10 @@ from taskd.adaptors.seams.parts import IN_PIPELINES
 from taskd.adaptors.training.digests import digest
 from taskd.adaptors.training.inflight import pipelining
 from taskd.adaptors.training.inflight.fsdp2 import data_dimensions, sharded_parameters
+from taskd.adaptors.training.parts.library_part import LibraryPart
 from taskd.adaptors.training.parts.parts import Parts
-from taskd.adaptors.training.sharding.partitions import partitions
+from taskd.adaptors.training.sharding.own_state import own_state
+from taskd.adaptors.training.sharding.partitions import inner_of, partitions, share_of
 
 
 def is_part(tensor: Any) -> bool:
@@ -100,14 +102,20 @@ def name_of(parts: Parts) -> str:
     if stages and not IN_PIPELINES.misfit():
         coordinates["stage"] = {stage.stage_index for stage in stages}
     for number, zero in enumerate(partitions(parts.optimizers)):
-        coordinates[f"zero{number or ''}"] = {zero.rank}
-        details.append(
-            (zero.world_size, [tuple(p.shape) for group in zero.optim.param_groups for p in group["params"]])
-        )
+        rank, of = share_of(zero)
+        coordinates[f"zero{number or ''}"] = {rank}
+        details.append((of, [tuple(p.shape) for group in inner_of(zero).param_groups for p in group["params"]]))
+    for part in library_parts(parts):
+        coordinates.update({dimension: {where} for dimension, where in part.coordinates.items()})
     if not coordinates:
         return ""
     told = ",".join(f"{name}={'+'.join(map(str, sorted(where)))}" for name, where in sorted(coordinates.items()))
     return f"{told} {hashlib.blake2b(repr(details).encode(), digest_size=4).hexdigest()}"
+
+
+def library_parts(parts: Parts) -> list[LibraryPart]:
+    """What adapters of libraries have given to the state."""
+    return [part for part in parts.replicated.values() if isinstance(part, LibraryPart)]
 
 
 def rows_of(parts: Parts, size: int) -> MeshRows | str | None:
@@ -117,8 +125,15 @@ def rows_of(parts: Parts, size: int) -> MeshRows | str | None:
     """
     if not (dist.is_available() and dist.is_initialized()):
         return None
-    if partitions(parts.optimizers):
-        return "a ZeroRedundancyOptimizer divides its state among all ranks of its group"
+    for optimizer in parts.optimizers:
+        told = own_state(optimizer)
+        if told is not None and told.needs_all:
+            return f"a {type(optimizer).__name__} counts on all ranks that it was made with"
+    for zero in partitions(parts.optimizers):
+        return f"a {type(zero).__name__} divides its state among all ranks of its group"
+    for part in library_parts(parts):
+        if part.no_rows:
+            return part.no_rows
     known: dict[tuple[int, frozenset[str]], Sharded] = {}
     for tensor in Specs(parts):
         mesh = tensor.device_mesh

@@ -1,0 +1,47 @@
+"""Digits, data parallel, with a mistake: the loader is not given to the state.
+
+taskd run --rehearse examples/scripts/mistake_loader.py
+"""
+
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import taskd
+
+EPOCHS = 3
+
+
+def main():
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    pixels, digits = load_digits(return_X_y=True)
+    dataset = TensorDataset(torch.as_tensor(pixels, dtype=torch.float32) / 16, torch.as_tensor(digits))
+    sampler = DistributedSampler(dataset)
+    loader = DataLoader(dataset, batch_size=48, sampler=sampler, drop_last=True)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    state = taskd.TrainState(model=model, optimizer=optimizer, seed=1)
+
+    @taskd.resilient(state)
+    def train():
+        for epoch in range(state.step // len(loader), EPOCHS):
+            sampler.set_epoch(epoch)
+            for images, labels in loader:
+                optimizer.zero_grad()
+                loss = cross_entropy(model(images), labels)
+                loss.backward()
+                optimizer.step()
+                state.commit(loss)
+
+    train()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

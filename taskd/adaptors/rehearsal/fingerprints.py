@@ -1,0 +1,164 @@
+"""Fingerprints of what a training consists of, by which two runs are compared.
+
+Rules:
+
+1. Equal content has equal fingerprints in every process: no address, no order of a set, no hash of Python's is in one.
+2. Of the script's objects the attributes are read, and none of their code is called but the `state_dict()` of a part,
+   which taskd calls too. What cannot be read has none, "".
+3. Of one value at most `_MOST_BYTES` are read, and it is followed `_DEPTH` deep.
+"""
+
+import hashlib
+import random
+import sys
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+
+from taskd.adaptors.training.digests import digest
+
+_DEPTH: Final = 6
+_MOST_BYTES: Final = 1 << 28
+_MOST_ITEMS: Final = 20_000
+
+
+class _UnreadableError(Exception):
+    """The value is of a kind that cannot be compared."""
+
+
+class Fingerprint:
+    """Of one value. `text` is "" where nothing can be compared; `moves`: a tensor or generator is in it."""
+
+    def __init__(self, value: Any, own: frozenset[int] = frozenset()) -> None:
+        """`own`: ids of what is compared elsewhere, and not looked into here."""
+        self.moves = False
+        self._own = own
+        self._left = _MOST_ITEMS
+        self._bytes = _MOST_BYTES
+        self._digest = hashlib.blake2b(digest_size=8)
+        try:
+            self._feed(value, _DEPTH)
+            self.text = self._digest.hexdigest()
+        except (_UnreadableError, RuntimeError, TypeError, NotImplementedError):
+            self.text = ""
+
+    def _feed(self, value: Any, depth: int) -> None:
+        self._left -= 1
+        if depth < 0 or self._left < 0 or id(value) in self._own:
+            raise _UnreadableError
+        numbers = _numbers_of(value)
+        if isinstance(value, bool | int | float | complex | str | bytes | type(None) | range | slice):
+            self._add(type(value).__name__, repr(value))
+        elif numbers is not None:
+            self.moves = True
+            self._add(type(value).__name__, numbers)
+        elif isinstance(value, torch.Tensor):
+            self._tensor(value)
+        elif isinstance(value, torch.nn.Module):
+            self._feed({**dict(value.named_parameters()), **dict(value.named_buffers())}, depth - 1)
+        elif isinstance(value, torch.optim.Optimizer):
+            self._feed(_of_optimizer(value), depth)
+        elif isinstance(value, Mapping):
+            self._add("dict", str(len(value)))
+            for key in sorted(value, key=_order):
+                self._add("key", _order(key))
+                self._feed(value[key], depth - 1)
+        elif isinstance(value, list | tuple | deque):
+            self._add("list", str(len(value)))
+            for one in value:
+                self._feed(one, depth - 1)
+        elif isinstance(value, set | frozenset):
+            self._add("set", repr(sorted(map(repr, value))))
+        else:
+            self._object(value, depth)
+
+    def _object(self, value: Any, depth: int) -> None:
+        if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
+            if getattr(value, "dtype", None) is None or value.dtype.hasobject:
+                raise _UnreadableError
+            self._spend(value.nbytes)
+            self.moves = self.moves or value.ndim > 0
+            self._digest.update(value.tobytes())
+            return
+        attributes = getattr(value, "__dict__", None)
+        if attributes is None or callable(value) or isinstance(value, type):
+            raise _UnreadableError
+        self._add("object", type(value).__qualname__)
+        readable = 0
+        for name in sorted(attributes):
+            inner = Fingerprint(attributes[name], self._own) if depth > 0 else None
+            if inner is not None and inner.text:
+                readable += 1
+                self.moves = self.moves or inner.moves
+                self._add(name, inner.text)
+        if not readable:
+            raise _UnreadableError
+
+    def _tensor(self, value: torch.Tensor) -> None:
+        local = value.to_local() if hasattr(value, "to_local") else value
+        self._spend(local.numel() * local.element_size())
+        self.moves = self.moves or local.dim() > 0
+        self._add("tensor", f"{tuple(local.shape)}{local.dtype}{digest([local])}")
+
+    def _spend(self, size_bytes: int) -> None:
+        self._bytes -= size_bytes
+        if self._bytes < 0:
+            raise _UnreadableError
+
+    def _add(self, kind: str, text: str) -> None:
+        self._digest.update(f"{kind}:{len(text)}:{text};".encode())
+
+
+def of_part(part: Any) -> str:
+    """Of a part of the state that is equal on all ranks."""
+    if isinstance(part, torch.nn.Module | torch.optim.Optimizer):
+        return Fingerprint(part).text
+    save = getattr(part, "state_dict", None)
+    return Fingerprint(save()).text if save is not None else ""
+
+
+def of_random_numbers() -> dict[str, str]:
+    """Of each global generator of this process."""
+    found = {"python": _short(repr(random.getstate())), "torch": digest([torch.default_generator.get_state()])}
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        found["numpy"] = _short(
+            repr([str(part) for part in numpy.get_state()[1:3]]) + str(numpy.get_state()[1].tobytes())
+        )
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        found["cuda"] = digest([torch.cuda.get_rng_state()])
+    return found
+
+
+def of_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Of what a model was given."""
+    return Fingerprint([*args, kwargs]).text
+
+
+def _short(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _order(key: Any) -> str:
+    return f"{type(key).__name__}:{key!r}" if isinstance(key, str | int | float | bool | tuple) else str(key)
+
+
+def _numbers_of(value: Any) -> str | None:
+    """The state of a generator of random numbers."""
+    if isinstance(value, torch.Generator):
+        return digest([value.get_state()])
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+        return repr(value.getstate())
+    numpy: Any = sys.modules.get("numpy.random")
+    if numpy is not None and isinstance(value, numpy.Generator):
+        return repr(value.bit_generator.state)
+    if numpy is not None and isinstance(value, numpy.RandomState):
+        return repr([value.get_state()[1].tobytes(), value.get_state()[2:]])
+    return None
+
+
+def _of_optimizer(optimizer: torch.optim.Optimizer) -> list[Any]:
+    groups = [{name: group[name] for name in group if name != "params"} for group in optimizer.param_groups]
+    return [groups, [optimizer.state.get(one) or {} for group in optimizer.param_groups for one in group["params"]]]

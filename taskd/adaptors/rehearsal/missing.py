@@ -1,0 +1,40 @@
+"""What a script without a `TrainState` trains with, under its own names: what it would give to one."""
+
+from types import FrameType
+from typing import Any
+
+import torch
+
+from taskd.adaptors.rehearsal.variables import script_frames
+
+
+def trains_with(frame: FrameType) -> dict[str, Any]:
+    """The names under which a script holds what a TrainState would be given, and where its steps are."""
+    kinds: dict[str, str] = {}
+    seen: set[int] = set()
+    names = {**frame.f_globals}
+    frames = list(script_frames(frame))
+    for outer in reversed(frames):
+        names.update(outer.f_locals)
+    for name, value in names.items():
+        kind = _kind(value)
+        if kind and not name.startswith("_") and id(value) not in seen:
+            seen.add(id(value))
+            kinds[name] = kind
+    lines = [f"{one.f_code.co_filename}:{one.f_lineno}" for one in frames]
+    function = frame.f_code
+    begins = f"{function.co_filename}:{function.co_firstlineno}"
+    return {"kinds": kinds, "line": lines[0], "function": function.co_name, "begins": begins}
+
+
+def _kind(value: Any) -> str:
+    wrapped = torch.nn.parallel.DistributedDataParallel
+    pairs: tuple[tuple[Any, str], ...] = (
+        (wrapped, "wrapper"),
+        (torch.nn.Module, "model"),
+        (torch.optim.Optimizer, "optimizer"),
+        (torch.optim.lr_scheduler.LRScheduler, "scheduler"),
+        (torch.amp.GradScaler, "scaler"),
+        (torch.utils.data.DataLoader, "loader"),
+    )
+    return next((kind for one, kind in pairs if isinstance(value, one)), "")

@@ -1,0 +1,52 @@
+"""What the script prints, with the step at which it does and the line that does it.
+
+Rules:
+
+1. Lines of `print` and of `logging` are heard, in this process alone: not those of taskd, of bars, or of libraries.
+2. What is written goes where it went, unchanged.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from taskd.adaptors.groups.sites import is_users
+
+Hear = Callable[[str, str], None]
+"""Is told each line, and `file:line` of what has printed it."""
+
+
+def listen(hear: Hear) -> None:
+    """Hear standard output and standard error from now on."""
+    for stream in (sys.stdout, sys.stderr):
+        _listen_to(stream, hear)
+
+
+def _listen_to(stream: Any, hear: Hear) -> None:
+    own, begun, process = stream.write, [""], os.getpid()
+
+    def write(text: str) -> Any:
+        if os.getpid() == process:
+            line = _printing_line(sys._getframe(1))
+            if line:
+                *whole, begun[0] = (begun[0] + text).split("\n")
+                for one in whole:
+                    if one.strip():
+                        hear(one.rstrip(), line)
+        return own(text)
+
+    try:
+        stream.write = write
+    except AttributeError:  # a stream of the script's own, of a kind that cannot be listened to
+        return
+
+
+def _printing_line(frame: FrameType | None) -> str:
+    """`file:line` of the script, if it prints or logs; else ""."""
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "logging":
+        frame = frame.f_back
+    if frame is None or not is_users(frame.f_code.co_filename):
+        return ""
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

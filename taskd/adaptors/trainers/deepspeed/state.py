@@ -1,0 +1,71 @@
+"""The training state of a DeepSpeed engine."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from taskd.adaptors.trainers.deepspeed.kinds import stage_kind, unfit
+from taskd.adaptors.trainers.deepspeed.loaders import place_of
+from taskd.adaptors.trainers.deepspeed.own_states import EngineState, ModuleState
+from taskd.adaptors.trainers.deepspeed.saving import write_latest_last
+from taskd.adaptors.trainers.deepspeed.seams import SEAMS
+from taskd.adaptors.trainers.deepspeed.stepping import EngineStep
+from taskd.adaptors.trainers.library import fits
+from taskd.adaptors.training.data.as_plain import PlainPlace
+from taskd.adaptors.training.sharding.own_state import tell
+from taskd.adaptors.training.state import TrainState
+
+_log = logging.getLogger(__name__)
+
+
+class DeepSpeedState(TrainState):
+    """A `TrainState` whose steps are an engine's: made by `taskd.deepspeed.state`."""
+
+    def __init__(
+        self, engine: Any, due: Callable[[], bool] | None = None, places: Sequence[PlainPlace] = (), **parts: Any
+    ) -> None:
+        self._engine = engine
+        self._due = due
+        self._seen = engine.global_steps
+        self._places = places
+        super().__init__(**parts)
+        self.step = engine.global_steps
+
+    def commit(self, loss: float | torch.Tensor | None = None) -> None:
+        """As that of a `TrainState`, if the engine has changed the weights since the last commit; else nothing.
+
+        So it stands after every `engine.step()`, whether or not that is the last one of accumulated micro-batches.
+        """
+        now = self._engine.global_steps
+        if self._due() if self._due is not None else now != self._seen:
+            self._seen = now
+            super().commit(loss)
+            for place in self._places:
+                place.committed()
+
+
+def state(engine: Any, loader: Any = None, data: dict[str, Any] | None = None, **parts: Any) -> DeepSpeedState:
+    """As `taskd.deepspeed.state`."""
+    if loader is not None:
+        place = place_of(loader)
+        parts["places"], data = (place,), {"loader": place, **(data or {})}
+    parts["data"] = data
+    if not fits("deepspeed", SEAMS):
+        return _unrecovered(engine, parts)
+    if why := unfit(engine):
+        _log.warning("this DeepSpeed engine trains as it is, and at a fault all processes start anew: %s", why)
+        return _unrecovered(engine, parts)
+    kind = stage_kind(engine)
+    assert kind is not None
+    stage = kind(engine)
+    step = EngineStep(engine, stage.masters())
+    write_latest_last(engine)
+    tell(engine.module, ModuleState(stage))
+    tell(step, EngineState(engine, stage, step))
+    return DeepSpeedState(engine, lambda: step.due, model=engine.module, optimizer=step, **parts)
+
+
+def _unrecovered(engine: Any, parts: dict[str, Any]) -> DeepSpeedState:
+    return DeepSpeedState(engine, model=engine.module, optimizer=engine.basic_optimizer, **parts)

@@ -1,0 +1,220 @@
+"""One `train()` of torchtitan's trainer, inside of one resilient function.
+
+Rules:
+
+1. torchtitan's own `train` is called again after each recovery, and goes on at the step and in the data that taskd has
+   put back. It has loaded its checkpoint once, before.
+2. A step is committed where torchtitan asks whether to log it: optimizers and schedulers have stepped. That they have
+   is looked at; where they have not, it is committed behind `train_step`.
+3. What follows the commit (the log, a checkpoint, a validation) is done again by all ranks if one of them may not have
+   ended it. A line is given to the loggers once.
+4. All that this puts into the trainer is taken out again when it has ended.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from taskd.adaptors.groups.gathering import gather
+from taskd.adaptors.trainers.hf.logged import LoggedLines
+from taskd.adaptors.trainers.titan.own import TitanOwn, TitanShared
+from taskd.adaptors.training.script.behind import done_again
+from taskd.adaptors.training.session import Runtime, resilient
+from taskd.adaptors.training.state import TrainState
+
+
+class QuietLoader:
+    """The trainer's loader, of which an iterator is made without drawing from the global generator once more."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        before = torch.default_generator.get_state()
+        try:
+            return iter(self._loader)
+        finally:
+            torch.default_generator.set_state(before)
+
+
+class TitanRun:
+    """The steps of one `train()`.
+
+    Args:
+        trainer: which trains.
+        runtime: of this process.
+        train: the trainer's own.
+        options: of `TrainState`.
+    """
+
+    def __init__(self, trainer: Any, runtime: Runtime, train: Callable[[], None], options: dict[str, Any]) -> None:
+        self._trainer = trainer
+        self._train = inspect.unwrap(train)
+        self._bound = (trainer,) if self._train is not train else ()
+        self._came_back = self._joins = runtime.link.joins
+        self._committed_at = -1
+        self._should_log = trainer.metrics_processor.should_log
+        position = runtime.link.config.position
+        self._lines = LoggedLines(None if position is None else position.with_suffix(".logged"), joins=self._joins)
+        self._own, self._shared = TitanOwn(trainer), TitanShared()
+        self._before, self._tokens = 0.0, 1.0
+        parts: dict[str, Any] = {}
+        for name, those in (
+            ("model", trainer.model_parts),
+            ("optimizer", trainer.optimizers),
+            ("scheduler", trainer.lr_schedulers),
+        ):
+            parts |= {f"{name}_{number}": one for number, one in enumerate(those)}
+        self._state = TrainState(data={"own": self._own}, replicated={"logged_with": self._shared}, **parts, **options)
+
+    def train(self) -> None:
+        """Load the checkpoint that the configuration names, and do all steps."""
+        trainer = self._trainer
+        if not self._joins:
+            trainer.checkpointer.load(step=trainer.job_config.checkpoint.load_step)
+            self._state.step = self._own.start = trainer.step
+        with self._placed():
+            resilient(self._state)(self._steps)()
+
+    @contextmanager
+    def _placed(self) -> Iterator[None]:
+        """What the trainer calls goes through here."""
+        trainer, tools = self._trainer, importlib.import_module("torchtitan.train").dist_utils
+        metrics, clip = trainer.metrics_processor, tools.clip_grad_norm_
+
+        def clipping(*args: Any, **options: Any) -> Any:
+            norm = clip(*args, **options)
+            if self._logs():
+                self._shared.gradient_norm = norm.item()
+            return norm
+
+        puts: list[tuple[Any, str, Any]] = [
+            (trainer.checkpointer, "load", lambda **_: False),
+            (trainer, "batch_generator", self._batches(trainer.batch_generator)),
+            (trainer, "train_step", self._step(trainer.train_step)),
+            (trainer, "forward_backward_step", self._part(trainer.forward_backward_step)),
+            (trainer, "loss_fn", self._loss(trainer.loss_fn)),
+            (metrics, "should_log", self._ask),
+            (metrics, "log", self._once(metrics.log)),
+            (metrics, "log_validation", self._once(metrics.log_validation)),
+        ]
+        held = [(owner, name, vars(owner).get(name, self)) for owner, name, _ in puts]
+        for owner, name, put in puts:
+            setattr(owner, name, put)
+        tools.clip_grad_norm_ = clipping
+        try:
+            yield
+        finally:
+            tools.clip_grad_norm_ = clip
+            for owner, name, former in held:
+                if former is self:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, former)
+
+    @done_again
+    def _steps(self) -> None:
+        trainer, state = self._trainer, self._state
+        trainer.step = state.step
+        self._committed_at = -1
+        came_back, self._came_back = self._came_back, True
+        if came_back and state.step:
+            self._lines.at(state.step)
+            # Of a rank that is in the next step already all others have let go.
+            if any(unsure for (unsure,) in gather([int(state._recovery.between_steps)])):
+                self._follow(state.step)
+        self._train(*self._bound)
+
+    # What the trainer calls.
+
+    def _batches(self, generate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def batches(loader: Any) -> Any:
+            return generate(QuietLoader(loader) if self._state.step > self._own.start else loader)
+
+        return batches
+
+    def _step(self, step: Callable[[Any], None]) -> Callable[[Any], None]:
+        def train_step(batches: Any) -> None:
+            self._own.begin()
+            self._shared.rate = self._trainer.lr_schedulers.schedulers[0].get_last_lr()[0]
+            step(batches)
+            if self._committed_at != self._trainer.step:
+                self._commit()
+
+        return train_step
+
+    def _part(self, part: Callable[..., Any]) -> Callable[..., Any]:
+        ignored = importlib.import_module("torchtitan.components.loss").IGNORE_INDEX
+
+        def forward_backward_step(*, labels: Any, global_valid_tokens: Any, **given: Any) -> Any:
+            logs, own = self._logs(), self._own
+            if logs:
+                self._before, self._tokens = own.loss, float(global_valid_tokens)
+                own.tokens, self._shared.tokens = own.tokens + int((labels != ignored).sum()), self._tokens
+            loss = part(labels=labels, global_valid_tokens=global_valid_tokens, **given)
+            if logs:
+                own.loss = self._before + float(loss.detach())
+            return loss
+
+        return forward_backward_step
+
+    def _loss(self, loss_of: Callable[..., Any]) -> Callable[..., Any]:
+        def loss_fn(*args: Any, **options: Any) -> Any:
+            loss = loss_of(*args, **options)
+            if self._logs():  # before the backward pass: a peer may die in it
+                self._own.loss = self._before + float(loss.detach() / self._tokens)
+                self._state._recovery.record_ahead()
+            return loss
+
+        return loss_fn
+
+    def _once(self, log: Callable[..., None]) -> Callable[..., None]:
+        def once(*args: Any, **options: Any) -> None:
+            if self._lines.takes():
+                log(*args, **options)
+
+        return once
+
+    def _ask(self, step: int) -> bool:
+        if all(self._state._recovery._hooks.stepped):
+            self._commit()
+        return bool(self._should_log(step))
+
+    # Inside.
+
+    def _logs(self) -> bool:
+        return bool(self._should_log(self._trainer.step))
+
+    def _commit(self) -> None:
+        self._committed_at = step = self._trainer.step
+        self._lines.at(step)
+        self._state.commit()
+
+    def _follow(self, step: int) -> None:
+        """What follows the step that was committed."""
+        trainer = self._trainer
+        if self._should_log(step):
+            self._log(step)
+        trainer.checkpointer.save(step, last_step=step == trainer.job_config.training.steps)
+        if trainer.job_config.validation.enable and trainer.validator.should_validate(step):
+            trainer.validator.validate(trainer.model_parts, step)
+
+    def _log(self, step: int) -> None:
+        trainer, own, shared = self._trainer, self._own, self._shared
+        tools, mesh = importlib.import_module("torchtitan.train").dist_utils, None
+        loss = torch.tensor(own.loss, device=trainer.device)
+        average = highest = own.loss
+        seen = trainer.ntokens_seen
+        if trainer.parallel_dims.dp_cp_enabled:
+            mesh = trainer.parallel_dims.get_optional_mesh("loss")
+            average = tools.dist_sum(loss, mesh)
+            highest = tools.dist_max(loss * shared.tokens / max(own.tokens, 1), mesh)
+            seen = tools.dist_sum(torch.tensor(seen, dtype=torch.int64, device=trainer.device), mesh)
+        trainer.metrics_processor.data_loading_times.append(0.0)
+        trainer.metrics_processor.log(
+            step, average, highest, shared.gradient_norm, extra_metrics={"n_tokens_seen": seen, "lr": shared.rate}
+        )

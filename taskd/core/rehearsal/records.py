@@ -1,0 +1,154 @@
+"""What the ranks of one run have written down, in the order of their steps.
+
+Rules:
+
+1. A rank's processes write one file, one after the other. What a step was when it was last done counts: a note that
+   training goes on behind step N takes back what was noted of later ones.
+2. A line that a dying process has half written is passed over.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class StepRecord:
+    """One step of one rank."""
+
+    batches: list[str] = field(default_factory=list)
+    """What the model was given, pass by pass."""
+    numbers: dict[str, str] = field(default_factory=dict)
+    """The generators' states as its first forward pass begins."""
+    before: dict[str, str] = field(default_factory=dict)
+    """The parts of the state as its first forward pass begins."""
+    after: dict[str, str] = field(default_factory=dict)
+    """The parts as it is committed."""
+    loss: str = ""
+    variables: dict[str, tuple[str, bool, bool]] = field(default_factory=dict)
+    """Of the script, as it is committed: fingerprint, whether numbers are in it, whether they are a function's own."""
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A line that the script has printed after so many commits."""
+
+    step: int
+    text: str
+    line: str
+
+
+@dataclass
+class RareMoments:
+    """After how many commits a rank has had moments that not every step has."""
+
+    evaluations: list[int] = field(default_factory=list)
+    saves: list[int] = field(default_factory=list)
+    accumulations: list[int] = field(default_factory=list)
+    """The steps of several forward passes."""
+
+
+@dataclass
+class ScriptFacts:
+    """What is known of a script beside its steps."""
+
+    made: str = ""
+    """Where the TrainState was made."""
+    entered: bool = False
+    """Whether a resilient function was."""
+    missing: dict[str, Any] = field(default_factory=dict)
+    """What a script without a TrainState trains with."""
+    died: dict[str, str] = field(default_factory=dict)
+    """The exception that came out of it."""
+    told: list[str] = field(default_factory=list)
+    """taskd's own warnings."""
+    wrote: list[str] = field(default_factory=list)
+    """Files outside of the copy that were opened to be written."""
+
+
+@dataclass
+class RankRecord:
+    """All of one rank."""
+
+    steps: dict[int, StepRecord] = field(default_factory=dict)
+    printed: list[Printed] = field(default_factory=list)
+    rare: RareMoments = field(default_factory=RareMoments)
+    facts: ScriptFacts = field(default_factory=ScriptFacts)
+    killed: list[tuple[int, int]] = field(default_factory=list)
+    """The number of the kill, and the step after whose commit it came."""
+    resumed: list[tuple[int, bool]] = field(default_factory=list)
+    """The step behind which training went on, and whether in a new process."""
+    committed: int = 0
+    lines: dict[str, list[tuple[str, bool]]] = field(default_factory=dict)
+    """Which lines change a thing that is watched, and whether between a commit and the next forward pass."""
+
+
+def read(lines: Iterable[str]) -> RankRecord:
+    """One rank's file."""
+    record = RankRecord()
+    for line in lines:
+        try:
+            note = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(note, dict):
+            _take(record, note)
+    return record
+
+
+def _take(record: RankRecord, note: Mapping[str, Any]) -> None:
+    kind, step = note.get("k"), int(note.get("step", 0))
+    match kind:
+        case "begin" | "on":
+            if kind == "begin":
+                pass
+            else:
+                record.resumed.append((step, bool(note["new"])))
+            record.facts.entered = record.facts.entered or bool(note.get("inside", True))
+            for later in [number for number in record.steps if number > step]:
+                del record.steps[later]
+        case "forward":
+            _take_pass(record, step, note)
+        case "commit":
+            one = record.steps.setdefault(step, StepRecord())
+            one.after, one.loss = note["parts"], note["loss"]
+            one.variables = {name: (text, moves, local) for name, text, moves, local in note["variables"]}
+            record.committed = max(record.committed, step)
+        case "printed":
+            record.printed.append(Printed(step, note["text"], note["line"]))
+        case "line":
+            record.lines.setdefault(note["name"], []).append((note["line"], bool(note["behind"])))
+        case _:
+            _take_fact(record, step, note)
+
+
+def _take_pass(record: RankRecord, step: int, note: Mapping[str, Any]) -> None:
+    one = record.steps.setdefault(step, StepRecord())
+    if not one.batches:
+        one.numbers, one.before = note["numbers"], note["parts"]
+    one.batches.append(note["batch"])
+    if len(one.batches) == 2:
+        record.rare.accumulations.append(step)
+
+
+def _take_fact(record: RankRecord, step: int, note: Mapping[str, Any]) -> None:
+    match note.get("k"):
+        case "made":
+            record.facts.made = note["line"]
+        case "evaluation":
+            record.rare.evaluations.append(step)
+        case "save":
+            record.rare.saves.append(step)
+        case "killed":
+            record.killed.append((note["number"], step))
+        case "told":
+            record.facts.told.append(note["text"])
+        case "missing":
+            record.facts.missing = dict(note)
+        case "died":
+            record.facts.died = dict(note)
+        case "wrote":
+            record.facts.wrote.append(note["path"])
+        case _:
+            pass

@@ -1,0 +1,42 @@
+"""What a rehearsal orders its ranks to do, as a file in its folder; and where each rank writes what it sees."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from taskd.core.rehearsal.kills import Kill, Moment
+
+NAME: Final = "order.json"
+
+
+@dataclass(frozen=True)
+class RehearsalOrder:
+    """For one run.
+
+    Attributes:
+        last: the step after which the ranks are ended.
+        least: the least number of steps if they take long.
+        after_s: when they have taken long.
+        kills: who dies when.
+        watched: things of which the line is looked for that changes them: `part:NAME` or `variable:NAME`.
+    """
+
+    last: int
+    least: int
+    after_s: float
+    kills: tuple[Kill, ...] = ()
+    watched: tuple[str, ...] = ()
+
+    def write(self, folder: Path) -> None:
+        """Put it there."""
+        kills = [[kill.number, kill.rank, kill.step, kill.moment.name] for kill in self.kills]
+        values = {"last": self.last, "least": self.least, "after_s": self.after_s, "watched": self.watched}
+        (folder / NAME).write_text(json.dumps({**values, "kills": kills}))
+
+    @staticmethod
+    def read(folder: Path) -> "RehearsalOrder":
+        """The one that is there."""
+        found = json.loads((folder / NAME).read_text())
+        kills = tuple(Kill(number, rank, step, Moment[name]) for number, rank, step, name in found["kills"])
+        return RehearsalOrder(found["last"], found["least"], found["after_s"], kills, tuple(found["watched"]))

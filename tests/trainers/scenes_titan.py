@@ -1,0 +1,33 @@
+"""torchtitan."""
+
+from tests.trainers.scenes import TrainerKill, TrainerScene
+
+
+def _case(name: str) -> tuple[tuple[str, str], ...]:
+    """Cold starts: a warm process would have imported torchtitan before what stands in for a GPU is there."""
+    return (("TITAN_CASE", name), ("TASKD_STANDBY", "0"))
+
+
+SCENES = (
+    TrainerScene(
+        "titan: FSDP2 over both ranks",
+        "titan",
+        (TrainerKill(1, 4, "backward", 2), TrainerKill(0, 7, "part", 2), TrainerKill(1, 10, "checkpoint")),
+        environment=_case("fsdp"),
+        redone=4,
+    ),
+    TrainerScene(
+        "titan: tensor parallel",
+        "titan",
+        (TrainerKill(0, 5, "backward"), TrainerKill(1, 9, "part")),
+        environment=_case("tp"),
+        redone=4,
+    ),
+    TrainerScene(
+        "titan: a pipeline",
+        "titan",
+        (TrainerKill(1, 5, "part"), TrainerKill(0, 10, "checkpoint")),
+        environment=_case("pp"),
+        redone=4,
+    ),
+)
