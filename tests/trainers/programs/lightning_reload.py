@@ -12,7 +12,7 @@ from tests.scripts import diary
 from tests.trainers.programs import moments
 
 
-class Digits(L.LightningModule):  # type: ignore[misc]
+class Digits(L.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         told = load_digits()
