@@ -156,6 +156,10 @@ class Callback:
     def file_exists(self, filepath: str, _trainer: object) -> bool:
         return bool(self._fs.exists(filepath))
 
+    @staticmethod
+    def _link_checkpoint(_trainer: object, _filepath: str, _linkpath: str) -> None:
+        """Nothing."""
+
 
 def test_the_file_of_a_checkpoint_that_is_written_again_is_no_other_ones() -> None:
     callback = Callback()
@@ -167,6 +171,11 @@ def test_the_file_of_a_checkpoint_that_is_written_again_is_no_other_ones() -> No
     assert callback.file_exists("old", None)  # somebody else's
     files.begin("new")
     assert callback.file_exists("new", None)
+    callback._link_checkpoint(None, "new", "old")
+    files.count = 1
+    assert not callback.file_exists("old", None)  # a link that is made again
+    files.end()
+    assert callback.file_exists("old", None)
 
 
 class Fetcher(Iterator[Any]):

@@ -81,6 +81,7 @@ def table(library: Library) -> tuple[Seam, ...]:
         ),
         Seam(result, "_Sync", accepts, ("fn", "_should", "rank_zero_only", "_op")),
         Seam(f"{root}.callbacks", "ModelCheckpoint.file_exists", exact, ("self", "filepath", "trainer")),
+        Seam(f"{root}.callbacks", "ModelCheckpoint._link_checkpoint", exact, ("trainer", "filepath", "linkpath")),
         Seam(f"{root}.callbacks", "ProgressBar", has, ("on_train_epoch_start",)),
         Seam(f"{fabric}.utilities.data", "_set_sampler_epoch", accepts, ("dataloader", "epoch")),
         Seam(f"{root}.utilities.rank_zero", "rank_zero_only", Fit.EXPORTS),

@@ -78,7 +78,7 @@ class Lines:
 
 
 class Files:
-    """The checkpoints of one training; `count` is how many were begun, as the commit has it or later."""
+    """The checkpoints of one training, and links to them; `count`: how many were begun, as of the commit or later."""
 
     def __init__(self, callbacks: Sequence[Any], marks: Marks) -> None:
         self._marks = marks
@@ -86,6 +86,8 @@ class Files:
         self.count = 0
         for callback in self._callbacks:
             vars(callback)["file_exists"] = self._guarded(callback, callback.file_exists)
+            if hasattr(callback, "_link_checkpoint"):
+                vars(callback)["_link_checkpoint"] = self._counted(callback._link_checkpoint)
 
     def begin(self, path: Any) -> None:
         """One is about to be written there."""
@@ -96,7 +98,8 @@ class Files:
     def end(self) -> None:
         """Leave the callbacks as they were."""
         for callback in self._callbacks:
-            vars(callback).pop("file_exists", None)
+            for name in ("file_exists", "_link_checkpoint"):
+                vars(callback).pop(name, None)
 
     def _guarded(self, callback: Any, ask: Callable[..., bool]) -> Callable[..., bool]:
         def file_exists(filepath: Any, trainer: Any) -> bool:
@@ -111,6 +114,13 @@ class Files:
                 callback._fs = own
 
         return file_exists
+
+    def _counted(self, link: Callable[..., None]) -> Callable[..., None]:
+        def link_checkpoint(trainer: Any, filepath: Any, linkpath: Any) -> None:
+            self.begin(linkpath)
+            link(trainer, filepath, linkpath)
+
+        return link_checkpoint
 
     @staticmethod
     def _place(number: int) -> int:
