@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from taskd.adaptors.groups.collectives import leave_alone
 from taskd.adaptors.groups.gathering import gather
 from taskd.adaptors.trainers.hf.logged import LoggedLines
 from taskd.adaptors.trainers.titan.own import TitanOwn, TitanShared
@@ -62,6 +63,22 @@ class TitanRun:
         self._lines = LoggedLines(None if position is None else position.with_suffix(".logged"), joins=self._joins)
         self._own, self._shared = TitanOwn(trainer), TitanShared()
         self._before, self._tokens = 0.0, 1.0
+        self._options = options
+
+    def train(self) -> None:
+        """Load the checkpoint that the configuration names, and do all steps."""
+        trainer = self._trainer
+        if not self._joins:
+            leave_alone(__package__, "torchtitan.components.checkpoint")  # a new process does not load it
+            trainer.checkpointer.load(step=trainer.job_config.checkpoint.load_step)
+        self._state = self._make_state()  # to load an optimizer's state, torch makes a step with it
+        if not self._joins:
+            self._state.step = self._own.start = trainer.step
+        with self._placed():
+            resilient(self._state)(self._steps)()
+
+    def _make_state(self) -> TrainState:
+        trainer = self._trainer
         parts: dict[str, Any] = {}
         for name, those in (
             ("model", trainer.model_parts),
@@ -69,16 +86,7 @@ class TitanRun:
             ("scheduler", trainer.lr_schedulers),
         ):
             parts |= {f"{name}_{number}": one for number, one in enumerate(those)}
-        self._state = TrainState(data={"own": self._own}, replicated={"logged_with": self._shared}, **parts, **options)
-
-    def train(self) -> None:
-        """Load the checkpoint that the configuration names, and do all steps."""
-        trainer = self._trainer
-        if not self._joins:
-            trainer.checkpointer.load(step=trainer.job_config.checkpoint.load_step)
-            self._state.step = self._own.start = trainer.step
-        with self._placed():
-            resilient(self._state)(self._steps)()
+        return TrainState(data={"own": self._own}, replicated={"logged_with": self._shared}, **parts, **self._options)
 
     @contextmanager
     def _placed(self) -> Iterator[None]:
