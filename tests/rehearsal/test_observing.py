@@ -1,6 +1,7 @@
 """What the observer of a rehearsal reads: fingerprints, variables, lines, and the copy that runs begin with."""
 
 import random
+import signal
 import sys
 from collections import deque
 from pathlib import Path
@@ -18,6 +19,9 @@ from taskd.adaptors.rehearsal.variables import look_up, variables
 from taskd.errors import RehearsalError
 from taskd.runtime.rehearsal import workspace
 from taskd.runtime.rehearsal.workspace import Workspace
+from tests.launch import Launcher
+from tests.rehearsal.catalog import ROOT
+from tests.shim.armed import until
 
 
 class Counter:
@@ -164,3 +168,28 @@ def test_torchruns_command_line_is_kept(tmp_path: Path, monkeypatch: pytest.Monk
     script = parse(["--nproc_per_node", "4", str(tmp_path / "train.py")])
     assert script.options == ("--nproc_per_node", "4", "--standalone")
     assert (script.program, script.ranks) == (("train.py",), 4)
+
+
+DYING = """
+import sys
+from pathlib import Path
+from taskd.adaptors.rehearsal.deaths import Deaths
+from taskd.core.rehearsal.kills import Kill, Moment
+
+deaths = Deaths(Path(sys.argv[1]), 0, 2, [Kill(0, 0, 3, Moment.COMMITTED), Kill(1, 1, 4, Moment.COMMITTED)], print)
+deaths.at_commit(2)
+deaths.at_commit(4)  # without an agent nobody is held
+deaths.at_commit(3)
+"""
+
+
+def test_who_dies_behind_a_commit_waits_for_the_others_to_be_there(launcher: Launcher, tmp_path: Path) -> None:
+    process = launcher.start(["python", "-c", DYING, tmp_path], env={"PYTHONPATH": str(ROOT)})
+    until(lambda: (tmp_path / "at-0-0").exists() or process.poll() is not None, "it is at the commit")
+    assert process.poll() is None
+    assert not (tmp_path / "killed-0").exists()
+    (tmp_path / "at-0-1").touch()
+    assert process.wait(60) == -signal.SIGKILL
+    assert (tmp_path / "killed-0").exists()
+    assert not (tmp_path / "killed-1").exists()
+    assert "step 3" in launcher.output(process)

@@ -3,8 +3,8 @@
 Rules:
 
 1. A kill is done once, whichever process of the rank comes there first: a file in the rehearsal's folder tells.
-2. The others may be held at a commit until they know of the death: what stands behind the commit is then left undone on
-   every rank. That is where a fault strikes at worst, and not left to chance.
+2. At a commit all ranks meet, and then one dies while the others are held until they know of the death: what stands
+   behind the commit is left undone on every rank. That is where a fault strikes at worst, and not left to chance.
 3. A moment that a step does not have (a backward pass whose hooks nobody calls) is made up for at the optimizer's step.
 """
 
@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,15 +34,22 @@ class Deaths:
     Args:
         folder: of the rehearsal.
         rank: of this process.
+        ranks: how many there are.
         kills: all that are planned, of every rank.
         tell: is told the kill right before it is done.
     """
 
-    def __init__(self, folder: Path, rank: int, kills: list[Kill], tell: Callable[[Kill], None]) -> None:
-        self._folder, self._tell = folder, tell
+    def __init__(self, folder: Path, rank: int, ranks: int, kills: list[Kill], tell: Callable[[Kill], None]) -> None:
+        self._folder, self._rank, self._ranks, self._tell = folder, rank, ranks, tell
         self._all = kills
         self._own = [kill for kill in kills if kill.rank == rank and not self._mark(kill).exists()]
         self._late: Kill | None = None
+        self._over: set[int] = set()
+        self.recovered()
+
+    def recovered(self) -> None:
+        """Training goes on: nobody is held for a death that has been."""
+        self._over |= {kill.number for kill in self._all if self._mark(kill).exists()}
 
     def at(self, moment: Moment, step: int) -> None:
         """This process has come there."""
@@ -91,18 +99,26 @@ class Deaths:
                 target.write(half)  # type: ignore[union-attr]  # a file, or it dies without
         self.do(kill)
 
-    def hold(self, step: int) -> None:
-        """A step is committed: wait for the death that another rank dies now, until this one is to leave its work."""
-        link = worker.current()
+    def at_commit(self, step: int) -> None:
+        """A step is committed. If a rank dies now: meet the others, and die, or wait until this one is to leave."""
+        link, runtime = worker.current(), current()
         for kill in self._all:
-            if link is None or kill.moment is not Moment.COMMITTED or kill.step != step or self._mark(kill).exists():
+            if kill.moment is not Moment.COMMITTED or kill.step != step or kill.number in self._over:
                 continue
-            end_s = time.monotonic() + _HOLD_S
-            while not (self._mark(kill).exists() and link.interrupted) and time.monotonic() < end_s:
-                time.sleep(_LOOK_S)
-            runtime = current()
-            if runtime is not None:
+            (self._folder / f"at-{kill.number}-{self._rank}").touch()
+            if kill.rank == self._rank:
+                _await(partial(self._all_are_there, kill))
+                self.do(kill)
+            elif link is not None and runtime is not None:
+                _await(partial(self._is_known, kill, link))
+                self._over.add(kill.number)
                 runtime.leave_wait()
+
+    def _all_are_there(self, kill: Kill) -> bool:
+        return len([*self._folder.glob(f"at-{kill.number}-*")]) >= self._ranks
+
+    def _is_known(self, kill: Kill, link: worker.WorkerLink) -> bool:
+        return self._mark(kill).exists() and link.interrupted
 
     def do(self, kill: Kill) -> None:
         """Die, unless that was done before."""
@@ -115,3 +131,9 @@ class Deaths:
 
     def _mark(self, kill: Kill) -> Path:
         return self._folder / f"killed-{kill.number}"
+
+
+def _await(is_so: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + _HOLD_S
+    while not is_so() and time.monotonic() < end_s:
+        time.sleep(_LOOK_S)

@@ -45,12 +45,12 @@ _ENOUGH: Final = 3
 class TrainingObserver:
     """That of one process of a rank."""
 
-    def __init__(self, folder: Path, order: RehearsalOrder, rank: int) -> None:
+    def __init__(self, folder: Path, order: RehearsalOrder, rank: int, ranks: int) -> None:
         self.pid = os.getpid()
         self._folder, self._order, self._rank = folder, order, rank
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._file = os.open(folder / f"rank-{rank}", flags, 0o600)
-        self._deaths = Deaths(folder, rank, list(order.kills), self._tell_kill)
+        self._deaths = Deaths(folder, rank, ranks, list(order.kills), self._tell_kill)
         self._parts: Parts | None = None
         self._own: frozenset[int] = frozenset()
         self._recovery: StateRecovery | None = None
@@ -90,6 +90,7 @@ class TrainingObserver:
     def goes_on(self, *, new: bool) -> None:
         """A recovery is over."""
         self._passes = 0
+        self._deaths.recovered()
         self.note("on", new=new)
 
     def committed(self, step: int, loss: Any, *, whole: bool) -> None:
@@ -106,8 +107,7 @@ class TrainingObserver:
         )
         if not by_script:
             return
-        self._deaths.at(Moment.COMMITTED, step)
-        self._deaths.hold(step)
+        self._deaths.at_commit(step)
         self._look_for_end(step)
         if self._order.watched and self._watch is None:
             self._watch = LineWatch(list(self._order.watched), self._look, self._changed)

@@ -7,6 +7,7 @@ Rules:
 2. Whatever is not torchrun's on one node with so many ranks is refused before anything runs.
 """
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,7 @@ LEAST: Final = 12
 _AFTER_S: Final = 20.0
 _TRACED: Final = 5
 _USUAL_RANKS: Final = "2"
-_WORDS: Final = ("Error", "error", "Traceback")
+_ERROR: Final = re.compile(r"^(?:\[rank\d+\]: ?)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt): .+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,7 @@ def _error(run: RehearsedRun) -> str:
         return ""
     if run.late:
         return f"it did not end within {run.seconds:.0f} s"
-    lines = [line.strip() for line in run.output.splitlines() if any(word in line for word in _WORDS)]
-    reason = next((line for line in reversed(lines) if not line.startswith("Traceback")), "")
+    died = next((record.facts.died["text"] for record in run.records.values() if record.facts.died), "")
+    said = _ERROR.findall(run.output)
+    reason = died or (said[0] if said else "")
     return f"it ends with status {run.status}{': ' if reason else ''}{reason[:300]}"

@@ -50,7 +50,7 @@ def observer() -> "TrainingObserver | None":
     from taskd.runtime.rehearsal.order import RehearsalOrder
 
     forget_start(str(_folder))
-    _observer = TrainingObserver(_folder, RehearsalOrder.read(_folder), int(env["RANK"]))
+    _observer = TrainingObserver(_folder, RehearsalOrder.read(_folder), int(env["RANK"]), int(env["WORLD_SIZE"]))
     watching(_observer)
     return _observer
 
