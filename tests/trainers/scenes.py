@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.scripts.catalog import IDENTICAL, Script
 from tests.scripts.judge import judge
-from tests.scripts.play import Run, play
+from tests.scripts.play import LIMIT_S, Run, play
 
 PROGRAMS = Path(__file__).with_name("programs")
 
@@ -45,6 +45,8 @@ class TrainerScene:
         ranks: how many.
         environment: variables by which the program is told what to do.
         redone: steps that may be done again at a fault.
+        launch: what starts the program: torchrun, or "python" alone.
+        limit_s: what takes longer hangs.
     """
 
     name: str
@@ -53,6 +55,8 @@ class TrainerScene:
     ranks: int = 2
     environment: tuple[tuple[str, str], ...] = ()
     redone: int = 1
+    launch: str = "torchrun"
+    limit_s: float = LIMIT_S
 
     def script(self, *, kills: bool) -> Script:
         """What is played: with its kills, or undisturbed on the plain library."""
@@ -62,6 +66,7 @@ class TrainerScene:
             self.name,
             ranks=self.ranks,
             file=PROGRAMS / f"{self.program}.py",
+            launch=self.launch,
             environment=(
                 *self.environment,
                 ("SCENE_KILLS", ";".join(map(str, self.kills)) if kills else ""),
@@ -80,7 +85,7 @@ class TrainerStage:
     def play(self, scene: TrainerScene, folder: Path) -> tuple[dict[str, Any], str]:
         """Its line of JSON, and what people are shown of it."""
         reference = self._reference(scene)
-        run = play(scene.script(kills=True), folder / "run", taskd=True)
+        run = play(scene.script(kills=True), folder / "run", taskd=True, limit_s=scene.limit_s)
         done = [kill for kill in scene.kills if (folder / "run" / f"killed-{kill}").exists()]
         run.killed = [(kill.rank, kill.moment) for kill in done]
         recovered = run.named("recovered")
@@ -109,10 +114,10 @@ class TrainerStage:
         return wrong
 
     def _reference(self, scene: TrainerScene) -> Run:
-        known = (scene.program, scene.ranks, scene.environment)
+        known = (scene.program, scene.ranks, scene.environment, scene.launch)
         if known not in self._undisturbed:
             folder = self._root / f"undisturbed-{len(self._undisturbed)}"
-            self._undisturbed[known] = play(scene.script(kills=False), folder, taskd=False)
+            self._undisturbed[known] = play(scene.script(kills=False), folder, taskd=False, limit_s=scene.limit_s)
         return self._undisturbed[known]
 
 

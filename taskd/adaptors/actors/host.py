@@ -103,11 +103,16 @@ class ActorHost:
 
     def hold(self, pid: int) -> None:
         """This process holds the rank."""
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-        self._pid, self._seen, self._pidfd = pid, None, -1
+        self.close()
+        self._pid, self._seen = pid, None
         with suppress(ProcessLookupError):
             self._pidfd = os.pidfd_open(pid)
+
+    def close(self) -> None:
+        """Nothing is known of its process any more."""
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+        self._pidfd = -1
 
     def kill(self, _local_rank: LocalRank, number: Signals) -> None:
         """Signal the process alone. Nothing happens if it is gone."""

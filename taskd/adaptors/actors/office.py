@@ -29,8 +29,12 @@ class Office:
         ticket: what each rank's process gets, by whatever way it is started.
     """
 
-    def __init__(self, world_size: int, host: str | None, keys: Mapping[str, object]) -> None:
+    def __init__(
+        self, world_size: int, host: str | None, keys: Mapping[str, object], *, restart_all: bool = True
+    ) -> None:
         """`host` is where the ranks' hosts reach this one; None: all are on this machine.
+
+        `restart_all`: whether all processes may be ended to start anew, if nothing else is left. If not, the job ends.
 
         Raises:
             ConfigError: a key is wrong.
@@ -42,7 +46,11 @@ class Office:
         given["host"] = LOOPBACK if host is None else ALL_INTERFACES
         secret = secrets.token_hex(_SECRET_BYTES)
         known = ManagerConfig.from_mapping(given, own_environment())
-        config = replace(known, security=Security(secret=secret.encode(), job_id=known.job_id))
+        security = Security(secret=secret.encode(), job_id=known.job_id)
+        deadlines = replace(known.policy.deadlines, learn_set_up=False)
+        strategies = replace(known.policy.strategies, restart_all=restart_all)
+        policy = replace(known.policy, deadlines=deadlines, strategies=strategies)
+        config = replace(known, security=security, policy=policy)
         self._manager = Manager(config, embedded=True)
         where = Address(LOOPBACK if host is None else host, self._manager.address.port)
         self._store = NodeStore(where)

@@ -109,6 +109,7 @@ class SideAgent:
         self._door.close()
         self._agent.stopping()
         self._agent.stop()
+        self._host.close()
 
 
 class _NoTemplates:
