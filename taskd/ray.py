@@ -1,7 +1,8 @@
 """Recovery in place on Ray: Ray Train, and actors that are ranks.
 
-With Ray Train give the trainer `torch_config=taskd.ray.TaskdTorchConfig()`; with plain actors start `taskd.ray.manager`
-in the driver, and call `taskd.agent(ticket, rank)` in each actor. See docs/trainers/ray.md.
+With Ray Train give the trainer `torch_config=taskd.ray.TaskdTorchConfig()`, and report by `TrainReports`. With plain
+actors start `taskd.ray.manager` in the driver, and call `taskd.agent(ticket, rank)` in each actor. See
+docs/trainers/ray.md.
 """
 
 from typing import TYPE_CHECKING
@@ -9,12 +10,13 @@ from typing import TYPE_CHECKING
 import ray
 
 from taskd.adaptors.trainers.ray.config import TaskdTorchConfig
+from taskd.adaptors.trainers.ray.reports import TrainReports
 from taskd.api import actors
 
 if TYPE_CHECKING:
     from taskd.adaptors.actors.office import Office
 
-__all__ = ["TaskdTorchConfig", "manager"]
+__all__ = ["TrainReports", "TaskdTorchConfig", "manager"]
 
 
 def manager(world_size: int, **keys: object) -> "Office":

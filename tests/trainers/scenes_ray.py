@@ -26,7 +26,7 @@ SCENES: tuple[TrainerScene, ...] = (
     TrainerScene(
         "ray-train",
         "ray_train",
-        (TrainerKill(1, 3, "backward"), TrainerKill(0, 6, "backward")),
+        (TrainerKill(1, 3, "backward"), TrainerKill(0, 5, "backward"), TrainerKill(1, 8, "evaluation")),
         environment=_QUIET,
         launch="python",
         limit_s=_LIMIT_S,

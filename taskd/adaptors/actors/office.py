@@ -53,7 +53,7 @@ class Office:
         config = replace(known, security=security, policy=policy)
         self._manager = Manager(config, embedded=True)
         where = Address(LOOPBACK if host is None else host, self._manager.address.port)
-        self._store = NodeStore(where)
+        self._store: NodeStore | None = NodeStore(where)
         store = self._store.serve()
         restarts = config.policy.budget.max_restarts
         self.ticket: Final = Ticket(
@@ -78,3 +78,4 @@ class Office:
     def close(self) -> None:
         """End the manager. From then on no rank is recovered; those that run go on."""
         self._manager.stop()
+        self._store = None

@@ -9,6 +9,7 @@ class ActorPool(StandbyPool):
     """Whoever has asked for the rank is a standby; one may always still come."""
 
     wait_s = math.inf
+    only = True
 
     @property
     def pending(self) -> bool:

@@ -27,9 +27,11 @@ class StandbyPool:
 
     Attributes:
         wait_s: one that was asked for is awaited so long; then the rank is started cold.
+        only: no rank can be started cold.
     """
 
     wait_s = 5.0
+    only = False
 
     def __init__(self, server: LocalServer, wanted: int, start_template: Callable[[], int]) -> None:
         self._server = server

@@ -90,6 +90,10 @@ class Starts:
                 host.adopt(local, standby.pid, env, logs)
                 self.begin(node, start, standby.pid, warm=True)
                 return
+            if self._pool.only:  # it has died, and another may come
+                self._files.discard(local, start.incarnation)
+                self.order(node, host, start)
+                return
         logger.info("rank %d starts cold: no warm process was ready", start.rank)
         self.begin(node, start, host.spawn(local, env, logs), warm=False)
 

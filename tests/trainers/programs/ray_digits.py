@@ -29,6 +29,7 @@ class Digits:
         self.model = ray.train.torch.prepare_model(self.net)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.accuracy = 0.0
+        self.report = ray.train.report
         torch.manual_seed(100 + self.rank)
 
     def step(self):
@@ -56,13 +57,19 @@ class Digits:
                 moments.moment("checkpoint")
                 torch.save(self.net.state_dict(), Path(folder) / "model.pt")
                 checkpoint = ray.train.Checkpoint.from_directory(folder)
-            ray.train.report({"step": step, "accuracy": self.accuracy}, checkpoint=checkpoint)
+            self.report({"step": step, "accuracy": self.accuracy}, checkpoint=checkpoint)
 
 
 def train(config):
     digits = Digits(*ray.get(config["data"]))
     state_class, resilient = sdk()
-    state = state_class(model=digits.model, optimizer=digits.optimizer)
+    own = {}
+    if not moments.PLAIN:
+        import taskd.ray
+
+        own = {"reports": taskd.ray.TrainReports()}
+        digits.report = own["reports"].report
+    state = state_class(model=digits.model, optimizer=digits.optimizer, data=own)
     state.after_commit(digits.evaluate, every=EVERY)
 
     @resilient(state)

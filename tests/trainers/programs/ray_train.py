@@ -9,7 +9,7 @@ import ray.train
 import ray.train.torch
 from sklearn.datasets import load_digits
 
-from tests.trainers.programs.moments import PLAIN
+from tests.trainers.programs import moments
 
 RANKS = int(os.environ.get("SCENE_RANKS", "2"))
 
@@ -21,12 +21,17 @@ def train_loop(config):
     ray_digits.train(config)
 
 
+class Logger(ray.train.UserCallback):  # type: ignore[misc]  # not installed where types are checked
+    def after_report(self, run_context, metrics, checkpoint):
+        moments.logged(metrics[0]["step"], f"{metrics[0]['accuracy'].hex()} {checkpoint is not None} {len(metrics)}")
+
+
 def main():
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     ray.init(num_cpus=RANKS + 1, include_dashboard=False, object_store_memory=80 << 20, _temp_dir=folder)
     try:
         torch_config = None
-        if not PLAIN:
+        if not moments.PLAIN:
             import taskd.ray
 
             torch_config = taskd.ray.TaskdTorchConfig(backend="gloo")
@@ -36,7 +41,9 @@ def main():
             torch_config=torch_config or ray.train.torch.TorchConfig(backend="gloo"),
             scaling_config=ray.train.ScalingConfig(num_workers=RANKS, resources_per_worker={"CPU": 1}),
             run_config=ray.train.RunConfig(
-                storage_path=f"{folder}/results", failure_config=ray.train.FailureConfig(max_failures=5)
+                storage_path=f"{folder}/results",
+                failure_config=ray.train.FailureConfig(max_failures=5),
+                callbacks=[Logger()],
             ),
         )
         print("metrics", trainer.fit().metrics)

@@ -21,5 +21,12 @@ RAY_TRAIN: Final[tuple[Line, ...]] = (
         Fit.SETS,
         ("world_rank", "world_size"),
     ),
+    Seam(
+        "ray.train.v2._internal.execution.context",
+        "TrainContext",
+        Fit.SETS,
+        ("current_report_index", "storage_context"),
+    ),
+    Seam("ray.train.v2._internal.execution.context", "get_train_context", Fit.EXACT, ()),
 )
 """The replica groups came with version 2 of Ray Train; RAY_TRAIN_V2_ENABLED=1 switches that on in older releases."""
