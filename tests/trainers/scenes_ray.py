@@ -10,15 +10,15 @@ SCENES: tuple[TrainerScene, ...] = (
     TrainerScene(
         "ray-actors",
         "ray_actors",
-        (TrainerKill(1, 3, "backward", 2), TrainerKill(0, 6, "micro-batch"), TrainerKill(1, 8, "evaluation")),
+        (TrainerKill(1, 3, "backward", 2), TrainerKill(0, 6, "micro-batch")),
         environment=_QUIET,
         launch="python",
         limit_s=_LIMIT_S,
     ),
     TrainerScene(
-        "ray-actors-checkpoint",
+        "ray-actors-afterwards",
         "ray_actors",
-        (TrainerKill(0, 4, "checkpoint"), TrainerKill(1, 10, "micro-batch")),
+        (TrainerKill(0, 4, "checkpoint"), TrainerKill(1, 8, "evaluation")),
         environment=_QUIET,
         launch="python",
         limit_s=_LIMIT_S,
@@ -26,7 +26,7 @@ SCENES: tuple[TrainerScene, ...] = (
     TrainerScene(
         "ray-train",
         "ray_train",
-        (TrainerKill(1, 3, "backward"), TrainerKill(0, 5, "backward"), TrainerKill(1, 8, "evaluation")),
+        (TrainerKill(1, 3, "backward"), TrainerKill(0, 8, "evaluation")),
         environment=_QUIET,
         launch="python",
         limit_s=_LIMIT_S,

@@ -61,6 +61,7 @@ class Digits:
 
 
 def train(config):
+    diary.RANK = ray.train.get_context().get_world_rank()  # Ray has imported it before there was one
     digits = Digits(*ray.get(config["data"]))
     state_class, resilient = sdk()
     own = {}

@@ -15,7 +15,6 @@ RANKS = int(os.environ.get("SCENE_RANKS", "2"))
 
 
 def train_loop(config):
-    os.environ["RANK"] = str(ray.train.get_context().get_world_rank())
     from tests.trainers.programs import ray_digits
 
     ray_digits.train(config)
