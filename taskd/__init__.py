@@ -10,20 +10,38 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from taskd.adaptors.training import Share, TrainState, load_latest, register_fault, resilient, save
+    from taskd.api.actors import agent, manager
 
 __version__ = "0.1.0"
-__all__ = ["Share", "TrainState", "__version__", "load_latest", "register_fault", "resilient", "save"]
+__all__ = [
+    "Share",
+    "TrainState",
+    "__version__",
+    "agent",
+    "load_latest",
+    "manager",
+    "register_fault",
+    "resilient",
+    "save",
+]
 
 _TRAINING = ("Share", "TrainState", "load_latest", "register_fault", "resilient", "save")
+_ACTORS = ("agent", "manager")
 
 
 def __getattr__(name: str) -> object:
-    """Resolve the worker SDK at first use."""
-    if name not in _TRAINING:
-        raise AttributeError(f"module 'taskd' has no attribute {name!r}; it has {', '.join(__all__)}")
-    from taskd.adaptors import training
+    """Resolve what is public at first use."""
+    value: object
+    if name in _ACTORS:
+        from taskd.api import actors
 
-    value: object = getattr(training, name)
+        value = getattr(actors, name)
+    elif name in _TRAINING:
+        from taskd.adaptors import training
+
+        value = getattr(training, name)
+    else:
+        raise AttributeError(f"module 'taskd' has no attribute {name!r}; it has {', '.join(__all__)}")
     globals()[name] = value
     return value
 

@@ -29,6 +29,8 @@ class Deadlines:
     """One that is inside a checkpoint, or alone holds the state, is waited for so long in all."""
     replace_s: float = 600.0
     """A new process must have reached the resilient function (its imports and the script's own set-up)."""
+    learn_set_up: bool = True
+    """Whether it is given less if the first ones were faster. Where others start them, that tells nothing."""
     join_s: float = 120.0
     """Groups formed and state restored."""
     resume_s: float = 600.0
@@ -104,6 +106,8 @@ class StrategyPolicy:
     """Elastic training goes on with no fewer nodes."""
     dump_to: str = ""
     """The directory to write a checkpoint into; empty if there is none."""
+    restart_all: bool = True
+    """Whether all processes may be started anew. Where others do that by themselves, the job ends instead."""
     replace_corrupted: bool = False
     """Whether a rank whose state is no more that of its replicas is replaced, or only told of."""
 

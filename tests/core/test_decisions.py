@@ -1,5 +1,7 @@
 """The pure functions: restore plan, strategy, membership, record."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -282,3 +284,13 @@ def test_torchruns_own_minimum_of_nodes_holds(least: int, chosen: Strategy) -> N
     decision = choose(situation, policy(Strategy.ELASTIC_TRAINING), {})
     assert decision.strategy is chosen
     assert ("2 nodes would be left, the job needs 3" in decision.reason) == (least == 3)
+
+
+def test_who_starts_processes_anew_by_itself_is_left_to_it() -> None:
+    """Then the job ends where all would start anew; what keeps the living ones is tried all the same."""
+    elsewhere = replace(ALL, restart_all=False, allowed=(Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.RECOVER))
+    assert choose(Situation(lost=(JobRank(1),)), elsewhere, {}).strategy is Strategy.RECOVER_IN_PLACE
+    refused = Situation(lost=(JobRank(1),), refusals=KeepingRefusals(no_newcomer="rank 0: PowerSGD"))
+    decision = choose(refused, elsewhere, {})
+    assert decision.strategy is Strategy.EXIT
+    assert "who started the processes is to start them anew" in decision.reason

@@ -143,3 +143,19 @@ def test_a_newcomer_that_waits_for_others_in_its_set_up_has_all_start_anew(
     assert (job.phase, spent(job)) == (Phase.RESTARTING, 1)
     (told,) = setbacks(job)
     assert f"rank 0 did not reach the resilient function within {limit_s:g} s" in told
+
+
+def test_a_newcomer_that_somebody_else_starts_has_all_the_time_that_the_setting_says() -> None:
+    """How long that takes (a worker of Ray, its imports) the first processes do not tell: they were started before."""
+    job = Job(max_restarts=1)
+    job.core.job.policy = replace(job.core.policy, deadlines=Deadlines(learn_set_up=False))
+    job.send(0)
+    job.wait(1.0)
+    job.all(Stage.TRAINING, step=0)
+    job.all(Stage.COMMITTED)
+    job.kill(0)
+    job.say(1, Stage.PAUSED)
+    job.wait(Deadlines().replace_s - 0.5)
+    assert job.at(Phase.PAUSING)
+    job.wait(1.0)
+    assert job.phase is Phase.RESTARTING

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from taskd.errors import RecoveryError
 from taskd.runtime.agent.ports import Command, Logs
 from taskd.wire.kinds import JobRank, LocalRank
+from taskd.wire.messages import Stage
 
 NO_LOGS = Logs(None, None, None)
 
@@ -59,6 +60,9 @@ class Host:
 
     def exit_status(self, local_rank: LocalRank) -> int | None:
         return self.processes[local_rank].poll()
+
+    def judge(self, local_rank: LocalRank, status: int | None, stage: Stage) -> int | None:
+        return status
 
     def start_template(self, env: Mapping[str, str]) -> int:
         raise AssertionError("no template is wanted")

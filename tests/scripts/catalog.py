@@ -40,6 +40,7 @@ class Script:
         options: of torchrun.
         file: where it is, if not in `programs`.
         environment: variables that it gets.
+        launch: what starts it: torchrun, or "python" alone.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Script:
     options: tuple[str, ...] = ()
     file: Path | None = None
     environment: tuple[tuple[str, str], ...] = ()
+    launch: str = "torchrun"
 
     @property
     def path(self) -> Path:

@@ -85,7 +85,9 @@ def play(script: Script, folder: Path, *, taskd: bool, kills: Sequence[Kill] = (
     run = Run(folder)
     try:
         env |= {**dict(script.environment), MARK: mark}
-        if script.nodes == 1:
+        if script.launch == "python":
+            torchruns = [launcher.start(["python", str(script.path)], env=env)]
+        elif script.nodes == 1:
             torchruns = [launcher.start([*command[:3], "--standalone", *command[3:]], env=env)]
         else:
             torchruns = _nodes(launcher, script, command, env, manager=taskd)

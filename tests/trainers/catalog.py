@@ -6,6 +6,7 @@ from tests.trainers import (
     scenes_hf,
     scenes_lightning,
     scenes_megatron,
+    scenes_ray,
     scenes_titan,
 )
 from tests.trainers.scenes import TrainerScene
@@ -16,5 +17,6 @@ SCENES: tuple[TrainerScene, ...] = (
     *scenes_hf.SCENES,
     *scenes_lightning.SCENES,
     *scenes_megatron.SCENES,
+    *scenes_ray.SCENES,
     *scenes_titan.SCENES,
 )

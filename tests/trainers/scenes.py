@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.scripts.catalog import IDENTICAL, Script
 from tests.scripts.judge import judge
-from tests.scripts.play import Run, play
+from tests.scripts.play import LIMIT_S, Run, play
 
 _STOCK_RUNS = 4
 PROGRAMS = Path(__file__).with_name("programs")
@@ -46,6 +46,8 @@ class TrainerScene:
         ranks: how many.
         environment: variables by which the program is told what to do.
         redone: steps that may be done again at a fault.
+        launch: what starts the program: torchrun, or "python" alone.
+        limit_s: what takes longer hangs.
     """
 
     name: str
@@ -54,6 +56,8 @@ class TrainerScene:
     ranks: int = 2
     environment: tuple[tuple[str, str], ...] = ()
     redone: int = 1
+    launch: str = "torchrun"
+    limit_s: float = LIMIT_S
 
     def script(self, *, kills: bool) -> Script:
         """What is played: with its kills, or undisturbed on the plain library."""
@@ -63,6 +67,7 @@ class TrainerScene:
             self.name,
             ranks=self.ranks,
             file=PROGRAMS / f"{self.program}.py",
+            launch=self.launch,
             environment=(
                 *self.environment,
                 ("SCENE_KILLS", ";".join(map(str, self.kills)) if kills else ""),
@@ -81,7 +86,7 @@ class TrainerStage:
     def play(self, scene: TrainerScene, folder: Path) -> tuple[dict[str, Any], str]:
         """Its line of JSON, and what people are shown of it."""
         reference = self._reference(scene)
-        run = play(scene.script(kills=True), folder / "run", taskd=True)
+        run = play(scene.script(kills=True), folder / "run", taskd=True, limit_s=scene.limit_s)
         done = [kill for kill in scene.kills if (folder / "run" / f"killed-{kill}").exists()]
         run.killed = [(kill.rank, kill.moment) for kill in done]
         recovered = run.named("recovered")
@@ -110,11 +115,13 @@ class TrainerStage:
         return wrong
 
     def _reference(self, scene: TrainerScene) -> Run:
-        known = (scene.program, scene.ranks, scene.environment)
+        known = (scene.program, scene.ranks, scene.environment, scene.launch)
         if known not in self._undisturbed:
             for number in range(_STOCK_RUNS):  # torch aborts now and then, as a job without taskd ends
                 folder = self._root / f"undisturbed-{len(self._undisturbed)}-{number}"
-                self._undisturbed[known] = run = play(scene.script(kills=False), folder, taskd=False)
+                self._undisturbed[known] = run = play(
+                    scene.script(kills=False), folder, taskd=False, limit_s=scene.limit_s
+                )
                 if run.status == 0 and len(run.results) == scene.ranks:
                     break
         return self._undisturbed[known]

@@ -35,6 +35,7 @@ from taskd.config.process import environment
 from taskd.errors import RecoveryError
 from taskd.runtime.agent.ports import Command, Logs
 from taskd.wire.kinds import JobRank, LocalRank, NodeRank
+from taskd.wire.messages import Stage
 
 logger = logging.getLogger(__name__)
 
@@ -179,6 +180,10 @@ class TorchrunHost:
     def exit_status(self, local_rank: LocalRank) -> int | None:
         """How the rank's process ended, None while it runs. What a failed one leaves in its group is killed first."""
         return self._handles.exit_status(local_rank)
+
+    def judge(self, _local_rank: LocalRank, status: int | None, _stage: Stage) -> int | None:
+        """A child's status is what it says."""
+        return status
 
     def start_template(self, env: Mapping[str, str]) -> int:
         """Start the process that forks standbys."""

@@ -52,7 +52,7 @@ from taskd.core.diagnosis.evidence import Standing
 from taskd.core.diagnosis.faults import FaultKind
 from taskd.errors import CheckpointError, RecoveryError, RefusedError, RestoreError, ShimError
 from taskd.runtime.box.recorder import BoxPhase, NullRecorder, Recorder, open_recorder
-from taskd.runtime.worker import worker
+from taskd.runtime.worker import stacks, worker
 from taskd.wire.kinds import WorldRank
 from taskd.wire.messages import Condition, WorldPlan
 
@@ -228,6 +228,7 @@ class Session:
 
     def run(self, function: Callable[[], R]) -> R:
         """Call the function until every rank has returned from it together."""
+        stacks.trains_here()
         self._open()
         self._runtime.session = self
         if self._runtime.rank == 0 and not self.recovery.by_trainer:

@@ -4,7 +4,7 @@ Rules:
 
 1. A step pays nothing: what is laid here is laid for the length of a pause. It is looked up by name when torch's
    functions are called, so those that the script has imported are caught too.
-2. Only the main thread is stopped, and only while `inside` is true.
+2. Only the thread that runs the training function is stopped, and only while `inside` is true.
 3. What it is stopped by is no `Exception`, so a script that swallows those lets it pass. One that swallows everything
    is slowed down.
 """
@@ -16,6 +16,8 @@ from typing import Any, Final
 
 import torch.distributed.distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
+
+from taskd.runtime.worker.stacks import training_thread
 
 _LONGEST_S: Final = 1.0
 _STEP_S: Final = 0.01
@@ -67,7 +69,7 @@ class Tripwire:
 
     def _guarded(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            if threading.current_thread() is threading.main_thread() and self._inside():
+            if threading.get_ident() == training_thread() and self._inside():
                 time.sleep(min(_LONGEST_S, _STEP_S * self._times))
                 self._times += 1
                 self._stop()

@@ -116,7 +116,9 @@ class Job:
     def newcomer_s(self) -> float:
         """How long a new process is given up to the resilient function: some times what the others have needed."""
         limit_s = self.policy.deadlines.replace_s
-        return limit_s if self.setup_s is None else min(limit_s, max(SET_UP_S, SET_UPS * self.setup_s))
+        if self.setup_s is None or not self.policy.deadlines.learn_set_up:
+            return limit_s
+        return min(limit_s, max(SET_UP_S, SET_UPS * self.setup_s))
 
     # ---- who has ended, and of what
 

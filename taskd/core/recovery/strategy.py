@@ -120,6 +120,8 @@ def _refusal(
     elastic = strategy is Strategy.ELASTIC_TRAINING
     if strategy not in policy.allowed and not (elastic and is_sized(situation.least, policy)):
         return "the job does not allow it"
+    if restart and not policy.restart_all:
+        return "who started the processes is to start them anew"
     if (strategy, restart) in failed:
         return failed[strategy, restart]
     if elastic:

@@ -69,6 +69,8 @@ logger = logging.getLogger(__name__)
 class NodeAgent:
     """Implements `taskd.runtime.agent.ports.NodeRuntime`. `serve_store` makes the node's store server."""
 
+    pool = StandbyPool
+
     def __init__(self, config: AgentConfig, serve_store: Callable[[], Rendezvous]) -> None:
         self._config = config
         self._serve_store = serve_store
@@ -77,7 +79,7 @@ class NodeAgent:
         self._files = RankFiles(config.run_dir, config.job_id)
         self._server = LocalServer(self._files.socket)
         self._deaths = DeathWatch()
-        self._pool = StandbyPool(self._server, config.standbys, lambda: self._ranks.start_template())  # noqa: PLW0108  not yet there
+        self._pool = self.pool(self._server, config.standbys, lambda: self._ranks.start_template())  # noqa: PLW0108  not yet there
         self._ranks = RankSupervisor(self._files, self._deaths, self._pool, config.preload)
         self._processes = self._ranks.processes
         self._observer = Observer(config.job_id, self._ranks, self._reports.proof)
@@ -88,8 +90,7 @@ class NodeAgent:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread: threading.Thread | None = None
         self._done = self._closed = self._leaving = self._warned = False
-        self._told: object = None
-        self._stock = config.presumes_manager  # until one answers
+        self._told, self._stock = object(), config.presumes_manager  # until one answers
         self._local_ranks, self._sent_s = 1, 0.0
         self._timeout = ManagerTimeout(config.manager_wait_s)
         self._job = JobStatus(config.manager_wait_s, presumed=config.presumes_manager)
@@ -233,12 +234,11 @@ class NodeAgent:
                 self._link.send(report)
 
     def _take_over(self, host: WorkerHost, identity: NodeIdentity) -> None:
-        first = self._identity is None
-        self._identity, self._local_ranks = identity, len(host.local_ranks)
-        self._leaving = False
-        if first:
+        self._local_ranks, self._leaving = len(host.local_ranks), False
+        if self._identity is None:
             self._open_link()
             self._timeout.renew()
+        self._identity = identity
         if self._stock:
             host.stock()
         if identity.candidate:

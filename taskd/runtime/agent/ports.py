@@ -16,6 +16,7 @@ from signal import Signals
 from typing import Protocol
 
 from taskd.wire.kinds import JobRank, LocalRank, NodeRank
+from taskd.wire.messages import Stage
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,10 @@ class WorkerHost(Protocol):
 
     def exit_status(self, local_rank: LocalRank) -> int | None:
         """How the rank's process ended. Whoever is left in the process group of a failed one is killed first."""
+        ...
+
+    def judge(self, local_rank: LocalRank, status: int | None, stage: Stage) -> int | None:
+        """What to make of that status of a process which is ending, or gone, and had come to this stage."""
         ...
 
     def start_template(self, env: Mapping[str, str]) -> int:

@@ -23,7 +23,15 @@ logger = logging.getLogger(__name__)
 
 
 class StandbyPool:
-    """Keeps `wanted` standbys. `start_template` starts a template process and returns its pid."""
+    """Keeps `wanted` standbys. `start_template` starts a template process and returns its pid.
+
+    Attributes:
+        wait_s: one that was asked for is awaited so long; then the rank is started cold.
+        only: no rank can be started cold.
+    """
+
+    wait_s = 5.0
+    only = False
 
     def __init__(self, server: LocalServer, wanted: int, start_template: Callable[[], int]) -> None:
         self._server = server

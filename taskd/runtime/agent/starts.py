@@ -25,8 +25,6 @@ from taskd.wire.messages import RankStatus, Stage
 from taskd.wire.standbys import Become
 
 logger = logging.getLogger(__name__)
-STANDBY_WAIT_S = 5.0
-"""A standby that was asked for is awaited so long; then the rank is started cold."""
 
 
 class Starts:
@@ -53,7 +51,7 @@ class Starts:
         warm = host.command(self._processes[start.rank].local_rank).python
         standby = self._pool.take() if warm else None
         if standby is None and warm and self._pool.pending:
-            self._waiting.append((host, start, time.monotonic() + STANDBY_WAIT_S))
+            self._waiting.append((host, start, time.monotonic() + self._pool.wait_s))
             self._pool.refill(extra=len(self._waiting))
             return
         self._try_launch(node, host, start, standby)
@@ -91,6 +89,10 @@ class Starts:
             if standby.send(become):
                 host.adopt(local, standby.pid, env, logs)
                 self.begin(node, start, standby.pid, warm=True)
+                return
+            if self._pool.only:  # it has died, and another may come
+                self._files.discard(local, start.incarnation)
+                self.order(node, host, start)
                 return
         logger.info("rank %d starts cold: no warm process was ready", start.rank)
         self.begin(node, start, host.spawn(local, env, logs), warm=False)

@@ -207,10 +207,11 @@ class RankSupervisor:
                 self.processes.end(process)
             return []
         rank = process.rank
+        slot = node.slots[rank]
         status = self._exit_status(rank) if ending.gone else ending_status(ending.pid)
+        status = self._need_host().judge(process.local_rank, status, slot.status.stage)
         if status is None:
             return []
-        slot = node.slots[rank]
         process.fenced = process.fenced or slot.state is RankState.FENCED
         finished = slot.status.stage in (Stage.FINISHED, Stage.RELEASED)
         end = ending_of(status, finished=finished, fenced=process.fenced)

@@ -24,15 +24,29 @@ _MOST_BYTES: Final = 128 << 10
 """Of all frames together, of the 200 KiB that one message may have."""
 
 
+_training: int | None = None
+
+
+def trains_here() -> None:
+    """The calling thread runs the training function: it counts as the main one from now on."""
+    global _training  # noqa: PLW0603 - one per process
+    _training = threading.get_ident()
+
+
+def training_thread() -> int:
+    """The thread that runs the training function, or the main one as long as none has."""
+    return _training or threading.main_thread().ident or 0
+
+
 def main_stack() -> tuple[str, ...]:
-    """The main thread's frames, innermost first, each `file:line in function`."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    """The training thread's frames, innermost first, each `file:line in function`."""
+    frame = sys._current_frames().get(training_thread())
     return _frames(frame, _DEEPEST)
 
 
 def all_stacks() -> tuple[ThreadStack, ...]:
-    """All threads but the one that asks, the main thread in front."""
-    main, asking = threading.main_thread().ident, threading.get_ident()
+    """All threads but the one that asks, the training thread in front."""
+    main, asking = training_thread(), threading.get_ident()
     threads = vars(threading)["_active"]
     names = {ident: thread.name for ident, thread in list(threads.items())} | hidden.names()
     frames = sys._current_frames()

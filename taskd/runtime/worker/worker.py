@@ -337,11 +337,15 @@ def start_from_environment(modules: Callable[[], tuple[str, ...]]) -> WorkerLink
         LinkError: the agent does not listen.
 
     """
-    global _link  # noqa: PLW0603 - one link per process
     config = WorkerConfig.from_environment()
-    if config is not None:
-        _link = WorkerLink(config, modules)
-    return current()
+    return None if config is None else start(config, modules)
+
+
+def start(config: WorkerConfig, modules: Callable[[], tuple[str, ...]]) -> WorkerLink:
+    """Link this process to the agent that `config` is of. Raises `LinkError`."""
+    global _link  # noqa: PLW0603 - one link per process
+    _link = WorkerLink(config, modules)
+    return _link
 
 
 def current() -> WorkerLink | None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from taskd.runtime.box.recorder import NullRecorder, Recorder
+from taskd.runtime.worker.stacks import training_thread
 
 _DEEP, _PARTS = 3, 16
 """A batch is looked into so far, and at so many of its parts."""
@@ -40,7 +41,7 @@ class Meter:
     def fetch(self, fetch: Callable[[], Any]) -> Any:
         """Call it, and put down how long that took and how large the result is."""
         recorder = self.recorder
-        if recorder is None or threading.get_ident() != threading.main_thread().ident:
+        if recorder is None or threading.get_ident() != training_thread():
             return fetch()
         recorder.await_data()
         work = 0

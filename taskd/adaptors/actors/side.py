@@ -1,0 +1,156 @@
+"""The process beside a rank's: its agent, which the rank's first process starts, and which outlives that.
+
+Rules:
+
+1. It is no child of the rank's process, nor in its session: whoever ends that process with all of its children does not
+   end this one.
+2. It ends when its rank has ended well, when the job has, or when the rank has no process and no manager answers.
+3. It serves one rank, and knows no torch. The store of new worlds is where the manager is.
+"""
+
+import os
+import select
+import sys
+from typing import Final
+
+from taskd.adaptors.actors.door import Door, DoorAnswer, Visitor
+from taskd.adaptors.actors.host import LOCAL, ActorHost, Leaving
+from taskd.adaptors.actors.pool import ActorPool
+from taskd.adaptors.actors.ticket import Ticket
+from taskd.config.agent import AgentConfig
+from taskd.config.process import own_environment
+from taskd.config.reading import Source
+from taskd.config.rundir import run_dir
+from taskd.config.security import Security
+from taskd.errors import LinkError
+from taskd.runtime.agent.agent import NodeAgent
+from taskd.runtime.agent.ports import NodeIdentity, Outlook
+from taskd.wire.kinds import JobRank, NodeRank
+
+READY: Final = "ready"
+_MANAGER_WAIT_S: Final = 3.0
+"""So long the first answer of the manager is awaited. A manager that is lost later is awaited ten times as long."""
+_LOOK_S: Final = 1.0
+
+
+class ActorAgent(NodeAgent):
+    """The runtime of a node whose one process comes by itself."""
+
+    pool = ActorPool
+
+    @property
+    def socket(self) -> str:
+        """Where processes that ask for the rank wait."""
+        return str(self._files.socket)
+
+
+class SideAgent:
+    """The agent of one rank, and the door by which the rank's processes come."""
+
+    def __init__(self, ticket: Ticket, rank: JobRank) -> None:
+        """Raises `LinkError` if the rank has an agent on this machine, or the manager does not answer."""
+        self._ticket, self._rank = ticket, rank
+        self._door = Door(ticket.name(rank))
+        self._over: Leaving | None = None
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        config = _config(ticket)
+        self._agent = ActorAgent(config, lambda: ticket.store)
+        self._host = ActorHost(rank, ticket.world_size, self._leave)
+        self._agent.ask(NodeRank(rank), 1, 0, _NoTemplates())
+        outlook = self._agent.outlook(None)
+        if outlook is Outlook.UNKNOWN:
+            self._close()
+            raise LinkError(f"no manager answers at {config.manager}: it has ended, or this host does not reach it")
+        self._forms = outlook is Outlook.FORMING
+        if not self._forms:
+            self._begin(candidate=True)
+
+    def serve(self) -> None:
+        """Let the rank's processes in until all is over."""
+        poller = select.poll()
+        poller.register(self._door, select.POLLIN)
+        poller.register(self._wake, select.POLLIN)
+        while self._over is None and not self._host.deserted:
+            ready = [fd for fd, _ in poller.poll(_LOOK_S * 1000)]
+            visitor = self._door.let_in() if self._door.fileno() in ready else None
+            if visitor is not None:
+                self._receive(visitor)
+        self._close()
+
+    def _receive(self, visitor: Visitor) -> None:
+        socket = self._agent.socket
+        if not self._forms:
+            visitor.tell(DoorAnswer(socket))
+            return
+        variables = self._agent.worker_environment(LOCAL)
+        if not visitor.tell(DoorAnswer(socket, self._host.environment(LOCAL) | variables)):
+            return
+        self._forms = False
+        self._host.hold(visitor.pid)
+        self._begin(candidate=False)
+
+    def _begin(self, *, candidate: bool) -> None:
+        identity = NodeIdentity(
+            node_rank=NodeRank(self._rank),
+            node_count=self._ticket.world_size,
+            ranks=(self._rank,),
+            given_master_addr=None,
+            max_restarts=self._ticket.max_restarts,
+            candidate=candidate,
+        )
+        self._agent.started(self._host, identity)
+
+    def _leave(self, why: Leaving) -> None:
+        if self._over is None:
+            self._over = why
+            os.eventfd_write(self._wake, 1)
+
+    def _close(self) -> None:
+        self._door.close()
+        self._agent.stopping()
+        self._agent.stop()
+        self._host.close()
+
+
+class _NoTemplates:
+    """There are no warm processes to start."""
+
+    def start(self, env: object) -> int:
+        raise NotImplementedError
+
+    def reap(self) -> tuple[int, ...]:
+        return ()
+
+
+def _config(ticket: Ticket) -> AgentConfig:
+    return AgentConfig(
+        job_id=ticket.job_id,
+        manager=ticket.manager,
+        security=Security(secret=ticket.secret.encode(), job_id=ticket.job_id),
+        run_dir=run_dir(Source(own_environment())),
+        standbys=0,
+        preload=(),
+        learn_modules=False,
+        heartbeat_s=ticket.heartbeat_s,
+        manager_wait_s=_MANAGER_WAIT_S,
+    )
+
+
+def main(argv: list[str]) -> int:
+    """Arguments: rank, and the descriptor to say `READY` or an error's text at. The ticket comes by stdin."""
+    rank, told = JobRank(int(argv[0])), int(argv[1])
+    ticket = Ticket.from_json(sys.stdin.readline())
+    if os.fork():
+        os._exit(0)  # the rank's process reaps this one at once, and has no child then
+    os.set_inheritable(told, False)
+    try:
+        agent = SideAgent(ticket, rank)
+    except Exception as error:
+        os.write(told, f"{type(error).__name__}: {error}".encode())
+        if isinstance(error, LinkError):
+            return 1
+        raise
+    os.write(told, READY.encode())
+    os.close(told)
+    agent.serve()
+    return 0

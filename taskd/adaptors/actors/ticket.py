@@ -1,0 +1,72 @@
+"""What a process needs to know to take a rank of a job: plain data, to be sent to it by whoever starts it."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, fields
+from typing import Final
+
+from taskd.config.address import Address
+from taskd.core.rendezvous import Rendezvous
+from taskd.errors import ConfigError
+from taskd.wire.kinds import JobRank
+
+_NAME_CHARS: Final = 24
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """Where the manager and the store of a job are, and the secret by which its processes know each other.
+
+    It can be pickled. Who has it can take part in the job: give it to the job's own processes alone.
+    """
+
+    host: str
+    port: int
+    secret: str = field(repr=False)
+    job_id: str
+    world_size: int
+    store_host: str
+    store_port: int
+    store_key: str = field(repr=False)
+    max_restarts: int = 0
+    heartbeat_s: float = 0.25
+
+    @property
+    def manager(self) -> Address:
+        """Where the manager listens."""
+        return Address(self.host, self.port)
+
+    @property
+    def store(self) -> Rendezvous:
+        """Where the ranks of a new world meet."""
+        return Rendezvous(self.store_host, self.store_port, self.store_key)
+
+    def check(self, rank: int) -> JobRank:
+        """This rank, which the job must have. Raises `ConfigError`."""
+        if not 0 <= rank < self.world_size:
+            raise ConfigError(
+                f"found rank {rank}, expected one from 0 to {self.world_size - 1}: the manager was started for "
+                f"{self.world_size} ranks; give each process its own rank of them"
+            )
+        return JobRank(rank)
+
+    def name(self, rank: int) -> str:
+        """Of this rank of this job, on any host. Nobody can guess it who has no ticket."""
+        text = f"{self.secret} {self.job_id} {rank}"
+        return hashlib.sha256(text.encode()).hexdigest()[:_NAME_CHARS]
+
+    def to_json(self) -> str:
+        """As text, for a process that is started."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Ticket":
+        """The inverse of `to_json`. Raises `ConfigError`."""
+        try:
+            given = json.loads(text)
+            return cls(**{one.name: given[one.name] for one in fields(cls)})
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConfigError(
+                f"found a ticket that cannot be read ({error!r}), expected one made by taskd.manager(); "
+                "install the same taskd on every node"
+            ) from error

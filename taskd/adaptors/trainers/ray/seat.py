@@ -1,0 +1,42 @@
+"""The seat of one worker in its group: what makes a process group for all makes one for the worker that is new there.
+
+Ray's own code for a whole group runs unchanged on it: what is for the new worker's rank it does, all else is done
+already.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.train.v2._internal.execution.worker_group import ReplicaGroup
+
+
+class Seat:
+    """Looks like the whole group to Ray's backend. `rank` is the new worker's, of `size`."""
+
+    def __init__(self, group: ReplicaGroup) -> None:
+        self._group = group
+        context = group.get_workers()[0].distributed_context
+        self.rank: int = context.world_rank
+        self.size: int = context.world_size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def execute(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """By the new worker alone."""
+        return list(self._group.execute(function, *args, **kwargs))
+
+    def execute_single(self, _rank: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What one is asked for all, the new one can tell as well."""
+        return self._group.execute_single(0, function, *args, **kwargs)
+
+    def execute_single_async(self, rank: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """By the worker of this rank, if that is the new one."""
+        if rank != self.rank:
+            return ray.put(None)
+        return self._group.execute_single_async(0, function, *args, **kwargs)
+
+    def get_resources_per_worker(self) -> dict[str, float]:
+        """Those of all."""
+        return dict(self._group.get_resources_per_worker())

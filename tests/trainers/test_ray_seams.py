@@ -1,0 +1,13 @@
+"""The installed Ray is one that the adapter fits."""
+
+import pytest
+
+from taskd.adaptors.trainers.library import misfit
+
+pytest.importorskip("ray.train")
+
+
+def test_the_installed_ray_fits() -> None:
+    from taskd.adaptors.trainers.ray.seams import RAY_TRAIN
+
+    assert not misfit("ray", RAY_TRAIN)
