@@ -20,7 +20,7 @@ def train_loop(config):
     ray_digits.train(config)
 
 
-class Logger(ray.train.UserCallback):  # type: ignore[misc]  # not installed where types are checked
+class Logger(ray.train.UserCallback):
     def after_report(self, run_context, metrics, checkpoint):
         moments.logged(metrics[0]["step"], f"{metrics[0]['accuracy'].hex()} {checkpoint is not None} {len(metrics)}")
 
