@@ -20,9 +20,9 @@ from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.groups.gathering import gather
 from taskd.adaptors.trainers.hf.loader import HfLoader
-from taskd.adaptors.trainers.hf.logged import LoggedLines
 from taskd.adaptors.trainers.hf.own import HfOwn
 from taskd.adaptors.trainers.hf.taken import HfTaken, told
+from taskd.adaptors.trainers.logged_lines import LoggedLines
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.data.plain_batches import GlobalRng
 from taskd.adaptors.training.script.behind import done_again

@@ -21,7 +21,7 @@ import torch
 
 from taskd.adaptors.groups.collectives import leave_alone
 from taskd.adaptors.groups.gathering import gather
-from taskd.adaptors.trainers.hf.logged import LoggedLines
+from taskd.adaptors.trainers.logged_lines import LoggedLines
 from taskd.adaptors.trainers.titan.own import TitanOwn, TitanShared
 from taskd.adaptors.training.script.behind import done_again
 from taskd.adaptors.training.session import Runtime, resilient

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from taskd.adaptors.trainers.hf.logged import LoggedLines
+from taskd.adaptors.trainers.logged_lines import LoggedLines
 
 
 def test_a_line_is_given_once(tmp_path: Path) -> None:
