@@ -58,11 +58,13 @@ def test_the_adapter_says_what_the_state_is() -> None:
 
 
 def test_a_divided_part_has_a_name_for_each_rank() -> None:
-    first, second, again = (parts_of(rank, 2)[0] for rank in (0, 1, 0))
+    (first, _), (second, _), (again, _) = known = [parts_of(rank, 2) for rank in (0, 1, 0)]
     assert partitions(first.optimizers) == first.optimizers
     assert list(whole(first.optimizers)) == first.optimizers
     assert name_of(first) == name_of(again) != name_of(second)
     assert name_of(first).startswith("zero=0 ")
+    del known, _
+    assert not partitions(again.optimizers)  # nobody holds what the adapter has told
 
 
 def test_it_is_told_of_steps_and_recoveries() -> None:
@@ -76,7 +78,7 @@ def test_it_is_told_of_steps_and_recoveries() -> None:
 
 
 def test_no_checkpoint_of_taskds_has_it() -> None:
-    parts, _ = parts_of(0, 2)
+    parts, _told = parts_of(0, 2)
     with pytest.raises(CheckpointError, match=r"found the part 'optimizer', a SGD .*, expected .* engine"):
         collect(parts, is_first=True, lists=True)
     with pytest.raises(CheckpointError, match="found the part 'optimizer'"):

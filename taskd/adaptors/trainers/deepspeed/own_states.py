@@ -48,6 +48,11 @@ class EngineState(OwnState):
         if stage.divided:
             self.rank, self.of = dist.get_rank(), dist.get_world_size()
 
+    @property
+    def due(self) -> bool:
+        """Whether the engine has stepped since the last commit."""
+        return self._step.due
+
     def state(self) -> Any:
         """A tree."""
         masters = self._stage.masters()
