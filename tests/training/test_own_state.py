@@ -10,6 +10,7 @@ from taskd.adaptors.training.checkpoints.content import Draft, collect
 from taskd.adaptors.training.inflight.in_flight import InFlight
 from taskd.adaptors.training.parts.kinds import sort
 from taskd.adaptors.training.parts.parts import Parts
+from taskd.adaptors.training.parts.plain import Plain
 from taskd.adaptors.training.sharding.own_state import OwnState, is_divided, tell
 from taskd.adaptors.training.sharding.partitions import load, partitions, state_of, whole
 from taskd.adaptors.training.sharding.shards import name_of, rows_of
@@ -100,3 +101,15 @@ def test_whether_fewer_ranks_will_do(needs_all: bool) -> None:
     finally:
         dist.destroy_process_group()
     assert found == ("a SGD counts on all ranks that it was made with" if needs_all else None)
+
+
+def test_attributes_that_the_adapter_puts_back() -> None:
+    model = torch.nn.Linear(2, 2)
+    told = Told(model.weight)
+    told.attributes = frozenset({"of_the_library"})
+    tell(model, told)
+    vars(model).update(of_the_library=1, of_the_script=1)
+    plain = Plain({"model": model})
+    plain.begin()
+    vars(model).update(of_the_library=2, of_the_script=2)
+    assert [name for _, name, *_ in plain.changed()] == ["of_the_script"]

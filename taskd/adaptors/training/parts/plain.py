@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.script.script_text import attribute_read_at
+from taskd.adaptors.training.sharding.own_state import own_state
 
 _log = logging.getLogger(__name__)
 _STEPS: Final = 3
@@ -56,6 +57,7 @@ class Plain:
     def __init__(self, parts: Mapping[str, Any]) -> None:
         self._parts = parts
         self._modules: dict[str, torch.nn.Module] = {}
+        self._others = _OWN
         self._made: _Look | None = None
         self._committed: _Look = {}
         self._saved: _Look = {}
@@ -68,6 +70,8 @@ class Plain:
     def begin(self) -> None:
         """The training function is entered."""
         self._modules = dict(_modules_of(self._parts))
+        told = filter(None, map(own_state, self._parts.values()))
+        self._others = _OWN.union(*(own.attributes for own in told))
         self._made = self._committed = self._all()
         self._steps_left = _STEPS
 
@@ -163,7 +167,7 @@ class Plain:
             (path, name): put_down
             for path, module in self._modules.items()
             for name, value in vars(module).items()
-            if name not in _OWN and (put_down := _put_down(value)) is not None
+            if name not in self._others and (put_down := _put_down(value)) is not None
         }
 
     def _now(self, key: _Key) -> bytes:

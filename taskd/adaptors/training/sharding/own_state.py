@@ -19,12 +19,14 @@ class OwnState:
 
     Attributes:
         rank, of: this rank has the `rank`-th of so many parts; 0 of 1: all ranks have the same.
+        attributes: of a module and its children, which the adapter puts back itself.
         needs_all: the job cannot go on with fewer ranks.
         renews: what else of the trainer's is brought back with it; nobody is to refuse that.
     """
 
     rank, of, needs_all = 0, 1, False
     renews: tuple[object, ...] = ()
+    attributes: frozenset[str] = frozenset()
 
     def state(self) -> Any:
         """A tree of tensors and plain values: the tensors themselves."""
