@@ -10,6 +10,7 @@ from taskd.adaptors.training.checkpoints.content import Draft, collect
 from taskd.adaptors.training.inflight.in_flight import InFlight
 from taskd.adaptors.training.parts.kinds import sort
 from taskd.adaptors.training.parts.parts import Parts
+from taskd.adaptors.training.parts.plain import Plain
 from taskd.adaptors.training.sharding.own_state import OwnState, is_divided, tell
 from taskd.adaptors.training.sharding.partitions import load, partitions, state_of, whole
 from taskd.adaptors.training.sharding.shards import name_of, rows_of
@@ -58,11 +59,13 @@ def test_the_adapter_says_what_the_state_is() -> None:
 
 
 def test_a_divided_part_has_a_name_for_each_rank() -> None:
-    first, second, again = (parts_of(rank, 2)[0] for rank in (0, 1, 0))
+    (first, _), (second, _), (again, _) = known = [parts_of(rank, 2) for rank in (0, 1, 0)]
     assert partitions(first.optimizers) == first.optimizers
     assert list(whole(first.optimizers)) == first.optimizers
     assert name_of(first) == name_of(again) != name_of(second)
     assert name_of(first).startswith("zero=0 ")
+    del known, _
+    assert not partitions(again.optimizers)  # nobody holds what the adapter has told
 
 
 def test_it_is_told_of_steps_and_recoveries() -> None:
@@ -76,7 +79,7 @@ def test_it_is_told_of_steps_and_recoveries() -> None:
 
 
 def test_no_checkpoint_of_taskds_has_it() -> None:
-    parts, _ = parts_of(0, 2)
+    parts, _told = parts_of(0, 2)
     with pytest.raises(CheckpointError, match=r"found the part 'optimizer', a SGD .*, expected .* engine"):
         collect(parts, is_first=True, lists=True)
     with pytest.raises(CheckpointError, match="found the part 'optimizer'"):
@@ -98,3 +101,15 @@ def test_whether_fewer_ranks_will_do(needs_all: bool) -> None:
     finally:
         dist.destroy_process_group()
     assert found == ("a SGD counts on all ranks that it was made with" if needs_all else None)
+
+
+def test_attributes_that_the_adapter_puts_back() -> None:
+    model = torch.nn.Linear(2, 2)
+    told = Told(model.weight)
+    told.attributes = frozenset({"of_the_library"})
+    tell(model, told)
+    vars(model).update(of_the_library=1, of_the_script=1)
+    plain = Plain({"model": model})
+    plain.begin()
+    vars(model).update(of_the_library=2, of_the_script=2)
+    assert [name for _, name, *_ in plain.changed()] == ["of_the_script"]

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from taskd.adaptors.trainers.deepspeed.seams import COUNTERS
+from taskd.adaptors.trainers.deepspeed.seams import ATTRIBUTES, COUNTERS
 from taskd.adaptors.trainers.deepspeed.stages import WholeStage
 from taskd.adaptors.trainers.deepspeed.stepping import EngineStep
 from taskd.adaptors.training.sharding.own_state import OwnState
@@ -16,6 +16,8 @@ _OF_TIMER = ("epoch_count", "micro_step_count", "global_step_count", "total_elap
 
 class ModuleState(OwnState):
     """What of a module is not made of the masters. Under stage 0 all of it."""
+
+    attributes = ATTRIBUTES
 
     def __init__(self, stage: WholeStage) -> None:
         self._stage = stage
@@ -47,6 +49,11 @@ class EngineState(OwnState):
         self.renews = (engine,)
         if stage.divided:
             self.rank, self.of = dist.get_rank(), dist.get_world_size()
+
+    @property
+    def due(self) -> bool:
+        """Whether the engine has stepped since the last commit."""
+        return self._step.due
 
     def state(self) -> Any:
         """A tree."""

@@ -25,6 +25,11 @@ COUNTERS: Final = (
     "_global_grad_norm",
 )
 """Of an engine, besides the state of what it holds."""
+ATTRIBUTES: Final = frozenset(
+    {"_external_params", "_original_parameters", "ds_external_parameters", "ds_grads_remaining", "ds_id"}
+    | {"applied_pre_backward_ref_cnt", "ds_recompute_parameters", "ds_inflight_param_registry", "ds_model_granularity"}
+)
+"""Which ZeRO-3 gives to modules."""
 PRIVATE: Final = "_PartitionedParameterCoordinator__"
 
 SEAMS: Final[tuple[Line, ...]] = (

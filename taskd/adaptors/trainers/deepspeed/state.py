@@ -1,7 +1,7 @@
 """The training state of a DeepSpeed engine."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,10 +24,14 @@ class DeepSpeedState(TrainState):
     """A `TrainState` whose steps are an engine's: made by `taskd.deepspeed.state`."""
 
     def __init__(
-        self, engine: Any, due: Callable[[], bool] | None = None, places: Sequence[PlainPlace] = (), **parts: Any
+        self,
+        engine: Any,
+        own: tuple[ModuleState, EngineState] | None = None,
+        places: Sequence[PlainPlace] = (),
+        **parts: Any,
     ) -> None:
         self._engine = engine
-        self._due = due
+        self._own = own
         self._seen = engine.global_steps
         self._places = places
         super().__init__(**parts)
@@ -39,7 +43,7 @@ class DeepSpeedState(TrainState):
         So it stands after every `engine.step()`, whether or not that is the last one of accumulated micro-batches.
         """
         now = self._engine.global_steps
-        if self._due() if self._due is not None else now != self._seen:
+        if now != self._seen if self._own is None else self._own[1].due:
             self._seen = now
             super().commit(loss)
             for place in self._places:
@@ -62,9 +66,10 @@ def state(engine: Any, loader: Any = None, data: dict[str, Any] | None = None, *
     stage = kind(engine)
     step = EngineStep(engine, stage.masters())
     write_latest_last(engine)
-    tell(engine.module, ModuleState(stage))
-    tell(step, EngineState(engine, stage, step))
-    return DeepSpeedState(engine, lambda: step.due, model=engine.module, optimizer=step, **parts)
+    own = ModuleState(stage), EngineState(engine, stage, step)
+    tell(engine.module, own[0])
+    tell(step, own[1])
+    return DeepSpeedState(engine, own, model=engine.module, optimizer=step, **parts)
 
 
 def _unrecovered(engine: Any, parts: dict[str, Any]) -> DeepSpeedState:

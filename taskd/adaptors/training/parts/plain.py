@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.parts.library_part import LibraryPart
 from taskd.adaptors.training.script.script_text import attribute_read_at
+from taskd.adaptors.training.sharding.own_state import own_state
 
 _log = logging.getLogger(__name__)
 _STEPS: Final = 3
@@ -77,6 +78,8 @@ class Plain:
         """The training function is entered."""
         found = _modules_of(self._parts)
         self._modules = {path: module for path, module in found if id(module) not in self._left_out}
+        told = filter(None, map(own_state, self._parts.values()))
+        self._passed_over = self._passed_over.union(*(own.attributes for own in told))
         self._made = self._committed = self._all()
         self._steps_left = _STEPS
 

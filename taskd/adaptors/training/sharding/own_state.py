@@ -9,7 +9,7 @@ Rules:
 """
 
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 
@@ -19,12 +19,14 @@ class OwnState:
 
     Attributes:
         rank, of: this rank has the `rank`-th of so many parts; 0 of 1: all ranks have the same.
+        attributes: of a module and its children, which the adapter puts back itself.
         needs_all: the job cannot go on with fewer ranks.
         renews: what else of the trainer's is brought back with it; nobody is to refuse that.
     """
 
     rank, of, needs_all = 0, 1, False
     renews: tuple[object, ...] = ()
+    attributes: frozenset[str] = frozenset()
 
     def state(self) -> Any:
         """A tree of tensors and plain values: the tensors themselves."""
@@ -44,17 +46,18 @@ class OwnState:
         """Make what all ranks' parts give together. Collective, after all ranks have theirs."""
 
 
-_told: "WeakKeyDictionary[Any, OwnState]" = WeakKeyDictionary()
+_told: "WeakKeyDictionary[Any, ref[OwnState]]" = WeakKeyDictionary()
 
 
 def tell(part: "torch.nn.Module | torch.optim.Optimizer", own: OwnState) -> None:
-    """The state of this part is told and taken by `own` from now on."""
-    _told[part] = own
+    """The state of this part is told and taken by `own` for as long as somebody, the training state, holds that."""
+    _told[part] = ref(own)
 
 
 def own_state(part: Any) -> OwnState | None:
     """That of a part, if one was told of."""
-    return _told.get(part) if isinstance(part, torch.nn.Module | torch.optim.Optimizer) else None
+    told = _told.get(part) if isinstance(part, torch.nn.Module | torch.optim.Optimizer) else None
+    return None if told is None else told()
 
 
 def is_divided(part: Any) -> bool:
