@@ -132,11 +132,11 @@ def train() -> None:
             loss = torch.nn.functional.cross_entropy(output, y)
             engine.backward(loss)
             moments.moment("micro")
-            engine.step()
             total = loss.item() if first else total + loss.item()
-            if not first:
+            if not first:  # before the step: with stage 0 peers may have committed it while this rank dies in it
                 diary.saw(step, total, engine.get_lr()[0])
                 log(step, total)
+            engine.step()
             if not moments.PLAIN:
                 state.commit()
                 await_copies()
