@@ -76,11 +76,10 @@ class Learner:
         model = torch.nn.parallel.DistributedDataParallel(policy)
         optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
         state = taskd.TrainState(model=model, optimizer=optimizer)
-        earned = 0.0
 
         @taskd.resilient(state)
         def train():
-            nonlocal earned
+            earned = 0.0
             while state.step < steps:
                 weights = {name: value.numpy() for name, value in policy.state_dict().items()}
                 images, actions, rewards = map(torch.tensor, ray.get(game.play.remote(weights, state.step, rank)))
@@ -93,8 +92,9 @@ class Learner:
                 optimizer.step()
                 earned = rewards.mean().item()
                 state.commit(loss.detach())
+            return earned
 
-        train()
+        earned = train()
         dist.destroy_process_group()
         total = sum(parameter.double().sum().item() for parameter in policy.parameters())
         return {"rank": rank, "pid": os.getpid(), "reward": round(earned, 3), "weights": total.hex()}
