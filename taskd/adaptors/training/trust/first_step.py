@@ -63,7 +63,7 @@ class FirstStep:
         if not self._source or (isinstance(loss, torch.Tensor) and loss.numel() != 1):
             return  # `commit` says what is wrong with one that is no number
         try:
-            value = float(loss)
+            value = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         except (TypeError, ValueError):
             return
         if not math.isfinite(value):
