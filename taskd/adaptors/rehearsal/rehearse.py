@@ -29,6 +29,7 @@ LEAST: Final = 12
 _AFTER_S: Final = 20.0
 _TRACED: Final = 5
 _USUAL_RANKS: Final = "2"
+_ABORTS: Final = "terminate called without an active exception"
 _ERROR: Final = re.compile(r"^(?:\[rank\d+\]: ?)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt): .+)$", re.MULTILINE)
 
 
@@ -184,7 +185,7 @@ def _seen(record: RankRecord) -> Seen:
 
 def _error(run: RehearsedRun) -> str:
     """Why a run did not go as far as it should; "" if it did."""
-    if run.done:
+    if run.done or _aborts_at_its_end(run):
         return ""
     if run.late:
         return f"it did not end within {run.seconds:.0f} s"
@@ -192,3 +193,10 @@ def _error(run: RehearsedRun) -> str:
     said = _ERROR.findall(run.output)
     reason = died or (said[0] if said else "")
     return f"it ends with status {run.status}{': ' if reason else ''}{reason[:300]}"
+
+
+def _aborts_at_its_end(run: RehearsedRun) -> bool:
+    """torch aborts now and then as an interpreter ends under gloo's threads: the training was over."""
+    records = run.records.values()
+    over = all(record.committed and not record.facts.died for record in records)
+    return over and len({record.committed for record in records}) == 1 and _ABORTS in run.output

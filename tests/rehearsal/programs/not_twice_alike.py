@@ -17,7 +17,7 @@ state = taskd.TrainState(model=model, optimizer=optimizer)
 
 @taskd.resilient(state)
 def train():
-    while state.step < 30:
+    while state.step < 60:
         optimizer.zero_grad()
         model(torch.full((4, 8), random.random())).sum().backward()
         optimizer.step()
