@@ -8,7 +8,7 @@ from tests.rehearsal.catalog import FOLDER, PROGRAMS, SCRIPTS, rehearse, wrong
 from tests.thorough import everyday
 
 NAMES = [script.name for script in SCRIPTS]
-CHOSEN = ("checkpoints", "mistake_loader", "mistake_behind")
+CHOSEN = ("mistake_loader",)
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def test_a_script_that_is_not_the_same_twice_is_not_judged() -> None:
     status, verdict, _ = rehearse(PROGRAMS / "not_twice_alike.py")
     assert (status, verdict["verdict"]) == (2, "cannot be judged")
     assert "two undisturbed runs differ in step 1 on rank 0: the data" in verdict["findings"][0]["found"]
-    assert "the random numbers of python" in verdict["findings"][0]["mend"]
+    assert "unlike in both runs: the random numbers of" in verdict["findings"][0]["mend"]
 
 
 @pytest.mark.slow
