@@ -80,7 +80,7 @@ def test_what_taskd_refuses_is_the_reason_with_its_line() -> None:
 @pytest.mark.timeout(560)
 def test_a_line_that_is_printed_otherwise_is_found() -> None:
     status, verdict, _ = rehearse(PROGRAMS / "prints_behind.py")
-    assert (status, verdict["why"]) == (1, "weights and data are exact, what it prints is not")
+    assert (status, verdict["why"]) == (1, "weights and data are exact, what it prints is not"), verdict
     assert any(finding["line"] == "prints_behind.py:26" for finding in verdict["findings"])
     assert any("'total'" in note for note in [*verdict["notes"], *(f["found"] for f in verdict["findings"])])
 
