@@ -5,10 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.rehearsal.catalog import FOLDER, PROGRAMS, SCRIPTS, rehearse, wrong
-from tests.thorough import everyday
 
 NAMES = [script.name for script in SCRIPTS]
-CHOSEN = ("mistake_loader",)
 
 
 @pytest.fixture(autouse=True)
@@ -21,8 +19,9 @@ def folder_for_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(560)
-@pytest.mark.parametrize("name", everyday(NAMES, *CHOSEN))
+@pytest.mark.parametrize("name", NAMES)
 def test_the_verdict_is_right(name: str, folder_for_copies: Path) -> None:
     (script,) = [one for one in SCRIPTS if one.name == name]
     before = sorted(FOLDER.iterdir())

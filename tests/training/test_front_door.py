@@ -33,5 +33,5 @@ def test_one_that_was_made_shows_its_parts_too() -> None:
 
 
 def test_the_package_shows_what_is_documented() -> None:
-    (line,) = re.findall(r"`import taskd` gives a script (.*?)\.", PAGE)
+    (line,) = re.findall(r"`import taskd` gives a script (.*?)\. It needs", PAGE, re.DOTALL)
     assert set(re.findall(r"`(\w+)`", line)) == set(taskd.__all__) - {"__version__"}
