@@ -22,6 +22,9 @@ from taskd.errors import RehearsalError
 MOST_BYTES: Final = 1 << 30
 _MOST_FILES: Final = 50_000
 _LEFT_OUT: Final = ("__pycache__", ".git", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hg", ".svn")
+_LONGEST: Final = 60
+"""Characters: sockets lie in a job's run directory, and the kernel takes a path of 107 for one."""
+_SHORT: Final = "/tmp"
 _START: Final = """import sys
 
 from taskd.adaptors.rehearsal.start import begin
@@ -44,6 +47,8 @@ class Workspace:
         self.work = self.root / "work"
         self.folder = self.root / "ranks"
         self.run_dir = self.root / "run"
+        if len(str(self.run_dir)) > _LONGEST:
+            self.run_dir = Path(tempfile.mkdtemp(prefix="taskd-rehearsal-", dir=_SHORT)) / "run"
         self.output = self.root / "output.txt"
 
     def prepare(self) -> None:
@@ -77,6 +82,8 @@ class Workspace:
     def close(self) -> None:
         """Remove all of it."""
         shutil.rmtree(self.root, ignore_errors=True)
+        if self.root not in self.run_dir.parents:
+            shutil.rmtree(self.run_dir.parent, ignore_errors=True)
 
     def as_users(self, text: str) -> str:
         """A text with the paths of the user's own directory, short where they lie in it."""
