@@ -13,11 +13,11 @@ from taskd.adaptors.trainers.library import misfit
 from taskd.adaptors.trainers.lightning.batches import Handed, kept
 from taskd.adaptors.trainers.lightning.kept import Keeper
 from taskd.adaptors.trainers.lightning.library import Library
-from taskd.adaptors.trainers.lightning.marks import Marks
 from taskd.adaptors.trainers.lightning.parts import parts_of, uses_batch
 from taskd.adaptors.trainers.lightning.seams import table
 from taskd.adaptors.trainers.lightning.strategies import recovering
 from taskd.adaptors.trainers.lightning.writing import Files, Lines
+from taskd.adaptors.trainers.marks import Marks
 from taskd.errors import ConfigError
 
 PACKAGES = ("lightning", "pytorch_lightning")

@@ -14,8 +14,8 @@ from taskd.adaptors.trainers.lightning.attributes import Attributes
 from taskd.adaptors.trainers.lightning.batches import Handed, kept
 from taskd.adaptors.trainers.lightning.encoding import MOST, decode, encode, is_plain
 from taskd.adaptors.trainers.lightning.loops import LoopCounters
-from taskd.adaptors.trainers.lightning.marks import Marks
 from taskd.adaptors.trainers.lightning.writing import Files, Lines
+from taskd.adaptors.trainers.marks import Marks
 
 CPU = torch.device("cpu")
 

@@ -8,11 +8,11 @@ Rules:
 3. Where there is no such memory, lines may be given twice.
 """
 
-import mmap
-import os
 from pathlib import Path
 
-_BYTES = 8
+from taskd.adaptors.trainers.marks import Marks
+from taskd.runtime.worker.worker import WorkerLink
+
 _LINES = 1 << 20
 """Of one step, at most."""
 
@@ -26,18 +26,14 @@ class LoggedLines:
     """
 
     def __init__(self, path: Path | None, *, joins: bool) -> None:
-        self._memory: bytearray | mmap.mmap = bytearray(_BYTES)
-        if path is not None:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            try:
-                os.ftruncate(descriptor, _BYTES)
-                self._memory = mmap.mmap(descriptor, _BYTES)
-            finally:
-                os.close(descriptor)
-        self._next = memoryview(self._memory).cast("q")
-        if not joins:
-            self._next[0] = 0
+        self._marks = Marks(path, anew=not joins)
         self._step = self._number = 0
+
+    @classmethod
+    def of_rank(cls, link: WorkerLink) -> "LoggedLines":
+        """Those of this process's rank, beside its positions."""
+        position = link.config.position
+        return cls(None if position is None else position.with_suffix(".logged"), joins=link.joins)
 
     def at(self, step: int) -> None:
         """Lines come behind the commit of this step from now on, from the first."""
@@ -47,7 +43,7 @@ class LoggedLines:
         """Another line: whether it is new, which is put down."""
         line = self._step * _LINES + self._number
         self._number += 1
-        if line < self._next[0]:
+        if line < self._marks[0]:
             return False
-        self._next[0] = line + 1
+        self._marks[0] = line + 1
         return True

@@ -68,8 +68,7 @@ class HfRun:
         self._epoch_of_trainer, self._work_of_trainer = epoch, work
         self._given = given
         self._joins = runtime.link.joins
-        position = runtime.link.config.position
-        self._lines = LoggedLines(None if position is None else position.with_suffix(".logged"), joins=self._joins)
+        self._lines = LoggedLines.of_rank(runtime.link)
         self._loader = HfLoader(given["train_dataloader"], GlobalRng(), library().skip_first_batches)
         self._own = HfOwn(trainer, self._loader)
         self._batches = given["steps_trained_in_current_epoch"] if given["resume_from_checkpoint"] else 0

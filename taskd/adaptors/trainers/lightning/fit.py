@@ -18,10 +18,10 @@ import torch
 from taskd.adaptors.trainers.lightning.batches import Handed, kept
 from taskd.adaptors.trainers.lightning.kept import CommonPart, Keeper, OwnPart, Picture
 from taskd.adaptors.trainers.lightning.library import Library
-from taskd.adaptors.trainers.lightning.marks import Marks
 from taskd.adaptors.trainers.lightning.parts import parts_of, self_kept, uses_batch
 from taskd.adaptors.trainers.lightning.resuming import finish_epoch, go_to, load_anew, release, show_progress, untoggle
 from taskd.adaptors.trainers.lightning.writing import Files, Lines
+from taskd.adaptors.trainers.marks import Marks
 from taskd.adaptors.training.script.behind import done_again
 from taskd.adaptors.training.session import Runtime, resilient
 from taskd.adaptors.training.state import TrainState

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from taskd.adaptors.trainers.lightning.marks import PLACES, Marks
+from taskd.adaptors.trainers.marks import PLACES, Marks
 
 _log = logging.getLogger(__name__)
 _LOGGERS: Final = 31

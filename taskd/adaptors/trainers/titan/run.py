@@ -59,11 +59,11 @@ class TitanRun:
         self._came_back = self._joins = runtime.link.joins
         self._committed_at = -1
         self._should_log = trainer.metrics_processor.should_log
-        position = runtime.link.config.position
-        self._lines = LoggedLines(None if position is None else position.with_suffix(".logged"), joins=self._joins)
+        self._lines = LoggedLines.of_rank(runtime.link)
         self._own, self._shared = TitanOwn(trainer), TitanShared()
         self._before, self._tokens = 0.0, 1.0
         self._options = options
+        self._tools = importlib.import_module("torchtitan.train").dist_utils
 
     def train(self) -> None:
         """Load the checkpoint that the configuration names, and do all steps."""
@@ -91,7 +91,7 @@ class TitanRun:
     @contextmanager
     def _placed(self) -> Iterator[None]:
         """What the trainer calls goes through here."""
-        trainer, tools = self._trainer, importlib.import_module("torchtitan.train").dist_utils
+        trainer, tools = self._trainer, self._tools
         metrics, clip = trainer.metrics_processor, tools.clip_grad_norm_
 
         def clipping(*args: Any, **options: Any) -> Any:
@@ -213,7 +213,7 @@ class TitanRun:
 
     def _log(self, step: int) -> None:
         trainer, own, shared = self._trainer, self._own, self._shared
-        tools, mesh = importlib.import_module("torchtitan.train").dist_utils, None
+        tools = self._tools
         loss = torch.tensor(own.loss, device=trainer.device)
         average = highest = own.loss
         seen = trainer.ntokens_seen

@@ -159,11 +159,6 @@ class PlainPlace:
         return resume is not None and not resume.over and self._kept is not None
 
     @property
-    def handed(self) -> int:
-        """Batches of the present pass that were handed out and trained with."""
-        return max(0, self.pass_.handed - self._pending()) if self._resume is None else self._resume.handed
-
-    @property
     def batches(self) -> "PlainBatches | None":
         """The present iterator."""
         if self._kept is not None:

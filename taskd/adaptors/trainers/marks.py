@@ -1,4 +1,4 @@
-"""How many lines of the log were begun, and how many checkpoints, in shared memory that outlives `kill -9`.
+"""How far a rank has come with what is to be done once, as numbers in shared memory that outlives `kill -9`.
 
 Rules:
 
