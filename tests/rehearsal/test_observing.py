@@ -1,8 +1,10 @@
 """What the observer of a rehearsal reads: fingerprints, variables, lines, and the copy that runs begin with."""
 
+import logging
 import random
 import signal
 import sys
+import tempfile
 from collections import deque
 from pathlib import Path
 from types import FrameType
@@ -14,10 +16,12 @@ import torch
 from taskd.adaptors.rehearsal import output
 from taskd.adaptors.rehearsal.fingerprints import Fingerprint, of_part, of_random_numbers
 from taskd.adaptors.rehearsal.linewatch import LineWatch
+from taskd.adaptors.rehearsal.observer import TrainingObserver
 from taskd.adaptors.rehearsal.rehearse import parse
 from taskd.adaptors.rehearsal.variables import look_up, variables
 from taskd.errors import RehearsalError
 from taskd.runtime.rehearsal import workspace
+from taskd.runtime.rehearsal.order import RehearsalOrder
 from taskd.runtime.rehearsal.workspace import Workspace
 from tests.launch import Launcher
 from tests.rehearsal.catalog import ROOT
@@ -193,3 +197,15 @@ def test_who_dies_behind_a_commit_waits_for_the_others_to_be_there(launcher: Lau
     assert (tmp_path / "killed-0").exists()
     assert not (tmp_path / "killed-1").exists()
     assert "step 3" in launcher.output(process)
+
+
+def test_who_hears_of_an_opened_file_opens_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is heard of while the interpreter may hold `tempfile`'s lock: to ask for the directory then never ends."""
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    monkeypatch.setattr(logging.getLogger("taskd"), "handlers", [])
+    observer = TrainingObserver(folder, RehearsalOrder(last=2, least=1, after_s=1.0), 0, 1)
+    monkeypatch.setattr("tempfile.tempdir", None)
+    observer.opens("/elsewhere/file")
+    assert tempfile.tempdir is None
+    assert '"path": "/elsewhere/file"' in (folder / "rank-0").read_text()

@@ -57,6 +57,8 @@ class TrainingObserver:
         self._passes = self._optimizer_steps = 0
         self._behind = False
         self._evaluated = -1
+        # Asked once: to find it opens files, and whoever asks while one is opened waits for itself.
+        self._passing = (*_PASSING, f"{tempfile.gettempdir()}/", f"{folder.parent}/")
         self._opened: set[str] = set()
         self._begun_s = time.monotonic()
         self._watch: LineWatch | None = None
@@ -139,8 +141,12 @@ class TrainingObserver:
 
     def opens(self, path: str) -> None:
         """A file is opened to be written."""
-        outside = not path.startswith((*_PASSING, tempfile.gettempdir() + "/", f"{self._folder.parent}/"))
-        if outside and path not in self._opened and len(self._opened) < _MOST_FILES and os.getpid() == self.pid:
+        if (
+            not path.startswith(self._passing)
+            and path not in self._opened
+            and len(self._opened) < _MOST_FILES
+            and os.getpid() == self.pid
+        ):
             self._opened.add(path)
             self.note("wrote", path=path)
 
