@@ -1,6 +1,7 @@
 """What the observer of a rehearsal reads: fingerprints, variables, lines, and the copy that runs begin with."""
 
 import logging
+import os
 import random
 import signal
 import sys
@@ -209,3 +210,4 @@ def test_who_hears_of_an_opened_file_opens_none(tmp_path: Path, monkeypatch: pyt
     observer.opens("/elsewhere/file")
     assert tempfile.tempdir is None
     assert '"path": "/elsewhere/file"' in (folder / "rank-0").read_text()
+    os.close(observer._file)
