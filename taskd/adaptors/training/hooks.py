@@ -5,13 +5,16 @@ They are plain functions, or functions of the core: a model that carries them ca
 What runs after a forward pass is no hook of torch's: a module that has any goes another way through `__call__`, at 10
 us a pass. It stands where `Module.compile` puts the compiled call of one module, which copying and pickling leave out.
 
+Of states that have a module in common the one that trains watches it: as its training function is entered the hooks of
+the others are taken off, so that the optimizers of trainings that are over can go.
+
 None of this is a part of what `torch.compile` compiles: there it would break the graph, which `fullgraph` forbids. What
 runs around a module that lies in a compiled one stands around that.
 """
 
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -20,6 +23,9 @@ from taskd.adaptors.groups.instances import imported, instances
 from taskd.adaptors.training.parts.modes import Mode
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.runtime.worker.pulse import Hook, Pulse
+
+_watching: "WeakKeyDictionary[torch.nn.Module, list[ref[StepHooks]]]" = WeakKeyDictionary()
+"""Those that have hooks on a module, in their order."""
 
 
 class StepHooks:
@@ -35,13 +41,18 @@ class StepHooks:
     def __init__(
         self, parts: Parts, before_forward: Callable[[torch.nn.Module], bool], after_forward: Callable[[], None]
     ) -> None:
+        self.withdrawn: Callable[[], None] = lambda: None
+        """Called when another state has taken a module over."""
         self.counts = memoryview(bytearray(16 * len(parts.optimizers))).cast("q")
         self._parts = parts
         self._modes = [Mode(module) for module in parts.modules]
         self._handles: list[RemovableHandle | _Call] = []
         self._after_forward = lambda _module: after_forward()
         self._before_forward = before_forward
+        self._before: list[RemovableHandle] = []
         self._hooked: WeakSet[torch.nn.Module] = WeakSet()
+        for module in parts.modules:
+            _watching.setdefault(module, []).append(ref(self))
         self.use(None)
 
     def use(self, pulse: Pulse | None) -> None:
@@ -51,6 +62,17 @@ class StepHooks:
             return
         in_python = [_counting(self.counts, index) for index in range(len(self._parts.optimizers))]
         self._put(in_python, self._after_forward)
+
+    def take_over(self) -> None:
+        """The state trains from now on: no other one watches its modules."""
+        others = {id(one): one for module in self._parts.modules for known in _watching[module] if (one := known())}
+        for one in reversed(others.values()):  # what was put last is around all others
+            one._remove()
+            if one is not self:
+                one._end()
+        for module in self._parts.modules:
+            _watching[module] = [ref(self)]
+        self.use(None)
 
     @property
     def torn(self) -> bool:
@@ -88,16 +110,26 @@ class StepHooks:
         for mode in self._modes:
             mode.put_back()
 
-    def _put(self, optimizers: list[tuple[Hook, Hook]], after_forward: Hook) -> None:
+    def _end(self) -> None:
+        for handle in self._before:
+            handle.remove()
+        self._before.clear()
+        self._hooked.clear()
+        self.withdrawn()
+
+    def _remove(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+    def _put(self, optimizers: list[tuple[Hook, Hook]], after_forward: Hook) -> None:
+        self._remove()
         for module, mode in zip(self._parts.modules, self._modes, strict=True):
             for outer in (module, *_compiled_around(module)):
                 self._handles.append(_Call(outer, module, mode, after_forward))
                 if outer not in self._hooked:
                     self._hooked.add(outer)
-                    _hook_before(outer, module, self._before_forward)
+                    self._before.append(_hook_before(outer, module, self._before_forward))
         for optimizer, (before, after) in zip(self._parts.optimizers, optimizers, strict=True):
             self._handles.append(optimizer.register_step_pre_hook(before))
             self._handles.append(optimizer.register_step_post_hook(after))
@@ -145,12 +177,15 @@ class _Call:
             vars(self._module)["_compiled_call_impl"] = self._former
 
 
-def _hook_before(outer: torch.nn.Module, module: torch.nn.Module, call: Callable[[torch.nn.Module], bool]) -> None:
+def _hook_before(
+    outer: torch.nn.Module, module: torch.nn.Module, call: Callable[[torch.nn.Module], bool]
+) -> RemovableHandle:
     def before(*_: Any) -> None:
         if not torch.compiler.is_compiling() and not call(module):
             handle.remove()
 
     handle = outer.register_forward_pre_hook(before)
+    return handle
 
 
 def _compiled_around(module: torch.nn.Module) -> list[torch.nn.Module]:

@@ -98,8 +98,7 @@ class StateRecovery:
         backup_every: int | None = None,
         replicas: Replicas | None = None,
     ) -> None:
-        self.step = 0
-        self.backup_every = backup_every
+        self.step, self.backup_every = 0, backup_every
         self.backups: Copying | None = None
         self.on_commit: Callable[[int], None] | None = None
         self.saved: SavedCheckpoint | None = None
@@ -128,6 +127,7 @@ class StateRecovery:
         self.in_flight = InFlight(parts)
         self.replicas = replicas or Replicas(parts)
         self.undo = Undo(parts, lambda: sum(self._hooks.counts[1::2]), self._can_copy)
+        self._hooks.withdrawn = self.undo.end
         self.failures = Failures(lambda: sum(self._hooks.counts))
         self._count: Callable[[int], None] = self._count_slowly
 
@@ -176,6 +176,7 @@ class StateRecovery:
         Raises:
             RestoreError: the file cannot be used.
         """
+        self._hooks.take_over()
         self._positions = file = PositionFile(path)
         os.register_at_fork(after_in_child=_leaver(self))
         sources = None if self.parts.positions or self.parts.epochs.used else self._rng.sources()

@@ -72,6 +72,15 @@ class Undo:
         if not self._settled and (self._commits >= _COMMITS or self._exposed):
             self._settle()
 
+    def end(self) -> None:
+        """Nobody trains with this state any more, or by chance later: what is in the middle of a step is TORN then."""
+        for handle in (*self._runs, *self._handles):
+            handle.remove()
+        self._runs.clear()
+        self._handles.clear()
+        self._copies, self._live, self._plain = [], [], []
+        self.ready = self.busy = False
+
     def apply(self) -> None:
         """Put back what was there before the first step."""
         with torch.no_grad():

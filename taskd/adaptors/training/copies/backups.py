@@ -116,6 +116,8 @@ class Backups:
 
     def close(self) -> None:
         """The training function was left for good. The copies are the agent's to remove."""
+        held = self.held(False)
+        self._link.holding = lambda _paused: held  # what was trained can go
         for hook in self._hooks:
             hook.remove()
         if self.folder is not None:
