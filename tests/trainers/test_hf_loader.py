@@ -9,7 +9,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from taskd.adaptors.trainers.hf.loader import HfLoader
-from taskd.adaptors.training.data.plain_batches import GlobalRng
+from taskd.adaptors.trainers.hf.own import HfMoments
+from taskd.adaptors.training.positions.rng import PackedRng
 
 ROWS, SIZE = 11, 2
 BATCHES = -(-ROWS // SIZE)
@@ -68,7 +69,7 @@ def kept(make: Any) -> HfLoader:
     """The loader of a process that has just been set up."""
     torch.manual_seed(4)
     random.seed(4)
-    loader = HfLoader(make(), GlobalRng(), never)
+    loader = HfLoader(make(), PackedRng(), never)
     loader.begin(0)
     return loader
 
@@ -97,7 +98,7 @@ def test_an_undisturbed_pass_is_that_of_the_loader(make: Any) -> None:
 @pytest.mark.parametrize("done", range(BATCHES))
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_survivor_is_given_again_what_it_has_not_committed(make: Any, done: int, more: int) -> None:
-    loader, randomness = kept(make), GlobalRng()
+    loader, randomness = kept(make), PackedRng()
     batches = iter(loader)
     seen = train(batches, done)
     loader.commit()
@@ -111,7 +112,7 @@ def test_a_survivor_is_given_again_what_it_has_not_committed(make: Any, done: in
 @pytest.mark.parametrize("make", [plain, ahead, stream])
 @pytest.mark.parametrize("done", range(BATCHES + 1))
 def test_a_new_process_goes_on_behind_what_was_recorded(make: Any, done: int) -> None:
-    loader, randomness = kept(make), GlobalRng()
+    loader, randomness = kept(make), PackedRng()
     seen = train(iter(loader), done)
     loader.commit()
     recorded, committed = loader.moments, randomness.capture()
@@ -148,7 +149,7 @@ def test_an_iterator_of_another_epoch_is_not_gone_on_with() -> None:
 
 def test_what_the_training_takes_out_of_a_batch_is_there_when_it_is_given_again() -> None:
     batches = [{"labels": 1}, {"labels": 2}]
-    loader = HfLoader(batches, GlobalRng(), never)
+    loader = HfLoader(batches, PackedRng(), never)
     loader.begin(0)
     next(iter(loader)).pop("labels")
     loader.go_on(0, 0, 0)
@@ -156,11 +157,33 @@ def test_what_the_training_takes_out_of_a_batch_is_there_when_it_is_given_again(
 
 
 def test_what_transformers_has_skipped_is_skipped_in_a_new_process_too() -> None:
-    loader = HfLoader([*range(6)], GlobalRng(), lambda whole, count: whole[count:])
+    loader = HfLoader([*range(6)], PackedRng(), lambda whole, count: whole[count:])
     loader.begin(0)
     assert [*loader.skip(2)] == [2, 3, 4, 5]
-    newcomer = HfLoader([*range(6)], GlobalRng(), lambda whole, count: whole[count:])
+    newcomer = HfLoader([*range(6)], PackedRng(), lambda whole, count: whole[count:])
     newcomer.go_on(0, 3, 2)
     assert [*newcomer] == [3, 4, 5]
     newcomer.begin(1)
     assert [*newcomer] == [*range(6)]
+
+
+def test_random_numbers_are_kept_of_batches_that_drew_some() -> None:
+    for make, drew in ((ahead, True), (stream, False)):
+        loader = kept(make)
+        train(iter(loader), 2)
+        opened, loaded = loader.moments
+        assert opened
+        assert bool(loaded) is drew
+
+
+def test_the_moments_of_a_pass_are_packed_anew_when_they_are_others() -> None:
+    loader, newcomer = kept(ahead), kept(ahead)
+    moments = HfMoments(loader)
+    batches = iter(loader)
+    train(batches, 1)
+    packed = moments.pack()
+    assert moments.pack() is packed
+    train(batches, 1)
+    assert moments.pack() != packed
+    HfMoments(newcomer).unpack(moments.pack())
+    assert newcomer.recorded == loader.moments

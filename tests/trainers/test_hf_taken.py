@@ -5,14 +5,13 @@ from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
-from taskd.adaptors.trainers.hf.loader import HfLoader
 from taskd.adaptors.trainers.hf.own import HfOwn
 from taskd.adaptors.trainers.hf.taken import HfTaken, told
 from taskd.adaptors.training import tree
-from taskd.adaptors.training.data.plain_batches import GlobalRng
 
 PLACE = {"epoch": 1, "batches": 4, "committed": True}
 
@@ -115,9 +114,9 @@ def test_a_new_process_takes_a_peers() -> None:
 @pytest.mark.parametrize("loss", [1.25, float("nan")])
 def test_the_sum_is_put_down_before_the_backward_pass(loss: float) -> None:
     one = trainer()
-    own = HfOwn(one, HfLoader([], GlobalRng(), lambda loader, _: loader))
+    own = HfOwn(one)
     put_down: list[float] = []
-    own.record = lambda: put_down.append(own.state_dict()["sum"])
+    own.record = lambda: put_down.append(msgspec.msgpack.decode(own.pack())[0])
     one._tr_loss += 0.5
     own.begin(64.0)
     own.backward(torch.tensor(loss))
@@ -125,16 +124,16 @@ def test_the_sum_is_put_down_before_the_backward_pass(loss: float) -> None:
     one._tr_loss += one._tr_loss / 2 if math.isnan(loss) else loss  # as the trainer does where a loss is not finite
     assert put_down == [float(one._tr_loss)]
     newcomer = trainer()
-    HfOwn(newcomer, HfLoader([], GlobalRng(), lambda loader, _: loader)).load_state_dict(own.state_dict())
+    HfOwn(newcomer).unpack(own.pack())
     assert (float(newcomer._tr_loss), newcomer.current_flos) == (float(one._tr_loss), 64.0)
 
 
 def test_a_log_begins_the_sum_anew() -> None:
     one = trainer()
-    own = HfOwn(one, HfLoader([], GlobalRng(), lambda loader, _: loader))
+    own = HfOwn(one)
     own.begin(1.0)
     own.end(torch.tensor(2.0))
     one._tr_loss += 2.0
     one._tr_loss -= one._tr_loss
     own.logged()
-    assert own.state_dict()["sum"] == 0.0
+    assert msgspec.msgpack.decode(own.pack())[0] == 0.0

@@ -263,7 +263,7 @@ def test_a_new_process_goes_on_behind_the_batches_that_were_handed_out(kind: str
     former = keeping(loader())
     iter(former)
     last = [next(former) for _ in range(3)][-1]
-    place, states = former.taskd_place(), former.taskd.states()
+    place, states = former.taskd_place() + former.taskd_beginning(), former.taskd.states()
     rest = [next(former) for _ in range(3)]
     torch.manual_seed(5)
     Drawing.loaded = 0

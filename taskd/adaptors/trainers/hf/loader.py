@@ -4,7 +4,7 @@ Rules:
 
 1. Nothing is changed in an undisturbed pass: same iterator, same batches, same random numbers, drawn at the same time.
 2. A survivor goes on with its living iterator: what was given since the commit is given again, with the random numbers
-   that were there after it was loaded.
+   that were there after it was loaded, if that drew any.
 3. Anyone else opens the pass as it was opened, with the random numbers of that moment, passes over the indices of what
    was done without loading it, and loads what accelerate's loader holds ahead with those of its own moment.
 4. The batches of an iterable dataset are loaded and dropped. Where rank 0 loads for all, all open the pass anew
@@ -19,9 +19,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from taskd.adaptors.training.data.plain_batches import GlobalRng
-
-_States = list[bytes]
+from taskd.adaptors.training.positions.rng import PackedRng
 
 
 class HfLoader:
@@ -39,10 +37,10 @@ class HfLoader:
             loaded.
     """
 
-    def __init__(self, whole: Any, random: GlobalRng, skip: Callable[[Any, int], Any]) -> None:
+    def __init__(self, whole: Any, random: PackedRng, skip: Callable[[Any, int], Any]) -> None:
         self.loader = whole
         self.skipped = 0
-        self.recorded: tuple[_States, _States] = ([], [])
+        self.recorded: tuple[bytes, bytes] = (b"", b"")
         self._whole, self._skip = whole, skip
         self._random = random
         self._epoch = -1
@@ -62,7 +60,7 @@ class HfLoader:
         return len(self.loader)
 
     @property
-    def moments(self) -> tuple[_States, _States]:
+    def moments(self) -> tuple[bytes, bytes]:
         """What is recorded of the present pass: the random numbers as it was opened, and as it loaded last."""
         return self.recorded if self._pass is None else (self._pass.opened, self._pass.loaded)
 
@@ -99,7 +97,7 @@ class HfLoader:
         else:
             if now is not None:
                 now.close()
-            self._next = HfPass(self.loader, self._random, behind, self.recorded if behind else ([], []))
+            self._next = HfPass(self.loader, self._random, behind, self.recorded if behind else (b"", b""))
         self._epoch = epoch
 
 
@@ -108,18 +106,20 @@ class HfPass:
 
     Attributes:
         opened: the random numbers with which it was opened.
-        loaded: those with which its newest batch was loaded.
+        loaded: those with which its newest batch was loaded; empty if that drew none.
     """
 
-    def __init__(self, loader: Any, random: GlobalRng, behind: int = 0, moments: tuple[_States, _States] = ([], [])):
+    def __init__(
+        self, loader: Any, random: PackedRng, behind: int = 0, moments: tuple[bytes, bytes] = (b"", b"")
+    ) -> None:
         self.opened, self.loaded = moments
         self._loader = loader
         self._random = random
         self._behind = behind
         self._batches: Iterator[Any] | None = None
         self._committed = behind
-        self._given: deque[tuple[Any, _States]] = deque()
-        self._again: deque[tuple[Any, _States]] = deque()
+        self._given: deque[tuple[Any, bytes]] = deque()
+        self._again: deque[tuple[Any, bytes]] = deque()
 
     def __iter__(self) -> "HfPass":
         return self
@@ -131,8 +131,9 @@ class HfPass:
         else:
             if self._batches is None:
                 self._batches = self._open()
+            before = self._random.mark()
             batch = next(self._batches)
-            after = self._random.capture()
+            after = b"" if self._random.mark() == before else self._random.capture()
         self._given.append((batch, after))
         return copy.copy(batch)  # what the training takes out of it is there when it is given again
 
@@ -158,7 +159,7 @@ class HfPass:
             self._batches.close()
         self._batches = None
 
-    def _put(self, states: _States) -> None:
+    def _put(self, states: bytes) -> None:
         if states:
             self._random.restore(states)
 
@@ -200,8 +201,9 @@ class HfPass:
             batches = iter(base)
         first = ahead and self._behind > 0
         while True:
-            self.loaded = self._random.capture()
+            before, mark = self._random.capture(), self._random.mark()
             batch = next(batches, _END)
+            self.loaded = b"" if self._random.mark() == mark else before
             if first:
                 self._put(now)
                 first = False

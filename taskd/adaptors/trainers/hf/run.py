@@ -20,11 +20,11 @@ from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.groups.gathering import gather
 from taskd.adaptors.trainers.hf.loader import HfLoader
-from taskd.adaptors.trainers.hf.own import HfOwn
+from taskd.adaptors.trainers.hf.own import HfMoments, HfOwn
 from taskd.adaptors.trainers.hf.taken import HfTaken, told
 from taskd.adaptors.trainers.logged_lines import LoggedLines
 from taskd.adaptors.training import tree
-from taskd.adaptors.training.data.plain_batches import GlobalRng
+from taskd.adaptors.training.positions.rng import PackedRng
 from taskd.adaptors.training.script.behind import done_again
 from taskd.adaptors.training.session import Runtime, resilient
 from taskd.adaptors.training.state import TrainState
@@ -69,8 +69,8 @@ class HfRun:
         self._given = given
         self._joins = runtime.link.joins
         self._lines = LoggedLines.of_rank(runtime.link)
-        self._loader = HfLoader(given["train_dataloader"], GlobalRng(), library().skip_first_batches)
-        self._own = HfOwn(trainer, self._loader)
+        self._loader = HfLoader(given["train_dataloader"], PackedRng(), library().skip_first_batches)
+        self._own = HfOwn(trainer)
         self._batches = given["steps_trained_in_current_epoch"] if given["resume_from_checkpoint"] else 0
         self._entered = False
         self._taken: list[HfTaken] = []
@@ -86,10 +86,12 @@ class HfRun:
             scaler=getattr(trainer.accelerator, "scaler", None),
             scheduler=scheduler if follows else None,
             replicated={"trainer": _Shared(self)},
-            data={"own": self._own},
+            data={"own": self._own, "moments": HfMoments(self._loader)},
         )
-        state._recovery.begin_epochs()  # what a scheduler has moved since the commit is put back
-        self._own.record = state._recovery.record_ahead
+        recovery = state._recovery
+        recovery.by_trainer = True
+        recovery.begin_epochs()  # what a scheduler has moved since the commit is put back
+        self._own.record = recovery.record_ahead
         if not self._joins:
             state.step = trainer.state.global_step
             self._take(self._entry(), told(None, None))
@@ -166,7 +168,7 @@ class HfRun:
         self._take({**place, "start_time": arguments["start_time"]}, arguments)
         self._loader.commit()
         self._lines.at(self._trainer.state.global_step)
-        self.state.commit(self._own.loss)
+        self.state.commit(self._own.known)
 
     def _take(self, place: dict[str, Any], arguments: dict[str, Any]) -> None:
         of_step = {name: arguments[name] for name in ("grad_norm", "learning_rate")}

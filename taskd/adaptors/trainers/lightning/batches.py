@@ -62,6 +62,10 @@ class Handed:
         """Those of all random numbers."""
         return tuple(bytes(one) for one in self._rng.capture())
 
+    def mark(self) -> bytes:
+        """Another one as soon as any random number is drawn."""
+        return self._rng.mark()
+
     def restore(self, states: _States) -> None:
         """Put them back."""
         self._rng.restore(states)
@@ -162,10 +166,9 @@ class Keeping:
             if states is not None:
                 handed.restore(states)
         else:
-            before = handed.states()
+            before = handed.mark()
             batch = self.taskd_kind.__next__(self)
-            after = handed.states()
-            item = (batch, self.fetched, self.done, None if after == before else after)
+            item = (batch, self.fetched, self.done, None if handed.mark() == before else handed.states())
         handed.count += 1
         handed.kept[handed.count] = item
         return batch
@@ -173,7 +176,11 @@ class Keeping:
     def taskd_place(self) -> list[Any]:
         """Where it stands: for this rank's next process."""
         handed = self.taskd
-        return [handed.count, self.fetched, self.done, handed.start, handed.epochs]
+        return [handed.count, self.fetched, self.done]
+
+    def taskd_beginning(self) -> list[Any]:
+        """How its pass began: for this rank's next process."""
+        return [self.taskd.start, self.taskd.epochs]
 
     def taskd_mark(self) -> tuple[int, int, int, bool]:
         """Where it stands, at a commit: what was handed out before is not asked for again."""
@@ -195,7 +202,10 @@ class Keeping:
             handed.again.clear()
 
     def taskd_go_to(self, place: Sequence[Any], *, wants_last: bool) -> Any:
-        """Begin the pass that another process was in, and go where it stood; return its last batch if wanted."""
+        """Begin the pass that another process was in, and go where it stood; return its last batch if wanted.
+
+        `place` and how the pass began, in one.
+        """
         count, fetched, done, start, epochs = place
         loaders = self.combined_loader.flattened
         for loader, epoch in zip(loaders, epochs, strict=False):

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from taskd.adaptors.trainers.lightning.batches import Handed, kept
-from taskd.adaptors.trainers.lightning.kept import CommonPart, Keeper, OwnPart, Picture
+from taskd.adaptors.trainers.lightning.kept import Keeper, Picture
 from taskd.adaptors.trainers.lightning.library import Library
-from taskd.adaptors.trainers.lightning.parts import parts_of, self_kept, uses_batch
+from taskd.adaptors.trainers.lightning.parts import Beginning, CommonPart, OwnPart, parts_of, self_kept, uses_batch
 from taskd.adaptors.trainers.lightning.resuming import finish_epoch, go_to, load_anew, release, show_progress, untoggle
 from taskd.adaptors.trainers.lightning.writing import Files, Lines
 from taskd.adaptors.trainers.marks import Marks
@@ -51,6 +51,7 @@ class LightningFit:
         self._entered = False
         self._stepped = False
         self._common, self._own = CommonPart(self._tell_common), OwnPart(self._tell_own)
+        self._beginning = Beginning(lambda: None if self._keeps is None else self._loop._data_fetcher)
         self._plain = {
             "run": self._loop.run,
             "setup_data": self._loop.setup_data,
@@ -159,7 +160,9 @@ class LightningFit:
     def _state_of_fit(self) -> TrainState | None:
         try:
             parts = parts_of(self._trainer, self._library)
-            state = TrainState(**parts, replicated={"lightning": self._common}, data={"of_rank": self._own})
+            state = TrainState(
+                **parts, replicated={"lightning": self._common}, data={"of_rank": self._own, "pass": self._beginning}
+            )
         except ConfigError as error:
             _log.warning("%s. This fit is not recovered in place: at a fault all processes start anew", error)
             return None
@@ -281,7 +284,7 @@ class LightningFit:
             if self._joins:
                 trainer.strategy.taskd_speak()
             keeps.put_common(self._common.loaded)
-            place = keeps.put_own(self._own.loaded) if self._own.loaded else None
+            place = [*keeps.put_own(self._own.loaded), *self._beginning.loaded] if self._own.loaded else None
             load_anew(trainer, evaluates_anew=self._evaluates_anew, joined=True)
             go_to(trainer, self._library, keeps, place, wants_batch=self._needs_batch)
             if self._joins and keeps.committed:

@@ -12,7 +12,7 @@ Rules:
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,6 +32,8 @@ _SHORT: Final = 64
 _OF_ALL: Final = ("should_stop", "accumulate_grad_batches")
 _TRAINER: Final = (*_OF_ALL, "_last_val_time", "_train_start_time")
 _MODULE: Final = ("_current_fx_name", "forward")
+_WATCHED: Final = "_compiled_call_impl"
+"""Where taskd watches forward passes."""
 _VARYING: Final = (int, float, str, bool, list, dict, set, tuple, torch.Tensor)
 
 
@@ -84,7 +86,7 @@ class Keeper:
         self._metrics = MetricObjects(module, results.Metric)
         self._shown = Shown(trainer._logger_connector)
         self._of_trainer = Attributes(trainer, names=_TRAINER)
-        self._of_module = Attributes(module, left_out={*vars(bare)}.difference(_MODULE))
+        self._of_module = Attributes(module, left_out={*vars(bare), _WATCHED}.difference(_MODULE))
         shown_alone = library.module("callbacks").ProgressBar
         self._callbacks = [(one, Attributes(one)) for one in trainer.callbacks if not isinstance(one, shown_alone)]
         self._at_first: Taken = self._of_module.take()
@@ -165,14 +167,14 @@ class Keeper:
         """What this rank alone has, now."""
         trainer = self._trainer
         results = trainer.fit_loop.epoch_loop._results
-        place = trainer.fit_loop._data_fetcher.taskd_place()
         found = [
-            place, self._sums.encode(), self._metrics.encode(), self._shown.encode(), [*self.lines.counts],
-            self.files.count, self.lines.names() if trainer.is_global_zero else [], results.batch_size,
-            self._of_own_module(), self._output(),
+            trainer.fit_loop._data_fetcher.taskd_place(), self._sums.encode(), self._metrics.encode(),
+            self._shown.encode(), [*self.lines.counts], self.files.count,
+            self.lines.names() if trainer.is_global_zero else [], results.batch_size, self._of_own_module(),
+            self._output(),
         ]  # fmt: skip
         data = msgspec.msgpack.encode(found)
-        if len(data) > _MOST_BYTES + len(place[3]):
+        if len(data) > _MOST_BYTES:
             self._tell_large(len(data))
             found[2], found[8], found[9] = [], [], None
             data = msgspec.msgpack.encode(found)
@@ -234,39 +236,6 @@ class Keeper:
                 size_bytes,
                 _MOST_BYTES,
             )
-
-
-class CommonPart:
-    """A part that is equal on all ranks: `picture` finds that of the last commit."""
-
-    def __init__(self, tell: Callable[[], dict[str, Any] | None]) -> None:
-        self._tell = tell
-        self.loaded: dict[str, Any] | None = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """As of the last commit."""
-        told = self._tell()
-        return {} if told is None else {"data": msgspec.msgpack.encode(told)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """To be used when the training function is entered."""
-        self.loaded = msgspec.msgpack.decode(state["data"]) if state else None
-
-
-class OwnPart:
-    """A part that is this rank's own."""
-
-    def __init__(self, tell: Callable[[], bytes]) -> None:
-        self._tell = tell
-        self.loaded = b""
-
-    def state_dict(self) -> dict[str, Any]:
-        """As it is now."""
-        return {"data": self._tell()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """To be used when the training function is entered."""
-        self.loaded = state["data"]
 
 
 def _name(callback: Any) -> str:

@@ -1,10 +1,17 @@
-"""What of Lightning's trainer makes up the training state, and whether the user's hooks look at a batch at its end."""
+"""What of Lightning's trainer makes up the training state, and whether the user's hooks look at a batch at its end.
 
+What else the trainer holds (see `kept`) are three parts: what is equal on all ranks, what is a rank's own and changes
+in each step, and how its pass over the batches began.
+"""
+
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import torch
 
 from taskd.adaptors.trainers.lightning.library import Library
+from taskd.adaptors.training.positions.packed import PackedPosition
 from taskd.errors import ConfigError
 
 
@@ -55,3 +62,58 @@ def self_kept(trainer: Any, library: Library) -> list[torch.nn.Module]:
     module = trainer.lightning_module
     kind = library.module("trainer.connectors.logger_connector.result").Metric
     return [module, *(one for one in module.modules() if isinstance(one, kind))]
+
+
+class CommonPart:
+    """A part that is equal on all ranks: `picture` finds that of the last commit."""
+
+    def __init__(self, tell: Callable[[], dict[str, Any] | None]) -> None:
+        self._tell = tell
+        self.loaded: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of the last commit."""
+        told = self._tell()
+        return {} if told is None else {"data": msgspec.msgpack.encode(told)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """To be used when the training function is entered."""
+        self.loaded = msgspec.msgpack.decode(state["data"]) if state else None
+
+
+class OwnPart(PackedPosition):
+    """What is this rank's own, and changes."""
+
+    def __init__(self, tell: Callable[[], bytes]) -> None:
+        self._tell = tell
+        self.loaded = b""
+
+    def pack(self) -> bytes:
+        """As it is now."""
+        return self._tell()
+
+    def unpack(self, data: bytes) -> None:
+        """To be used when the training function is entered."""
+        self.loaded = data
+
+
+class Beginning(PackedPosition):
+    """How this rank's pass over its batches began: `find` returns the fetcher of them."""
+
+    def __init__(self, find: Callable[[], Any]) -> None:
+        self._find = find
+        self._number, self._packed = -1, b""
+        self.loaded: list[Any] = []
+
+    def pack(self) -> bytes:
+        """Of the present pass."""
+        fetcher = self._find()
+        if fetcher is None:
+            return b""
+        if fetcher.taskd.number != self._number:
+            self._number, self._packed = fetcher.taskd.number, msgspec.msgpack.encode(fetcher.taskd_beginning())
+        return self._packed
+
+    def unpack(self, data: bytes) -> None:
+        """To be used when the training function is entered."""
+        self.loaded = msgspec.msgpack.decode(data) if data else []

@@ -33,6 +33,7 @@ from taskd.adaptors.training.data.places import LoaderPlace
 from taskd.adaptors.training.parts.kinds import Sorted, has_epoch_only, has_state
 from taskd.adaptors.training.parts.loose import Loose
 from taskd.adaptors.training.parts.plain import Plain
+from taskd.adaptors.training.positions.packed import PackedPosition
 from taskd.adaptors.training.positions.payload import head_of
 from taskd.adaptors.training.positions.position_file import CAPACITY_BYTES
 from taskd.errors import ConfigError, RestoreError
@@ -66,12 +67,15 @@ class Parts:
         self.loose = Loose(self.replicated)
         self.plain = Plain(self.replicated)
         self.meter = Meter()
-        self.places: dict[str, LoaderPlace] = {}
+        self.places: dict[str, LoaderPlace | PackedPosition] = {}
+        self._room: tuple[Sequence[Buffer], int] = ((), 0)
         for name, part in [*self.positions.items()]:
             if isinstance(part, torch.utils.data.DataLoader):
                 self._keep(name, part)
             elif isinstance(part, PlainPlace):
                 part.meter, part.epochs = self.meter, self.epochs
+            elif isinstance(part, PackedPosition):
+                self.places[name] = part
         if not self.optimizers:
             raise ConfigError(
                 f"TrainState got {', '.join(self.all) or 'nothing'}; expected at least one torch.optim.Optimizer, "
@@ -134,7 +138,9 @@ class Parts:
         if not self.positions and not self.epochs.used:
             return b""
         data = msgspec.msgpack.encode(self.pack_positions())
-        room = CAPACITY_BYTES - len(head_of(rng)) - sum(map(len, rng))
+        if rng is not self._room[0]:
+            self._room = rng, CAPACITY_BYTES - len(head_of(rng)) - sum(map(len, rng))
+        room = self._room[1]
         if len(data) <= room:
             return data
         if not self._told_too_large:

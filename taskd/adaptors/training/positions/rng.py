@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from taskd.adaptors.training.positions.payload import head_of
+from taskd.adaptors.training.positions.payload import head_of, pack, unpack
 from taskd.adaptors.training.positions.rng_memory import (
     SPARE,
     TORCH_BYTES,
@@ -29,7 +29,8 @@ from taskd.runtime.worker.pulse import Buffer, Sources
 
 _WORDS = 624
 _GAUSS = struct.Struct("<id")
-
+_MARK = 40
+"""At either end of a generator's memory: its counts, its first or last words, its spare numbers."""
 
 _NO_GAUSS = _GAUSS.pack(0, 0.0)
 
@@ -71,6 +72,16 @@ class RngCapture:
             self._same = tuple(states)
             return self._same
         return states
+
+    def mark(self) -> bytes:
+        """Return what is another as soon as a generator has drawn or was set: a few bytes where memory shows all.
+
+        A twister counts each number that it gives, and has other words when it has given all that were there.
+        """
+        states = self.capture()
+        if states is not self._same:
+            return pack(states)
+        return b"".join([part for state in states for part in (state[:_MARK], state[-_MARK:])])
 
     def sources(self) -> Sources | None:
         """What `capture` reads, for a `Pulse`; None where memory does not show every generator."""
@@ -116,6 +127,25 @@ class RngCapture:
         self._numpy_source, self._numpy_bits = source, source._bit_generator
         if type(self._numpy_bits).__name__ == "MT19937":
             self._numpy = numpy_views(source)
+
+
+class PackedRng:
+    """The generators of this process, whose states are one value: it is kept, and put down with others."""
+
+    def __init__(self) -> None:
+        self._rng = RngCapture()
+
+    def capture(self) -> bytes:
+        """Their states now."""
+        return pack(self._rng.capture())
+
+    def mark(self) -> bytes:
+        """As `RngCapture.mark`."""
+        return self._rng.mark()
+
+    def restore(self, states: bytes) -> None:
+        """Put back what `capture` returned. Raises `RestoreError`."""
+        self._rng.restore(unpack(states)[0])
 
 
 def _tensor(state: bytes) -> torch.Tensor:
