@@ -34,6 +34,7 @@ from taskd.core.recovery.events import (
     Restored,
 )
 from taskd.core.recovery.handlers.common import end, give_up
+from taskd.core.recovery.handlers.resuming import begin_step, look
 from taskd.core.recovery.job import Job
 from taskd.core.recovery.nodes import move
 from taskd.core.recovery.orders import send
@@ -242,7 +243,7 @@ def advance(
         marks.append(do(mark, "joined_s"))
     if isinstance(phase, Joining) and job.world.all_at(RESTORED):
         marks.append(do(mark, "restored_s"))
-        phase = Resuming(now_s, now_s + job.policy.deadlines.resume_s)
+        phase = begin_step(job, now_s)
     if isinstance(phase, Resuming) and job.world.all_at(RESUMED):
         return Running(now_s), (*marks, do(attempts.succeed))
     return phase, tuple(marks)
@@ -255,8 +256,10 @@ def stray(phase: Joining | Resuming, _event: Paused, job: Job, now_s: float) -> 
     return replace(phase, until_s=now_s + job.policy.deadlines.confirm_s, strayed=True), ()
 
 
-def fail_world(_phase: Joining | Resuming, _event: Expired, job: Job, now_s: float) -> Next:
+def fail_world(phase: Joining | Resuming, _event: Expired, job: Job, now_s: float) -> Next:
     """The world could not be built, and nobody is known to be lost: try another."""
+    if isinstance(phase, Resuming) and now_s < phase.until_s:
+        return look(phase, job, now_s)
     causes = {rank: job.cause(rank) for rank in job.world.at_stage(Stage.PAUSED)}
     own, cut_off = (
         {rank: cause for rank, cause in causes.items() if cause.kind is kind}

@@ -52,8 +52,6 @@ _QUESTIONS: Final = 3
 """So often an agent that is heard is asked."""
 _QUIET_HEARTBEATS: Final = 1.5
 """An agent that was not heard for so many heartbeats is perhaps lost."""
-_OF_THE_LIVING: Final = (Kind.SIZE_MISMATCH, Kind.OP_MISMATCH, Kind.SKIPPED)
-"""What a rank that came out with an error may be explained by, though every process lives."""
 
 
 def formed(_phase: Forming, event: Formed, job: Job, now_s: float) -> Next:
@@ -153,7 +151,7 @@ def explain(phase: Strayed, _event: Answered, job: Job, now_s: float) -> Next:
     if ended:
         return fault(now_s, ended)
     diagnosis = job.case.watch.diagnosis(job.world.ranks, now_s)
-    if diagnosis is not None and diagnosis.kind in _OF_THE_LIVING:
+    if diagnosis is not None and diagnosis.kind in case.OF_THE_LIVING:
         return _accuse(diagnosis, job, now_s)
     if diagnosis is not None and diagnosis.kind in case.OWN_ERRORS:
         said = {JobRank(fact.rank): fact for fact in diagnosis.facts}  # it is dying, and its status not known yet
