@@ -13,6 +13,8 @@ from taskd.config.reading import Source
 
 MAX_RUN_DIR_BYTES: Final = 60
 """A Unix socket's path has at most 107 bytes; this leaves 47 for what the agent puts below."""
+SHORT: Final = Path("/tmp")
+"""Where it lies if the directory for temporary files is too deep. That it is this user's alone, `OwnFolder` sees to."""
 
 
 def job_dir(directory: Path, job_id: str) -> Path:
@@ -25,7 +27,7 @@ def run_dir(source: Source) -> Path:
     given = source.path(settings.RUN_DIR)
     if given is None:
         return default_dir(source.env)
-    if len(os.fsencode(given)) > MAX_RUN_DIR_BYTES:
+    if not fits(given):
         raise source.refuse(settings.RUN_DIR, str(given), f"a path of at most {MAX_RUN_DIR_BYTES} bytes")
     return given
 
@@ -33,9 +35,16 @@ def run_dir(source: Source) -> Path:
 def default_dir(env: Mapping[str, str]) -> Path:
     """Where it is if nobody has said it: in the user's own directory for such things, or a shared one."""
     own = env.get("XDG_RUNTIME_DIR", "")
-    if own and len(os.fsencode(own)) <= MAX_RUN_DIR_BYTES - len("/taskd") and _is_own(own):
+    if own and fits(Path(own) / "taskd") and _is_own(own):
         return Path(own) / "taskd"
-    return Path(env.get("TMPDIR") or tempfile.gettempdir()) / f"taskd-{os.getuid()}"
+    name = f"taskd-{os.getuid()}"
+    shared = Path(env.get("TMPDIR") or tempfile.gettempdir()) / name
+    return shared if fits(shared) else SHORT / name
+
+
+def fits(directory: Path) -> bool:
+    """Whether sockets can lie below it."""
+    return len(os.fsencode(directory)) <= MAX_RUN_DIR_BYTES
 
 
 def _is_own(path: str) -> bool:

@@ -68,7 +68,7 @@ INSECURE = Setting(
 RUN_DIR = Setting(
     "TASKD_RUN_DIR", "run_dir", Format.PATH, None, _BOTH,
     "Directory for the job's records. Its path has at most 60 bytes. When unset: `taskd` in `XDG_RUNTIME_DIR` if that "
-    "exists, else `taskd-UID` in the directory for temporary files.",
+    "exists, else `taskd-UID` in the directory for temporary files, or in `/tmp` where that path would be longer.",
 )  # fmt: skip
 HEARTBEAT_S = Setting(
     "TASKD_HEARTBEAT_S", "heartbeat_s", Format.SECONDS, f"{_MEMBERSHIP.heartbeat_s:g}", _BOTH,

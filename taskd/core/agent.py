@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from taskd.core.table import Row, rows
 from taskd.errors import TransitionError
 from taskd.wire.kinds import JobRank, NodeRank
-from taskd.wire.messages import Directive, Order, RankOrder, RankStatus, Refuses, Stage, WorkerReport, WorldPlan
+from taskd.wire.messages import Directive, Ledger, Order, RankOrder, RankStatus, Refuses, Stage, WorkerReport, WorldPlan
 from taskd.wire.state import StateHeld
 
 
@@ -61,6 +61,8 @@ class Start:
     joins: bool
     term: int = 0
     """Of the manager that wants it."""
+    cold: bool = False
+    """Not from a standby."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +264,8 @@ class Node:
         wanted = (order.incarnation, self.generation)
         if slot.ordered != wanted:
             slot.ordered = wanted
-            term = self.directive.ledger.term if self.directive is not None else 0
-            self._out.append(Start(rank, order.incarnation, self.generation, order.joins, term))
+            ledger = self.directive.ledger if self.directive is not None else Ledger()
+            self._out.append(Start(rank, order.incarnation, self.generation, order.joins, ledger.term, ledger.cold))
 
     def take(self, rank: JobRank) -> None:
         """The rank has a process again, which has been told nothing yet."""

@@ -80,6 +80,11 @@ class Tempo:
     unproven_gaps: float = 3.0
     """... and so many times the longest gap that the job has shown."""
 
+    @property
+    def first_look_s(self) -> float:
+        """Without a rhythm, what is proven is looked for after this time."""
+        return min(self.first_s, max(self.floor_s, self.early_first_s))
+
 
 @dataclass(frozen=True, slots=True)
 class NodeCheckPolicy:

@@ -107,6 +107,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     agreed: Annotated[tuple[Place, ...], Many] = ()  # nodes of the last world; most of them must know of the next
     spent: Amount = 0  # restarts
     excluded: Annotated[tuple[Name, ...], Many] = ()  # agents that get no place any more
+    cold: bool = False  # no warm process becomes a rank: one has failed in its set-up
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

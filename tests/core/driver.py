@@ -181,6 +181,7 @@ class Job:
         kind: str = "",
         refuses: Refuses | None = None,
         distrusts: JobRank = NOBODY,
+        warm: bool = False,
     ) -> None:
         """The rank's wanted process reaches a stage in the newest generation, and its agent reports it."""
         directive = self.core.directive
@@ -193,6 +194,7 @@ class Job:
             step=step,
             condition=condition,
             pid=10 + rank + 100 * wanted,
+            warm=warm,
             cause=cause,
             error=cause.partition(": ")[2] if stage is Stage.DEAD else cause,
             status=status_of(cause) if stage is Stage.DEAD else None,
@@ -216,9 +218,11 @@ class Job:
         for rank in sorted(self.core.world.ranks):
             self.say(rank, stage, step=step, condition=condition)
 
-    def kill(self, rank: int, cause: str = "signal 9 (SIGKILL)", *, step: int = 5, kind: str = "") -> None:
+    def kill(
+        self, rank: int, cause: str = "signal 9 (SIGKILL)", *, step: int = 5, kind: str = "", warm: bool = False
+    ) -> None:
         """The rank's process dies."""
-        self.say(rank, Stage.DEAD, cause=cause, step=step, kind=kind)
+        self.say(rank, Stage.DEAD, cause=cause, step=step, kind=kind, warm=warm)
 
     def wait(self, length_s: float) -> list[Action]:
         """Time passes, and the agents are heard meanwhile."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from taskd.config.reading import Source
+from taskd.config.rundir import MAX_RUN_DIR_BYTES
 from taskd.config.rundir import run_dir as chosen
 from taskd.errors import FolderError
 from taskd.runtime.agent.rankfiles import RankFiles
@@ -145,3 +146,14 @@ def test_the_users_own_directory_is_preferred_where_it_is_there(shared: Path) ->
     own.chmod(0o700)
     assert chosen(Source(env)) == own / "taskd"
     assert chosen(Source({**env, "TASKD_RUN_DIR": "/elsewhere"})) == Path("/elsewhere")
+
+
+def test_a_directory_for_temporary_files_that_is_too_deep_for_sockets_is_not_used(shared: Path) -> None:
+    """All processes of a job find the same one then, whatever their own TMPDIR is."""
+    name = f"taskd-{os.getuid()}"
+    longest = MAX_RUN_DIR_BYTES - len(name) - 1
+    for length, parent in ((longest, None), (longest + 1, "/tmp"), (90, "/tmp")):
+        deep = "/" + "x" * (length - 1)
+        assert chosen(Source({"TMPDIR": deep})) == Path(parent or deep) / name
+    assert chosen(Source({"TMPDIR": "/\u00e4" + "x" * (longest - 2)})) == Path("/tmp") / name, "bytes count"
+    assert chosen(Source({"TMPDIR": "/" + "x" * 90, "XDG_RUNTIME_DIR": "/" + "y" * 90})) == Path("/tmp") / name

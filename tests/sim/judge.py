@@ -62,6 +62,7 @@ class Judge:
         self._by_pid: dict[int, Process] = {}
         self._plans: dict[int, WorldPlan] = {}
         self._holders: dict[tuple[int, int], str] = {}
+        self._plan: WorldPlan | None = None
         self._commits: dict[tuple[int, int], int] = {}
         self._sets: tuple[int, set[str]] = (0, set())
         """The replica sets that all started with last, and the generation of that."""
@@ -207,7 +208,8 @@ class Judge:
         demand(len(holders) == len(directive.places) == len(set(holders.values())), "two holders: {}", directive.places)
         restarts = core.record is not None and core.record.decision.restart and directive.generation > self.life
         match directive.order:
-            case Order.JOIN if directive.plan is not None:
+            case Order.JOIN if directive.plan is not None and directive.plan is not self._plan:
+                self._plan = directive.plan  # it goes out again, with a question to its ranks
                 self._planned(directive.plan, manager)
                 self._holders |= {(directive.generation, place): holder for place, holder in holders.items()}
             case Order.RELEASE:

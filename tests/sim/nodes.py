@@ -220,7 +220,7 @@ class Agent:
         self._waiting[start.rank] = start
         if on_its_way:
             return
-        warm = self._standbys > 0
+        warm = self._standbys > 0 and not start.cold
         self._standbys -= warm
         self.sim.clock.after(0.02 if warm else self.sim.rng.uniform(0.5, 4.0), self._carry_out, start.rank, warm)
         if warm:

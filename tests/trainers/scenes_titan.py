@@ -4,8 +4,8 @@ from tests.trainers.scenes import TrainerKill, TrainerScene
 
 
 def _case(name: str) -> tuple[tuple[str, str], ...]:
-    """Cold starts: a warm process would have imported torchtitan before what stands in for a GPU is there."""
-    return (("TITAN_CASE", name), ("TASKD_STANDBY", "0"))
+    """torchtitan is told at its import what stands in for a GPU, which a warm process has not seen."""
+    return (("TITAN_CASE", name),)
 
 
 SCENES = (

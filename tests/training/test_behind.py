@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ def test_what_stood_behind_the_commit_is_told_with_its_line(
     caplog: pytest.LogCaptureFixture, *, between: bool, target_step: int, others: list[int | None], told: bool
 ) -> None:
     behind = BehindCommit()
+    behind.committed()
     behind.note(error_of(fails), 7, between=between)
     mine = behind.known(plan(target_step))
     behind.tell([mine if other is None else [other, 1, 0] for other in others], plan(target_step), WorldRank(1))
@@ -76,6 +78,86 @@ def test_a_steps_own_error_is_nothing_behind_the_commit(caplog: pytest.LogCaptur
     assert behind.known(plan(7)) == [False, False, False]
     behind.tell([[0, 0, 0], [0, 0, 0]], plan(7), WorldRank(1))
     assert caplog.text == ""
+
+
+ROUNDS = {
+    "in the loop": """
+        def train(commit, work):
+            work("set up")  # again
+            for step in range(9):
+                work("zero_grad")  # again
+                work("forward")  # again
+                commit()
+                if step >= 0:
+                    work("log")  # here
+            work("end")  # again
+    """,
+    "in a helper": """
+        def train_step(commit, work):
+            work("zero_grad")  # again
+            commit()
+            work("log")  # here
+
+        def train(commit, work):
+            while True:
+                work("batch")  # again
+                train_step(commit, work)
+                work("save")  # here
+    """,
+    "in two loops": """
+        def train(commit, work):
+            for epoch in range(9):
+                work("shuffle")  # again
+                for step in range(2):
+                    work("zero_grad")  # again
+                    commit()
+                work("evaluate")  # here
+    """,
+    "in the loop's head": """
+        def batches(work):
+            while True:
+                work("read")  # again
+                yield
+
+        def train(commit, work):
+            for batch in batches(work):
+                commit()
+    """,
+}
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_what_begins_the_next_step_is_done_again_and_not_told(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever line was interrupted: only those behind the commit are told."""
+    lines = [line.removeprefix("        ") for line in ROUNDS[name].strip("\n").splitlines()]
+    script = tmp_path / "train.py"
+    script.write_text("\n".join(lines))
+    for number, line in enumerate(lines, 1):
+        if not line.endswith(("# again", "# here")):
+            continue
+        behind = BehindCommit()
+        behind.note(ended_at(script, number, behind), 7, between=True)
+        caplog.clear()
+        behind.tell([behind.known(plan(7))], plan(7), WorldRank(0))
+        assert ("was interrupted between" in caplog.text) is line.endswith("# here"), line
+
+
+def ended_at(script: Path, line: int, behind: BehindCommit) -> BaseException:
+    """What ends a training whose work at that line fails, as soon as there was a commit; before it, if none comes."""
+    text = script.read_text().splitlines()[line - 1]
+
+    def work(what: str) -> None:
+        if f'"{what}"' in text and (what == "set up" or behind.known(plan(7))[1]):
+            fails()
+
+    names: dict[str, Any] = {}
+    exec(compile(script.read_text(), str(script), "exec"), names)
+    with ThreadPoolExecutor(1) as threads:  # a library calls it, as the resilient function
+        error = threads.submit(names["train"], behind.committed, work).exception(timeout=10)
+    assert error is not None
+    return error
 
 
 LOOPS = {

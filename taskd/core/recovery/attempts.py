@@ -57,8 +57,6 @@ def begin(
     """
     record = FaultRecord(now_s, job.step, causes=dict(causes), fault=job.case.faults, diagnosis=diagnosis)
     job.incident = Incident(record, charged=dict.fromkeys(causes, now_s), verified=verified)
-    if free:
-        job.out.append(Note("no restart is spent: the hang is not proven"))
     return choose_again(job, now_s, charge=() if free else tuple(causes))
 
 
@@ -247,6 +245,12 @@ def _number(job: Job, now_s: float) -> None:
     job.under_way.unique = is_known(nodes, job.orders.term, 0, now_s, membership)
     job.world.generation += 1
     job.under_way.record.begin_attempt(job.world.generation)
+
+
+def start_cold(job: Job, now_s: float) -> Chosen:
+    """The same attempt goes on with new processes for those that were too warm: nothing is charged."""
+    replace_lost(job, now_s, everybody=False, new_world=False)
+    return Kept()
 
 
 def renumber(job: Job, now_s: float) -> Kept:

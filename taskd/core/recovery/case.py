@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 OWN_ERRORS: Final = (Kind.EXCEPTION, Kind.DISK_FULL, Kind.OOM_HOST, Kind.OOM_DEVICE, Kind.EXITED, Kind.EXITED_EARLY)
 """What a rank says of itself, and nobody needs to be asked for."""
+OF_THE_LIVING: Final = (Kind.SIZE_MISMATCH, Kind.OP_MISMATCH, Kind.SKIPPED)
+"""What ranks may differ in though every process lives."""
 STEPS_AHEAD: Final = 2
 """So far others may come after a rank has failed."""
 
@@ -91,6 +93,13 @@ def take_up(job: "Job", now_s: float, *, explained: bool) -> None:
     job.case.watch.asked_s = None
     if job.case.watch.hang is None and not explained:
         ask(job, now_s, None)  # it goes out with the order that follows
+
+
+def look_into(job: "Job", now_s: float, hang: Hang) -> None:
+    """Ask every rank of a new world, whose order stays. What is known of the dead belongs to the world before."""
+    job.case.watch.close()
+    ask(job, now_s, hang)
+    job.orders.due = True
 
 
 def expected(job: "Job") -> list[str]:

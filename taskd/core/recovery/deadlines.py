@@ -17,8 +17,10 @@ from taskd.core.recovery.phases import (
 def expired(phase: AnyPhase, job: Job, now_s: float) -> bool:
     """Whether `Expired` happens now."""
     match phase:
-        case Strayed() | Suspecting() | Joining() | Resuming():
+        case Strayed() | Suspecting() | Joining():
             return now_s >= phase.until_s
+        case Resuming():
+            return now_s >= min(phase.until_s, phase.looks_s)
         case Finishing():
             return phase.until_s is not None and now_s >= phase.until_s
         case Rearranging():

@@ -52,6 +52,8 @@ def note_evidence(
     if seen:
         note_not_finite(job, now_s, seen)
     live = phase in LIVE
+    if phase is Phase.RESUMING and case.watch.hang is not None:
+        return  # asked about the new world: what the fault was is known
     if case.open and (job.record is not None or case.reported is None):
         report_diagnosis(job, now_s, live=live)
     elif not case.open and live and case.watch.hang is None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from taskd.core.recovery.actions import Publish
+from taskd.core.recovery.warmth import Warmth
 from taskd.core.rendezvous import NOWHERE, Rendezvous
 from taskd.wire.messages import Directive, Ledger, Order, Place, WorldPlan
 from taskd.wire.text import line
@@ -93,6 +94,7 @@ def issue(job: "Job") -> None:
             agreed=tuple(Place(node_rank=place, agent_id=agent) for place, agent in sorted(world.nodes.agreed.items())),
             spent=job.budget.spent if job.budget is not None else 0,
             excluded=tuple(sorted(world.nodes.excluded)),
+            cold=world.warm_starts.warmth is Warmth.AVOIDED,
         ),
     )
     job.out.insert(0, Publish(orders.directive))

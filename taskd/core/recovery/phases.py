@@ -9,6 +9,7 @@ Rules:
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 from typing import ClassVar, TypeAlias
 
 from taskd.core.rendezvous import NOWHERE, Rendezvous
@@ -137,6 +138,9 @@ class Resuming:
     since_s: float
     until_s: float
     strayed: bool = False
+    looks_s: float = inf
+    """When the ranks are asked what they wait in, or their answers are looked at."""
+    asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from taskd.core.recovery.job import Job
 from taskd.core.recovery.orders import send
+from taskd.core.recovery.warmth import WarmStarts, Warmth
 from taskd.core.recovery.world import newest_generation
 from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import Ledger, Order
@@ -13,6 +14,8 @@ def take_over(job: Job, now_s: float, ledger: Ledger) -> None:
     """Go on with the job of an earlier manager; places of its world that are not heard are dead."""
     world = job.world
     world.nodes.excluded.update(ledger.excluded)
+    if ledger.cold:
+        world.warm_starts = WarmStarts(Warmth.AVOIDED)
     if job.budget is not None:
         spent = max(view.status.ledger.spent for view in world.nodes.views())
         job.budget = replace(job.budget, spent=spent, since_s=now_s)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from taskd.core.membership.places import Nodes
 from taskd.core.recovery.replica_sets import Replica, keys_of
+from taskd.core.recovery.warmth import WarmStarts, Warmth
 from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Condition, NodeStatus, RankOrder, RankStatus, Stage
 
@@ -47,10 +48,14 @@ class RankView:
     joins: bool = False
     moved: bool = False
     """Of a newcomer: its node has been given the place for it, and nothing has failed since."""
+    cold: bool = False
+    """The wanted process was ordered when no warm one was to become a rank."""
     since_s: float = 0.0
     status: RankStatus | None = None
     replicas: Replica | None = None
     """What it holds, by what its newest process that was inside has reported; None if none was."""
+    fell_in_set_up: bool = False
+    """Of a process that has ended: it is not known to have reached the resilient function."""
     released_at_s: float | None = None
     """When it had finished, if it was let go and is not known to be inside a resilient function again."""
     _order: RankOrder | None = field(default=None, compare=False)
@@ -98,6 +103,7 @@ class RankView:
 
     def note(self, status: RankStatus) -> None:
         """Take in what was heard of it."""
+        self.fell_in_set_up = status.stage in _GONE and self.starting
         self.status = status
         if status.stage not in COOPERATIVE or status.incarnation != self.incarnation:
             return
@@ -122,6 +128,7 @@ class World:
     nodes: Nodes = field(default_factory=Nodes)
     generation: int = 0
     ranks: dict[JobRank, RankView] = field(default_factory=dict)
+    warm_starts: WarmStarts = field(default_factory=WarmStarts)
     _incarnations: dict[JobRank, int] = field(default_factory=dict)
     """The newest process that was wanted for a rank that is absent now."""
     _exceptions: dict[object, RankView] = field(default_factory=dict, compare=False)
@@ -145,7 +152,7 @@ class World:
     def adopt(self, status: RankStatus, now_s: float) -> None:
         """A process newer than the wanted one: a former manager has ordered it, for a world that was being built."""
         view = self.ranks[status.rank]
-        view.incarnation, view.joins, view.moved = status.incarnation, True, False
+        view.incarnation, view.joins, view.moved, view.cold = status.incarnation, True, False, False
         view.since_s, view.released_at_s = now_s, None
 
     def expect(self, place: NodeRank, per_node: int, now_s: float) -> None:
@@ -191,6 +198,7 @@ class World:
         view = self.ranks[rank]
         view.incarnation += 1
         view.joins, view.moved = joins, moved
+        view.cold = self.warm_starts.warmth is Warmth.AVOIDED
         view.since_s = now_s
         view.released_at_s = None
 

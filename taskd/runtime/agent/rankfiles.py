@@ -18,6 +18,7 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
+from taskd.config.rundir import SHORT, fits
 from taskd.config.worker import WorkerConfig
 from taskd.errors import ShimError
 from taskd.runtime.agent.shape import Shape
@@ -37,7 +38,7 @@ class RankFiles:
     """The directory of one agent."""
 
     def __init__(self, run_dir: Path, job_id: str) -> None:
-        parent = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+        parent = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else _temporary()
         _sweep(parent)
         self.directory, lock = _made(parent)
         self._lock: int | None = lock
@@ -137,6 +138,12 @@ class RankFiles:
                 logger.warning("local rank %d runs without a black box (said once of all ranks): %s", local_rank, error)
             return None
         return path
+
+
+def _temporary() -> Path:
+    """For sockets too: a short path."""
+    usual = Path(tempfile.gettempdir())
+    return usual if fits(usual) else SHORT
 
 
 def _sweep(parent: Path) -> None:

@@ -2,7 +2,8 @@
 
 Rules:
 
-1. It is a standby, if one waits or is on its way; else the process is started cold, and that is said.
+1. It is a standby, if one waits or is on its way and the order allows it; else the process is started cold, and that
+   is said. Where no rank can be started cold, whoever comes is no process that was made warm.
 2. Only the newest order for a rank counts.
 """
 
@@ -48,7 +49,7 @@ class Starts:
     def order(self, node: Node, host: WorkerHost, start: Start) -> None:
         """Start a rank's new process; if a standby is on its way, when it arrives."""
         self._waiting = deque(entry for entry in self._waiting if entry[1].rank != start.rank)
-        warm = host.command(self._processes[start.rank].local_rank).python
+        warm = host.command(self._processes[start.rank].local_rank).python and (self._pool.only or not start.cold)
         standby = self._pool.take() if warm else None
         if standby is None and warm and self._pool.pending:
             self._waiting.append((host, start, time.monotonic() + self._pool.wait_s))
@@ -88,13 +89,14 @@ class Starts:
             become = Become(env=env, argv=argv, cwd=os.getcwd(), stdout=logs.stdout, stderr=logs.stderr)
             if standby.send(become):
                 host.adopt(local, standby.pid, env, logs)
-                self.begin(node, start, standby.pid, warm=True)
+                self.begin(node, start, standby.pid, warm=not self._pool.only)
                 return
             if self._pool.only:  # it has died, and another may come
                 self._files.discard(local, start.incarnation)
                 self.order(node, host, start)
                 return
-        logger.info("rank %d starts cold: no warm process was ready", start.rank)
+        why = "a warm one has failed in this job's set-up" if start.cold else "no warm process was ready"
+        logger.info("rank %d starts cold: %s", start.rank, why)
         self.begin(node, start, host.spawn(local, env, logs), warm=False)
 
     def begin(self, node: Node, start: Start, pid: int, *, warm: bool) -> None:

@@ -16,15 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from taskd.config.rundir import SHORT, fits
 from taskd.core.rehearsal.records import RankRecord, read
 from taskd.errors import RehearsalError
 
 MOST_BYTES: Final = 1 << 30
 _MOST_FILES: Final = 50_000
 _LEFT_OUT: Final = ("__pycache__", ".git", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hg", ".svn")
-_LONGEST: Final = 60
-"""Characters: sockets lie in a job's run directory, and the kernel takes a path of 107 for one."""
-_SHORT: Final = "/tmp"
 _START: Final = """import sys
 
 from taskd.adaptors.rehearsal.start import begin
@@ -47,8 +45,8 @@ class Workspace:
         self.work = self.root / "work"
         self.folder = self.root / "ranks"
         self.run_dir = self.root / "run"
-        if len(str(self.run_dir)) > _LONGEST:
-            self.run_dir = Path(tempfile.mkdtemp(prefix="taskd-rehearsal-", dir=_SHORT)) / "run"
+        if not fits(self.run_dir):
+            self.run_dir = Path(tempfile.mkdtemp(prefix="taskd-rehearsal-", dir=SHORT)) / "run"
         self.output = self.root / "output.txt"
 
     def prepare(self) -> None:

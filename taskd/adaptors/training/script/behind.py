@@ -2,7 +2,8 @@
 
 Rules:
 
-1. A survivor that was in it when it was interrupted knows: the lowest of those tells its line.
+1. A survivor that was in it when it was interrupted knows: the lowest of those tells its line. One that had come to its
+   next step, or has not committed yet, was not in it: that step is done again from its beginning.
 2. What only the lost rank was in, while all others were in their next step, nobody has seen. So where something stands
    behind the commit, its first line is told as what may be left out. It is looked for in the script's text, at a fault,
    from the place of the first commit of each world: a step pays nothing.
@@ -17,7 +18,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from traceback import walk_tb
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Final, ParamSpec, TypeVar
 
 import torch
@@ -57,6 +58,7 @@ class BehindCommit:
         self._line = ""
         self._step = 0
         self._places: tuple[ScriptLine, ...] = ()
+        self._has_committed = False
         self._seeks = True
         self._rest = ""
 
@@ -64,7 +66,7 @@ class BehindCommit:
         """The script has committed a step: whoever calls this is called by `commit`, in some jobs at each."""
         if not self._seeks:
             return
-        self._seeks = False
+        self._seeks, self._has_committed = False, True
         frame = sys._getframe(1)
         places = []
         while frame.f_back is not None and not is_users(frame.f_code.co_filename):
@@ -85,7 +87,8 @@ class BehindCommit:
         self._rest = rest
         frames = list(walk_tb(error.__traceback__))
         of_step = any(frame.f_code in _STEPS or frame.f_code in _done_again for frame, _ in frames)
-        self._line, self._step = "" if of_step or not between else innermost(reversed(frames)), step
+        of_step = of_step or not between or not self._has_committed or begins_a_step(self._places, frames)
+        self._line, self._step = "" if of_step else innermost(reversed(frames)), step
 
     def known(self, plan: WorldPlan) -> list[int]:
         """Whether training goes on behind that commit, without what this rank was in; whether it has committed;
@@ -134,6 +137,24 @@ class BehindCommit:
             plan.target_step,
             why,
         )
+
+
+def begins_a_step(places: Sequence[ScriptLine], frames: Sequence[tuple[FrameType, int]]) -> bool:
+    """Whether the script, which commits at `places`, was not behind that in these frames, outermost first."""
+    for number, place in reversed(list(enumerate(places))):
+        own = (line for frame, line in frames if _is_in(frame, place))
+        line, function = next(own, None), function_of(place)
+        if line is None or function is None:
+            return False
+        if line != place.line:
+            statements = _behind(function, place.line, outermost=number == len(places) - 1)
+            return not any(one.lineno <= line <= (one.end_lineno or one.lineno) for one in statements)
+    return False
+
+
+def _is_in(frame: FrameType, place: ScriptLine) -> bool:
+    code = frame.f_code
+    return (code.co_filename, code.co_firstlineno) == (place.file, place.function)
 
 
 def first_behind(places: Sequence[ScriptLine]) -> str:

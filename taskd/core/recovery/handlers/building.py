@@ -4,7 +4,8 @@ Rules:
 
 1. Every phase has a deadline. A rank that misses that of a pause is fenced; a world that misses its own is tried anew.
 2. Success is recorded only after every rank has committed one more step (or has none left).
-3. A loss joins the failing set. What is lost within `merge_s` of a loss that has cost a restart costs none of its own.
+3. A warm process that fails in its set-up is followed by a cold one, in the same attempt (`warmth.py`).
+4. A loss joins the failing set. What is lost within `merge_s` of a loss that has cost a restart costs none of its own.
 """
 
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Final
 from taskd.core.diagnosis.findings import names
 from taskd.core.diagnosis.watch import ANSWER_S
 from taskd.core.membership.quorum import is_known
-from taskd.core.recovery import attempts, case
+from taskd.core.recovery import attempts, case, set_up
 from taskd.core.recovery.actions import Effect, Next, Note, do
 from taskd.core.recovery.causes import Cause, CauseKind
 from taskd.core.recovery.events import (
@@ -33,6 +34,7 @@ from taskd.core.recovery.events import (
     Restored,
 )
 from taskd.core.recovery.handlers.common import end, give_up
+from taskd.core.recovery.handlers.resuming import begin_step, look
 from taskd.core.recovery.job import Job
 from taskd.core.recovery.nodes import move
 from taskd.core.recovery.orders import send
@@ -69,17 +71,24 @@ def lose_more(phase: Building | Restarting, event: Lost | Exited, job: Job, now_
     fatal, cause = job.fatal(rank), job.cause(rank)
     if fatal:
         return give_up(now_s, fatal)
+    restarts = isinstance(phase, Restarting)
+    early = not restarts or job.failed_to_start(rank, now_s)  # who starts with all others may wait for them in vain
+    learned = (do(set_up.learn, rank),) if early else ()
+    if early and set_up.only_too_warm(job, rank):
+        again = do(attempts.choose_again) if restarts else do(attempts.start_cold)
+        return Choosing(now_s), (*learned, do(set_up.tell_setback, rank), again)
     merged = attempts.merges(job, rank, now_s)
     blamed = do(attempts.blame, {rank: cause})
     new = job.world.ranks[rank].joins
     who = f"rank {rank}'s new process" if new or record.decision.restart else f"rank {rank}"
     if _ends_by_itself(phase, rank, job):
         failed = do(attempts.fail, f"{who}: {cause.text}", at_once=True)
-        return Choosing(now_s), (blamed, failed, do(attempts.choose_again))
-    setback = f"{who}: {cause.text}" if isinstance(phase, Restarting) or new else ""
+        return Choosing(now_s), (*learned, blamed, failed, do(attempts.choose_again))
+    setback = f"{who}: {cause.text}" if restarts or new else ""
     charge = () if merged else (rank,)
     pauses = isinstance(phase, Pausing | Rearranging | Announcing)
     return Choosing(now_s), (
+        *learned,
         blamed,
         *((do(attempts.merge, rank),) if merged else ()),
         do(attempts.choose_again, charge=charge, setback=setback, new_world=not pauses),
@@ -91,7 +100,7 @@ def lose_meanwhile(phase: AwaitingQuorum, event: Lost | Exited, job: Job, now_s:
     fatal = job.fatal(event.rank)
     if fatal:
         return give_up(now_s, fatal)
-    return phase, (do(attempts.blame, {event.rank: job.cause(event.rank)}),)
+    return phase, (do(set_up.learn, event.rank), do(attempts.blame, {event.rank: job.cause(event.rank)}))
 
 
 def _ends_by_itself(phase: Building | Restarting, rank: JobRank, job: Job) -> bool:
@@ -234,7 +243,7 @@ def advance(
         marks.append(do(mark, "joined_s"))
     if isinstance(phase, Joining) and job.world.all_at(RESTORED):
         marks.append(do(mark, "restored_s"))
-        phase = Resuming(now_s, now_s + job.policy.deadlines.resume_s)
+        phase = begin_step(job, now_s)
     if isinstance(phase, Resuming) and job.world.all_at(RESUMED):
         return Running(now_s), (*marks, do(attempts.succeed))
     return phase, tuple(marks)
@@ -247,8 +256,10 @@ def stray(phase: Joining | Resuming, _event: Paused, job: Job, now_s: float) -> 
     return replace(phase, until_s=now_s + job.policy.deadlines.confirm_s, strayed=True), ()
 
 
-def fail_world(_phase: Joining | Resuming, _event: Expired, job: Job, now_s: float) -> Next:
+def fail_world(phase: Joining | Resuming, _event: Expired, job: Job, now_s: float) -> Next:
     """The world could not be built, and nobody is known to be lost: try another."""
+    if isinstance(phase, Resuming) and now_s < phase.until_s:
+        return look(phase, job, now_s)
     causes = {rank: job.cause(rank) for rank in job.world.at_stage(Stage.PAUSED)}
     own, cut_off = (
         {rank: cause for rank, cause in causes.items() if cause.kind is kind}

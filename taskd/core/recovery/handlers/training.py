@@ -10,6 +10,7 @@ Rules:
    One that is heard is probed again. A diagnosis that names all ranks is only reported, until it has come repeatedly.
 4. A diagnosis on a hang that is not proven is reported at once, and acted upon after `unproven_s` (`watch.py`).
    That spends no restart: it may have been a false alarm.
+5. Nor does a warm process that fails early after a start of all processes, where a cold one may not (`warmth.py`).
 """
 
 from collections.abc import Collection
@@ -18,8 +19,8 @@ from typing import Final
 
 from taskd.core.diagnosis.findings import Diagnosis, Finding, Kind
 from taskd.core.diagnosis.watch import AGAIN_S, ANSWER_S
-from taskd.core.recovery import case
-from taskd.core.recovery.actions import Effect, Next, do
+from taskd.core.recovery import case, set_up
+from taskd.core.recovery.actions import Effect, Next, Note, do
 from taskd.core.recovery.attempts import agree, progress, release
 from taskd.core.recovery.causes import Cause, CauseKind
 from taskd.core.recovery.events import (
@@ -42,6 +43,7 @@ from taskd.core.recovery.handlers.common import end, fault, give_up
 from taskd.core.recovery.job import Job
 from taskd.core.recovery.orders import send
 from taskd.core.recovery.phases import Finishing, Forming, Running, Strayed, Suspecting, Training
+from taskd.core.recovery.planning import note
 from taskd.core.recovery.takeover import take_over
 from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Order, Stage
@@ -50,8 +52,6 @@ _QUESTIONS: Final = 3
 """So often an agent that is heard is asked."""
 _QUIET_HEARTBEATS: Final = 1.5
 """An agent that was not heard for so many heartbeats is perhaps lost."""
-_OF_THE_LIVING: Final = (Kind.SIZE_MISMATCH, Kind.OP_MISMATCH, Kind.SKIPPED)
-"""What a rank that came out with an error may be explained by, though every process lives."""
 
 
 def formed(_phase: Forming, event: Formed, job: Job, now_s: float) -> Next:
@@ -66,9 +66,14 @@ def lose(phase: Training, event: Lost, job: Job, now_s: float) -> Next:
     if fatal:
         return give_up(now_s, fatal)
     ended = job.ended()
-    if len(ended) < len(job.world.ranks) and all(job.failed_to_start(rank, now_s) for rank in ended):
-        return _await_news(phase, now_s, job.policy.deadlines.merge_s)  # if all fail alike, it is a bug
-    return fault(now_s, ended)
+    early = [rank for rank in ended if job.failed_to_start(rank, now_s)]
+    learned = tuple(do(set_up.learn, rank) for rank in early)
+    if len(early) == len(ended) and all(set_up.only_too_warm(job, rank) for rank in early):
+        return fault(now_s, ended, free=True, before=(*learned, do(set_up.tell, early[0])))
+    if len(early) == len(ended) < len(job.world.ranks):
+        waits, _ = _await_news(phase, now_s, job.policy.deadlines.merge_s)  # if all fail alike, it is a bug
+        return waits, learned
+    return fault(now_s, ended, before=learned)
 
 
 def stray(phase: Training, _event: Paused, job: Job, now_s: float) -> Next:
@@ -146,7 +151,7 @@ def explain(phase: Strayed, _event: Answered, job: Job, now_s: float) -> Next:
     if ended:
         return fault(now_s, ended)
     diagnosis = job.case.watch.diagnosis(job.world.ranks, now_s)
-    if diagnosis is not None and diagnosis.kind in _OF_THE_LIVING:
+    if diagnosis is not None and diagnosis.kind in case.OF_THE_LIVING:
         return _accuse(diagnosis, job, now_s)
     if diagnosis is not None and diagnosis.kind in case.OWN_ERRORS:
         said = {JobRank(fact.rank): fact for fact in diagnosis.facts}  # it is dying, and its status not known yet
@@ -225,7 +230,8 @@ def _accuse(diagnosis: Diagnosis, job: Job, now_s: float, before: Collection[Eff
     causes = {rank: cause for rank in _named(diagnosis) if rank in job.world.ranks}
     replaced = do(case.replace_culprits, tuple(causes), proven=diagnosis.proven)
     causes = causes or {JobRank(min(diagnosis.victims or job.world.ranks)): cause}
-    return fault(now_s, causes, free=not diagnosis.proven, before=(*before, replaced))
+    told = () if diagnosis.proven else (do(note, Note("no restart is spent: the hang is not proven")),)
+    return fault(now_s, causes, free=not diagnosis.proven, before=(*before, *told, replaced))
 
 
 def _dying(cause: Cause, said: Finding | None) -> Cause:
