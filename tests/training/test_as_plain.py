@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.data.as_plain import PlainPlace
@@ -61,6 +62,12 @@ def own_generator() -> DataLoader[Any]:
     return DataLoader(rows, batch_size=SIZE, sampler=RandomSampler(rows, generator=generator))
 
 
+def distributed() -> DataLoader[Any]:
+    """What torchdata's says of itself is where its last pass has ended."""
+    rows = TensorDataset(torch.arange(ROWS))
+    return DataLoader(rows, batch_size=SIZE, sampler=StatefulDistributedSampler(rows, num_replicas=1, rank=0))
+
+
 def workers() -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.arange(ROWS)), batch_size=SIZE, shuffle=True, num_workers=1)
 
@@ -69,7 +76,14 @@ def stream() -> DataLoader[Any]:
     return Ahead(Stream(), batch_size=SIZE)
 
 
-MAKE = {"plain": plain, "ahead": ahead, "own generator": own_generator, "workers": workers, "stream": stream}
+MAKE = {
+    "plain": plain,
+    "ahead": ahead,
+    "own generator": own_generator,
+    "distributed": distributed,
+    "workers": workers,
+    "stream": stream,
+}
 
 
 class Process:

@@ -29,10 +29,10 @@ from torch.utils.data import IterableDataset, Sampler
 
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.data.epochs import Epochs
-from taskd.adaptors.training.data.indices import held_by, put, samplers
+from taskd.adaptors.training.data.indices import held_by, is_stateful, put, samplers, states_of
 from taskd.adaptors.training.data.loading import Meter
-from taskd.adaptors.training.data.places import CLASS
 from taskd.adaptors.training.data.plain_batches import GlobalRng, PassMemory, PlainBatches
+from taskd.adaptors.training.data.variants import become, class_of, variant
 
 _log = logging.getLogger(__name__)
 _MARKS: Final = ("epoch", "iteration")
@@ -95,8 +95,8 @@ class PlainPlace:
         inner = getattr(loader, "base_dataloader", loader)  # accelerate's are made around one of torch's
         self._in_process = not inner.num_workers
         self._iterable = isinstance(inner.dataset, IterableDataset)
-        CLASS.__set__(loader, _telling(_kind(loader)))
-        CLASS.__set__(inner, _asking(_kind(inner)))
+        become(loader, _telling(class_of(loader)))
+        become(inner, _asking(class_of(inner)))
         for one in (loader, inner):
             vars(one)["_taskd_place"] = self
 
@@ -268,9 +268,9 @@ class PlainPlace:
         things = self._things()
         marks = [vars(thing).get(name) for thing in things for name in _MARKS if hasattr(thing, "__dict__")]
         return (
-            [generator.get_state().numpy().tobytes() for generator in (held_by(things[0]) if things else ())],
+            states_of(held_by(things[0]) if things else []),
             [mark if type(mark) is int else None for mark in marks],
-            [tree.pack(thing.state_dict()) if _is_stateful(thing) else None for thing in things[1:]],
+            [tree.pack(thing.state_dict()) if is_stateful(thing) else None for thing in things[1:]],
         )
 
     def _put(self, resume: PlainPass) -> None:
@@ -283,14 +283,6 @@ class PlainPlace:
         for sampler, state in zip(things[1:], resume.states, strict=False):
             if state is not None:
                 sampler.load_state_dict(tree.unpack(state))
-
-
-def _kind(loader: Any) -> Any:
-    return type(loader)
-
-
-def _is_stateful(sampler: Any) -> bool:
-    return callable(getattr(sampler, "state_dict", None)) and callable(getattr(sampler, "load_state_dict", None))
 
 
 class PlainIndices(Sampler[Any]):
@@ -315,7 +307,7 @@ def _telling(kind: Any) -> type:
     def __iter__(self: Any) -> PlainBatches:  # noqa: N807 - it becomes one
         return self._taskd_place.open(lambda: kind.__iter__(self))  # type: ignore[no-any-return]
 
-    return _variant(kind, {"__iter__": __iter__})
+    return variant(kind, {"__iter__": __iter__})
 
 
 @cache
@@ -325,8 +317,4 @@ def _asking(kind: Any) -> type:
     def _index_sampler(self: Any) -> PlainIndices:
         return PlainIndices(kind._index_sampler.fget(self), self._taskd_place)
 
-    return _variant(kind, {"_index_sampler": property(_index_sampler)})
-
-
-def _variant(kind: type, body: dict[str, Any]) -> type:
-    return type(kind.__name__, (kind,), {**body, "__module__": kind.__module__, "__qualname__": kind.__qualname__})
+    return variant(kind, {"_index_sampler": property(_index_sampler)})

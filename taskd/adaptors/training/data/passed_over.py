@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from taskd.adaptors.training.data.places import CLASS
+from taskd.adaptors.training.data.variants import become, variant
 
 
 @contextmanager
@@ -36,11 +36,11 @@ def passed_over(loader: Any, count: int) -> "Iterator[list[PassedOver]]":
         return made[-1]
 
     loader._iterator = None  # one that stays from pass to pass has whole indices
-    CLASS.__set__(loader, type(kind.__name__, (kind,), {"_index_sampler": property(behind)}))
+    become(loader, variant(kind, {"_index_sampler": property(behind)}))
     try:
         yield made
     finally:
-        CLASS.__set__(loader, kind)
+        become(loader, kind)
     for one in made:
         one.pass_over()
 
