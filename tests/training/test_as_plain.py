@@ -100,6 +100,11 @@ class Process:
         self.positions: dict[int, Position] = {}
         self.record(0)
 
+    def end(self) -> None:
+        """Its workers end here, and not whenever it is collected: maybe in a worker of the next one's, being forked."""
+        if self.place is not None and self.loader.num_workers:
+            self.place.batches._shutdown_workers()  # type: ignore[union-attr]
+
     def record(self, step: int) -> None:
         if self.place is not None:
             rng = [bytes(state) for state in self.rng.capture()]
@@ -152,6 +157,7 @@ def test_a_training_goes_on_behind_any_step(kind: str, by_epochs: bool, lives: b
         before = process.train(until=step)
         position = process.positions[step]
         if not lives:
+            process.end()
             process = Process(make, kept=True, by_epochs=by_epochs)
         process.go_to(step, position)
         assert before + process.train(step) == wanted, f"behind step {step}"
