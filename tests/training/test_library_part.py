@@ -11,10 +11,12 @@ from torch.distributed import HashStore
 
 from taskd.adaptors.training.limits.refusals import alone, matters
 from taskd.adaptors.training.parts.library_part import LibraryPart
+from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.sharding.shards import name_of, rows_of
 from taskd.adaptors.training.state import TrainState
-from taskd.wire.kinds import JobRank
-from taskd.wire.messages import Condition
+from taskd.errors import RestoreError
+from taskd.wire.kinds import JobRank, WorldRank
+from taskd.wire.messages import Condition, WorldPlan
 
 
 class Counted(LibraryPart):
@@ -22,7 +24,7 @@ class Counted(LibraryPart):
 
     def __init__(self) -> None:
         self.samples = self.marked = 0
-        self.knows = True
+        self.knows, self.peers_die = True, False
         self.heard: list[str] = []
 
     def state_dict(self) -> dict[str, Any]:
@@ -41,6 +43,7 @@ class Counted(LibraryPart):
         self.heard.append("drop")
 
     def put_back(self) -> None:
+        self.heard.append("put back")
         self.samples = self.marked
 
     def lags(self) -> bool:
@@ -49,8 +52,11 @@ class Counted(LibraryPart):
     def follow(self) -> None:
         self.samples += 8 * (self.samples == self.marked)
 
-    def renew(self) -> None:
-        self.heard.append("renew")
+    def complete(self) -> None:
+        died, self.peers_die = self.peers_die, False
+        if died:
+            raise RuntimeError("Connection closed by peer")
+        self.heard.append("complete")
 
 
 def made() -> tuple[TrainState, Counted]:
@@ -95,14 +101,34 @@ def test_it_is_put_back_where_the_step_is_done_again() -> None:
     assert part.samples == 0
 
 
-def test_all_ranks_renew_it_before_the_work_of_the_commit_is_done_again() -> None:
+def go_back(state: TrainState) -> None:
+    """As in a world of one rank, which keeps its state."""
+    plan = WorldPlan(
+        generation=1, world_size=1, store_host="::1", store_port=1, target_step=1, adopt=(), transfers=(), timeout_s=1
+    )
+    restore(state._recovery, plan, WorldRank(0))
+    state._recovery.do_again()
+
+
+def test_all_ranks_complete_it_before_the_work_of_the_commit_is_done_again() -> None:
     state, part = made()
     state.after_commit(lambda step: part.heard.append(f"work {step}"))
     forward_and_step(state)
     state.commit()
-    state._recovery.in_flight.drop()
-    state._recovery.do_again()
-    assert part.heard == ["work 1", "drop", "renew", "work 1"]
+    go_back(state)
+    assert part.heard == ["work 1", "drop", "put back", "complete", "work 1"]
+
+
+def test_a_peer_that_dies_as_it_is_completed_costs_another_recovery() -> None:
+    state, part = made()
+    forward_and_step(state)
+    state.commit()
+    part.peers_die = True
+    with pytest.raises(RestoreError, match="a peer died"):
+        go_back(state)
+    assert state._recovery.condition() is Condition.CLEAN
+    go_back(state)
+    assert part.heard == ["drop", "put back", "drop", "put back", "complete"]
 
 
 @pytest.mark.parametrize("cut", [{}, {"tp": 1, "pp": 0}])

@@ -31,7 +31,7 @@ class Told(OwnState):
     def mark(self) -> None:
         self.called.append("mark")
 
-    def drop(self) -> None:
+    def drop_step(self) -> None:
         self.called.append("drop")
 
     def complete(self) -> None:
@@ -73,7 +73,7 @@ def test_it_is_told_of_steps_and_recoveries() -> None:
     in_flight = InFlight(parts)
     assert in_flight.any
     in_flight.mark()
-    in_flight.drop()
+    in_flight.drop_step()
     in_flight.complete()
     assert told.called == ["mark", "mark", "drop", "complete"]
 

@@ -166,8 +166,7 @@ class StateRecovery:
             self.afterwards.run(step)
 
     def do_again(self) -> None:
-        """Make whole what is divided, and do what follows the commit. Called after a recovery, before it goes on."""
-        self.in_flight.renew()
+        """Do what follows the commit. Called after a recovery, before it goes on."""
         self.afterwards.run(self.step)
 
     def attach(self, path: str) -> None:

@@ -3,7 +3,7 @@
 Rules:
 
 1. Collective: every rank of the new world calls `restore` with the same plan, after its groups are formed and its
-   wrappers re-pointed.
+   wrappers re-pointed. When all have their state, what is made of all ranks' parts is made again.
 2. All or nothing: a receiver is TORN from the first byte until everything has been loaded.
 3. A donor lends its own random numbers and data position to a receiver whose node has none of the receiver's. A copy
    has those of its step.
@@ -54,7 +54,7 @@ def restore(
     """
     begun = time.monotonic()
     notes: list[str] = []
-    recovery.in_flight.drop()
+    recovery.in_flight.drop_step()
     receives = any(rank in transfer.receivers for transfer in plan.transfers)
     receives |= any(rank == load.receiver for load in plan.loads)
     if not receives and not plan.saved:

@@ -31,16 +31,16 @@ def put(module: Any, **mutated: Any) -> None:
 
 def keep_gradients() -> None:
     """The gradients of unsharded parameters outlive an interrupted step."""
-    drop = fsdp2.drop
+    drop_step = fsdp2.drop_step
 
     def mutated(modules: Any) -> None:
         held = [group for module in modules for group in fsdp2._groups(module)]
         kept = [(p._unsharded_param, p._unsharded_param.grad) for g in held for p in g.fsdp_params if _unsharded(p)]
-        drop(modules)
+        drop_step(modules)
         for parameter, gradient in kept:
             parameter.grad = gradient
 
-    put(fsdp2, drop=mutated)
+    put(fsdp2, drop_step=mutated)
 
 
 def _unsharded(parameter: Any) -> bool:

@@ -6,9 +6,7 @@ began with are still there. Nothing here knows of taskd but the three lines that
 """
 
 import os
-import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -24,7 +22,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.functional import cross_entropy
 
 import taskd
-from tests.scripts import diary
+from tests.scripts import deadly, diary
 from tests.sharded.programs import census, other_device
 from tests.sharded.programs.damage import flip_a_weight, flip_bits, lose_copies
 from tests.sharded.programs.middle import in_the_middle
@@ -67,30 +65,24 @@ def batch(step: int, part: int, share: int) -> tuple[torch.Tensor, torch.Tensor]
 
 Step = Callable[[int], torch.Tensor]
 """Does the forward and backward pass of a step, and returns its loss."""
-_KILLS = [kill.split(":", 3) for kill in os.environ.get("SCENE_KILLS", "").split(";") if kill]
-_reached: "Counter[tuple[int, str]]" = Counter()
 
 
 def moment(name: str) -> None:
     """This rank has come so far in its present step; it may be its end."""
     diary.moment(name)
-    _reached[now[0], name] += 1
-    for rank, step, number, deadly in _KILLS:
-        at, raises = deadly.lstrip("!~^%"), deadly.startswith("!")
-        here = (diary.RANK, now[0], _reached[now[0], name], name) == (int(rank), int(step), int(number), at)
-        done = diary.FOLDER / f"killed-{rank}:{step}:{number}:{deadly}"
-        if here and not done.exists():
-            done.touch()
-            if raises:
-                raise RuntimeError("Connection reset by peer")
-            if deadly.startswith("%"):
-                flip_a_weight(live[0])
-                return
-            if deadly.startswith("~"):
-                lose_copies()
-            if deadly.startswith("^"):
-                flip_bits()
-            os.kill(os.getpid(), signal.SIGKILL)
+    match deadly.struck(now[0], name):
+        case None:
+            return
+        case "!":
+            raise RuntimeError("Connection reset by peer")
+        case "%":
+            flip_a_weight(live[0])
+            return
+        case "~":
+            lose_copies()
+        case "^":
+            flip_bits()
+    deadly.end()
 
 
 def into_backward(_gradient: torch.Tensor) -> None:

@@ -86,7 +86,7 @@ class Training:
         return copy.deepcopy((self.own.state(), self.of_module.state()))
 
     def put(self, taken) -> None:
-        self.own.drop()
+        self.own.drop_step()
         self.own.load(copy.deepcopy(taken[0]))
         self.of_module.load(copy.deepcopy(taken[1]))
         self.own.complete()
@@ -109,7 +109,7 @@ def wrong(stage: int, more: dict[str, object]) -> str:
         if place == "optimizer":
             broken.put(before)
         else:
-            broken.own.drop()
+            broken.own.drop_step()
             broken.own.complete()
         if (loss := broken.step(number)) != losses[number]:
             return f"step {number}, broken off in {place}: {loss}, undisturbed {losses[number]}"

@@ -103,7 +103,7 @@ class EngineState(OwnState):
             "scalers": [_plain(one) for one in self._scalers()],
         }
 
-    def drop(self) -> None:
+    def drop_step(self) -> None:
         """Make the engine what it is after a step; its counters those of the last commit, unless one was done since."""
         engine = self._engine
         engine._running_engine_backward = engine._running_engine_step = engine.inside_no_sync_ctxt = False
@@ -112,8 +112,8 @@ class EngineState(OwnState):
         for timer in engine.timers.get_timers().values():
             if timer.started_:
                 timer.reset()
-        self._step.drop()
-        self._stage.drop()
+        self._step.drop_step()
+        self._stage.drop_step()
         if not self._step.due:
             counters = {**self._marked}
             for scaler, values in zip(self._scalers(), counters.pop("scalers"), strict=True):

@@ -3,7 +3,7 @@
 Rules:
 
 1. `masters` are the tensors that the basic optimizer steps: no other rank has them from stage 1 on.
-2. `drop` makes all that belongs to a step what it is right after one: a new process has it so.
+2. `drop_step` makes all that belongs to a step what it is right after one: a new process has it so.
 3. `complete` makes the weights of all ranks' masters.
 """
 
@@ -35,7 +35,7 @@ class WholeStage:
     def refresh(self) -> None:
         """The masters have been filled."""
 
-    def drop(self) -> None:
+    def drop_step(self) -> None:
         """Let go of an interrupted step: here its gradients."""
         for master in self.masters():
             master.grad = None
@@ -79,7 +79,7 @@ class FlatStage(_ZeroStage):
         trained = [parameter for group in self._zero.bit16_groups for parameter in group]
         return {name: tensor.detach() for name, tensor in self._others(trained).items()}
 
-    def drop(self) -> None:
+    def drop_step(self) -> None:
         """Gradients, buckets of them, what was reduced, and what hooks have counted."""
         zero = self._zero
         for parameter in (one for group in zero.bit16_groups for one in group):
@@ -138,7 +138,7 @@ class PartitionedStage(_ZeroStage):
             low.data.copy_(high.data)
             zero._unflatten_partitioned_parameters(number)
 
-    def drop(self) -> None:
+    def drop_step(self) -> None:
         """Gradients and buckets; gathers under way, what they gave, and the trace of who needs them when."""
         zero = self._zero
         for master in self.masters():

@@ -55,7 +55,7 @@ class EngineStep(torch.optim.Optimizer):
         """Whether the engine has stepped since the last commit."""
         return bool(self._engine.global_steps != self.committed)
 
-    def drop(self) -> None:
+    def drop_step(self) -> None:
         """The step was interrupted, maybe between two groups of the basic optimizer."""
         self._inside = self._begun = False
         self._basic.param_groups = self._groups

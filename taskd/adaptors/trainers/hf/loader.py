@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator
 from types import GeneratorType
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
+from taskd.adaptors.training.data.passed_over import passed_over
 from taskd.adaptors.training.positions.rng import PackedRng
 
 
@@ -238,47 +239,12 @@ class _Opening:
         raise AttributeError("it is torch's loader for a moment only")
 
 
-class _Behind:
-    """A sampler of which so many are passed over: when it is asked for the first, as it would have drawn that."""
-
-    def __init__(self, sampler: Any, count: int) -> None:
-        self._sampler = sampler
-        self._count = count
-        self._found: Iterator[Any] = iter(())
-
-    def __iter__(self) -> Iterator[Any]:
-        self._found = iter(self._sampler)
-        return self
-
-    def __next__(self) -> Any:
-        self.pass_over()
-        return next(self._found)
-
-    def __len__(self) -> int:
-        return len(self._sampler)
-
-    def pass_over(self) -> None:
-        """Now, at the latest."""
-        count, self._count = self._count, 0
-        for _ in range(count):
-            next(self._found, None)
-
-
 def _behind(base: Any, count: int) -> Iterator[Any]:
-    """An iterator of torch's loader that has passed over so many batches."""
-    if not isinstance(base, DataLoader) or isinstance(base.dataset, IterableDataset):
+    """An iterator of a loader that has passed over so many batches."""
+    with passed_over(base, count) as passed:
         found: Iterator[Any] = iter(base)
-        for _ in range(count):
-            next(found, None)
-        return found
-    name = "batch_sampler" if base._auto_collation else "sampler"
-    whole = vars(base)[name]
-    vars(base)[name] = behind = _Behind(whole, count)  # torch refuses this by assignment: here it is for a moment
-    try:
-        found = iter(base)
-    finally:
-        vars(base)[name] = whole
-    behind.pass_over()
+    for _ in range(0 if passed else count):
+        next(found, None)
     return found
 
 

@@ -12,14 +12,13 @@ Rules:
 
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
 
+from taskd.adaptors.training.data.passed_over import passed_over
 from taskd.adaptors.training.positions.rng import RngCapture
 
 _States = tuple[bytes, ...]
@@ -75,65 +74,6 @@ def sampler_of(loader: Any) -> Any:
     """The sampler that has an epoch; None if there is none."""
     found = (getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None))
     return next((one for one in found if callable(getattr(one, "set_epoch", None))), None)
-
-
-def can_skip(loaders: Sequence[Any]) -> bool:
-    """Whether batches can be passed over without loading them."""
-    one = loaders[0] if len(loaders) == 1 else None
-    return isinstance(one, DataLoader) and not isinstance(one.dataset, IterableDataset)
-
-
-@contextmanager
-def skipping(loaders: Sequence[Any], count: int) -> Iterator[None]:
-    """What is iterated over meanwhile stands behind so many batches afterwards."""
-    if not count:
-        yield
-        return
-    loader = loaders[0]
-    kind: Any = type(loader)
-    made: list[Behind] = []
-
-    def behind(self: Any) -> Behind:
-        made.append(Behind(kind._index_sampler.fget(self), count))
-        return made[-1]
-
-    loader._iterator = None  # one that stays from pass to pass would keep its indices
-    loader.__class__ = type(kind.__name__, (kind,), {"_index_sampler": property(behind)})
-    try:
-        yield
-    finally:
-        loader.__class__ = kind
-    for one in made:
-        one.skip()
-
-
-class Behind:
-    """Indices without the first ones, in the first pass.
-
-    They are asked for after what else a loader's iterator draws: some samplers draw with the first one.
-    """
-
-    def __init__(self, indices: Any, count: int) -> None:
-        self._indices = indices
-        self._left = count
-        self._iterator: Iterator[Any] | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        self._iterator = iterator = iter(self._indices)
-        return self._behind(iterator)
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def skip(self) -> None:
-        """Now at the latest."""
-        while self._left and self._iterator is not None:
-            self._left -= 1
-            next(self._iterator, None)
-
-    def _behind(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        self.skip()
-        yield from iterator
 
 
 @cache
@@ -212,11 +152,11 @@ class Keeping:
             if epoch >= 0 and sampler_of(loader) is not None:
                 sampler_of(loader).set_epoch(epoch)
         torch.default_generator.set_state(torch.frombuffer(bytearray(start), dtype=torch.uint8))
-        skipped = max(0, count - wants_last) if can_skip(loaders) else 0
-        with skipping(loaders, skipped):
+        behind = max(0, count - wants_last)
+        with passed_over(loaders[0] if len(loaders) == 1 else None, behind) as passed:
             iter(self)
         last = None
-        for _ in range(count - skipped):
+        for _ in range(count - behind if passed else count):
             last = next(self)
         self.fetched, self.done = fetched, done
         self.taskd.count = self.taskd.committed = count

@@ -106,7 +106,7 @@ class MegatronPart(LibraryPart):
         if self._schedule is not None:
             self._schedule.follow()
 
-    def renew(self) -> None:
+    def complete(self) -> None:
         """Gather the parameters of which each data-parallel rank has stepped a shard."""
         if self._divided:
             interrupted.gather_parameters(self._chunks)

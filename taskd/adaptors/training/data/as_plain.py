@@ -14,8 +14,7 @@ Rules:
    they were as the iterator was asked for.
 4. Not exact in a new process: a dataset that draws random numbers in worker processes, or is iterable and draws any; a
    sampler that draws from the global generators later than with its first index.
-5. `committed` is called after each commit, and `pending` says how many of the last batches that were handed out have
-   not been trained with: a trainer may look ahead.
+5. `committed` is called after each commit: whatever was handed out by then has been trained with.
 """
 
 import logging
@@ -30,10 +29,10 @@ from torch.utils.data import IterableDataset, Sampler
 
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.data.epochs import Epochs
-from taskd.adaptors.training.data.indices import held_by, put, samplers
+from taskd.adaptors.training.data.indices import held_by, is_stateful, put, samplers, states_of
 from taskd.adaptors.training.data.loading import Meter
-from taskd.adaptors.training.data.places import CLASS
 from taskd.adaptors.training.data.plain_batches import GlobalRng, PassMemory, PlainBatches
+from taskd.adaptors.training.data.variants import become, class_of, variant
 
 _log = logging.getLogger(__name__)
 _MARKS: Final = ("epoch", "iteration")
@@ -47,7 +46,7 @@ class PlainPass(msgspec.Struct, array_like=True):
 
     Attributes:
         number: which pass, from 0; -1: none has begun.
-        handed: batches that were handed out and trained with.
+        handed: batches that were handed out.
         over: whether all were.
         loop: the epoch of `state.epochs()`, -1 outside of it.
         globals: the states of the global generators as its iterator was asked for.
@@ -75,57 +74,44 @@ class PlainPlace:
 
     Args:
         loader: any `torch.utils.data.DataLoader`, or one of accelerate's.
-        pending: how many of the last batches that were handed out have not been trained with.
-        total: after how many batches the trainer's pass ends, if not as the loader says.
 
     Attributes:
         meter: is told what its batches cost.
         epochs: those of the state, if the script loops over them: a pass that is over is not begun again in its epoch.
         pass_: the present one.
-        in_process: whether batches are loaded in this process.
-        iterable: whether nothing can be skipped without loading it.
-        rng: the global generators.
         memory: of the present pass.
     """
 
-    def __init__(
-        self, loader: Any, pending: Callable[[], int] = lambda: 0, total: Callable[[], float] | None = None
-    ) -> None:
+    def __init__(self, loader: Any) -> None:
         self.meter = Meter()
         self.epochs = Epochs()
         self.pass_ = PlainPass()
         self._loader = weakref.ref(loader)
-        self._pending = pending
-        self._ends_after = total
-        self.rng = GlobalRng()
+        self._rng = GlobalRng()
         self.memory: PassMemory | None = None
         self._resume: PlainPass | None = None
         self._live: weakref.ref[PlainBatches] | None = None
         self._kept: PlainBatches | None = None  # held until the next iterator is asked for
         inner = getattr(loader, "base_dataloader", loader)  # accelerate's are made around one of torch's
-        self.in_process = not inner.num_workers
-        self.iterable = isinstance(inner.dataset, IterableDataset)
-        CLASS.__set__(loader, _telling(_kind(loader)))
-        CLASS.__set__(inner, _asking(_kind(inner)))
+        self._in_process = not inner.num_workers
+        self._iterable = isinstance(inner.dataset, IterableDataset)
+        become(loader, _telling(class_of(loader)))
+        become(inner, _asking(class_of(inner)))
         for one in (loader, inner):
             vars(one)["_taskd_place"] = self
 
     # What the state calls.
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands now, without what the trainer has taken ahead."""
+        """Where it stands now."""
         if self._resume is not None:
             return {"pass": msgspec.msgpack.encode(self._resume)}
-        now = self.pass_
-        pending, batches = self._pending(), self.batches
-        trained = max(0, now.handed - pending)
-        if (now.over and not pending) or trained >= self._total():
-            now = PlainPass(now.number, trained, True, now.loop, [], *self._own())
+        now, batches = self.pass_, self.batches
+        if now.over or now.handed >= self._total():
+            now = PlainPass(now.number, now.handed, True, now.loop, [], *self._own())
         elif batches is not None:
             memory = batches.memory
-            now = msgspec.structs.replace(
-                now, handed=trained, over=False, asked=memory.asked, ahead=memory.before_each(trained)
-            )
+            now = msgspec.structs.replace(now, asked=memory.asked, ahead=memory.before_each(now.handed))
         return {"pass": msgspec.msgpack.encode(now)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -145,12 +131,7 @@ class PlainPlace:
         """A step is committed: batches that it was trained with are not handed out again."""
         batches = self.batches
         if batches is not None:
-            batches.forget_before(self.pass_.handed - self._pending())
-
-    def begin_anew(self) -> None:
-        """The next iterator begins a pass, whatever is left of the one that was gone back to."""
-        if self._resume is not None and not self._resume.over:
-            self._resume = PlainPass(self._resume.number, self._resume.handed, True, -1, [], *self._own())
+            batches.forget_before(self.pass_.handed)
 
     @property
     def goes_on(self) -> bool:
@@ -178,7 +159,7 @@ class PlainPlace:
                 self._put(resume)
             self._drop()
             number = (self.pass_ if resume is None else resume).number + 1
-            self.pass_ = PlainPass(number, 0, False, self.epochs.loop, self.rng.capture(), *self._own())
+            self.pass_ = PlainPass(number, 0, False, self.epochs.loop, self._rng.capture(), *self._own())
             batches = PlainBatches(self, self._remember(0, []))
             self._hold(batches)
             batches.begin(make())
@@ -222,15 +203,15 @@ class PlainPlace:
 
     def _replay(self, resume: PlainPass, make: Callable[[], Iterator[Any]]) -> "PlainBatches":
         self._drop()
-        now = self.rng.capture()
+        now = self._rng.capture()
         self._put(resume)
-        self.rng.restore(resume.globals)
+        self._rng.restore(resume.globals)
         self.pass_ = resume = msgspec.structs.replace(resume)
         ahead, resume.ahead = resume.ahead, []
         batches = PlainBatches(self, self._remember(resume.handed, ahead, resume.asked))
         self._hold(batches)
         batches.begin(make())
-        if self.iterable and resume.handed:
+        if self._iterable and resume.handed:
             _log.warning(
                 "a data loader is iterable: %d batches are loaded and dropped to come to the place of the recovery; "
                 "those of a dataset with __getitem__ are skipped without loading",
@@ -262,7 +243,7 @@ class PlainPlace:
         known = self._loader
         held = lambda: [] if (loader := known()) is None else held_by(loader)  # noqa: E731 - it must not hold this place
         self.memory = PassMemory(
-            self.rng, held, skip, ahead, list(asked), in_process=self.in_process, iterable=self.iterable
+            self._rng, held, skip, ahead, list(asked), in_process=self._in_process, iterable=self._iterable
         )
         return self.memory
 
@@ -274,8 +255,6 @@ class PlainPlace:
         self._kept = self._live = None
 
     def _total(self) -> float:
-        if self._ends_after is not None:
-            return self._ends_after()
         try:
             return len(self._loader())  # type: ignore[arg-type]
         except TypeError:  # iterable
@@ -289,9 +268,9 @@ class PlainPlace:
         things = self._things()
         marks = [vars(thing).get(name) for thing in things for name in _MARKS if hasattr(thing, "__dict__")]
         return (
-            [generator.get_state().numpy().tobytes() for generator in (held_by(things[0]) if things else ())],
+            states_of(held_by(things[0]) if things else []),
             [mark if type(mark) is int else None for mark in marks],
-            [tree.pack(thing.state_dict()) if _is_stateful(thing) else None for thing in things[1:]],
+            [tree.pack(thing.state_dict()) if is_stateful(thing) else None for thing in things[1:]],
         )
 
     def _put(self, resume: PlainPass) -> None:
@@ -304,14 +283,6 @@ class PlainPlace:
         for sampler, state in zip(things[1:], resume.states, strict=False):
             if state is not None:
                 sampler.load_state_dict(tree.unpack(state))
-
-
-def _kind(loader: Any) -> Any:
-    return type(loader)
-
-
-def _is_stateful(sampler: Any) -> bool:
-    return callable(getattr(sampler, "state_dict", None)) and callable(getattr(sampler, "load_state_dict", None))
 
 
 class PlainIndices(Sampler[Any]):
@@ -336,7 +307,7 @@ def _telling(kind: Any) -> type:
     def __iter__(self: Any) -> PlainBatches:  # noqa: N807 - it becomes one
         return self._taskd_place.open(lambda: kind.__iter__(self))  # type: ignore[no-any-return]
 
-    return _variant(kind, {"__iter__": __iter__})
+    return variant(kind, {"__iter__": __iter__})
 
 
 @cache
@@ -346,8 +317,4 @@ def _asking(kind: Any) -> type:
     def _index_sampler(self: Any) -> PlainIndices:
         return PlainIndices(kind._index_sampler.fget(self), self._taskd_place)
 
-    return _variant(kind, {"_index_sampler": property(_index_sampler)})
-
-
-def _variant(kind: type, body: dict[str, Any]) -> type:
-    return type(kind.__name__, (kind,), {**body, "__module__": kind.__module__, "__qualname__": kind.__qualname__})
+    return variant(kind, {"_index_sampler": property(_index_sampler)})

@@ -117,6 +117,11 @@ def held_by(loader: Any) -> list[torch.Generator]:
     return list(found.values())
 
 
+def states_of(generators: list[torch.Generator]) -> list[bytes]:
+    """Their states, as `put` takes them."""
+    return [generator.get_state().numpy().tobytes() for generator in generators]
+
+
 def put(generators: list[torch.Generator], states: list[bytes]) -> None:
     """Bring each to its state."""
     for generator, state in zip(generators, states, strict=False):
@@ -137,6 +142,13 @@ def samplers(loader: Any) -> list[Any]:
     """The samplers of a loader, from the outermost inwards."""
     outer = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
     return [outer, *_inner(outer)]
+
+
+def is_stateful(sampler: Any) -> bool:
+    """Whether what a sampler keeps of itself is to be put down as a pass begins."""
+    if isinstance(sampler, DistributedSampler):  # what torchdata's says of itself is where its last pass ended
+        return False
+    return callable(getattr(sampler, "state_dict", None)) and callable(getattr(sampler, "load_state_dict", None))
 
 
 def _draws_first_only(sampler: Any) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from taskd.adaptors.training.data.variants import variant
 from taskd.runtime.box.recorder import NullRecorder, Recorder
 from taskd.runtime.worker.stacks import training_thread
 
@@ -33,7 +34,6 @@ class Meter:
         """Whatever this iterator of a torch data loader gives from now on is counted."""
         if not hasattr(iterator, "_next_data"):
             return
-        # The class, and no function of the object: that would be a cycle, and loaders end their workers when they die.
         kind: Any = type(iterator)
         iterator.__class__ = _watched(kind)
         iterator._taskd_meter = self
@@ -60,7 +60,7 @@ def _watched(kind: Any) -> Any:
     def _next_data(self: Any) -> Any:
         return self._taskd_meter.fetch(lambda: fetch(self))
 
-    return type(kind.__name__, (kind,), {"_next_data": _next_data, "__module__": kind.__module__})
+    return variant(kind, {"_next_data": _next_data})
 
 
 def size(batch: Any, deep: int = _DEEP) -> int:

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 import torch
-from torch.utils.data import DistributedSampler, IterableDataset
+from torch.utils.data import IterableDataset
 
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.data.epochs import Epochs
@@ -33,15 +33,16 @@ from taskd.adaptors.training.data.indices import (
     WorkerStart,
     apart,
     held_by,
+    is_stateful,
     put,
     samplers,
+    states_of,
 )
 from taskd.adaptors.training.data.loading import Meter
+from taskd.adaptors.training.data.variants import become, class_of, variant
 from taskd.adaptors.training.positions.seeds import mix
 
 _log = logging.getLogger(__name__)
-CLASS: Any = vars(object)["__class__"]
-"""By which the class of a loader of accelerate's is set, which says that it is another."""
 
 
 class Pass(msgspec.Struct, array_like=True):
@@ -99,10 +100,10 @@ class LoaderPlace:
         self._lent: Pass | None = None  # the resume that the newest iterator took, until the next commit
         self._skipped = 0  # batches that the present pass went on behind, until the script works at one
         self._worked = False  # whether the script has worked at a batch of this pass
-        CLASS.__set__(loader, _kept(_kind(loader)))
+        become(loader, _kept(class_of(loader)))
         for inner in (loader, getattr(loader, "base_dataloader", None)):  # accelerate's are made around one of torch's
             if inner is not None:
-                CLASS.__set__(inner, _ordered(_kind(inner)))
+                become(inner, _ordered(class_of(inner)))
                 inner._taskd_place = self
                 if self._workers:
                     inner.worker_init_fn = WorkerStart(inner.worker_init_fn)
@@ -236,7 +237,7 @@ class LoaderPlace:
             over=False,
             left_at=last.handed if last.handed < total and (self._worked or last is not self._pass) else 0,
             starts=self._states(),
-            sampler=[tree.pack(s.state_dict()) if _is_stateful(s) else None for s in self._samplers()],
+            sampler=[tree.pack(s.state_dict()) if is_stateful(s) else None for s in self._samplers()],
         )
 
     def _replay(self, last: Pass) -> None:
@@ -249,7 +250,7 @@ class LoaderPlace:
                 pass
 
     def _states(self) -> list[bytes]:
-        return [generator.get_state().numpy().tobytes() for generator in self.held()]
+        return states_of(self.held())
 
     def _put_samplers(self, begun: Pass) -> None:
         for sampler, state in zip(self._samplers(), begun.sampler, strict=False):
@@ -325,12 +326,6 @@ class Batches:
         return True
 
 
-def _is_stateful(sampler: Any) -> bool:
-    if isinstance(sampler, DistributedSampler):  # what torchdata's says of itself is where its last pass ended
-        return False
-    return callable(getattr(sampler, "state_dict", None)) and callable(getattr(sampler, "load_state_dict", None))
-
-
 @cache
 def _kept(kind: Any) -> type:
     """A loader's class, with iterators that tell where they are."""
@@ -339,7 +334,7 @@ def _kept(kind: Any) -> type:
         make: Callable[[Any], Any] = kind.__iter__
         return self._taskd_place.open(lambda: make(self))  # type: ignore[no-any-return]
 
-    return _variant(kind, {"__iter__": __iter__})
+    return variant(kind, {"__iter__": __iter__})
 
 
 @cache
@@ -354,12 +349,4 @@ def _ordered(kind: Any) -> type:
         place = self._taskd_place
         return Indices(kind._index_sampler.fget(self), place.order, place.held)
 
-    return _variant(kind, {"_get_iterator": _get_iterator, "_index_sampler": property(_index_sampler)})
-
-
-def _kind(loader: Any) -> Any:
-    return type(loader)
-
-
-def _variant(kind: type, body: dict[str, Any]) -> type:
-    return type(kind.__name__, (kind,), {**body, "__module__": kind.__module__, "__qualname__": kind.__qualname__})
+    return variant(kind, {"_get_iterator": _get_iterator, "_index_sampler": property(_index_sampler)})

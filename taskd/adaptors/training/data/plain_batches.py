@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from taskd.adaptors.training.data.epochs import Epochs
-from taskd.adaptors.training.data.indices import put
+from taskd.adaptors.training.data.indices import put, states_of
 from taskd.adaptors.training.data.loading import Meter
 from taskd.adaptors.training.positions.rng import RngCapture
 from taskd.adaptors.training.positions.rng_memory import TORCH_BYTES, torch_state
@@ -213,7 +213,7 @@ class PassMemory:
         if self.asked:
             put(self._held(), self.asked)
         else:
-            self.asked = [generator.get_state().numpy().tobytes() for generator in self._held()]
+            self.asked = states_of(self._held())
         known = self.skip + len(self._ahead)
         for number, index in enumerate(sampler):
             if number >= known:

@@ -95,7 +95,7 @@ def put_flags(modules: Sequence[Any], known: Flags) -> None:
             setattr(group, name, value)
 
 
-def drop(modules: Sequence[Any]) -> None:
+def drop_step(modules: Sequence[Any]) -> None:
     """Forget the step that these sharded modules are in: afterwards all parameters are sharded, without gradients."""
     for module in modules:
         module._get_fsdp_state()._comm_ctx.all_gather_state = None

@@ -26,7 +26,7 @@ class InFlight:
         for own in self._told:
             own.mark()
 
-    def drop(self) -> None:
+    def drop_step(self) -> None:
         """Let go of the step, and put the flags of the last commit back.
 
         Raises:
@@ -34,22 +34,23 @@ class InFlight:
         """
         for library in self._library:
             library.drop_step()
-        partitions.drop(self._parts.optimizers)
-        pipelining.drop()
-        fsdp2.drop(self._sharded)
+        partitions.drop_step(self._parts.optimizers)
+        pipelining.drop_step()
+        fsdp2.drop_step(self._sharded)
         fsdp2.put_flags(self._sharded, self.flags)
         for own in self._told:
-            own.drop()
+            own.drop_step()
 
     def complete(self) -> None:
-        """Make what all ranks' parts give together. Collective."""
+        """All ranks have the state of one step again: make whole what is divided among them. Collective.
+
+        Raises:
+            RuntimeError: a peer has died.
+        """
         for own in self._told:
             own.complete()
-
-    def renew(self) -> None:
-        """All ranks have the state of one step again: make whole what is divided among them."""
         for library in self._library:
-            library.renew()
+            library.complete()
 
     def take(self, flags: fsdp2.Flags) -> None:
         """Use a donor's flags from now on."""

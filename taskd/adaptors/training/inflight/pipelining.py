@@ -31,7 +31,7 @@ def stages() -> list[Any]:
     return _living(*_STAGE)
 
 
-def drop() -> None:
+def drop_step() -> None:
     """Forget the step that the schedules of this process are in, and what their stages have agreed on."""
     for stage in stages():
         stage.clear_runtime_states()

@@ -7,7 +7,7 @@ Rules:
 
 1. Its `state_dict()` is equal on all ranks of a replica set, and is asked at commits and recoveries alone.
 2. At a recovery every rank calls `drop_step` first. Then a rank that keeps its own state calls `put_back`, or `follow`
-   if the step counts that its optimizers have made. When all ranks have their state they call `renew` together.
+   if the step counts that its optimizers have made. When all ranks have their state they call `complete` together.
 3. The defaults do nothing.
 """
 
@@ -60,8 +60,8 @@ class LibraryPart:
     def follow(self) -> None:
         """Follow the optimizers: the step counts, and the script does not come to what is left of it."""
 
-    def renew(self) -> None:
-        """Make whole what is divided among ranks, together with all ranks. The state is that of the same step on all.
+    def complete(self) -> None:
+        """Make whole what is divided among ranks. Collective; the state is that of the same step on all ranks.
 
         Raises:
             RuntimeError: a peer has died.

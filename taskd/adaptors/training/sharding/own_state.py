@@ -39,11 +39,15 @@ class OwnState:
     def mark(self) -> None:
         """A step is committed, or the training function is entered."""
 
-    def drop(self) -> None:
+    def drop_step(self) -> None:
         """Let go of a step that was interrupted, unless it has been done to its end."""
 
     def complete(self) -> None:
-        """Make what all ranks' parts give together. Collective, after all ranks have theirs."""
+        """Make what all ranks' parts give together. Collective, after all ranks have theirs.
+
+        Raises:
+            RuntimeError: a peer has died.
+        """
 
 
 _told: "WeakKeyDictionary[Any, ref[OwnState]]" = WeakKeyDictionary()

@@ -97,7 +97,7 @@ def _numbered(zero: Any) -> Iterator[tuple[int, torch.Tensor]]:
     return enumerate(parameter for group in zero.param_groups for parameter in group["params"])
 
 
-def drop(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+def drop_step(optimizers: Iterable[torch.optim.Optimizer]) -> None:
     """Nothing that an interrupted step has begun is written to the parameters after this.
 
     Raises:
