@@ -1,6 +1,7 @@
 """What taskd costs a job in which nothing fails.
 
     python -m benchmarks.overhead --json
+    python -m benchmarks.overhead --trainer hf --json     (see `trainer_overhead.py`)
 
 - `step_overhead`: how much longer a step of 10 ms takes with taskd, as a share. A worker of a real job with everything
   switched on (agent that follows progress and pace, control thread, black box, clocks, position file) trains in turns
@@ -29,6 +30,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks import trainer_overhead
 from benchmarks.commit import commit_us
 from benchmarks.constructor import constructor_us
 from benchmarks.job import (
@@ -43,9 +45,12 @@ from benchmarks.job import (
     taskd_environment,
     torchrun,
 )
+from benchmarks.trainers.names import LIBRARIES
 
 SCRIPT = ROOT / "benchmarks" / "scripts" / "steps.py"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_USUAL = {"repeats": 8, "pairs": 500, "steps": 3}
+_TRAINER_USUAL = {"repeats": 2, "pairs": 12, "steps": 30}
 
 
 def measure_job(directory: Path, args: argparse.Namespace, *, taskd: bool) -> tuple[dict[str, list[float]], float]:
@@ -149,12 +154,22 @@ def measure(directory: Path, args: argparse.Namespace) -> dict[str, Any]:
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=8, help="jobs (default 8)")
-    parser.add_argument("--pairs", type=int, default=500, help="of turns in a job (default 500)")
-    parser.add_argument("--steps", type=int, default=3, help="of a turn (default 3)")
+    parser.add_argument("--trainer", choices=LIBRARIES, help="measure a training with this library instead")
+    parser.add_argument("--repeats", type=int, help="jobs (default 8; with a trainer 2)")
+    parser.add_argument("--pairs", type=int, help="of turns in a job (default 500; with a trainer 12)")
+    parser.add_argument("--steps", type=int, help="of a turn (default 3; with a trainer 30)")
+    parser.add_argument("--step-ms", type=float, default=100, help="length of a trainer's step (default 100)")
+    parser.add_argument(
+        "--limit-s", type=float, default=900, help="a trainer's job that takes longer hangs (default 900)"
+    )
     parser.add_argument("--samples", type=int, default=200, help="processes for constructor_us (default 200)")
     parser.add_argument("--json", action="store_true", help="print JSON lines")
-    return parser.parse_args(words)
+    args = parser.parse_args(words)
+    usual = _TRAINER_USUAL if args.trainer else _USUAL
+    for name, value in usual.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    return args
 
 
 def main(words: list[str] | None = None) -> int:
@@ -162,7 +177,7 @@ def main(words: list[str] | None = None) -> int:
     args = arguments(words)
 
     def told(directory: Path) -> None:
-        result = measure(directory, args)
+        result = trainer_overhead.measure(directory, args) if args.trainer else measure(directory, args)
         say(args.json, result, "\n".join(f"{name}: {value}" for name, value in result.items()))
 
     return measured(told)

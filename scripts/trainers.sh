@@ -10,4 +10,5 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 TASKD_VENV=.venv-trainers TASKD_EXTRAS=test,examples,stacks,hf,accelerate,lightning,titan,deepspeed,megatron,ray,trainers \
     bash scripts/setup.sh
-exec .venv-trainers/bin/python -m tests.trainers "$@"
+# DeepSpeed compiles at its first use. In a folder that others build in, too, a build that was killed blocks all.
+TORCH_EXTENSIONS_DIR=$root/.venv-trainers/torch_extensions exec .venv-trainers/bin/python -m tests.trainers "$@"

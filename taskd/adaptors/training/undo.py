@@ -106,6 +106,8 @@ class Undo:
             self._closures = True
             self._versions[index] = _versions(optimizer)
             self._exposed = self._exposed or isinstance(optimizer, torch.optim.LBFGS)
+        if self._settled and not self._exposed and not self._ran:
+            return  # a closure's versions were all that is to be known
         if not first and self._ran:
             self._exposed = True
         if first:

@@ -33,6 +33,7 @@ from taskd.adaptors.training.data.indices import held_by, is_stateful, put, samp
 from taskd.adaptors.training.data.loading import Meter
 from taskd.adaptors.training.data.plain_batches import GlobalRng, PassMemory, PlainBatches
 from taskd.adaptors.training.data.variants import become, class_of, variant
+from taskd.adaptors.training.positions.packed import PackedPosition
 
 _log = logging.getLogger(__name__)
 _MARKS: Final = ("epoch", "iteration")
@@ -69,7 +70,7 @@ class PlainPass(msgspec.Struct, array_like=True):
     ahead: list[list[bytes]] = msgspec.field(default_factory=list)
 
 
-class PlainPlace:
+class PlainPlace(PackedPosition):
     """Keeps the place of one loader; a part of a training state that is each rank's own (`data=`).
 
     Args:
@@ -102,21 +103,21 @@ class PlainPlace:
 
     # What the state calls.
 
-    def state_dict(self) -> dict[str, Any]:
+    def pack(self) -> bytes:
         """Where it stands now."""
         if self._resume is not None:
-            return {"pass": msgspec.msgpack.encode(self._resume)}
+            return msgspec.msgpack.encode(self._resume)
         now, batches = self.pass_, self.batches
         if now.over or now.handed >= self._total():
             now = PlainPass(now.number, now.handed, True, now.loop, [], *self._own())
         elif batches is not None:
             memory = batches.memory
             now = msgspec.structs.replace(now, asked=memory.asked, ahead=memory.before_each(now.handed))
-        return {"pass": msgspec.msgpack.encode(now)}
+        return msgspec.msgpack.encode(now)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def unpack(self, data: bytes) -> None:
         """Go back to that with the next iterator. Raises `msgspec.DecodeError` for what is no place."""
-        self._resume = resume = msgspec.msgpack.decode(state["pass"], type=PlainPass)
+        self._resume = resume = msgspec.msgpack.decode(data, type=PlainPass)
         batches = self.batches
         covers = batches is not None and batches.goes_back_to(resume.handed)
         same = resume.number == self.pass_.number

@@ -74,7 +74,7 @@ class Parts:
                 self._keep(name, part)
             elif isinstance(part, PlainPlace):
                 part.meter, part.epochs = self.meter, self.epochs
-            elif isinstance(part, PackedPosition):
+            if isinstance(part, PackedPosition):
                 self.places[name] = part
         if not self.optimizers:
             raise ConfigError(

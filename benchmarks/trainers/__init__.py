@@ -1,0 +1,1 @@
+"""Programs of `overhead --trainer`: one for each library, which trains in turns with taskd and without."""

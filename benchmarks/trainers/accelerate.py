@@ -1,0 +1,56 @@
+"""accelerate: a loop, with one accelerator that taskd knows and another that it does not."""
+
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+
+import taskd
+import taskd.accelerate
+from benchmarks.trainers.work import ROWS, Network, Rows, Stopwatch, Turn
+
+
+class _Loop:
+    def __init__(self, watch: Stopwatch, steps: int) -> None:
+        self.accelerator = Accelerator(cpu=True)
+        model = Network(watch)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        loader = DataLoader(Rows(2 * steps), batch_size=ROWS, shuffle=True)
+        scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)
+        self.model, self.optimizer, self.loader, self.scheduler = self.accelerator.prepare(
+            model, optimizer, loader, scheduler
+        )
+
+    def train(self, epochs: Any, state: Any) -> None:
+        for _ in epochs:
+            for rows, kinds in self.loader:
+                with self.accelerator.accumulate(self.model):
+                    loss = torch.nn.functional.cross_entropy(self.model(rows), kinds)
+                    self.accelerator.backward(loss)
+                    self.optimizer.step()
+                    self.scheduler.step()
+                    self.optimizer.zero_grad()
+                if state is not None:
+                    state.commit()
+
+
+class AccelerateTurns:
+    """Each turn is an epoch."""
+
+    def __init__(self, watch: Stopwatch, _folder: str, steps: int) -> None:
+        self._watch = watch
+        self._plain, self._ours = _Loop(watch, steps), _Loop(watch, steps)
+        self._turns = 0
+        self._state = taskd.accelerate.prepare(self._ours.accelerator, self._ours.loader)
+
+    def __call__(self, *, ours: bool) -> Turn:
+        """Train once; `ours` with taskd."""
+        turn = self._watch.begin()
+        if ours:
+            state = self._state
+            self._turns += 1  # epochs are counted on
+            taskd.resilient(state)(lambda: self._ours.train(state.epochs(self._turns), state))()
+        else:
+            self._plain.train(range(1), None)
+        return turn

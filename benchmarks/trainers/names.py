@@ -1,0 +1,20 @@
+"""The trainers that are measured: what is imported of each, and its class of turns."""
+
+from typing import Final
+
+LIBRARIES: Final = {
+    "accelerate": "accelerate",
+    "deepspeed": "deepspeed",
+    "hf": "transformers",
+    "lightning": "lightning",
+    "megatron": "megatron.core",
+    "titan": "torchtitan",
+}
+TURNS: Final = {
+    "accelerate": "AccelerateTurns",
+    "deepspeed": "DeepspeedTurns",
+    "hf": "HfTurns",
+    "lightning": "LightningTurns",
+    "megatron": "MegatronTurns",
+    "titan": "TitanTurns",
+}
