@@ -1,6 +1,8 @@
 """A loader whose place is kept as it is without taskd: what a training sees is the same, undisturbed or resumed."""
 
+import itertools
 import random
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +31,13 @@ class Drawing(torch.utils.data.Dataset[Any]):
         return [float(index), torch.rand(()).item(), random.random()]
 
 
+class DrawingAtTimes(Drawing):
+    """Some rows draw nothing."""
+
+    def __getitem__(self, index: int) -> list[float]:
+        return super().__getitem__(index) if index % 5 == 0 else [float(index), 0.0, 0.0]
+
+
 class Stream(IterableDataset[Any]):
     """Has no indices."""
 
@@ -37,15 +46,16 @@ class Stream(IterableDataset[Any]):
 
 
 class Ahead(DataLoader[Any]):
-    """Loads one batch ahead of that which it gives, as accelerate's do."""
+    """Loads one batch ahead of that which it gives, as accelerate's do; or more."""
+
+    most = 1
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         inner = super().__iter__()
-        batch = next(inner, None)
-        while batch is not None:
-            following = next(inner, None)
-            yield batch
-            batch = following
+        held = deque(itertools.islice(inner, self.most))
+        while held:
+            held.extend(itertools.islice(inner, 1))
+            yield held.popleft()
 
 
 def plain() -> DataLoader[Any]:
@@ -54,6 +64,12 @@ def plain() -> DataLoader[Any]:
 
 def ahead() -> DataLoader[Any]:
     return Ahead(Drawing(), batch_size=SIZE, shuffle=True)
+
+
+def at_times() -> DataLoader[Any]:
+    loader = Ahead(DrawingAtTimes(), batch_size=SIZE, shuffle=True)
+    loader.most = 2
+    return loader
 
 
 def own_generator() -> DataLoader[Any]:
@@ -79,6 +95,7 @@ def stream() -> DataLoader[Any]:
 MAKE = {
     "plain": plain,
     "ahead": ahead,
+    "at times": at_times,
     "own generator": own_generator,
     "distributed": distributed,
     "workers": workers,
@@ -163,7 +180,7 @@ def test_a_training_goes_on_behind_any_step(kind: str, by_epochs: bool, lives: b
         assert before + process.train(step) == wanted, f"behind step {step}"
 
 
-@pytest.mark.parametrize("kind", ["plain", "ahead"])
+@pytest.mark.parametrize("kind", ["plain", "ahead", "at times"])
 @pytest.mark.parametrize("lives", [True, False], ids=["survivor", "newcomer"])
 def test_faults_follow_one_another(kind: str, lives: bool) -> None:
     make = MAKE[kind]

@@ -10,8 +10,7 @@ import torch
 from taskd.adaptors.training.data.epochs import Epochs
 from taskd.adaptors.training.data.indices import put, states_of
 from taskd.adaptors.training.data.loading import Meter
-from taskd.adaptors.training.positions.rng import RngCapture
-from taskd.adaptors.training.positions.rng_memory import TORCH_BYTES, torch_state
+from taskd.adaptors.training.positions.rng import RngCapture, mark_of
 
 
 class KeptPlace(Protocol):
@@ -50,17 +49,13 @@ class GlobalRng:
         """Their states."""
         return [bytes(state) for state in self._rng.capture()]
 
+    def mark(self) -> bytes:
+        """As `mark_of` their states."""
+        return self._rng.mark()
+
     def restore(self, states: list[bytes]) -> None:
         """Put them back."""
         self._rng.restore(states)
-
-
-def same(some: list[bytes], others: list[bytes]) -> bool:
-    """Whether the generators draw the same from both; torch's has bytes that mean nothing."""
-    return len(some) == len(others) and all(
-        one == other or (len(one) == len(other) == TORCH_BYTES and torch_state(one) == torch_state(other))
-        for one, other in zip(some, others, strict=True)
-    )
 
 
 class PlainBatches:
@@ -142,7 +137,7 @@ class PlainBatches:
     def _load(self) -> "Given":
         place, memory = self._taskd, self.memory
         anew = memory.enter_past()
-        before = memory.present()
+        before = memory.mark()
         try:
             with place.quiet() if anew else nullcontext():
                 batch = place.meter.fetch(self._inner.__next__)
@@ -157,15 +152,23 @@ class PlainBatches:
         finally:
             memory.go_back()
         number, self._next = self._next, self._next + 1
-        return Given(number, batch, before, memory.present(), place.beside)
+        drew = memory.mark() != before
+        if not drew:
+            memory.drew_nothing()
+        return Given(number, batch, before, memory.present() if drew else [], place.beside)
 
 
 class Given(NamedTuple):
-    """A batch that was handed out, and the random numbers before and after: the next one may have been loaded by it."""
+    """A batch that was handed out, and the random numbers before and after: the next one may have been loaded by it.
+
+    Attributes:
+        before: their mark.
+        after: their states, if any was drawn.
+    """
 
     number: int
     batch: Any
-    before: list[bytes]
+    before: bytes
     after: list[bytes]
     beside: tuple[Any, ...]
 
@@ -177,7 +180,8 @@ class PassMemory:
         rng: the global generators.
         held: gives those that loader and samplers hold.
         skip: the number of its first batch: those before it were handed out by another process.
-        ahead: the states of the generators before each of the batches from that one on was loaded.
+        ahead: the states of the generators before each of the batches from that one on was loaded; an empty list for
+            one that drew none.
         asked: the states of those that are held, as the sampler was asked; empty if it has not been.
         in_process: whether batches are loaded in this process.
         iterable: whether what is skipped is loaded all the same.
@@ -207,6 +211,8 @@ class PassMemory:
         self._iterable = iterable
         self._made: list[bytes] | None = None
         self._before: dict[int, list[bytes]] = {}
+        self._asked_now: list[int] = []
+        self._in_past = False
 
     def indices(self, sampler: Any) -> Iterator[Any]:
         """The sampler's indices, from the first that is not skipped on, each among the random numbers that it had."""
@@ -219,12 +225,15 @@ class PassMemory:
             if number >= known:
                 self.go_back()
             elif number >= self.skip:
-                self.elsewhere = self.elsewhere or self._rng.capture()
-                self._rng.restore(self._ahead[number - self.skip])
+                self._in_past = True
+                if states := self._ahead[number - self.skip]:
+                    self.elsewhere = self.elsewhere or self._rng.capture()
+                    self._rng.restore(states)
             elif not self._iterable:
                 continue
             if self._in_process and number >= self.skip:
                 self._before[number] = self._rng.capture()
+                self._asked_now.append(number)
             yield index
 
     def made_anew(self, now: list[bytes]) -> None:
@@ -232,8 +241,15 @@ class PassMemory:
         self._made = self._rng.capture()
         self._rng.restore(now)
 
+    def drew_nothing(self) -> None:
+        """The batches that have been loaded since the iterator was asked have drawn nothing from the present on."""
+        if not self._in_past:
+            self._before.update((number, []) for number in self._asked_now)
+
     def enter_past(self) -> bool:
         """It is asked; whether for the first time since it was made anew."""
+        self._asked_now.clear()
+        self._in_past = self._made is not None
         made, self._made = self._made, None
         if made is not None:
             self.elsewhere = self._rng.capture()
@@ -246,13 +262,19 @@ class PassMemory:
         if now is not None:
             self._rng.restore(now)
 
+    def mark(self) -> bytes:
+        """That of the states which `present` returns."""
+        if not self._in_process:
+            return b""
+        return self._rng.mark() if self.elsewhere is None else mark_of(self.elsewhere)
+
     def present(self) -> list[bytes]:
         """The states of the generators, apart from the past; none where batches are loaded elsewhere."""
         return (self.elsewhere or self._rng.capture()) if self._in_process else []
 
-    def load_again(self, before: list[bytes], after: list[bytes]) -> None:
+    def load_again(self, before: bytes, after: list[bytes]) -> None:
         """A batch is handed out again: the generators go on as by its loading, if they stand where they did then."""
-        if before != after and same(before, self.present()):
+        if after and before == self.mark():
             self._rng.restore(after)
 
     def before_each(self, number: int) -> list[list[bytes]]:

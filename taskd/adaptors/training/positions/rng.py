@@ -21,6 +21,7 @@ from taskd.adaptors.training.positions.rng_memory import (
     numpy_views,
     pointer_to,
     python_view,
+    torch_mark,
     torch_state,
     torch_view,
 )
@@ -29,8 +30,8 @@ from taskd.runtime.worker.pulse import Buffer, Sources
 
 _WORDS = 624
 _GAUSS = struct.Struct("<id")
-_MARK = 40
-"""At either end of a generator's memory: its counts, its first or last words, its spare numbers."""
+_MARK = 16
+"""Of a twister: its first words, in python's with the count before them."""
 
 _NO_GAUSS = _GAUSS.pack(0, 0.0)
 
@@ -74,14 +75,8 @@ class RngCapture:
         return states
 
     def mark(self) -> bytes:
-        """Return what is another as soon as a generator has drawn or was set: a few bytes where memory shows all.
-
-        A twister counts each number that it gives, and has other words when it has given all that were there.
-        """
-        states = self.capture()
-        if states is not self._same:
-            return pack(states)
-        return b"".join([part for state in states for part in (state[:_MARK], state[-_MARK:])])
+        """Return `mark_of` what `capture` returns."""
+        return mark_of(self.capture())
 
     def sources(self) -> Sources | None:
         """What `capture` reads, for a `Pulse`; None where memory does not show every generator."""
@@ -127,6 +122,15 @@ class RngCapture:
         self._numpy_source, self._numpy_bits = source, source._bit_generator
         if type(self._numpy_bits).__name__ == "MT19937":
             self._numpy = numpy_views(source)
+
+
+def mark_of(states: Sequence[Buffer]) -> bytes:
+    """Return a few bytes that are others as soon as a generator has drawn; the same states have the same ones.
+
+    A twister counts each number that it gives, and has other words when it has given all that were there.
+    """
+    python, gauss, numpy, spare, cpu, *devices = states
+    return b"".join((python[:_MARK], gauss, numpy[:_MARK], numpy[-4:], spare[:4], *torch_mark(cpu), *devices))
 
 
 class PackedRng:

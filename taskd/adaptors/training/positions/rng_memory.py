@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from taskd.runtime.worker.pulse import Buffer
+
 _WORDS = 624
 TWISTER_BYTES = (_WORDS + 1) * 4
 SPARE = struct.Struct("<i4xd")
@@ -83,6 +85,14 @@ def torch_state(raw: bytes) -> bytes:
     single, has_single, double, has_double = _TAIL.unpack_from(raw, _HEAD.size + _WORDS * 4)
     spare = (0.0, double if has_double else 0.0, 0.0, has_double)
     return _LEGACY.pack(seed, left, seeded, following, *words, *spare, single if has_single else 0.0, has_single)
+
+
+def torch_mark(raw: Buffer) -> tuple[Buffer, ...]:
+    """What of a `torch_view` tells by a few bytes whether numbers were drawn; all of any other state."""
+    if len(raw) != TORCH_BYTES:
+        return (raw,)
+    tail = TORCH_BYTES - _TAIL.size
+    return raw[:13], raw[16 : _HEAD.size + 16], raw[tail + 8 : tail + 9], raw[-1:]  # what lies between means nothing
 
 
 def _view(address: int, size: int) -> memoryview:
