@@ -13,7 +13,7 @@ from taskd.adaptors.trainers.library import misfit
 from taskd.adaptors.trainers.lightning.batches import Handed, kept
 from taskd.adaptors.trainers.lightning.kept import Keeper
 from taskd.adaptors.trainers.lightning.library import Library
-from taskd.adaptors.trainers.lightning.parts import parts_of, uses_batch
+from taskd.adaptors.trainers.lightning.parts import parts_of, stands_till_commit, uses_batch
 from taskd.adaptors.trainers.lightning.seams import table
 from taskd.adaptors.trainers.lightning.strategies import recovering
 from taskd.adaptors.trainers.lightning.writing import Files, Lines
@@ -177,6 +177,26 @@ def test_hooks_that_look_at_the_batch_are_known(library: Library, tmp_path: Path
     trainer.strategy._lightning_module = module_of(library)
     assert found == [True]
     assert not uses_batch(trainer, library)
+
+
+def test_hooks_between_a_training_step_and_its_commit_are_known(library: Library, tmp_path: Path) -> None:
+    def stands(module: Any, *callbacks: Any) -> bool:
+        trainer = library.module("").Trainer(
+            accelerator="cpu", devices=1, logger=False, default_root_dir=tmp_path, callbacks=[*callbacks]
+        )
+        trainer.strategy._lightning_module = module
+        return stands_till_commit(trainer, library)
+
+    module, manual = module_of(library), module_of(library)
+    manual.automatic_optimization = False
+    hears = type(module)()
+    hears.on_after_backward = lambda: hears.losses.clear()
+    callback = library.module("callbacks").LambdaCallback(on_before_zero_grad=lambda *_: None)
+    assert stands(module)
+    assert stands(module, callback_of(library, 0, print))
+    assert not stands(module, callback)
+    assert not stands(hears)
+    assert not stands(manual)
 
 
 def test_what_cannot_be_given_to_a_new_process_is_refused_by_name(library: Library, tmp_path: Path) -> None:

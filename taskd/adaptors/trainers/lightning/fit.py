@@ -18,7 +18,16 @@ import torch
 from taskd.adaptors.trainers.lightning.batches import Handed, kept
 from taskd.adaptors.trainers.lightning.kept import Keeper, Picture
 from taskd.adaptors.trainers.lightning.library import Library
-from taskd.adaptors.trainers.lightning.parts import Beginning, CommonPart, OwnPart, parts_of, self_kept, uses_batch
+from taskd.adaptors.trainers.lightning.loops import complete_step
+from taskd.adaptors.trainers.lightning.parts import (
+    Beginning,
+    CommonPart,
+    OwnPart,
+    parts_of,
+    self_kept,
+    stands_till_commit,
+    uses_batch,
+)
 from taskd.adaptors.trainers.lightning.resuming import finish_epoch, go_to, load_anew, release, show_progress, untoggle
 from taskd.adaptors.trainers.lightning.writing import Files, Lines
 from taskd.adaptors.trainers.marks import Marks
@@ -48,7 +57,7 @@ class LightningFit:
         self._joins = runtime.link.joins
         self._keeps: Keeper | None = None
         self._pictures: dict[int, Picture] = {}
-        self._entered = False
+        self._entered = self._stands = False
         self._stepped = False
         self._common, self._own = CommonPart(self._tell_common), OwnPart(self._tell_own)
         self._beginning = Beginning(lambda: None if self._keeps is None else self._loop._data_fetcher)
@@ -146,10 +155,8 @@ class LightningFit:
 
     def _manual(self, kwargs: Any) -> Any:
         assert self._keeps is not None
-        self._keeps.batch, self._keeps.batch_idx = (
-            kwargs.get("batch") if self._needs_batch else None,
-            self._epochs.batch_idx,
-        )
+        self._keeps.batch = kwargs.get("batch") if self._needs_batch else None
+        self._keeps.batch_idx = self._epochs.batch_idx
         output = self._plain["manual"](kwargs)
         if self._stepped:
             self._commit(output)
@@ -183,6 +190,7 @@ class LightningFit:
         path = None if config.position is None else config.position.with_suffix(".marks")
         marks = Marks(path, anew=not self._joins)
         self._needs_batch = uses_batch(trainer, self._library)
+        self._stands = stands_till_commit(trainer, self._library)
         self._keeps = Keeper(trainer, self._library, Lines(trainer.loggers, marks), Files(trainer.callbacks, marks))
         self._pictures = {self._state.step: self._keeps.take(committed=False)}
         self._evaluates_anew = self._epochs.val_loop._combined_loader is None
@@ -211,20 +219,15 @@ class LightningFit:
         keeps, recovery = self._keeps, self._state._recovery
         if keeps is None:
             return b""
-        step = recovery.step
-        if recovery.committing and step not in self._pictures:
+        step, commits = recovery.step, recovery.committing and recovery.step in self._pictures
+        if recovery.committing and not commits:
             self._complete()
             self._pictures = {step: keeps.take(committed=True)}
-        return keeps.own()
+        return keeps.own(stands=commits and self._stands)
 
     def _complete(self) -> None:
         """A step is counted whose optimizers have stepped, and whose end this process has not come to."""
-        for one in (
-            self._epochs.automatic_optimization.optim_progress.optimizer.step,
-            self._epochs.manual_optimization.optim_step_progress,
-        ):
-            for counts in (one.total, one.current):
-                counts.completed = counts.ready
+        complete_step(self._epochs)
         self._stepped = False
 
     def _as_hooks_get_it(self, output: Any) -> Any:

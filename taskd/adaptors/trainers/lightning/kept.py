@@ -31,7 +31,9 @@ _MOST_BYTES: Final = 24 * 1024
 _SHORT: Final = 64
 _OF_ALL: Final = ("should_stop", "accumulate_grad_batches")
 _TRAINER: Final = (*_OF_ALL, "_last_val_time", "_train_start_time")
-_MODULE: Final = ("_current_fx_name", "forward")
+_CALLS: Final = "_current_fx_name"
+"""Which hook Lightning is calling: nothing that a new process is to have."""
+_MODULE: Final = (_CALLS, "forward")
 _WATCHED: Final = "_compiled_call_impl"
 """Where taskd watches forward passes."""
 _VARYING: Final = (int, float, str, bool, list, dict, set, tuple, torch.Tensor)
@@ -76,6 +78,7 @@ class Keeper:
         self.output: Any = None
         self.batch_idx = 0
         self.committed = self._told = False
+        self._told_own: tuple[list[Any], bytes] = ([], b"")
         loop = trainer.fit_loop
         kinds = (library.module("loops.loop")._Loop, library.module("loops.progress")._BaseProgress)
         results = library.module("trainer.connectors.logger_connector.result")
@@ -163,14 +166,19 @@ class Keeper:
             one.load_state_dict(decode(state, device))
         self.batch_idx = common["batch_idx"]
 
-    def own(self) -> bytes:
-        """What this rank alone has, now."""
-        trainer = self._trainer
+    def own(self, *, stands: bool = False) -> bytes:
+        """What this rank alone has, now.
+
+        `stands`: since the last call only attributes of the module may have changed.
+        """
+        trainer, module = self._trainer, self._of_own_module()
+        if stands and module == self._told_own[0]:
+            return self._told_own[1]
         results = trainer.fit_loop.epoch_loop._results
         found = [
             trainer.fit_loop._data_fetcher.taskd_place(), self._sums.encode(), self._metrics.encode(),
             self._shown.encode(), [*self.lines.counts], self.files.count,
-            self.lines.names() if trainer.is_global_zero else [], results.batch_size, self._of_own_module(),
+            self.lines.names() if trainer.is_global_zero else [], results.batch_size, module,
             self._output(),
         ]  # fmt: skip
         data = msgspec.msgpack.encode(found)
@@ -178,6 +186,7 @@ class Keeper:
             self._tell_large(len(data))
             found[2], found[8], found[9] = [], [], None
             data = msgspec.msgpack.encode(found)
+        self._told_own = module, data
         return data
 
     def put_own(self, data: bytes) -> list[Any]:
@@ -207,7 +216,11 @@ class Keeper:
         found = []
         for name, value in self._of_module.seen():
             first = self._at_first.get(name)
-            if not isinstance(value, _VARYING) or (value is first and not isinstance(value, list | dict | set)):
+            if (
+                name == _CALLS
+                or not isinstance(value, _VARYING)
+                or (value is first and not isinstance(value, list | dict | set))
+            ):
                 continue
             if isinstance(value, list | dict | set | tuple):
                 if len(value) > _SHORT and isinstance(first, type(value)) and len(first) == len(value):

@@ -32,6 +32,14 @@ class LoopCounters:
             own.update(zip(names, values, strict=True))
 
 
+def complete_step(epochs: Any) -> None:
+    """The optimizers' step that the loop over an epoch was in is done."""
+    automatic, manual = epochs.automatic_optimization, epochs.manual_optimization
+    for one in (automatic.optim_progress.optimizer.step, manual.optim_step_progress):
+        for counts in (one.total, one.current):
+            counts.completed = counts.ready
+
+
 def _within(owner: Any, kinds: tuple[type, ...]) -> Iterator[Any]:
     yield owner
     for name, value in vars(owner).items():

@@ -5,7 +5,7 @@ in each step, and how its pass over the batches began.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -55,6 +55,21 @@ def uses_batch(trainer: Any, library: Library) -> bool:
     name = "on_train_batch_end"
     owners = [trainer.lightning_module, *trainer.callbacks]
     return any(not getattr(type(one), name).__module__.startswith(library.root) for one in owners)
+
+
+_BETWEEN: Final = (
+    "on_before_zero_grad", "optimizer_zero_grad", "on_before_backward", "backward", "on_after_backward",
+    "on_before_optimizer_step", "optimizer_step", "configure_gradient_clipping",
+)  # fmt: skip
+"""What Lightning calls between the end of a training step and the end of its optimizers' step."""
+
+
+def stands_till_commit(trainer: Any, library: Library) -> bool:
+    """Whether what a rank has stays between the two: none of these hooks, which may log, is other than Lightning's."""
+    module = trainer.lightning_module
+    hooks = (getattr(owner, name, None) for owner in (module, *trainer.callbacks) for name in _BETWEEN)
+    others = (hook for hook in hooks if hook is not None and not (hook.__module__ or "").startswith(library.root))
+    return module.automatic_optimization and next(others, None) is None
 
 
 def self_kept(trainer: Any, library: Library) -> list[torch.nn.Module]:
