@@ -190,7 +190,7 @@ def test_hooks_between_a_training_step_and_its_commit_are_known(library: Library
     module, manual = module_of(library), module_of(library)
     manual.automatic_optimization = False
     hears = type(module)()
-    hears.on_after_backward = lambda: hears.losses.clear()
+    hears.on_after_backward = hears.losses.clear
     callback = library.module("callbacks").LambdaCallback(on_before_zero_grad=lambda *_: None)
     assert stands(module)
     assert stands(module, callback_of(library, 0, print))
