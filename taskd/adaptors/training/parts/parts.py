@@ -68,7 +68,7 @@ class Parts:
         self.plain = Plain(self.replicated)
         self.meter = Meter()
         self.places: dict[str, LoaderPlace | PackedPosition] = {}
-        self._room: tuple[Sequence[Buffer], int] = ((), 0)
+        self._room: tuple[Sequence[Buffer] | None, int] = (None, 0)
         for name, part in [*self.positions.items()]:
             if isinstance(part, torch.utils.data.DataLoader):
                 self._keep(name, part)
