@@ -30,4 +30,10 @@ SCENES = (
         environment=_case("pp"),
         redone=4,
     ),
+    TrainerScene(
+        "titan: a loop of one's own",
+        "titan_loop",
+        (TrainerKill(1, 4, "backward"), TrainerKill(0, 7, "stepped"), TrainerKill(1, 10, "forward")),
+        redone=4,
+    ),
 )

@@ -13,6 +13,7 @@ from taskd.adaptors.training.limits.forgotten import forgotten
 from taskd.adaptors.training.limits.refusals import matters
 from taskd.adaptors.training.parts.kinds import sort
 from taskd.adaptors.training.parts.parts import Parts
+from taskd.errors import ConfigError
 
 Given = dict[str, Any]
 
@@ -78,3 +79,27 @@ def test_what_the_script_has_dropped_is_left_alone(given: Given) -> None:
     scheduler.itself = scheduler  # type: ignore[attr-defined]
     del scheduler
     assert matters(Parts(sort(given))) == []
+
+
+class Container(torch.optim.Optimizer):
+    """Has one optimizer for each part of a model, as torchtitan's."""
+
+    def __init__(self, parts: list[torch.nn.Module]) -> None:
+        self.optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in parts]
+        super().__init__([p for part in parts for p in part.parameters()], {})
+
+
+def test_what_only_steps_the_optimizers_that_were_given_is_left_alone() -> None:
+    gc.collect()
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    container = Container([*model])
+    first, second = container.optimizers
+    assert matters(Parts(sort({"model": model, "first": first, "second": second}))) == []
+    assert set(forgotten(Parts(sort({"model": model, "first": first})))) == {second, container}
+
+
+def test_a_container_is_no_part() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    given = {"model": model, "optimizer": Container([*model])}
+    with pytest.raises(ConfigError, match=r"'optimizer' is a Container, .* \(found 2\) .* pass each of them"):
+        Parts(sort(given))

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from taskd.adaptors.groups.instances import instances
+from taskd.adaptors.training.parts.containers import held_by
 from taskd.adaptors.training.parts.parts import Parts
 
 _KINDS: Final = (LRScheduler, torch.optim.Optimizer, torch.amp.GradScaler, AveragedModel)
@@ -30,8 +31,15 @@ def forgotten(parts: Parts) -> list[Any]:
         one
         for one in found
         if id(one) not in covered
+        and not _only_steps(one, covered)
         and (_shapes(one.module) in shapes if isinstance(one, AveragedModel) else _belongs(one, groups, trained))
     ]
+
+
+def _only_steps(one: Any, covered: set[int]) -> bool:
+    """An optimizer that holds others, all of which were given."""
+    inner = [*held_by(one)] if isinstance(one, torch.optim.Optimizer) else []
+    return bool(inner) and all(id(optimizer) in covered for optimizer in inner)
 
 
 def _shapes(module: torch.nn.Module) -> list[torch.Size]:
