@@ -22,8 +22,8 @@ def expect_own_state(name: str, part: Any) -> None:
     count = sum(isinstance(one, torch.optim.Optimizer) for value in vars(part).values() for one in _listed(value))
     if count:
         raise ConfigError(
-            f"TrainState argument {name!r} is a {type(part).__name__}, which steps other optimizers (found {count}) and "
-            "has no state of its own; expected those: pass each of them by its own name"
+            f"TrainState argument {name!r} is a {type(part).__name__}, which steps other optimizers (found {count}) "
+            "and has no state of its own; expected those: pass each of them by its own name"
         )
 
 
