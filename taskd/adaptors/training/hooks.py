@@ -65,8 +65,10 @@ class StepHooks:
 
     def take_over(self) -> None:
         """The state trains from now on: no other one watches its modules."""
-        others = {id(one): one for module in self._parts.modules for known in _watching[module] if (one := known())}
-        for one in reversed(others.values()):  # what was put last is around all others
+        found = {id(one): one for module in self._parts.modules for known in _watching[module] if (one := known())}
+        if found.keys() <= {id(self)}:
+            return  # to put hooks takes milliseconds: compiled modules are looked for
+        for one in reversed(found.values()):  # what was put last is around all others
             one._remove()
             if one is not self:
                 one._end()
