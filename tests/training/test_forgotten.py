@@ -13,7 +13,6 @@ from taskd.adaptors.training.limits.forgotten import forgotten
 from taskd.adaptors.training.limits.refusals import matters
 from taskd.adaptors.training.parts.kinds import sort
 from taskd.adaptors.training.parts.parts import Parts
-from taskd.errors import ConfigError
 
 Given = dict[str, Any]
 
@@ -98,8 +97,36 @@ def test_what_only_steps_the_optimizers_that_were_given_is_left_alone() -> None:
     assert set(forgotten(Parts(sort({"model": model, "first": first})))) == {second, container}
 
 
-def test_a_container_is_no_part() -> None:
+class Schedulers:
+    """As torchtitan's."""
+
+    def __init__(self, container: Container) -> None:
+        self.schedulers = [StepLR(optimizer, 1) for optimizer in container.optimizers]
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.schedulers[0].state_dict()
+
+    load_state_dict = state_dict
+
+
+def test_of_a_container_those_that_it_holds_are_parts() -> None:
+    gc.collect()
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-    given = {"model": model, "optimizer": Container([*model])}
-    with pytest.raises(ConfigError, match=r"'optimizer' is a Container, .* \(found 2\) .* pass each of them"):
-        Parts(sort(given))
+    container = Container([*model])
+    schedulers = Schedulers(container)
+    parts = Parts(sort({"model": model, "optimizer": container, "scheduler": schedulers}))
+    assert parts.optimizers == container.optimizers
+    assert [*parts.replicated] == ["model", "optimizer_0", "optimizer_1", "scheduler_0", "scheduler_1"]
+    assert matters(parts) == []
+
+
+def test_what_holds_more_than_schedulers_is_a_part_itself(given: Given) -> None:
+    class Trainer(Schedulers):
+        epoch = 0
+
+        def __init__(self) -> None:
+            self.schedulers = [StepLR(given["optimizer"], 1)]
+            self.epoch = 1
+
+    trainer = Trainer()
+    assert Parts(sort(given, replicated={"trainer": trainer})).replicated["trainer"] is trainer

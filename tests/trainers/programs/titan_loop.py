@@ -76,13 +76,7 @@ if moments.PLAIN:
 else:
     import taskd
 
-    state = taskd.TrainState(
-        model=model,
-        optimizer=optimizers.optimizers[0],
-        scheduler=schedulers.schedulers[0],
-        loader=loader,
-        backup_every=1,
-    )
+    state = taskd.TrainState(model=model, optimizer=optimizers, scheduler=schedulers, loader=loader, backup_every=1)
     taskd.resilient(state)(train)()
 local = {name: value.to_local() if hasattr(value, "to_local") else value for name, value in model.state_dict().items()}
 diary.finish(weights=diary.fingerprint(local), rates=schedulers.schedulers[0].get_last_lr())

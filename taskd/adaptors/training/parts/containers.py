@@ -1,11 +1,33 @@
-"""Optimizers that hold others and step those, such as torchtitan's container of one for each part of the model."""
+"""What only holds others, such as torchtitan's containers of one optimizer and one scheduler for each part of a model.
 
-from collections.abc import Iterator
+Its own state is none, or that of one of them alone: those that it holds are parts, in its place.
+"""
+
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
-from taskd.errors import ConfigError
+
+def opened(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts, those of a container by its name and their numbers."""
+    found: dict[str, Any] = {}
+    for name, part in parts.items():
+        inner = contained(part)
+        found |= {f"{name}_{number}": one for number, one in enumerate(inner)} if inner else {name: part}
+    return found
+
+
+def contained(part: Any) -> list[Any]:
+    """Those that a container holds in a list or a dict; none if it is not one."""
+    if isinstance(part, torch.optim.Optimizer):
+        return [
+            one for value in vars(part).values() for one in _listed(value) if isinstance(one, torch.optim.Optimizer)
+        ]
+    values = [*getattr(part, "__dict__", {}).values()]
+    items = _listed(values[0]) if len(values) == 1 and not isinstance(part, LRScheduler | torch.nn.Module) else []
+    return items if all(isinstance(one, LRScheduler) for one in items) else []
 
 
 def held_by(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]:
@@ -13,18 +35,6 @@ def held_by(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]
     for value in vars(optimizer).values():
         items = [value] if isinstance(value, torch.optim.Optimizer) else _listed(value)
         yield from (one for one in items if isinstance(one, torch.optim.Optimizer) and one is not optimizer)
-
-
-def expect_own_state(name: str, part: Any) -> None:
-    """Raise ConfigError if a part is an optimizer that has a list of others, and with those all of its state."""
-    if not isinstance(part, torch.optim.Optimizer):
-        return
-    count = sum(isinstance(one, torch.optim.Optimizer) for value in vars(part).values() for one in _listed(value))
-    if count:
-        raise ConfigError(
-            f"TrainState argument {name!r} is a {type(part).__name__}, which steps other optimizers (found {count}) "
-            "and has no state of its own; expected those: pass each of them by its own name"
-        )
 
 
 def _listed(value: Any) -> list[Any]:

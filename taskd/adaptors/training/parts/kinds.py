@@ -18,6 +18,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
+from taskd.adaptors.training.parts.containers import contained
 from taskd.errors import ConfigError
 
 _REPLICATED: Final = (torch.nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
@@ -107,7 +108,7 @@ def _is_position(name: str, part: Any, said: str) -> bool:
 
 def _is_replicated(part: Any) -> bool:
     """Accelerate's scheduler has the one that it wraps as `scheduler`, those of timm and Megatron hold an optimizer."""
-    if isinstance(part, _REPLICATED):
+    if isinstance(part, _REPLICATED) or contained(part):
         return True
     inner = getattr(part, "scheduler", None)
     return isinstance(inner, LRScheduler) or isinstance(getattr(part, "optimizer", None), torch.optim.Optimizer)

@@ -30,7 +30,7 @@ from taskd.adaptors.training.data.epochs import Epochs
 from taskd.adaptors.training.data.indices import samplers
 from taskd.adaptors.training.data.loading import Meter
 from taskd.adaptors.training.data.places import LoaderPlace
-from taskd.adaptors.training.parts.containers import expect_own_state
+from taskd.adaptors.training.parts.containers import opened
 from taskd.adaptors.training.parts.kinds import Sorted, has_epoch_only, has_state
 from taskd.adaptors.training.parts.loose import Loose
 from taskd.adaptors.training.parts.plain import Plain
@@ -60,9 +60,7 @@ class Parts:
         self.all = given.all
         fits = not IN_WORKER.misfit()  # else the optimizers alone are watched, by torch's public hooks
         kept = {name: part for name, part in self.all.items() if fits or isinstance(part, torch.optim.Optimizer)}
-        bare = {name: _bare(name, part) for name, part in kept.items()}
-        for name, part in bare.items():
-            expect_own_state(name, part)
+        bare = opened({name: _bare(name, part) for name, part in kept.items()})
         self.positions = {name: part for name, part in kept.items() if name in given.positions}
         self.replicated = {name: part for name, part in bare.items() if name not in self.positions}
         self.modules = [part for part in self.replicated.values() if isinstance(part, torch.nn.Module)]
