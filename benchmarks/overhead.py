@@ -22,7 +22,6 @@ The work is that of one rank: what taskd adds to a step is local to a rank and d
 
 import argparse
 import json
-import math
 import os
 import statistics
 import sys
@@ -33,6 +32,7 @@ from typing import Any
 from benchmarks import trainer_overhead
 from benchmarks.commit import commit_us
 from benchmarks.constructor import constructor_us
+from benchmarks.intervals import interval
 from benchmarks.job import (
     ROOT,
     START_LIMIT_S,
@@ -113,13 +113,6 @@ def _stat(path: str) -> list[str]:
         return Path(path).read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return []
-
-
-def interval(values: list[float]) -> tuple[float, float]:
-    """In which their true median lies with 95 %: two of the values, by the binomial distribution of their ranks."""
-    ordered = sorted(values)
-    middle, away = len(ordered) / 2, 0.98 * math.sqrt(len(ordered))
-    return ordered[max(0, math.floor(middle - away))], ordered[min(len(ordered) - 1, math.ceil(middle + away))]
 
 
 def measure(directory: Path, args: argparse.Namespace) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.intervals import interval
 from benchmarks.job import (
     ROOT,
     START_LIMIT_S,
@@ -47,7 +48,7 @@ def measure(directory: Path, args: argparse.Namespace) -> dict[str, Any]:
     if find_spec(library.partition(".")[0]) is None:
         raise BenchmarkError(
             f"found no {library} in this environment; install what all trainers need with 'bash scripts/trainers.sh "
-            f"--only nothing', then run .venv-trainers/bin/python -m benchmarks.overhead --trainer {args.trainer}"
+            f"--help', then run .venv-trainers/bin/python -m benchmarks.overhead --trainer {args.trainer}"
         )
     pooled: dict[str, list[float]] = {}
     for repeat in range(args.repeats):
@@ -59,8 +60,6 @@ def measure(directory: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _figures(pooled: dict[str, list[float]], args: argparse.Namespace) -> dict[str, Any]:
-    from benchmarks.overhead import interval
-
     step_us = statistics.median(pooled["step_us"])
     added_us = statistics.median(pooled["cpu"])
     return {

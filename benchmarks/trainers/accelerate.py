@@ -6,9 +6,9 @@ import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
-import taskd
 import taskd.accelerate
-from benchmarks.trainers.work import ROWS, Network, Rows, Stopwatch, Turn
+from benchmarks.trainers.epochs import EpochTurns
+from benchmarks.trainers.work import ROWS, Network, Rows, Stopwatch
 
 
 class _Loop:
@@ -35,22 +35,9 @@ class _Loop:
                     state.commit()
 
 
-class AccelerateTurns:
-    """Each turn is an epoch."""
+class AccelerateTurns(EpochTurns):
+    """Of two accelerators."""
 
     def __init__(self, watch: Stopwatch, _folder: str, steps: int) -> None:
-        self._watch = watch
-        self._plain, self._ours = _Loop(watch, steps), _Loop(watch, steps)
-        self._turns = 0
-        self._state = taskd.accelerate.prepare(self._ours.accelerator, self._ours.loader)
-
-    def __call__(self, *, ours: bool) -> Turn:
-        """Train once; `ours` with taskd."""
-        turn = self._watch.begin()
-        if ours:
-            state = self._state
-            self._turns += 1  # epochs are counted on
-            taskd.resilient(state)(lambda: self._ours.train(state.epochs(self._turns), state))()
-        else:
-            self._plain.train(range(1), None)
-        return turn
+        plain, ours = _Loop(watch, steps), _Loop(watch, steps)
+        super().__init__(watch, plain, ours, taskd.accelerate.prepare(ours.accelerator, ours.loader))

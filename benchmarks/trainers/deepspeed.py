@@ -6,13 +6,12 @@ from typing import Any
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
 
-import taskd
-
 import taskd.deepspeed  # isort: skip - before deepspeed.initialize
 import deepspeed
 import torch
 
-from benchmarks.trainers.work import ROWS, Network, Rows, Stopwatch, Turn
+from benchmarks.trainers.epochs import EpochTurns
+from benchmarks.trainers.work import ROWS, Network, Rows, Stopwatch
 
 _CONFIG = {
     "train_micro_batch_size_per_gpu": ROWS,
@@ -40,23 +39,10 @@ class _Loop:
                     state.commit()
 
 
-class DeepspeedTurns:
-    """Each turn is an epoch."""
+class DeepspeedTurns(EpochTurns):
+    """Of two engines."""
 
     def __init__(self, watch: Stopwatch, _folder: str, steps: int) -> None:
         deepspeed.init_distributed("gloo")
-        self._watch = watch
-        self._plain, self._ours = _Loop(watch, steps), _Loop(watch, steps)
-        self._turns = 0
-        self._state = taskd.deepspeed.state(self._ours.engine, loader=self._ours.loader, backup_every=0)
-
-    def __call__(self, *, ours: bool) -> Turn:
-        """Train once; `ours` with taskd."""
-        turn = self._watch.begin()
-        if ours:
-            state = self._state
-            self._turns += 1  # epochs are counted on
-            taskd.resilient(state)(lambda: self._ours.train(state.epochs(self._turns), state))()
-        else:
-            self._plain.train(range(1), None)
-        return turn
+        plain, ours = _Loop(watch, steps), _Loop(watch, steps)
+        super().__init__(watch, plain, ours, taskd.deepspeed.state(ours.engine, loader=ours.loader, backup_every=0))
