@@ -227,10 +227,10 @@ def test_a_survivor_is_given_the_batches_of_an_interrupted_step_again() -> None:
     fetcher = keeping(DataLoader(Drawing(), batch_size=2, shuffle=True))
     iter(fetcher)
     next(fetcher)
-    mark, states = fetcher.taskd_mark(), fetcher.taskd.states()
+    mark, states = fetcher.taskd_mark(), fetcher.taskd.random.capture()
     first = [next(fetcher), torch.rand(1), next(fetcher), torch.rand(1)]
     fetcher.taskd_return(mark)
-    fetcher.taskd.restore(states)
+    fetcher.taskd.random.restore(states)
     assert fetcher.fetched == 1
     again = [next(fetcher), torch.rand(1), next(fetcher), torch.rand(1)]
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
@@ -238,7 +238,7 @@ def test_a_survivor_is_given_the_batches_of_an_interrupted_step_again() -> None:
     later = fetcher.taskd_mark()
     fourth = next(fetcher)
     fetcher.taskd_return(mark)  # to the commit before
-    fetcher.taskd.restore(states)
+    fetcher.taskd.random.restore(states)
     again = [next(fetcher), torch.rand(1), next(fetcher), torch.rand(1)]
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert torch.equal(next(fetcher), fourth)
@@ -263,14 +263,14 @@ def test_a_new_process_goes_on_behind_the_batches_that_were_handed_out(kind: str
     former = keeping(loader())
     iter(former)
     last = [next(former) for _ in range(3)][-1]
-    place, states = former.taskd_place() + former.taskd_beginning(), former.taskd.states()
+    place, states = former.taskd_place() + former.taskd_beginning(), former.taskd.random.capture()
     rest = [next(former) for _ in range(3)]
     torch.manual_seed(5)
     Drawing.loaded = 0
     joining = keeping(loader())
     given = joining.taskd_go_to(place, wants_last=wants_last)
     assert Drawing.loaded == (2 if kind == "map" and wants_last else 0)
-    joining.taskd.restore(states)
+    joining.taskd.random.restore(states)
     assert all(torch.equal(a, b) for a, b in zip(rest, [next(joining) for _ in range(3)], strict=True))
     assert joining.done
     assert joining.taskd_place() == former.taskd_place()

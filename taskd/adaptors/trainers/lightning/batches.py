@@ -19,10 +19,9 @@ from typing import Any
 import torch
 
 from taskd.adaptors.training.data.passed_over import passed_over
-from taskd.adaptors.training.positions.rng import RngCapture
+from taskd.adaptors.training.positions.rng import PackedRng
 
-_States = tuple[bytes, ...]
-_Item = tuple[Any, int, bool, _States | None]
+_Item = tuple[Any, int, bool, bytes | None]
 _PASSES = itertools.count(1)
 
 
@@ -38,6 +37,7 @@ class Handed:
             left, if they drew any.
         committed: how many were handed out by the last commit.
         again: those to be handed out again.
+        random: all random numbers of this process.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Handed:
         self.kept: dict[int, _Item] = {}
         self.committed = 0
         self.again: deque[_Item] = deque()
-        self._rng = RngCapture()
+        self.random = PackedRng()
 
     def begin(self, loaders: Sequence[Any]) -> None:
         """A pass is about to begin."""
@@ -56,18 +56,6 @@ class Handed:
         self.kept, self.again = {}, deque()
         self.start = torch.default_generator.get_state().numpy().tobytes()
         self.epochs = [getattr(sampler_of(loader), "epoch", -1) for loader in loaders]
-
-    def states(self) -> _States:
-        """Those of all random numbers."""
-        return tuple(bytes(one) for one in self._rng.capture())
-
-    def mark(self) -> bytes:
-        """Another one as soon as any random number is drawn."""
-        return self._rng.mark()
-
-    def restore(self, states: _States) -> None:
-        """Put them back."""
-        self._rng.restore(states)
 
 
 def sampler_of(loader: Any) -> Any:
@@ -104,11 +92,11 @@ class Keeping:
             item = handed.again.popleft()
             batch, self.fetched, self.done, states = item
             if states is not None:
-                handed.restore(states)
+                handed.random.restore(states)
         else:
-            before = handed.mark()
+            before = handed.random.mark()
             batch = self.taskd_kind.__next__(self)
-            item = (batch, self.fetched, self.done, None if handed.mark() == before else handed.states())
+            item = (batch, self.fetched, self.done, None if handed.random.mark() == before else handed.random.capture())
         handed.count += 1
         handed.kept[handed.count] = item
         return batch

@@ -276,8 +276,7 @@ class LightningFit:
         if not self._entered and not self._joins:
             self._entered = True
             return False
-        rng = self._loop._data_fetcher.taskd
-        states = rng.states()
+        states = self._loop._data_fetcher.taskd.random.capture()
         release(trainer)
         picture = None if self._joins else self._pictures.get(self._state.step)
         if picture is not None:
@@ -292,7 +291,7 @@ class LightningFit:
             go_to(trainer, self._library, keeps, place, wants_batch=self._needs_batch)
             if self._joins and keeps.committed:
                 show_progress(trainer, self._library)
-        self._loop._data_fetcher.taskd.restore(states)
+        self._loop._data_fetcher.taskd.random.restore(states)
         step = self._state.step
         self._pictures = {step: picture or keeps.take(committed=keeps.committed)}
         self._common.loaded, self._own.loaded = None, b""

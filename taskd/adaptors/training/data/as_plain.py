@@ -31,9 +31,10 @@ from taskd.adaptors.training import tree
 from taskd.adaptors.training.data.epochs import Epochs
 from taskd.adaptors.training.data.indices import held_by, is_stateful, put, samplers, states_of
 from taskd.adaptors.training.data.loading import Meter
-from taskd.adaptors.training.data.plain_batches import GlobalRng, PassMemory, PlainBatches
+from taskd.adaptors.training.data.plain_batches import PassMemory, PlainBatches
 from taskd.adaptors.training.data.variants import become, class_of, variant
 from taskd.adaptors.training.positions.packed import PackedPosition
+from taskd.adaptors.training.positions.rng import PackedRng
 
 _log = logging.getLogger(__name__)
 _MARKS: Final = ("epoch", "iteration")
@@ -62,12 +63,12 @@ class PlainPass(msgspec.Struct, array_like=True):
     handed: int = 0
     over: bool = True
     loop: int = -1
-    globals: list[bytes] = msgspec.field(default_factory=list)
+    globals: bytes = b""
     held: list[bytes] = msgspec.field(default_factory=list)
     marks: list[int | None] = msgspec.field(default_factory=list)
     states: list[bytes | None] = msgspec.field(default_factory=list)
     asked: list[bytes] = msgspec.field(default_factory=list)
-    ahead: list[list[bytes]] = msgspec.field(default_factory=list)
+    ahead: list[bytes] = msgspec.field(default_factory=list)
 
 
 class PlainPlace(PackedPosition):
@@ -88,7 +89,7 @@ class PlainPlace(PackedPosition):
         self.epochs = Epochs()
         self.pass_ = PlainPass()
         self._loader = weakref.ref(loader)
-        self._rng = GlobalRng()
+        self._rng = PackedRng()
         self.memory: PassMemory | None = None
         self._resume: PlainPass | None = None
         self._live: weakref.ref[PlainBatches] | None = None
@@ -109,7 +110,7 @@ class PlainPlace(PackedPosition):
             return msgspec.msgpack.encode(self._resume)
         now, batches = self.pass_, self.batches
         if now.over or now.handed >= self._total():
-            now = PlainPass(now.number, now.handed, True, now.loop, [], *self._own())
+            now = PlainPass(now.number, now.handed, True, now.loop, b"", *self._own())
         elif batches is not None:
             memory = batches.memory
             now = msgspec.structs.replace(now, asked=memory.asked, ahead=memory.before_each(now.handed))
@@ -240,7 +241,7 @@ class PlainPlace(PackedPosition):
         loader = self._loader()
         return {} if loader is None else vars(loader)
 
-    def _remember(self, skip: int, ahead: list[list[bytes]], asked: Sequence[bytes] = ()) -> PassMemory:
+    def _remember(self, skip: int, ahead: list[bytes], asked: Sequence[bytes] = ()) -> PassMemory:
         known = self._loader
         held = lambda: [] if (loader := known()) is None else held_by(loader)  # noqa: E731 - it must not hold this place
         self.memory = PassMemory(

@@ -10,7 +10,7 @@ import torch
 from taskd.adaptors.training.data.epochs import Epochs
 from taskd.adaptors.training.data.indices import put, states_of
 from taskd.adaptors.training.data.loading import Meter
-from taskd.adaptors.training.positions.rng import RngCapture, mark_of
+from taskd.adaptors.training.positions.rng import PackedRng
 
 
 class KeptPlace(Protocol):
@@ -37,25 +37,6 @@ class KeptPlace(Protocol):
     def put_beside(self, told: tuple[Any, ...]) -> None:
         """Have the loader tell that."""
         ...
-
-
-class GlobalRng:
-    """The global random number generators of this process, as values."""
-
-    def __init__(self) -> None:
-        self._rng = RngCapture()
-
-    def capture(self) -> list[bytes]:
-        """Their states."""
-        return [bytes(state) for state in self._rng.capture()]
-
-    def mark(self) -> bytes:
-        """As `mark_of` their states."""
-        return self._rng.mark()
-
-    def restore(self, states: list[bytes]) -> None:
-        """Put them back."""
-        self._rng.restore(states)
 
 
 class PlainBatches:
@@ -106,7 +87,7 @@ class PlainBatches:
         """The loader's own iterator is made."""
         self._inner = inner
 
-    def drop(self, now: list[bytes]) -> None:
+    def drop(self, now: bytes) -> None:
         """Load for nothing what was handed out, among random numbers of the past, and put the present ones back."""
         self.memory.elsewhere = now
         with self._taskd.quiet():
@@ -155,7 +136,7 @@ class PlainBatches:
         drew = memory.mark() != before
         if not drew:
             memory.drew_nothing()
-        return Given(number, batch, before, memory.present() if drew else [], place.beside)
+        return Given(number, batch, before, memory.present() if drew else b"", place.beside)
 
 
 class Given(NamedTuple):
@@ -169,7 +150,7 @@ class Given(NamedTuple):
     number: int
     batch: Any
     before: bytes
-    after: list[bytes]
+    after: bytes
     beside: tuple[Any, ...]
 
 
@@ -180,8 +161,8 @@ class PassMemory:
         rng: the global generators.
         held: gives those that loader and samplers hold.
         skip: the number of its first batch: those before it were handed out by another process.
-        ahead: the states of the generators before each of the batches from that one on was loaded; an empty list for
-            one that drew none.
+        ahead: the states of the generators before each of the batches from that one on was loaded; empty for one that
+            drew none.
         asked: the states of those that are held, as the sampler was asked; empty if it has not been.
         in_process: whether batches are loaded in this process.
         iterable: whether what is skipped is loaded all the same.
@@ -192,10 +173,10 @@ class PassMemory:
 
     def __init__(
         self,
-        rng: GlobalRng,
+        rng: PackedRng,
         held: Callable[[], list[torch.Generator]],
         skip: int,
-        ahead: list[list[bytes]],
+        ahead: list[bytes],
         asked: list[bytes],
         *,
         in_process: bool,
@@ -204,13 +185,13 @@ class PassMemory:
         self.skip = skip
         self.asked = asked
         self._held = held
-        self.elsewhere: list[bytes] | None = None
+        self.elsewhere: bytes | None = None
         self._rng = rng
         self._ahead = ahead
         self._in_process = in_process
         self._iterable = iterable
-        self._made: list[bytes] | None = None
-        self._before: dict[int, list[bytes]] = {}
+        self._made: bytes | None = None
+        self._before: dict[int, bytes] = {}
         self._asked_now: list[int] = []
         self._in_past = False
 
@@ -236,7 +217,7 @@ class PassMemory:
                 self._asked_now.append(number)
             yield index
 
-    def made_anew(self, now: list[bytes]) -> None:
+    def made_anew(self, now: bytes) -> None:
         """The iterator was made among random numbers of the past: the present ones are put back until it is asked."""
         self._made = self._rng.capture()
         self._rng.restore(now)
@@ -244,7 +225,7 @@ class PassMemory:
     def drew_nothing(self) -> None:
         """The batches that have been loaded since the iterator was asked have drawn nothing from the present on."""
         if not self._in_past:
-            self._before.update((number, []) for number in self._asked_now)
+            self._before.update((number, b"") for number in self._asked_now)
 
     def enter_past(self) -> bool:
         """It is asked; whether for the first time since it was made anew."""
@@ -266,18 +247,18 @@ class PassMemory:
         """That of the states which `present` returns."""
         if not self._in_process:
             return b""
-        return self._rng.mark() if self.elsewhere is None else mark_of(self.elsewhere)
+        return self._rng.mark() if self.elsewhere is None else self._rng.mark_of(self.elsewhere)
 
-    def present(self) -> list[bytes]:
+    def present(self) -> bytes:
         """The states of the generators, apart from the past; none where batches are loaded elsewhere."""
-        return (self.elsewhere or self._rng.capture()) if self._in_process else []
+        return (self.elsewhere or self._rng.capture()) if self._in_process else b""
 
-    def load_again(self, before: bytes, after: list[bytes]) -> None:
+    def load_again(self, before: bytes, after: bytes) -> None:
         """A batch is handed out again: the generators go on as by its loading, if they stand where they did then."""
         if after and before == self.mark():
             self._rng.restore(after)
 
-    def before_each(self, number: int) -> list[list[bytes]]:
+    def before_each(self, number: int) -> list[bytes]:
         """The states of the generators before each batch from this one on was loaded."""
         return [states for known, states in sorted(self._before.items()) if known >= number]
 

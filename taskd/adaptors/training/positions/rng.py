@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import torch
 
 from taskd.adaptors.training.positions.payload import head_of, pack, unpack
@@ -147,9 +148,17 @@ class PackedRng:
         """As `RngCapture.mark`."""
         return self._rng.mark()
 
+    def mark_of(self, states: bytes) -> bytes:
+        """As `mark_of` what `capture` returned."""
+        return mark_of(unpack(states)[0])
+
     def restore(self, states: bytes) -> None:
         """Put back what `capture` returned. Raises `RestoreError`."""
-        self._rng.restore(unpack(states)[0])
+        try:
+            found = unpack(states)[0]
+        except (struct.error, msgspec.DecodeError) as error:
+            raise RestoreError(f"random number states of {len(states)} bytes cannot be read: {error}") from error
+        self._rng.restore(found)
 
 
 def _tensor(state: bytes) -> torch.Tensor:
