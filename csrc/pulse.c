@@ -23,6 +23,7 @@ STABLE_ABI void *PyLong_AsVoidPtr(PyObject *);
 STABLE_ABI PyObject *PyObject_GetAttr(PyObject *, PyObject *);
 STABLE_ABI PyObject *PyObject_CallFunctionObjArgs(PyObject *, ...);
 STABLE_ABI PyObject *PyErr_Occurred(void);
+STABLE_ABI int PyBytes_AsStringAndSize(PyObject *, char **, ssize_t *);
 
 struct method {                                 /* PyMethodDef */
     const char *name;
@@ -73,17 +74,26 @@ static int same(const char *slot, const struct taskd_span *span)
     return !memcmp(slot, at, END) && !memcmp(slot + rest, at + rest, END);
 }
 
+/* What a call puts down: the generators, and this behind them. */
+struct data {
+    char *at;
+    ssize_t bytes;
+};
+
 /* Whether the slot, which this pulse has filled, shows what a copy would. */
-static int shows(const struct taskd_pulse *pulse, int slot)
+static int shows(const struct taskd_pulse *pulse, int slot, const struct data *data)
 {
-    const char *at = pulse->slots + slot * pulse->slot_bytes + TASKD_SLOT_HEAD;
+    const char *at = pulse->slots + slot * pulse->slot_bytes;
+    if (((const int64_t *)at)[2] != pulse->spans_bytes + data->bytes)
+        return 0;
+    at += TASKD_SLOT_HEAD;
     for (int i = 0; i < pulse->spans; at += pulse->span[i].bytes, i++)
         if (!same(at, &pulse->span[i]))
             return 0;
-    return 1;
+    return !memcmp(at, data->at, (size_t)data->bytes);
 }
 
-static void copy(struct taskd_pulse *pulse, int slot, int64_t step)
+static void copy(struct taskd_pulse *pulse, int slot, int64_t step, const struct data *data)
 {
     char *to = pulse->slots + slot * pulse->slot_bytes;
     td_i64 *head = (td_i64 *)to;
@@ -96,32 +106,57 @@ static void copy(struct taskd_pulse *pulse, int slot, int64_t step)
             memcpy(to, pulse->span[i].at, (size_t)pulse->span[i].bytes);
         to += pulse->span[i].bytes;
     }
+    memcpy(to, data->at, (size_t)data->bytes);
     atomic_store_explicit(&head[1], step, memory_order_relaxed);
-    atomic_store_explicit(&head[2], pulse->payload_bytes, memory_order_relaxed);
+    atomic_store_explicit(&head[2], pulse->spans_bytes + data->bytes, memory_order_relaxed);
     atomic_store_explicit(&head[0], sequence, memory_order_release);
     pulse->whole[slot] = 1;
 }
 
-/* NULL if Python has raised. Slots: two for committed steps, then three for tentative ones, as position_file.py has
- * them. If nothing was drawn since the step's tentative entry, that is what the commit would put down; it outlives two
- * more steps, as a committed one does. */
+/* Slots: two for committed steps, then three for tentative ones, as position_file.py has them. If nothing has moved
+ * since the step's tentative entry, that is what the commit would put down; it outlives two more steps, as a committed
+ * one does. */
+static void put(struct taskd_pulse *pulse, int64_t step, int committed, const struct data *data)
+{
+    int tentative = (int)(2 + step % 3);
+    if (!committed) {
+        copy(pulse, tentative, step, data);
+        pulse->tentative = step;
+    } else if (pulse->tentative != step || !shows(pulse, tentative, data)) {
+        copy(pulse, (int)(step & 1), step, data);
+    }
+}
+
+static PyObject *slowly(struct taskd_pulse *pulse, int committed)
+{
+    memset(pulse->whole, 0, sizeof pulse->whole);
+    pulse->tentative = 0;
+    return PyObject_CallFunctionObjArgs(committed ? pulse->commit_slowly : pulse->forward_slowly, NULL);
+}
+
+/* NULL if Python has raised. */
 static PyObject *record(struct taskd_pulse *pulse, int64_t step, int committed)
 {
-    int fast = usual(pulse), tentative = (int)(2 + step % 3);
+    struct data data = {"", 0};
+    PyObject *packed = NULL;
+    int64_t room = pulse->slot_bytes - TASKD_SLOT_HEAD - pulse->spans_bytes;
+    if (pulse->pack) {
+        packed = PyObject_CallFunctionObjArgs(pulse->pack, NULL);
+        if (!packed)
+            return NULL;
+        if (PyBytes_AsStringAndSize(packed, &data.at, &data.bytes) < 0) {
+            Py_DecRef(packed);
+            return NULL;
+        }
+    }
+    int fast = usual(pulse);                    /* asked last: what packs may have drawn */
+    if (fast > 0 && data.bytes <= room)
+        put(pulse, step, committed, &data);
+    if (packed)
+        Py_DecRef(packed);
     if (fast < 0)
         return NULL;
-    if (!fast) {
-        memset(pulse->whole, 0, sizeof pulse->whole);
-        pulse->tentative = 0;
-        return PyObject_CallFunctionObjArgs(committed ? pulse->commit_slowly : pulse->forward_slowly, NULL);
-    }
-    if (!committed) {
-        copy(pulse, tentative, step);
-        pulse->tentative = step;
-    } else if (pulse->tentative != step || !shows(pulse, tentative)) {
-        copy(pulse, (int)(step & 1), step);
-    }
-    return none();
+    return fast && data.bytes <= room ? none() : slowly(pulse, committed);
 }
 
 static void show(struct td_progress *progress, int64_t step)
@@ -199,6 +234,6 @@ void taskd_pulse_own(struct taskd_pulse *pulse)
 void *taskd_pulse_method(int which)
 {
     int whole = &_Py_NoneStruct && Py_IncRef && Py_DecRef && PyLong_AsLongLong && PyLong_AsVoidPtr && PyObject_GetAttr
-        && PyObject_CallFunctionObjArgs && PyErr_Occurred;
+        && PyObject_CallFunctionObjArgs && PyErr_Occurred && PyBytes_AsStringAndSize;
     return whole && which >= 0 && which < (int)(sizeof methods / sizeof *methods) ? &methods[which] : NULL;
 }

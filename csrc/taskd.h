@@ -191,7 +191,7 @@ struct taskd_pulse {
     char *slots;                /* five of them: two for committed steps, three for tentative ones */
     int64_t slot_bytes;
     int64_t *sequence;          /* of the newest entry */
-    int64_t payload_bytes;      /* the sum of all spans */
+    int64_t spans_bytes;        /* the sum of all spans */
     int32_t spans;
     int32_t optimizers;
     int32_t forks;              /* set by taskd_pulse_own */
@@ -207,6 +207,7 @@ struct taskd_pulse {
     void *step_name;            /* of its attribute that counts committed steps */
     void *commit_slowly;        /* called without arguments where one of the two does not hold */
     void *forward_slowly;
+    void *pack;                 /* called without arguments: the bytes that stand behind the spans; NULL for none */
 };
 
 struct taskd_handle;

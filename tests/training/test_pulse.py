@@ -87,6 +87,94 @@ def test_an_entry_is_what_python_would_have_written(draw: Callable[[], None], tm
         assert {at - 1, at} <= set(file.read())
 
 
+class Stream:
+    """A place in data of a script's own."""
+
+    def __init__(self) -> None:
+        self.at = 0
+        self.fill = b""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "fill": self.fill}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+def make_with_data(path: Path) -> TrainState:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = TrainState(model=model, optimizer=optimizer, data={"stream": Stream()})
+    state._recovery.attach(str(path))
+    assert state._recovery.shows_steps, "steps are counted in Python: these tests would test nothing"
+    state._recovery.begin()
+    return state
+
+
+def wanted_of(state: TrainState) -> bytes:
+    rng = state._recovery._rng.capture()
+    return pack(rng, state._recovery.parts.data_position(rng))
+
+
+@pytest.mark.parametrize("draw", [nothing, a_spare_number, many])
+@pytest.mark.parametrize("moves", ["before the pass", "behind the pass", "never"])
+def test_an_entry_has_the_place_in_the_data_too(draw: Callable[[], None], moves: str, tmp_path: Path) -> None:
+    state = make_with_data(tmp_path / "position")
+    file: Any = state._recovery._positions
+    assert file.read()[0] == wanted_of(state)
+    for at in range(1, 9):
+        state.stream.at += moves == "before the pass"
+        state.stream.fill = bytes(at * 500)
+        backward(state)
+        assert file.read()[at] == wanted_of(state)
+        draw()
+        state.stream.at += moves == "behind the pass"
+        state.optimizer.step()
+        state.commit()
+        assert file.read()[at] == wanted_of(state)
+        assert {at - 1, at} <= set(file.read())
+
+
+def test_a_place_that_has_become_shorter_is_not_taken_for_the_longer_one(tmp_path: Path) -> None:
+    state = make_with_data(tmp_path / "position")
+    state.stream.fill = b"of some length"
+    backward(state)
+    state.stream.fill = b""
+    state.optimizer.step()
+    state.commit()
+    assert state._recovery.position(1) == wanted_of(state)
+
+
+def test_epochs_that_are_asked_for_later_are_recorded_from_then_on(tmp_path: Path) -> None:
+    state = make(tmp_path / "position")
+    file: Any = state._recovery._positions
+    step(state)
+    assert file.read()[1] == pack(state._recovery._rng.capture())
+    for epoch in state.epochs(3):
+        step(state)
+        assert state._recovery.shows_steps
+        assert file.read()[state.step] == wanted_of(state)
+        state._recovery.parts.epochs.now = 7
+        assert state._recovery.return_to(state.step) == ""
+        assert state.epoch == epoch
+
+
+def test_a_place_without_room_costs_itself_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    state = make_with_data(tmp_path / "position")
+    file: Any = state._recovery._positions
+    state.stream.fill = bytes(SLOT_BYTES)
+    backward(state)
+    assert file.read()[1] == pack(state._recovery._rng.capture())
+    assert "have room" in caplog.text
+
+
+def test_an_error_in_telling_a_place_comes_to_the_script(tmp_path: Path) -> None:
+    state = make_with_data(tmp_path / "position")
+    del state.stream.fill
+    with pytest.raises(AttributeError, match="fill"):
+        backward(state)
+
+
 def test_a_spare_number_at_the_start_passes(tmp_path: Path) -> None:
     random.seed(5)
     random.gauss(0, 1)

@@ -55,10 +55,10 @@ class StepHooks:
             _watching.setdefault(module, []).append(ref(self))
         self.use(None)
 
-    def use(self, pulse: Pulse | None) -> None:
-        """From now on count and record in C, or without a pulse in Python."""
+    def use(self, pulse: Pulse | None, *, records: bool = True) -> None:
+        """From now on count in C, and record if the forward passes are to; or without a pulse in Python."""
         if pulse is not None:
-            self._put(pulse.optimizers, pulse.after_forward)
+            self._put(pulse.optimizers, pulse.after_forward if records else None)
             return
         in_python = [_counting(self.counts, index) for index in range(len(self._parts.optimizers))]
         self._put(in_python, self._after_forward)
@@ -124,7 +124,7 @@ class StepHooks:
             handle.remove()
         self._handles = []
 
-    def _put(self, optimizers: list[tuple[Hook, Hook]], after_forward: Hook) -> None:
+    def _put(self, optimizers: list[tuple[Hook, Hook]], after_forward: Hook | None) -> None:
         self._remove()
         for module, mode in zip(self._parts.modules, self._modes, strict=True):
             for outer in (module, *_compiled_around(module)):
@@ -148,12 +148,12 @@ def _counting(counts: memoryview, index: int) -> tuple[Hook, Hook]:
 
 
 class _Call:
-    """Calls `after` with the module when `outer` has returned from a pass that trains, until it is removed.
+    """When `outer` has returned from a pass that trains, calls `after` with the module, if there is any; until removed.
 
     `outer` is the module itself, or a compiled one around it.
     """
 
-    def __init__(self, outer: torch.nn.Module, module: torch.nn.Module, mode: Mode, after: Hook) -> None:
+    def __init__(self, outer: torch.nn.Module, module: torch.nn.Module, mode: Mode, after: Hook | None) -> None:
         self._module = outer
         self._former = former = outer._compiled_call_impl
         inner: Callable[..., Any] = outer._call_impl if former is None else former
@@ -165,7 +165,8 @@ class _Call:
             if module.training and torch.is_grad_enabled():
                 if not mode.known:
                     mode.trains()
-                after(module)
+                if after is not None:
+                    after(module)
             else:
                 mode.evaluates()
             return result

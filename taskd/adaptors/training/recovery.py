@@ -11,7 +11,6 @@ Rules:
 5. Whoever reads these methods at a fault does so on the thread that trains, outside of the training function.
 """
 
-import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -42,12 +41,9 @@ from taskd.adaptors.training.sharding.shards import rows_of
 from taskd.adaptors.training.trust.finite import Losses
 from taskd.adaptors.training.trust.first_step import FirstStep
 from taskd.adaptors.training.undo import Undo
-from taskd.errors import ShimError
-from taskd.runtime.worker.pulse import Pulse
+from taskd.runtime.worker.pulse import Pulse, pulse_of
 from taskd.wire.kinds import JobRank, WorldRank
 from taskd.wire.messages import Condition
-
-_log = logging.getLogger(__name__)
 
 
 def _leaver(recovery: "StateRecovery") -> Callable[[], None]:
@@ -121,7 +117,7 @@ class StateRecovery:
         parts.epochs.ended = self._followers.hold
         self.buffers = Buffers(parts.modules, parts.optimizers, parts.plain)
         self.afterwards = Afterwards(parts.modules)
-        self._hooks = StepHooks(parts, self.buffers.save, lambda: None if self.by_trainer else self.record_ahead())
+        self._hooks = StepHooks(parts, self.buffers.save, lambda: None if self.by_trainer else self._look_ahead())
         self.first_step = FirstStep(parts.optimizers, self._hooks.withdraw)
         self._pending = Pending(parts)
         self.in_flight = InFlight(parts)
@@ -129,7 +125,9 @@ class StateRecovery:
         self.undo = Undo(parts, lambda: sum(self._hooks.counts[1::2]), self._can_copy)
         self._hooks.withdrawn = self.undo.end
         self.failures = Failures(lambda: sum(self._hooks.counts))
+        self._pulse: Pulse | None = None
         self._count: Callable[[int], None] = self._count_slowly
+        self._ahead: Callable[[], None] = self._look_ahead
 
     def commit(self, loss: float | torch.Tensor | None = None) -> None:
         """As `TrainState.commit`.
@@ -178,16 +176,12 @@ class StateRecovery:
         self._hooks.take_over()
         self._positions = file = PositionFile(path)
         os.register_at_fork(after_in_child=_leaver(self))
-        sources = None if self.parts.positions or self.parts.epochs.used else self._rng.sources()
-        if sources is not None:
-            try:
-                pulse = Pulse(self, file.target, sources, self._hooks.counts, (self._record, self.record_ahead))
-            except ShimError as error:
-                _log.debug("steps are counted in Python: %s", error)
-                return
-            self._hooks.use(pulse)
-            self._count = pulse.commit
-            self.shows_steps = True
+        slowly = self._record, self._look_ahead
+        self._pulse = pulse = pulse_of(self, file.target, self._rng.sources(), self._hooks.counts, slowly)
+        if pulse is not None:
+            self._hooks.use(pulse, records=not self.by_trainer)
+            self._count, self._ahead, self.shows_steps = pulse.commit, pulse.after_forward, True
+            self._pack_in_pulse()
 
     def begin(self, rank: JobRank | None = None) -> None:
         """Record where this rank stands before its first step. Called as training begins, but not in a newcomer.
@@ -381,9 +375,12 @@ class StateRecovery:
     def begin_epochs(self) -> None:
         """The script asks for its epochs for the first time: they are recorded from now on."""
         self._followers.save()
-        if self.shows_steps:
-            self._hooks.use(None)
-            self._count, self.shows_steps = self._count_slowly, False
+        self._pack_in_pulse()
+
+    def _pack_in_pulse(self) -> None:
+        if self._pulse is not None and (self.parts.positions or self.parts.epochs.used):
+            parts, rng = self.parts, tuple(self._rng.capture())
+            self._pulse.pack_with(lambda: parts.data_position(rng))
 
     def _count_slowly(self, _step: int) -> None:
         self._hooks.reset()
@@ -395,5 +392,8 @@ class StateRecovery:
 
     def record_ahead(self) -> None:
         """Put down where this rank will stand at the next commit, as far as it is known."""
+        self._ahead()
+
+    def _look_ahead(self) -> None:
         rng = self._rng.capture()
         self._positions.write(PositionKind.TENTATIVE, self.step + 1, rng, self.parts.data_position(rng))

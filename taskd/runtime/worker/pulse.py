@@ -7,6 +7,7 @@ Rules:
 """
 
 import ctypes
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 from taskd.errors import ShimError
 from taskd.runtime.box.shim import core, interface
 
+_log = logging.getLogger(__name__)
 Buffer = bytes | memoryview
 Hook = Callable[..., None]
 
@@ -56,7 +58,8 @@ class Pulse:
 
     `commit(step)` puts down a committed position and shows the step in the black box. `after_forward`, a forward hook
     of modules, puts down a tentative one for `state.step + 1`. `optimizers` has the two step hooks of each optimizer;
-    they count in `counts`, two numbers each (begun, done), which `commit` sets to 0.
+    they count in `counts`, two numbers each (begun, done), which `commit` sets to 0. Where `slowly` is called, commit
+    and forward pass are put down by its two functions.
 
     Raises:
         ShimError: the core cannot do it in this Python.
@@ -72,6 +75,7 @@ class Pulse:
         raw = ffi.new("struct taskd_pulse *")
         objects = [state, "step", sources.generator, sources.spare, *slowly]
         self._kept = (raw, objects, target, sources, counts)
+        self._pack: Callable[[], bytes] | None = None
         raw.slots = _pointer("char *", target.memory)
         library.taskd_pulse_own(raw)
         raw.slot_bytes = target.slot_bytes
@@ -79,7 +83,7 @@ class Pulse:
         raw.spans = len(sources.buffers)
         for span, buffer in zip(raw.span, sources.buffers, strict=False):
             span.at, span.bytes = _pointer("void *", buffer), len(buffer)
-        raw.payload_bytes = sum(map(len, sources.buffers))
+        raw.spans_bytes = sum(map(len, sources.buffers))
         raw.counts = _pointer("struct taskd_count *", counts)
         raw.optimizers = len(counts) // 2
         if sources.pointer is not None:
@@ -98,6 +102,11 @@ class Pulse:
             for index in range(raw.optimizers)
         ]
 
+    def pack_with(self, pack: Callable[[], bytes]) -> None:
+        """From now on what `pack` returns is put down behind the sources."""
+        self._pack = pack
+        self._kept[0].pack = interface().cast("void *", id(pack))
+
     def _function(self, which: int, of: Any) -> Any:
         method = core().taskd_pulse_method(which)
         if method == interface().NULL:
@@ -107,6 +116,19 @@ class Pulse:
         address = _Address(int(interface().cast("intptr_t", of)))
         address.owner = self
         return make(int(interface().cast("intptr_t", method)), address, None)
+
+
+def pulse_of(
+    state: object, target: Target, sources: Sources | None, counts: memoryview, slowly: tuple[Hook, Hook]
+) -> Pulse | None:
+    """A `Pulse`; None where not every generator can be read, or the core cannot do it: then Python does the same."""
+    if sources is None:
+        return None
+    try:
+        return Pulse(state, target, sources, counts, slowly)
+    except ShimError as error:
+        _log.debug("steps are counted in Python: %s", error)
+        return None
 
 
 def _pointer(kind: str, memory: Any) -> Any:

@@ -196,7 +196,8 @@ class LightningFit:
         self._evaluates_anew = self._epochs.val_loop._combined_loader is None
         vars(self._epochs.automatic_optimization)["run"] = self._automatic
         vars(self._epochs.manual_optimization)["run"] = self._manual
-        self._handles = [one.register_step_post_hook(self._saw_step) for one in trainer.strategy.optimizers]
+        if not trainer.lightning_module.automatic_optimization:
+            self._handles = [one.register_step_post_hook(self._saw_step) for one in trainer.strategy.optimizers]
 
     def _saw_step(self, *_: Any) -> None:
         self._stepped = True

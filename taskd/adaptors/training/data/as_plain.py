@@ -91,6 +91,7 @@ class PlainPlace(PackedPosition):
         self._loader = weakref.ref(loader)
         self._rng = PackedRng()
         self.memory: PassMemory | None = None
+        self._packed: tuple[tuple[int, ...], bytes] = ((), b"")  # of where it stood then
         self._resume: PlainPass | None = None
         self._live: weakref.ref[PlainBatches] | None = None
         self._kept: PlainBatches | None = None  # held until the next iterator is asked for
@@ -108,13 +109,15 @@ class PlainPlace(PackedPosition):
         """Where it stands now."""
         if self._resume is not None:
             return msgspec.msgpack.encode(self._resume)
-        now, batches = self.pass_, self.batches
-        if now.over or now.handed >= self._total():
-            now = PlainPass(now.number, now.handed, True, now.loop, b"", *self._own())
-        elif batches is not None:
-            memory = batches.memory
-            now = msgspec.structs.replace(now, asked=memory.asked, ahead=memory.before_each(now.handed))
-        return msgspec.msgpack.encode(now)
+        now, memory = self.pass_, self.memory
+        if now.over or memory is None or now.handed >= memory.total:
+            return msgspec.msgpack.encode(PlainPass(now.number, now.handed, True, now.loop, b"", *self._own()))
+        at = now.number, now.handed, memory.changes
+        if at != self._packed[0]:
+            if self.batches is not None:
+                now = msgspec.structs.replace(now, asked=memory.asked, ahead=memory.before_each(now.handed))
+            self._packed = at, msgspec.msgpack.encode(now)
+        return self._packed[1]
 
     def unpack(self, data: bytes) -> None:
         """Go back to that with the next iterator. Raises `msgspec.DecodeError` for what is no place."""
@@ -247,6 +250,8 @@ class PlainPlace(PackedPosition):
         self.memory = PassMemory(
             self._rng, held, skip, ahead, list(asked), in_process=self._in_process, iterable=self._iterable
         )
+        self.memory.total = self._total()
+        self._packed = (), b""
         return self.memory
 
     def _hold(self, batches: "PlainBatches") -> None:

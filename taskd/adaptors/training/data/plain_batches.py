@@ -169,6 +169,8 @@ class PassMemory:
 
     Attributes:
         elsewhere: where the generators go on, while they are in the past; None: they are in the present.
+        total: how many batches there are in the pass.
+        changes: of what `asked` and `before_each` tell.
     """
 
     def __init__(
@@ -184,6 +186,8 @@ class PassMemory:
     ) -> None:
         self.skip = skip
         self.asked = asked
+        self.total = float("inf")
+        self.changes = 0
         self._held = held
         self.elsewhere: bytes | None = None
         self._rng = rng
@@ -201,6 +205,7 @@ class PassMemory:
             put(self._held(), self.asked)
         else:
             self.asked = states_of(self._held())
+            self.changes += 1
         known = self.skip + len(self._ahead)
         for number, index in enumerate(sampler):
             if number >= known:
@@ -215,6 +220,7 @@ class PassMemory:
             if self._in_process and number >= self.skip:
                 self._before[number] = self._rng.capture()
                 self._asked_now.append(number)
+                self.changes += 1
             yield index
 
     def made_anew(self, now: bytes) -> None:
@@ -226,6 +232,7 @@ class PassMemory:
         """The batches that have been loaded since the iterator was asked have drawn nothing from the present on."""
         if not self._in_past:
             self._before.update((number, b"") for number in self._asked_now)
+            self.changes += 1
 
     def enter_past(self) -> bool:
         """It is asked; whether for the first time since it was made anew."""

@@ -69,6 +69,7 @@ class Parts:
         self.plain = Plain(self.replicated)
         self.meter = Meter()
         self.places: dict[str, LoaderPlace | PackedPosition] = {}
+        self._packed: tuple[dict[str, bytes], bytes] = ({}, b"")
         self._room: tuple[Sequence[Buffer] | None, int] = (None, 0)
         for name, part in [*self.positions.items()]:
             if isinstance(part, torch.utils.data.DataLoader):
@@ -138,7 +139,10 @@ class Parts:
         """Encode the positions, if there are any and they have room beside these random numbers."""
         if not self.positions and not self.epochs.used:
             return b""
-        data = msgspec.msgpack.encode(self.pack_positions())
+        packed = self.pack_positions()
+        if packed != self._packed[0]:
+            self._packed = packed, msgspec.msgpack.encode(packed)
+        data = self._packed[1]
         if rng is not self._room[0]:
             self._room = rng, CAPACITY_BYTES - len(head_of(rng)) - sum(map(len, rng))
         room = self._room[1]
