@@ -1,6 +1,7 @@
 """Scripts in which a fault strikes between the changes of a step: GANs, critics, closures. The step is done again."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,6 +135,79 @@ def test_a_fault_inside_a_closure(kind: Any) -> None:
         state.optimizer.step(closure)
         assert state._recovery.condition() is Condition.STEPPED or kind is torch.optim.LBFGS
         state.commit()
+
+
+class Perturbing(torch.optim.SGD):
+    """Moves the parameters before it calls the closure, as sharpness-aware minimization does."""
+
+    def step(self, closure: Any = None) -> Any:
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                parameter.add_(1)
+        return super().step(closure)
+
+
+class Own(torch.optim.Optimizer):
+    """Calls the closure first, as torch's do; who is to know?"""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self, closure: Any = None) -> Any:
+        loss = closure()
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                parameter.add_(1)
+        return loss
+
+
+def _moved_by_another(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    with torch.no_grad():
+        optimizer.param_groups[0]["params"][0].add_(1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "hooked", "condition"),
+    [
+        (torch.optim.Adam, False, Condition.CLEAN),
+        (Own, False, Condition.CLEAN),
+        (Perturbing, False, Condition.TORN),
+        (torch.optim.Adam, True, Condition.TORN),
+    ],
+    ids=["torch's", "of one's own", "moves first", "a hook moves first"],
+)
+@pytest.mark.parametrize("keyword", [True, False], ids=["by keyword", "by place"])
+@pytest.mark.parametrize("in_core", [True, False], ids=["in the core", "in Python"])
+def test_what_was_changed_before_a_closure_is_seen(
+    kind: Any, condition: Condition, tmp_path: Path, *, hooked: bool, keyword: bool, in_core: bool
+) -> None:
+    model = nn.Linear(2, 2)
+    state = TrainState(model=model, optimizer=kind(model.parameters(), lr=0.001))
+    if in_core:
+        state._recovery.attach(str(tmp_path / "position"))
+        assert state._recovery.shows_steps
+    state._recovery.begin(JobRank(0))
+    if hooked:
+        state.optimizer.register_step_pre_hook(_moved_by_another)
+
+    def step(closure: Any) -> Any:
+        return state.optimizer.step(closure=closure) if keyword else state.optimizer.step(closure)
+
+    def closure() -> Any:
+        loss = model(torch.ones(1, 2)).square().sum()
+        loss.backward()
+        return loss
+
+    def fails() -> Any:
+        closure()
+        raise Fault
+
+    for _ in range(6):
+        assert torch.is_tensor(step(closure)), "what the closure returns comes to the script"
+        state.commit()
+    with pytest.raises(Fault):
+        step(fails)
+    assert state._recovery.condition() is condition
 
 
 @pytest.mark.parametrize("way", ["expose", "met"])

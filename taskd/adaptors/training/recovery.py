@@ -122,7 +122,7 @@ class StateRecovery:
         self._pending = Pending(parts)
         self.in_flight = InFlight(parts)
         self.replicas = replicas or Replicas(parts)
-        self.undo = Undo(parts, lambda: sum(self._hooks.counts[1::2]), self._can_copy)
+        self.undo = Undo(parts, self._hooks.counts, self._can_copy)
         self._hooks.withdrawn = self.undo.end
         self.failures = Failures(lambda: sum(self._hooks.counts))
         self._pulse: Pulse | None = None
@@ -180,6 +180,7 @@ class StateRecovery:
         self._pulse = pulse = pulse_of(self, file.target, self._rng.sources(), self._hooks.counts, slowly)
         if pulse is not None:
             self._hooks.use(pulse, records=not self.by_trainer)
+            self.undo.stand_last()
             self._count, self._ahead, self.shows_steps = pulse.commit, pulse.after_forward, True
             self._pack_in_pulse()
 

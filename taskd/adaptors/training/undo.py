@@ -3,8 +3,9 @@
 Rules:
 
 1. With one optimizer that steps once in a commit, nothing can strike in the middle, and nothing is kept.
-2. A closure runs forward and backward inside the optimizer's step. While no parameter has another version than when
-   the step began, nothing was changed. LBFGS changes the parameters between its closures: rule 3.
+2. A closure runs forward and backward inside the optimizer's step. torch's optimizers call it before they change
+   anything: until it has returned, nothing was changed. With others nothing was while no parameter has another version
+   than when the step began. LBFGS changes the parameters between its closures: rule 3.
 3. Where a model runs between two steps of one commit (GANs, several critics), ranks meet there. From the second such
    commit on, all that is replicated is copied before the first step, and put back by `apply`.
 4. What has changed before the first step, and cannot be put back, makes such a copy worthless: then there is none.
@@ -13,6 +14,7 @@ Rules:
 
 import copy
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -30,17 +32,17 @@ class Undo:
 
     Args:
         parts: whose replicated ones are copied.
-        done: tells how many steps the optimizers have done since the last commit.
+        counts: how many steps each optimizer has begun and done since the last commit, in turn.
         stepping: called before the first of them, in the first commits at least; tells whether a copy is any good.
     """
 
-    def __init__(self, parts: Parts, done: Callable[[], int], stepping: Callable[[], bool]) -> None:
+    def __init__(self, parts: Parts, counts: memoryview, stepping: Callable[[], bool]) -> None:
         self._parts = parts
-        self._done = done
+        self._counts = counts
         self._stepping = stepping
         self._commits = 0
         self._ran = self._exposed = self._closures = self._settled = False
-        self._versions: dict[int, list[int]] = {}
+        self._begun: dict[int, _Closure | list[int]] = {}  # of each optimizer the newest step with a closure
         self._live: list[torch.Tensor] = []
         self._copies: list[torch.Tensor] = []
         self._plain: list[Any] = []
@@ -49,9 +51,16 @@ class Undo:
         self.busy = True
         """Whether it wants to hear of commits."""
         self._handles: list[RemovableHandle] = []
-        for index, optimizer in enumerate(parts.optimizers):
-            self._handles.append(optimizer.register_step_pre_hook(_calling(self._before, index)))
+        self.stand_last()
         self._runs = [module.register_forward_pre_hook(_calling(self._run, 0)) for module in parts.modules]
+
+    def stand_last(self) -> None:
+        """Come behind the hooks that count."""
+        for handle in self._handles:
+            handle.remove()
+        hooks = [_calling(self._before, index) for index in range(len(self._parts.optimizers))]
+        pairs = zip(self._parts.optimizers, hooks, strict=True)
+        self._handles = [optimizer.register_step_pre_hook(hook) for optimizer, hook in pairs]
 
     def expose(self) -> None:
         """A trainer knows that ranks meet between two steps of one commit: all is copied, from the next step on."""
@@ -63,7 +72,9 @@ class Undo:
 
     def untouched(self, index: int) -> bool:
         """Whether the optimizer, which is inside its step, has changed nothing yet."""
-        known = self._versions.get(index)
+        known = self._begun.get(index)
+        if isinstance(known, _Closure):
+            return known.stands
         return known is not None and known == _versions(self._parts.optimizers[index])
 
     def forget(self) -> None:
@@ -100,14 +111,24 @@ class Undo:
     def _run(self, _index: int, *_: Any) -> None:
         self._ran = True
 
-    def _before(self, index: int, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        first = self._done() == 0
-        if (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None:
+    def _before(self, index: int, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        given, wrapped = args[1] if len(args) > 1 else kwargs.get("closure"), None
+        if given is not None and self._counts[2 * index] - self._counts[2 * index + 1] <= 1:  # else a step inside one
+            kind: Any = type(optimizer)
             self._closures = True
-            self._versions[index] = _versions(optimizer)
-            self._exposed = self._exposed or isinstance(optimizer, torch.optim.LBFGS)
-        if self._settled and not self._exposed and not self._ran:
-            return  # a closure's versions were all that is to be known
+            if isinstance(optimizer, torch.optim.LBFGS):
+                self._exposed = True
+            elif _calls_first(kind):
+                self._begun[index] = closure = _Closure(given, optimizer)
+                wrapped = ((args[0], closure), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": closure})
+            else:
+                self._begun[index] = _versions(optimizer)
+        if not self._settled or self._exposed or self._ran:  # else the closure was all that is to be known
+            self._step_begins()
+        return wrapped
+
+    def _step_begins(self) -> None:
+        first = not any(self._counts[1::2])
         if not first and self._ran:
             self._exposed = True
         if first:
@@ -150,11 +171,37 @@ class Undo:
         self.ready = True
 
 
-def _calling(call: Callable[..., None], index: int) -> Callable[..., None]:
+class _Closure:
+    """That of one step of an optimizer, which calls it before it changes anything."""
+
+    def __init__(self, closure: Callable[[], Any], optimizer: torch.optim.Optimizer) -> None:
+        self._closure = closure
+        self._first = first = optimizer.param_groups[0]["params"][0]
+        self._version = first._version
+        self._returned = False
+
+    def __call__(self) -> Any:
+        result = self._closure()
+        self._returned = True
+        return result
+
+    @property
+    def stands(self) -> bool:
+        """Whether nothing was changed: it has not returned, nor has another hook changed the parameters before."""
+        return not self._returned and self._first._version == self._version
+
+
+@cache
+def _calls_first(kind: Any) -> bool:
+    """Whether it is one of torch's, with their own `step`."""
+    return (kind.step.__module__ or "").startswith("torch.optim.")
+
+
+def _calling(call: Callable[..., Any], index: int) -> Callable[..., Any]:
     """A plain function, so that what carries it can be copied."""
 
-    def hook(*args: Any) -> None:
-        call(index, *args)
+    def hook(*args: Any) -> Any:
+        return call(index, *args)
 
     return hook
 

@@ -34,7 +34,7 @@ class Handed:
         start: the state of torch's generator as it began.
         epochs: those of the samplers as it began, -1 for none.
         kept: batches by their numbers since the last commit but one, what came with them, and what random numbers they
-            left, if they drew any.
+            left, if they may have drawn any.
         committed: how many were handed out by the last commit.
         again: those to be handed out again.
         random: all random numbers of this process.
@@ -48,6 +48,7 @@ class Handed:
         self.committed = 0
         self.again: deque[_Item] = deque()
         self.random = PackedRng()
+        self._mark = b""
 
     def begin(self, loaders: Sequence[Any]) -> None:
         """A pass is about to begin."""
@@ -56,6 +57,14 @@ class Handed:
         self.kept, self.again = {}, deque()
         self.start = torch.default_generator.get_state().numpy().tobytes()
         self.epochs = [getattr(sampler_of(loader), "epoch", -1) for loader in loaders]
+
+    def drawn(self) -> bytes | None:
+        """All random numbers, if any were drawn since the last call: then a batch may have drawn them."""
+        mark = self.random.mark()
+        if mark == self._mark:
+            return None
+        self._mark = mark
+        return self.random.capture()
 
 
 def sampler_of(loader: Any) -> Any:
@@ -94,9 +103,8 @@ class Keeping:
             if states is not None:
                 handed.random.restore(states)
         else:
-            before = handed.random.mark()
             batch = self.taskd_kind.__next__(self)
-            item = (batch, self.fetched, self.done, None if handed.random.mark() == before else handed.random.capture())
+            item = (batch, self.fetched, self.done, handed.drawn())
         handed.count += 1
         handed.kept[handed.count] = item
         return batch

@@ -174,12 +174,12 @@ class Keeper:
         trainer, module = self._trainer, self._of_own_module()
         if stands and module == self._told_own[0]:
             return self._told_own[1]
-        results = trainer.fit_loop.epoch_loop._results
+        loop = trainer.fit_loop
         found = [
-            trainer.fit_loop._data_fetcher.taskd_place(), self._sums.encode(), self._metrics.encode(),
-            self._shown.encode(), [*self.lines.counts], self.files.count,
-            self.lines.names() if trainer.is_global_zero else [], results.batch_size, module,
-            self._output(),
+            loop._data_fetcher.taskd_place(), self._sums.encode(), self._metrics.encode(),
+            self._shown.encode(), self.lines.counts, self.files.count,
+            self.lines.names() if self.lines.counts and trainer.is_global_zero else [],
+            loop.epoch_loop._results.batch_size, module, self._output(),
         ]  # fmt: skip
         data = msgspec.msgpack.encode(found)
         if len(data) > _MOST_BYTES:

@@ -14,7 +14,7 @@ Rules:
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -78,6 +78,7 @@ class Parts:
                 part.meter, part.epochs = self.meter, self.epochs
             if isinstance(part, PackedPosition):
                 self.places[name] = part
+        self._packs = [(name, self._packing(name, part)) for name, part in self.positions.items()]
         if not self.optimizers:
             raise ConfigError(
                 f"TrainState got {', '.join(self.all) or 'nothing'}; expected at least one torch.optim.Optimizer, "
@@ -96,16 +97,18 @@ class Parts:
 
     def pack_positions(self) -> dict[str, bytes]:
         """Return the encoded state of each position part, and of the epochs under the name ""."""
-        packed = {name: self._pack(name, part) for name, part in self.positions.items()}
+        packed = {name: pack() for name, pack in self._packs}
         if self.epochs.used:
             packed[""] = self.epochs.pack()
         return packed
 
-    def _pack(self, name: str, part: Any) -> bytes:
+    def _packing(self, name: str, part: Any) -> Callable[[], bytes]:
         place = self.places.get(name)
         if place is not None:
-            return place.pack()
-        return tree.pack(part.epoch if has_epoch_only(part) else part.state_dict())
+            return place.pack
+        if has_epoch_only(part):
+            return lambda: tree.pack(part.epoch)
+        return lambda: tree.pack(part.state_dict())
 
     def unpack_positions(self, packed: dict[str, bytes]) -> list[str]:
         """Put back what `pack_positions` returned; return the names of the parts that it did not have."""
