@@ -88,7 +88,7 @@ class Losses:
                 f"commit(loss=...) got a tensor of shape {tuple(loss.shape)}, expected one element: its mean, say"
             )
         elif loss.device.type == "cpu":
-            self._judge(float(loss.detach()), step)
+            self._judge(loss.item(), step)
         elif len(self._under_way) < MOST_UNDER_WAY:
             self._under_way.append((step, self._copy(loss)))
 
