@@ -1,6 +1,6 @@
 """A manager that is busy: it hears one agent, answers, and then nothing until it is told, while its port is open.
 
-Prints its port, `busy`, and in the end the number of messages that it has heard from whoever came then.
+Prints its port, and `busy`. Then it answers who comes, and stays until its input ends: what it has sent is on its way.
 """
 
 import sys
@@ -22,7 +22,7 @@ def heard(manager: ManagerSocket, agent_id: str) -> Peer:
 
 
 def main() -> None:
-    """Hear `first`, be busy until a line comes, and hear `second`."""
+    """Hear `first`, be busy until a line comes, hear `second`, and stay until there is no more input."""
     with ManagerSocket(Address(LOOPBACK, 0), SECRET) as manager:
         print(manager.address.port, flush=True)
         peer = heard(manager, "first")
@@ -31,7 +31,7 @@ def main() -> None:
         print("busy", flush=True)
         sys.stdin.readline()
         manager.send(heard(manager, "second"), directive(1))
-        manager.poll(LIMIT_S)
+        sys.stdin.read()
 
 
 if __name__ == "__main__":

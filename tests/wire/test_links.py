@@ -203,4 +203,5 @@ def test_whoever_hangs_up_with_messages_unread_does_not_end_a_busy_manager():
             until(agent, lambda _: agent.connected)
             assert agent.send(status(agent_id="second"))
             until(agent, bool)
+        manager.stdin.close()
         assert manager.wait(LIMIT_S) == 0
