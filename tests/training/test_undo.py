@@ -210,6 +210,26 @@ def test_what_was_changed_before_a_closure_is_seen(
     assert state._recovery.condition() is condition
 
 
+def test_what_was_changed_behind_a_closure_is_seen() -> None:
+    """Its first parameter has no gradient, the second is updated, and the third is what Adam does not take."""
+    model, table = nn.Linear(2, 2), nn.Embedding(2, 2, sparse=True)
+    groups = [{"params": [model.bias, model.weight]}, {"params": [table.weight]}]
+    state = TrainState(model=model, table=table, optimizer=torch.optim.Adam(groups))
+    state._recovery.begin(JobRank(0))
+    model.bias.requires_grad_(requires_grad=False)
+    before = model.weight.detach().clone()
+
+    def closure() -> Any:
+        loss = (model(torch.ones(1, 2)) + table(torch.tensor([0]))).square().sum()
+        loss.backward()
+        return loss
+
+    with pytest.raises(RuntimeError, match="sparse"):
+        state.optimizer.step(closure)
+    assert not torch.equal(model.weight, before)
+    assert state._recovery.condition() is Condition.TORN
+
+
 @pytest.mark.parametrize("way", ["expose", "met"])
 def test_a_trainer_says_where_ranks_meet_when_no_model_of_the_state_runs_between_two_steps(way: str) -> None:
     """As where one module has both models, and its own forward pass is the whole step."""
