@@ -213,10 +213,10 @@ def test_what_was_changed_before_a_closure_is_seen(
 def test_what_was_changed_behind_a_closure_is_seen() -> None:
     """Its first parameter has no gradient, the second is updated, and the third is what Adam does not take."""
     model, table = nn.Linear(2, 2), nn.Embedding(2, 2, sparse=True)
-    groups = [{"params": [model.bias, model.weight]}, {"params": [table.weight]}]
+    groups: list[Any] = [{"params": [model.bias, model.weight]}, {"params": [table.weight]}]
     state = TrainState(model=model, table=table, optimizer=torch.optim.Adam(groups))
     state._recovery.begin(JobRank(0))
-    model.bias.requires_grad_(requires_grad=False)
+    model.bias.requires_grad = False
     before = model.weight.detach().clone()
 
     def closure() -> Any:
