@@ -30,7 +30,7 @@ class HfTurns:
 
     def __init__(self, watch: Stopwatch, folder: str, steps: int) -> None:
         self._watch, self._folder, self._steps = watch, folder, steps
-        self._model, self._data = _Model(watch), _Texts(steps)
+        self._model, self._data = _Model(watch), _Texts(2 * steps)
 
     def __call__(self, *, ours: bool) -> Turn:
         """Train once; `ours` with taskd."""

@@ -32,7 +32,7 @@ class LightningTurns:
     def __init__(self, watch: Stopwatch, folder: str, steps: int) -> None:
         self._watch, self._folder = watch, folder
         self._module = _Module(watch)
-        self._loader = DataLoader(Rows(steps), batch_size=ROWS, shuffle=True)
+        self._loader = DataLoader(Rows(2 * steps), batch_size=ROWS, shuffle=True)
 
     def __call__(self, *, ours: bool) -> Turn:
         """Train once; `ours` with taskd."""

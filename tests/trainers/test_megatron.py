@@ -171,14 +171,33 @@ def test_a_scaler_that_has_seen_an_overflow_is_put_back() -> None:
         assert other.scale.item() == 1024.0
 
 
+@pytest.mark.parametrize("kind", ["state", "generator"])
+def test_the_tracker_is_packed_anew_only_where_it_has_moved(kind: str) -> None:
+    tracker, generator = CudaRNGStatesTracker(), torch.Generator().manual_seed(1)
+    tracker.set_states({"model-parallel-rng": generator if kind == "generator" else generator.get_state()})
+    mine = TrackerStates(tracker)
+    before = mine.pack()
+    assert mine.pack() == before
+    assert kind == "generator" or mine.pack() is before
+    torch.rand(1, generator=generator)
+    if kind == "state":  # as `fork` does behind what has drawn
+        tracker.states_["model-parallel-rng"] = generator.get_state()
+    moved = mine.pack()
+    assert moved != before
+    mine.unpack(before)
+    assert mine.pack() == before
+    mine.unpack(moved)
+    assert mine.pack() == moved
+
+
 def test_the_tracker_draws_on() -> None:
     tracker = CudaRNGStatesTracker()
     tracker.set_states({"model-parallel-rng": torch.Generator().manual_seed(1).get_state()})
     mine = TrackerStates(tracker)
-    known = mine.state_dict()
+    known, wanted = mine.state_dict(), tracker.get_states()["model-parallel-rng"]
     tracker.set_states({"model-parallel-rng": torch.Generator().manual_seed(2).get_state()})
     mine.load_state_dict(known)
-    assert torch.equal(tracker.get_states()["model-parallel-rng"], known["model-parallel-rng"])
+    assert torch.equal(tracker.get_states()["model-parallel-rng"], wanted)
 
 
 def test_timers_can_be_started_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,32 +9,50 @@ from typing import Any
 
 import torch
 
+from taskd.adaptors.training import tree
+from taskd.adaptors.training.positions.packed import PackedPosition
+
 
 def rng_tracker() -> Any:
     """The one of this process."""
     return importlib.import_module("megatron.core.tensor_parallel.random").get_cuda_rng_tracker()
 
 
-class TrackerStates:
-    """A place in the data, for a `TrainState`: what is drawn next from each name."""
+class TrackerStates(PackedPosition):
+    """A place in the data, for a `TrainState`: what is drawn next from each name.
+
+    The tracker never changes a state that is a tensor: drawing puts another one in its place.
+    """
 
     def __init__(self, tracker: Any) -> None:
         self._tracker = tracker
+        self._known: dict[str, Any] = {}
+        self._packed = b""
 
-    def state_dict(self) -> dict[str, Any]:
+    def pack(self) -> bytes:
         """The state of each name."""
-        return {name: _state_of(state) for name, state in self._tracker.get_states().items()}
+        states = self._tracker.get_states()
+        if not self._packed or not self._knows(states):
+            self._known = dict(states)
+            self._packed = tree.pack({name: _state_of(state) for name, state in states.items()})
+        return self._packed
 
-    def load_state_dict(self, states: Mapping[str, Any]) -> None:
+    def unpack(self, data: bytes) -> None:
         """Put them back."""
         own = self._tracker.get_states()
-        for name, state in states.items():
+        for name, state in tree.unpack(data).items():
             if isinstance(own.get(name), torch.Generator):
                 own[name].set_state(state)
             else:
                 own[name] = state.clone()
         self._tracker.set_states(own)
         self._tracker._current_state_name = "default-rng"
+
+    def _knows(self, states: Mapping[str, Any]) -> bool:
+        known = self._known
+        return len(states) == len(known) and all(
+            state is known.get(name) and isinstance(state, torch.Tensor) for name, state in states.items()
+        )
 
 
 def _state_of(state: Any) -> torch.Tensor:
