@@ -140,7 +140,8 @@ static PyObject *record(struct taskd_pulse *pulse, int64_t step, int committed)
     struct data data = {"", 0};
     PyObject *packed = NULL;
     int64_t room = pulse->slot_bytes - TASKD_SLOT_HEAD - pulse->spans_bytes;
-    if (pulse->pack) {
+    int fast = usual(pulse);
+    if (fast > 0 && pulse->pack) {
         packed = PyObject_CallFunctionObjArgs(pulse->pack, NULL);
         if (!packed)
             return NULL;
@@ -148,8 +149,8 @@ static PyObject *record(struct taskd_pulse *pulse, int64_t step, int committed)
             Py_DecRef(packed);
             return NULL;
         }
+        fast = usual(pulse);                    /* what packs may have drawn */
     }
-    int fast = usual(pulse);                    /* asked last: what packs may have drawn */
     if (fast > 0 && data.bytes <= room)
         put(pulse, step, committed, &data);
     if (packed)

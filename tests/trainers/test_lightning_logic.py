@@ -222,6 +222,22 @@ def keeping(loader: object) -> Any:
     return fetcher
 
 
+def test_a_batch_of_a_pass_that_is_begun_anew_brings_its_random_numbers_too() -> None:
+    torch.manual_seed(0)
+    fetcher = keeping(DataLoader(Drawing(), batch_size=2))
+    states = fetcher.taskd.random.capture()
+    iter(fetcher)
+    first = [next(fetcher), torch.rand(1)]
+    fetcher.taskd.random.restore(states)
+    iter(fetcher)
+    mark, begun = fetcher.taskd_mark(), fetcher.taskd.random.capture()
+    for _ in range(2):
+        fetcher.taskd_return(mark)
+        fetcher.taskd.random.restore(begun)
+        again = [next(fetcher), torch.rand(1)]
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
 def test_a_survivor_is_given_the_batches_of_an_interrupted_step_again() -> None:
     torch.manual_seed(0)
     fetcher = keeping(DataLoader(Drawing(), batch_size=2, shuffle=True))

@@ -135,6 +135,23 @@ def test_an_entry_has_the_place_in_the_data_too(draw: Callable[[], None], moves:
         assert {at - 1, at} <= set(file.read())
 
 
+def test_a_place_is_asked_for_once_where_python_puts_it_down(tmp_path: Path) -> None:
+    """To tell it may take a loader milliseconds."""
+    state, asked = make_with_data(tmp_path / "position"), [0]
+    random.seed(5)
+    random.gauss(0, 1)
+    tell = state.stream.state_dict
+
+    def counted() -> Any:
+        asked[0] += 1
+        return tell()
+
+    state.stream.state_dict = counted
+    backward(state)
+    assert asked == [1]
+    assert state._recovery.position(1) == wanted_of(state)
+
+
 def test_a_place_that_is_none_any_more_is_not_taken_for_the_one_before(tmp_path: Path) -> None:
     state = make_with_data(tmp_path / "position")
     backward(state)

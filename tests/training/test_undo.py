@@ -210,6 +210,22 @@ def test_what_was_changed_before_a_closure_is_seen(
     assert state._recovery.condition() is condition
 
 
+def test_a_closure_where_the_first_group_has_no_parameters() -> None:
+    """As where weight decay is for some and a model has none of these."""
+    model = nn.Linear(2, 2)
+    groups: list[Any] = [{"params": [], "weight_decay": 0.1}, {"params": [*model.parameters()]}]
+    state = TrainState(model=model, optimizer=torch.optim.AdamW(groups))
+    state._recovery.begin(JobRank(0))
+
+    def closure() -> Any:
+        loss = model(torch.ones(1, 2)).square().sum()
+        loss.backward()
+        return loss
+
+    assert torch.is_tensor(state.optimizer.step(closure))
+    state.commit()
+
+
 def test_what_was_changed_behind_a_closure_is_seen() -> None:
     """Its first parameter has no gradient, the second is updated, and the third is what Adam does not take."""
     model, table = nn.Linear(2, 2), nn.Embedding(2, 2, sparse=True)

@@ -176,8 +176,8 @@ class _Closure:
 
     def __init__(self, closure: Callable[[], Any], optimizer: torch.optim.Optimizer) -> None:
         self._closure = closure
-        self._first = first = optimizer.param_groups[0]["params"][0]
-        self._version = first._version
+        self._first = next(parameter for group in optimizer.param_groups for parameter in group["params"])
+        self._version = self._first._version
         self._returned = False
 
     def __call__(self) -> Any:

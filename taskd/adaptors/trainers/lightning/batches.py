@@ -55,6 +55,7 @@ class Handed:
         self.number = next(_PASSES)
         self.count = self.committed = 0
         self.kept, self.again = {}, deque()
+        self._mark = b""  # a pass that is begun anew draws the same again
         self.start = torch.default_generator.get_state().numpy().tobytes()
         self.epochs = [getattr(sampler_of(loader), "epoch", -1) for loader in loaders]
 

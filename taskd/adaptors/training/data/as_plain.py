@@ -91,7 +91,7 @@ class PlainPlace(PackedPosition):
         self._loader = weakref.ref(loader)
         self._rng = PackedRng()
         self.memory: PassMemory | None = None
-        self._packed: tuple[tuple[int, ...], bytes] = ((), b"")  # of where it stood then
+        self._packed: tuple[tuple[PassMemory, int, int] | None, bytes] = (None, b"")  # of where it stood then
         self._resume: PlainPass | None = None
         self._live: weakref.ref[PlainBatches] | None = None
         self._kept: PlainBatches | None = None  # held until the next iterator is asked for
@@ -112,7 +112,7 @@ class PlainPlace(PackedPosition):
         now, memory = self.pass_, self.memory
         if now.over or memory is None or now.handed >= memory.total:
             return msgspec.msgpack.encode(PlainPass(now.number, now.handed, True, now.loop, b"", *self._own()))
-        at = now.number, now.handed, memory.changes
+        at = memory, now.handed, memory.changes
         if at != self._packed[0]:
             if self.batches is not None:
                 now = msgspec.structs.replace(now, asked=memory.asked, ahead=memory.before_each(now.handed))
@@ -251,7 +251,6 @@ class PlainPlace(PackedPosition):
             self._rng, held, skip, ahead, list(asked), in_process=self._in_process, iterable=self._iterable
         )
         self.memory.total = self._total()
-        self._packed = (), b""
         return self.memory
 
     def _hold(self, batches: "PlainBatches") -> None:
