@@ -210,13 +210,19 @@ def main() -> None:
 
 
 def end() -> None:
-    """The fault: some ranks are killed, or all raise what a broken connection raises."""
-    dist.barrier()
+    """The fault: some ranks are killed, or all raise what a broken connection raises.
+
+    One rank kills all of them: one that dies by itself breaks the barrier of another that was to die, which then lives.
+    """
+    pids: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(pids, os.getpid())
     killed = [int(rank) for rank in os.environ["DUMPING_KILLED"].split(",") if rank]
-    if dist.get_rank() in killed:
-        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
     if not killed:
         raise RuntimeError("Connection reset by peer")
+    if dist.get_rank() == killed[-1]:
+        for rank in killed:
+            os.kill(pids[rank], signal.SIGKILL)
 
 
 main()
