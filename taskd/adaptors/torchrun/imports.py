@@ -3,11 +3,13 @@
 Rules:
 
 1. A module that is never imported costs nothing; one that is keeps its own loader, spec and source.
-2. One shot: the finder takes itself out of `sys.meta_path` at the moment it has found its module.
+2. One shot: the finder takes itself out of `sys.meta_path` as its module begins to run. Who only asks where the module
+   is (`importlib.util.find_spec`, as transformers asks for torch) does not import it.
 """
 
 import importlib.machinery
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
@@ -36,23 +38,40 @@ class _OneShotFinder:
     def __init__(self, name: str, action: Action) -> None:
         self._name = name
         self._action = action
+        self._asking: set[int] = set()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name:
+        thread = threading.get_ident()
+        if fullname != self._name or thread in self._asking:  # another hook of this name asks all others, too
             return None
-        sys.meta_path.remove(self)
-        for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None)
-            spec: importlib.machinery.ModuleSpec | None = find(fullname, path, target) if find else None
-            if spec is not None:
-                _call_after(spec, self._action)
-                return spec
-        return None
+        self._asking.add(thread)
+        try:
+            spec = _ask_all(fullname, path, target)
+        finally:
+            self._asking.discard(thread)
+        if spec is not None:
+            _call_around(spec, self._leave, self._action)
+        return spec
+
+    def _leave(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
 
 
-def _call_after(spec: importlib.machinery.ModuleSpec, action: Action) -> None:
+def _ask_all(
+    fullname: str, path: Sequence[str] | None, target: ModuleType | None
+) -> importlib.machinery.ModuleSpec | None:
+    for finder in sys.meta_path[:]:
+        find = getattr(finder, "find_spec", None)
+        spec: importlib.machinery.ModuleSpec | None = find(fullname, path, target) if find else None
+        if spec is not None:
+            return spec
+    return None
+
+
+def _call_around(spec: importlib.machinery.ModuleSpec, before: Callable[[], None], after: Action) -> None:
     """Shadow `exec_module` of this one loader object for this one import."""
     loader = spec.loader
     stock = getattr(loader, "exec_module", None)
@@ -61,7 +80,8 @@ def _call_after(spec: importlib.machinery.ModuleSpec, action: Action) -> None:
 
     def exec_module(module: ModuleType) -> None:
         vars(loader).pop("exec_module", None)  # another hook of this kind may have taken all away
+        before()
         stock(module)
-        action(module)
+        after(module)
 
     vars(loader)["exec_module"] = exec_module
