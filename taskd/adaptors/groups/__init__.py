@@ -1,7 +1,9 @@
 """Process groups that outlive a fault: recorded when the script makes them, made again in the next generation.
 
-`GroupWorld` is the whole interface; the other modules serve it.
+`GroupWorld` is the whole interface; the other modules serve it. torch comes first, as in `taskd.adaptors.training`.
 """
+
+import torch  # noqa: F401
 
 from taskd.adaptors.groups.world import GroupWorld
 

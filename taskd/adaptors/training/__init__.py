@@ -1,4 +1,9 @@
-"""The training state: what a step is, what it is worth at a fault, and how a rank gets it back."""
+"""The training state: what a step is, what it is worth at a fault, and how a rank gets it back.
+
+torch comes first: in a rank its import brings all of this in (`torchrun.script`), which must not be half there by then.
+"""
+
+import torch  # noqa: F401
 
 from taskd.adaptors.faults import register_fault
 from taskd.adaptors.training.checkpoints.checkpoint import load_latest
