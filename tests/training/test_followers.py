@@ -313,6 +313,31 @@ def test_a_scaler_that_is_updated_behind_the_commit_hinders_nothing() -> None:
     assert state._recovery.condition() is Condition.CLEAN
 
 
+def test_gradients_that_were_dropped_are_unscaled_anew() -> None:
+    state = make(scaler=lambda _: torch.amp.GradScaler("cpu", init_scale=64.0))
+    for _ in range(3):
+        state.optimizer.zero_grad()
+        state.scaler.scale(state.model(torch.ones(2, 3)).square().mean()).backward()
+        state.scaler.unscale_(state.optimizer)
+        assert state._recovery.condition() is Condition.CLEAN
+        state._recovery.rollback()
+        state._recovery.drop_step()
+        scaled_step(state, infinite=False)
+        state.scaler.update()
+        state.commit()
+    assert state.step == 3
+
+
+def test_a_scaler_that_is_not_enabled_hinders_nothing() -> None:
+    state = make(scaler=lambda _: torch.amp.GradScaler("cpu", enabled=False))
+    for _ in range(5):
+        state._recovery.drop_step()
+        scaled_step(state, infinite=False)
+        state.scaler.update()
+        state.commit()
+    assert state._recovery.condition() is Condition.CLEAN
+
+
 class Ends:
     """Epochs of two steps; at each end a scheduler steps and an average follows."""
 

@@ -199,8 +199,9 @@ _GROUPS: Final = (
         _NATIVE,
         "ProcessGroup",
         Fit.HAS,
-        ("_register_backend", "_set_default_backend", "_set_group_name", "_set_group_desc"),
+        ("_register_backend", "_set_default_backend", "_set_group_name", "_set_group_desc", "_get_backend"),
     ),
+    Seam(_NATIVE, "PrefixStore", Fit.HAS, ("underlying_store",)),
 )
 
 _TRAINING: Final = (
@@ -221,7 +222,7 @@ _TRAINING: Final = (
     Seam(_DDP, "DistributedDataParallel._pre_forward", Fit.ACCEPTS, ()),
     Seam(_MODULE, "Module", Fit.HAS, ("_call_impl", "_compiled_call_impl")),
     Seam(_MODULE, "Module", Fit.SETS, ("_non_persistent_buffers_set",)),
-    Seam("torch.amp.grad_scaler", "GradScaler", Fit.SETS, ("_scale",)),
+    Seam("torch.amp.grad_scaler", "GradScaler", Fit.SETS, ("_scale", "_per_optimizer_states")),
     Seam(_LOADER, "_BaseDataLoaderIter.__init__", Fit.EXACT, ("self", "loader")),
     Seam(_LOADER, "_BaseDataLoaderIter", Fit.SETS, ("_num_yielded",)),
     Seam(_LOADER, "_BaseDataLoaderIter._next_data", Fit.EXACT, ("self",)),

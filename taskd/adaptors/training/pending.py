@@ -46,8 +46,11 @@ class Pending:
             self._suspect()
 
     def forget(self) -> None:
-        """The gradients were dropped."""
+        """The gradients were dropped: what a scaler has done with them counts no more either."""
         self.armed, self._suspects = False, []
+        for part in self._parts.replicated.values():
+            if isinstance(part, torch.amp.GradScaler) and part.is_enabled():
+                part._per_optimizer_states.clear()
 
     def _suspect(self) -> None:
         found = [(p, p.grad) for p in self._trained if p.grad is not None]

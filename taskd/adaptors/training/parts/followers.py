@@ -345,7 +345,7 @@ def _shown_by(part: Any) -> torch.Tensor | None:
     if isinstance(part, torch.nn.Module):
         return next(part.parameters())
     if isinstance(part, torch.amp.GradScaler):
-        return part._scale
+        return getattr(part, "_scale", None)  # one that is not enabled has none
     if not callable(getattr(part, "state_dict", None)):
         return None
     found = list(_tensors(part.state_dict()))
