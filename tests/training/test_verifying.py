@@ -209,3 +209,11 @@ def test_without_a_number_every_hundredth_step_is_digested() -> None:
     state = made()
     with state._recovery.replicas.verifying(150, lambda: None):
         assert verifier_of(state).next == 200
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
+@pytest.mark.parametrize("size", [1, 7, 4096, (1 << 17) + 3, 3 * (1 << 20) + 5])
+def test_the_same_bytes_have_the_same_digest_wherever_they_are(size: int) -> None:
+    tensor = torch.randint(256, (size,), dtype=torch.uint8)
+    assert digest_of_tensors([tensor]) == digest_of_tensors([tensor.cuda()])

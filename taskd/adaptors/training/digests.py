@@ -2,7 +2,8 @@
 
 The words of 8 bytes of each piece of 64 KiB are summed modulo 2^64, and the sums are hashed in their order. So a change
 of one word always shows, and so do pieces in another order; words that are swapped within a piece do not. Small tensors
-in the host's memory have a CRC, which saves torch's calls. It is no defence against somebody who means to deceive.
+have a CRC, taken in the host's memory, which saves torch's calls. It is no defence against somebody who means to
+deceive. The same bytes have the same digest wherever they are: of a copy in a file, and of what has come to a device.
 """
 
 import hashlib
@@ -80,8 +81,8 @@ def _of(sums: list[list[int]], size_bytes: int) -> str:
 
 def _sums(tensor: torch.Tensor) -> list[int]:
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    if flat.device.type == "cpu" and len(flat) <= _SMALL_BYTES:
-        return [len(flat), zlib.crc32(flat.numpy().data)]
+    if len(flat) <= _SMALL_BYTES:
+        return [len(flat), zlib.crc32(flat.cpu().numpy().data)]
     if flat.storage_offset() % _WORD:
         flat = flat.clone()
     words = flat[: len(flat) // _WORD * _WORD].view(torch.int64)
