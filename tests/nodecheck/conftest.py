@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from taskd.core.nodecheck.probes import merge_trial
 from taskd.wire.checks import Trial, TrialResult
@@ -15,6 +16,13 @@ from tests.nodes_or_skip import nodes_or_skip
 
 STORE_PORT = 29400
 TIMEOUT_S = 60.0
+
+
+@pytest.fixture(autouse=True, scope="session")
+def device_begun() -> None:
+    """What a device's driver opens once is opened before the leak census of the first test."""
+    if torch.cuda.is_available():
+        torch.mm(torch.ones(8, 8, device="cuda"), torch.ones(8, 8, device="cuda")).cpu()
 
 
 @pytest.fixture

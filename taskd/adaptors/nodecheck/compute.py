@@ -94,22 +94,22 @@ def compute(device: Device, local_world_size: int) -> Computed:
     """Measure. Raises `ProbeError` if a product is wrong."""
     if device.kind == "cpu":
         threads = max(1, len(os.sched_getaffinity(0)) // local_world_size)
-        return _rounds([_Product.on(device.torch) for _ in range(threads)], batch=1)
+        return _rounds(device, [_Product.on(device.torch) for _ in range(threads)], batch=1)
     product = _Product.on(device.torch)
     product.run()
     product.check()  # waits for it, like `item` of any kind
     start_s = time.perf_counter()
     product.run()
     device.synchronize()
-    return _rounds([product], batch=max(1, int(_BATCH_S / (time.perf_counter() - start_s))))
+    return _rounds(device, [product], batch=max(1, int(_BATCH_S / (time.perf_counter() - start_s))))
 
 
-def _rounds(products: list[_Product], batch: int) -> Computed:
+def _rounds(device: Device, products: list[_Product], batch: int) -> Computed:
     for product in products:
         product.run()  # the first one makes the library's plans
     results: list[Computed] = []
     while len(results) < _FEWEST_ROUNDS or (len(results) < _MOST_ROUNDS and not _agree(results)):
-        results.append(_round(products, batch))
+        results.append(_round(device, products, batch))
     return Computed(median(one.tflops for one in results), median(one.waited for one in results))
 
 
@@ -120,6 +120,7 @@ def _agree(results: list[Computed]) -> bool:
 
 @dataclass
 class _Share:
+    device: Device
     product: _Product
     batch: int
     rate: float = 0.0
@@ -129,6 +130,7 @@ class _Share:
     def work(self) -> None:
         torch.set_num_threads(1)
         try:
+            self.device.select()  # each thread has a current one of its own
             self._work()
         except (ProbeError, RuntimeError) as error:
             self.error = error
@@ -145,8 +147,8 @@ class _Share:
         self.waited = (waited_s() - waited) / elapsed_s
 
 
-def _round(products: list[_Product], batch: int) -> Computed:
-    shares = [_Share(product, batch) for product in products]
+def _round(device: Device, products: list[_Product], batch: int) -> Computed:
+    shares = [_Share(device, product, batch) for product in products]
     threads = [threading.Thread(target=share.work, name="taskd-compute", daemon=True) for share in shares]
     for thread in threads:
         thread.start()
