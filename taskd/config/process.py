@@ -16,6 +16,9 @@ RANK_VARIABLES: Final = frozenset(
 _PATH: Final = "PYTHONPATH"
 _NCCL_PLUGIN: Final = "NCCL_PROFILER_PLUGIN"
 _NCCL_PATH_CHARACTERS: Final = 254
+_NCCL_ERRORS: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_TORN_DOWN, _LEFT_ALONE = "1", "0"
+"""What torchrun sets for its workers where the user has set nothing, and what torch calls no handling."""
 _withheld: dict[str, str] = {}
 
 
@@ -89,6 +92,12 @@ def profile_nccl(plugin: Path) -> str:
         del os.environ[_NCCL_PLUGIN]
         return f"NCCL cuts the path {plugin} after {_NCCL_PATH_CHARACTERS} characters; install taskd in a shorter one"
     return ""
+
+
+def leave_alone_at_nccl_errors() -> None:
+    """This process goes on when a group of NCCL that is made from now on loses a peer. What a user has set stays."""
+    if os.environ.get(_NCCL_ERRORS, _TORN_DOWN) == _TORN_DOWN:
+        os.environ[_NCCL_ERRORS] = _LEFT_ALONE
 
 
 def without_rank(env: Mapping[str, str]) -> dict[str, str]:

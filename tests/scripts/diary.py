@@ -87,10 +87,11 @@ def finish(*holders, **others) -> None:
 def leave() -> None:
     """The end of a script that has a process group.
 
-    Under stock torchrun at once: torch 2.13 aborts now and then while a thread of gloo still frees a tensor.
+    Under stock torchrun at once: torch 2.13 aborts now and then while a thread of gloo still frees a tensor. NCCL's
+    peers may still need this process then.
     """
     dist.barrier()
-    if os.environ.get("TASKD_PROCESS_ENABLE") != "on":
+    if os.environ.get("TASKD_PROCESS_ENABLE") != "on" and dist.get_backend() == "gloo":
         sys.stdout.flush()
         os._exit(0)
     dist.destroy_process_group()
@@ -107,7 +108,7 @@ def _feed(digest, value) -> None:
     if hasattr(value, "full_tensor"):
         value = value.full_tensor()
     if isinstance(value, torch.Tensor):
-        digest.update(value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(value.detach().contiguous().flatten().view(torch.uint8).cpu().numpy().tobytes())
     elif isinstance(value, dict):
         for key in value:
             digest.update(str(key).encode())

@@ -41,13 +41,15 @@ class TrainerScene:
 
     Args:
         name: begins with the trainer's.
-        program: its file in `programs`, without `.py`.
+        program: its file, without `.py`.
         kills: at least two.
         ranks: how many.
         environment: variables by which the program is told what to do.
         redone: steps that may be done again at a fault.
         launch: what starts the program: torchrun, or "python" alone.
         limit_s: what takes longer hangs.
+        nodes: how many torchruns the ranks are shared by.
+        folder: where its file is.
     """
 
     name: str
@@ -58,6 +60,8 @@ class TrainerScene:
     redone: int = 1
     launch: str = "torchrun"
     limit_s: float = LIMIT_S
+    nodes: int = 1
+    folder: Path = PROGRAMS
 
     def script(self, *, kills: bool) -> Script:
         """What is played: with its kills, or undisturbed on the plain library."""
@@ -66,7 +70,8 @@ class TrainerScene:
             (IDENTICAL,),
             self.name,
             ranks=self.ranks,
-            file=PROGRAMS / f"{self.program}.py",
+            nodes=self.nodes,
+            file=self.folder / f"{self.program}.py",
             launch=self.launch,
             environment=(
                 *self.environment,

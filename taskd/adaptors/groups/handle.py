@@ -46,6 +46,11 @@ class GroupHandle(dist.ProcessGroup):
             )
         return self._inner
 
+    @property
+    def present(self) -> dist.ProcessGroup | None:
+        """Return the group of this generation; None between two generations."""
+        return self._inner
+
     def swap(self, inner: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
         """Put `inner` in place of the present group and return that one, for the caller to dispose of."""
         old, self._inner = self._inner, inner

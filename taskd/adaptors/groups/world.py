@@ -31,7 +31,7 @@ import torch.distributed.nn.functional  # binds WORLD as default argument when i
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
-from taskd.adaptors.groups import lone, unstick
+from taskd.adaptors.groups import lone, nccl, unstick
 from taskd.adaptors.groups.batches import send_batches_to_inner
 from taskd.adaptors.groups.calls import GroupCall, compare, strangers
 from taskd.adaptors.groups.handle import GroupHandle, named
@@ -141,9 +141,14 @@ class GroupWorld:
 
         Called when the training function was left by an exception. Any thread may call it.
         """
+        aborted = nccl.abort(self.groups())
         if self._breaker is not None:
-            return int(bool(self._breaker()))
-        return unstick.break_without_shim()
+            return aborted + int(bool(self._breaker()))
+        return aborted + unstick.break_without_shim()
+
+    def groups(self) -> list[Any]:
+        """Return the groups of the present generation that this rank is a member of."""
+        return [group for call in self._calls if call.handle is not None and (group := call.handle.present) is not None]
 
     def outdate(self, generation: int) -> None:
         """Form no world older than this any more: a `rebuild` of one that is about to begin raises `RebuildError`."""
@@ -287,21 +292,15 @@ class GroupWorld:
 
     def _build_real(self, call: GroupCall, ranks: list[WorldRank], group_rank: int | None, store: Store) -> _Made:
         make = self._originals["_new_process_group_helper"]
+        nccl.spare()
+        if call.is_default:
+            nccl.forget_alarm(store)
         with self._in_making(call.name):
             return make(  # type: ignore[no-any-return]
-                call.size,
-                group_rank,
-                ranks,
-                c10d.Backend(call.backend),
-                store,
-                call.name,
-                backend_options=call.options,
-                timeout=call.timeout,
-                pg_tag=call.tag,
-                device_id=call.device,
-                group_desc=call.desc,
-                **call.more,
-            )
+                call.size, group_rank, ranks, c10d.Backend(call.backend), store, call.name,
+                backend_options=call.options, timeout=call.timeout, pg_tag=call.tag, device_id=call.device,
+                group_desc=call.desc, **call.more,
+            )  # fmt: skip
 
     @contextmanager
     def _in_making(self, name: str) -> Iterator[None]:
@@ -365,7 +364,7 @@ class GroupWorld:
                     c10d._world.default_pg = inner  # which torch has entered, and aborts
         self._retired.extend(c10d._world.pg_map)
         if dist.is_initialized():
-            ABORT.find().use()  # NCCL's was never run on a device by this project's tests
+            ABORT.find().use()
             clear()
 
     def _form(self, calls: list[GroupCall], plan: WorldPlan, rank: WorldRank, client: TCPStore) -> None:

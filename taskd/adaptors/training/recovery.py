@@ -80,6 +80,7 @@ class StateRecovery:
         in_flight: what wrappers hold of the present step.
         replicas: which replica set this rank belongs to.
         backups: what copies the state while the training function runs, if anything does.
+        verify: waits, before a step is counted, until what its collectives gave is there; None: it is at once.
         saved: the newest checkpoint of the present training function.
         commits: how many since this process began, or was last given a state.
         inexact: what the newest recovery could not put back exactly.
@@ -97,30 +98,27 @@ class StateRecovery:
         self.step, self.backup_every = 0, backup_every
         self.backups: Copying | None = None
         self.on_commit: Callable[[int], None] | None = None
+        self.verify: Callable[[], None] | None = None
         self.saved: SavedCheckpoint | None = None
         self.inexact = ""
         self.on_saved: Callable[[], None] = lambda: None
         self.parts = parts
         self.shares = Shares(seeds)
-        self.committing = self._restoring = self._adopting = False
-        self.shows_steps = self.by_trainer = False
+        self.committing = self._restoring = self._adopting = self.shows_steps = self.by_trainer = False
         self._commit_of_script = commit
         self._positions: Positions = PositionMemory()
-        self._seeds = seeds
-        self._rng = seeds or RngCapture()
+        self._seeds, self._rng = seeds, seeds or RngCapture()
         self._rank: JobRank | None = None
         self.losses = Losses()
-        self._empty = False
+        self._empty, self.commits = False, 0
         self._start: dict[int, bytes] = {}
-        self.commits = 0
         self._followers = Followers(parts.replicated)
         parts.epochs.ended = self._followers.hold
         self.buffers = Buffers(parts.modules, parts.optimizers, parts.plain)
         self.afterwards = Afterwards(parts.modules)
         self._hooks = StepHooks(parts, self.buffers.save, lambda: None if self.by_trainer else self._look_ahead())
         self.first_step = FirstStep(parts.optimizers, self._hooks.withdraw)
-        self._pending = Pending(parts)
-        self.in_flight = InFlight(parts)
+        self._pending, self.in_flight = Pending(parts), InFlight(parts)
         self.replicas = replicas or Replicas(parts)
         self.undo = Undo(parts, self._hooks.counts, self._can_copy)
         self._hooks.withdrawn = self.undo.end
@@ -135,6 +133,8 @@ class StateRecovery:
         Raises:
             DistrustError: it is the first step with a state that has come, and its loss is not finite.
         """
+        if self.verify is not None:
+            self.verify()
         if self.first_step.watched:
             self._end_first_step(loss)
         self.committing = True

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from taskd.adaptors.faults import in_one_line, kind_of, last_words
 from taskd.adaptors.groups.gathering import gather
 from taskd.adaptors.groups.members import Members
+from taskd.adaptors.groups.nccl import Verified
 from taskd.adaptors.groups.setup_results import Recording, Replay
 from taskd.adaptors.groups.world import GroupWorld
 from taskd.adaptors.groups.wrappers import inside
@@ -75,6 +76,7 @@ class Runtime:
         self.session: Session | None = None
         """The resilient function that runs."""
         self._tripwire = Tripwire(self._is_inside, interrupt)
+        self.verified = Verified(self.world.groups, self.leave_wait)
         failures.watch(lambda: link.interrupted, self._note_failure)
         self._building = False
         if link.config.blackbox is not None:
@@ -238,7 +240,8 @@ class Session:
         finally:
             self._strays.stop()
             self.backups.close()
-            self._runtime.session = self.recovery.on_commit = self.recovery.losses.tell = None
+            self._runtime.verified.end()
+            self._runtime.session = self.recovery.on_commit = self.recovery.losses.tell = self.recovery.verify = None
 
     def _open(self) -> None:
         recovery, link = self.recovery, self._link
@@ -314,8 +317,7 @@ class Session:
                 self._runtime.refuse_rebuild(str(error))
             elif plan is not None and self._link.first_step and not self._link.interrupted and failures.is_own(error):
                 self._runtime.refusals.first_step(f"the first step of the new world has failed: {in_one_line(error)}")
-            condition = recovery.condition(error)
-            between = condition is Condition.CLEAN and recovery.between_steps
+            between = (condition := recovery.condition(error)) is Condition.CLEAN and recovery.between_steps
             self._behind.note(error, recovery.step, between=between, rest=recovery.left_out)
             said = "" if isinstance(error, Interrupted) else in_one_line(error)
             self._link.raised(recovery.step, condition, said)
@@ -328,6 +330,8 @@ class Session:
         self._runtime.recorder.phase(BoxPhase.TRAINING)
         self.watch_commit()
         self.backups.start(self._runtime.world, -1 if plan is None else plan.copied)
+        if (verified := self._runtime.verified).begin():
+            self.recovery.verify, self.recovery.undo.verify = verified.look_again, verified.look
         self.inside = True
         try:
             with inside(), self.recovery.replicas.verifying(self.recovery.step, self._link.tell_again):
@@ -351,12 +355,8 @@ class Session:
         report = restore(recovery, plan, rank, self.backups.folder)
         if report.note:
             logger.warning("rank %d, step %d: %s", runtime.rank, recovery.step, report.note)
-        if rank == 0 and replicas > plan.world_size and not (plan.dump or recovery.shares.used):
-            logger.warning(
-                "%d of %d ranks go on, and the script does not use state.shares(): the global batch is smaller",
-                plan.world_size,
-                replicas,
-            )
+        if rank == 0 and not plan.dump:
+            recovery.shares.tell_smaller(plan.world_size, replicas)
         self._behind.tell(gather(self._behind.known(plan)), plan, rank)
         runtime.recorder.step(recovery.step)
         self._link.restored(recovery.step)

@@ -42,6 +42,8 @@ class Undo:
         self._stepping = stepping
         self._commits = 0
         self._ran = self._exposed = self._closures = self._settled = False
+        self.verify: Callable[[], None] = _nothing
+        """Waits until what a closure's collectives gave is there."""
         self._begun: dict[int, _Closure | list[int]] = {}  # of each optimizer the newest step with a closure
         self._live: list[torch.Tensor] = []
         self._copies: list[torch.Tensor] = []
@@ -119,7 +121,7 @@ class Undo:
             if isinstance(optimizer, torch.optim.LBFGS):
                 self._exposed = True
             elif _calls_first(kind):
-                self._begun[index] = closure = _Closure(given, optimizer)
+                self._begun[index] = closure = _Closure(given, optimizer, self.verify)
                 wrapped = ((args[0], closure), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": closure})
             else:
                 self._begun[index] = _versions(optimizer)
@@ -174,14 +176,18 @@ class Undo:
 class _Closure:
     """That of one step of an optimizer, which calls it before it changes anything."""
 
-    def __init__(self, closure: Callable[[], Any], optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self, closure: Callable[[], Any], optimizer: torch.optim.Optimizer, verify: Callable[[], None]
+    ) -> None:
         self._closure = closure
+        self._verify = verify
         self._first = next(parameter for group in optimizer.param_groups for parameter in group["params"])
         self._version = self._first._version
         self._returned = False
 
     def __call__(self) -> Any:
         result = self._closure()
+        self._verify()
         self._returned = True
         return result
 
@@ -189,6 +195,10 @@ class _Closure:
     def stands(self) -> bool:
         """Whether nothing was changed: it has not returned, nor has another hook changed the parameters before."""
         return not self._returned and self._first._version == self._version
+
+
+def _nothing() -> None:
+    """Nothing."""
 
 
 @cache

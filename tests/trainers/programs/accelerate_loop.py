@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import taskd
 from tests.scripts import diary
-from tests.trainers.programs import moments
+from tests.trainers.programs import moments, place
 
 CASE = os.environ.get("ACCELERATE_CASE", "ddp")
 EPOCHS, PARTS = 3, 2
@@ -46,7 +46,7 @@ digits = load_digits()
 rows, kinds = torch.tensor(digits.data[:460], dtype=torch.float32) / 16, torch.tensor(digits.target[:460])
 plugin = FullyShardedDataParallelPlugin(fsdp_version=2) if CASE == "fsdp2" else None
 accelerator = Accelerator(
-    cpu=True,
+    cpu=place.ON_CPU,
     gradient_accumulation_steps=PARTS,
     fsdp_plugin=plugin,
     dataloader_config=DataLoaderConfiguration(use_seedable_sampler=CASE != "sampler"),

@@ -14,7 +14,7 @@ import torch
 from transformers import EarlyStoppingCallback, GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from tests.scripts import diary
-from tests.trainers.programs import moments
+from tests.trainers.programs import moments, place
 from tests.trainers.programs.hf_told import Moments, Watched, finish, into_backward
 
 if not moments.PLAIN:
@@ -57,8 +57,8 @@ class Trained(Watched, Trainer):
 
 COMMON = {
     "output_dir": str(diary.FOLDER / "out"),
-    "use_cpu": True,
-    "ddp_backend": "gloo",
+    "use_cpu": place.ON_CPU,
+    "ddp_backend": place.BACKEND,
     "per_device_train_batch_size": 4,
     "per_device_eval_batch_size": 4,
     "report_to": [],

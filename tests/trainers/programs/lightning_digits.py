@@ -7,7 +7,7 @@ from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.scripts import diary
-from tests.trainers.programs import moments
+from tests.trainers.programs import moments, place
 
 if os.environ.get("SCENE_PACKAGE") == "pytorch_lightning":
     import pytorch_lightning as L  # noqa: N812 - as its documentation does
@@ -134,8 +134,10 @@ def main() -> None:
     telling = Telling()
     monitor = LearningRateMonitor("step")
     trainer = L.Trainer(
-        accelerator="cpu", devices=2, strategy=strategy(), max_epochs=2, accumulate_grad_batches=ACCUMULATE,
-        gradient_clip_val=0.5, precision=os.environ.get("SCENE_PRECISION", "32-true"), logger=logger,
+        accelerator="cpu" if place.ON_CPU else "gpu", devices=int(os.environ["LOCAL_WORLD_SIZE"]),
+        num_nodes=2 // int(os.environ["LOCAL_WORLD_SIZE"]), strategy=strategy(), max_epochs=2,
+        accumulate_grad_batches=ACCUMULATE, gradient_clip_val=0.5,
+        precision=os.environ.get("SCENE_PRECISION", "32-true"), logger=logger,
         val_check_interval=6, log_every_n_steps=1, callbacks=[best, often, stopping, telling, monitor],
         default_root_dir=folder, deterministic=True,
     )  # fmt: skip

@@ -15,6 +15,7 @@ Rules:
 6. In the full world there is one share, of scale 1, and nothing is done for it.
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from weakref import WeakSet
@@ -30,6 +31,8 @@ from taskd.adaptors.training.positions.rng import RngCapture
 from taskd.adaptors.training.positions.seeds import Seeds
 from taskd.errors import ConfigError
 from taskd.wire.kinds import JobRank, WorldRank
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,15 @@ class Shares:
         self._held = WeakSet()  # a loop that was interrupted, and dies late, leaves them alone
         if self._numbers is not None:
             self._numbers.forget()
+
+    def tell_smaller(self, ranks: int, replicas: int) -> None:
+        """Say so if so many ranks work at the shares of more, and the script does not ask for them."""
+        if replicas > ranks and not self.used:
+            _log.warning(
+                "%d of %d ranks go on, and the script does not use state.shares(): the global batch is smaller",
+                ranks,
+                replicas,
+            )
 
     def of_step(self, step: int) -> Iterable[Share]:
         """The shares of the step that follows `step` committed ones.

@@ -1,0 +1,134 @@
+"""Groups of NCCL: what a recovery in place needs of them, beside what groups of gloo need.
+
+Rules:
+
+1. A kernel of NCCL that waits for a lost peer waits without end, and whoever waits for the device waits with it.
+   `abort` ends such kernels. It raises nowhere, and what they leave behind is no result.
+2. So whoever changes the training state by such results asks `Verified` first: it waits for the device, and leaves the
+   training function if its groups were broken meanwhile. torchft waits in each step for the same reason.
+3. torch's watchdog ends the process when it hears of a lost peer, be the process as healthy as it may. In a process
+   whose script uses taskd it does not (`spare`). Others keep what torchrun gives them.
+4. What the watchdog of an older world has left in the store would end the processes of the next one minutes later,
+   be they all new: `forget_alarm`, before the default group is formed.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import distributed_c10d as c10d
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from taskd.config.process import leave_alone_at_nccl_errors
+from taskd.runtime.system.hidden import HiddenThread
+
+_log = logging.getLogger(__name__)
+_ALARM: Final = "exception_dump"
+_PUBLIC: Final = frozenset({"TrainState", "resilient"})
+_TRAINERS: Final = tuple(
+    f"taskd.{name}" for name in ("accelerate", "deepspeed", "hf", "lightning", "megatron", "titan")
+)
+
+
+def spare() -> None:
+    """Groups of NCCL that are made from now on let this process live when a peer is lost, if its script uses taskd."""
+    if _uses_taskd():
+        leave_alone_at_nccl_errors()
+
+
+def forget_alarm(store: Store) -> None:
+    """Take out of a job's store by what the watchdogs of NCCL's groups call each other to dump, and to end."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if c10d.is_nccl_available():
+        with suppress(RuntimeError, NotImplementedError):  # a store of the script's own may not be able to
+            store.delete_key(_ALARM)
+
+
+def backends(groups: Iterable[Any]) -> list[Any]:
+    """Return those of these groups that are NCCL's."""
+    if not (torch.cuda.is_available() and c10d.is_nccl_available()):
+        return []
+    found = (_backend(group) for group in groups)
+    return [backend for backend in found if isinstance(backend, c10d.ProcessGroupNCCL)]
+
+
+def abort(groups: Iterable[Any]) -> int:
+    """Have the kernels of these groups end, from threads: one may wait for another's. Return how many groups it is."""
+    found = backends(groups)
+    for backend in found:
+        HiddenThread(partial(_abort, backend), "taskd-abort")
+    return len(found)
+
+
+class Verified:
+    """Holds a training to what its device has really done.
+
+    Args:
+        groups: the present process groups.
+        leave: raises what the training function is left by, if its groups are broken.
+    """
+
+    def __init__(self, groups: Callable[[], Iterable[Any]], leave: Callable[[], None]) -> None:
+        self._groups = groups
+        self._leave = leave
+        self._sent: list[int] = []
+        self._hook: Any = None
+
+    def begin(self) -> bool:
+        """Ask before each optimizer's step from now on, if there are groups of NCCL; whether there are."""
+        if self._hook is None and backends(self._groups()):
+            self._hook = register_optimizer_step_pre_hook(lambda *_: self.look())
+        return self._hook is not None
+
+    def end(self) -> None:
+        """Ask no more."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def look(self) -> None:
+        """Wait until all has come that this step has asked its peers for. Raises what `leave` does."""
+        sent = self._numbers()
+        torch.cuda.current_stream().synchronize()
+        self._sent = sent
+        self._leave()
+
+    def look_again(self) -> None:
+        """The same, if something was asked for since."""
+        if self._numbers() != self._sent:
+            self.look()
+
+    def _numbers(self) -> list[int]:
+        return [int(backend._get_sequence_number_for_group()) for backend in backends(self._groups())]
+
+
+def _backend(group: Any) -> Any:
+    try:
+        return group._get_backend(torch.device("cuda"))
+    except RuntimeError:  # it has none for that device
+        return None
+
+
+def _abort(backend: Any) -> None:
+    try:
+        backend.abort()
+    except RuntimeError as error:  # later than its own timeout: it goes on
+        _log.warning("a group of NCCL has not ended yet: %s", error)
+
+
+def _uses_taskd() -> bool:
+    """Whether the script has imported of taskd what keeps its training function going."""
+    taskd = sys.modules["taskd"]
+    if not _PUBLIC.isdisjoint(vars(taskd)) or any(name in sys.modules for name in _TRAINERS):
+        return True
+    others = [module for name, module in list(sys.modules.items()) if not name.startswith("taskd")]
+    return any(getattr(module, "taskd", None) is taskd for module in others if isinstance(module, ModuleType)) or any(
+        value is taskd for value in vars(sys.modules["__main__"]).values()
+    )

@@ -1,0 +1,1 @@
+"""Trainings on accelerators, killed: what only a device can show."""
