@@ -137,6 +137,50 @@ def test_a_fault_inside_a_closure(kind: Any) -> None:
         state.commit()
 
 
+def test_what_has_not_come_by_the_end_of_a_closure_changes_nothing() -> None:
+    """As where a device finds out late that a peer was lost."""
+    model = nn.Linear(2, 2)
+    state = TrainState(model=model, optimizer=torch.optim.AdamW(model.parameters()))
+    state._recovery.begin(JobRank(0))
+    lost = [False]
+
+    def verify() -> None:
+        if lost[0]:
+            raise Fault
+
+    def closure() -> Any:
+        loss = model(torch.ones(1, 2)).square().sum()
+        loss.backward()
+        return loss
+
+    state._recovery.undo.verify = verify
+    for _ in range(3):
+        state.optimizer.step(closure)
+        state.commit()
+    before = copy.deepcopy(model.state_dict()), copy.deepcopy(state.optimizer.state_dict())
+    lost[0] = True
+    with pytest.raises(Fault):
+        state.optimizer.step(closure)
+    assert state._recovery.condition() is Condition.CLEAN
+    assert same((model.state_dict(), state.optimizer.state_dict()), before)
+
+
+def test_a_commit_whose_results_have_not_come_counts_nothing() -> None:
+    """As where a scaler has left the step out, by what a broken collective has left behind."""
+    model = nn.Linear(2, 2)
+    state = TrainState(model=model, optimizer=torch.optim.AdamW(model.parameters()))
+    state._recovery.begin(JobRank(0))
+
+    def verify() -> None:
+        raise Fault
+
+    state._recovery.verify = verify
+    with pytest.raises(Fault):
+        state.commit()
+    assert state.step == 0
+    assert state._recovery.condition() is Condition.CLEAN
+
+
 class Perturbing(torch.optim.SGD):
     """Moves the parameters before it calls the closure, as sharpness-aware minimization does."""
 
