@@ -20,6 +20,13 @@ dist.init_process_group("gloo")
 print("handling", os.environ["{name}"], flush=True)
 dist.destroy_process_group()
 """
+LAZILY = """
+import importlib.util, sys, torch.distributed  # whose import looks into all modules
+spec = importlib.util.find_spec("late")
+spec.loader = importlib.util.LazyLoader(spec.loader)
+sys.modules["late"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["late"])
+"""
 
 
 @pytest.mark.parametrize(
@@ -37,15 +44,27 @@ dist.destroy_process_group()
 def test_the_watchdog_spares_who_uses_taskd(
     launcher: Launcher, run_dir: Path, imports: str, given: str | None, expected: str
 ) -> None:
+    assert f"handling {expected}\n" in told_by(launcher, run_dir, imports, given)
+
+
+def test_a_module_that_is_loaded_lazily_stays_unloaded(launcher: Launcher, run_dir: Path) -> None:
+    told = told_by(launcher, run_dir, LAZILY, None)
+    assert "handling 1\n" in told
+    assert "loaded" not in told
+
+
+def told_by(launcher: Launcher, run_dir: Path, imports: str, given: str | None) -> str:
+    """What a script with these imports says."""
     (run_dir / "helper.py").write_text("import taskd\n")
+    (run_dir / "late.py").write_text("print('loaded')\nimport taskd\n")
     script = run_dir / "script.py"
     script.write_text(SCRIPT.format(imports=imports, name=HANDLING))
     environment = {**no_outer_job(), HANDLING: given, "TASKD_PROCESS_ENABLE": "on", "TASKD_RUN_DIR": str(run_dir)}
     command = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", str(script)]
     status, told = launcher.run(command, env={**environment, "GLOO_SOCKET_IFNAME": "lo"})
     assert status == 0, told
-    assert f"handling {expected}\n" in told
     assert "could not prepare" not in told
+    return told
 
 
 def test_an_alarm_of_another_world_is_forgotten(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,12 @@ def _uses_taskd() -> bool:
     if not _PUBLIC.isdisjoint(vars(taskd)) or any(name in sys.modules for name in _TRAINERS):
         return True
     others = [module for name, module in list(sys.modules.items()) if not name.startswith("taskd")]
-    return any(getattr(module, "taskd", None) is taskd for module in others if isinstance(module, ModuleType)) or any(
+    return any(_names(module).get("taskd") is taskd for module in others) or any(
         value is taskd for value in vars(sys.modules["__main__"]).values()
     )
+
+
+def _names(module: object) -> dict[str, object]:
+    """What a module has, without asking it: one that is loaded lazily would be loaded."""
+    names: dict[str, object] = object.__getattribute__(module, "__dict__") if isinstance(module, ModuleType) else {}
+    return names
