@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ from taskd.runtime.system.hidden import HiddenThread
 
 _log = logging.getLogger(__name__)
 _ALARM: Final = "exception_dump"
+_OURS: Final = str(Path(__file__).parents[2])
 _PUBLIC: Final = frozenset({"TrainState", "resilient"})
 _TRAINERS: Final = tuple(
     f"taskd.{name}" for name in ("accelerate", "deepspeed", "hf", "lightning", "megatron", "titan")
@@ -125,7 +127,9 @@ def _abort(backend: Any) -> None:
 
 def _uses_taskd() -> bool:
     """Whether the script has imported of taskd what keeps its training function going."""
-    taskd = sys.modules["taskd"]
+    taskd = sys.modules.get("taskd")
+    if taskd is None or _OURS not in getattr(taskd, "__path__", ()):  # the user may have a folder of this name
+        return False
     if not _PUBLIC.isdisjoint(vars(taskd)) or any(name in sys.modules for name in _TRAINERS):
         return True
     others = [module for name, module in list(sys.modules.items()) if not name.startswith("taskd")]
