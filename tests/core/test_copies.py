@@ -60,6 +60,18 @@ def test_the_newest_step_is_the_one_that_all_have() -> None:
     assert (plan.target_step, plan.copied) == (2, 2)
 
 
+def test_first_copies_that_are_heard_of_with_a_death_count() -> None:
+    """All have them, and the rank that told its agent so has died before the manager heard of either."""
+    job = sharded()
+    first, job.copies = job.copies, None
+    job.all(Stage.TRAINING)
+    job.copies = first
+    job.kill(3)
+    plan = pause(job, [3])
+    assert plan is not None
+    assert plan.target_step == 4
+
+
 def test_a_rank_whose_own_copies_are_gone_gets_them_from_who_keeps_them() -> None:
     job = sharded(nodes=2, per_node=2)
     assert job.copies is not None

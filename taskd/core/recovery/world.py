@@ -105,12 +105,12 @@ class RankView:
         """Take in what was heard of it."""
         self.fell_in_set_up = status.stage in _GONE and self.starting
         self.status = status
-        if status.stage not in COOPERATIVE or status.incarnation != self.incarnation:
-            return
+        if status.incarnation != self.incarnation or not (status.backs_up or status.stage in COOPERATIVE):
+            return  # that it has copies it may have said right before its end: both are heard of at once
         known = self.replicas or Replica()  # a new process has no digests yet
         weights, row = status.weights or known.weights, status.row or known.row
         self.replicas = Replica(status.replicas, weights, status.backs_up, status.saved >= 0, row)
-        if status.stage is not Stage.FINISHED or status.at_s != self.released_at_s:
+        if status.stage in COOPERATIVE and (status.stage is not Stage.FINISHED or status.at_s != self.released_at_s):
             self.released_at_s = None  # it is inside another resilient function
 
     def order(self, rank: JobRank) -> RankOrder:

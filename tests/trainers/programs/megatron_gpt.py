@@ -4,7 +4,6 @@ MEGATRON names what is switched on: distributed, overlap, bf16, fp16, pipeline; 
 """
 
 import os
-import time
 import warnings
 from pathlib import Path
 
@@ -231,22 +230,12 @@ def save(step):
     diary.saw(f"saved {step}", diary.fingerprint(torch.load(place, weights_only=False)))
 
 
-def await_copies():
-    """As where a step takes longer than a copy: a kill finds copies of the step before."""
-    backups = None if PLAIN else state._recovery.backups
-    if backups is None:
-        return
-    from taskd.adaptors.training.keeping import NEVER
-    from taskd.adaptors.training.session import current
-
-    while backups.next == NEVER:
-        current().leave_wait()
-        time.sleep(0.001)
-
-
 def train():
     for step in range(state.step, STEPS):
-        await_copies()
+        if not PLAIN:
+            from tests.trainers.programs.copies import await_copies
+
+            await_copies()
         moments.at(step + 1)
         train_step(step)
         moment("commit")

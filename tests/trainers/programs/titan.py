@@ -65,6 +65,10 @@ class Watched(Trainer):
         self.checkpointer.save = saving
 
     def train_step(self, data_iterator):
+        if not moments.PLAIN:
+            from tests.trainers.programs.copies import await_copies
+
+            await_copies()
         moments.at(self.step)
         super().train_step(data_iterator)
 
