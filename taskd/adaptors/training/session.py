@@ -222,8 +222,7 @@ class Session:
         self._runtime = runtime
         self._link = runtime.link
         self.recovery = recovery
-        self._strays = Strays()
-        self._behind = BehindCommit()
+        self._strays, self._behind = Strays(), BehindCommit()
         self.backups = Backups(recovery, self._link, runtime.refusals)
         self.inside = False
         """The main thread is inside the function, and not in what comes between two calls of it."""
@@ -241,7 +240,8 @@ class Session:
             self._strays.stop()
             self.backups.close()
             self._runtime.verified.end()
-            self._runtime.session = self.recovery.on_commit = self.recovery.losses.tell = self.recovery.verify = None
+            self._runtime.session = self.recovery.on_commit = self.recovery.losses.tell = None
+            self.recovery.verify = self.recovery.undo.verify = None
 
     def _open(self) -> None:
         recovery, link = self.recovery, self._link

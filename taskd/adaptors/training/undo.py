@@ -42,8 +42,8 @@ class Undo:
         self._stepping = stepping
         self._commits = 0
         self._ran = self._exposed = self._closures = self._settled = False
-        self.verify: Callable[[], None] = _nothing
-        """Waits until what a closure's collectives gave is there."""
+        self.verify: Callable[[], None] | None = None
+        """Waits until what a closure's collectives gave is there; None: it is at once."""
         self._begun: dict[int, _Closure | list[int]] = {}  # of each optimizer the newest step with a closure
         self._live: list[torch.Tensor] = []
         self._copies: list[torch.Tensor] = []
@@ -177,7 +177,7 @@ class _Closure:
     """That of one step of an optimizer, which calls it before it changes anything."""
 
     def __init__(
-        self, closure: Callable[[], Any], optimizer: torch.optim.Optimizer, verify: Callable[[], None]
+        self, closure: Callable[[], Any], optimizer: torch.optim.Optimizer, verify: Callable[[], None] | None
     ) -> None:
         self._closure = closure
         self._verify = verify
@@ -187,7 +187,8 @@ class _Closure:
 
     def __call__(self) -> Any:
         result = self._closure()
-        self._verify()
+        if self._verify is not None:
+            self._verify()
         self._returned = True
         return result
 
@@ -195,10 +196,6 @@ class _Closure:
     def stands(self) -> bool:
         """Whether nothing was changed: it has not returned, nor has another hook changed the parameters before."""
         return not self._returned and self._first._version == self._version
-
-
-def _nothing() -> None:
-    """Nothing."""
 
 
 @cache

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from tests.scripts import diary
 from tests.trainers.programs import megatron_on_cpu, moments
+from tests.trainers.programs.copies import await_copies
 from tests.trainers.programs.moments import PLAIN, moment
 
 warnings.filterwarnings("ignore")
@@ -232,10 +233,7 @@ def save(step):
 
 def train():
     for step in range(state.step, STEPS):
-        if not PLAIN:
-            from tests.trainers.programs.copies import await_copies
-
-            await_copies()
+        await_copies()
         moments.at(step + 1)
         train_step(step)
         moment("commit")

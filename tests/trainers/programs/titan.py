@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.scripts import diary
 from tests.trainers.programs import moments
+from tests.trainers.programs.copies import await_copies
 
 CASE = os.environ.get("TITAN_CASE", "fsdp")
 SIZE, STEPS = 24, 14
@@ -65,10 +66,7 @@ class Watched(Trainer):
         self.checkpointer.save = saving
 
     def train_step(self, data_iterator):
-        if not moments.PLAIN:
-            from tests.trainers.programs.copies import await_copies
-
-            await_copies()
+        await_copies()
         moments.at(self.step)
         super().train_step(data_iterator)
 
