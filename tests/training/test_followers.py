@@ -315,14 +315,21 @@ def test_a_scaler_that_is_updated_behind_the_commit_hinders_nothing() -> None:
 
 def test_gradients_that_were_dropped_are_unscaled_anew() -> None:
     state = make(scaler=lambda _: torch.amp.GradScaler("cpu", init_scale=64.0))
-    for _ in range(3):
+
+    def begin_step() -> None:
         state.optimizer.zero_grad()
         state.scaler.scale(state.model(torch.ones(2, 3)).square().mean()).backward()
         state.scaler.unscale_(state.optimizer)
+
+    for _ in range(3):
+        begin_step()
+        gradient = state.model.weight.grad.clone()
         assert state._recovery.condition() is Condition.CLEAN
         state._recovery.rollback()
         state._recovery.drop_step()
-        scaled_step(state, infinite=False)
+        begin_step()
+        assert torch.equal(state.model.weight.grad, gradient)
+        state.scaler.step(state.optimizer)
         state.scaler.update()
         state.commit()
     assert state.step == 3
