@@ -1,12 +1,14 @@
-"""The figures that pages state: each stands once, in `figures.json`, with the command that measures it.
+"""Measured figures of the pages: each stands once, in `figures.json`, with the command that measures it.
 
 Rules:
 
 1. A page has `<!-- figure:NAME -->0.080 s<!-- /figure -->` on one line. `scripts/make-docs.py` writes what is between
    the marks, and with `--check` fails where it differs.
-2. `python -m benchmarks.record COMMAND` measures anew. Nobody edits a value by hand.
+2. `scripts/figures.sh --record` and `python -m benchmarks.record COMMAND` measure anew. Nobody edits a value by hand.
+3. A bar is edited by hand, and only to make it stricter.
 """
 
+import enum
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -20,7 +22,7 @@ FILE: Final = ROOT / "benchmarks" / "figures.json"
 _BEGIN, _END = "<!-- figure:", "<!-- /figure -->"
 _MARKED: Final = re.compile(rf"({_BEGIN}([\w-]+) -->)(.*?)({_END})")
 _OWN_DIGITS: Final = 3
-"""What has so many, and a sign or unit beside them, no page has by chance."""
+"""Digits of a text that, with a sign or unit, stands on no page by chance."""
 Value = int | float | list[int | float]
 
 
@@ -28,57 +30,94 @@ class FigureError(Exception):
     """A page or a command names what `figures.json` does not have, or a result lacks what it needs."""
 
 
-class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One figure. `key` leads to it in the last line of its command, `/` between levels. Of a list its bounds count."""
+class Better(enum.Enum):
+    """Direction in which a figure improves."""
+
+    LOWER = "lower"
+    HIGHER = "higher"
+
+
+class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One figure of a command's last line.
+
+    `key` is its path there, with `/` between levels. A list stands for an interval: its bounds count. `bar` is the
+    worst acceptable value. `samples` is the path of the single measurements behind the value; their range is the
+    figure's `spread`, recorded with the value. A figure that is `full_only` is not in the output of the quick command.
+    """
 
     name: str
     key: str
     value: Value
     unit: str
     digits: int
+    better: Better | None = None
+    bar: float | None = None
+    samples: str = ""
+    spread: float | None = None
+    full_only: bool = False
 
     @property
     def text(self) -> str:
-        """As the pages have it."""
-        values = self.value if isinstance(self.value, list) else [self.value]
-        bounds = dict.fromkeys(self._number(value) for value in (min(values), max(values)))
+        """Value and unit as the pages show them."""
+        return self.shown(self.value)
+
+    def shown(self, value: Value) -> str:
+        """Return a value of this figure as the pages show it."""
+        bounds = dict.fromkeys(self._number(bound) for bound in (min(ends(value)), max(ends(value))))
         return " to ".join(bounds) + (f" {self.unit}" if self.unit else "")
 
     @property
     def is_telling(self) -> bool:
-        """Whether nothing else can be meant by its text."""
+        """Whether its text is too specific to stand on a page by chance."""
         return len(re.sub(r"\D", "", self.text)) >= _OWN_DIGITS and not re.fullmatch(r"[\d.]*", self.text)
+
+    def measured(self, result: object) -> "Figure":
+        """Return this figure with the value and the spread of another result. Raise `FigureError` if it lacks them."""
+        value = _value(result, self.name, self.key)
+        samples = ends(_value(result, self.name, self.samples)) if self.samples else []
+        spread = max(samples) - min(samples) if len(samples) > 1 else None
+        return msgspec.structs.replace(self, value=value, spread=spread)
 
     def _number(self, value: float) -> str:
         return f"{value * (100 if self.unit == '%' else 1):,.{self.digits}f}"
 
 
 class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A command, when and where it was run, and the figures of its last line that pages state."""
+    """A command with the figures of its last line, and when, where and at which commit it was run.
+
+    `quick` is the same command with fewer pairs. A command that has one is a headline.
+    """
 
     command: str
+    quick: str
     date: str
     machine: str
+    commit: str
     figures: list[Figure]
 
-    def of(self, result: object, date: str, machine: str) -> "Run":
-        """The same figures of another result. Raises `FigureError`."""
-        figures = [msgspec.structs.replace(one, value=_value(result, one)) for one in self.figures]
-        return Run(self.command, date, machine, figures)
+    def measured(self, result: object, date: str, machine: str, commit: str) -> "Run":
+        """Return this run with the figures of another result. Raise `FigureError` if it lacks one."""
+        figures = [figure.measured(result) for figure in self.figures]
+        return msgspec.structs.replace(self, date=date, machine=machine, commit=commit, figures=figures)
 
 
-def _value(result: object, figure: Figure) -> Value:
+def ends(value: Value) -> list[int | float]:
+    """Return the numbers of a value, one or several."""
+    return value if isinstance(value, list) else [value]
+
+
+def _value(result: object, name: str, key: str) -> Value:
     found = result
-    for step in figure.key.split("/"):
+    for step in key.split("/"):
         found = found.get(step) if isinstance(found, dict) else None
     numbers = found if isinstance(found, list) and found else [found]
     if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers):
-        raise FigureError(f"{figure.name}: found {found!r} at {figure.key!r} of the result, expected a number")
-    return found  # type: ignore[return-value]  # it has just been looked at
+        raise FigureError(f"{name}: found {found!r} at {key!r} of the result, expected a number")
+    return found  # type: ignore[return-value]  # checked above
 
 
 def read_runs(path: Path = FILE) -> list[Run]:
-    """What is recorded. Raises `FigureError` for a name that stands there twice."""
+    """Return all recorded runs. Raise `FigureError` if two figures have one name."""
     runs = msgspec.json.decode(path.read_bytes(), type=list[Run])
     names = [figure.name for run in runs for figure in run.figures]
     twice = {name for name in names if names.count(name) > 1}
@@ -93,7 +132,7 @@ def write_runs(runs: Iterable[Run], path: Path = FILE) -> None:
 
 
 def _lines(run: Run) -> str:
-    head = [f'    "{name}": {_json(getattr(run, name))},' for name in ("command", "date", "machine")]
+    head = [f'    "{name}": {_json(getattr(run, name))},' for name in ("command", "quick", "date", "machine", "commit")]
     figures = ",\n".join(f"      {_json(msgspec.to_builtins(figure))}" for figure in run.figures)
     return "\n".join(["  {", *head, '    "figures": [', figures, "    ]", "  }"])
 

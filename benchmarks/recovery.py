@@ -16,7 +16,8 @@ through a pidfd, the group destroyed and made anew on a known store that the par
 agent, no manager, no set-up of a script, no transfer of state (see `floor.py`).
 
 The last line has the medians: `ratio` is stock over taskd, `phases_ms` are taskd's own from its journal (`detect` is
-the time from the kill to the manager's knowledge). `pause` and `replace` run side by side.
+the time from the kill to the manager's knowledge). `pause` and `replace` run side by side. `--stock-pairs` leaves
+stock torchrun out of the later pairs, or of all (0). `--bound` makes the exit status 1 if `over_floor` is above it.
 
 `--stock-defaults` leaves torchrun as it comes and counts how many jobs went on after their first restart; taskd is
 given the same command.
@@ -36,6 +37,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.floor import floor_s
 from benchmarks.job import (
@@ -117,53 +119,57 @@ def await_resumed(job: Job, logs: StepLogs, victim: int, dead: int, killed_s: fl
 
 
 def compare(directory: Path, args: argparse.Namespace, chance: random.Random) -> None:
-    """`--pairs` times stock, taskd and floor; prints each, and the medians in the last line."""
-    stock, ours, floors = [], [], []
+    """Measure stock, taskd and floor `--pairs` times; print each, and the medians in the last line."""
+    stock: list[Fault] = []
+    ours, floors = [], []
     for pair in range(args.pairs):
-        stock.append(measure_stock(fresh(directory, f"stock-{pair}"), args, chance))
+        beside = pair < args.stock_pairs
+        if beside:
+            stock.append(measure_stock(fresh(directory, f"stock-{pair}"), args, chance))
         ours.append(measure_taskd(fresh(directory, f"taskd-{pair}"), args, chance))
         floors.append(floor_s(directory / f"floor-{pair}", args.ranks, args.step_ms, chance))
         entry = {
             "pair": pair,
-            "torchrun_s": round(stock[-1].recovery_s, 4),
+            **({"torchrun_s": round(stock[-1].recovery_s, 4)} if beside else {}),
             "taskd_s": round(ours[-1].recovery_s, 4),
             "floor_s": round(floors[-1], 4),
-            "ranks": [stock[-1].rank, ours[-1].rank],
+            "rank": ours[-1].rank,
             "phases_ms": ours[-1].phases_ms,
         }
-        say(
-            args.json,
-            entry,
-            f"pair {pair}: torchrun {stock[-1].recovery_s:.2f} s, taskd {ours[-1].recovery_s:.3f} s, "
-            f"floor {floors[-1]:.3f} s; taskd's ms: {dict(ours[-1].phases_ms)}",
-        )
+        stock_s = f"torchrun {stock[-1].recovery_s:.2f} s, " if beside else ""
+        times = f"{stock_s}taskd {ours[-1].recovery_s:.3f} s, floor {floors[-1]:.3f} s"
+        say(args.json, entry, f"pair {pair}: {times}; taskd's ms: {dict(ours[-1].phases_ms)}")
     result = summary(stock, ours, floors)
-    say(
-        args.json,
-        result,
-        f"medians: torchrun {result['torchrun_s']} s, taskd {result['taskd_s']} s, floor {result['floor_s']} s; "
-        f"{result['ratio']} times faster, {result['over_floor']} times the floor",
-    )
+    beside_s = f"torchrun {result['torchrun_s']} s ({result['ratio']} times), " if stock else ""
+    text = f"{beside_s}taskd {result['taskd_s']} s, floor {result['floor_s']} s; {result['over_floor']} times the floor"
+    say(args.json, result, f"medians: {text}")
+    if args.bound is not None and result["over_floor"] > args.bound:
+        raise BenchmarkError(f"found {result['over_floor']} times the floor, expected at most {args.bound:g}")
 
 
-def summary(stock: list[Fault], ours: list[Fault], floors: list[float]) -> dict[str, object]:
-    """The last line of the comparison."""
-    torchrun_s = statistics.median(fault.recovery_s for fault in stock)
+def summary(stock: list[Fault], ours: list[Fault], floors: list[float]) -> dict[str, Any]:
+    """Return the last line of the comparison; without stock's part if there is none."""
     taskd_s = statistics.median(fault.recovery_s for fault in ours)
     floor = statistics.median(floors)
     names = list(ours[0].phases_ms)
-    phases_ms = {name: round(statistics.median(fault.phases_ms[name] for fault in ours), 1) for name in names}
+    result: dict[str, Any] = {}
+    if stock:
+        torchrun_s = statistics.median(fault.recovery_s for fault in stock)
+        result = {
+            "ratio": round(torchrun_s / taskd_s, 1),
+            "torchrun_s": round(torchrun_s, 4),
+            "torchrun_all_s": [round(fault.recovery_s, 3) for fault in stock],
+        }
     return {
-        "ratio": round(torchrun_s / taskd_s, 1),
+        **result,
         "taskd_s": round(taskd_s, 4),
-        "torchrun_s": round(torchrun_s, 4),
         "floor_s": round(floor, 4),
         "over_floor": round(taskd_s / floor, 2),
-        "phases_ms": phases_ms,
-        "pairs": len(stock),
-        "torchrun_all_s": [round(fault.recovery_s, 3) for fault in stock],
+        "phases_ms": {name: round(statistics.median(fault.phases_ms[name] for fault in ours), 1) for name in names},
+        "pairs": len(ours),
         "taskd_all_s": [round(fault.recovery_s, 3) for fault in ours],
         "floor_all_s": [round(seconds, 3) for seconds in floors],
+        "over_floor_all": [round(one.recovery_s / bare, 2) for one, bare in zip(ours, floors, strict=True)],
     }
 
 
@@ -210,6 +216,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, help="how often stock and taskd in turn (default 5, with --nodes 2)")
+    parser.add_argument("--stock-pairs", type=int, help="pairs in which stock torchrun is measured too (default: all)")
+    parser.add_argument("--bound", type=float, help="exit with 1 if a recovery takes more than this times the floor")
     parser.add_argument("--stock-defaults", action="store_true", help="count first restarts that worked instead")
     parser.add_argument("--runs", type=int, default=20, help="of --stock-defaults (default 20)")
     parser.add_argument("--nodes", type=int, help="kill one of so many nodes instead, one rank each (needs root)")
@@ -234,6 +242,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"found --ranks {args.ranks}, expected at least 2: one of them is killed")
     args.ranks = args.ranks or (4 if args.rss_gib is None else max(2, min(4, len(os.sched_getaffinity(0)))))
     args.pairs = args.pairs or (5 if args.nodes is None else 2)
+    args.stock_pairs = args.pairs if args.stock_pairs is None else args.stock_pairs
     args.limit_s = args.limit_s or (40 if args.nodes is None else 120)
     args.stock_nnodes = args.stock_nnodes or str(args.nodes)
     return args

@@ -1,5 +1,5 @@
 """Writes docs/configuration.md from the table of settings, the diagrams in ARCHITECTURE.md from the core's tables, and
-the figures of all pages from benchmarks/figures.json.
+the figures of all pages, with the table of benchmarks/README.md, from benchmarks/figures.json.
 
 With --check it writes nothing and fails if a page is not up to date.
 
@@ -14,10 +14,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGURATION = ROOT / "docs" / "configuration.md"
 ARCHITECTURE = ROOT / "ARCHITECTURE.md"
+BENCHMARKS = ROOT / "benchmarks" / "README.md"
 BEGIN, END = "<!-- diagrams: written by scripts/make-docs.py -->\n", "<!-- end of diagrams -->\n"
+BEGIN_BARS, END_BARS = "<!-- bars: written by scripts/make-docs.py -->\n", "<!-- end of bars -->\n"
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.figures import Figure, FigureError, by_name, pages, read_runs, rendered  # noqa: E402
+from benchmarks.figures import Better, Figure, FigureError, Run, by_name, pages, read_runs, rendered  # noqa: E402
 from taskd.config.schema import Reader, Setting  # noqa: E402
 from taskd.config.settings import SETTINGS  # noqa: E402
 from taskd.core.diagrams import MACHINES, mermaid  # noqa: E402
@@ -36,15 +38,35 @@ WORKER_NOTE = "\nNothing here is for users to set.\n"
 
 
 def architecture() -> str:
-    """ARCHITECTURE.md with its diagrams drawn anew."""
-    before, _, rest = ARCHITECTURE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    if not after:
-        raise SystemExit(
-            f"{ARCHITECTURE.name} lacks the lines {BEGIN.strip()!r} and {END.strip()!r}, between which diagrams go"
-        )
+    """Return ARCHITECTURE.md with its diagrams drawn anew."""
     drawn = "".join(f"\n**{machine.name}**\n\n```mermaid\n{mermaid(machine)}```\n" for machine in MACHINES)
-    return f"{before}{BEGIN}{drawn}\n{END}{after}"
+    return _replaced(ARCHITECTURE, BEGIN, f"{drawn}\n", END)
+
+
+def benchmarks(runs: list[Run]) -> str:
+    """Return benchmarks/README.md with the table of headline figures."""
+    lines = [_line(["figure", "bar", "stated", "measured", "at", "by"]), _line(["---"] * 6)]
+    for run in (run for run in runs if run.quick):
+        for figure in run.figures:
+            stated = f"<!-- figure:{figure.name} -->{figure.text}<!-- /figure -->"
+            lines.append(_line([figure.name, _bar(figure), stated, run.date, run.commit or "-", _code(run.command)]))
+    return _replaced(BENCHMARKS, BEGIN_BARS, "".join(lines), END_BARS)
+
+
+def _bar(figure: Figure) -> str:
+    if figure.bar is None:
+        return "-"
+    return f"{'≤' if figure.better is Better.LOWER else '≥'} {figure.shown(figure.bar)}"
+
+
+def _replaced(path: Path, begin: str, part: str, end: str) -> str:
+    before, _, rest = path.read_text(encoding="utf-8").partition(begin)
+    _, _, after = rest.partition(end)
+    if end not in rest:
+        raise SystemExit(
+            f"{path.name} lacks the lines {begin.strip()!r} and {end.strip()!r}, between which it is written"
+        )
+    return f"{before}{begin}{part}{end}{after}"
 
 
 def configuration() -> str:
@@ -55,8 +77,9 @@ def configuration() -> str:
 def written() -> dict[Path, str]:
     """What each page of which a part is written has to be."""
     texts = {path: path.read_text(encoding="utf-8") for path in pages()}
-    texts |= {CONFIGURATION: configuration(), ARCHITECTURE: architecture()}
-    figures = by_name(read_runs())
+    runs = read_runs()
+    texts |= {CONFIGURATION: configuration(), ARCHITECTURE: architecture(), BENCHMARKS: benchmarks(runs)}
+    figures = by_name(runs)
     return {path: _with_figures(path, text, figures) for path, text in texts.items()}
 
 

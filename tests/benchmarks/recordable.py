@@ -6,4 +6,4 @@ from benchmarks.figures import read_runs
 def recordable(command: str, last: object) -> None:
     """Fails if a figure of this command is not in the last line."""
     (run,) = [run for run in read_runs() if run.command == command]
-    run.of(last, run.date, run.machine)
+    run.measured(last, run.date, run.machine, run.commit)

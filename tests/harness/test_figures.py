@@ -21,7 +21,7 @@ from benchmarks.figures import (
     unmarked,
     write_runs,
 )
-from benchmarks.record import record
+from benchmarks.record import commit, record
 
 FIGURES = by_name(read_runs())
 SPEED = Figure("speed", "taskd/s", 0.25, "s", 3)
@@ -92,7 +92,8 @@ def prints(text: str, status: int = 0) -> str:
 
 def recorded(tmp_path: Path, command: str) -> Path:
     path = tmp_path / "figures.json"
-    write_runs([Run("another", "2026-01-01", "here", []), Run(command, "2026-01-01", "here", [SPEED])], path)
+    old = ("", "2026-01-01", "here", "0abc")
+    write_runs([Run("another", *old, []), Run(command, *old, [SPEED])], path)
     return path
 
 
@@ -101,7 +102,8 @@ def test_a_command_is_measured_and_recorded(tmp_path: Path) -> None:
     path = recorded(tmp_path, command)
     assert [figure.text for figure in record(command, "there", path).figures] == ["0.500 to 0.750 s"]
     other, run = read_runs(path)
-    assert (other.date, other.machine) == ("2026-01-01", "here")
+    assert (other.date, other.machine, other.commit) == ("2026-01-01", "here", "0abc")
+    assert run.commit == commit()
     assert (run.machine, run.figures[0].value) == ("there", [0.5, 0.75])
     assert run.date > "2026-01-01"
 
@@ -129,6 +131,7 @@ def test_a_command_that_is_not_known(tmp_path: Path) -> None:
 
 
 def test_a_name_that_stands_there_twice(tmp_path: Path) -> None:
-    write_runs([Run("one", "", "", [SPEED]), Run("two", "", "", [SPEED])], tmp_path / "figures.json")
+    none = ("", "", "", "")
+    write_runs([Run("one", *none, [SPEED]), Run("two", *none, [SPEED])], tmp_path / "figures.json")
     with pytest.raises(FigureError, match="found speed more than once"):
         read_runs(tmp_path / "figures.json")
