@@ -1,13 +1,61 @@
-"""The objects of some kinds that there are in this process, whoever holds them, and kinds that may not be there."""
+"""The living objects of some kinds in this process, whoever holds them, and kinds that may not be there.
 
+Rules:
+
+1. Nothing here depends on the size of the user's heap: each object of a known kind is recorded weakly as it is made.
+2. `__new__` records it. So a copy and an unpickled object are recorded too, and no frame of taskd stands around a
+   constructor: its warnings keep their line.
+3. A kind is watched from the end of its module's first import on. No module is imported for it.
+4. A process without taskd watches nothing. There the objects are searched for, once, as the training begins.
+"""
+
+import functools
 import gc
+import itertools
 import sys
-from typing import Any
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Final
+
+from taskd.adaptors.torchrun.imports import after_import
+
+WATCHED: Final = (
+    ("torch.optim.optimizer", "Optimizer"),
+    ("torch.optim.lr_scheduler", "LRScheduler"),
+    ("torch.optim.swa_utils", "AveragedModel"),
+    ("torch.amp.grad_scaler", "GradScaler"),
+    ("torch.distributed.device_mesh", "DeviceMesh"),
+    ("torch._dynamo.eval_frame", "OptimizedModule"),
+    ("torch.distributed.pipelining.stage", "_PipelineStageBase"),
+    ("torch.distributed.pipelining.schedules", "_PipelineSchedule"),
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"),
+    ("torch.distributed.algorithms.model_averaging.averagers", "ModelAverager"),
+    ("deepspeed.runtime.engine", "DeepSpeedEngine"),
+)
+"""Module and class of each kind that `instances` may be asked for."""
+
+_made: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
+"""By their numbers: an object may have no hash before its constructor has run."""
+_numbers = itertools.count()
+_watching = False
+
+
+def watch() -> None:
+    """Record every object of the watched kinds from now on. Later calls in the same process change nothing."""
+    global _watching  # noqa: PLW0603 - one per process
+    if not _watching:
+        _watching = True
+        for module, name in WATCHED:
+            after_import(module, functools.partial(_record, name))
 
 
 def instances(*kinds: type) -> list[Any]:
-    """Return them, subclasses' too, each once. By their types: proxies that pose as such an object are left alone."""
-    everything = gc.get_objects()
+    """Return the living objects of these watched kinds, subclasses' too, in the order of their making.
+
+    An object is recognised by its type: a proxy that poses as an instance is left alone.
+    """
+    everything = list(_made.values()) if _watching else gc.get_objects()
     wanted = {kind for kind in set(map(type, everything)) if issubclass(kind, kinds)}
     return [one for one in everything if type(one) in wanted]
 
@@ -16,3 +64,27 @@ def imported(module: str, name: str) -> type | None:
     """Return that class of a module, if anybody has imported it: nothing is imported to recognise an object."""
     found = getattr(sys.modules.get(module), name, None)
     return found if isinstance(found, type) else None
+
+
+def _record(name: str, module: ModuleType) -> None:
+    """Have the class of this name record what is made of it."""
+    kind: Any = getattr(module, name, None)
+    if not isinstance(kind, type):
+        return
+    fields: dict[str, Any] = dict(vars(kind))
+    own, constructor = fields.get("__new__"), getattr(kind, "__init__")  # noqa: B009  # unsound to mypy
+
+    @functools.wraps(constructor)  # `inspect.signature` of the class goes on to show its constructor's
+    def make(cls: type[Any], *args: Any, **options: Any) -> Any:
+        new = own.__get__(None, cls) if own is not None else _next_new(kind, cls)
+        one = new(cls) if new is object.__new__ else new(cls, *args, **options)
+        _made[next(_numbers)] = one
+        return one
+
+    setattr(kind, "__new__", staticmethod(make))  # noqa: B010  # refused by mypy as an assignment
+
+
+def _next_new(kind: Any, cls: type) -> Callable[..., Any]:
+    """Return the `__new__` that comes after that of `kind` for an object of `cls`."""
+    found: Callable[..., Any] = super(kind, cls).__new__
+    return found

@@ -127,7 +127,7 @@ def find_rows(things: Sequence[Sharded], of_model: Collection[str], size: int) -
     """
     module = sys.modules.get("torch.distributed.device_mesh")
     if module is None or not (things or meshes_ask()):
-        return None  # without a look at all objects, which takes as long as a recovery
+        return None
     if not size:
         return "a mesh keeps its numbers, and this one was made in a world of fewer ranks than the job has"
     cutting = [thing for thing in things if thing.cut or thing.group is not None]

@@ -31,7 +31,7 @@ import torch.distributed.nn.functional  # binds WORLD as default argument when i
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
-from taskd.adaptors.groups import lone, nccl, unstick
+from taskd.adaptors.groups import instances, lone, nccl, unstick
 from taskd.adaptors.groups.batches import send_batches_to_inner
 from taskd.adaptors.groups.calls import GroupCall, compare, strangers
 from taskd.adaptors.groups.handle import GroupHandle, named
@@ -108,6 +108,7 @@ class GroupWorld:
         GroupWorld._installed = self
         self._first = slots
         watch()
+        instances.watch()
         send_batches_to_inner()
         self._splits.install()
         MESH.find().use(named)

@@ -26,9 +26,13 @@ class _KnownWrapper:
     line: str
     inside: bool
     """Made while the resilient function ran."""
+    number: int
+    """Its place among those made inside, or among those made outside, whether they live or not."""
 
 
 _made: list[_KnownWrapper] = []
+_counts = {False: 0, True: 0}
+"""How many were made outside and inside."""
 _watching = False
 _inside = False
 
@@ -74,12 +78,20 @@ def made_inside(wrapper: DistributedDataParallel) -> bool:
     return any(known.inside for known in _made if known.wrapper() is wrapper)
 
 
+def places() -> tuple[int, dict[int, DistributedDataParallel]]:
+    """Return how many wrappers were made outside, and those of them that live, by their places among them."""
+    return _counts[False], {
+        known.number: wrapper for known in _made if not known.inside and (wrapper := known.wrapper()) is not None
+    }
+
+
 def _knowing(make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make)
     def made(self: DistributedDataParallel, *args: Any, **options: Any) -> Any:
         result = make(self, *args, **options)
         if all(known.wrapper() is not self for known in _made):
-            _made.append(_KnownWrapper(weakref.ref(self), script_line(), _inside))
+            _made.append(_KnownWrapper(weakref.ref(self), script_line(), _inside, _counts[_inside]))
+            _counts[_inside] += 1
         return result
 
     return made

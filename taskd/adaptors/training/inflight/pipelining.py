@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from taskd.adaptors.groups.instances import imported, instances
+from taskd.adaptors.training.parts.parts import Parts
 
 _STAGE: Final = ("torch.distributed.pipelining.stage", "_PipelineStageBase")
 _SCHEDULE: Final = ("torch.distributed.pipelining.schedules", "_PipelineSchedule")
@@ -29,6 +30,17 @@ _CHUNKS: Final = ("fwd_cache", "bwd_cache", "backward_state", "dw_runner")
 def stages() -> list[Any]:
     """The stages of this process."""
     return _living(*_STAGE)
+
+
+def stages_of(parts: Parts) -> list[Any]:
+    """Return the stages that a state has: another one was dropped by the script, or is refused."""
+    known = {id(parameter) for module in parts.modules for parameter in module.parameters()}
+    found = []
+    for stage in stages():
+        own = [id(parameter) for parameter in stage.submod.parameters()]
+        if not own or not known.isdisjoint(own):
+            found.append(stage)
+    return found
 
 
 def drop_step() -> None:

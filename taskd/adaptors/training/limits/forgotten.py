@@ -1,7 +1,7 @@
 """Schedulers, optimizers, scalers and averages that belong to the training, and that the state was not given.
 
 A new process would train on with those of its set-up, and a step that is done again would move them twice. They are
-found among all objects of the process, as the training function is entered.
+found among the objects of their kinds, as the training function is entered.
 """
 
 from collections.abc import Iterator

@@ -85,26 +85,33 @@ def matters(
 ) -> list[Matter]:
     """All that stands in the way in this process, as the training function is about to be called.
 
-    A process that `joins` does not look for what was forgotten: where something was, none is taken in. With `backs_up`,
-    what no other rank has comes from copies.
+    A process that `joins` does not look for what its set-up has made or forgotten. Its predecessor has looked at the
+    same place of the script, and where it found something, no newcomer is taken in. With `backs_up`, what no other rank
+    has comes from copies.
 
     `unkept` are the collectives of the set-up that a new process cannot be given the results of.
     """
-    found = _of_wrappers(parts)
-    if found:
-        gc.collect()  # it may be of a wrapper that the script has dropped
-        found = _of_wrappers(parts)
+    found = [] if joins else _of_set_up(parts)
     found.extend(_of_parts(parts))
-    found.extend(_of_stages(parts))
     found.extend(() if backs_up else alone(parts))
-    found.extend(() if joins else _of_forgotten(parts))
-    found.extend(() if joins else of_process(parts))
     kept = storages(_tensors(parts)) if unkept else frozenset()
     for result in unkept:
         if not result.storages or not result.storages <= kept:
             remedy = "Let each rank compute it, or share less than 64 KiB in one call."
             found.append(Matter(f"a new process cannot be given what {result.text}", remedy))
     return found
+
+
+def _of_set_up(parts: Parts) -> list[Matter]:
+    """What the set-up has made that does not belong to the state. Garbage does not count.
+
+    To collect that takes as long as the heap is large, which no recovery may wait for: so newcomers never come here.
+    """
+    found = [*_of_wrappers(parts), *_of_stages(parts), *_of_forgotten(parts)]
+    if found:
+        gc.collect()
+        found = [*_of_wrappers(parts), *_of_stages(parts), *_of_forgotten(parts)]
+    return [*found, *of_process(parts)]
 
 
 def tell_inexact(parts: Parts) -> None:
@@ -244,7 +251,8 @@ def alone(parts: Parts) -> Iterator[Matter]:
                 "Load your own checkpoint at the start. With a replica a new process gets it from there.",
             )
 
-    for stage in () if IN_PIPELINES.misfit() else pipelining.stages():
+    stages = pipelining.stages_of(parts)
+    for stage in stages if stages and not IN_PIPELINES.misfit() else ():
         if dist.get_world_size() <= stage.group_size:
             yield Matter(
                 f"stage {stage.stage_index} of the pipeline of the resilient function entered at {script_line()} is on "
@@ -274,10 +282,6 @@ def _of_stages(parts: Parts) -> Iterator[Matter]:
     if IN_PIPELINES.misfit():
         yield Matter(IN_PIPELINES.misfit(), "torch 2.13 fits.", no_rebuild=True)
         return
-    if any(_missing(stage.submod, parts) for stage in stages):
-        del stages
-        gc.collect()  # it may be one that the script has dropped
-        stages = pipelining.stages()
     for stage in stages:
         name = f"stage {stage.stage_index} of the pipeline of the resilient function entered at {script_line()}"
         missing = len(_missing(stage.submod, parts))
@@ -289,12 +293,10 @@ def _of_stages(parts: Parts) -> Iterator[Matter]:
 
 
 def _of_forgotten(parts: Parts) -> Iterator[Matter]:
-    if forgotten(parts):
-        gc.collect()  # the script may have dropped it
-        for kind in sorted({type(one).__name__ for one in forgotten(parts)}):
-            yield Matter(
-                f"the TrainState made at {parts.made_at} was not given the {kind} of its training",
-                "Pass it to TrainState by keyword, as all others, or drop it if nothing uses it: a "
-                "new process would train on with that of its set-up.",
-                no_rebuild=True,
-            )
+    for kind in sorted({type(one).__name__ for one in forgotten(parts)}):
+        yield Matter(
+            f"the TrainState made at {parts.made_at} was not given the {kind} of its training",
+            "Pass it to TrainState by keyword, as all others, or drop it if nothing uses it: a "
+            "new process would train on with that of its set-up.",
+            no_rebuild=True,
+        )

@@ -9,11 +9,13 @@ Rules:
 3. Number, order, parameters and groups are compared over the default group: ranks that would meet in different groups
    wait for one another without end. Then one collective over each other group of a wrapper proves what was compared.
 4. What differs is of the script, and differs in every new world: it is refused, and all processes start anew.
+5. A wrapper that the script has dropped may live on in a cycle of references, here and not there. Nothing is collected
+   to find that out, which would take as long as the heap is large. All ranks have made the same wrappers outside: one
+   that some rank has no more is used by none, and takes no part. If it is used all the same, it is refused (rule 2).
 """
 
-import gc
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.groups.gathering import gather, number_of
 from taskd.adaptors.groups.lone import communicating
-from taskd.adaptors.groups.wrappers import line_of, made_inside
+from taskd.adaptors.groups.wrappers import line_of, made_inside, places
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.errors import RefusedError
 from taskd.wire.messages import Condition
@@ -37,21 +39,22 @@ def taking_part(recovery: StateRecovery, refuse: Refuse) -> list[DistributedData
     """
     empty = recovery.condition() is Condition.EMPTY
     table = _table(recovery, empty)
-    if len({row[0] for row in table}) > 1 or len({row[1] for row in table}) > 1:
-        gc.collect()  # what a script has dropped may live on in a cycle, here and not there
+    if len({row.living for row in table}) > 1 and len({row.made for row in table}) == 1:
+        _leave_out_dropped(table[0].made, refuse)
         table = _table(recovery, empty)
-    wrappers, models = _current(recovery), _ALL
-    if any(row[2] for row in table) or len({row[1] for row in table}) > 1:
+    wrappers, whole = _current(recovery), True
+    if any(row.empty for row in table) or len({row.inside for row in table}) > 1:
         for wrapper in filter(made_inside, wrappers):
-            point(wrapper, OutdatedGroup(line_of(wrapper), refuse))
-        wrappers, models = [wrapper for wrapper in wrappers if not made_inside(wrapper)], _OUTSIDE
+            point(wrapper, OutdatedGroup(_INSIDE.format(line_of(wrapper)), refuse))
+        wrappers, whole = [wrapper for wrapper in wrappers if not made_inside(wrapper)], False
     lines = ", ".join(map(line_of, wrappers)) or "none"
-    if len({row[0] for row in table}) > 1:
+    if len({row.outside for row in table}) > 1:
         raise RefusedError(
-            f"the ranks have {[row[0] for row in table]} DDP wrappers, expected the same number; those of rank "
+            f"the ranks have {[row.outside for row in table]} DDP wrappers, expected the same number; those of rank "
             f"{dist.get_rank()} were made at: {lines}. Make each before the resilient function on all ranks"
         )
-    different = [rank for rank, row in enumerate(table) if row[models] != table[dist.get_rank()][models]]
+    models = [row.all_models if whole else row.models for row in table]
+    different = [rank for rank, theirs in enumerate(models) if theirs != models[dist.get_rank()]]
     if different:
         raise RefusedError(
             f"ranks {different} have DDP wrappers of other models, or in another order, than rank {dist.get_rank()}, "
@@ -96,21 +99,17 @@ def _expect_same(wrapper: DistributedDataParallel, members: list[int], theirs: l
 
 
 class OutdatedGroup(dist.ProcessGroup):
-    """In place of the group of a wrapper that was made inside the resilient function, in a world that is gone."""
+    """In place of the group of a wrapper that takes no part in a new world; `reason` is why it cannot be used."""
 
-    def __init__(self, line: str, refuse: Refuse) -> None:
+    def __init__(self, reason: str, refuse: Refuse) -> None:
         super().__init__(0, 1)  # type: ignore[call-arg]  # the constructor for subclasses is not in the stubs
-        self._line = line
+        self._reason = reason
         self._refuse = refuse
 
     def fail(self, *_: Any, **__: Any) -> Any:
         """Every collective of it. The agent is told first: so no further attempt is made."""
-        reason = (
-            f"the DistributedDataParallel made at {self._line}, inside the resilient function, is used again when that "
-            "is entered anew, where a new process makes its own"
-        )
-        self._refuse(reason)
-        raise RuntimeError(f"{reason}: make it before the function, or anew whenever the function is entered")
+        self._refuse(self._reason)
+        raise RuntimeError(f"{self._reason}: make it before the function, or anew whenever the function is entered")
 
 
 for _name in communicating():
@@ -137,16 +136,54 @@ def _current(recovery: StateRecovery) -> list[DistributedDataParallel]:
     return [wrapper for wrapper in recovery.parts.wrappers() if not isinstance(wrapper.process_group, OutdatedGroup)]
 
 
-_OUTSIDE, _ALL = 3, 4
+_INSIDE: Final = (
+    "the DistributedDataParallel made at {}, inside the resilient function, is used again when that is entered anew, "
+    "where a new process makes its own"
+)
+_DROPPED: Final = "the DistributedDataParallel made at {}, which another rank has dropped, is used again"
 
 
-def _table(recovery: StateRecovery, empty: bool) -> list[list[int]]:
-    """Of each rank: wrappers made outside and inside of the resilient function, whether it is a newcomer, the models.
+class _Row(NamedTuple):
+    """What one rank has."""
 
-    The models of the wrappers made outside, and those of all, are a number each.
-    """
+    made: int
+    """Wrappers made outside of the resilient function, living or not."""
+    living: int
+    """Which of those live, as a number."""
+    outside: int
+    inside: int
+    """How many live that were made outside, and inside."""
+    empty: int
+    """Whether it is a newcomer."""
+    models: int
+    """Those of the wrappers made outside, as a number."""
+    all_models: int
+
+
+def _table(recovery: StateRecovery, empty: bool) -> list[_Row]:
+    """Return the row of each rank. Collective."""
     wrappers = _current(recovery)
     inside = [made_inside(wrapper) for wrapper in wrappers]
     models = [[list(parameter.shape) for parameter in parameters(wrapper)] for wrapper in wrappers]
     outside = [model for model, within in zip(models, inside, strict=True) if not within]
-    return gather([inside.count(False), inside.count(True), empty, number_of([outside]), number_of([models])])
+    made, living = _living_outside()
+    row = _Row(
+        made, number_of([*living]), inside.count(False), inside.count(True), empty, number_of([outside]),
+        number_of([models]),
+    )  # fmt: skip
+    return [_Row(*theirs) for theirs in gather(list(row))]
+
+
+def _living_outside() -> tuple[int, dict[int, DistributedDataParallel]]:
+    made, living = places()
+    in_use = {place: one for place, one in living.items() if not isinstance(one.process_group, OutdatedGroup)}
+    return made, in_use
+
+
+def _leave_out_dropped(made: int, refuse: Refuse) -> None:
+    """Have the wrappers take no part that were made outside and that some rank has no more. Collective."""
+    _, living = _living_outside()
+    everywhere = [all(there) for there in zip(*gather([place in living for place in range(made)]), strict=True)]
+    for place, wrapper in living.items():
+        if not everywhere[place]:
+            point(wrapper, OutdatedGroup(_DROPPED.format(line_of(wrapper)), refuse))

@@ -98,7 +98,7 @@ def name_of(parts: Parts) -> str:
                 where = -1 if at is None else at[number]
                 coordinates.setdefault(names[number], set()).add(where)
                 details.append((tuple(tensor.shape), str(tensor.dtype), str(placement), names[number], where))
-    stages = pipelining.stages()
+    stages = pipelining.stages_of(parts)
     if stages and not IN_PIPELINES.misfit():
         coordinates["stage"] = {stage.stage_index for stage in stages}
     for number, zero in enumerate(partitions(parts.optimizers)):
@@ -144,7 +144,7 @@ def rows_of(parts: Parts, size: int) -> MeshRows | str | None:
         thing = Sharded(mesh, frozenset(names[at] for at in cut))
         known.setdefault((id(mesh), thing.cut), thing)
     things = [*known.values()]
-    things += [Sharded(None, frozenset(), stage.group) for stage in pipelining.stages() if stage.group_size > 1]
+    things += [Sharded(None, frozenset(), stage.group) for stage in pipelining.stages_of(parts) if stage.group_size > 1]
     of_data = data_dimensions(parts.modules)
     of_model = {name for thing in things for name in thing.cut} - of_data
     begun = dist.get_world_size()
