@@ -27,7 +27,7 @@ echo "test: about 15 minutes on 2 cores; --thorough runs what is left out here" 
 # Lanes beside the rest, each more patient than it: what measures how long something takes is in the rest.
 simulated=(tests/{cli,clusters,config,core,examples,sim,trainers,training})
 compared=(tests/{scripts,seams,torchrun})
-jobs=(tests/{actors,api,harness,sharded} tests/e2e/test_{builds,chaos,ends,foreign,kills,loops,manager,nccl,newcomers,outsiders,scripts,setup,wrappers}.py)
+jobs=(tests/{actors,api,bare,harness,sharded} tests/e2e/test_{builds,chaos,ends,foreign,kills,loops,manager,nccl,newcomers,outsiders,scripts,setup,wrappers}.py)
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 nice -n 19 "${pytest[@]}" --timeout=600 "${simulated[@]}" >"$logs/simulated" 2>&1 &

@@ -44,6 +44,7 @@ class Job:
         self.run_dir = folder / "run"
         self.launcher = launcher
         self.cwd: Path | None = None
+        self.python = "python"
         self._process: Process | None = None
         self._events: list[dict[str, Any]] = []
         self._read_chars = 0
@@ -62,7 +63,7 @@ class Job:
 
     def launch(self, arguments: list[str], *, env: dict[str, str | None] | None = None) -> "Job":
         """Start torchrun with these arguments after the number of ranks."""
-        command = ["python", "-m", "torch.distributed.run", f"--nproc_per_node={self.ranks}", *arguments]
+        command = [self.python, "-m", "torch.distributed.run", f"--nproc_per_node={self.ranks}", *arguments]
         self.watch(self.launcher.start(command, env={**self.environment(), **(env or {})}, cwd=self.cwd))
         return self
 

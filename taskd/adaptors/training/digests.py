@@ -14,6 +14,7 @@ from typing import Final
 
 import torch
 
+from taskd.adaptors.training.tree import bytes_of
 from taskd.runtime.system.hidden import HiddenThread
 
 DIGITS: Final = 16
@@ -82,11 +83,11 @@ def _of(sums: list[list[int]], size_bytes: int) -> str:
 def _sums(tensor: torch.Tensor) -> list[int]:
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     if len(flat) <= _SMALL_BYTES:
-        return [len(flat), zlib.crc32(flat.cpu().numpy().data)]
+        return [len(flat), zlib.crc32(bytes_of(flat))]
     if flat.storage_offset() % _WORD:
         flat = flat.clone()
     words = flat[: len(flat) // _WORD * _WORD].view(torch.int64)
     whole = len(words) // _PIECE * _PIECE
     sums = torch.cat([words[:whole].view(-1, _PIECE).sum(1), words[whole:].sum()[None]])
     rest = flat[len(words) * _WORD :].tolist()
-    return [len(flat), zlib.crc32(sums.cpu().numpy().data), int(sums.sum()), *rest]
+    return [len(flat), zlib.crc32(bytes_of(sums)), int(sums.sum()), *rest]

@@ -259,7 +259,7 @@ def _bytes(data: bytes, lane: Lane) -> torch.Tensor:
 def _receive_digest(lane: StreamSource) -> str:
     data = torch.empty(DIGITS, dtype=torch.uint8, device=lane.device)
     lane.receive(data)()
-    return data.cpu().numpy().tobytes().decode(errors="replace")
+    return tree.bytes_of(data).decode(errors="replace")
 
 
 def _receive_manifest(lane: StreamSource) -> StateManifest:
@@ -270,7 +270,7 @@ def _receive_manifest(lane: StreamSource) -> StateManifest:
         raise ValueError(f"the donor announces {size} bytes of manifest, expected 1 to {_MANIFEST_LIMIT_BYTES}")
     data = torch.empty(size, dtype=torch.uint8, device=lane.device)
     lane.receive(data)()
-    return msgspec.msgpack.decode(data.cpu().numpy().tobytes(), type=StateManifest)
+    return msgspec.msgpack.decode(tree.bytes_of(data), type=StateManifest)
 
 
 def _target(slot: TensorSlot, own: torch.Tensor | None) -> torch.Tensor:

@@ -8,6 +8,7 @@ Rules:
 3. A tensor that stands in the tree twice (tied weights) is sent once.
 """
 
+import ctypes
 import io
 from collections import OrderedDict
 from collections.abc import Callable
@@ -21,6 +22,9 @@ from taskd.errors import RestoreError
 TakeTensor = Callable[[torch.Tensor], Any]
 GiveTensor = Callable[[Any, Any], torch.Tensor]
 _SMALLEST, _LARGEST = -(1 << 63), (1 << 63) - 1
+_copied = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
+    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
+)
 
 
 def fold(value: Any, take: TakeTensor) -> Any:
@@ -85,6 +89,19 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    """Return a copy of a tensor's bytes, wherever it lies, without numpy.
+
+    Raises:
+        RuntimeError: it has no memory that can be read (sparse, meta, a subclass that holds other tensors).
+    """
+    plain = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
+    address = plain.data_ptr()
+    if not address and plain.numel():
+        raise RuntimeError(f"a {type(tensor).__name__} has no memory of its own, expected a plain tensor")
+    return bytes(_copied(address, plain.nbytes))
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the name under which `dtype_of` finds it."""
     return str(dtype).removeprefix("torch.")
@@ -101,8 +118,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def _inline(tensor: torch.Tensor) -> Any:
-    plain = tensor.cpu().contiguous()
-    return [dtype_name(plain.dtype), list(plain.shape), as_bytes(plain).numpy().tobytes() if plain.numel() else b""]
+    return [dtype_name(tensor.dtype), list(tensor.shape), bytes_of(tensor)]
 
 
 def _outline(body: Any, own: Any) -> torch.Tensor:

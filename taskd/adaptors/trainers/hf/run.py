@@ -251,7 +251,7 @@ class HfRun:
         if dist.get_rank() == root:
             message.copy_(torch.frombuffer(bytearray(written), dtype=torch.uint8))
         dist.broadcast(message, root)
-        return mine or HfTaken.given(tree.unpack(message.cpu().numpy().tobytes()))
+        return mine or HfTaken.given(tree.unpack(tree.bytes_of(message)))
 
     def _put_back_accelerate(self) -> None:
         """No loader is gone through: an evaluation that was interrupted has left its own."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from taskd.adaptors.training import tree
 from taskd.adaptors.training.data.passed_over import passed_over
 from taskd.adaptors.training.positions.rng import PackedRng
 
@@ -56,7 +57,7 @@ class Handed:
         self.count = self.committed = 0
         self.kept, self.again = {}, deque()
         self._mark = b""  # a pass that is begun anew draws the same again
-        self.start = torch.default_generator.get_state().numpy().tobytes()
+        self.start = tree.bytes_of(torch.default_generator.get_state())
         self.epochs = [getattr(sampler_of(loader), "epoch", -1) for loader in loaders]
 
     def drawn(self) -> bytes | None:

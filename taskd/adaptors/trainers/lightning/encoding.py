@@ -38,7 +38,9 @@ def encode(value: Any) -> Any:
             raise TypeError(f"a tensor of {value.numel()} elements is too large, at most {MOST} have room")
         if number is None or value.dtype is torch.bfloat16:
             return ["t", tree.pack(value)]
-        return ["a", value.detach().cpu().numpy().tobytes(), number, value.shape]
+        if value.layout is not torch.strided:
+            raise TypeError(f"a tensor of layout {value.layout} cannot be put down")
+        return ["a", tree.bytes_of(value), number, value.shape]
     if kind in _NAMES:
         return [_NAMES[kind], [encode(item) for item in value], getattr(value, "maxlen", None)]
     if kind is dict:

@@ -15,6 +15,7 @@ from taskd.adaptors.trainers.library import fits
 from taskd.adaptors.trainers.lightning.fit import LightningFit
 from taskd.adaptors.trainers.lightning.library import Library
 from taskd.adaptors.trainers.lightning.seams import table
+from taskd.adaptors.training import tree
 from taskd.adaptors.training.session import current
 
 _SILENT_RANK = 1
@@ -68,7 +69,7 @@ class Recovering:
         """As Lightning's."""
         inner: Any = super()
         processed = inner.process_dataloader(dataloader)
-        self.taskd_random = torch.default_generator.get_state().numpy().tobytes()
+        self.taskd_random = tree.bytes_of(torch.default_generator.get_state())
         return processed
 
     def training_step(self, *args: Any, **options: Any) -> Any:

@@ -239,18 +239,29 @@ class _Writer:
             files.write(folder, self._own.outline, self._own.content.outline)
 
     def _write_tensors(self, folder: OwnFolder) -> None:
-        """Write them with torch. Raises Failures, on all ranks."""
+        """Write them as `torch.distributed.checkpoint.save`, which needs numpy. Raises Failures, on all ranks."""
         from torch.distributed import checkpoint
 
         from taskd.adaptors.training.checkpoints.reader import writer
 
+        ranks, planner, storage = self._ranks, checkpoint.DefaultSavePlanner(), writer(folder)
+        is_first = ranks.rank == 0
+
+        def plan() -> checkpoint.SavePlan:
+            planner.set_up_planner(self._own.content.entries, storage.storage_meta(), is_coordinator=is_first)
+            storage.set_up_storage_writer(is_first)
+            return storage.prepare_local_plan(planner.create_local_plan())
+
         try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-                checkpoint.save(self._own.content.entries, storage_writer=writer(folder))
-        except checkpoint.CheckpointException as error:
-            why = {WorldRank(rank): f"{cause!r} ({self._free()})" for rank, (cause, _) in error.failures.items()}
-            raise RankFailures(why) from error
+            plans = ranks.collect(ranks.do(plan))
+            together, metadata = ranks.do(lambda: planner.create_global_plan(plans) if is_first else ([], None))
+            mine = ranks.share(ranks.do(lambda: storage.prepare_global_plan(together)))
+            written = ranks.do(lambda: storage.write_data(planner.finish_plan(mine), planner).wait())
+            results = ranks.collect(written)
+            ranks.do(lambda: storage.finish(metadata, results) if metadata is not None else None)
+        except RankFailures as error:
+            free = self._free()
+            raise RankFailures({rank: f"{why} ({free})" for rank, why in error.by_rank.items()}) from error
 
     def _own_sizes(self, folder: OwnFolder) -> dict[str, int]:
         """The files of this rank: others may not see their true sizes at once on a network file system."""

@@ -4,16 +4,20 @@ Rules:
 
 1. Ranks tell each other of a failure before the next phase begins, so that nobody waits for one that gave up.
 2. Where there is no default group, this process is the only rank.
+3. torch's collectives of objects need numpy; those of tensors, which are used here, do not.
 """
 
 import logging
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from taskd.adaptors.groups.gathering import gather
+from taskd.adaptors.training.tree import bytes_of
 from taskd.errors import RestoreError
 from taskd.wire.kinds import WorldRank
 
@@ -42,9 +46,29 @@ class Ranks:
         """Return what each rank gave."""
         if not self._together:
             return [mine]
-        everyone: list[Any] = [None] * self.size
-        dist.all_gather_object(everyone, mine)
-        return everyone
+        own = _tensors([mine])[0]
+        everyone = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(everyone, own)
+        return list(map(_object, everyone))
+
+    def collect(self, mine: T) -> list[T]:
+        """Return what each rank gave on rank 0; nothing on the others."""
+        if not self._together:
+            return [mine]
+        own = _tensors([mine])[0]
+        everyone = [torch.empty_like(own) for _ in range(self.size)] if self.rank == 0 else None
+        dist.gather(own, everyone)
+        return list(map(_object, everyone or []))
+
+    def share(self, given: Sequence[T]) -> T:
+        """Return what rank 0 gives this one; the others give nothing."""
+        if not self._together:
+            return given[0]
+        everyone = _tensors(given if self.rank == 0 else [None])
+        own = torch.empty_like(everyone[0])
+        dist.scatter(own, everyone if self.rank == 0 else None)
+        mine: T = _object(own)
+        return mine
 
     def do(self, act: Callable[[], T]) -> T:
         """Let each rank act, and return this one's own result.
@@ -84,3 +108,17 @@ class Ranks:
             tensor = tensor.to(torch.device(c10d._get_object_coll_device()))
             dist.all_reduce(tensor, dist.ReduceOp.MIN)
         return [int(number) for number in tensor.tolist()]
+
+
+def _tensors(things: Sequence[object]) -> list[torch.Tensor]:
+    """Each as bytes, of one length on all ranks. Collective."""
+    packed = list(map(pickle.dumps, things))
+    room = max(size for (size,) in gather([max(map(len, packed))]))
+    device = torch.device(c10d._get_object_coll_device())
+    # In a set-up that is replayed the room is the record's, and what does not fit is not looked at.
+    padded = [bytearray(data[:room].ljust(room, b"\0")) for data in packed]
+    return [torch.frombuffer(data, dtype=torch.uint8).to(device) for data in padded]
+
+
+def _object(data: torch.Tensor) -> Any:
+    return pickle.loads(bytes_of(data))

@@ -117,8 +117,7 @@ def _renamed(content: Content, ranks: Ranks, speakers: list[int], own: int) -> d
 def _print(tensor: torch.Tensor) -> str:
     """Its fingerprint: one of a few bytes has one that no other has."""
     if tensor.nbytes <= _MOST_EXACT_BYTES:
-        data = tree.as_bytes(tensor.detach().cpu().contiguous()).numpy().tobytes() if tensor.numel() else b""
-        digits = hashlib.blake2b(data, digest_size=16).hexdigest()
+        digits = hashlib.blake2b(tree.bytes_of(tensor), digest_size=16).hexdigest()
     else:
         digits = digest([tensor])
     return f"{tensor.dtype} {tuple(tensor.shape)} {digits}"

@@ -31,6 +31,7 @@ from torch.utils.data import (
 from torch.utils.data._utils import fetch
 
 from taskd.adaptors.training.positions.seeds import mix
+from taskd.adaptors.training.tree import bytes_of
 
 GOLDEN = 0x9E3779B97F4A7C15
 MASK = (1 << 64) - 1
@@ -119,7 +120,7 @@ def held_by(loader: Any) -> list[torch.Generator]:
 
 def states_of(generators: list[torch.Generator]) -> list[bytes]:
     """Their states, as `put` takes them."""
-    return [generator.get_state().numpy().tobytes() for generator in generators]
+    return [bytes_of(generator.get_state()) for generator in generators]
 
 
 def put(generators: list[torch.Generator], states: list[bytes]) -> None:

@@ -26,6 +26,7 @@ from taskd.adaptors.training.positions.rng_memory import (
     torch_state,
     torch_view,
 )
+from taskd.adaptors.training.tree import bytes_of
 from taskd.errors import RestoreError
 from taskd.runtime.worker.pulse import Buffer, Sources
 
@@ -66,10 +67,10 @@ class RngCapture:
             self._python or _python_slow(),
             _NO_GAUSS if gauss is None else _GAUSS.pack(1, gauss),
             *((self._numpy or (b"", b"")) if same_numpy else _numpy_slow()),
-            self._torch or torch.default_generator.get_state().numpy().tobytes(),
+            self._torch or bytes_of(torch.default_generator.get_state()),
         ]
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            states.extend(state.numpy().tobytes() for state in torch.cuda.get_rng_state_all())
+            states.extend(bytes_of(state) for state in torch.cuda.get_rng_state_all())
         elif gauss is None and same_numpy and self._python and self._torch:
             self._same = tuple(states)
             return self._same
@@ -110,9 +111,9 @@ class RngCapture:
             torch.default_generator.set_state(_tensor(torch_state(cpu) if len(cpu) == TORCH_BYTES else cpu))
             for index, state in enumerate(devices):
                 torch.cuda.set_rng_state(_tensor(state), index)
-        except (RuntimeError, ValueError, TypeError, struct.error) as error:
+        except (ImportError, RuntimeError, ValueError, TypeError, struct.error) as error:
             raise RestoreError(
-                f"a random number state cannot be put back: {error}; use one python and torch on all nodes"
+                f"a random number state cannot be put back: {error}; use one python, numpy and torch on all nodes"
             ) from error
 
     def _find_numpy(self) -> None:

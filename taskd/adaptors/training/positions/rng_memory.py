@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from taskd.adaptors.training.tree import bytes_of
 from taskd.runtime.worker.pulse import Buffer
 
 _WORDS = 624
@@ -57,7 +58,7 @@ def numpy_views(source: Any) -> tuple[memoryview, memoryview] | None:
 def torch_view(generator: torch.Generator) -> memoryview | None:
     """The whole state of one of torch's CPU generators; `torch_state` makes of it what `set_state` takes."""
     address = ctypes.c_size_t.from_address(id(generator) + object.__basicsize__).value
-    state = generator.get_state().numpy().tobytes()
+    state = bytes_of(generator.get_state())
     words = struct.pack(f"<{_WORDS}I", *_LEGACY.unpack(state)[4 : 4 + _WORDS])
     try:
         with open("/proc/self/mem", "rb", buffering=0) as memory:  # an error, where a pointer would be a crash
