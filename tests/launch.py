@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 from tests.leaks import marked
 
@@ -92,8 +93,8 @@ class Launcher:
         """All that the process and its children have written so far."""
         return self._outputs[process.pid].read_text(errors="replace")
 
-    def end_all(self) -> None:
-        """Kill what still runs, reap it, and print every output for the report."""
+    def end_all(self, report: TextIO | None = None) -> None:
+        """Kill what still runs, reap it, and print every output to `report`, or to stdout for the report of a test."""
         for process in self._started:
             if process.returncode is None:  # its number is its own until it is waited for
                 with suppress(ProcessLookupError):
@@ -104,4 +105,4 @@ class Launcher:
                 os.kill(pid, signal.SIGKILL)
         for process in self._started:
             command = " ".join(map(str, process.args if isinstance(process.args, list) else [process.args]))
-            print(f"--- {command} -> {process.returncode}\n{self.output(process)}")
+            print(f"--- {command} -> {process.returncode}\n{self.output(process)}", file=report)

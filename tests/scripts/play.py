@@ -94,7 +94,7 @@ def play(script: Script, folder: Path, *, taskd: bool, kills: Sequence[Kill] = (
         run.status = max(torchrun.wait(limit_s) for torchrun in torchruns)
         run.orphans = _orphans(mark)
     except subprocess.TimeoutExpired:
-        _keep_stacks(mark, folder)
+        keep_stacks(mark, folder)
     finally:
         with (folder / "report.txt").open("w") as report, redirect_stdout(report):
             launcher.end_all()
@@ -157,7 +157,8 @@ def _orphans(mark: str) -> list[str]:
     return [f"{pid} {command_of(pid)[:120]}" for pid in left]
 
 
-def _keep_stacks(mark: str, folder: Path) -> None:
+def keep_stacks(mark: str, folder: Path) -> None:
+    """Write the stacks of all processes of a job into its folder."""
     spy = Path(sys.executable).with_name("py-spy")
     with (folder / "stacks.txt").open("w") as file:
         for pid in marked(mark):
