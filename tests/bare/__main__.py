@@ -22,6 +22,8 @@ from tests.launch import end_as_by_an_error
 
 ENVIRONMENTS = (*WHEELS, *GATES, *JOBS_BARE, *JOBS_CONTAINED)
 _AT_ONCE = 2
+_SHOWN = 300
+"""Characters of each text that says what is wrong."""
 
 
 def main() -> int:
@@ -101,6 +103,7 @@ def _play(one: Environment, stage: Stage, folder: Path) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - one that breaks must not hide the others
         (folder / "broken.txt").write_text(traceback.format_exc())
         wrong, facts = [f"the player broke: {error!r}"], {}
+    wrong = [text[:_SHOWN] for text in wrong]
     seconds = round(time.monotonic() - begun_s, 1)
     return {
         "name": one.name,

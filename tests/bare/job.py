@@ -10,6 +10,7 @@ Rules:
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -35,6 +36,11 @@ RANKS = 2
 STOCK_LIMIT_S = 60.0
 ORPHAN_S = 5.0
 _LOOK_S = 0.02
+_IDLE_S = 0.5
+_TEMPLATE = "taskd.python.template"
+"""In the command line of the template, and of each standby that it forks."""
+_COLD = re.compile(r"cold starts? only|no warm")
+"""How taskd reports that there will be no standby."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TORCHRUN = ("torchrun",)
 MODULE = ("python", "-m", "torch.distributed.run")
@@ -90,7 +96,12 @@ class Job:
         )
         facts = {
             "stock": {"status": first.status, "seconds": round(first.seconds, 1)},
-            "taskd": {"status": second.status, "seconds": round(second.seconds, 1), "killed": second.died},
+            "taskd": {
+                "status": second.status,
+                "seconds": round(second.seconds, 1),
+                "killed": second.died,
+                "warm": bool(re.search(r"\(warm\)", second.console)),
+            },
         }
         return judge(first, second, wanted), facts
 
@@ -144,7 +155,7 @@ def run(
             return launcher.output(process).replace(str(folder), "{folder}").replace(str(made.folder), "{venv}")
 
         try:
-            _watch(process, outcome, console, job, place, limit_s, kills=bool(switched))
+            _watch(process, outcome, console, job, place, limit_s, mark=mark, kills=bool(switched))
             outcome.seconds = time.monotonic() - begun_s
             if outcome.status is None:
                 keep_stacks(mark, folder)
@@ -196,15 +207,18 @@ def _watch(
     place: Place,
     limit_s: float,
     *,
+    mark: str,
     kills: bool,
 ) -> None:
-    """Follow the job to its end or its limit, and give the ranks their order when all wait for it."""
+    """Follow the job to its end or its limit, and give the ranks their order when they and a standby wait for it."""
     end_s = time.monotonic() + limit_s
     started = ordered = False
+    standby = _Standby(mark, limit_s / 2)
     while (status := process.poll()) is None and time.monotonic() < end_s:
         if not started and any(job.glob("started-*")):
             started, outcome.before_start = True, console()
-        if not ordered and len({path.name.split("-")[1] for path in job.glob("here-*")}) == RANKS:
+        waiting = not ordered and len({path.name.split("-")[1] for path in job.glob("here-*")}) == RANKS
+        if waiting and (not kills or standby.is_ready(console())):
             outcome.before_order = console()
             if place.during:
                 place.during(job.parent)
@@ -214,6 +228,34 @@ def _watch(
             ordered = True
         time.sleep(_LOOK_S)
     outcome.status = status
+
+
+class _Standby:
+    """Whether a warm process waits, seen from outside: it is there, and has stopped to work. Not for ever."""
+
+    def __init__(self, mark: str, limit_s: float) -> None:
+        self._mark = mark
+        self._end_s = time.monotonic() + limit_s
+        self._worked: dict[int, str] = {}
+        self._since_s = 0.0
+
+    def is_ready(self, console: str) -> bool:
+        """Whether it is, or none is to be expected."""
+        now_s = time.monotonic()
+        if now_s > self._end_s or _COLD.search(console) or not claims_protection(console):
+            return True
+        worked = {pid: _worked(pid) for pid in marked(self._mark) if _TEMPLATE in command_of(pid)}
+        if worked != self._worked:
+            self._worked, self._since_s = worked, now_s
+        return len(worked) > 1 and now_s - self._since_s > _IDLE_S
+
+
+def _worked(pid: int) -> str:
+    """Return the processor time of a process, as the kernel writes it."""
+    try:
+        return " ".join(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13])
+    except OSError:
+        return ""
 
 
 def _read(outcome: Outcome, job: Path, folder: Path) -> None:
@@ -227,6 +269,7 @@ def _read(outcome: Outcome, job: Path, folder: Path) -> None:
     }
     outcome.ghosts = len(list(job.glob("ghost-*")))
     outcome.died = (job / "died").exists()
+    outcome.leftovers = sorted(path.name for path in (folder / "shm").iterdir())
 
 
 def _orphans(mark: str) -> list[str]:

@@ -10,6 +10,20 @@ from tests.bare.stage import Environment
 _MAY_REFUSE = Wanted(protected=False)
 _MOUNTS = ("--mount",)
 _FIRST = ("--pid", "--fork", "--kill-child", "--mount-proc")
+_AGAIN = """
+mount --bind "$BARE_FOLDER/shm" /dev/shm
+mkdir "$BARE_FOLDER/first"
+unshare --pid --fork --kill-child --mount-proc "${@:1:$#-2}" "$BARE_FOLDER/first" "${@: -1}" &
+until ls "$BARE_FOLDER"/first/here-1-* &>/dev/null; do sleep 0.1; done
+kill -9 $!
+wait $! || true
+exec unshare --pid --fork --kill-child --mount-proc "$@"
+"""
+_SERVICES = """
+for n in {1..3500}; do
+    export "SERVICE_NUMBER_${n}_OF_A_CLUSTER_PORT_443_TCP=tcp://10.96.$((n / 256)).$((n % 256)):443"
+done
+"""
 _NETWORK = ("--net", "--uts", "--mount")
 _USER = """
 if [[ -n $BARE_CLOSED ]]; then # the interpreter lies where other users may not enter
@@ -94,12 +108,16 @@ JOBS_CONTAINED = (
     ),
     Environment("PID 1", "A7", "torchrun is the first process of its container", Job(Place(unshare=_FIRST))),
     Environment(
+        "PID 1 again", "A7", "its first container was killed; the second one has the same shared memory",
+        Job(Place(_AGAIN, _MOUNTS)),
+    ),
+    Environment(
         "user namespace", "A7", "a rootless container: root inside, and no other user known",
         Job(Place(unshare=("--user", "--map-root-user", *_FIRST))),
     ),
     Environment(
         "variables: 3,500", "C14", "as Kubernetes makes them of services: 257 kB",
-        Job(Place('for n in {1..3500}; do export "SERVICE_${n}_PORT_443_TCP=tcp://10.96.$((n / 256)).$n:443"; done')),
+        Job(Place(_SERVICES)),
     ),
     Environment(
         "variables: one of 128 kB", "C14", "as long as the kernel allows",

@@ -20,7 +20,7 @@ UNPROTECTED = re.compile(
     r"|as (under |with )?(stock|plain) torchrun|without protection|not protected|unprotected"
 )
 """How taskd reports that it does not protect a job."""
-_CALM, _KILLED, _HANGS = (2.0, 10.0), (3.0, 20.0), (3.0, 35.0)
+_CALM, _KILLED, _HANGS = (2.0, 10.0), (3.0, 25.0), (3.0, 40.0)
 """How long a job may take: so many times stock torchrun's time on the same, perhaps busy machine, and some seconds."""
 _OF_TORCH = re.compile(r"^(\[rank\d+\]:)?\[?[WEID]\d{4} |^rank \d+ is done$|^\*+$|^$|^\[Gloo\] ")
 _LINES_IF_PROTECTED = 2
@@ -44,6 +44,8 @@ class Outcome:
     """Starts of the script without LOCAL_RANK."""
     died: bool = False
     orphans: list[str] = field(default_factory=list)
+    leftovers: list[str] = field(default_factory=list)
+    """What lies in the shared memory of the job's own container after its end."""
 
 
 @dataclass(frozen=True)
@@ -115,11 +117,13 @@ def _judge_result(stock: Outcome, taskd: Outcome) -> list[str]:
             wrong.append(f"rank {rank} left no result")
             continue
         different = [name for name in result if name != "pid" and seen[name] != result[name]]
-        wrong += [f"rank {rank} has {name} {seen[name]}, under plain torchrun {result[name]}" for name in different]
+        wrong += [f"rank {rank}: {_differ(name, result[name], seen[name])}" for name in different]
     if taskd.ghosts:
         wrong.append(f"the script ran {taskd.ghosts} times as a lone process without LOCAL_RANK")
     if taskd.orphans:
         wrong.append(f"processes outlive torchrun: {'; '.join(taskd.orphans[:3])}")
+    if taskd.leftovers:
+        wrong.append(f"leaves in /dev/shm: {', '.join(taskd.leftovers[:3])}")
     if taskd.seconds > _allowed_s(stock, _KILLED if taskd.died else _CALM):
         wrong.append(f"takes {taskd.seconds:.1f} s, plain torchrun {stock.seconds:.1f} s")
     return wrong
@@ -128,6 +132,13 @@ def _judge_result(stock: Outcome, taskd: Outcome) -> list[str]:
 def _allowed_s(stock: Outcome, allowance: tuple[float, float]) -> float:
     times, more_s = allowance
     return times * stock.seconds + more_s
+
+
+def _differ(name: str, stock: Any, taskd: Any) -> str:
+    if not isinstance(stock, list):
+        return f"{name} is {taskd}, under plain torchrun {stock}"
+    added, missing = ([one for one in a if one not in b] for a, b in ((taskd, stock), (stock, taskd)))
+    return f"{name} has {added[:5]} more and {missing[:5]} less than under plain torchrun"
 
 
 def _judge_recovery(stock: Outcome, taskd: Outcome) -> list[str]:
