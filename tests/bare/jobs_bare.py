@@ -29,6 +29,8 @@ mkdir -p "$BARE_ROOT/opt/bare/bin" "$site" "$BARE_ROOT$BARE_FOLDER"
 ln -s /usr/bin/python3 "$BARE_ROOT/opt/bare/bin/python"
 echo 'home = /usr/bin' >"$BARE_ROOT/opt/bare/pyvenv.cfg"
 mount --bind "$BARE_SITE" "$site"
+touch "$BARE_ROOT/etc/hosts"
+mount --bind /etc/hosts "$BARE_ROOT/etc/hosts"
 mount --bind "$BARE_FOLDER" "$BARE_ROOT$BARE_FOLDER"
 exec chroot "$BARE_ROOT" env -C "$BARE_FOLDER/job" HOME=/root "$@"
 """
@@ -50,7 +52,7 @@ def _with_few_descriptors() -> Iterator[Environment]:
             f"ulimit -n {count}", "B8", f"at most {count} descriptors", Job(Place(f"ulimit -n {count}"), _MAY_REFUSE)
         )
     yield Environment(
-        "ulimit -Sn 48", "B8", "48 descriptors that may become 4,096", Job(Place("ulimit -Hn 4096; ulimit -Sn 48"))
+        "ulimit -Sn 48", "B8", "48 descriptors that may become 4,096", Job(Place("ulimit -Sn 48; ulimit -Hn 4096"))
     )
 
 

@@ -24,6 +24,11 @@ for n in {1..3500}; do
     export "SERVICE_NUMBER_${n}_OF_A_CLUSTER_PORT_443_TCP=tcp://10.96.$((n / 256)).$((n % 256)):443"
 done
 """
+_NAMELESS = """
+ip link set lo up
+hostname nowhere-to-be-found
+mount --bind /dev/null /etc/resolv.conf
+"""
 _NETWORK = ("--net", "--uts", "--mount")
 _USER = """
 if [[ -n $BARE_CLOSED ]]; then # the interpreter lies where other users may not enter
@@ -52,7 +57,6 @@ unset TMPDIR
 _DOCKER = """
 mount --bind /proc/sys /proc/sys
 mount -o remount,bind,ro /proc/sys
-mount --bind /dev/null /proc/kcore
 mount -t tmpfs -o ro none /sys
 """
 _PROXIES = dict.fromkeys(
@@ -178,7 +182,7 @@ JOBS_CONTAINED = (
     Environment("all three closed", "C9", "as some daemons leave them", Job(Place("exec <&- >&- 2>&-"))),
     Environment(
         "no name for the host", "B9", "a network of its own, and no resolver knows the host's name",
-        Job(Place("ip link set lo up; hostname nowhere-to-be-found", _NETWORK)),
+        Job(Place(_NAMELESS, _NETWORK, options=("--master-addr=127.0.0.1", "--master-port={port}"))),
     ),
     Environment(
         "no IPv6", "B9", "it is switched off",
