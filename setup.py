@@ -10,6 +10,7 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "csrc"))
 import build_libs  # noqa: E402
+import objects  # noqa: E402
 
 
 class BuildWithShim(build_py):
@@ -33,10 +34,14 @@ class PlatformDistribution(Distribution):
 
 
 class PlatformWheel(bdist_wheel):
-    """py3-none-<platform>: any Python 3, this platform."""
+    """py3-none-<platform>: any Python 3, and manylinux where the libraries need no newer glibc than torch's wheels."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        return ("py3", "none", super().get_tag()[2])
+        plain, built = super().get_tag()[2], Path(self.bdist_dir or "") / build_libs.LIBS
+        if not built.is_dir():  # the build has not begun: the libraries of the source tree are no part of this wheel
+            return ("py3", "none", plain)
+        asked = [objects.read(built / name) for name in (build_libs.GATE, build_libs.CORE)]
+        return ("py3", "none", objects.platform(plain, asked))
 
 
 setup(distclass=PlatformDistribution, cmdclass={"build_py": BuildWithShim, "bdist_wheel": PlatformWheel})

@@ -72,7 +72,7 @@ static int check(int fd)
 {
     struct stat file;
     struct td_identity known;
-    if (fstat(fd, &file))
+    if (syscall(SYS_fstat, fd, &file))          /* the kernel's record is libc's on 64-bit machines; held.h has the why */
         return -errno;
     if (file.st_uid != geteuid())
         return -EPERM;

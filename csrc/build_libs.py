@@ -5,17 +5,18 @@ Rules:
 1. Both objects are plain shared libraries, not Python extensions: one wheel serves every Python 3 of a platform.
 2. A library is linked under another name, checked, and moved into place: processes that map the old one keep it.
 3. A preloaded library that cannot be linked kills every process, so the gate is tried on /bin/true and on Python, and
-   must need libc alone. A library that fails is not shipped.
+   must need nothing (`objects.py`). A library that fails is not shipped.
+4. The core is compiled for the glibc that torch's wheels need, whatever glibc is here (`held.h`).
 """
 
 import os
-import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import build_box
+import objects
 
 CSRC = Path(__file__).resolve().parent
 LIBS = Path("taskd/python/cython_api/libs")
@@ -30,8 +31,10 @@ SOURCES = {
     ),
 }  # fmt: skip
 # nodelete: atfork and exit handlers and the beat thread point into the core for the rest of the process's life.
-EXTRA = {GATE: ("-ldl",), CORE: ("-fexceptions", "-pthread", "-Wl,-z,now", "-Wl,-z,nodelete", "-ldl")}
-LIBC = re.compile(r"(libc|libdl|ld-linux.*)\.so.*")
+CORE_FLAGS = ("-fexceptions", "-pthread", f"-include{CSRC / 'held.h'}", "-Wl,-z,now", "-Wl,-z,nodelete", "-ldl")
+# Nothing that a compiler or a distribution adds by itself: start files, libc, checks of the stack and of copies.
+GATE_FLAGS = ("-nostdlib", "-ffreestanding", "-fno-stack-protector", "-U_FORTIFY_SOURCE", "-Wl,-z,now")
+EXTRA = {GATE: GATE_FLAGS, CORE: CORE_FLAGS}
 
 
 def compile_library(name: str, target: Path) -> None:
@@ -48,12 +51,10 @@ def compile_library(name: str, target: Path) -> None:
 
 
 def check_needs(gate: Path) -> None:
-    """Ends the build if the gate needs anything but libc."""
-    done = subprocess.run(["readelf", "-dW", str(gate)], capture_output=True, text=True, check=True)
-    needed = re.findall(r"\(NEEDED\).*\[(.+)]", done.stdout)
-    strange = [name for name in needed if not LIBC.fullmatch(name)]
-    if strange:
-        raise SystemExit(f"{GATE} needs {strange}, expected libc alone; look at what csrc/gate.c calls")
+    """Ends the build if the gate needs anything."""
+    flaws = objects.gate_flaws(objects.read(gate))
+    if flaws:
+        raise SystemExit(f"{GATE} would not load everywhere: {'; '.join(flaws)}; look at what csrc/gate.c calls")
 
 
 def check_harmless(gate: Path) -> None:

@@ -1,7 +1,9 @@
 /* gate.c - libtaskd.so, the preloaded object: is this process a worker of the job? Then load the core; else do nothing.
  *
  * Rules:
- * 1. It needs libc alone and uses only what every libc has: a preloaded object that cannot be linked kills every process.
+ * 1. A preloaded object that cannot be linked kills every process of its container, those of an older libc or of musl
+ *    too. So it names no library and no version of a symbol (`csrc/objects.py` checks that), every function of libc's is
+ *    weak, and one that is missing is done without: before glibc 2.34, a program without libdl has no dlopen and dlsym.
  * 2. The cheap questions come first, since this runs in every child of a container: on, box, executable's name, core, claim.
  * 3. Any "no" and any failure is silence. errno is left as it was.
  * 4. A process that took its box removes this library from LD_PRELOAD, so that its own children never see it;
@@ -13,7 +15,6 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #define EXPORTED __attribute__((visibility("default")))
@@ -22,6 +23,21 @@ typedef int sigaction_fn(int, const struct sigaction *, struct sigaction *);
 typedef void (*handler_fn)(int);
 typedef handler_fn signal_fn(int, handler_fn);
 typedef int attach_fn(const char *, int, int);
+
+/* glibc's other names of both: what is called where dlsym is missing. */
+extern int __sigaction(int, const struct sigaction *, struct sigaction *);
+extern handler_fn ssignal(int, handler_fn);
+
+#pragma weak __errno_location
+#pragma weak __sigaction
+#pragma weak dladdr
+#pragma weak dlopen
+#pragma weak dlsym
+#pragma weak getenv
+#pragma weak readlink
+#pragma weak setenv
+#pragma weak ssignal
+#pragma weak unsetenv
 
 static const char GATE_NAME[] = "libtaskd.so";
 static const char CORE_NAME[] = "libtaskd_core.so";
@@ -32,8 +48,16 @@ static signal_fn *next_signal;
 
 static void find_libc(void)
 {
-    next_sigaction = libc_sigaction = (sigaction_fn *)dlsym(RTLD_NEXT, "sigaction");
-    next_signal = (signal_fn *)dlsym(RTLD_NEXT, "signal");
+    sigaction_fn *found_sigaction = dlsym ? (sigaction_fn *)dlsym(RTLD_NEXT, "sigaction") : NULL;
+    signal_fn *found_signal = dlsym ? (signal_fn *)dlsym(RTLD_NEXT, "signal") : NULL;
+    next_sigaction = libc_sigaction = found_sigaction ? found_sigaction : __sigaction;
+    next_signal = found_signal ? found_signal : ssignal;
+}
+
+static void set_errno(int value)
+{
+    if (__errno_location)
+        errno = value;
 }
 
 /* Another library's constructor may call these before ours has run. */
@@ -43,7 +67,7 @@ EXPORTED int sigaction(int signum, const struct sigaction *act, struct sigaction
         find_libc();
     if (next_sigaction)
         return next_sigaction(signum, act, old);
-    errno = ENOSYS;
+    set_errno(ENOSYS);
     return -1;
 }
 
@@ -53,7 +77,7 @@ EXPORTED handler_fn signal(int signum, handler_fn handler)
         find_libc();
     if (next_signal)
         return next_signal(signum, handler);
-    errno = ENOSYS;
+    set_errno(ENOSYS);
     return SIG_ERR;
 }
 
@@ -69,31 +93,71 @@ EXPORTED sigaction_fn *taskd_gate_chain(sigaction_fn *to_sigaction, signal_fn *t
     return libc_sigaction;
 }
 
+/* What follows of string.h is our own: compilers call the weak names, or others of them, where they like. */
+static size_t length_of(const char *text)
+{
+    size_t length = 0;
+    while (text[length])
+        length++;
+    return length;
+}
+
+static void copy(char *to, const char *from, size_t length)
+{
+    for (size_t i = 0; i < length; i++)
+        ((volatile char *)to)[i] = from[i];     /* volatile: else the loop becomes a call of memcpy */
+}
+
+static int begins_with(const char *text, const char *start, size_t length)
+{
+    for (size_t i = 0; i < length; i++)
+        if (text[i] != start[i])
+            return 0;
+    return 1;
+}
+
+static size_t folder_length(const char *path)
+{
+    size_t length = length_of(path);
+    while (length && path[length - 1] != '/')
+        length--;
+    return length;
+}
+
+static const char *value_of(const char *name)
+{
+    return getenv ? getenv(name) : NULL;
+}
+
 static int is_on(const char *name)
 {
-    const char *value = getenv(name);
-    return value && !strcmp(value, "on");
+    const char *value = value_of(name);
+    return value && begins_with(value, "on", sizeof "on");
 }
 
 static int is_python(void)
 {
     char path[4096];
-    ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
+    ssize_t length = readlink ? readlink("/proc/self/exe", path, sizeof path - 1) : 0;
     if (length <= 0)
         return 0;
     path[length] = 0;
-    const char *slash = strrchr(path, '/');
-    return !strncmp(slash ? slash + 1 : path, "python", 6);
+    return begins_with(path + folder_length(path), "python", sizeof "python" - 1);
 }
 
+/* A decimal number as strtol reads it, without what nobody writes: a plus, blanks, or more digits than an int has. */
 static int number(const char *name, int otherwise)
 {
-    const char *value = getenv(name);
-    char *end;
+    const char *value = value_of(name);
     if (!value || !*value)
         return otherwise;
-    long parsed = strtol(value, &end, 10);
-    return *end ? otherwise : (int)parsed;
+    int sign = *value == '-' ? -1 : 1, parsed = 0;
+    for (const char *digit = value + (sign < 0); *digit; digit++) {
+        if (*digit < '0' || *digit > '9' || parsed > 99999999)
+            return otherwise;
+        parsed = 10 * parsed + *digit - '0';
+    }
+    return sign * parsed;
 }
 
 /* The core lies beside this library, whatever path this one was preloaded by. */
@@ -101,42 +165,49 @@ static void *load_core(void)
 {
     Dl_info self;
     char path[4096];
-    if (!dladdr((void *)load_core, &self) || !self.dli_fname)
+    if (!dladdr || !dlopen || !dladdr((void *)load_core, &self) || !self.dli_fname)
         return NULL;
-    const char *slash = strrchr(self.dli_fname, '/');
-    size_t length = slash ? (size_t)(slash + 1 - self.dli_fname) : 0;
+    size_t length = folder_length(self.dli_fname);
     if (length + sizeof CORE_NAME > sizeof path)
         return NULL;
-    memcpy(path, self.dli_fname, length);
-    memcpy(path + length, CORE_NAME, sizeof CORE_NAME);
+    copy(path, self.dli_fname, length);
+    copy(path + length, CORE_NAME, sizeof CORE_NAME);
     return dlopen(path, RTLD_NOW | RTLD_GLOBAL);
 }
 
 static int is_gate(const char *entry, size_t length)
 {
     size_t name = sizeof GATE_NAME - 1;
-    if (length < name || memcmp(entry + length - name, GATE_NAME, name))
+    if (length < name || !begins_with(entry + length - name, GATE_NAME, name))
         return 0;
     return length == name || entry[length - name - 1] == '/';
 }
 
+static int separates(char byte)
+{
+    return byte == ':' || byte == ' ';
+}
+
 static void leave_preload(void)
 {
-    const char *list = getenv("LD_PRELOAD");
+    const char *list = value_of("LD_PRELOAD");
     char kept[8192];
     size_t used = 0;
-    if (!list || strlen(list) >= sizeof kept)
+    if (!list || !setenv || !unsetenv || length_of(list) >= sizeof kept)
         return;
     for (const char *entry = list; *entry;) {
-        size_t length = strcspn(entry, ": ");
+        size_t length = 0;
+        while (entry[length] && !separates(entry[length]))
+            length++;
         if (length && !is_gate(entry, length)) {
             if (used)
                 kept[used++] = ':';
-            memcpy(kept + used, entry, length);
+            copy(kept + used, entry, length);
             used += length;
         }
         entry += length;
-        entry += strspn(entry, ": ");
+        while (separates(*entry))
+            entry++;
     }
     kept[used] = 0;
     if (used)
@@ -148,7 +219,7 @@ static void leave_preload(void)
 static void arm(const char *box)
 {
     void *core = load_core();
-    attach_fn *attach = core ? (attach_fn *)dlsym(core, "taskd_attach") : NULL;
+    attach_fn *attach = core && dlsym ? (attach_fn *)dlsym(core, "taskd_attach") : NULL;
     if (!attach || attach(box, number("RANK", -1), number("TASKD_INCARNATION", 0)))
         return;
     if (!is_on("TASKD_PRELOAD_KEEP"))
@@ -157,11 +228,11 @@ static void arm(const char *box)
 
 __attribute__((constructor)) static void gate(void)
 {
-    int saved = errno;
+    int saved = __errno_location ? errno : 0;
     if (!next_sigaction)
         find_libc();
-    const char *box = is_on("TASKD_PROCESS_ENABLE") ? getenv("TASKD_BLACKBOX") : NULL;
+    const char *box = is_on("TASKD_PROCESS_ENABLE") ? value_of("TASKD_BLACKBOX") : NULL;
     if (box && *box && is_python())
         arm(box);
-    errno = saved;
+    set_errno(saved);
 }

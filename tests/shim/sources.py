@@ -8,3 +8,4 @@ from tests.shim.armed import REPOSITORY
 
 sys.path.insert(0, str(REPOSITORY / "csrc"))
 build_libs: Any = importlib.import_module("build_libs")
+objects: Any = importlib.import_module("objects")

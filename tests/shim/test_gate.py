@@ -9,6 +9,7 @@ import pytest
 
 from taskd.runtime.box.blackbox import Life
 from tests.shim.armed import GATE, PROGRAMS, armed, plain, until
+from tests.shim.sources import build_libs, objects
 
 PYTHON = [
     "python",
@@ -162,3 +163,39 @@ def test_signal_handlers_go_to_a_core_that_has_a_chain(box, launcher, tmp_path):
     gate = fake_install(tmp_path, (PROGRAMS / "chain.c").read_text(), launcher)
     program = ["python", "-c", "import signal; signal.signal(signal.SIGUSR2, signal.SIG_IGN)"]
     assert launcher.run(program, env=armed(box.path, gate)) == (0, "asked\n")
+
+
+def build_signals(compiler: str, folder: Path, launcher, *options: str) -> Path:
+    program = folder / "signals"
+    assert launcher.run([compiler, *options, "-o", program, PROGRAMS / "signals.c"]) == (0, "")
+    return program
+
+
+@pytest.mark.parametrize("way", ["", "-static-pie", "musl"])
+def test_any_program_of_an_image_runs_under_it(way, launcher, tmp_path):
+    compiler = "musl-gcc" if way == "musl" else "gcc"
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no {compiler} here")
+    program = build_signals(compiler, tmp_path, launcher, *([way] if way.startswith("-") else []))
+    expected = (0, "first\nsecond\nsecond\nended\n")
+    assert launcher.run([program], env=plain()) == expected
+    assert launcher.run([program], env=plain() | {"LD_PRELOAD": str(GATE)}) == expected
+
+
+def test_a_libc_without_dlsym_keeps_its_signals(launcher, tmp_path):
+    """As glibc before 2.34 in a program without libdl: the gate's names of libdl are others here, which nobody has."""
+    gate, part = tmp_path / "libtaskd.so", tmp_path / "gate.o"
+    flags = [*build_libs.FLAGS, *build_libs.GATE_FLAGS]
+    compile_only = [flag for flag in flags if flag != "-shared" and not flag.startswith("-Wl,")]
+    renamed = [f"--redefine-sym={name}=no_{name}" for name in ("dladdr", "dlopen", "dlsym")]
+    for command in (
+        ["gcc", *compile_only, "-c", "-o", part, build_libs.CSRC / "gate.c"],
+        ["objcopy", *renamed, part],
+        ["gcc", *flags, "-o", gate, part],
+    ):
+        assert launcher.run(command) == (0, "")
+    assert "no_dlsym" in objects.read(gate).weak
+    program = build_signals("gcc", tmp_path, launcher)
+    preload = {"LD_PRELOAD": str(gate)}
+    assert launcher.run([program], env=plain() | preload) == launcher.run([program], env=plain())
+    assert launcher.run(PYTHON, env=armed(tmp_path, gate)) == launcher.run(PYTHON, env=plain())

@@ -1,10 +1,13 @@
 """What the two libraries export and need."""
 
+import re
 import subprocess
+from dataclasses import replace
 
 import pytest
 
 from tests.shim.armed import CORE, GATE
+from tests.shim.sources import objects
 
 API = {
     "version", "attach", "attached", "guard", "progress", "phase", "pulse_method", "pulse_own", "gil_beat", "enter",
@@ -43,9 +46,9 @@ def exports(library):
     return {line.split(maxsplit=2)[2] for line in listing.splitlines()}
 
 
-def needs(library):
-    listing = subprocess.run(["readelf", "-dW", library], capture_output=True, text=True, check=True).stdout
-    return {line.split("[")[1].rstrip("]") for line in listing.splitlines() if "(NEEDED)" in line}
+def readelf(library, what, pattern):
+    listing = subprocess.run(["readelf", what, "-W", library], capture_output=True, text=True, check=True).stdout
+    return set(re.findall(pattern, listing))
 
 
 def test_the_gate_exports_the_two_interposed_functions_and_the_way_to_its_core():
@@ -58,8 +61,42 @@ def test_the_core_exports_its_interface_and_its_hooks_alone():
     assert exports(CORE) == {f"taskd_{name}" for name in API} | GLOO | devices | profiler
 
 
-def test_the_gate_needs_libc_alone():
-    assert needs(GATE) == {"libc.so.6"}
+def test_the_gate_needs_no_library_no_version_and_no_symbol():
+    assert objects.gate_flaws(objects.read(GATE)) == []
+    assert readelf(GATE, "--dynamic", r"\((NEEDED|VERNEED|VERSYM|VERDEF)\)") == set()
+    assert readelf(GATE, "--dyn-syms", r"GLOBAL +\w+ +UND (\w+)") == set()
+
+
+def test_the_core_runs_with_the_glibc_that_torch_needs():
+    asked = objects.read(CORE)
+    assert (2, 2) < asked.newest_glibc() <= objects.OLDEST
+    versions = readelf(CORE, "--version-info", r"Name: (GLIBC_[\d.]+)")
+    assert {version for version in asked.versions if version.startswith("GLIBC_")} == versions
+    assert set(asked.libraries) == readelf(CORE, "--dynamic", r"\(NEEDED\).*\[(.+)]") <= {"libc.so.6", "libgcc_s.so.1"}
+    undefined = readelf(CORE, "--dyn-syms", r"GLOBAL +\w+ +UND (\w+)")
+    assert set(asked.strong) == undefined
+    assert objects.platform("linux_x86_64", [objects.read(GATE), asked]) == "manylinux_2_28_x86_64"
+
+
+@pytest.mark.parametrize(
+    ("change", "plain", "expected"),
+    [
+        ({"versions": ("GLIBC_2.28", "GCC_3.0")}, "linux_aarch64", "manylinux_2_28_aarch64"),
+        ({"versions": ("GLIBC_2.4", "GLIBC_2.34")}, "linux_x86_64", "linux_x86_64"),
+        ({"libraries": ("libstdc++.so.7",)}, "linux_x86_64", "linux_x86_64"),
+        ({}, "linux_riscv64", "linux_riscv64"),
+        ({}, "macosx_14_0_arm64", "macosx_14_0_arm64"),
+    ],
+)
+def test_the_wheel_promises_no_more_than_its_libraries_keep(change, plain, expected):
+    assert objects.platform(plain, [replace(objects.read(CORE), **change)]) == expected
+
+
+def test_what_asks_for_more_is_no_gate():
+    flaws = objects.gate_flaws(objects.read(CORE))
+    assert "it needs the library libc.so.6" in flaws
+    assert "it asks for the version GLIBC_2.17" in flaws
+    assert "it needs the symbol dlopen, which is not weak" in flaws
 
 
 def test_torch_has_what_the_hooks_stand_before():
