@@ -14,8 +14,11 @@
 - `commit_us`: median of `state.commit()` in those turns. The step before has emptied the caches of the processor, as a
   real one does. `commit_standalone_us` is the same in a loop, without an agent (see `commit.py`).
 - `constructor_us`: what the preloaded gate costs a process in which it is inert (see `constructor.py`).
-- `background`: processor time beside the steps, as a share of one core: torchrun, manager, warm processes and the other
-  threads of the worker, from /proc; and the same for plain torchrun.
+- `background`: processor time of all threads of the rank other than the one that trains, as a share of one core, from
+  /proc; and the same for plain torchrun. `beside` is that of all other processes of the job: torchrun with the manager,
+  and warm processes.
+
+`--quick` asks for fewer pairs: the interval is wider.
 
 The work is that of one rank: what taskd adds to a step is local to a rank and does not depend on their number.
 """
@@ -36,7 +39,6 @@ from benchmarks.intervals import interval
 from benchmarks.job import (
     ROOT,
     START_LIMIT_S,
-    Job,
     Journal,
     measured,
     say,
@@ -49,12 +51,15 @@ from benchmarks.trainers.names import LIBRARIES
 
 SCRIPT = ROOT / "benchmarks" / "scripts" / "steps.py"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_USUAL = {"repeats": 8, "pairs": 500, "steps": 3}
-_TRAINER_USUAL = {"repeats": 2, "pairs": 12, "steps": 30}
+_USUAL = {"repeats": 8, "pairs": 500, "steps": 3, "samples": 200}
+_QUICK = {"repeats": 2, "pairs": 250, "steps": 3, "samples": 50}
+_TRAINER_USUAL = {"repeats": 2, "pairs": 12, "steps": 30, "samples": 0}
 
 
-def measure_job(directory: Path, args: argparse.Namespace, *, taskd: bool) -> tuple[dict[str, list[float]], float]:
-    """Run one job: what its worker found, and the background's share of a core."""
+def measure_job(
+    directory: Path, args: argparse.Namespace, *, taskd: bool
+) -> tuple[dict[str, list[float]], tuple[float, float]]:
+    """Run one job: what its rank found, and the shares of a core of its other threads and of all other processes."""
     directory.mkdir()
     go, out = directory / "go", directory / "out.json"
     os.mkfifo(go)
@@ -66,24 +71,33 @@ def measure_job(directory: Path, args: argparse.Namespace, *, taskd: bool) -> tu
             journal = Journal(directory / "run")
             job.await_until(lambda: journal.warm, "a warm process", START_LIMIT_S)
         go.write_bytes(b"go")  # blocks until the rank has come as far
-        begun_s, used_s = time.monotonic(), background_s(job)
-        last_s, last_used_s = begun_s, used_s
+        rank = int(out.with_suffix(".pid").read_text())
+        begun_s, used = time.monotonic(), (beside_training_s(rank), beside_rank_s(job.pid, rank))
+        last_s, last_used = begun_s, used
         while not job.ended:
+            now_s, now_used = time.monotonic(), (beside_training_s(rank), beside_rank_s(job.pid, rank))
             if not out.exists():
-                last_s, last_used_s = time.monotonic(), background_s(job)
+                last_s, last_used = now_s, now_used
             time.sleep(0.1)
         job.wait(0)
     found: dict[str, list[float]] = json.loads(out.read_text())
-    return found, (last_used_s - used_s) / max(last_s - begun_s, 1e-3)
+    took_s = max(last_s - begun_s, 1e-3)
+    return found, ((last_used[0] - used[0]) / took_s, (last_used[1] - used[1]) / took_s)
 
 
-def background_s(job: Job) -> float:
-    """Processor time of all threads of a job but the one that trains."""
-    processes = [_stat(f"/proc/{pid}/stat") for pid in _tree(job.pid)]
-    total = sum(sum(map(int, fields[11:15])) for fields in processes if fields)
-    trainer = next((pid for pid in _tree(job.pid) if SCRIPT.name in _command(pid) and pid != job.pid), None)
-    thread = _stat(f"/proc/{trainer}/task/{trainer}/stat")
-    return (total - sum(map(int, thread[11:13]))) / _TICKS_PER_S
+def beside_training_s(rank: int) -> float:
+    """Processor time of all threads of a process but its first, those that have ended among them."""
+    process, thread = _stat(f"/proc/{rank}/stat"), _stat(f"/proc/{rank}/task/{rank}/stat")
+    return (_used(process[11:13]) - _used(thread[11:13])) / _TICKS_PER_S
+
+
+def beside_rank_s(root: int, rank: int) -> float:
+    """Processor time of a process and its descendants, but for one of them."""
+    return sum(_used(_stat(f"/proc/{pid}/stat")[11:15]) for pid in _tree(root) if pid != rank) / _TICKS_PER_S
+
+
+def _used(ticks: list[str]) -> int:
+    return sum(map(int, ticks))
 
 
 def _tree(root: int) -> list[int]:
@@ -100,13 +114,6 @@ def _tree(root: int) -> list[int]:
     return found
 
 
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
 def _stat(path: str) -> list[str]:
     """The fields from the state on; none if the process has gone."""
     try:
@@ -118,15 +125,14 @@ def _stat(path: str) -> list[str]:
 def measure(directory: Path, args: argparse.Namespace) -> dict[str, Any]:
     """All figures: the last line."""
     pooled: dict[str, list[float]] = {}
-    shares = []
+    shares: list[tuple[float, float]] = []
     for repeat in range(args.repeats):
         figures, share = measure_job(directory / f"taskd-{repeat}", args, taskd=True)
         for name, values in figures.items():
             pooled.setdefault(name, []).extend(values)
         shares.append(share)
-        entry = {
-            name: round(statistics.median(values), 5) for name, values in [*figures.items(), ("background", shares)]
-        }
+        entry = {name: round(statistics.median(values), 5) for name, values in figures.items()}
+        entry.update(background=round(share[0], 5), beside=round(share[1], 5))
         say(args.json, {"repeat": repeat, **entry}, f"repeat {repeat}: {entry}")
     _, plain = measure_job(directory / "plain", args, taskd=False)
     median = {name: statistics.median(values) for name, values in pooled.items()}
@@ -138,7 +144,13 @@ def measure(directory: Path, args: argparse.Namespace) -> dict[str, Any]:
         "step_overhead_cpu": round(median["cpu"] - 1, 5),
         "commit_standalone_us": round(commit_us(), 2),
         "step_ms": round(median["step_us"] / 1000, 2),
-        "background": {"taskd": round(statistics.median(shares), 4), "torchrun": round(plain, 4)},
+        **{
+            name: {
+                "taskd": round(statistics.median(share[index] for share in shares), 4),
+                "torchrun": round(plain[index], 4),
+            }
+            for index, name in enumerate(("background", "beside"))
+        },
         "jobs": args.repeats,
         "pairs": args.pairs * args.repeats,
     }
@@ -155,10 +167,11 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--limit-s", type=float, default=900, help="a trainer's job that takes longer hangs (default 900)"
     )
-    parser.add_argument("--samples", type=int, default=200, help="processes for constructor_us (default 200)")
+    parser.add_argument("--samples", type=int, help="processes for constructor_us (default 200)")
+    parser.add_argument("--quick", action="store_true", help="fewer of all: a minute, and a wider interval")
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     args = parser.parse_args(words)
-    usual = _TRAINER_USUAL if args.trainer else _USUAL
+    usual = _TRAINER_USUAL if args.trainer else _QUICK if args.quick else _USUAL
     for name, value in usual.items():
         if getattr(args, name) is None:
             setattr(args, name, value)

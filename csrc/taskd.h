@@ -176,6 +176,13 @@ struct taskd_count {
     int64_t done;
 };
 
+/* One training state's numbers that Python and pulse.c share. */
+struct taskd_board {
+    int64_t step;               /* committed ones */
+    int64_t commits;            /* of this process, with the state that it has */
+    int64_t extras;             /* not 0: a commit has more to do than to count; a byte for each reason */
+};
+
 /* What the functions of pulse.c work on. The caller owns it and all that it points at. */
 #define TASKD_SLOT_HEAD 24      /* sequence, step and length before the payload of a slot */
 #define TASKD_PULSE_SPANS 12
@@ -183,6 +190,8 @@ struct taskd_count {
 #define TASKD_PULSE_FORWARD 1
 #define TASKD_PULSE_BEFORE 2
 #define TASKD_PULSE_AFTER 3
+#define TASKD_PULSE_QUICK 4
+#define TASKD_PULSE_PASS 5
 struct taskd_span {
     const void *at;
     int64_t bytes;
@@ -199,15 +208,25 @@ struct taskd_pulse {
     int64_t tentative;          /* the step of its newest tentative entry */
     struct taskd_span span[12];
     struct taskd_count *counts; /* one for each optimizer */
+    struct taskd_board *board;
     void **pointer;             /* if not NULL: must still point at `pointed` */
     void *pointed;
-    void *generator;            /* Python objects from here on */
-    void *spare_name;           /* of its attribute that must be None */
-    void *state;
-    void *step_name;            /* of its attribute that counts committed steps */
+    void *numbers;              /* Python objects from here on; a dictionary or NULL */
+    void *spare_name;           /* which must be None in it */
+    void *commit_whole;         /* called with a commit's argument where it has more to do than to count */
     void *commit_slowly;        /* called without arguments where one of the two does not hold */
     void *forward_slowly;
     void *pack;                 /* called without arguments: the bytes that stand behind the spans; NULL for none */
+};
+
+/* What is done after the forward passes of one module. */
+struct taskd_pass {
+    struct taskd_pulse *pulse;  /* that records where the rank stands; NULL: nothing is recorded */
+    int64_t *trains;            /* whether the module's mode is known to be the usual one */
+    void *attributes;           /* Python objects from here on; the module's dictionary */
+    void *training_name;        /* which must be True in it */
+    void *grad_enabled;         /* called without arguments, must return True */
+    void *unusual;              /* called without arguments where one of them does not hold */
 };
 
 struct taskd_handle;

@@ -13,6 +13,7 @@ Rules:
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections import OrderedDict
@@ -135,11 +136,12 @@ def main() -> None:
     """The rank."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--go", type=Path, required=True, help="FIFO that holds back the measurement")
-    parser.add_argument("--out", type=Path, required=True, help="where the figures are written")
+    parser.add_argument("--out", type=Path, required=True, help="where the figures are written; the PID beside it")
     parser.add_argument("--pairs", type=int, required=True, help="of turns")
     parser.add_argument("--steps", type=int, required=True, help="of a turn")
     parser.add_argument("--plain", action="store_true", help="train without taskd; compare nothing")
     args = parser.parse_args()
+    args.out.with_suffix(".pid").write_text(str(os.getpid()))
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     work = Work()

@@ -91,7 +91,7 @@ def _watch_states(module: ModuleType) -> None:
         own_again(self)
 
     kind.__init__, kind.begin, kind.declare_empty = __init__, begin, declare_empty
-    kind.commit, kind.do_again = commit, do_again
+    kind.commit, kind.do_again, kind.commits_quickly = commit, do_again, False
 
 
 def _watch_optimizers(module: ModuleType) -> None:

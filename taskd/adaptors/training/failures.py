@@ -23,10 +23,14 @@ from taskd.core.diagnosis.faults import FaultKind
 
 
 class Failures:
-    """Since this rank's state was last known to be good. `steps` counts what the optimizers did since the commit."""
+    """Since this rank's state was last known to be good.
 
-    def __init__(self, steps: Callable[[], int]) -> None:
+    `steps` counts what the optimizers did since the commit; `tell` hears whether there are any failures.
+    """
+
+    def __init__(self, steps: Callable[[], int], tell: Callable[[bool], None]) -> None:
         self._steps = steps
+        self._tell = tell
         self._steps_before: int | None = None
         self.any = False
         """Whether a collective has failed."""
@@ -38,6 +42,7 @@ class Failures:
         if self._steps_before is None:
             self._steps_before = self._steps()
             self.any = True
+            self._tell(True)
 
     @property
     def stepped(self) -> bool:
@@ -52,6 +57,7 @@ class Failures:
     def forget(self) -> None:
         """The state is good."""
         self._steps_before, self.any, self.committed = None, False, False
+        self._tell(False)
 
 
 def is_own(error: BaseException) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
+from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.utils.hooks import RemovableHandle
 
 from taskd.adaptors.groups.instances import imported, instances
@@ -33,21 +34,26 @@ class StepHooks:
 
     Args:
         parts: whose optimizers and modules are watched.
+        counts: two numbers of each optimizer, begun and done, in turn.
         before_forward: called with the module before each forward pass; what it returns tells whether to call it again.
         after_forward: called after each forward pass that trains.
 
     """
 
     def __init__(
-        self, parts: Parts, before_forward: Callable[[torch.nn.Module], bool], after_forward: Callable[[], None]
+        self,
+        parts: Parts,
+        counts: memoryview,
+        before_forward: Callable[[torch.nn.Module], bool],
+        after_forward: Callable[[], None],
     ) -> None:
         self.withdrawn: Callable[[], None] = lambda: None
         """Called when another state has taken a module over."""
-        self.counts = memoryview(bytearray(16 * len(parts.optimizers))).cast("q")
+        self.counts = counts
         self._parts = parts
         self._modes = [Mode(module) for module in parts.modules]
         self._handles: list[RemovableHandle | _Call] = []
-        self._after_forward = lambda _module: after_forward()
+        self._after_forward = after_forward
         self._before_forward = before_forward
         self._before: list[RemovableHandle] = []
         self._hooked: WeakSet[torch.nn.Module] = WeakSet()
@@ -58,10 +64,10 @@ class StepHooks:
     def use(self, pulse: Pulse | None, *, records: bool = True) -> None:
         """From now on count in C, and record if the forward passes are to; or without a pulse in Python."""
         if pulse is not None:
-            self._put(pulse.optimizers, pulse.after_forward if records else None)
+            self._put(pulse.optimizers, pulse.after_forward if records else None, pulse)
             return
         in_python = [_counting(self.counts, index) for index in range(len(self._parts.optimizers))]
-        self._put(in_python, self._after_forward)
+        self._put(in_python, self._after_forward, None)
 
     def take_over(self) -> None:
         """The state trains from now on: no other one watches its modules."""
@@ -102,11 +108,6 @@ class StepHooks:
         for index in range(0, len(self.counts), 2):
             self.counts[index] = self.counts[index + 1]
 
-    def reset(self) -> None:
-        """Count from zero."""
-        for index in range(len(self.counts)):
-            self.counts[index] = 0
-
     def train_on(self) -> None:
         """Leave an evaluation that was interrupted."""
         for mode in self._modes:
@@ -124,11 +125,15 @@ class StepHooks:
             handle.remove()
         self._handles = []
 
-    def _put(self, optimizers: list[tuple[Hook, Hook]], after_forward: Hook | None) -> None:
+    def _put(self, optimizers: list[tuple[Hook, Hook]], record: Hook | None, pulse: Pulse | None) -> None:
         self._remove()
         for module, mode in zip(self._parts.modules, self._modes, strict=True):
+            after = _after_pass(module, mode, record)
+            if pulse is not None:
+                grad_enabled, records = torch.is_grad_enabled, record is not None
+                after = pulse.after_pass(module, mode.trains_on, grad_enabled, after, records=records)
             for outer in (module, *_compiled_around(module)):
-                self._handles.append(_Call(outer, module, mode, after_forward))
+                self._handles.append(_Call(outer, after))
                 if outer not in self._hooked:
                     self._hooked.add(outer)
                     self._before.append(_hook_before(outer, module, self._before_forward))
@@ -147,28 +152,38 @@ def _counting(counts: memoryview, index: int) -> tuple[Hook, Hook]:
     return before, after
 
 
-class _Call:
-    """When `outer` has returned from a pass that trains, calls `after` with the module, if there is any; until removed.
+def _after_pass(module: torch.nn.Module, mode: Mode, record: Hook | None) -> Hook:
+    """What is done after each pass of a module; after one that trains it is recorded where the rank stands."""
 
-    `outer` is the module itself, or a compiled one around it.
+    def after() -> None:
+        if is_compiling():
+            return
+        if module.training and torch.is_grad_enabled():
+            if not mode.trains_on[0]:
+                mode.trains()
+            if record is not None:
+                record()
+        else:
+            mode.evaluates()
+
+    return after
+
+
+class _Call:
+    """Calls `after` whenever a pass of `outer` has returned, until removed.
+
+    `outer` is a module of the state itself, or a compiled one around it.
     """
 
-    def __init__(self, outer: torch.nn.Module, module: torch.nn.Module, mode: Mode, after: Hook | None) -> None:
+    def __init__(self, outer: torch.nn.Module, after: Hook) -> None:
         self._module = outer
         self._former = former = outer._compiled_call_impl
         inner: Callable[..., Any] = outer._call_impl if former is None else former
 
         def call(*args: Any, **kwargs: Any) -> Any:
             result = inner(*args, **kwargs)
-            if torch.compiler.is_compiling():
-                return result
-            if module.training and torch.is_grad_enabled():
-                if not mode.known:
-                    mode.trains()
-                if after is not None:
-                    after(module)
-            else:
-                mode.evaluates()
+            if not is_dynamo_compiling():  # the compiler sees a constant, and compiles nothing of what follows
+                after()
             return result
 
         self._call = call
@@ -184,7 +199,7 @@ def _hook_before(
     outer: torch.nn.Module, module: torch.nn.Module, call: Callable[[torch.nn.Module], bool]
 ) -> RemovableHandle:
     def before(*_: Any) -> None:
-        if not torch.compiler.is_compiling() and not call(module):
+        if not is_compiling() and not call(module):
             handle.remove()
 
     handle = outer.register_forward_pre_hook(before)

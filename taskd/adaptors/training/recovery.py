@@ -2,37 +2,35 @@
 
 Rules:
 
-1. `commit` counts the step, and puts down where this rank stands in random numbers and data. It copies no weights.
+1. `commit` counts the step, and puts down where this rank stands in random numbers and data (see `committed_steps`). It
+   copies no weights.
 2. Between two commits the hooks of the optimizers tell what the state in memory is worth: CLEAN while none has
    changed anything, or what was changed can be undone (see `undo`); STEPPED when each has stepped exactly once; TORN in
    all other cases, a commit that was left half way among them.
 3. A forward pass may change buffers (BatchNorm) although the weights are still clean: `rollback` puts them back.
-4. With a seed, the random numbers of a step come from its number, and none are put down.
-5. Whoever reads these methods at a fault does so on the thread that trains, outside of the training function.
+4. Whoever reads these methods at a fault does so on the thread that trains, outside of the training function.
 """
 
 import os
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-import torch.distributed as dist
 
 from taskd.adaptors.groups.rows import MeshRows
+from taskd.adaptors.training.committed_steps import CommittedSteps, leaver
 from taskd.adaptors.training.data.shares import Shares
 from taskd.adaptors.training.failures import Failures
 from taskd.adaptors.training.hooks import StepHooks
 from taskd.adaptors.training.inflight.in_flight import InFlight
-from taskd.adaptors.training.keeping import Copying, SavedCheckpoint
+from taskd.adaptors.training.keeping import SavedCheckpoint
 from taskd.adaptors.training.parts.buffers import Buffers
 from taskd.adaptors.training.parts.followers import Followers
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.pending import Pending
 from taskd.adaptors.training.positions.payload import pack, unpack
-from taskd.adaptors.training.positions.position_file import PositionFile, PositionKind
-from taskd.adaptors.training.positions.positions import PositionMemory, Positions, not_known
-from taskd.adaptors.training.positions.rng import RngCapture
+from taskd.adaptors.training.positions.position_file import PositionFile
+from taskd.adaptors.training.positions.positions import not_known
 from taskd.adaptors.training.positions.seeds import Seeds
 from taskd.adaptors.training.script.afterwards import Afterwards
 from taskd.adaptors.training.script.rest import Rest
@@ -41,24 +39,12 @@ from taskd.adaptors.training.sharding.shards import rows_of
 from taskd.adaptors.training.trust.finite import Losses
 from taskd.adaptors.training.trust.first_step import FirstStep
 from taskd.adaptors.training.undo import Undo
-from taskd.runtime.worker.pulse import Pulse, pulse_of
+from taskd.runtime.worker.pulse import Extra, pulse_of
 from taskd.wire.kinds import JobRank, WorldRank
 from taskd.wire.messages import Condition
 
 
-def _leaver(recovery: "StateRecovery") -> Callable[[], None]:
-    """What a forked child does: the file is its parent's."""
-    known = weakref.ref(recovery)
-
-    def leave() -> None:
-        left = known()
-        if left is not None:
-            left._positions, left._count, left.shows_steps = PositionMemory(), left._count_slowly, False
-
-    return leave
-
-
-class StateRecovery:
+class StateRecovery(CommittedSteps):
     """What lies behind one `TrainState`.
 
     Args:
@@ -68,10 +54,8 @@ class StateRecovery:
         backup_every: steps from one copy of the state to the next, if the script says so; 0: none.
 
     Attributes:
-        step: committed steps.
-        on_commit: called with the step at the end of `commit`; the resilient function sets it.
         losses: those given to `commit`.
-        shows_steps, committing: whether `commit` shows the step in the black box too; whether it is counting one now.
+        committing: whether `commit` is counting a step now.
         by_trainer: whether a trainer's loop commits. It calls `record_ahead`, and has nothing to do between the
             optimizers' step and the commit: no text of a script is read.
         shares: those of the global batch.
@@ -79,10 +63,7 @@ class StateRecovery:
         failures: errors that the script may swallow.
         in_flight: what wrappers hold of the present step.
         replicas: which replica set this rank belongs to.
-        backups: what copies the state while the training function runs, if anything does.
-        verify: waits, before a step is counted, until what its collectives gave is there; None: it is at once.
         saved: the newest checkpoint of the present training function.
-        commits: how many since this process began, or was last given a state.
         inexact: what the newest recovery could not put back exactly.
         on_saved: called when there is another.
     """
@@ -95,37 +76,28 @@ class StateRecovery:
         backup_every: int | None = None,
         replicas: Replicas | None = None,
     ) -> None:
-        self.step, self.backup_every = 0, backup_every
-        self.backups: Copying | None = None
-        self.on_commit: Callable[[int], None] | None = None
-        self.verify: Callable[[], None] | None = None
+        super().__init__(parts, seeds, self.commit)
+        self.backup_every = backup_every
         self.saved: SavedCheckpoint | None = None
         self.inexact = ""
         self.on_saved: Callable[[], None] = lambda: None
-        self.parts = parts
         self.shares = Shares(seeds)
-        self.committing = self._restoring = self._adopting = self.shows_steps = self.by_trainer = False
+        self.committing = self._restoring = self._adopting = self.by_trainer = False
         self._commit_of_script = commit
-        self._positions: Positions = PositionMemory()
-        self._seeds, self._rng = seeds, seeds or RngCapture()
-        self._rank: JobRank | None = None
         self.losses = Losses()
-        self._empty, self.commits = False, 0
-        self._start: dict[int, bytes] = {}
+        self._empty = False
         self._followers = Followers(parts.replicated)
         parts.epochs.ended = self._followers.hold
         self.buffers = Buffers(parts.modules, parts.optimizers, parts.plain)
         self.afterwards = Afterwards(parts.modules)
-        self._hooks = StepHooks(parts, self.buffers.save, lambda: None if self.by_trainer else self._look_ahead())
+        counts = self._board.counts
+        self._hooks = StepHooks(parts, counts, self._save, lambda: None if self.by_trainer else self._look_ahead())
         self.first_step = FirstStep(parts.optimizers, self._hooks.withdraw)
         self._pending, self.in_flight = Pending(parts), InFlight(parts)
         self.replicas = replicas or Replicas(parts)
-        self.undo = Undo(parts, self._hooks.counts, self._can_copy)
+        self.undo = Undo(parts, counts, self._can_copy)
         self._hooks.withdrawn = self.undo.end
-        self.failures = Failures(lambda: sum(self._hooks.counts))
-        self._pulse: Pulse | None = None
-        self._count: Callable[[int], None] = self._count_slowly
-        self._ahead: Callable[[], None] = self._look_ahead
+        self.failures = Failures(lambda: sum(counts), lambda any_: self._board.demand(Extra.FAILURE, wanted=any_))
 
     def commit(self, loss: float | torch.Tensor | None = None) -> None:
         """As `TrainState.commit`.
@@ -133,12 +105,13 @@ class StateRecovery:
         Raises:
             DistrustError: it is the first step with a state that has come, and its loss is not finite.
         """
-        if self.verify is not None:
-            self.verify()
+        if self._verify is not None:
+            self._verify()
         if self.first_step.watched:
             self._end_first_step(loss)
+        self._board.demand(Extra.STATE)
         self.committing = True
-        self.step = step = self.step + 1
+        self._board.step = step = self._board.step + 1
         if self._pending.armed or not self._hooks.counts[1]:
             self._pending.committed(step, stepped=any(self._hooks.stepped))
         self.buffers.committed()
@@ -147,7 +120,7 @@ class StateRecovery:
         if self._seeds is not None:
             self._seeds.sow(self._own_rank(), step)
         self._count(step)
-        self.commits += 1
+        self._board.commits += 1
         if self._followers.any:
             self._followers.mark()
         if self.undo.busy:
@@ -158,10 +131,35 @@ class StateRecovery:
         self._put_down(step)
         if loss is not None:
             self.losses.look(loss, step)
-        if self.on_commit is not None:
-            self.on_commit(step)
+        self._board.demand(Extra.STATE, wanted=self._has_more_to_do())
+        if self._on_commit is not None:
+            self._on_commit(step)
         if self.afterwards.any and not self._adopting:
             self.afterwards.run(step)
+
+    def _has_more_to_do(self) -> bool:
+        """Whether the next commit has more to do than to count, as far as it is known; who finds out later demands it.
+
+        Of several optimizers' first the core itself sees whether it has stepped, and of collectives whether one failed.
+        """
+        return bool(
+            self._verify is not None
+            or self._backups is not None
+            or self._seeds is not None
+            or self.replicas.verifier is not None
+            or self.afterwards.any
+            or self._followers.any
+            or self.in_flight.any
+            or self.first_step.watched
+            or self._pending.armed
+            or self.buffers.touched
+            or self.undo.busy
+        )
+
+    def after_commit(self, work: Callable[[int], object], every: int) -> None:
+        """As `TrainState.after_commit`."""
+        self.afterwards.add(work, every)
+        self._board.demand(Extra.STATE)
 
     def do_again(self) -> None:
         """Do what follows the commit. Called after a recovery, before it goes on."""
@@ -175,13 +173,15 @@ class StateRecovery:
         """
         self._hooks.take_over()
         self._positions = file = PositionFile(path)
-        os.register_at_fork(after_in_child=_leaver(self))
+        os.register_at_fork(after_in_child=leaver(self))
         slowly = self._record, self._look_ahead
-        self._pulse = pulse = pulse_of(self, file.target, self._rng.sources(), self._hooks.counts, slowly)
+        self._pulse = pulse = pulse_of(self._board, file.target, self._rng.sources(), self.commit, slowly)
         if pulse is not None:
             self._hooks.use(pulse, records=not self.by_trainer)
             self.undo.stand_last()
             self._count, self._ahead, self.shows_steps = pulse.commit, pulse.after_forward, True
+            if self.commits_quickly:
+                self.commit_step = pulse.commit_quickly
             self._pack_in_pulse()
 
     def begin(self, rank: JobRank | None = None) -> None:
@@ -193,6 +193,7 @@ class StateRecovery:
         if rank is None:  # nobody opens it
             found = rows_of(self.parts, 0)
             self.shares.lie_on(None if isinstance(found, str) else found)
+        self._board.demand(Extra.STATE)
         self.in_flight = InFlight(self.parts)
         self.buffers.begin()
         self._followers.settle()
@@ -219,6 +220,7 @@ class StateRecovery:
     def declare_empty(self) -> None:
         """Say that this is a newcomer, whose weights count for nothing."""
         self._empty = True
+        self._board.demand(Extra.STATE)
         self.in_flight = InFlight(self.parts)
         self.buffers.begin()
         rng = self._rng.capture()
@@ -266,6 +268,7 @@ class StateRecovery:
 
     def rollback(self) -> str:
         """Undo what was done since the commit: a CLEAN state is then the committed one. Return what was left, or ""."""
+        self._board.demand(Extra.STATE)
         if self.undo.ready:
             self.undo.apply()
             self._followers.settle()
@@ -273,20 +276,21 @@ class StateRecovery:
         note = self._followers.rollback()
         self.buffers.put_back()
         self._followers.refresh()
-        self._hooks.reset()
+        self._board.reset()
         return note
 
     @contextmanager
     def restoring(self, step: int) -> Iterator[None]:
         """Mark the state TORN while the body fills it, and as committed step `step` when the body ends well."""
         self._restoring = True
+        self._board.demand(Extra.STATE)
         yield
-        self.step = step
-        self._hooks.reset()
+        self._board.step = step
+        self._board.reset()
         for held in (self.undo, self.failures, self.losses, self.first_step):
             held.forget()
         self.buffers.touched = False
-        self.commits = 0
+        self._board.commits = 0
         self._followers.settle()
         self._empty = self._restoring = self.committing = False
 
@@ -296,14 +300,6 @@ class StateRecovery:
             parameter.grad = None
         self._pending.forget()
         self._hooks.train_on()
-
-    def position(self, step: int) -> bytes:
-        """What is recorded of `step`, to be lent to a rank that has nothing; empty if nothing is.
-
-        Of the step with which its set-up ended a newcomer knows it in any case: whom it replaces may have died before
-        it put down anything, and has come to the same place.
-        """
-        return self._positions.read().get(step) or self._start.get(step, b"")
 
     def return_to(self, step: int, lent: bytes = b"", *, own: bool = False) -> str:
         """Put random numbers and data position of `step` back; return what is not exact, or "".
@@ -327,21 +323,18 @@ class StateRecovery:
         ahead = not self.undo.ready and self._followers.ahead(self.buffers.covers)
         return not ahead and self.buffers.can_be_put_back()
 
+    def _save(self, module: torch.nn.Module) -> bool:
+        """Before a forward pass; tells whether to call it again."""
+        goes_on = self.buffers.save(module)
+        if self.buffers.touched:
+            self._board.demand(Extra.STATE)
+        return goes_on
+
     def _can_copy(self) -> bool:
         self._followers.stepping()
         can = self._can_be_done_again()
         self.buffers.stepping()
         return can
-
-    def _go_back(self, payload: bytes) -> list[str]:
-        """Put a position back; return the names of the parts that it did not have."""
-        if not payload:
-            self.parts.epochs.unpack(None)
-            return []
-        rng, data = unpack(payload)
-        missing = self.parts.unpack_positions(data)
-        self._rng.restore(rng)
-        return missing
 
     def watch_first_step(self, source: str = "", distrust: Callable[[], None] = lambda: None) -> None:
         """The state of some ranks has come from replicas or copies, this one's from `source`; "": it has kept its own.
@@ -355,6 +348,7 @@ class StateRecovery:
 
         if self.losses.known_finite:
             self.first_step.watch(source, refuse)
+            self._board.demand(Extra.STATE)
 
     def _end_first_step(self, loss: float | torch.Tensor | None) -> None:
         if loss is not None and not self._adopting:
@@ -368,11 +362,6 @@ class StateRecovery:
         if step >= self.replicas.due_at:
             self.replicas.due(step)
 
-    def _own_rank(self) -> JobRank:
-        if self._rank is None:
-            self._rank = JobRank(dist.get_rank() if dist.is_available() and dist.is_initialized() else 0)
-        return self._rank
-
     def begin_epochs(self) -> None:
         """The script asks for its epochs for the first time: they are recorded from now on."""
         self._followers.save()
@@ -382,19 +371,3 @@ class StateRecovery:
         if self._pulse is not None and (self.parts.positions or self.parts.epochs.used):
             parts, rng = self.parts, tuple(self._rng.capture())
             self._pulse.pack_with(lambda: parts.data_position(rng))
-
-    def _count_slowly(self, _step: int) -> None:
-        self._hooks.reset()
-        self._record()
-
-    def _record(self) -> None:
-        rng = self._rng.capture()
-        self._positions.write(PositionKind.COMMITTED, self.step, rng, self.parts.data_position(rng))
-
-    def record_ahead(self) -> None:
-        """Put down where this rank will stand at the next commit, as far as it is known."""
-        self._ahead()
-
-    def _look_ahead(self) -> None:
-        rng = self._rng.capture()
-        self._positions.write(PositionKind.TENTATIVE, self.step + 1, rng, self.parts.data_position(rng))

@@ -110,7 +110,7 @@ class TrainState:
         training goes on. A tensor on an accelerator is looked at one commit later, or when the device has come so far:
         no step waits for it.
         """
-        self._recovery.commit(loss)
+        self._recovery.commit_step(loss)
 
     def after_commit(self, work: Callable[[int], object], *, every: int = 1) -> None:
         """Have `work(step)` done after every so many commits, on all ranks: an evaluation, a checkpoint.
@@ -121,7 +121,7 @@ class TrainState:
         Raises:
             ConfigError: `work` is no function, or `every` no number from 1 on.
         """
-        self._recovery.afterwards.add(work, every)
+        self._recovery.after_commit(work, every)
 
     @property
     def epoch(self) -> int:

@@ -7,11 +7,12 @@ Rules:
 """
 
 import ctypes
+import enum
 import logging
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from taskd.errors import ShimError
 from taskd.runtime.box.shim import core, interface
@@ -37,14 +38,70 @@ class Sources:
     Attributes:
         buffers: read at each call.
         pointer: an address, and what the pointer that stands there must point at; None if nothing can move.
-        generator: an object whose attribute `spare` must be None.
+        generator: an object whose attribute `spare` must be None; None if there is none.
 
     """
 
     buffers: Sequence[Buffer]
     pointer: tuple[int, int] | None
-    generator: object
+    generator: object | None
     spare: str
+
+
+class Extra(enum.IntEnum):
+    """Why a commit has more to do than to count. Each has one writer at a time."""
+
+    STATE = 0  # something that the state itself knows of; the thread that trains sets it
+    ON_COMMIT = 1  # somebody waits for the commit; the control thread sets it too
+    FAILURE = 2  # a collective has failed, on whatever thread
+
+
+class Board:
+    """Numbers of one training state that Python and the core share, side by side in the processor's cache.
+
+    Attributes:
+        counts: how often each optimizer's step was begun and done since the last commit.
+
+    """
+
+    def __init__(self, optimizers: int) -> None:
+        self._memory = memoryview(bytearray(8 * (3 + 2 * optimizers)))
+        self._words = self._memory.cast("q")
+        self._extras = self._memory[16:24]
+        self.counts = self._words[3:]
+        self.demand(Extra.STATE)
+
+    @property
+    def memory(self) -> memoryview:
+        """For the core: `struct taskd_board`, and the counts behind it."""
+        return self._memory
+
+    @property
+    def step(self) -> int:
+        """Committed steps."""
+        return self._words[0]
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._words[0] = step
+
+    @property
+    def commits(self) -> int:
+        """Those of this process with the state that it has."""
+        return self._words[1]
+
+    @commits.setter
+    def commits(self, commits: int) -> None:
+        self._words[1] = commits
+
+    def reset(self) -> None:
+        """Count the optimizers' steps from zero."""
+        for index in range(len(self.counts)):
+            self.counts[index] = 0
+
+    def demand(self, extra: Extra, *, wanted: bool = True) -> None:
+        """The next commit has more to do than to count; or, for this reason, it has not any more."""
+        self._extras[extra] = wanted
 
 
 class _Address(int):
@@ -56,10 +113,11 @@ class _Address(int):
 class Pulse:
     """The functions for one training state.
 
-    `commit(step)` puts down a committed position and shows the step in the black box. `after_forward`, a forward hook
-    of modules, puts down a tentative one for `state.step + 1`. `optimizers` has the two step hooks of each optimizer;
-    they count in `counts`, two numbers each (begun, done), which `commit` sets to 0. Where `slowly` is called, commit
-    and forward pass are put down by its two functions.
+    `commit(step)` puts down a committed position and shows the step in the black box. `commit_quickly(loss)` is a whole
+    commit, where there is nothing to do but to count; else it calls `commit_whole`. `after_forward` puts down a
+    tentative position for the board's step + 1. `optimizers` has the two step hooks of each optimizer; they count in
+    the board's counts, two numbers each (begun, done), which a commit sets to 0. Where a position cannot be put down by
+    the core the two functions `slowly` do it, after a commit and after a forward pass.
 
     Raises:
         ShimError: the core cannot do it in this Python.
@@ -67,14 +125,21 @@ class Pulse:
     """
 
     def __init__(
-        self, state: object, target: Target, sources: Sources, counts: memoryview, slowly: tuple[Hook, Hook]
+        self,
+        board: Board,
+        target: Target,
+        sources: Sources,
+        commit_whole: Callable[..., None],
+        slowly: tuple[Hook, Hook],
     ) -> None:
         ffi, library = interface(), core()
         if len(sources.buffers) > library.TASKD_PULSE_SPANS:
             raise ShimError(f"{len(sources.buffers)} buffers are more than the {library.TASKD_PULSE_SPANS} of a pulse")
         raw = ffi.new("struct taskd_pulse *")
-        objects = [state, "step", sources.generator, sources.spare, *slowly]
-        self._kept = (raw, objects, target, sources, counts)
+        counts = board.counts
+        numbers = None if sources.generator is None else vars(sources.generator)
+        objects = [numbers, sources.spare, commit_whole, *slowly]
+        self._kept = (raw, objects, target, sources, board)
         self._pack: Callable[[], bytes] | None = None
         raw.slots = _pointer("char *", target.memory)
         library.taskd_pulse_own(raw)
@@ -86,13 +151,15 @@ class Pulse:
         raw.spans_bytes = sum(map(len, sources.buffers))
         raw.counts = _pointer("struct taskd_count *", counts)
         raw.optimizers = len(counts) // 2
+        raw.board = _pointer("struct taskd_board *", board.memory)
         if sources.pointer is not None:
             raw.pointer = ffi.cast("void **", sources.pointer[0])
             raw.pointed = ffi.cast("void *", sources.pointer[1])
-        names = ("state", "step_name", "generator", "spare_name", "commit_slowly", "forward_slowly")
+        names = ("numbers", "spare_name", "commit_whole", "commit_slowly", "forward_slowly")
         for name, value in zip(names, objects, strict=True):
-            setattr(raw, name, ffi.cast("void *", id(value)))
+            setattr(raw, name, ffi.NULL if value is None else ffi.cast("void *", id(value)))
         self.commit: Callable[[int], None] = self._function(library.TASKD_PULSE_COMMIT, raw)
+        self.commit_quickly: Callable[[Any], None] = self._function(library.TASKD_PULSE_QUICK, raw)
         self.after_forward: Hook = self._function(library.TASKD_PULSE_FORWARD, raw)
         self.optimizers: list[tuple[Hook, Hook]] = [
             (
@@ -107,25 +174,46 @@ class Pulse:
         self._pack = pack
         self._kept[0].pack = interface().cast("void *", id(pack))
 
-    def _function(self, which: int, of: Any) -> Any:
+    def after_pass(
+        self, module: object, trains: memoryview, grad_enabled: Callable[[], bool], unusual: Hook, *, records: bool
+    ) -> Hook:
+        """What to call after each forward pass of a module.
+
+        Where its `training` is True, `grad_enabled` returns True, and `trains` is not 0, it puts down a tentative
+        position if it `records`; else it calls `unusual`.
+        """
+        ffi = interface()
+        raw = ffi.new("struct taskd_pass *")
+        objects = [vars(module), "training", grad_enabled, unusual]
+        raw.pulse = self._kept[0] if records else ffi.NULL
+        raw.trains = _pointer("int64_t *", trains)
+        for name, value in zip(("attributes", "training_name", "grad_enabled", "unusual"), objects, strict=True):
+            setattr(raw, name, ffi.cast("void *", id(value)))
+        return cast(Hook, self._function(core().TASKD_PULSE_PASS, raw, raw, objects, trains))
+
+    def _function(self, which: int, of: Any, *kept: object) -> Any:
         method = core().taskd_pulse_method(which)
         if method == interface().NULL:
             raise ShimError("this Python does not export its stable ABI")
         make = ctypes.pythonapi.PyCFunction_NewEx
         make.argtypes, make.restype = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p], ctypes.py_object
         address = _Address(int(interface().cast("intptr_t", of)))
-        address.owner = self
+        address.owner = (self, *kept)
         return make(int(interface().cast("intptr_t", method)), address, None)
 
 
 def pulse_of(
-    state: object, target: Target, sources: Sources | None, counts: memoryview, slowly: tuple[Hook, Hook]
+    board: Board,
+    target: Target,
+    sources: Sources | None,
+    commit_whole: Callable[..., None],
+    slowly: tuple[Hook, Hook],
 ) -> Pulse | None:
     """A `Pulse`; None where not every generator can be read, or the core cannot do it: then Python does the same."""
     if sources is None:
         return None
     try:
-        return Pulse(state, target, sources, counts, slowly)
+        return Pulse(board, target, sources, commit_whole, slowly)
     except ShimError as error:
         _log.debug("steps are counted in Python: %s", error)
         return None

@@ -18,17 +18,17 @@ class Mode:
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
         self._flags: list[tuple[torch.nn.Module, bool]] = []
-        self.known = False
-        """Whether the module has trained since it was put down last, and nothing else."""
+        self.trains_on = memoryview(bytearray(8)).cast("q")
+        """One number, for the core too: not 0 while the module trains, as was put down, and does nothing else."""
 
     def trains(self) -> None:
-        """A training pass was run, and it is not `known`."""
+        """A training pass was run, and the last one was none."""
         self._flags = [(module, module.training) for module in self._module.modules()]
-        self.known = True
+        self.trains_on[0] = 1
 
     def evaluates(self) -> None:
         """A pass was run that does not train."""
-        self.known = False
+        self.trains_on[0] = 0
         if not self._module.training and torch.is_grad_enabled():
             self._flags = []
 

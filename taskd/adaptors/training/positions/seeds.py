@@ -42,7 +42,6 @@ class Seeds:
         self._start = 0
         self._numpy: Any = None
         self._accelerator: Any = _accelerator()
-        self.never = None  # what a `Pulse` looks at to see that nothing has to be captured
 
     def sow(self, stream: int, step: int) -> None:
         """Seed every generator for the step that follows `step` committed ones."""
@@ -65,7 +64,7 @@ class Seeds:
 
     def sources(self) -> Sources:
         """What `capture` reads, for a `Pulse`."""
-        return Sources((head_of(()),), None, self, "never")
+        return Sources((head_of(()),), None, None, "")
 
     def restore(self, states: Sequence[bytes]) -> None:
         """Do nothing: `sow` is what brings a step's numbers back."""

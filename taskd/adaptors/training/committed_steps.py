@@ -1,0 +1,160 @@
+"""A rank's committed steps: their count, and where the rank stood in random numbers and data at each.
+
+Rules:
+
+1. A step is counted by the core alone where nothing else is to be done (`commit_step`). Whoever wants more of a commit
+   demands it of the board; who forgets to is not called.
+2. Positions go to a file that outlives this process, if there is one; a forked child leaves it alone.
+3. With a seed, the random numbers of a step come from its number, and none are put down.
+"""
+
+import weakref
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from taskd.adaptors.training.keeping import Copying
+from taskd.adaptors.training.parts.parts import Parts
+from taskd.adaptors.training.positions.payload import unpack
+from taskd.adaptors.training.positions.position_file import PositionKind
+from taskd.adaptors.training.positions.positions import PositionMemory, Positions
+from taskd.adaptors.training.positions.rng import RngCapture
+from taskd.adaptors.training.positions.seeds import Seeds
+from taskd.runtime.worker.pulse import Board, Extra, Pulse
+from taskd.wire.kinds import JobRank
+
+
+def leaver(recovery: "CommittedSteps") -> Callable[[], None]:
+    """What a forked child does: the file is its parent's."""
+    known = weakref.ref(recovery)
+
+    def leave() -> None:
+        left = known()
+        if left is not None:
+            left._positions, left._count, left.shows_steps = PositionMemory(), left._count_slowly, False
+
+    return leave
+
+
+class CommittedSteps:
+    """The count and the positions of one training state.
+
+    Args:
+        parts: those of the state.
+        seeds: of its random numbers, if it was given a seed.
+        commit: counts a step with all that is to be done.
+
+    Attributes:
+        commit_step: what commits: `commit`, or a function of the core that calls it where there is more to do.
+        shows_steps: whether a commit shows the step in the black box too.
+    """
+
+    commits_quickly = True
+    """Whether the core may commit without a call of `commit`; a rehearsal looks at each."""
+
+    def __init__(
+        self, parts: Parts, seeds: Seeds | None, commit: Callable[[float | torch.Tensor | None], None]
+    ) -> None:
+        self.parts = parts
+        self.commit_step = commit
+        self.shows_steps = False
+        self._board = Board(len(parts.optimizers))
+        self._backups: Copying | None = None
+        self._on_commit: Callable[[int], None] | None = None
+        self._verify: Callable[[], None] | None = None
+        self._positions: Positions = PositionMemory()
+        self._seeds, self._rng = seeds, seeds or RngCapture()
+        self._rank: JobRank | None = None
+        self._start: dict[int, bytes] = {}
+        self._pulse: Pulse | None = None
+        self._count: Callable[[int], None] = self._count_slowly
+        self._ahead: Callable[[], None] = self._look_ahead
+
+    @property
+    def step(self) -> int:
+        """Committed steps."""
+        return self._board.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._board.step = step
+
+    @property
+    def commits(self) -> int:
+        """How many since this process began, or was last given a state."""
+        return self._board.commits
+
+    @property
+    def on_commit(self) -> Callable[[int], None] | None:
+        """Called with the step at the end of a commit. Any thread may set it."""
+        return self._on_commit
+
+    @on_commit.setter
+    def on_commit(self, call: Callable[[int], None] | None) -> None:
+        if call is None:
+            self._board.demand(Extra.ON_COMMIT, wanted=False)
+        self._on_commit = call
+        if call is not None:
+            self._board.demand(Extra.ON_COMMIT)
+
+    @property
+    def verify(self) -> Callable[[], None] | None:
+        """Waits, before a step is counted, until what its collectives gave is there; None: it is at once."""
+        return self._verify
+
+    @verify.setter
+    def verify(self, wait: Callable[[], None] | None) -> None:
+        self._verify = wait
+        self._board.demand(Extra.STATE)
+
+    @property
+    def backups(self) -> Copying | None:
+        """What copies the state while the training function runs, if anything does."""
+        return self._backups
+
+    @backups.setter
+    def backups(self, copying: Copying | None) -> None:
+        self._backups = copying
+        self._board.demand(Extra.STATE)
+
+    def position(self, step: int) -> bytes:
+        """What is recorded of `step`, to be lent to a rank that has nothing; empty if nothing is.
+
+        Of the step with which its set-up ended a newcomer knows it in any case: whom it replaces may have died before
+        it put down anything, and has come to the same place.
+        """
+        return self._positions.read().get(step) or self._start.get(step, b"")
+
+    # Inside.
+
+    def _go_back(self, payload: bytes) -> list[str]:
+        """Put a position back; return the names of the parts that it did not have."""
+        if not payload:
+            self.parts.epochs.unpack(None)
+            return []
+        rng, data = unpack(payload)
+        missing = self.parts.unpack_positions(data)
+        self._rng.restore(rng)
+        return missing
+
+    def _own_rank(self) -> JobRank:
+        if self._rank is None:
+            self._rank = JobRank(dist.get_rank() if dist.is_available() and dist.is_initialized() else 0)
+        return self._rank
+
+    def _count_slowly(self, _step: int) -> None:
+        self._board.reset()
+        self._record()
+
+    def _record(self) -> None:
+        rng = self._rng.capture()
+        self._positions.write(PositionKind.COMMITTED, self.step, rng, self.parts.data_position(rng))
+
+    def record_ahead(self) -> None:
+        """Put down where this rank will stand at the next commit, as far as it is known."""
+        self._ahead()
+
+    def _look_ahead(self) -> None:
+        rng = self._rng.capture()
+        self._positions.write(PositionKind.TENTATIVE, self.step + 1, rng, self.parts.data_position(rng))
