@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Final
 
 from taskd.config.schema import Reader, Setting
-from taskd.config.settings import ENABLED, SETTINGS
+from taskd.config.settings import ENABLED, PRELOAD_KEEP, SETTINGS
 
 RANK_VARIABLES: Final = frozenset(
     ("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RESTART_COUNT")
 )
 """torchrun's variables that tell one rank from another."""
 _PATH: Final = "PYTHONPATH"
+_PRELOAD: Final = "LD_PRELOAD"
+_GATE: Final = "libtaskd.so"
 _NCCL_PLUGIN: Final = "NCCL_PROFILER_PLUGIN"
 _NCCL_PATH_CHARACTERS: Final = 254
 _NCCL_ERRORS: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
@@ -79,8 +81,23 @@ def _without(directory: str, path: str) -> str:
 
 def preload_with(gate: Path) -> dict[str, str]:
     """`LD_PRELOAD` that begins with the shim's gate, once, and keeps whatever else is there."""
-    others = [entry for entry in re.split("[: ]", os.environ.get("LD_PRELOAD", "")) if entry]
-    return {"LD_PRELOAD": ":".join([str(gate), *(entry for entry in others if Path(entry).name != gate.name)])}
+    return {_PRELOAD: ":".join([str(gate), *_preloaded_without(gate.name)])}
+
+
+def forget_preload() -> None:
+    """Take the shim's gate out of `LD_PRELOAD`, as it does itself in a cold rank, unless it is to stay."""
+    if os.environ.get(PRELOAD_KEEP.name) == "on":
+        return
+    rest = ":".join(_preloaded_without(_GATE))
+    if rest:
+        os.environ[_PRELOAD] = rest
+    else:
+        os.environ.pop(_PRELOAD, None)
+
+
+def _preloaded_without(gate: str) -> list[str]:
+    entries = re.split("[: ]", os.environ.get(_PRELOAD, ""))
+    return [entry for entry in entries if entry and Path(entry).name != gate]
 
 
 def profile_nccl(plugin: Path) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 UNPROTECTED = re.compile(
-    r"takes? no part|cannot take part|stays off|torchrun's own behaviour|goes on without taskd|runs without recovery"
+    r"takes? no part|cannot take part|stays off|(torchrun's|its) own behaviour|without taskd|runs without recovery"
     r"|leaves (it|this job|the job) to torchrun|torchrun is left as|leaves torch(run)? as"
     r"|as (under |with )?(stock|plain) torchrun|without protection|not protected|unprotected"
 )

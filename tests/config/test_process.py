@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from taskd.config.process import environment, profile_nccl
+from taskd.config.process import environment, forget_preload, profile_nccl
 
 PLUGIN = "NCCL_PROFILER_PLUGIN"
 
@@ -29,3 +29,20 @@ def test_a_path_that_nccl_cuts_is_not_given_to_it(monkeypatch: pytest.MonkeyPatc
     reason = profile_nccl(Path("/" + "d" * (length - 1)))
     assert (PLUGIN in environment()) is taken
     assert ("install taskd in a shorter one" in reason) is not taken
+
+
+@pytest.mark.parametrize(
+    ("found", "keep", "left"),
+    [
+        ("/a/libtaskd.so", "", None),
+        ("/b/libc.so /a/libtaskd.so:/d/mylibtaskd.so", "off", "/b/libc.so:/d/mylibtaskd.so"),
+        ("/a/libtaskd.so", "on", "/a/libtaskd.so"),
+    ],
+)
+def test_children_of_a_warm_rank_do_not_see_the_gate(
+    monkeypatch: pytest.MonkeyPatch, found: str, keep: str, left: str | None
+) -> None:
+    monkeypatch.setenv("LD_PRELOAD", found)
+    monkeypatch.setenv("TASKD_PRELOAD_KEEP", keep)
+    forget_preload()
+    assert environment().get("LD_PRELOAD") == left

@@ -32,7 +32,7 @@ from typing_extensions import assert_never
 from taskd.adaptors.seams.parts import IN_RANK
 from taskd.adaptors.torchrun.command import START
 from taskd.adaptors.torchrun.prefault import Range, mapped_files, prefault
-from taskd.config.process import forget_start, replace_environment
+from taskd.config.process import forget_preload, forget_start, replace_environment
 from taskd.config.worker import TemplateConfig
 from taskd.core.nodecheck.probes import CHECK_NAME
 from taskd.runtime.system.processes import call_me
@@ -192,6 +192,7 @@ def take_rank(become: Become) -> None:
     os.chdir(become.cwd)
     replace_environment(become.env)
     forget_start(START)
+    forget_preload()
     _redirect(become.stdout, 1)
     _redirect(become.stderr, 2)
     signal.signal(signal.SIGINT, signal.default_int_handler)

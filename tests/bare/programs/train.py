@@ -23,6 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 STEPS, WAITS_AT = 20, 8
 MORTAL = 1
+_LEFT_OUT = (b"TASKD_", b"PYTHONPATH", b"TORCHINDUCTOR_")
+"""taskd's own variables, the player's, and one that torch sets where it is imported."""
 
 
 def main() -> None:
@@ -84,7 +86,9 @@ def _surroundings() -> dict:
         "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
         "umask": _umask(),
         "folder": os.getcwd(),
-        "variables": sorted(repr(name) for name in os.environb if not name.startswith((b"TASKD_", b"PYTHONPATH"))),
+        "variables": sorted(
+            repr(name) for name, value in os.environb.items() if value and not name.startswith(_LEFT_OUT)
+        ),
     }
 
 
