@@ -33,7 +33,7 @@ from tests.scripts.play import keep_stacks
 
 PROGRAMS = Path(__file__).with_name("programs")
 RANKS = 2
-STOCK_LIMIT_S = 60.0
+STOCK_LIMIT_S = 150.0
 ORPHAN_S = 5.0
 _LOOK_S = 0.02
 _IDLE_S = 0.5
