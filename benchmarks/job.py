@@ -160,6 +160,11 @@ class StepLogs:
         """The processes of a rank in their order."""
         return [int(words[1]) for words in self._lines(rank) if words[0] == "start"]
 
+    def built_s(self, rank: int, pid: int) -> float:
+        """How long a process of a rank has made the objects that it holds; 0.0 if it makes none."""
+        built = [words for words in self._lines(rank) if words[0] == "built" and words[1] == str(pid)]
+        return float(built[-1][2]) if built else 0.0
+
     def steps(self, rank: int, pid: int) -> dict[int, float]:
         """When a process of a rank committed which step."""
         lines = (words for words in self._lines(rank) if words[0] == "step" and words[1] == str(pid))

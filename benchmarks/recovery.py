@@ -1,6 +1,7 @@
 """How long a killed rank holds up a job: stock torchrun, taskd, and the floor, measured in turn.
 
     python -m benchmarks.recovery --pairs 5 --json
+    python -m benchmarks.recovery --pairs 5 --at-once 2 --json
     python -m benchmarks.recovery --stock-defaults --runs 20 --json
     python -m benchmarks.recovery --nodes 3 --pairs 2 --json
     python -m benchmarks.recovery --rss-gib 1 --json
@@ -18,6 +19,10 @@ agent, no manager, no set-up of a script, no transfer of state (see `floor.py`).
 The last line has the medians: `ratio` is stock over taskd, `phases_ms` are taskd's own from its journal (`detect` is
 the time from the kill to the manager's knowledge). `pause` and `replace` run side by side. `--stock-pairs` leaves
 stock torchrun out of the later pairs, or of all (0). `--bound` makes the exit status 1 if `over_floor` is above it.
+
+`--at-once` also kills so many random ranks together, once in each pair, in a further job under taskd. One warm process
+waits there as by default, so all but one of the ranks get theirs only then. `at_once_s` is the median, `over_one` its
+ratio to `taskd_s`.
 
 `--stock-defaults` leaves torchrun as it comes and counts how many jobs went on after their first restart; taskd is
 given the same command.
@@ -81,32 +86,39 @@ def measure_stock(directory: Path, args: argparse.Namespace, chance: random.Rand
         return Fault(victim, await_resumed(job, logs, victim, dead, killed_s) - killed_s)
 
 
-def measure_taskd(directory: Path, args: argparse.Namespace, chance: random.Random) -> Fault:
-    """Kill a rank of a job under taskd."""
+def measure_taskd(directory: Path, args: argparse.Namespace, chance: random.Random, count: int = 1) -> Fault:
+    """Kill a rank of a job under taskd, or several together; `rank` is the lowest of them."""
     logs = StepLogs(directory / "steps", args.ranks)
     env = taskd_environment(directory / "run")
     journal = Journal(directory / "run")
     with started(torchrun(training(logs, args.step_ms), args.ranks), env, directory / "job.log") as job:
         job.await_training(logs)
         job.await_until(lambda: journal.warm, "a warm process", START_LIMIT_S)
-        victim, dead, killed_s = kill(logs, chance, args.ranks)
-        resumed_s = await_resumed(job, logs, victim, dead, killed_s)
+        victims, killed_s = kill_together(logs, chance, args.ranks, count)
+        resumed_s = max(await_resumed(job, logs, victim, dead, killed_s) for victim, dead in victims.items())
         job.await_until(lambda: journal.count("recovered") > 0, "the journal's record", 10)
     record = journal.last("recovered")
-    if record["restart"] or not record["warm"][str(victim)]:
-        raise BenchmarkError(f"not recovered in place by a warm process: {record['reason']}, see {job.log}")
+    if record["restart"] or not all(record["warm"][str(victim)] for victim in victims):
+        raise BenchmarkError(f"not recovered in place by warm processes: {record['reason']}, see {job.log}")
     phases = {"detect": round((record["detected_s"] - killed_s) * 1e3, 3), **record["phases_ms"]}
-    return Fault(victim, resumed_s - killed_s, phases)
+    return Fault(min(victims), resumed_s - killed_s, phases)
 
 
 def kill(logs: StepLogs, chance: random.Random, ranks: int) -> tuple[int, int, float]:
     """Kill a random rank at a random moment: the rank, its process, the time."""
-    time.sleep(chance.uniform(0.2, 0.7))  # the random moment of the fault
-    victim = chance.randrange(ranks)
-    dead = logs.starts(victim)[-1]
-    killed_s = time.monotonic()
-    os.kill(dead, signal.SIGKILL)
+    victims, killed_s = kill_together(logs, chance, ranks, 1)
+    [(victim, dead)] = victims.items()
     return victim, dead, killed_s
+
+
+def kill_together(logs: StepLogs, chance: random.Random, ranks: int, count: int) -> tuple[dict[int, int], float]:
+    """Kill so many random ranks at a random moment: the process of each, the time."""
+    time.sleep(chance.uniform(0.2, 0.7))  # the random moment of the fault
+    victims = {rank: logs.starts(rank)[-1] for rank in chance.sample(range(ranks), count)}
+    killed_s = time.monotonic()
+    for dead in victims.values():
+        os.kill(dead, signal.SIGKILL)
+    return victims, killed_s
 
 
 def await_resumed(job: Job, logs: StepLogs, victim: int, dead: int, killed_s: float) -> float:
@@ -121,13 +133,15 @@ def await_resumed(job: Job, logs: StepLogs, victim: int, dead: int, killed_s: fl
 def compare(directory: Path, args: argparse.Namespace, chance: random.Random) -> None:
     """Measure stock, taskd and floor `--pairs` times; print each, and the medians in the last line."""
     stock: list[Fault] = []
-    ours, floors = [], []
+    ours, floors, together = [], [], []
     for pair in range(args.pairs):
         beside = pair < args.stock_pairs
         if beside:
             stock.append(measure_stock(fresh(directory, f"stock-{pair}"), args, chance))
         ours.append(measure_taskd(fresh(directory, f"taskd-{pair}"), args, chance))
         floors.append(floor_s(directory / f"floor-{pair}", args.ranks, args.step_ms, chance))
+        if args.at_once:
+            together.append(measure_taskd(fresh(directory, f"at-once-{pair}"), args, chance, args.at_once))
         entry = {
             "pair": pair,
             **({"torchrun_s": round(stock[-1].recovery_s, 4)} if beside else {}),
@@ -135,16 +149,23 @@ def compare(directory: Path, args: argparse.Namespace, chance: random.Random) ->
             "floor_s": round(floors[-1], 4),
             "rank": ours[-1].rank,
             "phases_ms": ours[-1].phases_ms,
+            **({"at_once_s": round(together[-1].recovery_s, 4)} if together else {}),
         }
         stock_s = f"torchrun {stock[-1].recovery_s:.2f} s, " if beside else ""
         times = f"{stock_s}taskd {ours[-1].recovery_s:.3f} s, floor {floors[-1]:.3f} s"
         say(args.json, entry, f"pair {pair}: {times}; taskd's ms: {dict(ours[-1].phases_ms)}")
-    result = summary(stock, ours, floors)
-    beside_s = f"torchrun {result['torchrun_s']} s ({result['ratio']} times), " if stock else ""
-    text = f"{beside_s}taskd {result['taskd_s']} s, floor {result['floor_s']} s; {result['over_floor']} times the floor"
-    say(args.json, result, f"medians: {text}")
+    result = {**summary(stock, ours, floors), **summary_at_once(ours, together)}
+    say(args.json, result, in_words(result))
     if args.bound is not None and result["over_floor"] > args.bound:
         raise BenchmarkError(f"found {result['over_floor']} times the floor, expected at most {args.bound:g}")
+
+
+def in_words(result: dict[str, Any]) -> str:
+    """Return the last line for people."""
+    stock = f"torchrun {result['torchrun_s']} s ({result['ratio']} times), " if "ratio" in result else ""
+    together = f"; several ranks at once {result['at_once_s']} s" if "at_once_s" in result else ""
+    ours = f"taskd {result['taskd_s']} s, floor {result['floor_s']} s; {result['over_floor']} times the floor"
+    return f"medians: {stock}{ours}{together}"
 
 
 def summary(stock: list[Fault], ours: list[Fault], floors: list[float]) -> dict[str, Any]:
@@ -170,6 +191,18 @@ def summary(stock: list[Fault], ours: list[Fault], floors: list[float]) -> dict[
         "taskd_all_s": [round(fault.recovery_s, 3) for fault in ours],
         "floor_all_s": [round(seconds, 3) for seconds in floors],
         "over_floor_all": [round(one.recovery_s / bare, 2) for one, bare in zip(ours, floors, strict=True)],
+    }
+
+
+def summary_at_once(ours: list[Fault], together: list[Fault]) -> dict[str, object]:
+    """Return the last line's part about ranks that were killed together; nothing if none were."""
+    if not together:
+        return {}
+    at_once_s = statistics.median(fault.recovery_s for fault in together)
+    return {
+        "at_once_s": round(at_once_s, 4),
+        "over_one": round(at_once_s / statistics.median(fault.recovery_s for fault in ours), 2),
+        "at_once_all_s": [round(fault.recovery_s, 3) for fault in together],
     }
 
 
@@ -218,6 +251,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, help="how often stock and taskd in turn (default 5, with --nodes 2)")
     parser.add_argument("--stock-pairs", type=int, help="pairs in which stock torchrun is measured too (default: all)")
     parser.add_argument("--bound", type=float, help="exit with 1 if a recovery takes more than this times the floor")
+    parser.add_argument("--at-once", type=int, default=0, metavar="RANKS", help="also kill so many ranks together")
     parser.add_argument("--stock-defaults", action="store_true", help="count first restarts that worked instead")
     parser.add_argument("--runs", type=int, default=20, help="of --stock-defaults (default 20)")
     parser.add_argument("--nodes", type=int, help="kill one of so many nodes instead, one rank each (needs root)")
@@ -240,6 +274,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"found --rss-gib {args.rss_gib:g}, expected a size above 0")
     if args.ranks is not None and args.ranks < 2:
         parser.error(f"found --ranks {args.ranks}, expected at least 2: one of them is killed")
+    if args.at_once and not 2 <= args.at_once < (args.ranks or 4):
+        parser.error(f"found --at-once {args.at_once}, expected 2 at least, and fewer than there are ranks")
     args.ranks = args.ranks or (4 if args.rss_gib is None else max(2, min(4, len(os.sched_getaffinity(0)))))
     args.pairs = args.pairs or (5 if args.nodes is None else 2)
     args.stock_pairs = args.pairs if args.stock_pairs is None else args.stock_pairs

@@ -9,9 +9,12 @@ Rules:
 4. Training ends at `--steps`, or at the step that stands in `--stop-file` once that file is there. Whoever writes the
    file names a step that no rank can have reached.
 5. With `--rss-gib` each process touches so much memory, 64 MiB a step from its fifth on: its set-up is not longer.
+6. With `--objects` each process makes so many Python objects in its set-up, which its collector tracks, and keeps them,
+   or drops them at once with `--drop`. How long that took is a line `built PID SECONDS`.
 """
 
 import argparse
+import gc
 import hashlib
 import json
 import mmap
@@ -46,6 +49,10 @@ class StepLog:
     def started(self) -> None:
         """This process is about to set up."""
         os.write(self._file, f"start {self._pid} {time.monotonic():.6f}\n".encode())
+
+    def built(self, seconds: float) -> None:
+        """This process has made its objects in so long."""
+        os.write(self._file, f"built {self._pid} {seconds:.6f}\n".encode())
 
     def committed(self, step: int) -> None:
         """This process has committed `step`."""
@@ -113,6 +120,19 @@ class Ballast:
         self._touched = end
 
 
+def build_objects(count: int, log: StepLog, *, drop: bool) -> list[list[Any]]:
+    """Make so many containers, and have the collector know them as old: it does not come back to them by itself."""
+    started_s = time.monotonic()
+    gc.disable()
+    objects: list[list[Any]] = [[] for _ in range(count)]
+    gc.enable()
+    gc.collect()
+    if drop:
+        objects.clear()
+    log.built(time.monotonic() - started_s)
+    return objects
+
+
 def last_step(path: Path) -> int:
     """The step at which to stop: none as long as the file is not there."""
     try:
@@ -144,6 +164,8 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--checkpoint", type=Path, help="saved by rank 0 after every step, loaded by all at the start")
     parser.add_argument("--rss-gib", type=float, default=0, help="memory of each process (default: what it needs)")
+    parser.add_argument("--objects", type=int, default=0, help="containers that each process holds (default 0)")
+    parser.add_argument("--drop", action="store_true", help="drop the objects again before the training")
     parser.add_argument("--out", type=Path, help="where rank 0 writes the outcome")
     return parser.parse_args()
 
@@ -153,6 +175,7 @@ def main() -> None:
     args = arguments()
     log = StepLog(args.record, int(os.environ["RANK"]))
     log.started()
+    _objects = build_objects(args.objects, log, drop=args.drop) if args.objects else []
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()

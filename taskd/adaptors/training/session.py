@@ -27,7 +27,6 @@ from typing import ParamSpec, TypeVar
 import torch.distributed as dist
 
 from taskd.adaptors.faults import in_one_line, kind_of, last_words
-from taskd.adaptors.groups.gathering import gather
 from taskd.adaptors.groups.members import Members
 from taskd.adaptors.groups.nccl import Verified
 from taskd.adaptors.groups.setup_results import Recording, Replay
@@ -100,7 +99,7 @@ class Runtime:
         setup, self._setup = self._setup, None
         unkept = setup.end() if setup is not None else None
         self.refusals.add(*matters(recovery.parts, unkept or [], joins=self.link.joins, backs_up=backups.on))
-        if self.rank == 0:
+        if self.rank == 0 and not self.link.joins:
             tell_inexact(recovery.parts)
         if strange := self.world.strangers():
             self.refusals.add(Matter(strange, "Groups of new_group can be recovered in place.", no_rebuild=True))
@@ -145,8 +144,8 @@ class Runtime:
         if self.link.interrupted and self._is_inside():
             interrupt()
 
-    def form(self, plan: WorldPlan, recovery: StateRecovery) -> None:
-        """Form the groups of the plan's generation, and point the model's wrappers at them.
+    def form(self, plan: WorldPlan, recovery: StateRecovery, more: Sequence[int] = ()) -> list[list[int]]:
+        """Form the groups of the plan's generation, point the model's wrappers at them, and return `more` of each rank.
 
         Raises:
             RebuildError: the world could not be formed.
@@ -155,10 +154,11 @@ class Runtime:
         try:
             self.world.rebuild(plan, self.rank)
             self._rebuilt(plan.generation)
-            repoint(recovery, self.world, plan, self.refuse_rebuild)
+            report = repoint(recovery, self.world, plan, self.refuse_rebuild, more)
         finally:
             self._building = False
         self.world.destroy_retired()
+        return report.more
 
 
 _runtime: Runtime | None = None
@@ -207,7 +207,7 @@ def resilient(state: TrainState) -> Callable[[Callable[P, R]], Callable[P, R]]:
             if runtime is None:
                 recovery.begin()
                 return function(*args, **kwargs)
-            tell_outside(function, recovery.parts.all, tells=runtime.rank == 0)
+            tell_outside(function, recovery.parts.all, tells=runtime.rank == 0 and not runtime.link.joins)
             return Session(runtime, recovery).run(lambda: function(*args, **kwargs))
 
         return run
@@ -319,8 +319,7 @@ class Session:
                 self._runtime.refusals.first_step(f"the first step of the new world has failed: {in_one_line(error)}")
             between = (condition := recovery.condition(error)) is Condition.CLEAN and recovery.between_steps
             self._behind.note(error, recovery.step, between=between, rest=recovery.left_out)
-            said = "" if isinstance(error, Interrupted) else in_one_line(error)
-            self._link.raised(recovery.step, condition, said)
+            self._link.raised(recovery.step, condition, "" if isinstance(error, Interrupted) else in_one_line(error))
             return [], error
         self._runtime.recorder.phase(BoxPhase.FINISHED)
         self._link.returned(recovery.step, recovery.condition())
@@ -341,6 +340,7 @@ class Session:
         finally:
             self.inside = False
             self.backups.stop()
+            self._behind.tell_due()
 
     def _join(self, plan: WorldPlan) -> None:
         recovery, runtime = self.recovery, self._runtime
@@ -348,7 +348,7 @@ class Session:
         replicas = plan.replicas or plan.world_size
         runtime.refusals.first_step("")
         runtime.recorder.phase(BoxPhase.REBUILDING)
-        runtime.form(plan, recovery)
+        known = runtime.form(plan, recovery, self._behind.known(plan))
         self._link.joined(recovery.step, recovery.condition())
         runtime.recorder.phase(BoxPhase.RESTORING)
         recovery.enter_world(runtime.rank, rank, plan.world_size, replicas, Members.of(plan).slots)
@@ -357,7 +357,7 @@ class Session:
             logger.warning("rank %d, step %d: %s", runtime.rank, recovery.step, report.note)
         if rank == 0 and not plan.dump:
             recovery.shares.tell_smaller(plan.world_size, replicas)
-        self._behind.tell(gather(self._behind.known(plan)), plan, rank)
+        self._behind.tell_later(known, plan, rank)
         runtime.recorder.step(recovery.step)
         self._link.restored(recovery.step)
 
@@ -390,11 +390,11 @@ class Session:
 
     def _committed(self, step: int) -> None:
         self._strays.report()
-        self._behind.committed()
+        self._behind.committed(step)
         self.recovery.replicas.committed()
-        if self.recovery.shows_steps:
+        if self.recovery.shows_steps and not self._behind.owes:
             self.recovery.on_commit = None  # before the link is asked: an order that comes now puts it back
-        else:
+        elif not self.recovery.shows_steps:
             self._runtime.recorder.step(step)
         if self._link.committed(step):
             raise Interrupted

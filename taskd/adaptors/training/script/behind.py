@@ -13,6 +13,7 @@ Rules:
 """
 
 import ast
+import functools
 import linecache
 import logging
 import sys
@@ -61,9 +62,12 @@ class BehindCommit:
         self._has_committed = False
         self._seeks = True
         self._rest = ""
+        self._later: tuple[int, Callable[[], None]] | None = None
 
-    def committed(self) -> None:
+    def committed(self, step: int | None = None) -> None:
         """The script has committed a step: whoever calls this is called by `commit`, in some jobs at each."""
+        if step is not None:
+            self.tell_due(step)
         if not self._seeks:
             return
         self._seeks, self._has_committed = False, True
@@ -97,6 +101,26 @@ class BehindCommit:
         left_out = bool(self._line) and self._step == plan.target_step
         had_to_do = bool(plan.adopt) and bool(self._rest) and self._step + 1 == plan.target_step
         return [left_out, bool(self._places), had_to_do]
+
+    @property
+    def owes(self) -> bool:
+        """Whether something is to be told at a later commit."""
+        return self._later is not None
+
+    def tell_later(self, known: Sequence[Sequence[int]], plan: WorldPlan, rank: WorldRank) -> None:
+        """Have `tell` called at the second commit of the new world, or now if the job ends with the plan.
+
+        It reads the script's text for some 10 ms, and all ranks wait for the first commit.
+        """
+        self._later = plan.target_step + 2, functools.partial(self.tell, known, plan, rank)
+        if plan.dump:
+            self.tell_due()
+
+    def tell_due(self, step: int | None = None) -> None:
+        """Call `tell` if it is time at the commit of `step`, or in any case, as the training function is left."""
+        if self._later is not None and (step is None or step >= self._later[0]):
+            (_, tell), self._later = self._later, None
+            tell()
 
     def tell(self, known: Sequence[Sequence[int]], plan: WorldPlan, rank: WorldRank) -> None:
         """`known` by every rank of the new world, of which this one has `rank`. The first that knows most says it."""

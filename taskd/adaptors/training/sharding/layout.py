@@ -21,7 +21,8 @@ Rules:
 
 import logging
 import weakref
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -49,30 +50,39 @@ class RepointReport:
 
     wrappers: int
     adopted: int
+    more: list[list[int]] = field(default_factory=list)
+    """The numbers that each rank had sent along."""
 
 
 def repoint(
-    recovery: StateRecovery, world: GroupWorld, plan: WorldPlan, refuse: Refuse = _log.warning
+    recovery: StateRecovery,
+    world: GroupWorld,
+    plan: WorldPlan,
+    refuse: Refuse = _log.warning,
+    more: Sequence[int] = (),
 ) -> RepointReport:
     """Point every DDP wrapper of the process at the groups that `world` has formed, and agree on the bucket layouts.
 
     Collective over the default group. Call it after `GroupWorld.rebuild` and before `restore`. `refuse` gets the reason
-    when a wrapper that cannot take part is used all the same.
+    when a wrapper that cannot take part is used all the same. `more` are numbers for the other ranks, as many on each:
+    a collective of their own would cost a recovery some milliseconds.
 
     Raises:
         RefusedError: the ranks have other wrappers than one another, or other groups for them.
         RebuildError: a layout could not be imposed or agreed on, or a peer died.
     """
     try:
-        return _repoint(recovery, world, plan, refuse)
+        return _repoint(recovery, world, plan, refuse, more)
     except RuntimeError as error:
         raise RebuildError(
             f"the ranks did not agree on their DDP wrappers: {error}; a peer died: the next generation decides"
         ) from error
 
 
-def _repoint(recovery: StateRecovery, world: GroupWorld, plan: WorldPlan, refuse: Refuse) -> RepointReport:
-    wrappers = taking_part(recovery, refuse)
+def _repoint(
+    recovery: StateRecovery, world: GroupWorld, plan: WorldPlan, refuse: Refuse, more: Sequence[int]
+) -> RepointReport:
+    wrappers, theirs = taking_part(recovery, refuse, more)
     condition = recovery.condition()
     counts = recovery.commits > 0 or (bool(plan.adopt) and condition is Condition.STEPPED)
     groups = [world.current(wrapper.process_group) for wrapper in wrappers]
@@ -83,7 +93,7 @@ def _repoint(recovery: StateRecovery, world: GroupWorld, plan: WorldPlan, refuse
         # A step that was cut off between two shares of the batch has left these as they are within `no_sync()`.
         wrapper.require_backward_grad_sync = wrapper.require_forward_param_sync = True
     adopted = _agree(wrappers, groups, condition is Condition.EMPTY, plan.target_step) if wrappers else 0
-    return RepointReport(len(wrappers), adopted)
+    return RepointReport(len(wrappers), adopted, theirs)
 
 
 def layout_of(wrapper: DistributedDataParallel) -> Layout:

@@ -31,17 +31,21 @@ from taskd.wire.messages import Condition
 Refuse = Callable[[str], None]
 
 
-def taking_part(recovery: StateRecovery, refuse: Refuse) -> list[DistributedDataParallel]:
+def taking_part(
+    recovery: StateRecovery, refuse: Refuse, more: Sequence[int] = ()
+) -> tuple[list[DistributedDataParallel], list[list[int]]]:
     """Return the wrappers that all ranks have. Collective over the default group.
+
+    `more` are numbers that travel with it, as many on each rank: those of all ranks are returned too.
 
     Raises:
         RefusedError: the ranks have other wrappers than one another.
     """
     empty = recovery.condition() is Condition.EMPTY
-    table = _table(recovery, empty)
+    table, theirs = _table(recovery, empty, more)
     if len({row.living for row in table}) > 1 and len({row.made for row in table}) == 1:
         _leave_out_dropped(table[0].made, refuse)
-        table = _table(recovery, empty)
+        table, _ = _table(recovery, empty)
     wrappers, whole = _current(recovery), True
     if any(row.empty for row in table) or len({row.inside for row in table}) > 1:
         for wrapper in filter(made_inside, wrappers):
@@ -54,13 +58,13 @@ def taking_part(recovery: StateRecovery, refuse: Refuse) -> list[DistributedData
             f"{dist.get_rank()} were made at: {lines}. Make each before the resilient function on all ranks"
         )
     models = [row.all_models if whole else row.models for row in table]
-    different = [rank for rank, theirs in enumerate(models) if theirs != models[dist.get_rank()]]
+    different = [rank for rank, model in enumerate(models) if model != models[dist.get_rank()]]
     if different:
         raise RefusedError(
             f"ranks {different} have DDP wrappers of other models, or in another order, than rank {dist.get_rank()}, "
             f"whose were made at: {lines}; expected the same on all ranks"
         )
-    return wrappers
+    return wrappers, theirs
 
 
 def name_of(wrapper: DistributedDataParallel) -> int:
@@ -160,8 +164,8 @@ class _Row(NamedTuple):
     all_models: int
 
 
-def _table(recovery: StateRecovery, empty: bool) -> list[_Row]:
-    """Return the row of each rank. Collective."""
+def _table(recovery: StateRecovery, empty: bool, more: Sequence[int] = ()) -> tuple[list[_Row], list[list[int]]]:
+    """Return the row of each rank, and the numbers that each has added. Collective."""
     wrappers = _current(recovery)
     inside = [made_inside(wrapper) for wrapper in wrappers]
     models = [[list(parameter.shape) for parameter in parameters(wrapper)] for wrapper in wrappers]
@@ -171,7 +175,8 @@ def _table(recovery: StateRecovery, empty: bool) -> list[_Row]:
         made, number_of([*living]), inside.count(False), inside.count(True), empty, number_of([outside]),
         number_of([models]),
     )  # fmt: skip
-    return [_Row(*theirs) for theirs in gather(list(row))]
+    found = gather([*row, *more])
+    return [_Row(*theirs[: len(row)]) for theirs in found], [theirs[len(row) :] for theirs in found]
 
 
 def _living_outside() -> tuple[int, dict[int, DistributedDataParallel]]:

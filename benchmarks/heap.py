@@ -1,0 +1,122 @@
+"""Whether a recovery takes longer in processes that hold many Python objects.
+
+    python -m benchmarks.heap --json
+    python -m benchmarks.heap --pairs 1 --kills 2 --json
+
+Method. `scripts/train.py` is run with 4 ranks under taskd. Each rank makes 5 million Python objects in its set-up
+(`--objects`; lists, which the garbage collector tracks), and keeps them, or drops them again before the training. Both
+jobs are run in turn, as often as `--pairs` says. Once a warm process waits, a random rank gets SIGKILL, `--kills` times
+in each job. The time is that from the kill to the commit, by the last rank, of the first step of the new world. From it
+goes the time in which the new process makes its objects: that is the script's own.
+
+What is left must not depend on the objects. A scan of the heap (`gc.get_objects`) takes 0.1 s for a million of them,
+and a collection (`gc.collect`) as long, in each process that makes one.
+
+The last line has the medians: `ratio` is `with_heap_s` over `without_s`.
+"""
+
+import argparse
+import random
+import statistics
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from benchmarks.job import (
+    START_LIMIT_S,
+    BenchmarkError,
+    Journal,
+    StepLogs,
+    fresh,
+    measured,
+    say,
+    started,
+    taskd_environment,
+    torchrun,
+    training,
+)
+from benchmarks.recovery import await_resumed, kill
+
+OBJECTS = 5_000_000
+
+
+def measure(directory: Path, args: argparse.Namespace, chance: random.Random, *, keep: bool) -> list[float]:
+    """Kill ranks of one job, whose processes keep their objects or not: seconds of each recovery."""
+    logs = StepLogs(directory / "steps", args.ranks)
+    journal = Journal(directory / "run")
+    words = training(logs, args.step_ms, "--objects", args.objects, *([] if keep else ["--drop"]))
+    command = torchrun(words, args.ranks, "--max-restarts", args.kills)
+    found = []
+    with started(command, taskd_environment(directory / "run"), directory / "job.log") as job:
+        job.await_training(logs)
+        for number in range(1, args.kills + 1):
+            job.await_until(lambda: journal.warm, "a warm process", START_LIMIT_S)
+            victim, dead, killed_s = kill(logs, chance, args.ranks)
+            resumed_s = await_resumed(job, logs, victim, dead, killed_s)
+            job.await_until(lambda: journal.count("recovered") >= number, "the journal's record", 10)  # noqa: B023
+            record = journal.last("recovered")
+            if record["restart"] or not record["warm"][str(victim)]:
+                raise BenchmarkError(f"not recovered in place by a warm process: {record['reason']}, see {job.log}")
+            found.append(resumed_s - killed_s - logs.built_s(victim, logs.starts(victim)[-1]))
+    return found
+
+
+def compare(directory: Path, args: argparse.Namespace, chance: random.Random) -> None:
+    """`--pairs` times without and with; prints each pair, and the medians in the last line."""
+    without: list[float] = []
+    within: list[float] = []
+    for pair in range(args.pairs):
+        without += measure(fresh(directory, f"without-{pair}"), args, chance, keep=False)
+        within += measure(fresh(directory, f"with-{pair}"), args, chance, keep=True)
+        newest = {"without_s": rounded(without[-args.kills :]), "with_heap_s": rounded(within[-args.kills :])}
+        say(args.json, {"pair": pair, **newest}, f"pair {pair}: {newest}")
+    without_s, with_heap_s = statistics.median(without), statistics.median(within)
+    result = {
+        "ratio": round(with_heap_s / without_s, 2),
+        "with_heap_s": round(with_heap_s, 4),
+        "without_s": round(without_s, 4),
+        "objects": args.objects,
+        "pairs": args.pairs,
+        "with_heap_all_s": rounded(within),
+        "without_all_s": rounded(without),
+    }
+    say(
+        args.json,
+        result,
+        f"medians: {with_heap_s:.3f} s with {args.objects} objects in each rank, {without_s:.3f} s without: "
+        f"{result['ratio']} times as long",
+    )
+
+
+def rounded(seconds: Sequence[float]) -> list[float]:
+    """To a tenth of a millisecond."""
+    return [round(one, 4) for one in seconds]
+
+
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=2, help="how often without and with in turn (default 2)")
+    parser.add_argument("--kills", type=int, default=3, help="in each job (default 3)")
+    parser.add_argument("--objects", type=int, default=OBJECTS, help=f"in each rank (default {OBJECTS})")
+    parser.add_argument("--ranks", type=int, default=4, help="(default 4)")
+    parser.add_argument("--step-ms", type=float, default=20, help="least duration of a step (default 20)")
+    parser.add_argument("--seed", type=int, default=0, help="of victims and moments")
+    parser.add_argument("--json", action="store_true", help="print JSON lines")
+    args = parser.parse_args(words)
+    if args.ranks < 2:
+        parser.error(f"found --ranks {args.ranks}, expected at least 2: one of them is killed")
+    if min(args.pairs, args.kills, args.objects) < 1:
+        parser.error("found a --pairs, --kills or --objects below 1, expected at least 1 of each")
+    return args
+
+
+def main(words: list[str] | None = None) -> int:
+    """Measure; 1 if what was to be measured did not happen."""
+    args = arguments(words)
+    return measured(partial(compare, args=args, chance=random.Random(args.seed)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
