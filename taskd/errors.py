@@ -37,6 +37,10 @@ class LinkError(TaskdError):
     """A peer cannot be reached: an address does not resolve, a port is taken, a socket is gone."""
 
 
+class RoomError(TaskdError):
+    """This process may not have what it needs with taskd in it, such as descriptors. It runs as without taskd."""
+
+
 class ProbeError(TaskdError):
     """A device, disk or network does not do what a node check asks of it. A finding about the node."""
 

@@ -21,8 +21,8 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 def serve(config: ManagerConfig, stop: threading.Event, announce: Callable[[Address], None]) -> None:
     """Serve the job until it ends or `stop` is set. `announce` is told where, once it listens. Raises `TaskdError`."""
-    from taskd.runtime.links.limits import raise_descriptor_limit
     from taskd.runtime.manager.manager import Manager
+    from taskd.runtime.system.descriptors import raise_descriptor_limit
 
     raise_descriptor_limit()
     manager = Manager(config, stop=stop)

@@ -4,7 +4,8 @@ Rules:
 
 1. `TASKD_MANAGER` wins. Without it the manager is where the seed's scripts start it: on the host of MASTER_ADDR.
 2. On a job of one node the host of MASTER_ADDR is this machine, whatever it is called; 127.0.0.1 is used instead,
-   because a manager without a secret listens nowhere else.
+   because a manager without a secret listens nowhere else. Launch scripts set MASTER_ADDR also where nobody starts a
+   manager: then the agent embeds one (`core/membership/nearby.py`).
 3. With nothing configured, a job of one node has its manager embedded in the agent; a job of several nodes cannot.
 """
 
@@ -83,9 +84,10 @@ def manager_address(env: Mapping[str, str], master_addr: str | None, node_count:
         if address is None:
             raise source.refuse(settings.MANAGER, given)
         return address
-    host = None if given == settings.EMBEDDED else _master_host(env, master_addr)
+    named = None if given == settings.EMBEDDED else _master_text(env, master_addr)
     if node_count == 1:
-        return None if host is None else Address(LOOPBACK, _client_port(source))
+        return None if named is None else Address(LOOPBACK, _client_port(source))
+    host = _checked(named)
     if host is None:
         raise ConfigError(
             f"{settings.MANAGER.name}: found {given or 'nothing'}, expected host:port, because {node_count} nodes "
@@ -97,13 +99,19 @@ def manager_address(env: Mapping[str, str], master_addr: str | None, node_count:
 def knows_manager(env: Mapping[str, str], master_addr: str | None) -> bool:
     """Whether anything says where the manager of several nodes is."""
     given = Source(env).text(settings.MANAGER)
-    return given not in (None, settings.EMBEDDED) or (given is None and _master_host(env, master_addr) is not None)
+    return given not in (None, settings.EMBEDDED) or (
+        given is None and _checked(_master_text(env, master_addr)) is not None
+    )
 
 
-def _master_host(env: Mapping[str, str], master_addr: str | None) -> str | None:
-    host = (env.get("MASTER_ADDR") or master_addr or "").strip().removeprefix("[").removesuffix("]")
-    if not host:
+def _master_text(env: Mapping[str, str], master_addr: str | None) -> str | None:
+    return (env.get("MASTER_ADDR") or master_addr or "").strip() or None
+
+
+def _checked(named: str | None) -> str | None:
+    if named is None:
         return None
+    host = named.removeprefix("[").removesuffix("]")
     if not is_host(host):
         raise ConfigError(
             f"MASTER_ADDR (or --master-addr): found {host!r}, expected a host name or an address; correct it, or set "

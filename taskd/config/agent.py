@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 class AgentConfig:
     """What one node's agent needs to know. `manager` is None if the agent embeds the manager.
 
-    `presumes_manager`: nobody has said where it is, nor that there is one.
+    `nearby`: where a job of one node may have a manager of its own, because something sets MASTER_ADDR. The agent uses
+    it if it is there, else embeds one. `presumes_manager`: the same of a job of several nodes, which cannot embed one.
 
     The processes inherit `checkpoint_dir` by its variable; read here too, a mistake in it is told at the start.
     """
@@ -42,6 +43,7 @@ class AgentConfig:
     heartbeat_s: float
     manager_wait_s: float
     checkpoint_dir: Path | None = None
+    nearby: Address | None = None
     presumes_manager: bool = False
     node_check: bool = False
     exclude_straggler: bool = False
@@ -58,10 +60,13 @@ class AgentConfig:
         source = Source(own_environment() if env is None else env)
         warn_of_unknown_variables(source.env)
         manager = manager_address(source.env, master_addr, node_count)
+        presumed = manager is not None and source.text(settings.MANAGER) is None
+        nearby = manager if presumed and node_count == 1 else None
         return cls(
             job_id=job_id(source),
-            manager=manager,
-            presumes_manager=manager is not None and source.text(settings.MANAGER) is None,
+            manager=None if nearby else manager,
+            nearby=nearby,
+            presumes_manager=presumed and not nearby,
             security=Security.from_source(source),
             run_dir=run_dir(source),
             standbys=source.whole(settings.STANDBY),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from taskd.config.schema import Reader, Setting
-from taskd.config.settings import ENABLED, PRELOAD_KEEP, SETTINGS
+from taskd.config.settings import DESCRIPTORS, ENABLED, PRELOAD_KEEP, SETTINGS
 
 RANK_VARIABLES: Final = frozenset(
     ("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RESTART_COUNT")
@@ -46,6 +46,19 @@ def withhold(setting: Setting) -> None:
     value = os.environ.pop(setting.variable, None)
     if value is not None:
         _withheld[setting.variable] = value
+
+
+def hand_down(setting: Setting, value: int) -> None:
+    """Give a number to the processes that this one starts from now on; each takes it with `take_over`."""
+    assert setting.variable is not None
+    os.environ[setting.variable] = str(value)
+
+
+def take_over(setting: Setting) -> int | None:
+    """Take a number out of this process's environment: what it starts does not inherit it. None if there is none."""
+    assert setting.variable is not None
+    text = os.environ.pop(setting.variable, "")
+    return int(text) if text.isascii() and text.isdecimal() else None
 
 
 def own_environment() -> dict[str, str]:
@@ -120,4 +133,5 @@ def leave_alone_at_nccl_errors() -> None:
 def without_rank(env: Mapping[str, str]) -> dict[str, str]:
     """A rank's environment less what belongs to one rank or one process of it."""
     own = {setting.variable for setting in SETTINGS if Reader.WORKER in setting.readers} | RANK_VARIABLES
+    own -= {DESCRIPTORS.variable}
     return {name: value for name, value in env.items() if name not in own}

@@ -215,8 +215,8 @@ NODE_CHECK_MARGIN = Setting(
 )  # fmt: skip
 MANAGER = Setting(
     "TASKD_MANAGER", None, Format.ADDRESS, None, _AGENT,
-    "Address of the manager. When unset, it is the host of MASTER_ADDR or --master-addr, or 127.0.0.1 in a job of one "
-    "node that sets one of these. A job of one node that sets neither runs the manager inside the agent.",
+    "Address of the manager. When unset, it is the host of MASTER_ADDR or --master-addr. A job of one node runs the "
+    "manager inside the agent, unless one of these is set and a manager answers on 127.0.0.1 while the job starts.",
 )  # fmt: skip
 MANAGER_WAIT_S = Setting(
     "TASKD_MANAGER_WAIT_S", None, Format.SECONDS, "30", _AGENT,
@@ -281,6 +281,10 @@ BLACKBOX = Setting("TASKD_BLACKBOX", None, Format.PATH, None, _WORKER, "Black bo
 POSITION = Setting(
     "TASKD_POSITION", None, Format.PATH, None, _WORKER, "The rank's file of RNG state and data position."
 )
+DESCRIPTORS = Setting(
+    "TASKD_DESCRIPTORS", None, Format.WHOLE, None, _WORKER,
+    "Soft limit of descriptors that the process gets back, where the agent has raised its own.", 0, 2**63 - 1,
+)  # fmt: skip
 RANK = Setting("RANK", None, Format.WHOLE, None, _WORKER, "Global rank: torchrun's own variable.", 0, 2**31 - 1)
 LOCAL_WORLD_SIZE = Setting(
     "LOCAL_WORLD_SIZE", None, Format.WHOLE, "1", _WORKER, "Processes of a node: torchrun's own variable.", 1, 1024

@@ -60,7 +60,8 @@ class ScriptedRuntime:
 
     places: int | None = None
 
-    def of(self, given_master_addr: str | None, node_count: int) -> "ScriptedRuntime":
+    def of(self, given_master_addr: str | None, node_count: int, spec: object) -> "ScriptedRuntime":
+        del spec
         self._note(f"made for {node_count} nodes, master {given_master_addr}")
         return self
 

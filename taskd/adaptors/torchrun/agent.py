@@ -31,21 +31,24 @@ from taskd.adaptors.torchrun.script import mark_round
 from taskd.adaptors.torchrun.template_process import TemplateProcess
 from taskd.adaptors.torchrun.waiting import set_aside
 from taskd.config.address import knows_manager
-from taskd.config.process import environment, profile_nccl, starting_with, withhold
-from taskd.config.settings import SECRET
+from taskd.config.process import environment, hand_down, profile_nccl, starting_with, withhold
+from taskd.config.settings import DESCRIPTORS, SECRET
+from taskd.core.descriptors import needed_descriptors, plan_descriptors
 from taskd.core.recovery.budget import DEFAULT_MAX_RESTARTS
-from taskd.errors import TaskdError
+from taskd.errors import RoomError, TaskdError
 from taskd.runtime.agent.ports import Command, NodeIdentity, NodeRuntime, Outlook
+from taskd.runtime.system.descriptors import descriptor_limits, open_descriptors, set_descriptor_limit
 from taskd.wire.kinds import JobRank, LocalRank, NodeRank
 
 logger = logging.getLogger(__name__)
 
 _DEFAULT_MASTER_ADDR: Final = "127.0.0.1"
+_LOG_OPTIONS: Final = (("-r", "PET_REDIRECTS"), ("--re", "PET_REDIRECTS"), ("-t", "PET_TEE"), ("--t", "PET_TEE"))
 _ROUND_KEY: Final = "taskd/round"
 _weave_lock: Final = threading.Lock()
 
 
-def _make_node_runtime(given_master_addr: str | None, node_count: int) -> NodeRuntime:
+def _make_node_runtime(given_master_addr: str | None, node_count: int, spec: WorkerSpec) -> NodeRuntime:
     with isolated():
         from taskd.adaptors.torchrun.store import NodeStore
         from taskd.config.agent import AgentConfig
@@ -55,12 +58,33 @@ def _make_node_runtime(given_master_addr: str | None, node_count: int) -> NodeRu
 
     config = AgentConfig.from_environment(master_addr=given_master_addr, node_count=node_count)
     withhold(SECRET)  # a rank needs none, and shows its environment to trackers and logs
+    needed = needed_descriptors(
+        open_descriptors(),
+        spec.local_world_size,
+        config.standbys,
+        node_count,
+        embeds=config.manager is None,
+        logs=any(_is_given(spec, *option) for option in _LOG_OPTIONS),
+    )
+    _find_descriptors(needed, parse_command(spec.entrypoint, spec.args, sys.executable))
     if config.nccl_times:
         plugin = library_path()
         wrong = flaw(plugin)
         if reason := f"{plugin} {wrong}; {REINSTALL}" if wrong else profile_nccl(plugin):
             logger.warning("no times of NCCL's kernels, and so no slow ranks of jobs that use it: %s", reason)
     return NodeAgent(config, NodeStore(config.manager).serve)
+
+
+def _find_descriptors(needed: int, command: Command) -> None:
+    """See that this process may have so many descriptors, and ranks of `command` no more. Raises `RoomError`."""
+    soft, hard = descriptor_limits()
+    plan = plan_descriptors(needed, soft, hard, "" if command.python else command.reason)
+    if plan.refusal:
+        raise RoomError(plan.refusal)
+    if plan.limit is not None:
+        set_descriptor_limit(plan.limit)
+        hand_down(DESCRIPTORS, soft)
+        logger.info("limit of descriptors raised for torchrun: soft=%d needed=%d hard=%d", soft, needed, hard)
 
 
 class TaskdElasticAgent(stock.LocalElasticAgent):
@@ -163,7 +187,7 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
             logger.info("no manager is known, and the job may grow: taskd leaves it to torchrun")
             return
         self._taskd_disabled = True  # unless the next line succeeds: one attempt, one traceback
-        self._taskd_runtime = _make_node_runtime(given_master_addr, node_count)
+        self._taskd_runtime = _make_node_runtime(given_master_addr, node_count, worker_group.spec)
         set_aside(worker_group.spec.rdzv_handler, self._taskd_leads)
         self._taskd_disabled = False
 

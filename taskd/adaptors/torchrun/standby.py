@@ -32,7 +32,8 @@ from typing_extensions import assert_never
 from taskd.adaptors.seams.parts import IN_RANK
 from taskd.adaptors.torchrun.command import START
 from taskd.adaptors.torchrun.prefault import Range, mapped_files, prefault
-from taskd.config.process import forget_preload, forget_start, replace_environment
+from taskd.config.process import forget_preload, forget_start, replace_environment, take_over
+from taskd.config.settings import DESCRIPTORS
 from taskd.config.worker import TemplateConfig
 from taskd.core.nodecheck.probes import CHECK_NAME
 from taskd.runtime.system.processes import call_me
@@ -193,6 +194,7 @@ def take_rank(become: Become) -> None:
     replace_environment(become.env)
     forget_start(START)
     forget_preload()
+    take_over(DESCRIPTORS)  # done by the template
     _redirect(become.stdout, 1)
     _redirect(become.stderr, 2)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -16,14 +16,17 @@ import logging
 import os
 import sys
 import threading
+from contextlib import suppress
 from typing import Any, Final
 
 from taskd.adaptors.torchrun.command import TEMPLATE
 from taskd.adaptors.torchrun.isolation import ImportIsolation
 from taskd.adaptors.torchrun.script import prepare_rank, tell_agent
-from taskd.config.process import forget_start
+from taskd.config.process import forget_start, take_over
+from taskd.config.settings import DESCRIPTORS
 from taskd.config.worker import TemplateConfig, WorkerConfig
 from taskd.errors import ConfigError
+from taskd.runtime.system.descriptors import set_descriptor_limit
 
 logger = logging.getLogger(__name__)
 _MODULE: Final = "sitecustomize"
@@ -32,6 +35,7 @@ _MODULE: Final = "sitecustomize"
 def begin(directory: str, isolation: ImportIsolation) -> None:
     """Called while the interpreter starts. Returns when the script is to run."""
     forget_start(directory)
+    _restore_limit()
     import_the_machines_own()
     try:
         if sys.argv[-1:] == [TEMPLATE]:
@@ -43,6 +47,14 @@ def begin(directory: str, isolation: ImportIsolation) -> None:
         logger.exception("taskd could not prepare this process; the script runs without recovery")
     isolation.open()
     sys.addaudithook(_hear)
+
+
+def _restore_limit() -> None:
+    """The agent may have raised its own limit of descriptors: that is none of the script's business."""
+    limit = take_over(DESCRIPTORS)
+    if limit is not None:
+        with suppress(ValueError, OSError):  # the hard limit has been lowered since
+            set_descriptor_limit(limit)
 
 
 def _is_rank() -> bool:

@@ -257,7 +257,7 @@ class NodeAgent:
     def _open_link(self) -> None:
         if self._link is None:
             self._reports.store = self._serve_store()
-            self._link, self._manager = connect(self._config, self._local_ranks, self._files)
+            self._link, self._manager = connect(self._config, self._local_ranks, self._files, lambda: bool(self._inbox))
 
     # ---- what comes in
 

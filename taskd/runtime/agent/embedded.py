@@ -1,20 +1,37 @@
-"""The manager inside the agent of a one-node job."""
+"""The manager of a job as its agent finds it: elsewhere, nearby on this machine, or inside the agent."""
 
+import logging
 import secrets
+import time
+from collections.abc import Callable
 from dataclasses import replace
 
-from taskd.config.address import LOOPBACK
+from taskd.config.address import LOOPBACK, Address
 from taskd.config.agent import AgentConfig
 from taskd.config.manager import ManagerConfig
 from taskd.config.security import Security
+from taskd.core.membership.nearby import NearbyManager, choose_manager
 from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.links.links import AgentSocket
 from taskd.runtime.links.loopback import secured
 from taskd.runtime.manager.manager import Manager
+from taskd.runtime.system.processes import own_age_s
+
+logger = logging.getLogger(__name__)
+_LOOK_S = 0.05
 
 
-def connect(config: AgentConfig, ranks_per_node: int, files: RankFiles) -> tuple[AgentSocket, Manager | None]:
-    """An agent's link to its manager, which is started here if the job of one node has none elsewhere."""
+def connect(
+    config: AgentConfig, ranks_per_node: int, files: RankFiles, notes: Callable[[], int]
+) -> tuple[AgentSocket, Manager | None]:
+    """An agent's link to its manager, which is started here if the job of one node has none elsewhere.
+
+    `notes` counts what waits for this thread: then it does not wait for a manager.
+    """
+    if config.nearby is not None:
+        found = _nearby(config, config.nearby, notes)
+        if found is not None:
+            return found, None
     if config.manager is not None:
         security = secured(config.security, config.manager, config.run_dir)
         return AgentSocket(config.manager, security), None
@@ -22,7 +39,30 @@ def connect(config: AgentConfig, ranks_per_node: int, files: RankFiles) -> tuple
     manager = Manager(embedded, embedded=True)
     files.records = manager.mark
     manager.start()
-    return AgentSocket(manager.address, embedded.security), manager
+    return AgentSocket(manager.address, embedded.security, context=manager.context), manager
+
+
+def _nearby(config: AgentConfig, address: Address, notes: Callable[[], int]) -> AgentSocket | None:
+    """The link to a manager that was started on this machine for a job of one node; None if none comes."""
+    link = AgentSocket(address, secured(config.security, address, config.run_dir))
+    began_s, torchrun_s = time.monotonic(), own_age_s()
+    while True:
+        link.poll(_LOOK_S)
+        link.receive()  # an agent that has not spoken is told nothing
+        answers, trouble = link.connected, link.trouble
+        choice = choose_manager(time.monotonic() - began_s, torchrun_s, answers=answers, trouble=trouble is not None)
+        if choice is NearbyManager.USE:
+            return link
+        if choice is NearbyManager.EMBED or notes():
+            link.close()
+            logger.warning(
+                "MASTER_ADDR is set, and no manager answers at %s%s: the job of this one node is protected by a "
+                "manager inside torchrun (set TASKD_MANAGER=%s to wait for one, or =embedded not to look for one)",
+                address,
+                f" ({trouble})" if trouble else "",
+                address,
+            )
+            return None
 
 
 def embedded_config(config: AgentConfig, ranks_per_node: int) -> ManagerConfig:

@@ -11,6 +11,7 @@ Rules:
 """
 
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -24,9 +25,9 @@ from taskd.config.address import Address
 from taskd.config.security import Security
 from taskd.runtime.links.halfopen import HalfOpen, least_handshake_bytes, most_half_open
 from taskd.runtime.links.identity import Role, keys_from_secret
-from taskd.runtime.links.limits import descriptor_limit
 from taskd.runtime.links.listening import bind
 from taskd.runtime.links.monitor import Connections, Dial, watch
+from taskd.runtime.system.descriptors import descriptor_limits
 from taskd.wire import codec
 from taskd.wire.messages import FromAgent, FromManager
 
@@ -66,15 +67,41 @@ _KERNEL_ASKS: Final = (
 when it is to send one to a peer that has hung up while its messages wait in the queue."""
 
 
-class _Link:
-    """What both ends share: one socket in its own context, its monitor, and the count of what was refused."""
+class Context:
+    """ZeroMQ's context of one link, or of the two links that an embedded manager has with its agent.
 
-    def __init__(self, kind: int, security: Security) -> None:
+    A context has a descriptor or two for each of its threads. It ends with the last link that uses it.
+    """
+
+    def __init__(self) -> None:
+        self.zmq: Final = zmq.Context()
+        self._lock = threading.Lock()
+        self._users = 0
+
+    def enter(self) -> None:
+        """Count one more link."""
+        with self._lock:
+            self._users += 1
+
+    def leave(self) -> None:
+        """Count one link less, whose sockets are closed. The last one ends the context."""
+        with self._lock:
+            self._users -= 1
+            last = self._users == 0
+        if last:
+            self.zmq.term()
+
+
+class _Link:
+    """What both ends share: one socket, its monitor, and the count of what was refused."""
+
+    def __init__(self, kind: int, security: Security, context: Context | None = None) -> None:
         self.refused: Counter[str] = Counter()
         """Frames and connections refused so far, by `codec.Fault` value or `STRANGER`."""
         self._logged: set[tuple[str, str]] = set()
-        self._context = zmq.Context()
-        self._socket: zmq.Socket[bytes] = self._context.socket(kind)
+        self.context: Final = context or Context()
+        self.context.enter()
+        self._socket: zmq.Socket[bytes] = self.context.zmq.socket(kind)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
         self._socket.setsockopt(zmq.SNDHWM, _QUEUE_MESSAGES)
@@ -82,7 +109,7 @@ class _Link:
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         for option, value in _KERNEL_ASKS:
             self._socket.setsockopt(option, value)
-        self._monitor = watch(self._context, self._socket)
+        self._monitor = watch(self.context.zmq, self._socket)
         self._secured = security.secret is not None
         self._job_id = security.job_id
 
@@ -108,7 +135,7 @@ class _Link:
         for socket in set(self.sockets) - {self._socket}:
             socket.close(0)
         self._socket.close(round(flush_s * 1000))
-        self._context.term()
+        self.context.leave()
 
     def __enter__(self: _L) -> _L:
         return self
@@ -172,7 +199,7 @@ class ManagerSocket(_Link):
         """
         security.check(listen, "listen on")
         super().__init__(zmq.ROUTER, security)
-        most = most_half_open(descriptor_limit())
+        most = most_half_open(descriptor_limits()[0])
         self._half_open = HalfOpen(least_handshake_bytes(secured=self._secured), most)
         self._connections = Connections(self._monitor, self._half_open, time.monotonic)
         self._gate: zmq.Socket[bytes] | None = None
@@ -248,7 +275,7 @@ class ManagerSocket(_Link):
 
     def _secure(self, secret: bytes) -> None:
         self._agent_key = keys_from_secret(secret, Role.AGENT, self._job_id).public
-        self._gate = self._context.socket(zmq.REP)
+        self._gate = self.context.zmq.socket(zmq.REP)
         self._gate.setsockopt(zmq.LINGER, 0)
         self._gate.bind(_ZAP_ENDPOINT)
         self._socket.setsockopt(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
@@ -274,10 +301,19 @@ class ManagerSocket(_Link):
 class AgentSocket(_Link):
     """An agent's end: connects to the manager, and again whenever the connection is lost."""
 
-    def __init__(self, manager: Address, security: Security, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin to connect; nothing is waited for. Raises `SecretError` if the address needs a secret."""
+    def __init__(
+        self,
+        manager: Address,
+        security: Security,
+        clock: Callable[[], float] = time.monotonic,
+        context: Context | None = None,
+    ) -> None:
+        """Begin to connect; nothing is waited for. Raises `SecretError` if the address needs a secret.
+
+        `context` is that of the manager's own socket, where this process runs it.
+        """
         security.check(manager, "connect to")
-        super().__init__(zmq.DEALER, security)
+        super().__init__(zmq.DEALER, security, context)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         if security.secret is not None:
             own = keys_from_secret(security.secret, Role.AGENT, self._job_id)

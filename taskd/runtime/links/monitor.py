@@ -45,16 +45,17 @@ _WATCHED: Final = (
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 )
-_ENDPOINT: Final = "inproc://taskd.monitor"
+_ENDPOINT: Final = "inproc://taskd.monitor."
 _EVENTS_PER_CALL: Final = 512
 
 
 def watch(context: "zmq.Context[zmq.Socket[bytes]]", socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
-    """What tells about the connections of the only socket of this context that is watched."""
-    socket.monitor(_ENDPOINT, _WATCHED)
+    """What tells about the connections of this socket."""
+    endpoint = f"{_ENDPOINT}{socket.underlying}"
+    socket.monitor(endpoint, _WATCHED)
     monitor = context.socket(zmq.PAIR)
     monitor.setsockopt(zmq.RCVHWM, 0)
-    monitor.connect(_ENDPOINT)
+    monitor.connect(endpoint)
     return monitor
 
 

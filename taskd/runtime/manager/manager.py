@@ -36,7 +36,7 @@ from taskd.core.recovery import (
 )
 from taskd.errors import TransitionError
 from taskd.runtime.links.identity import agent_of
-from taskd.runtime.links.links import ManagerSocket, Peer
+from taskd.runtime.links.links import Context, ManagerSocket, Peer
 from taskd.runtime.links.loopback import secured
 from taskd.runtime.manager.checks import NodeChecks
 from taskd.runtime.manager.cluster import Cluster, cluster_of
@@ -114,6 +114,11 @@ class Manager:
     def address(self) -> Address:
         """Where it listens."""
         return self._socket.address
+
+    @property
+    def context(self) -> Context:
+        """ZeroMQ's context, for the agent in this process."""
+        return self._socket.context
 
     @property
     def mark(self) -> str:

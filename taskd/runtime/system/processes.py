@@ -130,6 +130,12 @@ def _age_s(known: Stat) -> float:
     return up_s - known.start_ticks * _TICK_S
 
 
+def own_age_s() -> float:
+    """For how long this process has run; 0 if /proc does not tell."""
+    known = stat(os.getpid())
+    return 0.0 if known is None else _age_s(known)
+
+
 def living(pids: Collection[int]) -> list[tuple[int, Stat]]:
     """Those that live, with their state."""
     found = ((pid, stat(pid)) for pid in pids)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import sys
 import threading
 from pathlib import Path
@@ -23,6 +24,7 @@ seen = {
     "objects": sorted(name for name in loaded if "libtaskd" in name),
     "main": __name__,
     "pid": os.getpid(),
+    "descriptors": resource.getrlimit(resource.RLIMIT_NOFILE),
 }
 start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 note(f"seen-{rank()}-{start}", json.dumps(seen))

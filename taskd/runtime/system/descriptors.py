@@ -1,0 +1,39 @@
+"""How many descriptors this process has open, and how many it may have."""
+
+import os
+import resource
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+_OPEN = Path("/proc/self/fd")
+
+
+def open_descriptors() -> int:
+    """How many are open now."""
+    return len(os.listdir(_OPEN)) - 1  # the one that lists them
+
+
+def descriptor_limits() -> tuple[int, int]:
+    """The soft and the hard limit of this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _finite(soft), _finite(hard)
+
+
+def set_descriptor_limit(soft: int) -> None:
+    """Set the soft limit of this process, and so of what it starts from now on. Raises `OSError` or `ValueError`."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.RLIM_INFINITY if soft == sys.maxsize else soft, hard))
+
+
+def raise_descriptor_limit() -> None:
+    """As many as this process may allow itself: each connection costs one, also of a peer that never says anything.
+
+    For a process of ours alone: whatever it starts inherits the limit, and programs that use `select` fear a large one.
+    """
+    with suppress(ValueError, OSError):  # a system may know a lower one
+        set_descriptor_limit(descriptor_limits()[1])
+
+
+def _finite(limit: int) -> int:
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
