@@ -1,5 +1,7 @@
-"""What pip cannot know: the C libraries of csrc/, and a wheel for this platform and any Python 3."""
+"""What pip cannot know: the C libraries of csrc/, the wheel's tag, and the description for an index."""
 
+import os
+import re
 import sys
 from pathlib import Path
 
@@ -44,4 +46,22 @@ class PlatformWheel(bdist_wheel):
         return ("py3", "none", objects.platform(plain, asked))
 
 
-setup(distclass=PlatformDistribution, cmdclass={"build_py": BuildWithShim, "bdist_wheel": PlatformWheel})
+LINK = re.compile(r"\[([^\]\n]+)\]\((?!https?:|mailto:|#)([^)\s]+)\)")
+
+
+def long_description() -> str:
+    """README.md for an index, where links to files of the source lead nowhere.
+
+    With PROJECT_SOURCE_URL, below which the files are shown, they become absolute; without it their text stays.
+    """
+    base = os.environ.get("PROJECT_SOURCE_URL", "").rstrip("/")
+    link = (lambda found: f"[{found[1]}]({base}/{found[2]})") if base else (lambda found: found[1])
+    return LINK.sub(link, (ROOT / "README.md").read_text(encoding="utf-8"))
+
+
+setup(
+    distclass=PlatformDistribution,
+    cmdclass={"build_py": BuildWithShim, "bdist_wheel": PlatformWheel},
+    long_description=long_description(),
+    long_description_content_type="text/markdown",
+)

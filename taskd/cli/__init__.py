@@ -1,4 +1,4 @@
-"""The command line: `taskd run`, `manager`, `check`, `drain`, `blackbox`, `chaos` and `doctor`.
+"""The command line: `taskd run`, `manager`, `check`, `drain`, `blackbox`, `chaos`, `patch` and `doctor`.
 
 Rules:
 
@@ -19,6 +19,7 @@ _USAGE = """usage: taskd run [torchrun's options] SCRIPT [script's arguments]
        taskd drain NODE [--manager HOST:PORT] [--timeout SECONDS]
        taskd blackbox [FILE|PID|RUN_DIR] [--json] [--all]
        taskd chaos SCENARIO [scenario's options]
+       taskd patch apply|revert|status [--python PYTHON] [--file RUN_PY]
        taskd doctor [--json]
        taskd --version
 
@@ -29,6 +30,7 @@ check    how fast this machine computes, copies, sends and writes, and whether i
 drain    move the ranks of a node to a spare one, at a step boundary
 blackbox what is recorded of a process or a job, also of a dead one
 chaos    play a fault on a running job, and undo it
+patch    the line in torchrun's own file that loads taskd, where its plugins are not loaded
 doctor   whether taskd is in place, fits the installed torch, and what is switched on
 """
 
@@ -61,6 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:  # noqa: PLR0911 - one for e
             from taskd.cli.chaos import chaos
 
             return chaos(rest)
+        case ["patch", *rest]:
+            from taskd.cli.patch import patch
+
+            return patch(rest)
         case ["doctor", *rest]:
             from taskd.cli.doctor import doctor
 
@@ -73,6 +79,6 @@ def main(argv: Sequence[str] | None = None) -> int:  # noqa: PLR0911 - one for e
             return 0
         case _:
             found = f"found {words[0]!r}" if words else "found no command"
-            known = "run, manager, check, drain, blackbox, chaos or doctor"
+            known = "run, manager, check, drain, blackbox, chaos, patch or doctor"
             print(f"taskd: {found}, expected {known}\n{_USAGE}", end="", file=sys.stderr)
             return 2

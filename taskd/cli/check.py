@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from taskd.adaptors.torchrun.launcher import torchrun_file
 from taskd.cli.arguments import OneLineParser, manager_argument
 from taskd.cli.complaint import complain
 from taskd.config.process import environment
@@ -85,6 +86,7 @@ def check(arguments: Sequence[str]) -> int:
 
         return check_job(options.manager, options.seconds or _JOB_TIMEOUT_S, as_json=options.json)
     try:
+        torchrun_file()
         found = _check_here(options.nproc, options.device, options.seconds or _TIMEOUT_S)
     except TaskdError as error:
         complain("check", error)

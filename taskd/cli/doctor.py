@@ -9,21 +9,29 @@ Rules:
 import argparse
 import json
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
 from taskd.adaptors.torchrun.launcher import PATCH_MODULE, has_plugin, sed_lines, torchrun_file
 from taskd.config.agent import AgentConfig
 from taskd.config.process import environment
 from taskd.config.settings import PREFIX, SECRET, SETTINGS, unknown_variables
 from taskd.config.switch import is_enabled
+from taskd.core.descriptors import needed_descriptors, plan_descriptors
+from taskd.core.requirements import LEAST_GLIBC, LEAST_KERNEL, too_old, unfit_shared_memory
 from taskd.errors import TaskdError
+from taskd.runtime.system.descriptors import descriptor_limits
 from taskd.wire.text import line
 
 _TRIAL = "/bin/true"
+_SHARED_MEMORY = Path("/dev/shm")
+_TORCHRUN_DESCRIPTORS = 14
+"""What torchrun has open when taskd counts."""
 _FITS = "fits torch"
 _REMEDY = "install a taskd for this torch, or one of the torches in docs/torch-versions.md"
 
@@ -61,6 +69,7 @@ def doctor(arguments: Sequence[str]) -> int:
 def all_findings() -> Iterator[DoctorLine]:
     """Every line of the report."""
     yield DoctorLine("python", f"{sys.version.split()[0]} at {sys.executable}")
+    yield from _machine()
     yield _guarded("injection", _injection)
     yield from _fit()
     yield _guarded("libtaskd.so", _gate)
@@ -77,6 +86,37 @@ def _guarded(subject: str, look: Callable[[], DoctorLine]) -> DoctorLine:
         return DoctorLine(subject, "a problem", str(error))
 
 
+def _machine() -> Iterator[DoctorLine]:
+    """Kernel, C library, shared memory and descriptors."""
+    kernel, library = os.uname().release, _c_library()
+    old = too_old(kernel, LEAST_KERNEL)
+    yield DoctorLine(
+        "kernel", old or f"Linux {kernel}", old and "boot a newer kernel: agents see processes end by pidfd_open"
+    )
+    old = too_old(library.removeprefix("glibc"), LEAST_GLIBC)
+    yield DoctorLine("C library", old or library, old and "use an image with a newer glibc: torch's wheels need it too")
+    shared = os.statvfs(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else None
+    if shared is None:
+        yield DoctorLine("shared memory", f"no {_SHARED_MEMORY}", "mount it: a tmpfs of 64 MB or more")
+    else:
+        free, writable = shared.f_bavail * shared.f_frsize, os.access(_SHARED_MEMORY, os.W_OK)
+        wrong = unfit_shared_memory(free, shared.f_favail, writable=writable)
+        found, _, remedy = wrong.partition("; ")
+        yield DoctorLine("shared memory", found or f"{free / 1e6:.0f} MB free in {_SHARED_MEMORY}", remedy)
+    soft, hard = descriptor_limits()
+    needed = needed_descriptors(_TORCHRUN_DESCRIPTORS, 1, 1, 1, embeds=True, logs=False)
+    plan = plan_descriptors(needed, soft, hard)
+    remedy = plan.refusal and f"raise it with `ulimit -n {needed}` or more, more for each rank"
+    yield DoctorLine("descriptors", f"soft limit {soft}, hard limit {hard}", remedy)
+
+
+def _c_library() -> str:
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (ValueError, OSError):  # not glibc
+        return ""
+
+
 def _injection() -> DoctorLine:
     file, lines, plugin = torchrun_file(), sed_lines(), has_plugin()
     ways = [f"{lines} sed line(s) in {file}"] * bool(lines) + ["plugin of torchrun (entry point)"] * plugin
@@ -85,7 +125,7 @@ def _injection() -> DoctorLine:
     return DoctorLine(
         "injection",
         "none: neither the sed line nor the plugin is there, only `taskd run` works",
-        f"pip install taskd for {sys.executable}, or scripts/patch-torch.sh apply (adds `import {PATCH_MODULE}`)",
+        f"install taskd's wheel with {sys.executable} -m pip, or taskd patch apply (adds `import {PATCH_MODULE}`)",
     )
 
 
@@ -110,7 +150,7 @@ def _gate() -> DoctorLine:
     from taskd.runtime.box.shim import library_path
 
     path = library_path("libtaskd.so")
-    remedy = "reinstall taskd for this machine, or build it: python -m pip install -e ."
+    remedy = "reinstall taskd's wheel for this machine, or build it: python -m pip install -e ."
     if not path.is_file():
         return DoctorLine("libtaskd.so", f"no file at {path}", remedy)
     if wrong := flaw(path):
@@ -149,8 +189,15 @@ def _settings() -> Iterator[DoctorLine]:
 
 def _manager() -> DoctorLine:
     config = AgentConfig.from_environment()
-    where = f"tcp {config.manager}" if config.manager else "embedded in the agent (a job of one node)"
-    return DoctorLine("manager", where)
+    if config.manager:
+        return DoctorLine("manager", f"tcp {config.manager}")
+    if config.nearby is None:
+        return DoctorLine("manager", "embedded in the agent (a job of one node)")
+    return DoctorLine(
+        "manager",
+        f"MASTER_ADDR is set: for a job of one node {config.nearby} if one answers there while the job starts, else "
+        "embedded in the agent; for a job of several nodes on the host of MASTER_ADDR",
+    )
 
 
 def _print_table(findings: list[DoctorLine]) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from taskd.adaptors.torchrun.launcher import torchrun_file
 from taskd.cli.arguments import OneLineParser
 from taskd.cli.complaint import complain
 from taskd.errors import TaskdError
@@ -43,6 +44,7 @@ def rehearse(arguments: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
     try:
+        torchrun_file()
         report = play(
             parse(rest),
             options.steps,

@@ -3,7 +3,9 @@
 import sys
 from collections.abc import Sequence
 
-from taskd.adaptors.torchrun.launcher import launch
+from taskd.adaptors.torchrun.launcher import launch, torchrun_file
+from taskd.cli.complaint import complain
+from taskd.errors import TaskdError
 
 _REHEARSE = "--rehearse"
 _HELP = f"""taskd's own, as the first word:
@@ -25,6 +27,11 @@ def run(arguments: Sequence[str]) -> int:
         from taskd.cli.rehearse import rehearse
 
         return rehearse(arguments[1:])
+    try:
+        torchrun_file()
+    except TaskdError as error:
+        complain("run", error)
+        return 1
     if arguments[0] in ("-h", "--help"):
         print(_HELP, flush=True)
     launch(arguments)

@@ -100,7 +100,67 @@ def test_the_script_refuses_what_it_does_not_understand(tmp_path: Path, text: st
 
 @pytest.mark.parametrize("action", ["", "remove"])
 def test_the_script_says_what_it_takes(copy: Path, action: str) -> None:
-    assert patch(action, copy) == (
-        2,
-        f"patch-torch.sh: found '{action or 'nothing'}', expected apply, revert or status\n",
+    status, output = patch(action, copy)
+    assert status == 2
+    assert output.startswith("taskd patch: argument action: invalid choice")
+    assert len(output.splitlines()) == 1
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_lines_keep_their_ends(copy: Path, original: bytes, end: bytes) -> None:
+    other = original.replace(b"\n", end)
+    copy.write_bytes(other)
+    assert patch("apply", copy)[0] == 0
+    assert copy.read_bytes() == other.replace(
+        end + b"import os" + end, end + SED_LINE.encode() + end + b"import os" + end
+    )
+    assert patch("status", copy)[0] == 0
+    assert patch("revert", copy)[0] == 0
+    assert copy.read_bytes() == other
+
+
+@pytest.mark.root
+def test_a_read_only_installation_is_one_line(tmp_path: Path, copy: Path, original: bytes) -> None:
+    """A mount that nobody can write to, root neither."""
+    mount = 'mount --bind -o ro "$1" "$1" && shift && exec "$@"'
+    command = [sys.executable, "-m", "taskd", "patch", "apply", "--file", str(copy)]
+    env = {**environment(), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", mount, "sh", str(tmp_path), *command],
+        env=env, capture_output=True, text=True, check=False, timeout=30,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "Read-only file system; run.py is left as it was" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert copy.read_bytes() == original
+
+
+def test_a_copy_that_shares_its_inode_stays_as_it_is(tmp_path: Path, copy: Path, original: bytes) -> None:
+    cached = tmp_path / "cached.py"
+    cached.hardlink_to(copy)
+    assert patch("apply", copy)[0] == 0
+    assert cached.read_bytes() == original
+
+
+def test_the_installation_of_another_python(tmp_path: Path) -> None:
+    """Each has a torch of its own; one that has none is named."""
+    for name, content in (("with", "import os\n"), ("without", None)):
+        python = tmp_path / name
+        folder = tmp_path / f"{name}-packages"
+        folder.mkdir()
+        if content is not None:
+            (folder / "torch" / "distributed").mkdir(parents=True)
+            (folder / "torch" / "__init__.py").touch()
+            (folder / "torch" / "distributed" / "run.py").write_text(content)
+        python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} -S "$@"\n')
+        python.chmod(0o755)
+    command = ["bash", str(SCRIPT), "apply", "--python"]
+    done = subprocess.run([*command, tmp_path / "with"], capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "with-packages/torch/distributed/run.py").read_text() == f"{SED_LINE}\nimport os\n"
+    done = subprocess.run([*command, tmp_path / "without"], capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == f"taskd patch: {tmp_path}/without has no torch, expected an installed one: give another --python\n"
     )

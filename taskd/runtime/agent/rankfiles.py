@@ -2,8 +2,9 @@
 
 Rules:
 
-1. One directory of mode 0700 in shared memory, named after this process and locked by it. What dead agents of the same
-   user have left behind is removed at the start; an agent that lives in another container is not dead.
+1. One directory of mode 0700 in shared memory, or in the temporary folder where that does not do, named after this
+   process and locked by it. What dead agents of the same user have left behind is removed at the start; an agent that
+   lives in another container is not dead.
 2. Every process gets a black box of its own. The position file belongs to the rank and outlives its processes; a
    fresh world (nobody's state is kept) begins with an empty one.
 3. Boxes of the dead are kept where the manager has its records, or, where that is not seen, in a folder of this agent's
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from taskd.config.rundir import SHORT, fits
 from taskd.config.worker import WorkerConfig
+from taskd.core.requirements import unfit_shared_memory
 from taskd.errors import ShimError
 from taskd.runtime.agent.shape import Shape
 from taskd.runtime.box.blackbox import Box
@@ -38,7 +40,7 @@ class RankFiles:
     """The directory of one agent."""
 
     def __init__(self, run_dir: Path, job_id: str) -> None:
-        parent = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else _temporary()
+        parent = _parent()
         _sweep(parent)
         self.directory, lock = _made(parent)
         self._lock: int | None = lock
@@ -138,6 +140,23 @@ class RankFiles:
                 logger.warning("local rank %d runs without a black box (said once of all ranks): %s", local_rank, error)
             return None
         return path
+
+
+def _parent() -> Path:
+    """Shared memory; where nothing can be written to it, or too little fits, the temporary folder, with one warning."""
+    try:
+        shared = os.statvfs(_SHARED_MEMORY)
+        writable = os.access(_SHARED_MEMORY, os.W_OK)
+        wrong = unfit_shared_memory(shared.f_bavail * shared.f_frsize, shared.f_favail, writable=writable)
+    except OSError as error:
+        wrong = str(error.strerror)
+    if not wrong:
+        return _SHARED_MEMORY
+    instead = _temporary()
+    logger.warning(
+        "%s: %s; the files of the node's ranks are in %s, which may be slower", _SHARED_MEMORY, wrong, instead
+    )
+    return instead
 
 
 def _temporary() -> Path:

@@ -19,7 +19,7 @@ from typing import Any, Final
 from taskd.errors import ShimError
 from taskd.runtime.box.elf import flaw
 
-REINSTALL: Final = "reinstall taskd, or run `python csrc/build_libs.py` in its source tree"
+REINSTALL: Final = "reinstall taskd's wheel, or run `python csrc/build_libs.py` in its source tree"
 _REASONS = {
     errno.ENOENT: ("there is no such file", "start the worker with the path that its agent made"),
     errno.EEXIST: ("something is there already", "remove it: it is left over from an agent that was killed"),

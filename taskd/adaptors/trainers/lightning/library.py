@@ -41,5 +41,5 @@ def chosen() -> Library:
             if there(package):
                 return Library(package)
     raise ImportError(
-        "taskd.lightning found neither lightning nor pytorch_lightning; install one: pip install 'taskd[lightning]'"
+        "taskd.lightning found neither lightning nor pytorch_lightning; install one: pip install lightning"
     )
