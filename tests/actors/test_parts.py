@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from taskd.adaptors.actors.pool import ActorPool
 from taskd.adaptors.actors.ticket import Ticket
 from taskd.errors import ConfigError, LinkError, RecoveryError
 from taskd.runtime.agent.ports import Logs
+from taskd.runtime.agent.sockets import LocalServer
 from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Stage
 
@@ -80,8 +82,12 @@ def test_who_knocks_is_told() -> None:
         door.close()
 
 
-def test_it_waits_for_processes_without_end() -> None:
-    assert ActorPool.wait_s == math.inf
+def test_it_waits_for_processes_without_end(run_dir: Path) -> None:
+    server = LocalServer(run_dir / "agent.sock")
+    try:
+        assert ActorPool(server, 1, lambda: 0).wait_s == math.inf
+    finally:
+        server.close()
 
 
 def test_nobody_starts_a_process(host: ActorHost) -> None:

@@ -4,8 +4,8 @@ from msgspec.structs import replace
 
 from taskd.core.policy import Strategy
 from taskd.core.recovery import Phase
-from taskd.core.recovery.replica_sets import Replica, keys_of
 from taskd.core.recovery.world import RankView
+from taskd.core.replica_sets import Replica, keys_of
 from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Condition, Ledger, Order, RankStatus, Stage
 from taskd.wire.state import MeshRow

@@ -8,7 +8,7 @@ import pytest
 
 from taskd.runtime.agent.sockets import Peer
 from taskd.runtime.agent.standbys import StandbyPool
-from taskd.runtime.agent.warm_up import WarmUp
+from taskd.runtime.agent.warm_up import SDKLESS_DELAY_S, WarmUp
 from taskd.wire.messages import Hello
 from tests.launch import Launcher
 from tests.runtime.local import LIMIT_S, Ear, start
@@ -94,6 +94,32 @@ def test_newer_modules_replace_the_standbys(make: Callable[..., Nursery]) -> Non
     assert told == ["Fork 2", "Modules  numpy", "Fork 2"]
 
 
+def test_a_template_that_imports_is_asked_only_in_a_hurry(make: Callable[..., Nursery]) -> None:
+    """A message tells it that it need not stand back any more."""
+    nursery = make(1)
+    pool = nursery.pool
+    assert pool.wait_s <= 0
+    pool.open()
+    assert pool.wait_s > 5.0, "it is worth waiting for"
+    nursery.hellos(1)
+    pool.refill()
+    pool.hurry()
+    nursery.hellos(1)
+    nursery.standbys(2)
+    told = nursery.told(nursery.templates[0], pool.close)
+    assert told == ["Fork 2"], "once, and before its imports were done"
+
+
+def test_a_template_forks_before_it_imports_more(make: Callable[..., Nursery]) -> None:
+    nursery = make(1)
+    pool = nursery.pool
+    pool.open()
+    pool.import_modules(("numpy",))
+    nursery.hellos(3)
+    told = nursery.told(nursery.templates[0], pool.close)
+    assert told == ["Fork 2", "Modules  numpy"]
+
+
 def test_a_template_with_threads_serves_itself(make: Callable[..., Nursery]) -> None:
     nursery = make(3)
     pool = nursery.pool
@@ -164,12 +190,13 @@ def test_a_rank_is_asked_again_when_it_has_committed_a_step(
     peer, _ = nursery.ear.until(lambda _peer, message: isinstance(message, Hello))
     warm_up = WarmUp(nursery.pool, lambda: peer, lambda: True, learn=True)
     warm_up.committed(peer)
-    warm_up.due_in(0.0)
+    warm_up.begin(beside_ranks=True)
+    assert len(nursery.templates) == 1, "it starts with the ranks"
     if first == "its time comes":
-        warm_up.look(time.monotonic())
-        warm_up.look(time.monotonic())
+        warm_up.look(time.monotonic() + SDKLESS_DELAY_S)
+        warm_up.look(time.monotonic() + SDKLESS_DELAY_S)
     warm_up.committed(peer)
-    warm_up.look(time.monotonic())
+    warm_up.look(time.monotonic() + SDKLESS_DELAY_S)
     warm_up.committed(peer)
     for _ in range(asked):
         nursery.ear.until(lambda _peer, message: isinstance(message, Hello))

@@ -68,7 +68,11 @@ class Nursery:
     def start_template(self, cwd: Path | None = None, **variables: str) -> Hello:
         """Start a template and wait until it can serve."""
         self.launch(cwd, **variables)
-        return hear(self.template)
+        self.template.send(encode(Fork(count=0)))  # somebody waits: it stands back behind nobody
+        ready = hear(self.template)
+        if ready.threads > 1:
+            hear(self.template)  # it says so again, in place of forking
+        return ready
 
     def fork(self, count: int) -> list[Standby]:
         self.template.send(encode(Fork(count=count)))

@@ -136,8 +136,8 @@ class ScriptedRuntime:
     def _make_standby(self, host: WorkerHost, local: LocalSocket) -> socket.socket:
         host.start_template({**host.environment(FIRST), **local.environment()})
         template, first = local.accept()
-        second = hear(template)
         template.send(encode(Fork(count=1)))
+        second = hear(template)
         standby, hello = local.accept()
         self._note(f"template {first.threads} {second.threads}, standby {hello.role} {hello.pid}")
         self._links += [template, standby]

@@ -7,6 +7,7 @@ Rules:
 2. The script imports what it would import without taskd: a module of taskd's that its directories have too is removed
    from `sys.modules`. taskd keeps using its own, because its modules hold references to it.
 3. Modules that the interpreter itself imported at its start stay: a script could not have replaced those.
+4. What is not the script's import costs it no collections either.
 """
 
 import contextlib
@@ -15,6 +16,8 @@ import sys
 from collections.abc import Collection, Iterator
 from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
 from types import ModuleType
+
+from taskd.adaptors.torchrun.collector import no_collections
 
 
 class ImportIsolation:
@@ -34,11 +37,13 @@ class ImportIsolation:
         self._theirs: dict[str, ModuleType] = {}
         self._path: list[str] = []
         self._depth = 0
+        self._pause = contextlib.ExitStack()
 
     def __enter__(self) -> None:
         self._depth += 1
         if self._depth > 1:
             return
+        self._pause.enter_context(no_collections())
         if self._users:
             self._before = set(sys.modules) | self._own.keys()
         self._theirs = _take_out(self._users)
@@ -51,6 +56,7 @@ class ImportIsolation:
         self._depth -= 1
         if self._depth:
             return
+        self._pause.close()
         sys.path[:] = self._path
         self._own.update({name: sys.modules[name] for name in self._theirs if name in sys.modules})
         for name in self._own:
@@ -88,7 +94,8 @@ def isolated() -> Iterator[None]:
     sys.path[:] = [*(entry for entry in path if entry not in users), *users]
     theirs = _take_out(users)
     try:
-        yield
+        with no_collections():
+            yield
     finally:
         sys.path[:] = path
         sys.modules.update(theirs)

@@ -30,8 +30,10 @@ from msgspec.structs import replace
 from typing_extensions import assert_never
 
 from taskd.adaptors.seams.parts import IN_RANK
+from taskd.adaptors.torchrun.collector import no_collections
 from taskd.adaptors.torchrun.command import START
 from taskd.adaptors.torchrun.prefault import Range, mapped_files, prefault
+from taskd.adaptors.torchrun.standing_back import standing_back
 from taskd.config.process import forget_preload, forget_start, replace_environment, take_over
 from taskd.config.settings import DESCRIPTORS
 from taskd.config.worker import TemplateConfig
@@ -86,7 +88,7 @@ class Template:
 
     def load(self, names: Iterable[str]) -> None:
         """Import modules, and tell the agent how many threads this process has then."""
-        with _ending_with(self._link):
+        with _ending_with(self._link), no_collections(), standing_back(self._link):
             _load_core()
             import_quietly(names)
             for part in IN_RANK:
@@ -124,7 +126,6 @@ class Template:
         if self._threads > 1:
             self._say_hello()
             return None
-        gc.collect()
         gc.freeze()  # the children's collector never writes to the pages of what is there now
         files = mapped_files()
         for _ in range(count):

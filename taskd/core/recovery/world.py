@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from taskd.core.membership.places import Nodes
-from taskd.core.recovery.replica_sets import Replica, keys_of
 from taskd.core.recovery.warmth import WarmStarts, Warmth
+from taskd.core.replica_sets import Replica, keys_of
 from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Condition, NodeStatus, RankOrder, RankStatus, Stage
 

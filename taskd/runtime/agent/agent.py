@@ -36,7 +36,7 @@ from taskd.runtime.agent.sockets import LocalServer, Peer
 from taskd.runtime.agent.standbys import StandbyPool
 from taskd.runtime.agent.statuses import Reports
 from taskd.runtime.agent.supervisor import RankSupervisor
-from taskd.runtime.agent.warm_up import SDKLESS_DELAY_S, WarmUp
+from taskd.runtime.agent.warm_up import WarmUp
 from taskd.runtime.links.identity import agent_of
 from taskd.runtime.links.links import AgentSocket
 from taskd.runtime.manager.manager import Manager
@@ -247,7 +247,7 @@ class NodeAgent:
         else:
             self._node.place = identity.node_rank
             self._ranks.take(host, self._node)
-        self._warmup.due_in(0.0 if identity.candidate else SDKLESS_DELAY_S)
+        self._warmup.begin(beside_ranks=not identity.candidate)
 
     def _come(self) -> None:
         if self.checks:
@@ -281,7 +281,6 @@ class NodeAgent:
                 self._observer.hear(self._processes.rank_of(peer), message, self._node)
             case Modules():
                 self._pool.import_modules(message.names)
-                self._pool.open()
                 if self._link is not None:
                     self._link.send(message)  # a spare imports them too; lost, that takes it longer
             case _:

@@ -104,6 +104,7 @@ class NodeChecker:
         self._state = CheckState(wants=True, strict=strict)
         self._pool.want(local_ranks)
         self._pool.open()  # what a check process imports takes longer than the check
+        self._pool.hurry()
 
     def clear(self, message: Cleared) -> None:
         """It may train."""
@@ -129,6 +130,7 @@ class NodeChecker:
             for local_rank in map(LocalRank, range(local_ranks))
         ]
         self._pool.open()
+        self._pool.hurry()
         self._tell()
         self.serve()
 

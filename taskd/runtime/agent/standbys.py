@@ -5,15 +5,17 @@ Rules:
 1. The template says Hello twice: when it is connected, and when its imports are done. It forks only after that, and
    only if it then has one thread; otherwise it is itself the standby, and another template follows when it is used.
 2. Standbys that are older than the newest imports of the template are replaced by newer ones.
-3. Nobody waits here: `take` gives a standby or None, `pending` tells whether one is on its way.
+3. Nobody waits here: `take` gives a standby or None, `wait_s` tells how long one is worth waiting for.
 """
 
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from taskd.core.warm_starts import Warming, wait_s
 from taskd.runtime.agent.sockets import LocalServer, Peer
 from taskd.wire.codec import MAX_MODULES_BYTES
 from taskd.wire.messages import Hello, Modules
@@ -26,11 +28,9 @@ class StandbyPool:
     """Keeps `wanted` standbys. `start_template` starts a template process and returns its pid.
 
     Attributes:
-        wait_s: one that was asked for is awaited so long; then the rank is started cold.
         only: no rank can be started cold.
     """
 
-    wait_s = 5.0
     only = False
 
     def __init__(self, server: LocalServer, wanted: int, start_template: Callable[[], int]) -> None:
@@ -40,12 +40,17 @@ class StandbyPool:
         self._template_pid: int | None = None
         self._template: Peer | None = None
         self._opened = False
+        self._hurried = False
         self._ready = False
+        self._importing_since_s: float | None = None
+        self._first_start_s: float | None = None
         self._forks = True
         self._idle: list[Peer] = []
         self._asked = 0
         self._modules: set[str] = set()
         self._modules_bytes = 0
+        self._unsent: list[str] = []
+        """Those among the modules that the template has not been told of."""
 
     @property
     def count(self) -> int:
@@ -57,6 +62,17 @@ class StandbyPool:
         """A standby has been asked for and has not arrived yet, or could be asked for."""
         return self._ready and self._forks
 
+    @property
+    def wait_s(self) -> float:
+        """Seconds for which a standby is worth waiting for, if none can take a rank now."""
+        since_s = self._importing_since_s
+        importing_s = None if since_s is None else time.monotonic() - since_s
+        return wait_s(Warming(self.pending, importing_s, self._first_start_s))
+
+    def ranks_started(self, seconds: float) -> None:
+        """Learn what the job's first processes needed from their start to their first commit."""
+        self._first_start_s = seconds
+
     def want(self, count: int) -> None:
         """Keep so many from now on."""
         self._wanted = count
@@ -66,20 +82,30 @@ class StandbyPool:
         self._opened = True
         if self._wanted and self._template_pid is None:
             self._template_pid = self._start_template()
+            self._importing_since_s, self._unsent, self._asked = time.monotonic(), sorted(self._modules), 0
             logger.info("template process %d imports torch to make standbys", self._template_pid)
+
+    def hurry(self) -> None:
+        """Ask for standbys although the template imports: until then it stands back behind the ranks that start."""
+        self._hurried = True
+        self.refill()
 
     def import_modules(self, names: tuple[str, ...]) -> None:
         """Let the template import these too, and replace the standbys that lack them. What fits one message is kept."""
-        new = []
         for name in names:
             size_bytes = self._modules_bytes + len(name.encode()) + 5
             if name not in self._modules and size_bytes <= MAX_MODULES_BYTES:
                 self._modules.add(name)
                 self._modules_bytes = size_bytes
-                new.append(name)
-        if new and self._template is not None:
-            self._ready = False
-            self._template.send(Modules(names=tuple(new)))
+                self._unsent.append(name)
+        if self._ready:
+            self._send_modules()
+
+    def _send_modules(self) -> None:
+        if self._unsent and self._template is not None:
+            self._ready, self._importing_since_s = False, time.monotonic()
+            self._template.send(Modules(names=tuple(self._unsent)))
+            self._unsent.clear()
 
     def hello(self, peer: Peer, hello: Hello) -> None:
         """A template or standby has connected, or a template has finished its imports."""
@@ -88,21 +114,23 @@ class StandbyPool:
             self._idle.append(peer)
         elif self._template is not peer:
             self._template = peer
-            if self._modules:
-                peer.send(Modules(names=tuple(sorted(self._modules))))
+            if self._hurried:
+                self.refill()
         else:
-            self._ready, self._forks = True, hello.threads == 1
+            self._ready, self._forks, self._importing_since_s = True, hello.threads == 1, None
             if not self._forks:
                 logger.info(
                     "the template has %d threads after its imports: it serves as a standby itself", hello.threads
                 )
             self._retire()
-            self.refill()
+            self.refill()  # first: a fault may wait for a standby, which imports the rest by itself
+            self._send_modules()
 
     def gone(self, peer: Peer) -> None:
         """A template or standby has ended."""
         if peer is self._template:
             self._template, self._template_pid, self._ready, self._asked = None, None, False, 0
+            self._importing_since_s = None
         with suppress(ValueError):
             self._idle.remove(peer)
 
@@ -120,8 +148,9 @@ class StandbyPool:
         missing = self._wanted + extra - len(self._idle) - self._asked
         if self._template_pid is None:
             if self._opened:  # it has died, or has become a rank
+                self._forks = True
                 self.open()
-        elif self._ready and self._forks and self._template is not None and missing > 0:
+        elif (self._ready or self._hurried) and self._forks and self._template is not None and missing > 0:
             self._asked += missing
             self._template.send(Fork(count=missing))
 

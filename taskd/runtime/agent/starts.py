@@ -2,8 +2,8 @@
 
 Rules:
 
-1. It is a standby, if one waits or is on its way and the order allows it; else the process is started cold, and that
-   is said. Where no rank can be started cold, whoever comes is no process that was made warm.
+1. It is a standby, if one waits or is on its way (`taskd.core.warm_starts`) and the order allows it; else the process
+   is started cold, and that is said. Where no rank can be started cold, whoever comes is no process that was made warm.
 2. Only the newest order for a rank counts.
 """
 
@@ -51,23 +51,26 @@ class Starts:
         self._waiting = deque(entry for entry in self._waiting if entry[1].rank != start.rank)
         warm = host.command(self._processes[start.rank].local_rank).python and (self._pool.only or not start.cold)
         standby = self._pool.take() if warm else None
-        if standby is None and warm and self._pool.pending:
-            self._waiting.append((host, start, time.monotonic() + self._pool.wait_s))
+        wait_s = self._pool.wait_s
+        if standby is None and warm and wait_s > 0:
+            self._waiting.append((host, start, time.monotonic() + wait_s))
+            self._pool.hurry()
             self._pool.refill(extra=len(self._waiting))
             return
         self._try_launch(node, host, start, standby)
 
     def serve(self, node: Node) -> None:
-        """A standby may have arrived."""
+        """A standby may have arrived, or a template that can make one."""
         while self._waiting:
             standby = self._pool.take()
             if standby is None:
+                self._pool.refill(extra=len(self._waiting))
                 return
             self._try_launch(node, *self._waiting.popleft()[:2], standby)
 
     def expire(self, node: Node, now_s: float) -> None:
         """Start those cold that have waited too long for a standby."""
-        while self._waiting and (now_s >= self._waiting[0][2] or not self._pool.pending):
+        while self._waiting and (now_s >= self._waiting[0][2] or self._pool.wait_s <= 0):
             self._try_launch(node, *self._waiting.popleft()[:2], self._pool.take())
 
     def clear(self) -> None:

@@ -2,10 +2,11 @@
 
 Rules:
 
-1. Not while its ranks start, because that would slow them down: after the first committed step, or after
-   `SDKLESS_DELAY_S` in a job that commits none.
-2. A rank is asked what it has imported after it has committed a step. A rank that was asked earlier, because it takes
-   long to start, is asked again: it had not imported everything yet.
+1. The template starts with the ranks: many a fault comes in a job's first seconds. It stands back behind them
+   (`adaptors/torchrun/standing_back.py`) until the first committed step, or for `SDKLESS_DELAY_S`, or until a rank
+   waits for a standby.
+2. A rank is asked what it has imported after it has committed a step, or after `SDKLESS_DELAY_S` in a job that commits
+   none. A rank that was asked before its first commit is asked again: it had not imported everything yet.
 """
 
 import time
@@ -17,11 +18,11 @@ from taskd.runtime.agent.standbys import StandbyPool
 from taskd.wire.messages import Modules
 
 SDKLESS_DELAY_S: Final = 10.0
-"""A job that commits no step (it does not use the SDK) gets its warm processes this long after its start."""
+"""In a job that commits no step (it does not use the SDK) a rank is asked this long after its start."""
 
 
 class WarmUp:
-    """Starts the template. With `learn`, asks a rank first what to import in addition to torch."""
+    """Starts the template. With `learn`, asks a rank what to import in addition to torch."""
 
     def __init__(
         self, pool: StandbyPool, any_rank: Callable[[], Peer | None], possible: Callable[[], bool], *, learn: bool
@@ -31,26 +32,34 @@ class WarmUp:
         self._any_rank = any_rank
         self._possible = possible
         self._learn = learn
+        self._begun_s = 0.0
         self._due_s: float | None = None
         self._awaits_commit = False
 
-    def due_in(self, wait_s: float) -> None:
-        """The ranks start. Start the template after `wait_s`, unless a committed step does so before."""
-        self._due_s = time.monotonic() + wait_s
-        self._awaits_commit = True
+    def begin(self, *, beside_ranks: bool) -> None:
+        """Start the template: the ranks start, or this node waits for a place."""
+        self._begun_s = time.monotonic()
+        self._awaits_commit = self._possible()
+        if self._awaits_commit:
+            self._due_s = self._begun_s + SDKLESS_DELAY_S
+            self._pool.open()
+            if not beside_ranks:
+                self._pool.hurry()
 
     def look(self, now_s: float) -> None:
         """Time has passed."""
         if self._due_s is not None and now_s >= self._due_s:
-            self._warm(self._any_rank())
+            self._ask(self._any_rank())
 
     def committed(self, peer: Peer) -> None:
         """A rank has committed a step, so it has imported all that a step needs."""
         if self._awaits_commit:
             self._awaits_commit = False
-            self._warm(peer)
+            self._pool.ranks_started(time.monotonic() - self._begun_s)
+            self._ask(peer)
 
-    def _warm(self, peer: Peer | None) -> None:
+    def _ask(self, peer: Peer | None) -> None:
         self._due_s = None
-        if self._possible() and (peer is None or not self._learn or not peer.send(Modules(names=()))):
-            self._pool.open()
+        self._pool.hurry()
+        if peer is not None and self._learn:
+            peer.send(Modules(names=()))

@@ -26,7 +26,7 @@ from taskd.adaptors.training.checkpoints.ranks import Ranks
 from taskd.adaptors.training.digests import digest
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.sharding.shards import is_part
-from taskd.core.recovery.replica_sets import Replica, keys_of
+from taskd.core.replica_sets import Replica, keys_of
 from taskd.errors import CheckpointError
 from taskd.wire.kinds import JobRank
 from taskd.wire.text import line, name
