@@ -15,13 +15,13 @@ OUT = "taskd cannot take part: found a limit of"
 NEEDED = re.compile(r"expected at least (\d+)")
 
 
-def start(job: Job, limit: str, points: Points, *command: str) -> Job:
-    """`ulimit …; torchrun …`, as a user's shell has it."""
+def start(job: Job, limit: str, points: Points, *command: str, env: dict[str, str | None] | None = None) -> Job:
+    """`ulimit …; torchrun …`, as a user's shell has it, with `env` on top of the job's environment."""
     plan = json.dumps({"folder": str(job.folder), "points": points})
     torchrun = (sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={job.ranks}", "--standalone")
     program = command or (str(SCRIPTS / "hold.py"),)
     shell = ("bash", "-c", f'ulimit {limit} && exec "$@"', "bash")
-    job.watch(job.launcher.start([*shell, *torchrun, *program, plan], env=job.environment()))
+    job.watch(job.launcher.start([*shell, *torchrun, *program, plan], env={**job.environment(), **(env or {})}))
     return job
 
 
@@ -39,7 +39,8 @@ def test_a_low_soft_limit_is_raised_for_torchrun_alone(make_job: MakeJob, standb
     """A killed rank is recovered, and each rank, the new ones too, has the limit that the user has set."""
     job = make_job(2)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    start(job, "-S -n 40", [point("one", 1, "run"), point("zero", 0, "run")])
+    cold: dict[str, str | None] = {"TASKD_STANDBY": "0"} if standbys == "cold" else {}
+    start(job, "-S -n 40", [point("one", 1, "run"), point("zero", 0, "run")], env=cold)
     job.held("zero")
     if standbys == "warm":
         job.warm()
