@@ -20,6 +20,21 @@ def test_nothing_configured_embeds_the_manager():
     assert (config.manager_wait_s, config.job_id) == (30, "default")
 
 
+@pytest.mark.parametrize(
+    ("env", "master_addr", "nodes", "found"),
+    [
+        ({"MASTER_ADDR": "node[01]"}, None, 1, (None, Address("127.0.0.1", 9601), False)),
+        ({}, "10.0.0.1", 1, (None, Address("127.0.0.1", 9601), False)),
+        ({"MASTER_ADDR": "a", "TASKD_MANAGER": "embedded"}, None, 1, (None, None, False)),
+        ({"MASTER_ADDR": "a", "TASKD_MANAGER": "b:7"}, None, 1, (Address("b", 7), None, False)),
+        ({"MASTER_ADDR": "a"}, None, 2, (Address("a", 9601), None, True)),
+    ],
+)
+def test_master_addr_alone_is_no_promise_of_a_manager(env, master_addr, nodes, found):
+    config = AgentConfig.from_environment(env, master_addr=master_addr, node_count=nodes)
+    assert (config.manager, config.nearby, config.presumes_manager) == found
+
+
 def test_every_variable_reaches_its_place(caplog):
     env = {
         "TASKD_PROCESS_ENABLE": "on",
