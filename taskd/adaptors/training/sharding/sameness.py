@@ -49,7 +49,7 @@ def taking_part(
     wrappers, whole = _current(recovery), True
     if any(row.empty for row in table) or len({row.inside for row in table}) > 1:
         for wrapper in filter(made_inside, wrappers):
-            point(wrapper, OutdatedGroup(_INSIDE.format(line_of(wrapper)), refuse))
+            point(wrapper, OutdatedGroup(_INSIDE.format(line_of(wrapper)), _REMAKE, refuse))
         wrappers, whole = [wrapper for wrapper in wrappers if not made_inside(wrapper)], False
     lines = ", ".join(map(line_of, wrappers)) or "none"
     if len({row.outside for row in table}) > 1:
@@ -103,17 +103,17 @@ def _expect_same(wrapper: DistributedDataParallel, members: list[int], theirs: l
 
 
 class OutdatedGroup(dist.ProcessGroup):
-    """In place of the group of a wrapper that takes no part in a new world; `reason` is why it cannot be used."""
+    """Stand-in for the group of a wrapper that takes no part in a new world: each collective raises, with a remedy."""
 
-    def __init__(self, reason: str, refuse: Refuse) -> None:
+    def __init__(self, reason: str, remedy: str, refuse: Refuse) -> None:
         super().__init__(0, 1)  # type: ignore[call-arg]  # the constructor for subclasses is not in the stubs
-        self._reason = reason
+        self._reason, self._remedy = reason, remedy
         self._refuse = refuse
 
     def fail(self, *_: Any, **__: Any) -> Any:
         """Every collective of it. The agent is told first: so no further attempt is made."""
         self._refuse(self._reason)
-        raise RuntimeError(f"{self._reason}: make it before the function, or anew whenever the function is entered")
+        raise RuntimeError(f"{self._reason}: {self._remedy}")
 
 
 for _name in communicating():
@@ -145,10 +145,12 @@ _INSIDE: Final = (
     "where a new process makes its own"
 )
 _DROPPED: Final = "the DistributedDataParallel made at {}, which another rank has dropped, is used again"
+_REMAKE: Final = "make it before the function, or anew whenever the function is entered"
+_KEEP: Final = "keep a reference to it on all ranks, or drop it on all"
 
 
 class _Row(NamedTuple):
-    """What one rank has."""
+    """Wrappers of one rank, as numbers that the ranks compare."""
 
     made: int
     """Wrappers made outside of the resilient function, living or not."""
@@ -191,4 +193,4 @@ def _leave_out_dropped(made: int, refuse: Refuse) -> None:
     everywhere = [all(there) for there in zip(*gather([place in living for place in range(made)]), strict=True)]
     for place, wrapper in living.items():
         if not everywhere[place]:
-            point(wrapper, OutdatedGroup(_DROPPED.format(line_of(wrapper)), refuse))
+            point(wrapper, OutdatedGroup(_DROPPED.format(line_of(wrapper)), _KEEP, refuse))
