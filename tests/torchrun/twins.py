@@ -3,8 +3,8 @@
 Rules:
 
 1. Both run at the same time and in the same way (`programs/twin.py`); only TASKD_PROCESS_ENABLE differs.
-2. What must differ between any two jobs is replaced by a word in braces: folders, pids, ports, ids, times. Nothing
-   else is left out but the variables of taskd itself.
+2. What must differ between any two jobs is replaced by a word in braces: folders, pids, ports, ids, times, and the
+   place in torchrun's loop where a signal happens to arrive. Nothing else is left out but the variables of taskd itself.
 3. The order of lines is no part of the comparison: ranks write when they like.
 """
 
@@ -49,6 +49,7 @@ _ALIKE: tuple[tuple[str, str], ...] = (
     (r"torchelastic_[a-z0-9_]{8}/([\w{}-]+?)_[a-z0-9_]{8}", r"torchelastic_{run}/\1_{run}"),
     (r'(?<=File ")[^"]*/(?=torch/)', ""),
     (r", line \d+, in ", ", line {line}, in "),
+    (r"(, in _invoke_run\n)(?:  .*\n)+?(?=  File .*, in _terminate_process_handler\n)", r"\1  {interrupted here}\n"),
 )
 
 

@@ -22,8 +22,14 @@ class Apart(torch.optim.Optimizer):
         self.inner = inner
 
 
-def refuse(*_: object) -> None:
-    raise AssertionError("the heap is searched")
+search = gc.get_objects
+
+
+def refuse(*_: object) -> list[object]:
+    """Only the tests' own startup may search the heap: it does so once, as torch._dynamo is imported."""
+    if sys._getframe(1).f_globals["__name__"] != "taskd_tests_startup":
+        raise AssertionError("the heap is searched")
+    return search()
 
 
 signatures = [inspect.signature(kind) for kind in (*KINDS, torch.optim.AdamW)]
