@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
-from pathlib import Path
 
 from taskd.adaptors.torchrun.launcher import PATCH_MODULE, has_plugin, sed_lines, torchrun_file
 from taskd.config.agent import AgentConfig
@@ -23,13 +22,13 @@ from taskd.config.process import environment
 from taskd.config.settings import PREFIX, SECRET, SETTINGS, unknown_variables
 from taskd.config.switch import is_enabled
 from taskd.core.descriptors import needed_descriptors, plan_descriptors
-from taskd.core.requirements import LEAST_GLIBC, LEAST_KERNEL, too_old, unfit_shared_memory
+from taskd.core.requirements import LEAST_GLIBC, LEAST_KERNEL, too_old
 from taskd.errors import TaskdError
+from taskd.runtime.folders.rank_folders import SHARED_MEMORY, free_shared_memory
 from taskd.runtime.system.descriptors import descriptor_limits
 from taskd.wire.text import line
 
 _TRIAL = "/bin/true"
-_SHARED_MEMORY = Path("/dev/shm")
 _TORCHRUN_DESCRIPTORS = 14
 """What torchrun has open when taskd counts."""
 _FITS = "fits torch"
@@ -95,14 +94,9 @@ def _machine() -> Iterator[DoctorLine]:
     )
     old = too_old(library.removeprefix("glibc"), LEAST_GLIBC)
     yield DoctorLine("C library", old or library, old and "use an image with a newer glibc: torch's wheels need it too")
-    shared = os.statvfs(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else None
-    if shared is None:
-        yield DoctorLine("shared memory", f"no {_SHARED_MEMORY}", "mount it: a tmpfs of 64 MB or more")
-    else:
-        free, writable = shared.f_bavail * shared.f_frsize, os.access(_SHARED_MEMORY, os.W_OK)
-        wrong = unfit_shared_memory(free, shared.f_favail, writable=writable)
-        found, _, remedy = wrong.partition("; ")
-        yield DoctorLine("shared memory", found or f"{free / 1e6:.0f} MB free in {_SHARED_MEMORY}", remedy)
+    free_bytes, wrong = free_shared_memory()
+    found, _, remedy = wrong.partition("; ")
+    yield DoctorLine("shared memory", found or f"{free_bytes / 1e6:.0f} MB free in {SHARED_MEMORY}", remedy)
     soft, hard = descriptor_limits()
     needed = needed_descriptors(_TORCHRUN_DESCRIPTORS, 1, 1, 1, embeds=True, logs=False)
     plan = plan_descriptors(needed, soft, hard)

@@ -19,21 +19,19 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-from taskd.config.rundir import SHORT, fits
 from taskd.config.worker import WorkerConfig
-from taskd.core.requirements import unfit_shared_memory
 from taskd.errors import ShimError
 from taskd.runtime.agent.shape import Shape
 from taskd.runtime.box.blackbox import Box
 from taskd.runtime.folders.jobfolder import JobFolder, locked, marked
 from taskd.runtime.folders.ownfolder import OwnFolder
+from taskd.runtime.folders.rank_folders import SHARED_MEMORY, free_shared_memory, temporary_folder
 from taskd.runtime.folders.regular import open_record
 from taskd.wire.kinds import LocalRank
 
 logger = logging.getLogger(__name__)
 KEPT_BOXES = 64
 _MOST_BOX_BYTES = 1 << 20
-_SHARED_MEMORY = Path("/dev/shm")
 
 
 class RankFiles:
@@ -144,25 +142,14 @@ class RankFiles:
 
 def _parent() -> Path:
     """Shared memory; where nothing can be written to it, or too little fits, the temporary folder, with one warning."""
-    try:
-        shared = os.statvfs(_SHARED_MEMORY)
-        writable = os.access(_SHARED_MEMORY, os.W_OK)
-        wrong = unfit_shared_memory(shared.f_bavail * shared.f_frsize, shared.f_favail, writable=writable)
-    except OSError as error:
-        wrong = str(error.strerror)
+    _, wrong = free_shared_memory()
     if not wrong:
-        return _SHARED_MEMORY
-    instead = _temporary()
+        return SHARED_MEMORY
+    instead = temporary_folder()
     logger.warning(
-        "%s: %s; the files of the node's ranks are in %s, which may be slower", _SHARED_MEMORY, wrong, instead
+        "%s: %s; the files of the node's ranks are in %s, which may be slower", SHARED_MEMORY, wrong, instead
     )
     return instead
-
-
-def _temporary() -> Path:
-    """For sockets too: a short path."""
-    usual = Path(tempfile.gettempdir())
-    return usual if fits(usual) else SHORT
 
 
 def _sweep(parent: Path) -> None:

@@ -11,7 +11,6 @@ Rules:
 
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from taskd.errors import ChaosError, ShimError
 from taskd.runtime.box.blackbox import Box, Life, Reading
 from taskd.runtime.chaos.target import TargetProcess, descends, target
 from taskd.runtime.folders.ownfolder import owner_of_folder
+from taskd.runtime.folders.rank_folders import parents
 from taskd.runtime.records.lookup import view
 from taskd.runtime.system.processes import children, read
 from taskd.wire.kinds import JobRank, LocalRank
@@ -178,7 +178,7 @@ def _is_torchrun(pid: int) -> bool:
 
 def _directories() -> Iterator[Path]:
     """Where `RankFiles` puts them."""
-    for parent in dict.fromkeys((Path("/dev/shm"), Path(tempfile.gettempdir()))):
+    for parent in parents():
         yield from sorted(parent.glob("taskd-*-*"))
 
 

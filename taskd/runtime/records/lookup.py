@@ -17,6 +17,7 @@ from typing import Final
 
 from taskd.errors import RecordError
 from taskd.runtime.folders.ownfolder import owner_of_folder
+from taskd.runtime.folders.rank_folders import parents
 
 _BOX: Final = re.compile(r"box-\d+-\d+")
 _STATES: Final = {
@@ -92,7 +93,7 @@ def mapped_boxes(pid: int) -> list[Path]:
 
 def agents_boxes() -> list[Path]:
     """The boxes in the directories of this user's agents on this machine. What others have there is not looked at."""
-    own = (one for one in Path("/dev/shm").glob("taskd-*") if owner_of_folder(one) == os.geteuid())
+    own = (one for parent in parents() for one in parent.glob("taskd-*-*") if owner_of_folder(one) == os.geteuid())
     return sorted(box for directory in own for box in directory.glob("box-*"))
 
 

@@ -29,12 +29,12 @@ from taskd.runtime.box.blackbox import (
     Reading,
 )
 from taskd.runtime.box.postmortem import BoxSender, BoxSignal, LastWords, Request
+from taskd.runtime.folders.rank_folders import SHARED_MEMORY
 from taskd.runtime.records.lookup import ProcessView, namespaced_pids, view
 from taskd.wire.kinds import JobRank
 
 MOST_EVENTS: Final = 1024
 _SECOND_NS: Final = 1_000_000_000
-_SHARED_MEMORY: Final = Path("/dev/shm")
 _KEPT_WITHIN_S: Final = 60.0
 """An agent keeps the box of a dead process within this time, so the file's own time shows of which boot it is."""
 _TERMINATED_WITHIN_S: Final = 1.0
@@ -258,7 +258,7 @@ def _of_this_boot(path: Path, state: str, moment: _Moment) -> bool:
         return True
     if not 0 < moment.at_ns <= time.monotonic_ns():
         return False
-    if path.is_relative_to(_SHARED_MEMORY):
+    if path.is_relative_to(SHARED_MEMORY):
         return True
     try:
         return abs(path.stat().st_mtime - moment.unix_s()) <= _KEPT_WITHIN_S

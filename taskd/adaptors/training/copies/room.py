@@ -19,7 +19,7 @@ def shortage(directory: Path, size_bytes: int, count: int, *, asked: bool) -> st
     place = cgroups(os.getpid())
     memory = memory_of(place.memory if place is not None else None)
     left = {
-        "/dev/shm has room for": shared.f_bavail * shared.f_frsize,
+        f"{directory.parent} has room for": shared.f_bavail * shared.f_frsize,
         "the memory that is left is": memory.free_bytes + memory.cache_bytes,
     }
     text = f"{count} copies of {size_bytes / _GIB:.3g} GiB on this node need {needed / _GIB:.3g} GiB"
