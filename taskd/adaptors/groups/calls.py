@@ -1,6 +1,6 @@
 """What is remembered of each group that the script made, and how two ranks see that they remember the same."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -59,20 +59,20 @@ def strangers(calls: list[GroupCall], names: Iterable[str]) -> str:
     return f"the groups {strange} were made by {split}shrink_group, or of a store of the script's own"
 
 
-def compare(calls: list[GroupCall], section: int, members: Members) -> None:
+def compare(calls: list[GroupCall], section: int, members: Members, more: Sequence[int] = ()) -> list[list[int]]:
     """Check over the new default group that the members of each group have made it alike; this is its first use.
 
     Groups of whose ranks this is none are not compared: with `use_local_synchronization` only their members know them.
+    `more` are numbers that travel with it, as many on each rank: return those of every rank.
 
     Raises:
         RefusedError: they have not, or are in another of the script's resilient functions than `section`.
     """
+    table = gather([number_of([section, *map(fingerprint, calls)]), *more])
+    theirs = [row[1:] for row in table]
+    if len({row[0] for row in table}) == 1:
+        return theirs  # all ranks have made the same calls in the same order
     device = c10d._get_object_coll_device()
-    all_calls = number_of([section, *map(fingerprint, calls)])
-    ends = torch.tensor([all_calls, -all_calls], device=device)
-    dist.all_reduce(ends, dist.ReduceOp.MAX)
-    if ends.tolist() == [all_calls, -all_calls]:
-        return  # all ranks have made the same calls in the same order
     own = [call for call in calls if call.handle is not None]
     prints = [fingerprint(call) for call in own]
     most = max(row[0] for row in gather([len(prints)]))
@@ -87,3 +87,4 @@ def compare(calls: list[GroupCall], section: int, members: Members) -> None:
             f"ranks {sorted(different or [int(worst)])} made other process groups than their peers, or are in another "
             "resilient function; expected the same calls of new_group on all ranks, before the only resilient function"
         )
+    return theirs

@@ -159,11 +159,12 @@ class GroupWorld:
         """Make a `rebuild` that another thread waits in raise `RebuildError`; return how many connections were shut."""
         return self._link.interrupt() + self.abandon()
 
-    def rebuild(self, plan: WorldPlan, rank: JobRank) -> None:
+    def rebuild(self, plan: WorldPlan, rank: JobRank, more: Sequence[int] = ()) -> list[list[int]]:
         """Leave all old groups and form those of `plan.generation`, each member calling this with the same plan.
 
         `rank` is that in the job; `torch.distributed.get_rank` tells the one in the new world afterwards. Forming has
         `plan.timeout_s` per group; then the script's own timeouts hold. Old groups are kept until `destroy_retired`.
+        `more` are numbers for the other ranks, as many on each: return those of every rank.
 
         Raises:
             RebuildError: the world could not be formed. No group exists then; a later plan may be tried, unless it is a
@@ -182,7 +183,7 @@ class GroupWorld:
         try:
             with TIMEOUT.find().use.limited(plan.timeout_s * (1 + len(calls)), self.interrupt):
                 self._form(calls, plan, position, self._client)
-                compare(calls, self.section, self.members)
+                theirs = compare(calls, self.section, self.members, more)
         except (RuntimeError, ValueError, RefusedError) as error:  # all that c10d and gloo raise, DistError among them
             self._link.drop()
             self._leave()
@@ -195,6 +196,7 @@ class GroupWorld:
         c10d._world.group_count = count
         self.generation = plan.generation
         self._end_pretence()
+        return theirs
 
     def destroy_retired(self) -> HiddenThread | None:
         """Destroy the groups of older generations on a thread, and on rank 0 their keys in the store too.

@@ -45,7 +45,7 @@ from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.script.behind import BehindCommit
 from taskd.adaptors.training.script.outside import tell_outside
 from taskd.adaptors.training.script.standing import see_standing
-from taskd.adaptors.training.sharding.layout import repoint
+from taskd.adaptors.training.sharding.layout import Shown, repoint
 from taskd.adaptors.training.state import TrainState
 from taskd.adaptors.training.tripwire import Interrupted, Tripwire, interrupt
 from taskd.core.diagnosis.evidence import Standing
@@ -152,13 +152,15 @@ class Runtime:
         """
         self._building = True
         try:
-            self.world.rebuild(plan, self.rank)
+            shown = Shown(recovery, plan)
+            told = len(shown.numbers)
+            table = self.world.rebuild(plan, self.rank, [*shown.numbers, *more])
             self._rebuilt(plan.generation)
-            report = repoint(recovery, self.world, plan, self.refuse_rebuild, more)
+            repoint(recovery, self.world, plan, self.refuse_rebuild, [row[:told] for row in table])
         finally:
             self._building = False
         self.world.destroy_retired()
-        return report.more
+        return [row[told:] for row in table]
 
 
 _runtime: Runtime | None = None

@@ -21,9 +21,10 @@ Rules:
 
 import logging
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -31,10 +32,20 @@ from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.groups.gathering import gather, number_of
+from taskd.adaptors.groups.handle import GroupHandle
 from taskd.adaptors.groups.lone import finished
 from taskd.adaptors.groups.world import GroupWorld
 from taskd.adaptors.training.recovery import StateRecovery
-from taskd.adaptors.training.sharding.sameness import Refuse, name_of, parameters, point, prove, taking_part
+from taskd.adaptors.training.sharding.sameness import (
+    Refuse,
+    WrapperRow,
+    current_wrappers,
+    parameters,
+    point,
+    prove,
+    row_of,
+    taking_part,
+)
 from taskd.errors import RebuildError
 from taskd.wire.messages import Condition, WorldPlan
 
@@ -50,8 +61,36 @@ class RepointReport:
 
     wrappers: int
     adopted: int
-    more: list[list[int]] = field(default_factory=list)
-    """The numbers that each rank had sent along."""
+
+
+class _LayoutRow(NamedTuple):
+    """One wrapper of one rank, as numbers that the ranks compare."""
+
+    settled: int
+    layout: int
+    group: int
+    """Its name, as a number."""
+
+
+_TOLD: Final = 4
+"""Wrappers whose layouts travel with the first collective of a world. Where a rank has more, all gather them anew."""
+
+
+class Shown:
+    """What the other ranks are to know of this one's wrappers, as numbers: as many on each rank.
+
+    Made before the groups of `plan` are formed. It keeps the wrappers alive until the ranks have compared them.
+    """
+
+    def __init__(self, recovery: StateRecovery, plan: WorldPlan) -> None:
+        self.wrappers = current_wrappers(recovery)
+        counts = recovery.commits > 0 or (bool(plan.adopt) and recovery.condition() is Condition.STEPPED)
+        for wrapper in self.wrappers:
+            if _is_settled(wrapper) or (counts and _rebuild_alone(wrapper)):
+                _settled.add(wrapper)
+        rows = [_layout_row(wrapper) for wrapper in self.wrappers[:_TOLD]]
+        rows += [_LayoutRow(0, 0, 0)] * (_TOLD - len(rows))
+        self.numbers: list[int] = [*row_of(recovery), *chain.from_iterable(rows)]
 
 
 def repoint(
@@ -59,20 +98,20 @@ def repoint(
     world: GroupWorld,
     plan: WorldPlan,
     refuse: Refuse = _log.warning,
-    more: Sequence[int] = (),
+    table: Sequence[Sequence[int]] | None = None,
 ) -> RepointReport:
     """Point every DDP wrapper of the process at the groups that `world` has formed, and agree on the bucket layouts.
 
     Collective over the default group. Call it after `GroupWorld.rebuild` and before `restore`. `refuse` gets the reason
-    when a wrapper that cannot take part is used all the same. `more` are numbers for the other ranks, as many on each:
-    a collective of their own would cost a recovery some milliseconds.
+    when a wrapper that cannot take part is used all the same. `table` has the numbers of each rank's `Shown`, which
+    `rebuild` can bring along; without it they are gathered here.
 
     Raises:
         RefusedError: the ranks have other wrappers than one another, or other groups for them.
         RebuildError: a layout could not be imposed or agreed on, or a peer died.
     """
     try:
-        return _repoint(recovery, world, plan, refuse, more)
+        return _repoint(recovery, world, plan, refuse, table or gather(Shown(recovery, plan).numbers))
     except RuntimeError as error:
         raise RebuildError(
             f"the ranks did not agree on their DDP wrappers: {error}; a peer died: the next generation decides"
@@ -80,20 +119,38 @@ def repoint(
 
 
 def _repoint(
-    recovery: StateRecovery, world: GroupWorld, plan: WorldPlan, refuse: Refuse, more: Sequence[int]
+    recovery: StateRecovery, world: GroupWorld, plan: WorldPlan, refuse: Refuse, table: Sequence[Sequence[int]]
 ) -> RepointReport:
-    wrappers, theirs = taking_part(recovery, refuse, more)
-    condition = recovery.condition()
-    counts = recovery.commits > 0 or (bool(plan.adopt) and condition is Condition.STEPPED)
+    size = len(WrapperRow._fields)
+    ranks = [WrapperRow(*row[:size]) for row in table]
+    wrappers = taking_part(recovery, refuse, ranks)
     groups = [world.current(wrapper.process_group) for wrapper in wrappers]
     for wrapper, group in zip(wrappers, groups, strict=True):
-        if _is_settled(wrapper) or (counts and _rebuild_alone(wrapper)):
-            _settled.add(wrapper)
         point(wrapper, group)
         # A step that was cut off between two shares of the batch has left these as they are within `no_sync()`.
         wrapper.require_backward_grad_sync = wrapper.require_forward_param_sync = True
-    adopted = _agree(wrappers, groups, condition is Condition.EMPTY, plan.target_step) if wrappers else 0
-    return RepointReport(len(wrappers), adopted, theirs)
+    if not wrappers:
+        return RepointReport(0, 0)
+    if all(row.outside <= _TOLD and not row.inside and row.living == ranks[0].living for row in ranks):
+        told = [list(_in_rows(row[size:])) for row in table]
+    else:
+        found = gather([[*_layout_row(wrapper)] for wrapper in wrappers])
+        told = [[_LayoutRow(*row) for row in rows] for rows in found]
+    newcomers = [rank for rank, row in enumerate(ranks) if row.empty]
+    return RepointReport(len(wrappers), _agree(wrappers, groups, told, newcomers, plan.target_step))
+
+
+def _layout_row(wrapper: DistributedDataParallel) -> _LayoutRow:
+    group = wrapper.process_group
+    if not isinstance(group, GroupHandle) and dist.is_initialized():
+        group = c10d._get_default_group()
+    wrapper.reducer._update_process_group(_NOBODY)
+    return _LayoutRow(wrapper in _settled, number_of(layout_of(wrapper)), number_of([str(group.group_name)]))
+
+
+def _in_rows(numbers: Sequence[int]) -> Iterator[_LayoutRow]:
+    for at in range(0, _TOLD * len(_LayoutRow._fields), len(_LayoutRow._fields)):
+        yield _LayoutRow(*numbers[at : at + len(_LayoutRow._fields)])
 
 
 def layout_of(wrapper: DistributedDataParallel) -> Layout:
@@ -140,6 +197,10 @@ class _Dictation(dist.ProcessGroup):
         return finished(tensors)
 
 
+_NOBODY: Final = _Dictation(None)
+"""A group in which a wrapper's reducer forgets its newest answer to `layout_of`."""
+
+
 def _is_settled(wrapper: DistributedDataParallel) -> bool:
     return wrapper in _settled or bool(wrapper._has_rebuilt_buckets)
 
@@ -155,37 +216,35 @@ def _rebuild_alone(wrapper: DistributedDataParallel) -> bool:
 
 
 def _agree(
-    wrappers: list[DistributedDataParallel], groups: list[dist.ProcessGroup], empty: bool, target_step: int
+    wrappers: list[DistributedDataParallel],
+    groups: list[dist.ProcessGroup],
+    told: list[list[_LayoutRow]],
+    newcomers: list[int],
+    target_step: int,
 ) -> int:
-    layouts = [layout_of(wrapper) for wrapper in wrappers]
-    rows = [
-        [wrapper in _settled, empty, number_of(layout), name_of(wrapper)]
-        for wrapper, layout in zip(wrappers, layouts, strict=True)
-    ]
-    table = gather(rows)
     adopted = 0
     for index, wrapper in enumerate(wrappers):
-        theirs = [rows_of_rank[index] for rows_of_rank in table]
-        _refuse_static_graph(wrapper, theirs)
-        fitting = [rank for rank, row in enumerate(theirs) if bool(row[0]) == (target_step > 0)]
-        if len({row[2] for row in theirs}) > 1:
+        theirs = [rows_of_rank[index] for rows_of_rank in told]
+        _refuse_static_graph(wrapper, newcomers, len(theirs))
+        fitting = [rank for rank, row in enumerate(theirs) if bool(row.settled) == (target_step > 0)]
+        if len({row.layout for row in theirs}) > 1:
             if not fitting:
                 raise RebuildError(
                     f"the buckets of DDP wrapper {index} differ between ranks; the models or DDP's arguments differ"
                 )
-            wanted = _send_layout(layouts[index], fitting[0], wrapper)
-            if wanted != layouts[index]:
+            own = layout_of(wrapper)
+            wanted = _send_layout(own, fitting[0], wrapper)
+            if wanted != own:
                 impose(wrapper, wanted, groups[index])
                 adopted += 1
         if fitting:
             (_settled.add if target_step > 0 else _settled.discard)(wrapper)
-    prove(wrappers, [[row[3] for row in rows_of_rank] for rows_of_rank in table])
+    prove(wrappers, [[row.group for row in rows_of_rank] for rows_of_rank in told])
     return adopted
 
 
-def _refuse_static_graph(wrapper: DistributedDataParallel, rows: list[list[int]]) -> None:
-    newcomers = [rank for rank, row in enumerate(rows) if row[1]]
-    if wrapper.static_graph and newcomers and len(newcomers) < len(rows):
+def _refuse_static_graph(wrapper: DistributedDataParallel, newcomers: list[int], ranks: int) -> None:
+    if wrapper.static_graph and newcomers and len(newcomers) < ranks:
         raise RebuildError(
             f"DDP with static_graph=True cannot take in the new ranks {newcomers}: it communicates otherwise in a "
             "process's first iteration than later; leave static_graph off, or the job restarts all ranks at a fault"

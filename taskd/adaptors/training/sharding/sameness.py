@@ -31,22 +31,35 @@ from taskd.wire.messages import Condition
 Refuse = Callable[[str], None]
 
 
-def taking_part(
-    recovery: StateRecovery, refuse: Refuse, more: Sequence[int] = ()
-) -> tuple[list[DistributedDataParallel], list[list[int]]]:
-    """Return the wrappers that all ranks have. Collective over the default group.
+class WrapperRow(NamedTuple):
+    """Wrappers of one rank, as numbers that the ranks compare."""
 
-    `more` are numbers that travel with it, as many on each rank: those of all ranks are returned too.
+    made: int
+    """Wrappers made outside of the resilient function, living or not."""
+    living: int
+    """Which of those live, as a number."""
+    outside: int
+    inside: int
+    """How many live that were made outside, and inside."""
+    empty: int
+    """Whether it is a newcomer."""
+    models: int
+    """Those of the wrappers made outside, as a number."""
+    all_models: int
+
+
+def taking_part(recovery: StateRecovery, refuse: Refuse, table: Sequence[WrapperRow]) -> list[DistributedDataParallel]:
+    """Return the wrappers that all ranks have. `table` has the row of each rank.
+
+    Collective over the default group if some rank has dropped a wrapper.
 
     Raises:
         RefusedError: the ranks have other wrappers than one another.
     """
-    empty = recovery.condition() is Condition.EMPTY
-    table, theirs = _table(recovery, empty, more)
     if len({row.living for row in table}) > 1 and len({row.made for row in table}) == 1:
         _leave_out_dropped(table[0].made, refuse)
-        table, _ = _table(recovery, empty)
-    wrappers, whole = _current(recovery), True
+        table = [WrapperRow(*row) for row in gather([*row_of(recovery)])]
+    wrappers, whole = current_wrappers(recovery), True
     if any(row.empty for row in table) or len({row.inside for row in table}) > 1:
         for wrapper in filter(made_inside, wrappers):
             point(wrapper, OutdatedGroup(_INSIDE.format(line_of(wrapper)), _REMAKE, refuse))
@@ -64,12 +77,7 @@ def taking_part(
             f"ranks {different} have DDP wrappers of other models, or in another order, than rank {dist.get_rank()}, "
             f"whose were made at: {lines}; expected the same on all ranks"
         )
-    return wrappers, theirs
-
-
-def name_of(wrapper: DistributedDataParallel) -> int:
-    """A number for the name of the group that a wrapper communicates in."""
-    return number_of([str(wrapper.process_group.group_name)])
+    return wrappers
 
 
 def prove(wrappers: Sequence[DistributedDataParallel], names: Sequence[Sequence[int]]) -> None:
@@ -80,7 +88,7 @@ def prove(wrappers: Sequence[DistributedDataParallel], names: Sequence[Sequence[
     Raises:
         RefusedError: they do not.
     """
-    own = [name_of(wrapper) for wrapper in wrappers]
+    own = names[dist.get_rank()]
     for index, wrapper in enumerate(wrappers):
         members = dist.get_process_group_ranks(wrapper.process_group)
         _expect_same(wrapper, members, [names[rank][index] for rank in members], own[index])
@@ -136,7 +144,8 @@ def parameters(wrapper: DistributedDataParallel) -> list[torch.nn.Parameter]:
     return list(found.values())
 
 
-def _current(recovery: StateRecovery) -> list[DistributedDataParallel]:
+def current_wrappers(recovery: StateRecovery) -> list[DistributedDataParallel]:
+    """Return the living wrappers of this process that take part in worlds."""
     return [wrapper for wrapper in recovery.parts.wrappers() if not isinstance(wrapper.process_group, OutdatedGroup)]
 
 
@@ -149,36 +158,18 @@ _REMAKE: Final = "make it before the function, or anew whenever the function is 
 _KEEP: Final = "keep a reference to it on all ranks, or drop it on all"
 
 
-class _Row(NamedTuple):
-    """Wrappers of one rank, as numbers that the ranks compare."""
-
-    made: int
-    """Wrappers made outside of the resilient function, living or not."""
-    living: int
-    """Which of those live, as a number."""
-    outside: int
-    inside: int
-    """How many live that were made outside, and inside."""
-    empty: int
-    """Whether it is a newcomer."""
-    models: int
-    """Those of the wrappers made outside, as a number."""
-    all_models: int
-
-
-def _table(recovery: StateRecovery, empty: bool, more: Sequence[int] = ()) -> tuple[list[_Row], list[list[int]]]:
-    """Return the row of each rank, and the numbers that each has added. Collective."""
-    wrappers = _current(recovery)
+def row_of(recovery: StateRecovery) -> WrapperRow:
+    """Return the row of this rank."""
+    wrappers = current_wrappers(recovery)
     inside = [made_inside(wrapper) for wrapper in wrappers]
     models = [[list(parameter.shape) for parameter in parameters(wrapper)] for wrapper in wrappers]
     outside = [model for model, within in zip(models, inside, strict=True) if not within]
     made, living = _living_outside()
-    row = _Row(
+    empty = recovery.condition() is Condition.EMPTY
+    return WrapperRow(
         made, number_of([*living]), inside.count(False), inside.count(True), empty, number_of([outside]),
         number_of([models]),
     )  # fmt: skip
-    found = gather([*row, *more])
-    return [_Row(*theirs[: len(row)]) for theirs in found], [theirs[len(row) :] for theirs in found]
 
 
 def _living_outside() -> tuple[int, dict[int, DistributedDataParallel]]:
