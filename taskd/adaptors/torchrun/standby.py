@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import gc
 import importlib
+import linecache
 import logging
 import os
 import random
@@ -64,6 +65,15 @@ DEFAULT_MODULES: Final = (
     "taskd.adaptors.training.session",
     "taskd.runtime.worker.worker",
 )
+_QUOTED_MODULES: Final = (
+    "torch.random",
+    "torch.cuda",
+    "torch.cuda.random",
+    "torch.xpu",
+    "torch.xpu.random",
+    "torch.mtia",
+)
+"""`torch.manual_seed` keeps the stack for an error's text, with lines of these: to read them first takes 5 ms."""
 _ACCELERATORS: Final = ("torch.cuda", "torch.xpu", "torch.npu", "torch.mtia")
 _MAX_SHOWN_CHARS: Final = 300
 _BREATH_MS: Final = 1
@@ -91,6 +101,7 @@ class Template:
         with _ending_with(self._link), no_collections(), standing_back(self._link):
             _load_core()
             import_quietly(names)
+            _read_sources()
             for part in IN_RANK:
                 part.misfit()  # which is kept: a newcomer has no time to compare
         self._threads = _count_threads() if _children_can_use_devices() else max(2, _count_threads())
@@ -286,6 +297,14 @@ def _ending_with(link: socket.socket) -> Iterator[None]:
     finally:
         fcntl.fcntl(link, fcntl.F_SETFL, flags)
         signal.signal(signal.SIGIO, before)
+
+
+def _read_sources() -> None:
+    """Read the source files of which the script's first lines quote, and the script's own, into `linecache`."""
+    modules = [sys.modules[name] for name in _QUOTED_MODULES if name in sys.modules]
+    files = [file for module in modules if (file := module.__file__) is not None]
+    for file in (*files, *sys.argv[:1]):
+        linecache.getlines(file)
 
 
 def _load_core() -> None:

@@ -3,7 +3,8 @@
 Rules:
 
 1. A stream is the length of a manifest (8 bytes), the manifest, the bytes of the tensors in its order, and a digest of
-   them. Small tensors travel together, empty ones do not.
+   them. Small tensors travel together, empty ones do not. Over the network the first message has a fixed length and
+   holds as much of the manifest as fits: a small state needs no message of its own for the length.
 2. Tensors go from memory to memory, into the receiver's own where these fit. No copy of the whole state is made.
 3. Nothing that a peer sends is unpickled freely (see `tree`).
 4. What has arrived is compared, by the digest, with what was packed. Both are taken while other tensors are on their
@@ -32,6 +33,8 @@ from taskd.errors import DistrustError
 _SMALL_BYTES = 4 * 1024 * 1024  # a tensor below this travels with its neighbours
 _PARCEL_BYTES = 8 * 1024 * 1024  # and this much of them at a time
 _MANIFEST_LIMIT_BYTES = 1 << 30
+_LENGTH_BYTES = 8
+_FIRST_BYTES = 1 << 14
 
 
 _AT_ONCE = 4
@@ -146,19 +149,18 @@ def send(manifest: StateManifest, tensors: list[torch.Tensor], lane: Lane) -> No
     with RunningDigest(sum(slot.size_bytes() for slot in manifest.slots)) as running:
         for index in chain.from_iterable(parcels):
             running.add(tensors[index])
-        _send_manifest(manifest, lane)
-        under_way: deque[Wait] = deque()
+        under_way: deque[Wait] = deque(_send_manifest(manifest, lane))
         buffers = _Buffers(lane.device)
         for parcel in parcels:
             pieces = [tree.as_bytes(tensors[index].contiguous()).to(lane.device) for index in parcel]
             if len(pieces) > 1:
                 pieces = [torch.cat(pieces, out=buffers.next(sum(map(len, pieces))))]
             under_way.append(lane.send(pieces[0]))
-            if len(under_way) == _AT_ONCE:
+            if len(under_way) >= _AT_ONCE:
                 under_way.popleft()()
+        under_way.append(lane.send(_bytes(running.result().encode(), lane)))
         for wait in under_way:
             wait()
-        lane.send(_bytes(running.result().encode(), lane))()
 
 
 def fill(recovery: StateRecovery, lane: StreamSource, target_step: int) -> bytes:
@@ -216,9 +218,10 @@ def _receive_tensors(manifest: StateManifest, targets: dict[int, torch.Tensor], 
             under_way.append(_fill([targets[index] for index in parcel], lane, running, buffers))
             if len(under_way) == _AT_ONCE:
                 under_way.popleft()()
+        sent = _receive_digest(lane)
         for arrive in under_way:
             arrive()
-        if running.result() != (lane.digest or _receive_digest(lane)):
+        if running.result() != sent():
             raise DistrustError("the state that has come has another digest than that which was sent")
 
 
@@ -237,40 +240,56 @@ def check(file: CopyFile) -> None:
 def relay(source: StreamSource, lane: Lane) -> None:
     """Send on what comes from `source`, with its digest."""
     manifest = _receive_manifest(source)
-    _send_manifest(manifest, lane)
+    for wait in _send_manifest(manifest, lane):
+        wait()
     for parcel in _parcels(manifest.slots):
         size_bytes = sum(manifest.slots[index].size_bytes() for index in parcel)
         piece = torch.empty(size_bytes, dtype=torch.uint8, device=lane.device)
         source.receive(piece)()
         lane.send(piece)()
-    lane.send(_bytes((source.digest or _receive_digest(source)).encode(), lane))()
+    lane.send(_bytes(_receive_digest(source)().encode(), lane))()
 
 
-def _send_manifest(manifest: StateManifest, lane: Lane) -> None:
+def _send_manifest(manifest: StateManifest, lane: Lane) -> list[Wait]:
     data = msgspec.msgpack.encode(manifest)
-    lane.send(torch.tensor([len(data)], dtype=torch.int64, device=lane.device))()
-    lane.send(_bytes(data, lane))()
+    frame = len(data).to_bytes(_LENGTH_BYTES, "little") + data
+    first, rest = frame[:_FIRST_BYTES].ljust(_FIRST_BYTES, b"\0"), frame[_FIRST_BYTES:]
+    return [lane.send(_bytes(part, lane)) for part in (first, rest) if part]
 
 
 def _bytes(data: bytes, lane: Lane) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(lane.device)
 
 
-def _receive_digest(lane: StreamSource) -> str:
-    data = torch.empty(DIGITS, dtype=torch.uint8, device=lane.device)
-    lane.receive(data)()
-    return tree.bytes_of(data).decode(errors="replace")
+def _receive_digest(source: StreamSource) -> Callable[[], str]:
+    """Return what waits for the digest that comes next, and returns it. A copy's own digest is there already."""
+    if source.digest:
+        return lambda: source.digest
+    data = torch.empty(DIGITS, dtype=torch.uint8, device=source.device)
+    wait = source.receive(data)
+
+    def arrive() -> str:
+        wait()
+        return tree.bytes_of(data).decode(errors="replace")
+
+    return arrive
 
 
-def _receive_manifest(lane: StreamSource) -> StateManifest:
-    length = torch.zeros(1, dtype=torch.int64, device=lane.device)
-    lane.receive(length)()
-    size = int(length.item())
+def _receive_manifest(source: StreamSource) -> StateManifest:
+    first = _receive_bytes(source, _LENGTH_BYTES if isinstance(source, CopyFile) else _FIRST_BYTES)
+    size = int.from_bytes(first[:_LENGTH_BYTES], "little")
     if not 0 < size <= _MANIFEST_LIMIT_BYTES:
         raise ValueError(f"the donor announces {size} bytes of manifest, expected 1 to {_MANIFEST_LIMIT_BYTES}")
-    data = torch.empty(size, dtype=torch.uint8, device=lane.device)
-    lane.receive(data)()
-    return msgspec.msgpack.decode(tree.bytes_of(data), type=StateManifest)
+    data = first[_LENGTH_BYTES:][:size]
+    if len(data) < size:
+        data += _receive_bytes(source, size - len(data))
+    return msgspec.msgpack.decode(data, type=StateManifest)
+
+
+def _receive_bytes(source: StreamSource, size_bytes: int) -> bytes:
+    data = torch.empty(size_bytes, dtype=torch.uint8, device=source.device)
+    source.receive(data)()
+    return tree.bytes_of(data)
 
 
 def _target(slot: TensorSlot, own: torch.Tensor | None) -> torch.Tensor:

@@ -39,6 +39,7 @@ _REASONS = {
 }
 
 
+@cache
 def library_path(name: str = "libtaskd_core.so") -> Path:
     """Where the installed `libtaskd.so` (for LD_PRELOAD) or `libtaskd_core.so` is, whether or not it is there."""
     return Path(__file__).resolve().parents[2] / "python" / "cython_api" / "libs" / name
