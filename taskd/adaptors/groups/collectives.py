@@ -104,6 +104,8 @@ def _shape(value: Any) -> object:
     return None
 
 
+_signature = functools.cache(inspect.signature)
+"""Asked at a call: a newcomer's start has no time for those of all functions."""
 Handler = Callable[[Call, Callable[[], Any]], Any]
 """Given a call, and how to make it; returns what the script gets."""
 
@@ -140,8 +142,6 @@ class Wrapped:
                 setattr(module, name, function)
 
     def _wrap(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        signature = inspect.signature(original)
-
         @functools.wraps(original)
         def call(*args: Any, **options: Any) -> Any:
             if torch.compiler.is_compiling():
@@ -154,7 +154,7 @@ class Wrapped:
                 return original(*args, **options)
             librarys = _is_librarys(caller)
             try:
-                given = {} if librarys else signature.bind(*args, **options).arguments
+                given = {} if librarys else _signature(original).bind(*args, **options).arguments
             except TypeError:  # torch says it better
                 return original(*args, **options)
             self._inside = True

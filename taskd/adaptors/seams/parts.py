@@ -15,7 +15,7 @@ from typing import Final
 
 from taskd.adaptors.seams.launcher import LAUNCHER
 from taskd.adaptors.seams.native import FREEING, SEEING
-from taskd.adaptors.seams.seam import Line, Look, torch_version, verify
+from taskd.adaptors.seams.seam import Choice, Line, Look, torch_version, verify
 from taskd.adaptors.seams.sharded import PIPELINES, SHARDED
 from taskd.adaptors.seams.worker import BUILDS, CHECKPOINT, WORKER
 from taskd.errors import PatchError
@@ -48,7 +48,12 @@ def _misfit(part: Part, look: Look | None) -> str:
 
 @cache
 def _of_installed(part: Part) -> str:
-    return _misfit(part, None)
+    misfit = _misfit(part, None)
+    if not misfit:
+        for choice in part.table:
+            if isinstance(choice, Choice):
+                choice.find()  # kept too: a standby asks ahead of its rank's start
+    return misfit
 
 
 IN_LAUNCHER: Final = Part("launcher", LAUNCHER, "torchrun is left as it was")
