@@ -88,7 +88,7 @@ class StateManifest(msgspec.Struct, frozen=True):
 
     `loose` are the buffers that are in no `state_dict`, folded too; `plain` the modules' other attributes that changed.
     `name` is that of the part, `weights` are those of the replica set, `flags` those of FSDP2. `finite`: the newest
-    loss is known to be.
+    loss is known to be. `layouts` are those of DDP wrappers (see `LentLayouts`).
     """
 
     step: int
@@ -101,6 +101,7 @@ class StateManifest(msgspec.Struct, frozen=True):
     weights: tuple[str, ...] = ()
     flags: Flags = []
     finite: bool = False
+    layouts: dict[int, list[list[int]]] = {}
 
 
 def pack(recovery: StateRecovery, *, everything: bool = False) -> tuple[StateManifest, list[torch.Tensor]]:
@@ -138,7 +139,7 @@ def pack(recovery: StateRecovery, *, everything: bool = False) -> tuple[StateMan
     replicas, flags = recovery.replicas, recovery.in_flight.flags
     manifest = StateManifest(
         recovery.step, parts, slots, position, buffers, changed, replicas.part, replicas.weights, flags,
-        recovery.losses.known_finite,
+        recovery.losses.known_finite, recovery.lent_layouts.gives,
     )  # fmt: skip
     return manifest, tensors
 
@@ -206,6 +207,7 @@ def fill(recovery: StateRecovery, lane: StreamSource, target_step: int) -> bytes
         recovery.parts.plain.put(manifest.plain)
         recovery.in_flight.take(manifest.flags)
         recovery.replicas.take(manifest.weights)
+        recovery.lent_layouts.arrive(manifest.layouts)
     recovery.losses.take(finite=manifest.finite)
     return manifest.position
 

@@ -34,6 +34,7 @@ from taskd.adaptors.training.positions.positions import not_known
 from taskd.adaptors.training.positions.seeds import Seeds
 from taskd.adaptors.training.script.afterwards import Afterwards
 from taskd.adaptors.training.script.rest import Rest
+from taskd.adaptors.training.sharding.lent_layouts import LentLayouts
 from taskd.adaptors.training.sharding.replicas import Replicas
 from taskd.adaptors.training.sharding.shards import rows_of
 from taskd.adaptors.training.trust.finite import Losses
@@ -61,6 +62,7 @@ class StateRecovery(CommittedSteps):
         shares: those of the global batch.
         afterwards: what is done after certain commits.
         failures: errors that the script may swallow.
+        lent_layouts: bucket layouts that travel with the state.
         in_flight: what wrappers hold of the present step.
         replicas: which replica set this rank belongs to.
         saved: the newest checkpoint of the present training function.
@@ -79,6 +81,7 @@ class StateRecovery(CommittedSteps):
         super().__init__(parts, seeds, self.commit)
         self.backup_every = backup_every
         self.saved: SavedCheckpoint | None = None
+        self.lent_layouts = LentLayouts()
         self.inexact = ""
         self.on_saved: Callable[[], None] = lambda: None
         self.shares = Shares(seeds)

@@ -10,7 +10,8 @@ Rules:
    step 1 and settled ones in every later step; a rank goes on with what that run has in the step after the target.
 2. A rank that has finished the backward pass of a counted step, but not rebuilt yet, knows the order: it rebuilds
    alone.
-3. If ranks differ after that, all take the layout of the lowest rank whose wrapper is as rule 1 wants it.
+3. If ranks differ after that, all take the layout of the lowest rank whose wrapper is as rule 1 wants it. Those that
+   are sent a state by a rank with this layout find it there (`LentLayouts`); else that rank broadcasts it.
 4. A layout is imposed through the reducer's own rebuilding, which asks rank 0 of its group for the layout. For that
    moment the wrapper stands in a group of one whose `broadcast` answers with the wanted layout. No user code is run.
 5. With `find_unused_parameters=True` DDP never rebuilds, and nothing has to be imposed. With `static_graph=True` a
@@ -23,6 +24,7 @@ import logging
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -36,6 +38,7 @@ from taskd.adaptors.groups.handle import GroupHandle
 from taskd.adaptors.groups.lone import finished
 from taskd.adaptors.groups.world import GroupWorld
 from taskd.adaptors.training.recovery import StateRecovery
+from taskd.adaptors.training.sharding.lent_layouts import Layout, LentLayouts
 from taskd.adaptors.training.sharding.sameness import (
     Refuse,
     WrapperRow,
@@ -47,10 +50,10 @@ from taskd.adaptors.training.sharding.sameness import (
     taking_part,
 )
 from taskd.errors import RebuildError
+from taskd.wire.kinds import WorldRank
 from taskd.wire.messages import Condition, WorldPlan
 
 _log = logging.getLogger(__name__)
-Layout = list[list[int]]
 
 _settled: "weakref.WeakSet[DistributedDataParallel]" = weakref.WeakSet()
 
@@ -63,7 +66,7 @@ class RepointReport:
     adopted: int
 
 
-class _LayoutRow(NamedTuple):
+class LayoutRow(NamedTuple):
     """One wrapper of one rank, as numbers that the ranks compare."""
 
     settled: int
@@ -89,7 +92,7 @@ class Shown:
             if _is_settled(wrapper) or (counts and _rebuild_alone(wrapper)):
                 _settled.add(wrapper)
         rows = [_layout_row(wrapper) for wrapper in self.wrappers[:_TOLD]]
-        rows += [_LayoutRow(0, 0, 0)] * (_TOLD - len(rows))
+        rows += [LayoutRow(0, 0, 0)] * (_TOLD - len(rows))
         self.numbers: list[int] = [*row_of(recovery), *chain.from_iterable(rows)]
 
 
@@ -135,22 +138,23 @@ def _repoint(
         told = [list(_in_rows(row[size:])) for row in table]
     else:
         found = gather([[*_layout_row(wrapper)] for wrapper in wrappers])
-        told = [[_LayoutRow(*row) for row in rows] for rows in found]
+        told = [[LayoutRow(*row) for row in rows] for rows in found]
     newcomers = [rank for rank, row in enumerate(ranks) if row.empty]
-    return RepointReport(len(wrappers), _agree(wrappers, groups, told, newcomers, plan.target_step))
+    recovery.lent_layouts = LentLayouts()
+    return RepointReport(len(wrappers), _agree(wrappers, groups, told, newcomers, plan, recovery.lent_layouts))
 
 
-def _layout_row(wrapper: DistributedDataParallel) -> _LayoutRow:
+def _layout_row(wrapper: DistributedDataParallel) -> LayoutRow:
     group = wrapper.process_group
     if not isinstance(group, GroupHandle) and dist.is_initialized():
         group = c10d._get_default_group()
     wrapper.reducer._update_process_group(_NOBODY)
-    return _LayoutRow(wrapper in _settled, number_of(layout_of(wrapper)), number_of([str(group.group_name)]))
+    return LayoutRow(wrapper in _settled, number_of(layout_of(wrapper)), number_of([str(group.group_name)]))
 
 
-def _in_rows(numbers: Sequence[int]) -> Iterator[_LayoutRow]:
-    for at in range(0, _TOLD * len(_LayoutRow._fields), len(_LayoutRow._fields)):
-        yield _LayoutRow(*numbers[at : at + len(_LayoutRow._fields)])
+def _in_rows(numbers: Sequence[int]) -> Iterator[LayoutRow]:
+    for at in range(0, _TOLD * len(LayoutRow._fields), len(LayoutRow._fields)):
+        yield LayoutRow(*numbers[at : at + len(LayoutRow._fields)])
 
 
 def layout_of(wrapper: DistributedDataParallel) -> Layout:
@@ -218,11 +222,12 @@ def _rebuild_alone(wrapper: DistributedDataParallel) -> bool:
 def _agree(
     wrappers: list[DistributedDataParallel],
     groups: list[dist.ProcessGroup],
-    told: list[list[_LayoutRow]],
+    told: list[list[LayoutRow]],
     newcomers: list[int],
-    target_step: int,
+    plan: WorldPlan,
+    lent: LentLayouts,
 ) -> int:
-    adopted = 0
+    adopted, target_step = 0, plan.target_step
     for index, wrapper in enumerate(wrappers):
         theirs = [rows_of_rank[index] for rows_of_rank in told]
         _refuse_static_graph(wrapper, newcomers, len(theirs))
@@ -232,15 +237,27 @@ def _agree(
                 raise RebuildError(
                     f"the buckets of DDP wrapper {index} differ between ranks; the models or DDP's arguments differ"
                 )
-            own = layout_of(wrapper)
-            wanted = _send_layout(own, fitting[0], wrapper)
-            if wanted != own:
-                impose(wrapper, wanted, groups[index])
-                adopted += 1
+            own, wanted = layout_of(wrapper), theirs[fitting[0]].layout
+            adopted += theirs[dist.get_rank()].layout != wanted
+            if are_lent(theirs, wanted, plan):
+                if theirs[dist.get_rank()].layout == wanted:
+                    lent.gives[index] = own
+                else:
+                    lent.takes[index] = partial(impose, wrapper, group=groups[index])
+                    continue
+            elif (sent := _send_layout(own, fitting[0], wrapper)) != own:
+                impose(wrapper, sent, groups[index])
         if fitting:
             (_settled.add if target_step > 0 else _settled.discard)(wrapper)
     prove(wrappers, [[row.group for row in rows_of_rank] for rows_of_rank in told])
     return adopted
+
+
+def are_lent(rows: list[LayoutRow], wanted: int, plan: WorldPlan) -> bool:
+    """Whether each rank with another layout is sent a state by one that has the wanted one."""
+    donors = {receiver: transfer.donor for transfer in plan.transfers for receiver in transfer.receivers}
+    others = [WorldRank(rank) for rank, row in enumerate(rows) if row.layout != wanted]
+    return all(rank in donors and rows[donors[rank]].layout == wanted for rank in others)
 
 
 def _refuse_static_graph(wrapper: DistributedDataParallel, newcomers: list[int], ranks: int) -> None:

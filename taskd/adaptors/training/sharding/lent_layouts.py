@@ -1,0 +1,34 @@
+"""Bucket layouts of DDP wrappers that travel with a state, by the wrappers' places among those of the process."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from taskd.errors import RebuildError
+
+Layout = list[list[int]]
+"""The buckets of a wrapper, as lists of parameter indices."""
+
+
+@dataclass
+class LentLayouts:
+    """What this rank gives to those that it sends its state to, and takes from the one that sends it a state.
+
+    Attributes:
+        gives: layouts that some other rank needs.
+        takes: for each wrapper that needs one, what imposes it.
+    """
+
+    gives: dict[int, Layout] = field(default_factory=dict)
+    takes: dict[int, Callable[[Layout], None]] = field(default_factory=dict)
+
+    def arrive(self, layouts: Mapping[int, Layout]) -> None:
+        """Impose what has come with a state.
+
+        Raises:
+            RebuildError: one that is needed has not come, or was not taken.
+        """
+        takes, self.takes = self.takes, {}
+        for place, impose in takes.items():
+            if place not in layouts:
+                raise RebuildError(f"the donor's state has no bucket layout for DDP wrapper {place}, expected one")
+            impose(layouts[place])
