@@ -2,7 +2,7 @@
 
 import pytest
 
-from taskd.adaptors.training.sharding.layout import are_lent, LayoutRow
+from taskd.adaptors.training.sharding.layout import LayoutRow, are_lent
 from taskd.adaptors.training.sharding.lent_layouts import Layout, LentLayouts
 from taskd.errors import RebuildError
 from taskd.wire.kinds import WorldRank
