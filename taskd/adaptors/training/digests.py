@@ -8,6 +8,7 @@ deceive. The same bytes have the same digest wherever they are: of a copy in a f
 
 import hashlib
 import zlib
+from array import array
 from collections.abc import Iterable
 from queue import SimpleQueue
 from typing import Final
@@ -21,6 +22,7 @@ DIGITS: Final = 16
 """Of a digest, unless another length is asked for."""
 _PIECE = 1 << 13
 _WORD = 8
+_HALF = 1 << 63
 _SMALL_BYTES = 1 << 17
 _WORTH_BYTES = 1 << 24
 
@@ -82,12 +84,16 @@ def _of(sums: list[list[int]], size_bytes: int) -> str:
 
 def _sums(tensor: torch.Tensor) -> list[int]:
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    if len(flat) <= _SMALL_BYTES:
-        return [len(flat), zlib.crc32(bytes_of(flat))]
+    size = flat.numel()
+    if size <= _SMALL_BYTES:
+        return [size, zlib.crc32(bytes_of(flat))]
     if flat.storage_offset() % _WORD:
         flat = flat.clone()
-    words = flat[: len(flat) // _WORD * _WORD].view(torch.int64)
-    whole = len(words) // _PIECE * _PIECE
-    sums = torch.cat([words[:whole].view(-1, _PIECE).sum(1), words[whole:].sum()[None]])
-    rest = flat[len(words) * _WORD :].tolist()
-    return [len(flat), zlib.crc32(bytes_of(sums)), int(sums.sum()), *rest]
+    count = size // _WORD
+    whole = count // _PIECE * _PIECE
+    words = flat[: count * _WORD].view(torch.int64)
+    sums = words[:whole].view(-1, _PIECE).sum(1).tolist()  # what follows is few numbers: torch's calls cost more
+    sums.append(int(words[whole:].sum()) if whole < count else 0)
+    rest = flat[count * _WORD :].tolist() if count * _WORD < size else []
+    total = (sum(sums) + _HALF) % (2 * _HALF) - _HALF
+    return [size, zlib.crc32(array("q", sums)), total, *rest]

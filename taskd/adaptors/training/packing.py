@@ -8,13 +8,12 @@ Rules:
 2. Tensors go from memory to memory, into the receiver's own where these fit. No copy of the whole state is made.
 3. Nothing that a peer sends is unpickled freely (see `tree`).
 4. What has arrived is compared, by the digest, with what was packed. Both are taken while other tensors are on their
-   way, of which there are a few at a time.
+   way. Many are at a time, so that the link never waits for Python; those that were copied for it are few.
 5. Of sharded tensors the parts are packed, for ranks that have the same part (see `shards`).
 """
 
 from collections import deque
 from collections.abc import Callable
-from itertools import chain
 from typing import Any, Protocol
 
 import msgspec
@@ -30,15 +29,17 @@ from taskd.adaptors.training.sharding.partitions import load, state_of
 from taskd.adaptors.training.sharding.shards import Specs, is_part, local
 from taskd.errors import DistrustError
 
-_SMALL_BYTES = 4 * 1024 * 1024  # a tensor below this travels with its neighbours
-_PARCEL_BYTES = 8 * 1024 * 1024  # and this much of them at a time
+_SMALL_BYTES = 256 * 1024  # a tensor below this travels with its neighbours: to copy it costs less than a message
+_PARCEL_BYTES = 4 * 1024 * 1024  # and this much of them at a time
 _MANIFEST_LIMIT_BYTES = 1 << 30
 _LENGTH_BYTES = 8
 _FIRST_BYTES = 1 << 14
 
 
-_AT_ONCE = 4
+_AT_ONCE = 128
 """So many tensors, or parcels of small ones, are on their way at a time."""
+_COPIES_AT_ONCE = 4
+"""So many of them in memory of their own."""
 Wait = Callable[[], object]
 
 
@@ -148,20 +149,20 @@ def send(manifest: StateManifest, tensors: list[torch.Tensor], lane: Lane) -> No
     """Send a state along `lane`, with the digest of its tensors."""
     parcels = _parcels(manifest.slots)
     with RunningDigest(sum(slot.size_bytes() for slot in manifest.slots)) as running:
-        for index in chain.from_iterable(parcels):
-            running.add(tensors[index])
-        under_way: deque[Wait] = deque(_send_manifest(manifest, lane))
-        buffers = _Buffers(lane.device)
+        under_way = _UnderWay(lane.device)
+        for wait in _send_manifest(manifest, lane):
+            under_way.add(wait, copied=False)
         for parcel in parcels:
+            alone = len(parcel) == 1 and _travels_itself(tensors[parcel[0]], lane)
+            under_way.make_room(copied=not alone)
+            for index in parcel:
+                running.add(tensors[index])
             pieces = [tree.as_bytes(tensors[index].contiguous()).to(lane.device) for index in parcel]
             if len(pieces) > 1:
-                pieces = [torch.cat(pieces, out=buffers.next(sum(map(len, pieces))))]
-            under_way.append(lane.send(pieces[0]))
-            if len(under_way) >= _AT_ONCE:
-                under_way.popleft()()
-        under_way.append(lane.send(_bytes(running.result().encode(), lane)))
-        for wait in under_way:
-            wait()
+                pieces = [torch.cat(pieces, out=under_way.buffer(sum(map(len, pieces))))]
+            under_way.add(lane.send(pieces[0]), copied=not alone)
+        under_way.add(lane.send(_bytes(running.result().encode(), lane)), copied=False)
+        under_way.finish()
 
 
 def fill(recovery: StateRecovery, lane: StreamSource, target_step: int) -> bytes:
@@ -213,16 +214,12 @@ def fill(recovery: StateRecovery, lane: StreamSource, target_step: int) -> bytes
 
 
 def _receive_tensors(manifest: StateManifest, targets: dict[int, torch.Tensor], lane: StreamSource) -> None:
-    under_way: deque[Callable[[], None]] = deque()
-    buffers = _Buffers(lane.device)
+    under_way = _UnderWay(lane.device)
     with RunningDigest(sum(slot.size_bytes() for slot in manifest.slots)) as running:
         for parcel in _parcels(manifest.slots):
-            under_way.append(_fill([targets[index] for index in parcel], lane, running, buffers))
-            if len(under_way) == _AT_ONCE:
-                under_way.popleft()()
+            _fill([targets[index] for index in parcel], lane, running, under_way)
         sent = _receive_digest(lane)
-        for arrive in under_way:
-            arrive()
+        under_way.finish()
         if running.result() != sent():
             raise DistrustError("the state that has come has another digest than that which was sent")
 
@@ -302,28 +299,56 @@ def _target(slot: TensorSlot, own: torch.Tensor | None) -> torch.Tensor:
     return torch.empty(slot.shape, dtype=dtype, device=torch.device(slot.device))
 
 
-class _Buffers:
-    """Memory for parcels, used again when the parcel in it has arrived: new memory costs as much as the way itself."""
+class _UnderWay:
+    """Parcels on their way, in their order: `_AT_ONCE` at most, and `_COPIES_AT_ONCE` of them in memory of their own.
+
+    That memory is used again as soon as its parcel has arrived: new memory costs as much as the way itself.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._held: deque[torch.Tensor] = deque(maxlen=_AT_ONCE)
+        self._buffers: deque[torch.Tensor] = deque(maxlen=_COPIES_AT_ONCE)
+        self._waits: deque[tuple[Wait, bool]] = deque()
+        self._copies = 0
 
-    def next(self, size_bytes: int) -> torch.Tensor:
-        """So much of the one that was used the longest ago."""
-        oldest = self._held[0] if len(self._held) == _AT_ONCE else None
+    def make_room(self, *, copied: bool) -> None:
+        """Wait for as many as must have arrived before another is sent off; `copied`: in memory of its own."""
+        while len(self._waits) >= _AT_ONCE or (copied and self._copies >= _COPIES_AT_ONCE):
+            self._finish_first()
+
+    def buffer(self, size_bytes: int) -> torch.Tensor:
+        """So much memory for a copied parcel for which room has been made."""
+        oldest = self._buffers[0] if len(self._buffers) == _COPIES_AT_ONCE else None
         if oldest is None or len(oldest) < size_bytes:
             oldest = torch.empty(max(size_bytes, _PARCEL_BYTES), dtype=torch.uint8, device=self._device)
-        self._held.append(oldest)
+        self._buffers.append(oldest)
         return oldest[:size_bytes]
 
+    def add(self, wait: Wait, *, copied: bool) -> None:
+        """A parcel that was sent off, for which room has been made."""
+        self._waits.append((wait, copied))
+        self._copies += copied
 
-def _fill(
-    targets: list[torch.Tensor], lane: StreamSource, running: RunningDigest, buffers: _Buffers
-) -> Callable[[], None]:
-    """Receive one parcel into `targets`; what is returned waits for it, and adds them to the digest."""
-    alone = len(targets) == 1 and targets[0].device == lane.device
-    parcel = tree.as_bytes(targets[0]) if alone else buffers.next(sum(target.nbytes for target in targets))
+    def finish(self) -> None:
+        """Wait for all."""
+        while self._waits:
+            self._finish_first()
+
+    def _finish_first(self) -> None:
+        wait, copied = self._waits.popleft()
+        wait()
+        self._copies -= copied
+
+
+def _travels_itself(tensor: torch.Tensor, lane: StreamSource) -> bool:
+    return tensor.device == lane.device and tensor.is_contiguous()
+
+
+def _fill(targets: list[torch.Tensor], lane: StreamSource, running: RunningDigest, under_way: _UnderWay) -> None:
+    """Receive one parcel into `targets`, which are added to the digest when they have arrived."""
+    alone = len(targets) == 1 and _travels_itself(targets[0], lane)
+    under_way.make_room(copied=not alone)
+    parcel = tree.as_bytes(targets[0]) if alone else under_way.buffer(sum(target.nbytes for target in targets))
     wait = lane.receive(parcel)
 
     def arrive() -> None:
@@ -335,7 +360,7 @@ def _fill(
                 at += target.nbytes
             running.add(target)
 
-    return arrive
+    under_way.add(arrive, copied=not alone)
 
 
 def _parcels(slots: list[TensorSlot]) -> list[list[int]]:

@@ -161,15 +161,18 @@ def _keep(recovery: StateRecovery, plan: WorldPlan, rank: WorldRank) -> str:
 
 
 class _Lane:
-    """The way from one donor to its receivers over the default group: a broadcast if they are the whole world."""
+    """The way from one donor to its receivers over the default group: a broadcast if they are the whole world.
+
+    On the host a single receiver is sent to directly: each of gloo's broadcasts goes through threads of its own.
+    """
 
     digest = ""
 
     def __init__(self, transfer: Transfer, world_size: int) -> None:
         self._donor = transfer.donor
         self._receivers = transfer.receivers
-        self._whole = len(set(transfer.receivers)) + 1 == world_size
         self.device = torch.device(c10d._get_object_coll_device())
+        self._whole = len(set(transfer.receivers)) + 1 == world_size and (world_size > 2 or self.device.type != "cpu")
         self.size_bytes = 0
 
     def send(self, tensor: torch.Tensor) -> Callable[[], None]:
