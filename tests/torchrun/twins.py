@@ -4,7 +4,7 @@ Rules:
 
 1. Both run at the same time and in the same way (`programs/twin.py`); only TASKD_PROCESS_ENABLE differs.
 2. What must differ between any two jobs is replaced by a word in braces: folders, pids, ports, ids, times, and the
-   place in torchrun's loop where a signal happens to arrive. Nothing else is left out but the variables of taskd itself.
+   place in torchrun's loop where a signal happens to arrive. Nothing else is left out but taskd's own variables.
 3. The order of lines is no part of the comparison: ranks write when they like.
 """
 
