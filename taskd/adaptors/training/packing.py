@@ -151,7 +151,7 @@ def send(manifest: StateManifest, tensors: list[torch.Tensor], lane: Lane) -> No
     with RunningDigest(sum(slot.size_bytes() for slot in manifest.slots)) as running:
         under_way = _UnderWay(lane.device)
         for wait in _send_manifest(manifest, lane):
-            under_way.add(wait, copied=False)
+            under_way.add(wait, copied=True)
         for parcel in parcels:
             alone = len(parcel) == 1 and _travels_itself(tensors[parcel[0]], lane)
             under_way.make_room(copied=not alone)
@@ -161,7 +161,8 @@ def send(manifest: StateManifest, tensors: list[torch.Tensor], lane: Lane) -> No
             if len(pieces) > 1:
                 pieces = [torch.cat(pieces, out=under_way.buffer(sum(map(len, pieces))))]
             under_way.add(lane.send(pieces[0]), copied=not alone)
-        under_way.add(lane.send(_bytes(running.result().encode(), lane)), copied=False)
+        under_way.make_room(copied=True)
+        under_way.add(lane.send(_bytes(running.result().encode(), lane)), copied=True)
         under_way.finish()
 
 
