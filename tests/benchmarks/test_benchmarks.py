@@ -70,6 +70,17 @@ def test_overhead(launcher: Launcher) -> None:
 
 
 @pytest.mark.thorough
+def test_idle(launcher: Launcher) -> None:
+    words = ["--ranks", "2", "--windows", "1", "--window-s", "2", "--settle-s", "0"]
+    last = last_line(launcher, "benchmarks.idle", *words)
+    recordable("python -m benchmarks.idle --json", last)
+    assert 0 <= last["stock_share"] < 0.2
+    assert 0 < last["agent_share"] < 0.2
+    assert last["private_mb"] == pytest.approx(sum(last["private_each_mb"]), abs=0.2)
+    assert len(last["private_each_mb"]) == 2
+
+
+@pytest.mark.thorough
 def test_soak(launcher: Launcher) -> None:
     last = last_line(launcher, "benchmarks.soak", "--faults", "2", "--ranks", "2")
     recordable("python -m benchmarks.soak --faults 200 --json", last)

@@ -267,7 +267,7 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         host = self._taskd_host
         if host is not None:
-            host.await_turn()
+            host.await_turn(formed=self._taskd_leads())
         with host.lock if host is not None else contextlib.nullcontext():
             result: RunResult = super()._monitor_workers(worker_group)
         self._taskd_result = result

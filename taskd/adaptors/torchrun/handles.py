@@ -89,6 +89,11 @@ class RankHandles:
             self._former = [handler for handler in self._former if self._collect(handler) is None]
         self._groups.reap()
 
+    @property
+    def has_former(self) -> bool:
+        """Whether a fenced process is not collected yet."""
+        return bool(self._former)
+
     def await_the_dying(self, timeout_s: float) -> None:
         """taskd hears of a death before the process can be reaped; torch is to see it first, as the root cause.
 

@@ -40,6 +40,8 @@ from taskd.wire.messages import Stage
 logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.5
+_REST_S: Final = 1.0
+"""Between two looks of torchrun at ranks that all run. What happens to one ends the wait."""
 _TEARDOWN_TIMEOUT_S: Final = 10.0
 """The kernel frees a few GiB of a dead process in a second."""
 
@@ -86,6 +88,7 @@ class TorchrunHost:
         self._binding = BINDING.find().use
         self._charge = RestartOwner.TASKD
         self._turned = threading.Event()  # taskd does not decide any more
+        self._stirred = threading.Event()  # torchrun may have something to do
         self._reason = ""
 
     # What a rank is
@@ -170,16 +173,21 @@ class TorchrunHost:
         context.stderrs[local_rank] = logs.stderr or ""
         context.error_files[local_rank] = logs.error_file or os.devnull
         self._workers[local_rank].id = handler.proc.pid
+        self._stirred.set()
 
     # How a rank ends
 
     def kill(self, local_rank: LocalRank, signal: Signals) -> None:
         """Signal the rank's whole process group, unless its process has been reaped."""
         self._handles.kill(local_rank, signal)
+        self._stirred.set()
 
     def exit_status(self, local_rank: LocalRank) -> int | None:
         """How the rank's process ended, None while it runs. What a failed one leaves in its group is killed first."""
-        return self._handles.exit_status(local_rank)
+        status = self._handles.exit_status(local_rank)
+        if status is not None:
+            self._stirred.set()
+        return status
 
     def judge(self, _local_rank: LocalRank, status: int | None, _stage: Stage) -> int | None:
         """A child's status is what it says."""
@@ -222,6 +230,7 @@ class TorchrunHost:
             self._turned.clear()
         else:
             self._turned.set()
+        self._stirred.set()
         if charge is RestartOwner.GIVEN_UP:
             atexit.register(logger.warning, "%s", text)  # torchrun's own report comes first, and whole
         else:
@@ -229,13 +238,22 @@ class TorchrunHost:
 
     # Called by torchrun's own thread
 
-    def await_turn(self) -> None:
-        """While this node's ranks have ended well, and others' may still fail: wait, so that all end at once.
+    def await_turn(self, *, formed: bool) -> None:
+        """Wait while torchrun has nothing to do. `formed`: the job has formed, and taskd leads.
 
-        torchrun's next look, which comes at its own interval, would be later.
+        While this node's ranks have ended well, and others' may still fail: wait, so that all end at once. torchrun's
+        next look, which comes at its own interval, would be later. While all run: wait until something happens to one.
         """
         while self._charge is RestartOwner.TASKD and self._all_ended_well() and self._has_others():
             self._turned.wait(_LOOK_S)
+        self._stirred.clear()
+        if formed and self._is_at_rest():
+            self._stirred.wait(_REST_S)
+
+    def _is_at_rest(self) -> bool:
+        """Whether all ranks run under taskd, and torchrun has nothing of former ones to collect."""
+        at_work = self._charge is not RestartOwner.TASKD or self._handles.has_former or self._logs.has_ended
+        return not at_work and all(self.exit_status(local_rank) is None for local_rank in self.local_ranks)
 
     def poll(self, stock_poll: StockPoll) -> RunProcsResult | None:
         """torchrun's look at its ranks: None while there is nothing for torchrun to do."""

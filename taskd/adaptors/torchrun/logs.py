@@ -53,6 +53,11 @@ class RankLogs:
         self._tails.add(self._context, self._latest[local_rank])
         return logs
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether a follower of a dead incarnation still reads."""
+        return bool(self._ended)
+
     def collect(self) -> None:
         """Let go of followers that have come to their end. Call in torchrun's own thread, which walks the same list."""
         for tail in [tail for tail in self._ended if all(future.done() for future in tail._futs)]:

@@ -1,4 +1,4 @@
-"""When a phase has lasted for as long as it may."""
+"""When a phase has lasted for as long as it may, and when nothing is due by the clock."""
 
 from taskd.core.recovery.job import Job
 from taskd.core.recovery.phases import (
@@ -6,6 +6,7 @@ from taskd.core.recovery.phases import (
     Finishing,
     Joining,
     Pausing,
+    Phase,
     Rearranging,
     Restarting,
     Resuming,
@@ -33,6 +34,11 @@ def expired(phase: AnyPhase, job: Job, now_s: float) -> bool:
             return now_s - phase.since_s >= job.policy.deadlines.replace_s
         case _:
             return False
+
+
+def is_calm(phase: AnyPhase, job: Job) -> bool:
+    """Tell whether all nodes train and stay. If no agent can be lost, only `Watch.ask_s` is due by the clock then."""
+    return phase.kind is Phase.RUNNING and not any(view.status.leaving for view in job.world.nodes.views())
 
 
 def _overtime(phase: Rearranging, job: Job, now_s: float) -> bool:

@@ -22,6 +22,7 @@ from typing_extensions import assert_never
 
 from taskd.config.agent import AgentConfig
 from taskd.core.agent import Action, Node
+from taskd.core.membership.heartbeats import Heartbeats
 from taskd.core.membership.plausible import strange
 from taskd.core.rendezvous import Rendezvous
 from taskd.runtime.agent.deaths import DeathWatch
@@ -34,14 +35,14 @@ from taskd.runtime.agent.ports import NodeIdentity, Outlook, Templates, WorkerHo
 from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.agent.sockets import LocalServer, Peer
 from taskd.runtime.agent.standbys import StandbyPool
-from taskd.runtime.agent.statuses import Reports
+from taskd.runtime.agent.statuses import Reports, Urgent
 from taskd.runtime.agent.supervisor import RankSupervisor
 from taskd.runtime.agent.warm_up import WarmUp
 from taskd.runtime.links.identity import agent_of
 from taskd.runtime.links.links import AgentSocket
 from taskd.runtime.manager.manager import Manager
 from taskd.wire.accounts import Account
-from taskd.wire.checks import CheckOrder, CheckState, Cleared, Dismissed, Inspection
+from taskd.wire.checks import CheckOrder, Cleared, Dismissed, Inspection
 from taskd.wire.kinds import LocalRank, NodeRank
 from taskd.wire.messages import (
     Abandon,
@@ -53,7 +54,6 @@ from taskd.wire.messages import (
     Hello,
     Modules,
     Order,
-    RankStatus,
     Refusal,
     Refuses,
     SawNonFinite,
@@ -90,8 +90,10 @@ class NodeAgent:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread: threading.Thread | None = None
         self._done = self._closed = self._leaving = self._warned = False
-        self._told, self._stock = object(), config.presumes_manager  # until one answers
-        self._local_ranks, self._sent_s = 1, 0.0
+        self._told: Urgent | None = None
+        self._stock = config.presumes_manager  # until one answers
+        self._local_ranks = 1
+        self._heartbeats = Heartbeats(config.heartbeat_s)
         self._timeout = ManagerTimeout(config.manager_wait_s)
         self._job = JobStatus(config.manager_wait_s, presumed=config.presumes_manager)
         self._warmup = WarmUp(self._pool, self._processes.any_peer, self._ranks.runs_python, learn=config.learn_modules)
@@ -198,18 +200,19 @@ class NodeAgent:
             poller.register(fd, zmq.POLLIN)
         try:
             while not self._done:
-                poller.poll(self._pause_ms())
-                self._turn(poller)
+                if poller.poll(self._pause_ms()) or self._link is None or not self._link.connected:
+                    self._receive(poller)
+                self._advance()
         except Exception:
             logger.exception("the agent of this node has failed; torchrun goes on without taskd (please report this)")
             self._ranks.stock()
         self._report()
 
     def _pause_ms(self) -> int:
-        due_s = min(self._sent_s + self._config.heartbeat_s, self._observer.due_s or inf, self._node_checker.due_s)
+        due_s = min(self._heartbeats.due_s, self._observer.due_s or inf, self._node_checker.due_s)
         return max(0, ceil((due_s - time.monotonic()) * 1000))
 
-    def _turn(self, poller: zmq.Poller) -> None:
+    def _receive(self, poller: zmq.Poller) -> None:
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         while self._inbox:
@@ -221,17 +224,23 @@ class NodeAgent:
             if not self._node_checker.ended(ending):
                 self._perform_all(self._ranks.ended(self._node, ending))
         if self._link is not None:
-            for socket in self._link.sockets:
-                if socket not in poller:
-                    poller.register(socket, zmq.POLLIN)
+            self._link.join(poller)
             for answer in self._link.receive():
                 self._hear_manager(answer)
+
+    def _advance(self) -> None:
         self._watch_the_clock()
-        if time.monotonic() >= self._sent_s + self._config.heartbeat_s or self._state() != self._told:
+        if self._beats(time.monotonic()) or self._state() != self._told:
             self._report()
         if self._link is not None and self._node.directive is not None:  # a manager that knows whose ranks they are
             for report in self._observer.evidence_reports(self._node, time.monotonic()):
                 self._link.send(report)
+
+    def _beats(self, now_s: float) -> bool:
+        if now_s < self._heartbeats.due_s:
+            return False
+        calm = self._manager is not None and self._job.runs
+        return self._heartbeats.beat(now_s, self._observer.newest_step(self._node) if calm else None)
 
     def _take_over(self, host: WorkerHost, identity: NodeIdentity) -> None:
         self._local_ranks, self._leaving = len(host.local_ranks), False
@@ -368,32 +377,21 @@ class NodeAgent:
     def _perform_all(self, actions: list[Action]) -> None:
         self._ranks.perform(self._node, actions, may_start=not self._leaving and not self._stock)
 
-    def _state(self) -> tuple[tuple[RankStatus, ...], int, int, bool, bool, CheckState | None]:
-        """What the manager hears at once when it changes; all else of a report, with the next heartbeat."""
-        generation = max(self._processes.generation, self._node.generation)
-        return (
-            tuple(slot.status for slot in self._node.slots.values()),
-            self._pool.count,
-            generation,
-            self._leaving,
-            self._reports.shorthand.knows(self._node.directive),
-            self._node_checker.state,
+    def _state(self) -> Urgent:
+        return Urgent(
+            ranks=tuple(slot.status for slot in self._node.slots.values()),
+            standbys=self._pool.count,
+            generation=max(self._processes.generation, self._node.generation),
+            leaving=self._leaving,
+            knows=self._reports.shorthand.knows(self._node.directive),
+            check=self._node_checker.state,
         )
 
     def _report(self) -> None:
-        self._told = _, standbys, generation, leaving, _, check = self._state()
-        self._sent_s = time.monotonic()
+        self._told, now_s, delivered = self._state(), time.monotonic(), False
         self._ranks.reap()
         if self._link is not None:
-            self._link.send(
-                self._reports.compose(
-                    self._node,
-                    self._identity,
-                    standbys=standbys,
-                    generation=generation,
-                    leaving=leaving,
-                    seen=self._observer.look(self._node),
-                    check=check,
-                    sent_s=self._sent_s,
-                )
-            )
+            seen = self._observer.look(self._node)
+            status = self._reports.compose(self._node, self._identity, urgent=self._told, seen=seen, sent_s=now_s)
+            delivered = self._link.send(status)
+        self._heartbeats.sent(now_s, delivered=delivered)

@@ -25,6 +25,8 @@ from taskd.runtime.agent.teardown import make_way
 logger = logging.getLogger(__name__)
 _EXIT_CODE_FIELD = 52
 """Position of `exit_code` in /proc/PID/stat, counted from 1 (proc(5))."""
+_AWAIT_S = 2.0
+"""After so long a thread that waits for a death looks whether there is a process left. A box that closes wakes it."""
 
 
 class LifeFutex(Protocol):
@@ -97,7 +99,7 @@ class DeathWatch:
         return found
 
     def close(self) -> None:
-        """Stop watching; waits for the waiting threads, half a second at most each."""
+        """Stop watching; waits for the waiting threads, `_AWAIT_S` at most each, no time if their box is closed."""
         self._closed.set()
         for thread in self._threads:
             thread.join()
@@ -114,7 +116,7 @@ class DeathWatch:
     def _await(self, pid: int, life: LifeFutex) -> None:
         while not (self._closed.is_set() or life.closed):
             try:
-                died = life.await_death(0.5)
+                died = life.await_death(_AWAIT_S)
             except ShimError as error:
                 logger.warning("process %d: %s; its death is seen when it is gone", pid, error)
                 return

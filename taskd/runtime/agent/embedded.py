@@ -10,7 +10,9 @@ from taskd.config.address import LOOPBACK, Address
 from taskd.config.agent import AgentConfig
 from taskd.config.manager import ManagerConfig
 from taskd.config.security import Security
+from taskd.core.membership.heartbeats import SPARSE
 from taskd.core.membership.nearby import NearbyManager, choose_manager
+from taskd.core.policy import Membership
 from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.links.links import AgentSocket
 from taskd.runtime.links.loopback import secured
@@ -66,7 +68,10 @@ def _nearby(config: AgentConfig, address: Address, notes: Callable[[], int]) -> 
 
 
 def embedded_config(config: AgentConfig, ranks_per_node: int) -> ManagerConfig:
-    """The configuration of a manager inside the agent of a one-node job: loopback, any port, a secret of its own."""
+    """The configuration of a manager inside the agent of a one-node job: loopback, any port, a secret of its own.
+
+    It gets one of `SPARSE` heartbeats, so its agent may be silent for as many times longer.
+    """
     keys: dict[str, object] = {
         "job_id": config.job_id,
         "node_nums": 1,
@@ -77,4 +82,9 @@ def embedded_config(config: AgentConfig, ranks_per_node: int) -> ManagerConfig:
     }
     base = ManagerConfig.from_mapping(keys)
     own = Security(secret=secrets.token_hex(16).encode(), job_id=config.job_id)
-    return replace(base, security=own)
+    return replace(base, security=own, policy=replace(base.policy, membership=_sparse(base.policy.membership)))
+
+
+def _sparse(dense: Membership) -> Membership:
+    suspect_s = SPARSE * dense.suspect_s
+    return Membership(SPARSE * dense.heartbeat_s, suspect_s, max(suspect_s, dense.dead_s))

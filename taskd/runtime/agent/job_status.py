@@ -21,6 +21,8 @@ class JobStatus:
         self._changed = threading.Condition()
         self.places: int | None = None
         """Number of places of the job; None until a manager answers."""
+        self.runs = False
+        """The job trains, and the manager has nothing in hand."""
         self._ended = False
         self._given_up = False
         self._checked = False
@@ -48,7 +50,7 @@ class JobStatus:
     def learn(self, directive: Directive) -> None:
         """Take in the manager's directive."""
         with self._changed:
-            self.places = directive.node_count
+            self.places, self.runs = directive.node_count, directive.order is Order.RUN
             self._outlook = Outlook.FORMING if directive.order is Order.FORM else Outlook.LIVING
             self._ended = self._ended or directive.order is Order.STOP
             self._changed.notify_all()

@@ -10,6 +10,7 @@ Rules:
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 import msgspec
@@ -19,9 +20,9 @@ from taskd.core.diagnosis.conditions import cannot_answer, holds_still
 from taskd.core.diagnosis.evidence import Evidence
 from taskd.errors import ShimError
 from taskd.runtime.agent.native_stacks import take_native
-from taskd.runtime.agent.pace import Pacer
+from taskd.runtime.agent.pace import Pacer, newest_commit
 from taskd.runtime.agent.supervisor import RankSupervisor
-from taskd.runtime.box.blackbox import Box, BoxPhase
+from taskd.runtime.box.blackbox import Box
 from taskd.wire.accounts import Account
 from taskd.wire.codec import pack, sendable
 from taskd.wire.kinds import JobRank
@@ -30,8 +31,9 @@ from taskd.wire.messages import AccountRequest, EvidenceReport, Progress, RankSp
 ACCOUNT_S = 0.2
 SILENT_S = 0.5
 """A rank that has committed nothing for so long is looked at more closely, in case that it is asked about."""
-LOOK_S = 1.0
-"""So often it is seen how fast the ranks are and where they live: at each heartbeat that cost a step 0.2 %."""
+LOOK_S = 0.9
+"""So often it is seen how fast the ranks are and where they live, with each fourth heartbeat: at each one that cost a
+step 0.2 %."""
 NATIVE_S = 0.06
 """The diagnosis waits for py-spy: enough for Python's frames (some 25 ms), and for native ones if they are quick."""
 
@@ -39,12 +41,12 @@ NATIVE_S = 0.06
 def progress_of(box: Box) -> Progress | None:
     """How far a rank that trains is; None if it does not, or if what its box says cannot be."""
     try:
-        said = box.read()
+        newest = newest_commit(box)
     except ShimError:
         return None
-    if said.phase != BoxPhase.TRAINING:
+    if newest is None:
         return None
-    step, since_ns = (said.step, said.step_ns) if said.step_ns else (-1, said.phase_ns)
+    step, since_ns = newest
     found = Progress(step=step, age_s=max(0.0, (time.monotonic_ns() - since_ns) / 1e9))
     return found if sendable(found) else None
 
@@ -88,6 +90,15 @@ class Observer:
             if newest is None or (progress.step, progress.age_s) > (newest.step, newest.age_s):
                 newest = progress
         return newest, tuple(spans)
+
+    def newest_step(self, node: Node) -> int:
+        """Return the newest step that a rank of this node has committed; -1 without any."""
+        newest = -1
+        for _, _, box in self._boxes(node):
+            with suppress(ShimError):
+                found = newest_commit(box)
+                newest = newest if found is None else max(newest, found[0])
+        return newest
 
     def _span(self, rank: JobRank, pid: int, box: Box) -> RankSpan | None:
         try:

@@ -30,6 +30,8 @@ _AWAITED: Final = 256
 """An operation that has not ended after so many later ones is not waited for."""
 _MOST: Final = 4096
 """Operations in one span."""
+_NO_EVENTS: Final = 1 << 62
+"""A ticket behind which there are none."""
 _WORD: Final = 8
 _EVENT_WORDS: Final = 8
 _GLOO: Final = Backend.GLOO << 8
@@ -50,6 +52,7 @@ class _Said(NamedTuple):
     step: int
     phase: int
     step_ns: int
+    phase_ns: int
     data_ns: int
     work: int
     head: int
@@ -69,7 +72,7 @@ class _Memory:
         self._noted = memoryview(ffi.buffer(self.events)).cast("b").cast("q")
         self._words = [
             ffi.offsetof("struct taskd_reading", name) // _WORD
-            for name in ("step", "phase", "step_ns", "data_ns", "work", "events")
+            for name in ("step", "phase", "step_ns", "phase_ns", "data_ns", "work", "events")
         ]
         self._fields = [
             ffi.offsetof("struct taskd_event", name) // _WORD for name in ("ticket", "entered_ns", "left_ns", "op")
@@ -92,6 +95,22 @@ class _Memory:
 @cache
 def _memory() -> _Memory:
     return _Memory()
+
+
+def newest_commit(box: Noting) -> tuple[int, int] | None:
+    """Return the newest step of a rank and the time of its commit, in ns; None if the rank does not train.
+
+    Without a committed step it is -1, since the rank trains.
+
+    Raises:
+        ShimError: the box was closed, or cut.
+    """
+    memory = _memory()
+    box.news(memory.reading, memory.events, _NO_EVENTS)
+    said = memory.said()
+    if said.phase != BoxPhase.TRAINING:
+        return None
+    return (said.step, said.step_ns) if said.step_ns else (-1, said.phase_ns)
 
 
 def covered_ns(intervals: Iterable[tuple[int, int]], begin_ns: int, end_ns: int) -> int:
@@ -135,7 +154,7 @@ class Pacer:
         return self._advance(said, now_ns) if said.step > self._last.step else None
 
     def _forget(self, head: int = 0) -> None:
-        self._last = _Said(-1, 0, 0, 0, 0, 0)
+        self._last = _Said(-1, 0, 0, 0, 0, 0, 0)
         self._whole = head
         """All up to this ticket have ended and been read, or are not waited for."""
         self._under_way: dict[int, tuple[int, int]] = {}

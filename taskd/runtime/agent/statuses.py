@@ -2,6 +2,7 @@
 
 import os
 import socket
+from typing import NamedTuple
 
 from taskd.core.agent import Node
 from taskd.core.membership.shorthand import Shorthand
@@ -10,10 +11,22 @@ from taskd.runtime.agent.ports import NodeIdentity
 from taskd.runtime.links.identity import new_proof
 from taskd.wire.checks import CheckState
 from taskd.wire.kinds import NodeRank
-from taskd.wire.messages import NodeStatus, Progress, RankSpan
+from taskd.wire.messages import NodeStatus, Progress, RankSpan, RankStatus
 
 HOST = socket.gethostname()
 CORES = len(os.sched_getaffinity(0))
+
+
+class Urgent(NamedTuple):
+    """What the manager hears at once when it changes; all else of a report, with the next heartbeat."""
+
+    ranks: tuple[RankStatus, ...]
+    standbys: int
+    generation: int
+    leaving: bool
+    knows: bool
+    """The node has the newest directive."""
+    check: CheckState | None
 
 
 class Reports:
@@ -36,11 +49,8 @@ class Reports:
         node: Node,
         identity: NodeIdentity | None,
         *,
-        standbys: int,
-        generation: int,
-        leaving: bool,
+        urgent: Urgent,
         seen: tuple[Progress | None, tuple[RankSpan, ...]],
-        check: CheckState | None,
         sent_s: float,
     ) -> NodeStatus:
         """The next one; without an identity torchrun has not started its processes yet, and the node holds no place."""
@@ -53,15 +63,15 @@ class Reports:
             proof=self.proof,
             sequence=self._sequence,
             node_count=identity.node_count if identity is not None else 0,
-            ranks=tuple(slot.status for slot in node.slots.values()),
+            ranks=urgent.ranks,
             store_host=self.store.host,
             store_port=self.store.port,
             store_key=self.store.key,
-            standbys=standbys,
+            standbys=urgent.standbys,
             max_restarts=identity.max_restarts if identity is not None else 0,
-            generation=generation,
+            generation=urgent.generation,
             sent_s=sent_s,
-            leaving=leaving,
+            leaving=urgent.leaving,
             host=HOST,
             cores=CORES,
             wants=self.wants,
@@ -70,5 +80,5 @@ class Reports:
             heard=self.shorthand.heard,
             progress=seen[0],
             spans=seen[1],
-            check=check,
+            check=urgent.check,
         )

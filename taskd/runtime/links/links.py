@@ -118,11 +118,16 @@ class _Link:
         """All sockets whose becoming readable means that `receive()` has work."""
         return (self._socket, self._monitor)
 
+    def join(self, poller: zmq.Poller) -> None:
+        """Let it wait for `receive()`'s work too."""
+        for socket in self.sockets:
+            if socket not in poller:
+                poller.register(socket, zmq.POLLIN)
+
     def poll(self, timeout_s: float) -> bool:
         """Wait until `receive()` has work, at most `timeout_s` seconds; whether it has."""
         poller = zmq.Poller()
-        for socket in self.sockets:
-            poller.register(socket, zmq.POLLIN)
+        self.join(poller)
         return bool(poller.poll(max(0, round(timeout_s * 1000))))
 
     def close(self, flush_s: float = 0.0) -> None:

@@ -34,6 +34,7 @@ from taskd.core.recovery import (
     Setback,
     Superseded,
 )
+from taskd.core.recovery.deadlines import is_calm
 from taskd.errors import TransitionError
 from taskd.runtime.links.identity import agent_of
 from taskd.runtime.links.links import Context, ManagerSocket, Peer
@@ -53,6 +54,8 @@ logger = logging.getLogger(__name__)
 LINGER_S = 10.0
 TICK_MS = 100
 QUICK_TICK_MS = 20
+CALM_TICK_MS = 1000
+"""Of an embedded manager, which loses no agent. A hang is still asked about at its time."""
 RESTART_S = 0.1
 """Times the failures so far: how long a manager that has failed waits before it begins anew."""
 MOST_RESTART_S = 5.0
@@ -176,7 +179,8 @@ class Manager:
         if self._kernels.pending:
             return QUICK_TICK_MS
         due_s = self._core.watch.ask_s  # a hang is to be found at once
-        return TICK_MS if due_s is None else max(1, min(TICK_MS, ceil((due_s - time.monotonic()) * 1000)))
+        tick_ms = CALM_TICK_MS if self._embedded and is_calm(self._core.state, self._core.job) else TICK_MS
+        return tick_ms if due_s is None else max(1, min(tick_ms, ceil((due_s - time.monotonic()) * 1000)))
 
     def _turn(self) -> None:
         for peer, message in self._socket.receive():

@@ -37,8 +37,10 @@ class Cgroups:
 def cgroups(pid: int) -> Cgroups | None:
     """Where a process lives; None if that cannot be read."""
     text = read(f"/proc/{pid}/cgroup")
-    if text is None:
-        return None
+    return None if text is None else _found(text)
+
+
+def _found(text: str) -> Cgroups:
     memory, outermost, freezers = None, True, []
     for line in text.splitlines():
         _, _, rest = line.partition(":")
@@ -153,15 +155,21 @@ class CgroupWatch:
     def __init__(self, pid: int, counters: Counters) -> None:
         self._pid = pid
         self._counters = counters
-        self._cgroups = cgroups(pid) or Cgroups()
+        self._text: str | None = None
+        """What the kernel said of it last. While that stays the same, the directories do."""
+        self._cgroups = Cgroups()
+        self.look()
         self._before = counters.note(self._cgroups.memory)
 
     def look(self) -> None:
         """See where it lives now."""
-        now = cgroups(self._pid)
-        if now is not None and now.outermost and self._cgroups.memory is not None:
+        text = read(f"/proc/{self._pid}/cgroup")
+        if text in (None, self._text):
+            return
+        self._text, now = text, _found(text)
+        if now.outermost and self._cgroups.memory is not None:
             now = replace(now, memory=self._cgroups.memory)  # one that has ended is shown at the top, wherever it was
-        self._cgroups = now or self._cgroups
+        self._cgroups = now
 
     def report(self, *, gone: bool) -> Cgroup | None:
         """What is known of them. One that is `gone` is found where it was last."""

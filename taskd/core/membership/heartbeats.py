@@ -1,0 +1,55 @@
+"""When an agent reports although nothing has changed that its manager must learn at once.
+
+Rules:
+
+1. A manager elsewhere gets every heartbeat: by them it knows that the node lives.
+2. A manager in the agent's own process lives and dies with it. While the job runs it gets each fourth heartbeat, and
+   between them what it cannot foresee: at each second heartbeat the agent looks whether the ranks commit steps, and
+   reports if they have begun or ceased to. So a hang is found as early as with every heartbeat.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+SPARSE: Final = 4
+"""Heartbeats from one report to the next, while nothing has to be reported between them."""
+_LOOK: Final = 2
+"""Heartbeats from one look to the next meanwhile."""
+
+
+@dataclass(slots=True)
+class Heartbeats:
+    """Clock of one agent's reports. Times are seconds of one clock."""
+
+    every_s: float
+    _looked_s: float = 0.0
+    _sent_s: float | None = None
+    """When the last report was sent; None if it could not be."""
+    _step: int | None = None
+    """Newest step at the last look; None if every heartbeat is sent."""
+    _gets_on: bool = False
+    """Whether that look found a new step."""
+
+    @property
+    def due_s(self) -> float:
+        """Time of the next call of `beat`."""
+        return self._looked_s + self.every_s * (1 if self._step is None else _LOOK)
+
+    def beat(self, now_s: float, step: int | None) -> bool:
+        """Return whether a report is due.
+
+        Args:
+            now_s: the time.
+            step: newest step of the ranks, if the manager is in this process and the job runs.
+
+        """
+        self._looked_s = now_s
+        got_on, self._gets_on = self._gets_on, step != self._step
+        before, self._step = self._step, step
+        if step is None or before is None or self._sent_s is None:
+            return True
+        return self._gets_on != got_on or now_s - self._sent_s >= SPARSE * self.every_s
+
+    def sent(self, now_s: float, *, delivered: bool) -> None:
+        """Record that a report was composed, and whether the link took it."""
+        self._looked_s, self._sent_s = now_s, now_s if delivered else None

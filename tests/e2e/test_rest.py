@@ -1,0 +1,33 @@
+"""A job in which nothing happens: how often torchrun wakes up."""
+
+import time
+from pathlib import Path
+
+from tests.e2e.job import Job
+from tests.launch import Launcher
+
+WINDOW_S = 3.0
+
+
+def wakes(thread: Path) -> int:
+    """How often a thread has slept so far."""
+    fields = dict(line.split(":\t") for line in (thread / "status").read_text().splitlines() if ":\t" in line)
+    return int(fields["voluntary_ctxt_switches"])
+
+
+def test_torchruns_own_thread_rests(launcher: Launcher, run_dir: Path) -> None:
+    """Its interval of 0.1 s would wake it 30 times."""
+    job = Job(launcher, run_dir, 2)
+    points = [{"name": f"run{rank}", "rank": rank, "at": ["run"]} for rank in range(2)]
+    job.start("hold.py", {"points": points}, env={"TASKD_STANDBY": "0"})
+    for rank in range(2):
+        job.held(f"run{rank}")
+    job.wait(lambda: len(job.pids) == 2, "the manager's view of the ranks")
+    own = Path(f"/proc/{job.process.pid}/task/{job.process.pid}")
+    time.sleep(1.5)  # what has begun before comes to its end
+    before = wakes(own)
+    time.sleep(WINDOW_S)
+    assert wakes(own) - before <= 12
+    for rank in range(2):
+        job.release(f"run{rank}")
+    assert job.end() == 0
