@@ -5,17 +5,17 @@
 
 Method. `scripts/train.py` is run with 4 ranks and steps of 50 ms by `torchrun --standalone`, under stock torchrun and
 under taskd. Once it trains (under taskd: once a warm process waits, and has had `--settle-s` to make itself ready), the
-processor time of the torchrun process is read from `/proc/PID/stat`, and again after `--window-s`. That process holds
-torchrun itself, and under taskd the agent and the manager of the job.
+processor time of torchrun's threads is read from `schedstat`, and again after `--window-s`. That process holds torchrun
+itself, and under taskd the agent and the manager of the job.
 
 - `agent_share`, `stock_share`: that time as a share of one core, the median of `--windows` windows.
 - `private_mb`: memory that the template and its standbys do not share with another process, all together
-  (`Private_Clean` and `Private_Dirty` of `/proc/PID/smaps_rollup`). Pages that they share with one another are in
-  `shared_mb`, each counted once for each process that has it, by its share (`Pss` less the private part).
+  (`Private_Clean` and `Private_Dirty` of `/proc/PID/smaps_rollup`). With `--shared` they share theirs
+  (`TASKD_STANDBY_SHARED=on`). Pages that they share with others are in `shared_mb`, by their share (`Pss` less the
+  private part).
 """
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -39,9 +39,8 @@ from benchmarks.job import (
     training,
 )
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_PPID, _UTIME, _STIME = 1, 11, 12
-"""Positions in /proc/PID/stat behind the name (proc(5))."""
+_PPID = 1
+"""Position in /proc/PID/stat behind the name (proc(5))."""
 
 
 def share_of(pid: int, args: argparse.Namespace) -> float:
@@ -55,8 +54,9 @@ def share_of(pid: int, args: argparse.Namespace) -> float:
 
 
 def _used_s(pid: int) -> float:
-    fields = _stat(pid)
-    return (int(fields[_UTIME]) + int(fields[_STIME])) / _TICKS_PER_S
+    """Return the processor time of all threads, to the nanosecond; `/proc/PID/stat` counts in 10 ms."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def _stat(pid: int) -> list[str]:
@@ -95,7 +95,7 @@ def measure_stock(directory: Path, args: argparse.Namespace) -> float:
 def measure_taskd(directory: Path, args: argparse.Namespace) -> dict[str, Any]:
     """The same under taskd, and the memory of the warm processes."""
     logs, journal = StepLogs(directory / "steps", args.ranks), Journal(directory / "run")
-    env = taskd_environment(directory / "run")
+    env = taskd_environment(directory / "run") | ({"TASKD_STANDBY_SHARED": "on"} if args.shared else {})
     with started(torchrun(training(logs, args.step_ms), args.ranks), env, directory / "job.log") as job:
         job.await_training(logs)
         job.await_until(lambda: journal.warm, "a warm process", START_LIMIT_S)
@@ -129,6 +129,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--settle-s", type=float, default=5, help="before the first window (default 5)")
     parser.add_argument("--ranks", type=int, default=4, help="(default 4)")
     parser.add_argument("--step-ms", type=float, default=50, help="least duration of a step (default 50)")
+    parser.add_argument("--shared", action="store_true", help="warm processes share their memory")
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     return parser.parse_args(words)
 

@@ -133,6 +133,8 @@ class TemplateConfig:
     agent_socket: Path
     agent_pid: int
     preload: tuple[str, ...] = ()
+    shared: bool = False
+    """Whether standbys leave its memory shared until they write to it. Inherited from torchrun's environment."""
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> "TemplateConfig":
@@ -142,6 +144,7 @@ class TemplateConfig:
             agent_socket=source.required_path(settings.AGENT_SOCKET),
             agent_pid=source.whole(settings.AGENT_PID),
             preload=source.modules(settings.PRELOAD),
+            shared=source.switch(settings.STANDBY_SHARED),
         )
 
     def environment(self) -> dict[str, str]:

@@ -43,6 +43,12 @@ def test_memory_is_copied_ahead() -> None:
     assert ahead < without / 4
 
 
+def test_memory_stays_shared_where_it_is_to() -> None:
+    without = faults_of_a_child(lambda: None)
+    shared = faults_of_a_child(lambda: prefault(mapped_files(), lambda: False, copies=False))
+    assert shared > without / 2
+
+
 def test_one_that_is_needed_stops_after_a_piece() -> None:
     asked = 0
 

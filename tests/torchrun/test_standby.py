@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,23 @@ def test_standbys_are_children_of_the_agent_and_members_of_the_templates_group(
             require_child(standby.hello.pid)
         with pytest.raises(RecoveryError, match="has the parent"):
             require_child(1)
+
+
+def own_mb(pid: int) -> float:
+    """Memory that a process shares with no other."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
+
+
+def test_standbys_that_share_their_memory_have_little_of_their_own(run_dir: Path, env: dict[str, str]) -> None:
+    with Nursery(run_dir, {**env, "TASKD_STANDBY_SHARED": "on"}) as nursery:
+        nursery.start_template()
+        pids = [nursery.pid, *(standby.hello.pid for standby in nursery.fork(2))]
+        before_mb, now_mb = 0.0, sum(map(own_mb, pids))
+        while now_mb != before_mb:  # they make themselves ready
+            time.sleep(0.3)
+            before_mb, now_mb = now_mb, sum(map(own_mb, pids))
+        assert now_mb <= 100
 
 
 def test_a_template_whose_agent_goes_during_its_imports_ends_at_once(run_dir: Path, env: dict[str, str]) -> None:

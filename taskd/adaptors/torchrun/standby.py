@@ -83,7 +83,7 @@ _BREATH_MS: Final = 1
 def serve(config: TemplateConfig) -> Become:
     """The whole life of a template, and of each standby that it forks: it ends as a rank, or at the agent's word."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    template = Template(str(config.agent_socket))
+    template = Template(str(config.agent_socket), copies=not config.shared)
     template.load((*DEFAULT_MODULES, *config.preload))
     return template.serve()
 
@@ -91,8 +91,10 @@ def serve(config: TemplateConfig) -> Become:
 class Template:
     """Serves the agent until this process, or one that it forked, is to become a rank."""
 
-    def __init__(self, agent_socket: str) -> None:
+    def __init__(self, agent_socket: str, *, copies: bool) -> None:
+        """`copies`: standbys copy its memory before they need it."""
         self._path = agent_socket
+        self._copies = copies
         self._link = connect(agent_socket, Hello(role="template", pid=os.getpid(), threads=0))
         self._threads = 0
 
@@ -142,7 +144,7 @@ class Template:
         for _ in range(count):
             if _fork_twice():
                 self._link.close()
-                return await_rank(self._path, files)
+                return await_rank(self._path, files, copies=self._copies)
         return None
 
     def _say_hello(self) -> None:
@@ -171,12 +173,12 @@ def receive(link: socket.socket) -> ToLocal:
     return decode_to_local(frame)
 
 
-def await_rank(path: str, files: Iterable[Range]) -> Become:
+def await_rank(path: str, files: Iterable[Range], *, copies: bool) -> Become:
     """The life of a standby: make itself ready, as long as there is time, and wait for the order to become a rank."""
     with connect(path, Hello(role="standby", pid=os.getpid())) as link:
         poller = select.poll()
         poller.register(link, select.POLLIN)
-        prefault(files, lambda: bool(poller.poll(_BREATH_MS)))
+        prefault(files, lambda: bool(poller.poll(_BREATH_MS)), copies=copies)
         while True:
             message = receive(link)
             if isinstance(message, Become):
