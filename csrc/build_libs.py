@@ -27,7 +27,8 @@ SOURCES = {
     GATE: ("gate.c",),
     CORE: (
         "box.c", "notes.c", "beat.c", "clocks.c", "libraries.c", "gloo.c", "gloo_ops.c", "coll.c", "device_ops.c",
-        "nccl_profiler.c", "binding.c", "death.c", "end.c", "pulse.c", "look.c", "reader.c", "postmortem.c",
+        "nccl_profiler.c", "binding.c", "death.c", "end.c", "frameless.c", "pulse.c", "look.c", "reader.c",
+        "postmortem.c",
     ),
 }  # fmt: skip
 # nodelete: atfork and exit handlers and the beat thread point into the core for the rest of the process's life.

@@ -242,6 +242,7 @@ int taskd_guard(const void *at, int64_t bytes);
 int64_t *taskd_progress(void);
 void taskd_phase(int phase);
 void *taskd_pulse_method(int which);
+void *taskd_frameless_method(void);
 void taskd_pulse_own(struct taskd_pulse *pulse);
 void taskd_gil_beat(void);
 int taskd_probe(int on);

@@ -13,7 +13,7 @@ API = {
     "version", "attach", "attached", "guard", "progress", "phase", "pulse_method", "pulse_own", "gil_beat", "enter",
     "leave", "name_comm", "last_words", "probe", "gil_wait", "watch_parent", "break", "mend", "broken", "census",
     "box_create", "box_open", "box_read", "box_events", "box_comms", "box_open_event", "box_fault", "box_request",
-    "box_words", "box_await_death", "box_cancel", "box_command", "box_close",
+    "frameless_method", "box_words", "box_await_death", "box_cancel", "box_command", "box_close",
 }  # fmt: skip
 NCCL = {
     "AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce", "AlltoAll", "Send", "Recv", "CommInitRank",

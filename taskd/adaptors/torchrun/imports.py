@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
+from taskd.runtime.worker.frameless import ORIGINAL, Steps, around
+
 Action = Callable[[ModuleType], None]
 
 
@@ -78,10 +80,10 @@ def _call_around(spec: importlib.machinery.ModuleSpec, before: Callable[[], None
     if stock is None:
         return
 
-    def exec_module(module: ModuleType) -> None:
+    def exec_module(module: ModuleType) -> Steps:
         vars(loader).pop("exec_module", None)  # another hook of this kind may have taken all away
         before()
-        stock(module)
+        yield ORIGINAL
         after(module)
 
-    vars(loader)["exec_module"] = exec_module
+    vars(loader)["exec_module"] = around(stock, exec_module)

@@ -1,0 +1,158 @@
+"""Stand in a function's place without a frame of ours: warnings keep their line, tracebacks their length.
+
+Rules:
+
+1. Every function of ours that stands between a user and torch for longer than a call is made here. A wrapper written
+   in Python is a frame, which `warnings.warn(stacklevel=2)` takes for the caller and every traceback shows.
+2. What is made takes the original's place entirely: name, signature, class, equality and pickling are the original's.
+   torch.compile inlines the original, and none of ours.
+3. Where the core or this Python lacks something (`csrc/frameless.c`), a Python function with the same effect stands
+   there: it has the original's name and signature, and a frame.
+"""
+
+import copyreg
+import ctypes
+import functools
+import logging
+import sys
+import types
+from collections.abc import Callable, Generator
+from typing import Any, Final
+
+from taskd.errors import ShimError
+from taskd.runtime.box.shim import core, interface
+
+_log = logging.getLogger(__name__)
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+"""A callable, its arguments and its options."""
+Steps = Generator[Call | None, Any, Any]
+Around = Callable[..., Steps]
+"""Given the arguments of a call. Yields None to have the original called with them, or what is called instead.
+
+It is sent the result, or thrown the error, and returns what the caller gets. It may yield several times, or never.
+"""
+ORIGINAL: Final = None
+"""What a generator yields to have the original called."""
+
+
+def around(original: Any, body: Around) -> Any:
+    """Return a callable in place of `original`; each call runs `body`, with no frame between caller and original."""
+    kind = _kind()
+    return kind(original, body, None, None, None) if kind is not None else _in_python(original, body)
+
+
+def followed(
+    original: Any, returned: Callable[[], object] | None = None, failed: Callable[[BaseException], object] | None = None
+) -> Any:
+    """Return a callable in place of `original` that calls `returned()`, or `failed(error)`, after it. Costs less."""
+    kind = _kind()
+    if kind is not None:
+        return kind(original, None, None, returned, failed)
+
+    def body(*_: Any, **__: Any) -> Steps:
+        try:
+            result = yield ORIGINAL
+        except BaseException as error:
+            if failed is not None:
+                failed(error)
+            raise
+        if returned is not None:
+            returned()
+        return result
+
+    return _in_python(original, body)
+
+
+def sent_on(original: Any, choose: Callable[[Any], Callable[..., Any]]) -> Any:
+    """Return a method in place of `original`: `choose(self)` returns what is called with the other arguments."""
+    kind = _kind()
+    if kind is not None:
+        return kind(original, None, choose, None, None)
+
+    def body(this: Any, *args: Any, **options: Any) -> Steps:
+        return (yield choose(this), args, options)
+
+    return _in_python(original, body)
+
+
+def instead(original: Any, replacement: Callable[..., Any]) -> Any:
+    """Return a callable in place of `original` that calls `replacement` with the same arguments."""
+
+    def body(*args: Any, **options: Any) -> Steps:
+        return (yield replacement, args, options)
+
+    return around(original, body)
+
+
+def finish(steps: Steps) -> Any:
+    """Do the steps of a body here and now, none of which may ask for the original, and return their result."""
+    return _in_python(_no_original, lambda: steps)()
+
+
+def caller() -> types.FrameType:
+    """Return the frame that has called what the body stands for. For bodies alone."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals is globals():
+        frame = frame.f_back
+    assert frame is not None
+    return frame
+
+
+def original_of(call: Any) -> Any:
+    """Return what stands behind `call`, if it was made here; else None."""
+    kind = _kind()
+    if kind is not None and type(call) is kind:
+        return vars(kind)["original"].__get__(call)
+    return getattr(call, "_taskd_original", None)
+
+
+@functools.cache
+def _kind() -> Any:
+    """Return the core's class; None where there is none."""
+    try:
+        method = core().taskd_frameless_method()
+        if method == interface().NULL:
+            raise ShimError("this Python does not export its stable ABI")
+    except ShimError as error:
+        _log.debug("wrappers have frames: %s", error)
+        return None
+    make = ctypes.pythonapi.PyCFunction_NewEx
+    make.argtypes, make.restype = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p], ctypes.py_object
+    kind = make(int(interface().cast("intptr_t", method)), None, None)(object.__basicsize__, types.MethodType)
+    copyreg.pickle(kind, _reduce)  # copy and pickle take it for a global name, as they do a function
+    return kind
+
+
+def _no_original() -> Any:
+    raise NotImplementedError("these steps stand in nobody's place")
+
+
+def _reduce(call: Any) -> Any:
+    original = original_of(call)
+    if isinstance(original, types.FunctionType):
+        return original.__qualname__
+    return getattr, (original.__self__, original.__name__)  # a bound method
+
+
+def _step(steps: Steps, call: Call) -> Call | None:
+    function, args, options = call
+    try:
+        result = function(*args, **options)
+    except BaseException as error:  # noqa: BLE001 - the body decides
+        return steps.throw(error)
+    return steps.send(result)
+
+
+def _in_python(original: Any, body: Around) -> Any:
+    @functools.wraps(original)
+    def call(*args: Any, **options: Any) -> Any:
+        steps = body(*args, **options)
+        try:
+            wanted = next(steps)
+            while True:
+                wanted = _step(steps, wanted or (original, args, options))
+        except StopIteration as end:
+            return end.value
+
+    vars(call)["_taskd_original"] = original
+    return call
