@@ -26,6 +26,7 @@ from taskd.adaptors.seams.parts import IN_BUILDS
 from taskd.core.diagnosis.locks import Hold, Holding
 from taskd.errors import StaleLockError
 from taskd.runtime.worker import lockfile, worker
+from taskd.runtime.worker.frameless import ORIGINAL, Steps, around
 from taskd.wire import text
 from taskd.wire.accounts import LockSeen
 
@@ -56,10 +57,10 @@ def watch_batons(module: ModuleType) -> None:
         setattr(baton, name, made)
 
 
-def _signing(stock: Callable[[Any], Any], broken_off: set[str]) -> Callable[[Any], Any]:
-    def try_acquire(baton: Any) -> Any:
+def _signing(stock: Callable[[Any], Any], broken_off: set[str]) -> Any:
+    def try_acquire(baton: Any) -> Steps:
         path, told = os.path.abspath(baton.lock_file_path), False
-        while not stock(baton):
+        while not (yield ORIGINAL):
             taken, holding = (None, lockfile.look(path)) if path in broken_off else lockfile.take(path)
             if taken is not None:
                 baton.fd = taken
@@ -76,16 +77,16 @@ def _signing(stock: Callable[[Any], Any], broken_off: set[str]) -> Callable[[Any
         lockfile.sign(baton.fd)
         return True
 
-    return try_acquire
+    return around(stock, try_acquire)
 
 
-def _watching(stock: Callable[[Any], Any], broken_off: set[str]) -> Callable[[Any], Any]:
-    def wait(baton: Any) -> Any:
+def _watching(stock: Callable[[Any], Any], broken_off: set[str]) -> Any:
+    def wait(baton: Any) -> Steps:
         watched = _Watched(baton)
         with _waiting(watched.path, broken_off):
-            return stock(watched)
+            return (yield stock, (watched,), {})
 
-    return wait
+    return around(stock, wait)
 
 
 @contextmanager
@@ -99,16 +100,16 @@ def _waiting(path: str, broken_off: set[str]) -> Iterator[None]:
         _tell_link(path, None)
 
 
-def _releasing(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def release(baton: Any) -> Any:
+def _releasing(stock: Callable[[Any], Any]) -> Any:
+    def release(baton: Any) -> Steps:
         held = os.dup(baton.fd) if baton.fd is not None else None
         try:
-            return stock(baton)  # closes, then removes: in between, it must not look like a dead owner's
+            return (yield ORIGINAL)  # closes, then removes: in between, it must not look like a dead owner's
         finally:
             if held is not None:
                 os.close(held)
 
-    return release
+    return around(stock, release)
 
 
 class _Watched:

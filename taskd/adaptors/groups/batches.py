@@ -4,7 +4,6 @@ Without that NCCL would do them one after the other, and two ranks that each sen
 (Never run on a device by this project's tests.)
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,26 +11,26 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.groups.handle import GroupHandle
+from taskd.runtime.worker.frameless import ORIGINAL, Steps, around, original_of
 
 
 def send_batches_to_inner() -> None:
     """Give torch the inner groups for as long as such a call takes. Later calls of this change nothing."""
     torchs: Callable[..., Any] = c10d.batch_isend_irecv
-    if hasattr(torchs, "_taskd_inner"):
+    if original_of(torchs) is not None:
         return
 
-    @functools.wraps(torchs)
-    def batch_isend_irecv(p2p_op_list: Any) -> Any:
+    def to_inner(p2p_op_list: Any) -> Steps:
         operations = p2p_op_list if isinstance(p2p_op_list, list) else []
         held = [(one, one.group) for one in operations if isinstance(getattr(one, "group", None), GroupHandle)]
         try:
             for operation, handle in held:
                 operation.group = handle.inner()
-            return torchs(p2p_op_list)
+            return (yield ORIGINAL)
         finally:
             for operation, handle in held:
                 operation.group = handle
 
-    batch_isend_irecv._taskd_inner = True  # type: ignore[attr-defined]
+    batch_isend_irecv = around(torchs, to_inner)
     for module in (c10d, dist):
-        module.batch_isend_irecv = batch_isend_irecv  # type: ignore[attr-defined]
+        vars(module)["batch_isend_irecv"] = batch_isend_irecv

@@ -6,7 +6,6 @@ They are wrapped, outermost call only: torch itself makes one of another (`all_g
 own when these are put back.
 """
 
-import functools
 import inspect
 import sys
 import threading
@@ -18,6 +17,8 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+
+from taskd.runtime.worker.frameless import ORIGINAL, Steps, around, caller
 
 RESULTS: Final = {
     "broadcast": "tensor",
@@ -106,8 +107,8 @@ def _shape(value: Any) -> object:
 
 _signature = functools.cache(inspect.signature)
 """Asked at a call: a newcomer's start has no time for those of all functions."""
-Handler = Callable[[Call, Callable[[], Any]], Any]
-"""Given a call, and how to make it; returns what the script gets."""
+Handler = Callable[[Call], Steps]
+"""Given a call, has it made, and returns what the script gets."""
 
 
 class Wrapped:
@@ -141,28 +142,24 @@ class Wrapped:
             if hasattr(module, name):
                 setattr(module, name, function)
 
-    def _wrap(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def call(*args: Any, **options: Any) -> Any:
-            if torch.compiler.is_compiling():
-                return original(*args, **options)
-            caller = sys._getframe(1)
-            if _module(caller).startswith(_OF_PARTS):
-                return original(*args, **options)
-            handler = self._handler
+    def _wrap(self, name: str, original: Callable[..., Any]) -> Any:
+        def call(*args: Any, **options: Any) -> Steps:
+            handler, frame = self._handler, caller()
             if handler is None or self._inside or threading.get_ident() != self._thread:
-                return original(*args, **options)
-            librarys = _is_librarys(caller)
+                return (yield ORIGINAL)
+            if torch.compiler.is_compiling() or _module(frame).startswith(_OF_PARTS):
+                return (yield ORIGINAL)
+            librarys = _is_librarys(frame)
             try:
                 given = {} if librarys else _signature(original).bind(*args, **options).arguments
             except TypeError:  # torch says it better
-                return original(*args, **options)
+                return (yield ORIGINAL)
             self._inside = True
             try:
                 if librarys:
-                    return original(*args, **options)
-                return handler(Call(name, given), lambda: original(*args, **options))
+                    return (yield ORIGINAL)
+                return (yield from handler(Call(name, given)))
             finally:
                 self._inside = False
 
-        return call
+        return around(original, call)

@@ -9,7 +9,6 @@ Rules:
    handle is found.
 """
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 from weakref import WeakValueDictionary
@@ -18,7 +17,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.groups.tables import enter_beside, strike
-from taskd.adaptors.groups.uncompiled import leave_uncompiled
+from taskd.adaptors.groups.uncompiled import leave_methods_uncompiled, leave_uncompiled
+from taskd.runtime.worker.frameless import sent_on
 
 _OWN = frozenset({"_pybind11_conduit_v1_", "_set_group_name", "_set_group_desc", "abort", "shutdown"})
 
@@ -140,13 +140,12 @@ def named(name: str) -> GroupHandle | None:
     return handle if handle is not None and handle in c10d._world.pg_map else None
 
 
-def _forward(name: str) -> Callable[..., Any]:
-    def method(self: GroupHandle, *args: Any, **options: Any) -> Any:
-        return getattr(self.inner(), name)(*args, **options)
+def _forward(name: str) -> Any:
+    def choose(handle: GroupHandle) -> Any:
+        return getattr(handle.inner(), name)
 
-    method.__name__ = name
-    method.__doc__ = f"`ProcessGroup.{name}` of the inner group."
-    return method
+    leave_uncompiled(choose)
+    return sent_on(getattr(dist.ProcessGroup, name), choose)
 
 
 def _complete() -> None:
@@ -160,4 +159,4 @@ def _complete() -> None:
 
 
 _complete()
-leave_uncompiled(GroupHandle)
+leave_methods_uncompiled(GroupHandle)

@@ -10,7 +10,6 @@ torch's C++ fake backend does nearly all of it. Its work objects carry no result
 When the process has joined the real world, its lone groups refuse every call: who still holds one would compute alone.
 """
 
-import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,8 +25,9 @@ from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.groups.calls import GroupCall
 from taskd.adaptors.groups.tables import enter
-from taskd.adaptors.groups.uncompiled import leave_uncompiled
+from taskd.adaptors.groups.uncompiled import leave_methods_uncompiled
 from taskd.adaptors.seams.worker import FAKE
+from taskd.runtime.worker.frameless import ORIGINAL, Steps, around
 from taskd.wire.kinds import WorldRank
 
 _COMMUNICATES = ("gather", "reduce", "all_to_all", "alltoall", "broadcast", "scatter", "send", "recv", "barrier")
@@ -149,7 +149,7 @@ def communicating() -> list[str]:
 for _name in communicating():
     if _name not in LoneGroup.__dict__:
         setattr(LoneGroup, _name, _refusing(_name))
-leave_uncompiled(LoneGroup)
+leave_methods_uncompiled(LoneGroup)
 
 
 def finished(tensors: Any) -> dist.Work:
@@ -218,17 +218,16 @@ class ObjectCollectives:
         for module in (c10d, dist):
             setattr(module, name, function)
 
-    def _careful(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _careful(self, original: Callable[..., Any]) -> Any:
         signature = inspect.signature(original)
 
-        @functools.wraps(original)
-        def call(*args: Any, **options: Any) -> Any:
+        def careful(*args: Any, **options: Any) -> Steps:
             given = signature.bind(*args, **options).arguments
             if not self._is_lone(given.get("group")):
-                return original(*args, **options)
+                return (yield ORIGINAL)
             mine = given.get("scatter_object_input_list")
             if mine:
                 given["scatter_object_output_list"][0] = mine[dist.get_rank(given.get("group"))]
             return given.get("src", given.get("group_src"))
 
-        return call
+        return around(original, careful)

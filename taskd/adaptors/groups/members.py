@@ -17,6 +17,7 @@ from typing import Any
 from taskd.adaptors.groups.instances import instances
 from taskd.adaptors.groups.rows import MeshRows
 from taskd.errors import RebuildError
+from taskd.runtime.worker.frameless import ORIGINAL, Steps, around, original_of
 from taskd.wire.kinds import JobRank, WorldRank
 from taskd.wire.messages import WorldPlan
 
@@ -66,8 +67,8 @@ def refuse_meshes(members: Members, rows: MeshRows | None, slot: JobRank) -> Non
     if module is None:
         return
     if rows is not None and rows.are_whole(members.slots) and hasattr(module, "get_rank"):
-        if int(members.rank_of(slot)) != slot and not isinstance(module.get_rank, _NumberInMeshes):
-            module.get_rank = _NumberInMeshes(module.get_rank, slot)  # for a mesh that is cut from another one later
+        if int(members.rank_of(slot)) != slot and original_of(module.get_rank) is None:
+            module.get_rank = _number_in_meshes(module.get_rank, slot)  # for a mesh that is cut from another one later
         return
     kind: Any = module.DeviceMesh
     unchanged = {rank for rank, slot in enumerate(members.slots) if rank == slot}
@@ -81,12 +82,10 @@ def refuse_meshes(members: Members, rows: MeshRows | None, slot: JobRank) -> Non
             )
 
 
-class _NumberInMeshes:
+def _number_in_meshes(in_group: Callable[..., int], slot: JobRank) -> Any:
     """`get_rank` as meshes call it: where they mean the world, their numbers are those of the job, and so is this."""
 
-    def __init__(self, in_group: Callable[..., int], slot: JobRank) -> None:
-        self._in_group = in_group
-        self._slot = slot
+    def get_rank(group: Any = None) -> Steps:
+        return slot if group is None else (yield ORIGINAL)
 
-    def __call__(self, group: Any = None) -> int:
-        return self._slot if group is None else self._in_group(group)
+    return around(in_group, get_rank)

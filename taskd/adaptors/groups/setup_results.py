@@ -31,6 +31,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from taskd.adaptors.groups.collectives import RESULTS, Call, Wrapped
 from taskd.adaptors.groups.sites import script_line
+from taskd.runtime.worker.frameless import ORIGINAL, Steps
 from taskd.wire import text
 
 _log = logging.getLogger(__name__)
@@ -90,8 +91,8 @@ class Recording:
     def _stepping(self, *_: Any) -> None:
         self._left = min(self._left, MOST_CALLS_AFTER_A_STEP)
 
-    def _call(self, call: Call, make: Callable[[], Any]) -> Any:
-        returned = make()
+    def _call(self, call: Call) -> Steps:
+        returned = yield ORIGINAL
         if not self._is_ours(call.arguments.get("group")):
             return returned
         line = script_line()
@@ -136,9 +137,9 @@ class Replay:
                 f"{len(self._results)}: {missing.signature[0]} at {missing.line} is missing; all processes start anew"
             )
 
-    def _call(self, call: Call, make: Callable[[], Any]) -> Any:
+    def _call(self, call: Call) -> Steps:
         if not self._is_ours(call.arguments.get("group")):
-            return make()
+            return (yield ORIGINAL)
         line = script_line()
         if call.name not in RESULTS:
             raise RuntimeError(f"{call.name} in the set-up, at {line}: a new process has nobody at the other end yet")
@@ -155,8 +156,8 @@ class Replay:
                 f"start it was {first}. A set-up that depends on what has changed since (a newer snapshot, the time) "
                 "cannot be repeated alone: all processes start anew"
             )
-        self._at += 1
-        returned = make()
+        returned = yield ORIGINAL
+        self._at += 1  # not of a call that torch refuses: none was recorded
         if known.data is not None:
             _fill(call.result, pickle.loads(known.data))
         return returned

@@ -11,7 +11,6 @@ Rules:
 """
 
 import copy
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -29,6 +28,7 @@ from taskd.adaptors.groups.tables import enter_split
 from taskd.adaptors.groups.thread_names import Naming
 from taskd.adaptors.seams.worker import SPLIT, TIMEOUT
 from taskd.errors import RebuildError
+from taskd.runtime.worker.frameless import ORIGINAL, Steps, around
 from taskd.wire.kinds import JobRank, WorldRank
 
 
@@ -67,15 +67,15 @@ class Splits:
         torchs: Callable[..., Any] = c10d.split_group
         splits = self
 
-        @functools.wraps(torchs)
-        def split_group(*args: Any, **options: Any) -> Any:
+        def noting(*_: Any, **__: Any) -> Steps:
             splits._asked = None
             with lone.splitting():
-                return splits._note(torchs(*args, **options))
+                return splits._note((yield ORIGINAL))
 
         def split(self: GroupHandle, ranks: Sequence[int], **options: Any) -> Any:
             return splits._ask(self, list(ranks), options)
 
+        split_group = around(torchs, noting)
         GroupHandle.split_group = split  # type: ignore[assignment,method-assign]
         for module in (c10d, dist, device_mesh):
             if hasattr(module, "split_group"):

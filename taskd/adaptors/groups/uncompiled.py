@@ -4,14 +4,21 @@ DDP's reducer calls its group's methods in the middle of a compiled model's back
 have no frames. A handle's have, and compiling them fails from torch 2.13 on, where a process group is opaque.
 """
 
+from collections.abc import Callable
 from types import FunctionType
+from typing import Any
 
 from taskd.adaptors.seams.worker import SKIP
 
 
-def leave_uncompiled(kind: type) -> None:
-    """Mark all methods and properties of a class, where torch has such a mark."""
+def leave_methods_uncompiled(kind: type) -> None:
+    """Mark all methods and properties of a class that are ours, where torch has such a mark."""
     for member in vars(kind).values():
         function = member.fget if isinstance(member, property) else member
-        if isinstance(function, FunctionType):
-            SKIP.find().use(function.__code__)
+        if type(function) is FunctionType:
+            leave_uncompiled(function)
+
+
+def leave_uncompiled(function: Callable[..., Any]) -> None:
+    """Mark a function, where torch has such a mark."""
+    SKIP.find().use(function.__code__)

@@ -47,11 +47,11 @@ from taskd.adaptors.groups.wrappers import watch
 from taskd.adaptors.seams.worker import ABORT, MESH, TIMEOUT
 from taskd.errors import RebuildError, RefusedError
 from taskd.runtime.system.hidden import HiddenThread
+from taskd.runtime.worker.frameless import ORIGINAL, Steps, around, finish, instead
 from taskd.wire.kinds import JobRank, WorldRank
 from taskd.wire.messages import WorldPlan
 
 _log = logging.getLogger(__name__)
-_Made = tuple[Any, Any]
 
 
 class GroupWorld:
@@ -112,7 +112,7 @@ class GroupWorld:
         send_batches_to_inner()
         self._splits.install()
         MESH.find().use(named)
-        self._replace("_new_process_group_helper", self._make)
+        self._replace("_new_process_group_helper", lambda original: around(original, self._make))
 
     def pretend(self, rank: JobRank, world_size: int) -> None:
         """Install the seam in a newcomer: its script sets itself up with true rank and size, and without a peer.
@@ -125,8 +125,8 @@ class GroupWorld:
         """
         self.observe()
         self._pretence = lone.Pretence(rank, world_size)
-        self._replace("rendezvous", self._rendezvous)
-        self._replace("_store_based_barrier", lambda *args, **options: None)
+        self._replace("rendezvous", lambda original: instead(original, self._rendezvous))
+        self._replace("_store_based_barrier", lambda original: instead(original, _nothing))
         self._objects.install()
 
     def replay(self, path: Path) -> Replay:
@@ -253,15 +253,10 @@ class GroupWorld:
         device_id: torch.device | None = None,
         group_desc: str | None = None,
         **options: Any,
-    ) -> tuple[Any, Any]:
+    ) -> Steps:
         assert timeout is not None  # torch's callers always fill it in
         if not global_ranks_in_group and dist.is_initialized():
-            make = self._originals["_new_process_group_helper"]
-            beside: tuple[Any, Any] = make(
-                group_size, group_rank, [], backend, store, group_name, backend_options, timeout, pg_tag, device_id,
-                group_desc, **options,
-            )  # fmt: skip
-            return beside  # of a store of the script's own, with whomever it meets there
+            return (yield ORIGINAL)  # of a store of the script's own, with whomever it meets there
         if not global_ranks_in_group:
             self._calls.clear()  # the script begins again after destroy_process_group()
             whole = len(self._first) == group_size
@@ -278,7 +273,11 @@ class GroupWorld:
             desc=group_desc,
             more=options,
         )
-        group, prefix_store = self._build(call, list(map(WorldRank, global_ranks_in_group)), group_rank, store)
+        ranks = list(map(WorldRank, global_ranks_in_group))
+        if self._pretence is not None:
+            group, prefix_store = lone.build(call, ranks, self._pretence, group_rank, store)
+        else:
+            group, prefix_store = yield from self._building(call, ranks, group_rank, store)
         self.made += call.is_default
         if isinstance(group, dist.ProcessGroup):
             if isinstance(group, GroupHandle):
@@ -288,22 +287,18 @@ class GroupWorld:
         self._remember(call)
         return group, prefix_store
 
-    def _build(self, call: GroupCall, ranks: list[WorldRank], group_rank: int | None, store: Store) -> _Made:
-        if self._pretence is not None:
-            return lone.build(call, ranks, self._pretence, group_rank, store)
-        return self._build_real(call, ranks, group_rank, store)
-
-    def _build_real(self, call: GroupCall, ranks: list[WorldRank], group_rank: int | None, store: Store) -> _Made:
+    def _building(self, call: GroupCall, ranks: list[WorldRank], group_rank: int | None, store: Store) -> Steps:
         make = self._originals["_new_process_group_helper"]
         nccl.spare()
         if call.is_default:
             nccl.forget_alarm(store)
         with self._in_making(call.name):
-            return make(  # type: ignore[no-any-return]
-                call.size, group_rank, ranks, c10d.Backend(call.backend), store, call.name,
-                backend_options=call.options, timeout=call.timeout, pg_tag=call.tag, device_id=call.device,
-                group_desc=call.desc, **call.more,
-            )  # fmt: skip
+            given = (call.size, group_rank, ranks, c10d.Backend(call.backend), store, call.name)
+            options = {
+                "backend_options": call.options, "timeout": call.timeout, "pg_tag": call.tag, "device_id": call.device,
+                "group_desc": call.desc, **call.more,
+            }  # fmt: skip
+            return (yield make, given, options)
 
     @contextmanager
     def _in_making(self, name: str) -> Iterator[None]:
@@ -321,9 +316,9 @@ class GroupWorld:
         found = group if group is not None else c10d._world.default_pg
         return isinstance(found.inner() if isinstance(found, GroupHandle) else found, lone.LoneGroup)
 
-    def _replace(self, name: str, function: Any) -> None:
-        self._originals[name] = getattr(c10d, name)
-        setattr(c10d, name, function)
+    def _replace(self, name: str, function: Callable[[Any], Any]) -> None:
+        original = self._originals[name] = getattr(c10d, name)
+        setattr(c10d, name, function(original))
 
     def _restore(self, *names: str) -> None:
         for name in names:
@@ -393,10 +388,15 @@ class GroupWorld:
         timeout = TIMEOUT.find().use.making(call.timeout, plan.timeout_s)
         now = replace(call, size=len(ranks), timeout=timeout)
         named = [] if call.is_default else list(ranks)
-        group, _ = self._build_real(now, named, ranks.index(rank) if rank in ranks else None, store)
+        place = ranks.index(rank) if rank in ranks else None
+        group, _ = finish(self._building(now, named, place, store))
         if isinstance(group, dist.ProcessGroup):
             c10d._set_pg_timeout(call.timeout, group)
             enter_ranks(group, ranks)
             if call.handle is not None:
                 call.handle.swap(group)
         return call.handle
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Stand in for a barrier of a process that is alone."""

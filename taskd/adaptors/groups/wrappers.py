@@ -8,7 +8,6 @@ Rules:
 3. One that nothing uses any more may live in a cycle of references until the garbage is collected.
 """
 
-import functools
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.groups.sites import script_line
+from taskd.runtime.worker.frameless import ORIGINAL, Steps, around
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,12 @@ def places() -> tuple[int, dict[int, DistributedDataParallel]]:
     }
 
 
-def _knowing(make: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(make)
-    def made(self: DistributedDataParallel, *args: Any, **options: Any) -> Any:
-        result = make(self, *args, **options)
+def _knowing(make: Callable[..., Any]) -> Any:
+    def made(self: DistributedDataParallel, *_: Any, **__: Any) -> Steps:
+        result = yield ORIGINAL
         if all(known.wrapper() is not self for known in _made):
             _made.append(_KnownWrapper(weakref.ref(self), script_line(), _inside, _counts[_inside]))
             _counts[_inside] += 1
         return result
 
-    return made
+    return around(make, made)

@@ -3,7 +3,6 @@
 Nothing here imports torch before it is called.
 """
 
-import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 from typing_extensions import override
 
 from taskd.runtime.system.hidden import HiddenThread
+from taskd.runtime.worker.frameless import ORIGINAL, Steps, around, original_of
 
 
 def fake_made_inside(rank: int, size: int) -> Any:
@@ -69,14 +69,13 @@ def resolve_by(named: Callable[[str], Any]) -> None:
 
     module: Any = device_mesh
     torchs = module._resolve_process_group
-    if not hasattr(torchs, "__wrapped__"):
+    if original_of(torchs) is None:
 
-        @functools.wraps(torchs)
-        def resolve(name: str) -> Any:
-            known = named(str(name))
-            return torchs(name) if known is None else known
+        def resolve(group_name: str) -> Steps:
+            known = named(str(group_name))
+            return (yield ORIGINAL) if known is None else known
 
-        module._resolve_process_group = resolve
+        module._resolve_process_group = around(torchs, resolve)
 
 
 def found_by_tag(named: Callable[[str], Any]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from taskd.config import settings
 from taskd.config.process import ask_for
 from taskd.config.schema import Setting
+from taskd.runtime.worker.frameless import ORIGINAL, Steps, around
 
 OPTIONS: Final = (
     (("--node-check", "--node_check", "--network-check", "--network_check"), settings.NODE_CHECK),
@@ -31,13 +32,13 @@ def add_options() -> None:
     """Have torchrun's next parser understand them."""
     stock = argparse.ArgumentParser.parse_known_args
 
-    def parse_known_args(parser: argparse.ArgumentParser, args: Any = None, namespace: Any = None) -> Any:
+    def parse_known_args(parser: argparse.ArgumentParser, args: Any = None, *_: Any, **__: Any) -> Steps:
         if all(option in parser._option_string_actions for option in _TORCHRUNS):
             setattr(argparse.ArgumentParser, _METHOD, stock)
             _extend(parser, set(sys.argv[1:] if args is None else args))
-        return stock(parser, args, namespace)
+        return (yield ORIGINAL)
 
-    setattr(argparse.ArgumentParser, _METHOD, parse_known_args)
+    setattr(argparse.ArgumentParser, _METHOD, around(stock, parse_known_args))
 
 
 def _extend(parser: argparse.ArgumentParser, arguments: set[str]) -> None:

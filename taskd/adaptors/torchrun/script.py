@@ -16,6 +16,7 @@ from taskd.config import settings
 from taskd.config.process import environment
 from taskd.config.worker import WorkerConfig
 from taskd.errors import ShimError
+from taskd.runtime.worker.frameless import ORIGINAL, Steps, around
 
 if TYPE_CHECKING:
     from taskd.adaptors.groups.world import GroupWorld
@@ -151,16 +152,15 @@ def prefix_stores(rendezvous: ModuleType) -> None:
     """
     if STORE.difference(installed):
         return  # which `_install_runtime` says
-    create = rendezvous._create_c10d_store
 
-    def _create_c10d_store(hostname: str, port: int, *args: object, **options: object) -> object:
-        store, env = create(hostname, port, *args, **options), environment()
+    def prefixed(hostname: str, port: int, *_: object, **__: object) -> Steps:
+        store, env = (yield ORIGINAL), environment()
         if (hostname, str(port)) != (env.get("MASTER_ADDR"), env.get("MASTER_PORT")):
             return store
         prefix = _meetings.prefix(env, _world.made if _world is not None else 0)
         return sys.modules["torch.distributed"].PrefixStore(prefix, store)
 
-    vars(rendezvous)["_create_c10d_store"] = _create_c10d_store
+    vars(rendezvous)["_create_c10d_store"] = around(rendezvous._create_c10d_store, prefixed)
 
 
 def tell_agent(error: BaseException) -> None:

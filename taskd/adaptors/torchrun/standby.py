@@ -24,6 +24,7 @@ import signal
 import socket
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NoReturn
 
@@ -213,6 +214,7 @@ def take_rank(become: Become) -> None:
     _redirect(become.stderr, 2)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     importlib.invalidate_caches()
+    _forget_warnings()
     _reseed()
     multiprocessing = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None:  # its children find a relative script from here
@@ -345,6 +347,12 @@ def _redirect(path: str | None, descriptor: int) -> None:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     os.dup2(file, descriptor)
     os.close(file)
+
+
+def _forget_warnings() -> None:
+    """Let the script be warned of what imports were warned of: a change of filters outdates every registry."""
+    with warnings.catch_warnings():
+        pass
 
 
 def _reseed() -> None:

@@ -20,6 +20,7 @@ from torch.distributed import c10d_logger
 from taskd.adaptors.faults import in_one_line, kind_of
 from taskd.core.diagnosis.conditions import of_a_connection
 from taskd.core.diagnosis.faults import FaultKind
+from taskd.runtime.worker.frameless import ORIGINAL, Steps, around, followed
 
 
 class Failures:
@@ -72,22 +73,14 @@ def watch(broken: Callable[[], bool], note: Callable[[], None]) -> None:
         if error is not None and (kind_of(error) is FaultKind.RETRY or broken()):
             note()
 
-    run, describe = torch.autograd.backward, vars(c10d_logger)["_get_msg_dict"]
-
-    def backward(*args: Any, **options: Any) -> None:
-        try:
-            run(*args, **options)
-        except RuntimeError as error:
+    def look_at_backward(error: BaseException) -> None:
+        if isinstance(error, RuntimeError):
             look(error)
-            raise
 
-    def describe_failure(*args: Any, **options: Any) -> Any:
+    def look_at_logged(*_: Any, **__: Any) -> Steps:
         look(sys.exc_info()[1])
-        return describe(*args, **options)
+        return (yield ORIGINAL)
 
-    for owner, name, call, former in (
-        (torch.autograd, "backward", backward, run),
-        (c10d_logger, "_get_msg_dict", describe_failure, describe),
-    ):
-        call.__name__, call.__qualname__, call.__doc__ = former.__name__, former.__qualname__, former.__doc__
-        setattr(owner, name, call)
+    describe = vars(c10d_logger)["_get_msg_dict"]
+    vars(torch.autograd)["backward"] = followed(torch.autograd.backward, failed=look_at_backward)
+    vars(c10d_logger)["_get_msg_dict"] = around(describe, look_at_logged)

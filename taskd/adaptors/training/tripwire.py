@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch.distributed.distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
+from taskd.runtime.worker.frameless import ORIGINAL, Steps, around
 from taskd.runtime.worker.stacks import training_thread
 
 _LONGEST_S: Final = 1.0
@@ -67,12 +68,12 @@ class Tripwire:
         ):
             setattr(owner, name, call)
 
-    def _guarded(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def guarded(*args: Any, **kwargs: Any) -> Any:
+    def _guarded(self, call: Callable[..., Any]) -> Any:
+        def guarded(*_: Any, **__: Any) -> Steps:
             if threading.get_ident() == training_thread() and self._inside():
                 time.sleep(min(_LONGEST_S, _STEP_S * self._times))
                 self._times += 1
                 self._stop()
-            return call(*args, **kwargs)
+            return (yield ORIGINAL)
 
-        return guarded
+        return around(call, guarded)

@@ -29,7 +29,7 @@ from torch.utils.data import IterableDataset, Sampler
 
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.data.epochs import Epochs
-from taskd.adaptors.training.data.indices import held_by, is_stateful, put, samplers, states_of
+from taskd.adaptors.training.data.indices import batches_of, held_by, is_stateful, put, samplers, states_of
 from taskd.adaptors.training.data.loading import Meter
 from taskd.adaptors.training.data.plain_batches import PassMemory, PlainBatches
 from taskd.adaptors.training.data.variants import become, class_of, variant
@@ -261,10 +261,7 @@ class PlainPlace(PackedPosition):
         self._kept = self._live = None
 
     def _total(self) -> float:
-        try:
-            return len(self._loader())  # type: ignore[arg-type]
-        except TypeError:  # iterable
-            return float("inf")
+        return batches_of(self._loader())
 
     def _things(self) -> list[Any]:
         loader = self._loader()

@@ -32,6 +32,7 @@ from torch.utils.data._utils import fetch
 
 from taskd.adaptors.training.positions.seeds import mix
 from taskd.adaptors.training.tree import bytes_of
+from taskd.runtime.worker.frameless import ORIGINAL, Steps, around, original_of
 
 GOLDEN = 0x9E3779B97F4A7C15
 MASK = (1 << 64) - 1
@@ -55,21 +56,20 @@ class WorkerStart:
     def __call__(self, worker: int) -> None:
         """Called in the worker."""
         for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
-            if not hasattr(kind.fetch, "taskd"):
+            if original_of(kind.fetch) is None:
                 kind.fetch = _seeding(kind.fetch)  # type: ignore[method-assign]
         if self.own is not None:
             self.own(worker)
 
 
-def _seeding(inner: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    def seeded(self: Any, index: Any) -> Any:
+def _seeding(inner: Callable[[Any, Any], Any]) -> Any:
+    def seeded(self: Any, index: Any) -> Steps:
         if not isinstance(index, Numbered):
-            return inner(self, index)
+            return (yield ORIGINAL)
         sow(index.seed)
-        return inner(self, index.index)
+        return (yield inner, (self, index.index), {})
 
-    seeded.taskd = True  # type: ignore[attr-defined]
-    return seeded
+    return around(inner, seeded)
 
 
 def sow(seed: int) -> None:
@@ -106,6 +106,23 @@ class Generators:
         random.setstate(python)
         if numpy:
             sys.modules["numpy.random"].set_state(numpy)
+
+
+def batches_of(loader: Any) -> float:
+    """Return `len(loader)`, infinity if it has none.
+
+    torch's loader notes that it was asked: only then it warns of an iterable dataset that gives more than it told.
+    """
+    asked = "_IterableDataset_len_called"
+    inner = (loader, getattr(loader, "base_dataloader", None))
+    known = [(vars(one), vars(one)[asked]) for one in inner if asked in getattr(one, "__dict__", ())]
+    try:
+        return len(loader)
+    except TypeError:
+        return float("inf")
+    finally:
+        for attributes, before in known:
+            attributes[asked] = before
 
 
 def held_by(loader: Any) -> list[torch.Generator]:

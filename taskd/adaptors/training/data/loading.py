@@ -18,6 +18,7 @@ import torch
 
 from taskd.adaptors.training.data.variants import variant
 from taskd.runtime.box.recorder import NullRecorder, Recorder
+from taskd.runtime.worker.frameless import ORIGINAL, Call, Steps, around
 from taskd.runtime.worker.stacks import training_thread
 
 _DEEP, _PARTS = 3, 16
@@ -38,15 +39,16 @@ class Meter:
         iterator.__class__ = _watched(kind)
         iterator._taskd_meter = self
 
-    def fetch(self, fetch: Callable[[], Any]) -> Any:
-        """Call it, and put down how long that took and how large the result is."""
+    def fetching(self, fetch: Callable[[], Any] | None) -> Steps:
+        """Have it called, or the original, and put down how long that took and how large the result is."""
+        call: Call | None = ORIGINAL if fetch is None else (fetch, (), {})
         recorder = self.recorder
         if recorder is None or threading.get_ident() != training_thread():
-            return fetch()
+            return (yield call)
         recorder.await_data()
         work = 0
         try:
-            batch = fetch()
+            batch = yield call
             work = size(batch)
         finally:
             recorder.got_data(work)
@@ -55,12 +57,11 @@ class Meter:
 
 @cache
 def _watched(kind: Any) -> Any:
-    fetch = kind._next_data
+    def metered(self: Any) -> Steps:
+        steps: Steps = self._taskd_meter.fetching(None)
+        return steps
 
-    def _next_data(self: Any) -> Any:
-        return self._taskd_meter.fetch(lambda: fetch(self))
-
-    return variant(kind, {"_next_data": _next_data})
+    return variant(kind, {"_next_data": around(kind._next_data, metered)})
 
 
 def size(batch: Any, deep: int = _DEEP) -> int:

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, dataloader
 
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.data.epochs import Epochs
@@ -32,6 +32,7 @@ from taskd.adaptors.training.data.indices import (
     PassOrder,
     WorkerStart,
     apart,
+    batches_of,
     held_by,
     is_stateful,
     put,
@@ -41,6 +42,7 @@ from taskd.adaptors.training.data.indices import (
 from taskd.adaptors.training.data.loading import Meter
 from taskd.adaptors.training.data.variants import become, class_of, variant
 from taskd.adaptors.training.positions.seeds import mix
+from taskd.runtime.worker.frameless import ORIGINAL, Steps, around
 
 _log = logging.getLogger(__name__)
 
@@ -220,10 +222,7 @@ class LoaderPlace:
         return True
 
     def _batches(self) -> float:
-        try:
-            return len(self._loader()) or 1  # type: ignore[arg-type]
-        except TypeError:
-            return float("inf")
+        return batches_of(self._loader()) or 1
 
     def _next_of(self, last: Pass) -> Pass:
         if last is not self._pass:
@@ -283,7 +282,7 @@ class Batches:
     def __iter__(self) -> Iterator[Any]:
         return self
 
-    def __next__(self) -> Any:
+    def _next(self) -> Steps:
         place = self._taskd
         if self._restores != place.restores:
             place.enter(self, kept=True)
@@ -291,7 +290,7 @@ class Batches:
             self._pass.handed += 1
             return self._ahead.pop()
         try:
-            batch = place.meter.fetch(self._fetch)
+            batch = yield from place.meter.fetching(self._fetch)
         except StopIteration:
             self._pass.over = True
             if self._pass.loop >= 0:
@@ -299,6 +298,8 @@ class Batches:
             raise
         self._pass.handed += 1
         return batch
+
+    __next__ = around(dataloader._BaseDataLoaderIter.__next__, _next)
 
     def __len__(self) -> int:
         return len(self._inner)
@@ -341,12 +342,14 @@ def _kept(kind: Any) -> type:
 def _ordered(kind: Any) -> type:
     """A loader's class, with iterators that begin where the place says."""
 
-    def _get_iterator(self: Any) -> Any:
+    def apart(self: Any) -> Steps:
         with self._taskd_place.apart():
-            return kind._get_iterator(self)
+            return (yield ORIGINAL)
 
     def _index_sampler(self: Any) -> Indices:
         place = self._taskd_place
         return Indices(kind._index_sampler.fget(self), place.order, place.held)
 
-    return variant(kind, {"_get_iterator": _get_iterator, "_index_sampler": property(_index_sampler)})
+    return variant(
+        kind, {"_get_iterator": around(kind._get_iterator, apart), "_index_sampler": property(_index_sampler)}
+    )

@@ -1,16 +1,18 @@
 """The iterator of a loader whose place is kept as it is without taskd (see `as_plain`), and the memory of its pass."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from taskd.adaptors.training.data.epochs import Epochs
 from taskd.adaptors.training.data.indices import put, states_of
 from taskd.adaptors.training.data.loading import Meter
 from taskd.adaptors.training.positions.rng import PackedRng
+from taskd.runtime.worker.frameless import Call, Steps, around
 
 
 class KeptPlace(Protocol):
@@ -60,7 +62,7 @@ class PlainBatches:
     def __iter__(self) -> Iterator[Any]:
         return self
 
-    def __next__(self) -> Any:
+    def _next_batch(self) -> Steps:
         place = self._taskd
         place.keep(self)
         if self._again:
@@ -68,10 +70,12 @@ class PlainBatches:
             self.memory.load_again(given.before, given.after)
             place.put_beside(given.beside)
         else:
-            given = self._load()
+            given = yield from self._load()
         self._handed.append(given)
         place.pass_.handed = given.number + 1
         return given.batch
+
+    __next__ = around(_BaseDataLoaderIter.__next__, _next_batch)
 
     def __len__(self) -> int:
         return len(self._inner)
@@ -115,13 +119,13 @@ class PlainBatches:
 
     # Inside.
 
-    def _load(self) -> "Given":
+    def _load(self) -> "Generator[Call | None, Any, Given]":
         place, memory = self._taskd, self.memory
         anew = memory.enter_past()
         before = memory.mark()
         try:
             with place.quiet() if anew else nullcontext():
-                batch = place.meter.fetch(self._inner.__next__)
+                batch = yield from place.meter.fetching(self._inner.__next__)
         except StopIteration:
             place.pass_.over = True
             if place.pass_.loop >= 0:

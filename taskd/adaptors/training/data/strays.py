@@ -15,6 +15,8 @@ from typing import Any
 
 from torch.utils.data import dataloader
 
+from taskd.runtime.worker.frameless import ORIGINAL, Steps, around
+
 _log = logging.getLogger(__name__)
 _NOT_THE_SCRIPTS = ("torch", "torchdata", "taskd", "accelerate", "lightning", "pytorch_lightning", "tqdm")
 
@@ -33,12 +35,12 @@ class Strays:
         own = self._own = vars(dataloader._BaseDataLoaderIter)["__init__"]
         seen = self._seen
 
-        def __init__(self: Any, loader: Any) -> None:  # noqa: N807 - it takes its place
-            own(self, loader)
+        def noting(self: Any, loader: Any) -> Steps:
+            yield ORIGINAL
             if not hasattr(loader, "_taskd_place") and not _keeps_itself(loader):
                 seen.append((weakref.ref(self), _line()))
 
-        dataloader._BaseDataLoaderIter.__init__ = __init__  # type: ignore[method-assign]
+        dataloader._BaseDataLoaderIter.__init__ = around(own, noting)  # type: ignore[method-assign]
 
     def stop(self) -> None:
         """Put torch back."""

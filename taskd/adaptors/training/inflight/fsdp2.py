@@ -12,8 +12,7 @@ Rules:
 Source of the method: torch 2.6, 2.9, 2.12, 2.13 and 2.15, `torch/distributed/fsdp/_fully_shard`.
 """
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ import torch
 from taskd.adaptors.groups.instances import imported
 from taskd.adaptors.seams.parts import IN_SHARDED
 from taskd.adaptors.seams.sharded import RESET
+from taskd.runtime.worker.frameless import ORIGINAL, Steps, around
 
 Flags = list[list[bool]]
 _SWITCHES = ("set_requires_gradient_sync", "set_requires_all_reduce")
@@ -68,12 +68,12 @@ class Reductions:
             for name in _SWITCHES:
                 vars(module).pop(name, None)
                 if not wanted:
-                    vars(module)[name] = functools.partial(self._switched, getattr(module, name))
+                    vars(module)[name] = around(getattr(module, name), self._switched)
         for group, begun in self._begun:
             group.all_reduce_grads = wanted and begun
 
-    def _switched(self, by_script: Callable[..., None], *args: Any, **options: Any) -> None:
-        by_script(*args, **options)
+    def _switched(self, *_: Any, **__: Any) -> Steps:
+        yield ORIGINAL
         for group, _ in self._begun:
             group.all_reduce_grads = False
 

@@ -11,13 +11,13 @@ Rules:
 Source of the method: torch 2.6, 2.9, 2.12, 2.13 and 2.15, `torch/distributed/pipelining`.
 """
 
-import functools
 from typing import Any, Final
 
 import torch
 
 from taskd.adaptors.groups.instances import imported, instances
 from taskd.adaptors.training.parts.parts import Parts
+from taskd.runtime.worker.frameless import ORIGINAL, Steps, around
 
 _STAGE: Final = ("torch.distributed.pipelining.stage", "_PipelineStageBase")
 _SCHEDULE: Final = ("torch.distributed.pipelining.schedules", "_PipelineSchedule")
@@ -60,23 +60,21 @@ def drop_step() -> None:
 def _keep_buffers(schedule: Any) -> None:
     """Once, when the stages agree again, put their buffers back."""
     name = "_initialize_stages" if hasattr(schedule, "_stages") else "_initialize_stage"
-    agree = getattr(schedule, name)
     if name in vars(schedule):
         return
 
-    @functools.wraps(agree)
-    def agree_once(*args: Any, **options: Any) -> Any:
+    def agree_once(*_: Any, **__: Any) -> Steps:
         own = schedule._stages if hasattr(schedule, "_stages") else [schedule._stage]
         buffers = [buffer for stage in own for buffer in stage.submod.buffers()]
         saved = [buffer.clone() for buffer in buffers]
         delattr(schedule, name)
-        agreed = agree(*args, **options)
+        agreed = yield ORIGINAL
         with torch.no_grad():
             for buffer, content in zip(buffers, saved, strict=True):
                 buffer.copy_(content)
         return agreed
 
-    setattr(schedule, name, agree_once)
+    setattr(schedule, name, around(getattr(schedule, name), agree_once))
 
 
 def _living(module: str, name: str) -> list[Any]:

@@ -27,7 +27,7 @@ from taskd.adaptors.seams.parts import IN_WORKER
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.data.as_plain import PlainPlace
 from taskd.adaptors.training.data.epochs import Epochs
-from taskd.adaptors.training.data.indices import samplers
+from taskd.adaptors.training.data.indices import batches_of, samplers
 from taskd.adaptors.training.data.loading import Meter
 from taskd.adaptors.training.data.places import LoaderPlace
 from taskd.adaptors.training.parts.containers import opened
@@ -38,6 +38,7 @@ from taskd.adaptors.training.positions.packed import PackedPosition
 from taskd.adaptors.training.positions.payload import head_of
 from taskd.adaptors.training.positions.position_file import CAPACITY_BYTES
 from taskd.errors import ConfigError, RestoreError
+from taskd.runtime.worker.frameless import ORIGINAL, Steps, around
 from taskd.runtime.worker.pulse import Buffer
 
 _log = logging.getLogger(__name__)
@@ -128,7 +129,7 @@ class Parts:
             self.places[name].unpack(data)
             return
         value = tree.unpack(data)
-        if begins_anew and isinstance(part, torch.utils.data.DataLoader) and _handed(value) >= _batches(part):
+        if begins_anew and isinstance(part, torch.utils.data.DataLoader) and _handed(value) >= batches_of(part):
             value["_iterator_finished"] = True
         part.set_epoch(value) if has_epoch_only(part) else part.load_state_dict(value)
 
@@ -171,18 +172,16 @@ class Parts:
 
 
 def _iterate_quietly(loader: Any, meter: Meter) -> None:
-    make = loader._get_iterator
-
-    def make_quietly() -> Any:
+    def quietly() -> Steps:
         before = torch.default_generator.get_state()
         try:
-            iterator = make()
+            iterator = yield ORIGINAL
         finally:
             torch.default_generator.set_state(before)
         meter.watch(iterator)
         return iterator
 
-    loader._get_iterator = make_quietly
+    loader._get_iterator = around(loader._get_iterator, quietly)
 
 
 def _handed(state: Any) -> float:
@@ -191,13 +190,6 @@ def _handed(state: Any) -> float:
         return -1
     snapshot = state.get("_snapshot") or {}
     return float(state.get("_num_yielded", snapshot.get("_snapshot_step", -1) + state.get("_steps_since_snapshot", 0)))
-
-
-def _batches(loader: Any) -> float:
-    try:
-        return len(loader)
-    except TypeError:
-        return float("inf")
 
 
 def _bare(name: str, part: Any) -> Any:
