@@ -10,7 +10,7 @@
  *    thrown.
  *    `chosen` is less: given the first argument it returns what is called with the others in the original's place.
  * 4. An error that passes through the generator leaves with the traceback that it came with.
- * 5. All over Python's stable ABI, declared here as in pulse.c; where an object's own fields begin, Python says itself. */
+ * 5. All over Python's stable ABI, declared here as in pulse.c. Python names the offset of an object's own fields. */
 #include "core.h"
 
 #include <string.h>
@@ -19,7 +19,7 @@
 
 typedef struct object PyObject;
 STABLE_ABI PyObject _Py_NoneStruct;
-STABLE_ABI PyObject *PyExc_StopIteration, *PyExc_RuntimeError, *PyExc_TypeError;
+STABLE_ABI PyObject *PyExc_StopIteration, *PyExc_RuntimeError, *PyExc_TypeError, *PyExc_AttributeError;
 STABLE_ABI void Py_IncRef(PyObject *);
 STABLE_ABI void Py_DecRef(PyObject *);
 STABLE_ABI ssize_t PyLong_AsSsize_t(PyObject *);
@@ -41,6 +41,7 @@ STABLE_ABI PyObject *PyObject_CallFunctionObjArgs(PyObject *, ...);
 STABLE_ABI PyObject *PyObject_CallMethodObjArgs(PyObject *, PyObject *, ...);
 STABLE_ABI int PyIter_Send(PyObject *, PyObject *, PyObject **);
 STABLE_ABI void PyErr_SetString(PyObject *, const char *);
+STABLE_ABI int PyErr_ExceptionMatches(PyObject *);
 STABLE_ABI int PyErr_GivenExceptionMatches(PyObject *, PyObject *);
 STABLE_ABI void PyErr_Fetch(PyObject **, PyObject **, PyObject **);
 STABLE_ABI void PyErr_Clear(void);
@@ -144,7 +145,9 @@ static void forget(struct error error)
 /* Whether `outer` is what a generator makes of a StopIteration that passes through it. */
 static int stands_for(PyObject *outer, PyObject *inner)
 {
-    if (!PyErr_GivenExceptionMatches(inner, PyExc_StopIteration) || !PyErr_GivenExceptionMatches(outer, PyExc_RuntimeError))
+    if (!PyErr_GivenExceptionMatches(inner, PyExc_StopIteration))
+        return 0;
+    if (!PyErr_GivenExceptionMatches(outer, PyExc_RuntimeError))
         return 0;
     PyObject *cause = PyException_GetCause(outer);
     drop(cause);
@@ -218,7 +221,8 @@ static PyObject *call(PyObject *self, PyObject *args, PyObject *options)
         return call_around(of, args, options);
     if (of->chosen)
         return call_chosen(of, args, options);
-    PyObject *returned = of->returned ? held(of->returned) : NULL, *failed = of->failed ? held(of->failed) : NULL, *said;
+    PyObject *returned = of->returned ? held(of->returned) : NULL, *said;
+    PyObject *failed = of->failed ? held(of->failed) : NULL;
     PyObject *original = held(of->original), *result = PyObject_Call(original, args, options);
     Py_DecRef(original);
     if (result && returned) {
@@ -252,7 +256,7 @@ static PyObject *bind(PyObject *self, PyObject *object, PyObject *owner)
 static PyObject *get(PyObject *self, PyObject *name)
 {
     PyObject *original = parts(self)->original, *found = PyObject_GetAttr(original, name);
-    if (found || PyUnicode_CompareWithASCIIString(name, INLINED))
+    if (found || !PyErr_ExceptionMatches(PyExc_AttributeError) || PyUnicode_CompareWithASCIIString(name, INLINED))
         return found;
     PyErr_Clear();
     return held(original);
@@ -302,7 +306,7 @@ static int traverse(PyObject *self, int (*visit)(PyObject *, void *), void *argu
     return 0;
 }
 
-/* No part is ever NULL but where it was from the start: a call on the way out raises, as of any object that is cleared. */
+/* `original` is never NULL: a call after this raises, as of any object that is cleared. */
 static int clear(PyObject *self)
 {
     struct parts *of = parts(self), former = *of;
@@ -362,7 +366,8 @@ static PyObject *make_kind(PyObject *self, PyObject *args)
     if (!throw_name || !value_name || PyErr_Occurred())
         return NULL;
     members[0] = (struct member){"original", OBJECT, head, READ_ONLY, "What it stands for."};
-    members[1] = (struct member){"__weaklistoffset__", SSIZE, head + (ssize_t)offsetof(struct parts, weak), READ_ONLY, NULL};
+    ssize_t weak = head + (ssize_t)offsetof(struct parts, weak);
+    members[1] = (struct member){"__weaklistoffset__", SSIZE, weak, READ_ONLY, NULL};
     struct spec spec = {"taskd.Frameless", (int)(head + (ssize_t)sizeof(struct parts)), 0,
                         IMMUTABLE | HAVE_GC | METHOD_DESCRIPTOR, slots};
     kind = PyType_FromSpec(&spec);
@@ -373,12 +378,14 @@ static PyObject *make_kind(PyObject *self, PyObject *args)
 void *taskd_frameless_method(void)
 {
     static struct method method = {"make_kind", make_kind, VARARGS, "The class of callables without a frame."};
-    int whole = &_Py_NoneStruct && &PyExc_StopIteration && &PyExc_RuntimeError && &PyExc_TypeError && Py_IncRef && Py_DecRef
-        && PyLong_AsSsize_t && PyTuple_Size && PyTuple_GetItem && PyTuple_GetSlice && PyUnicode_InternFromString && PyUnicode_CompareWithASCIIString
-        && PyDict_New && PyDict_SetItemString && PyErr_Clear && PyObject_Type && PyObject_GetAttr && PyObject_SetAttr && PyObject_Hash && PyObject_Repr && PyObject_RichCompare && PyObject_Call
+    int whole = &_Py_NoneStruct && &PyExc_StopIteration && &PyExc_RuntimeError && &PyExc_TypeError
+        && &PyExc_AttributeError && PyErr_ExceptionMatches && Py_IncRef && Py_DecRef
+        && PyLong_AsSsize_t && PyTuple_Size && PyTuple_GetItem && PyTuple_GetSlice && PyUnicode_InternFromString
+        && PyUnicode_CompareWithASCIIString && PyDict_New && PyDict_SetItemString && PyObject_Type && PyObject_GetAttr
+        && PyObject_SetAttr && PyObject_Hash && PyObject_Repr && PyObject_RichCompare && PyObject_Call
         && PyObject_CallFunctionObjArgs && PyObject_CallMethodObjArgs && PyIter_Send && PyErr_SetString
-        && PyErr_GivenExceptionMatches && PyErr_Fetch && PyErr_Restore && PyErr_NormalizeException && PyErr_Occurred
-        && PyException_SetTraceback && PyException_GetCause && PyType_FromSpec && PyType_GenericAlloc
+        && PyErr_GivenExceptionMatches && PyErr_Fetch && PyErr_Clear && PyErr_Restore && PyErr_NormalizeException
+        && PyErr_Occurred && PyException_SetTraceback && PyException_GetCause && PyType_FromSpec && PyType_GenericAlloc
         && PyObject_GC_UnTrack && PyObject_GC_Del && PyObject_ClearWeakRefs;
     return whole ? &method : NULL;
 }

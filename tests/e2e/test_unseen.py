@@ -13,8 +13,8 @@ from tests.e2e.conftest import MakeJob
 from tests.e2e.plan import point
 
 SCRIPT = "unseen.py"
-WITH_FRAMES = (" its _compiled_call_impl", " its class's __iter__")
-"""What still has frames: a forward pass (below), and the making of a loader's iterator."""
+WITH_FRAMES = " its _compiled_call_impl"
+"""What still has a frame: a forward pass, see below."""
 FORWARD = ("hooks.py:call", "module.py:inner")
 """torch.compile traces what stands there, so that it is a function still; and torch has one for modules with a hook."""
 

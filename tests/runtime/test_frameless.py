@@ -92,6 +92,28 @@ def test_it_is_pickled_and_copied_by_name(monkeypatch: pytest.MonkeyPatch, thing
     own = around(thing.do, passing)
     with pytest.warns(UserWarning, match="one level out"):
         assert pickle.loads(pickle.dumps(own))(3) == 3
+    kept = json.dumps
+    monkeypatch.undo()
+    assert pickle.loads(pickle.dumps(kept)) is json.dumps
+    assert copy.deepcopy(kept) is json.dumps
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.left = 2
+        self.next = around(self.next, passing)  # type: ignore[method-assign]
+
+    def next(self) -> int:
+        self.left -= 1
+        return self.left
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_an_object_that_holds_one_is_copied_with_its_own(copied: Callable[[Counter], Counter]) -> None:
+    first = Counter()
+    second = copied(first)
+    assert [second.next(), second.next()] == [1, 0]
+    assert first.left == (2 if copied is not copy.copy else 0)
 
 
 def test_a_warning_names_the_callers_line(thing: Thing) -> None:
@@ -145,6 +167,39 @@ def test_a_body_may_answer_alone_or_raise() -> None:
         around(abs, alone)(-3)
     assert instead(abs, max)(3, 4) == 4
     assert finish(alone(5)) == -5
+
+
+class Ends:
+    def __init__(self) -> None:
+        self.left = 2
+
+    def __iter__(self) -> "Ends":
+        return self
+
+    def __next__(self) -> int:
+        if not self.left:
+            raise StopIteration("last")
+        self.left -= 1
+        return self.left
+
+
+@pytest.mark.usefixtures("wraps")
+def test_an_iterator_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ends, "__next__", around(Ends.__next__, passing))
+    assert list(Ends()) == [1, 0]
+    ends = Ends()
+    assert [next(ends), next(ends)] == [1, 0]
+    with pytest.raises(StopIteration) as raised:
+        next(ends)
+    assert raised.value.value == "last"
+    assert raised.value.__cause__ is None
+
+    def wrong(given: Any) -> Steps:
+        yield ORIGINAL
+        raise RuntimeError(given)
+
+    with pytest.raises(RuntimeError):
+        around(iter, wrong)(ends)
 
 
 @pytest.mark.usefixtures("wraps")
@@ -243,8 +298,13 @@ def test_nothing_leaks() -> None:
 
 
 COMPILED = """
+import sys
 import torch
+from taskd.runtime.worker import frameless
 from taskd.runtime.worker.frameless import around
+
+if sys.argv[1] == "Python":
+    frameless._kind = lambda: None
 
 called = []
 
@@ -261,9 +321,11 @@ print([compiled(torch.ones(1)).item() for _ in range(2)], len(called), doubled(t
 """
 
 
-def test_a_compiled_function_has_the_original_inlined() -> None:
+@pytest.mark.parametrize("implementation", ["core", "Python"])
+def test_a_compiled_function_has_the_original_inlined(implementation: str) -> None:
     """Tried in a process of its own: others' tests draw other random numbers after torch.compile has run in theirs."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", COMPILED, implementation]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "[5.0, 5.0] 0 2.0 1\n"
 
 

@@ -10,6 +10,7 @@ Rules:
    there: it has the original's name and signature, and a frame.
 """
 
+import copy
 import copyreg
 import ctypes
 import functools
@@ -128,31 +129,40 @@ def _no_original() -> Any:
 
 
 def _reduce(call: Any) -> Any:
+    """Return a name where that leads to `call` itself, else what makes the original again."""
     original = original_of(call)
-    if isinstance(original, types.FunctionType):
-        return original.__qualname__
-    return getattr, (original.__self__, original.__name__)  # a bound method
-
-
-def _step(steps: Steps, call: Call) -> Call | None:
-    function, args, options = call
-    try:
-        result = function(*args, **options)
-    except BaseException as error:  # noqa: BLE001 - the body decides
-        return steps.throw(error)
-    return steps.send(result)
+    if isinstance(original, types.MethodType):
+        return getattr, (original.__self__, original.__name__)
+    path = getattr(original, "__qualname__", "")
+    found: Any = sys.modules.get(getattr(original, "__module__", ""))
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return path if found is call else (copy.copy, (original,))  # a copy of a function is itself
 
 
 def _in_python(original: Any, body: Around) -> Any:
     @functools.wraps(original)
     def call(*args: Any, **options: Any) -> Any:
-        steps = body(*args, **options)
+        steps, result, error = body(*args, **options), None, None
         try:
-            wanted = next(steps)
             while True:
-                wanted = _step(steps, wanted or (original, args, options))
-        except StopIteration as end:
-            return end.value
+                try:
+                    wanted = steps.send(result) if error is None else steps.throw(error)
+                except StopIteration as end:
+                    return end.value
+                except RuntimeError as other:
+                    if isinstance(error, StopIteration) and other.__cause__ is error:
+                        raise error from None  # a generator makes another error of it
+                    raise
+                result, error = None, None
+                function, given, named = wanted or (original, args, options)
+                try:
+                    result = function(*given, **named)
+                except BaseException as raised:  # noqa: BLE001 - the body decides
+                    error = raised
+        finally:
+            del error  # whose traceback has this frame
 
     vars(call)["_taskd_original"] = original
+    vars(call)["_torchdynamo_inline"] = original
     return call

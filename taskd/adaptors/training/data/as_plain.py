@@ -19,7 +19,7 @@ Rules:
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
@@ -35,6 +35,7 @@ from taskd.adaptors.training.data.plain_batches import PassMemory, PlainBatches
 from taskd.adaptors.training.data.variants import become, class_of, variant
 from taskd.adaptors.training.positions.packed import PackedPosition
 from taskd.adaptors.training.positions.rng import PackedRng
+from taskd.runtime.worker.frameless import ORIGINAL, Steps, around
 
 _log = logging.getLogger(__name__)
 _MARKS: Final = ("epoch", "iteration")
@@ -153,8 +154,8 @@ class PlainPlace(PackedPosition):
 
     # What the iterators call.
 
-    def open(self, make: Callable[[], Iterator[Any]]) -> "PlainBatches":
-        """A new iterator: `make` calls the loader's own `__iter__`."""
+    def open(self) -> Steps:
+        """Return a new iterator, around one that the loader's own `__iter__` makes."""
         resume, self._resume = self._resume, None
         kept = self._kept
         if resume is not None and resume.over and resume.loop == self.epochs.loop >= 0:
@@ -167,13 +168,13 @@ class PlainPlace(PackedPosition):
             self.pass_ = PlainPass(number, 0, False, self.epochs.loop, self._rng.capture(), *self._own())
             batches = PlainBatches(self, self._remember(0, []))
             self._hold(batches)
-            batches.begin(make())
+            batches.begin((yield ORIGINAL))
         elif kept is not None and kept.goes_back_to(resume.handed):
             self.pass_ = msgspec.structs.replace(self.pass_, handed=resume.handed)
             batches = kept.rewind(resume.handed)
             self._hold(batches)
         else:
-            batches = self._replay(resume, make)
+            batches = yield from self._replay(resume)
         return batches
 
     def keep(self, batches: "PlainBatches") -> None:
@@ -206,7 +207,7 @@ class PlainPlace(PackedPosition):
 
     # Inside.
 
-    def _replay(self, resume: PlainPass, make: Callable[[], Iterator[Any]]) -> "PlainBatches":
+    def _replay(self, resume: PlainPass) -> Steps:
         self._drop()
         now = self._rng.capture()
         self._put(resume)
@@ -215,7 +216,7 @@ class PlainPlace(PackedPosition):
         ahead, resume.ahead = resume.ahead, []
         batches = PlainBatches(self, self._remember(resume.handed, ahead, resume.asked))
         self._hold(batches)
-        batches.begin(make())
+        batches.begin((yield ORIGINAL))
         if self._iterable and resume.handed:
             _log.warning(
                 "a data loader is iterable: %d batches are loaded and dropped to come to the place of the recovery; "
@@ -307,10 +308,11 @@ class PlainIndices(Sampler[Any]):
 def _telling(kind: Any) -> type:
     """A loader's class, with iterators that tell where they are."""
 
-    def __iter__(self: Any) -> PlainBatches:  # noqa: N807 - it becomes one
-        return self._taskd_place.open(lambda: kind.__iter__(self))  # type: ignore[no-any-return]
+    def opened(self: Any) -> Steps:
+        steps: Steps = self._taskd_place.open()
+        return steps
 
-    return variant(kind, {"__iter__": __iter__})
+    return variant(kind, {"__iter__": around(kind.__iter__, opened)})
 
 
 @cache

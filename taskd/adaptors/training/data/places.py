@@ -42,7 +42,7 @@ from taskd.adaptors.training.data.indices import (
 from taskd.adaptors.training.data.loading import Meter
 from taskd.adaptors.training.data.variants import become, class_of, variant
 from taskd.adaptors.training.positions.seeds import mix
-from taskd.runtime.worker.frameless import ORIGINAL, Steps, around
+from taskd.runtime.worker.frameless import ORIGINAL, Call, Steps, around
 
 _log = logging.getLogger(__name__)
 
@@ -132,16 +132,16 @@ class LoaderPlace:
 
     # What the iterators call.
 
-    def open(self, make: Callable[[], Any]) -> "Batches":
-        """A new iterator: `make` calls the loader's own `__iter__`."""
+    def open(self, make: Callable[[Any], Any], loader: Any) -> Steps:
+        """Return a new iterator: `make`, called with the loader, is its own `__iter__`."""
         dropped = self._holder is not None and self._holder() is None and not self._pass.over
         if self._lent is not None and dropped:
             self._resume = self._lent  # it was taken for a look only
-        batches = Batches(self, make)
-        self.enter(batches, kept=False)
+        batches = Batches(self, make, loader)
+        yield from self.enter(batches, kept=False)
         return batches
 
-    def enter(self, batches: "Batches", *, kept: bool) -> None:
+    def enter(self, batches: "Batches", *, kept: bool) -> Steps:
         """Begin the pass of an iterator, or go on; `kept` says that the iterator was made before the recovery."""
         resume, self._resume, self._lent = self._resume, None, self._resume
         if resume is None or not (self._goes_on(resume) or (kept and not resume.over)):
@@ -149,7 +149,7 @@ class LoaderPlace:
         else:
             begun = msgspec.structs.replace(resume)
             self._put_samplers(begun)
-        self._begin(batches, begun)
+        yield from self._begin(batches, begun)
         self._skipped = begun.handed
         if self._iterable and begun.handed:
             _log.warning(
@@ -159,7 +159,7 @@ class LoaderPlace:
                 begun.handed,
             )
             if not batches.drop(begun.handed) and not kept and begun.loop < 0:
-                self._begin(batches, self._next_of(begun))  # nothing was left of it
+                yield from self._begin(batches, self._next_of(begun))  # nothing was left of it
 
     def ended(self) -> None:
         """A pass within the loop over epochs is exhausted."""
@@ -181,9 +181,9 @@ class LoaderPlace:
 
     # Inside.
 
-    def _begin(self, batches: "Batches", begun: Pass) -> None:
+    def _begin(self, batches: "Batches", begun: Pass) -> Steps:
         self._pass, self._holder, self._worked = begun, weakref.ref(batches), False
-        batches.enter(begun)
+        return batches.enter(begun)
 
     def _see_skipping(self, handed: int) -> None:
         """A script that skips what was done takes more batches before its first work than it had been handed."""
@@ -271,9 +271,9 @@ class LoaderPlace:
 class Batches:
     """An iterator of a loader that is a part of the state. What it does not know itself, torch's own one answers."""
 
-    def __init__(self, place: LoaderPlace, make: Callable[[], Any]) -> None:
+    def __init__(self, place: LoaderPlace, make: Callable[[Any], Any], loader: Any) -> None:
         self._taskd = place
-        self._make = make
+        self._make: Call = make, (loader,), {}
         self._restores = place.restores
         self._inner: Any = None
         self._fetch: Any = None
@@ -285,7 +285,7 @@ class Batches:
     def _next(self) -> Steps:
         place = self._taskd
         if self._restores != place.restores:
-            place.enter(self, kept=True)
+            yield from place.enter(self, kept=True)
         if self._ahead:
             self._pass.handed += 1
             return self._ahead.pop()
@@ -309,11 +309,11 @@ class Batches:
             raise AttributeError(name)
         return getattr(self._inner, name)
 
-    def enter(self, begun: Pass) -> None:
+    def enter(self, begun: Pass) -> Steps:
         """Go over the batches of this pass."""
         self._restores, self._pass, self._ahead = self._taskd.restores, begun, []
         self._inner = self._fetch = None  # which ends its workers
-        self._inner = self._make()
+        self._inner = yield self._make
         self._fetch = iter(self._inner).__next__
 
     def drop(self, count: int) -> bool:
@@ -331,11 +331,11 @@ class Batches:
 def _kept(kind: Any) -> type:
     """A loader's class, with iterators that tell where they are."""
 
-    def __iter__(self: Any) -> Batches:  # noqa: N807 - it becomes one
-        make: Callable[[Any], Any] = kind.__iter__
-        return self._taskd_place.open(lambda: make(self))  # type: ignore[no-any-return]
+    def opened(self: Any) -> Steps:
+        steps: Steps = self._taskd_place.open(kind.__iter__, self)
+        return steps
 
-    return variant(kind, {"__iter__": __iter__})
+    return variant(kind, {"__iter__": around(kind.__iter__, opened)})
 
 
 @cache
