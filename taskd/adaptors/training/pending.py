@@ -8,13 +8,13 @@ Rules:
 3. Where every commit follows an optimizer's step, this costs one look at a number.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.errors import ConfigError
-from taskd.runtime.worker.frameless import ORIGINAL, Steps, around
 
 
 class Pending:
@@ -67,13 +67,14 @@ class Pending:
 
     def _watch(self, part: Any) -> None:
         """Gradients may also be set to zero in place, which counts for thrown away."""
+        zero: Callable[..., None] = part.zero_grad
 
-        def zero_grad(*_: Any, **__: Any) -> Steps:
+        def zero_grad(*args: Any, **kwargs: Any) -> None:
             self._added = self._added or (self.armed and self._have_grown())
             self._suspects = []
-            return (yield ORIGINAL)
+            zero(*args, **kwargs)
 
-        part.zero_grad = around(part.zero_grad, zero_grad)
+        part.zero_grad = zero_grad
 
     def _have_grown(self) -> bool:
         return any(p.grad is grad and grad._version > version for p, grad, version in self._suspects)

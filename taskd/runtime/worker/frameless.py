@@ -5,7 +5,8 @@ Rules:
 1. Every function of ours that stands between a user and torch for longer than a call is made here. A wrapper written
    in Python is a frame, which `warnings.warn(stacklevel=2)` takes for the caller and every traceback shows.
 2. What is made takes the original's place entirely: name, signature, class, equality and pickling are the original's.
-   torch.compile inlines the original, and none of ours.
+   torch.compile inlines an original that is a function, and none of ours. It breaks its graph at a bound method's:
+   what compiled code may call of an object keeps its frame (a module's `__call__` and `zero_grad`).
 3. Where the core or this Python lacks something (`csrc/frameless.c`), a Python function with the same effect stands
    there: it has the original's name and signature, and a frame.
 """

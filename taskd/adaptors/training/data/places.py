@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 import torch
-from torch.utils.data import IterableDataset, dataloader
+from torch.utils.data import IterableDataset
 
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.data.epochs import Epochs
@@ -299,7 +299,7 @@ class Batches:
         self._pass.handed += 1
         return batch
 
-    __next__ = around(dataloader._BaseDataLoaderIter.__next__, _next)
+    __next__ = around(Iterator.__next__, _next)
 
     def __len__(self) -> int:
         return len(self._inner)

@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from taskd.adaptors.training.data.epochs import Epochs
 from taskd.adaptors.training.data.indices import put, states_of
@@ -75,7 +74,7 @@ class PlainBatches:
         place.pass_.handed = given.number + 1
         return given.batch
 
-    __next__ = around(_BaseDataLoaderIter.__next__, _next_batch)
+    __next__ = around(Iterator.__next__, _next_batch)
 
     def __len__(self) -> int:
         return len(self._inner)
