@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from types import FrameType
 from typing import Any, Final
 
@@ -105,7 +106,7 @@ def _shape(value: Any) -> object:
     return None
 
 
-_signature = functools.cache(inspect.signature)
+_signature = cache(inspect.signature)
 """Asked at a call: a newcomer's start has no time for those of all functions."""
 Handler = Callable[[Call], Steps]
 """Given a call, has it made, and returns what the script gets."""
