@@ -30,9 +30,10 @@ _OF_GROUP = ("reduce_grads", "all_reduce_grads", "reshard_after_backward")
 def sharded_modules(modules: Sequence[torch.nn.Module]) -> list[Any]:
     """Those that `fully_shard` was applied to, each once, in their order; none of an FSDP2 that does not fit."""
     kind = imported("torch.distributed.fsdp", "FSDPModule")
-    if kind is None or IN_SHARDED.misfit():
+    if kind is None:
         return []
-    return list({id(m): m for root in modules for m in root.modules() if isinstance(m, kind)}.values())
+    found = {id(m): m for root in modules for m in root.modules() if isinstance(m, kind)}
+    return [] if not found or IN_SHARDED.misfit() else list(found.values())
 
 
 def sharded_parameters(modules: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
