@@ -1,6 +1,10 @@
 """An agent reports to a manager in its own process what that cannot foresee, and little else."""
 
-from taskd.core.membership.heartbeats import SPARSE, Heartbeats
+import pytest
+
+from taskd.core.membership.heartbeats import SPARSE, Heartbeats, can_wait
+from taskd.wire.kinds import JobRank
+from taskd.wire.messages import RankStatus, Stage
 
 BEAT_S = 0.25
 
@@ -65,3 +69,31 @@ def test_what_could_not_be_sent_is_due_again() -> None:
     agent = Agent(delivers=False)
     agent.live(4, 20)
     assert len(agent.sent_s) >= 4 / (2 * BEAT_S)
+
+
+def rank(stage: Stage, number: int = 0, incarnation: int = 1) -> RankStatus:
+    return RankStatus(rank=JobRank(number), incarnation=incarnation, generation=1, stage=stage)
+
+
+@pytest.mark.parametrize(
+    ("stages", "waits"),
+    [
+        ((Stage.JOINED, Stage.PAUSED), True),
+        ((Stage.RESTORED, Stage.JOINED), True),
+        ((Stage.COMMITTED, Stage.COMMITTED), True),
+        ((Stage.DEAD, Stage.JOINED), False),
+        ((Stage.FINISHED, Stage.JOINED), False),
+        ((Stage.DUMPED, Stage.DUMPED), False),
+    ],
+)
+def test_news_that_nobody_waits_for_can_wait(stages: tuple[Stage, ...], waits: bool) -> None:
+    before = [rank(Stage.PAUSED, number) for number in range(2)]
+    now = [rank(stage, number) for number, stage in enumerate(stages)]
+    assert can_wait(before, now) == waits
+
+
+def test_other_processes_are_told_of_at_once() -> None:
+    before = [rank(Stage.JOINED)]
+    assert not can_wait(before, [rank(Stage.JOINED, incarnation=2)])
+    assert not can_wait(before, [])
+    assert not can_wait(before, [*before, rank(Stage.JOINED, 1)])
