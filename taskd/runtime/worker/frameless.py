@@ -86,6 +86,11 @@ def instead(original: Any, replacement: Callable[..., Any]) -> Any:
     return around(original, body)
 
 
+def stop() -> Steps:
+    """Leave a body by StopIteration, which a generator cannot raise: Python makes a RuntimeError of it."""
+    yield next, (iter(()),), {}
+
+
 def finish(steps: Steps) -> Any:
     """Do the steps of a body here and now, none of which may ask for the original, and return their result."""
     return _in_python(_no_original, lambda: steps)()

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -23,6 +23,8 @@ from taskd.runtime.worker.stacks import training_thread
 
 _DEEP, _PARTS = 3, 16
 """A batch is looked into so far, and at so many of its parts."""
+END: Final = object()
+"""What comes after the last batch."""
 
 
 class Meter:
@@ -40,7 +42,10 @@ class Meter:
         iterator._taskd_meter = self
 
     def fetching(self, fetch: Callable[[], Any] | None) -> Steps:
-        """Have it called, or the original, and put down how long that took and how large the result is."""
+        """Have it called, or the original, and put down how long that took and how large the result is.
+
+        What has no more returns `END`: a StopIteration would come out of these steps as another error.
+        """
         call: Call | None = ORIGINAL if fetch is None else (fetch, (), {})
         recorder = self.recorder
         if recorder is None or threading.get_ident() != training_thread():

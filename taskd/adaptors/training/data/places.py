@@ -16,7 +16,7 @@ Rules:
 import logging
 import weakref
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -39,10 +39,10 @@ from taskd.adaptors.training.data.indices import (
     samplers,
     states_of,
 )
-from taskd.adaptors.training.data.loading import Meter
+from taskd.adaptors.training.data.loading import END, Meter
 from taskd.adaptors.training.data.variants import become, class_of, variant
 from taskd.adaptors.training.positions.seeds import mix
-from taskd.runtime.worker.frameless import ORIGINAL, Call, Steps, around
+from taskd.runtime.worker.frameless import ORIGINAL, Call, Steps, around, stop
 
 _log = logging.getLogger(__name__)
 
@@ -276,7 +276,7 @@ class Batches:
         self._make: Call = make, (loader,), {}
         self._restores = place.restores
         self._inner: Any = None
-        self._fetch: Any = None
+        self._source: Any = None
         self._ahead: list[Any] = []
 
     def __iter__(self) -> Iterator[Any]:
@@ -289,13 +289,12 @@ class Batches:
         if self._ahead:
             self._pass.handed += 1
             return self._ahead.pop()
-        try:
-            batch = yield from place.meter.fetching(self._fetch)
-        except StopIteration:
+        batch = yield from place.meter.fetching(partial(next, self._source, END))
+        if batch is END:
             self._pass.over = True
             if self._pass.loop >= 0:
                 place.ended()
-            raise
+            yield from stop()
         self._pass.handed += 1
         return batch
 
@@ -312,16 +311,16 @@ class Batches:
     def enter(self, begun: Pass) -> Steps:
         """Go over the batches of this pass."""
         self._restores, self._pass, self._ahead = self._taskd.restores, begun, []
-        self._inner = self._fetch = None  # which ends its workers
+        self._inner = self._source = None  # which ends its workers
         self._inner = yield self._make
-        self._fetch = iter(self._inner).__next__
+        self._source = iter(self._inner)
 
     def drop(self, count: int) -> bool:
         """Load so many batches for nothing; whether there is another one."""
         try:
             for _ in range(count):
-                self._fetch()
-            self._ahead = [self._fetch()]
+                next(self._source)
+            self._ahead = [next(self._source)]
         except StopIteration:
             return False
         return True

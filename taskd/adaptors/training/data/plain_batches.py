@@ -3,15 +3,16 @@
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from taskd.adaptors.training.data.epochs import Epochs
 from taskd.adaptors.training.data.indices import put, states_of
-from taskd.adaptors.training.data.loading import Meter
+from taskd.adaptors.training.data.loading import END, Meter
 from taskd.adaptors.training.positions.rng import PackedRng
-from taskd.runtime.worker.frameless import Call, Steps, around
+from taskd.runtime.worker.frameless import Call, Steps, around, stop
 
 
 class KeptPlace(Protocol):
@@ -124,17 +125,17 @@ class PlainBatches:
         before = memory.mark()
         try:
             with place.quiet() if anew else nullcontext():
-                batch = yield from place.meter.fetching(self._inner.__next__)
-        except StopIteration:
-            place.pass_.over = True
-            if place.pass_.loop >= 0:
-                place.epochs.ended()
-            raise
+                batch = yield from place.meter.fetching(partial(next, self._inner, END))
         except BaseException:
             self.broken = True  # a generator that was left by an error is over
             raise
         finally:
             memory.go_back()
+        if batch is END:
+            place.pass_.over = True
+            if place.pass_.loop >= 0:
+                place.epochs.ended()
+            yield from stop()
         number, self._next = self._next, self._next + 1
         drew = memory.mark() != before
         if not drew:
