@@ -1,6 +1,6 @@
 """Measures the figures of one command again, and writes them into `figures.json` and the pages.
 
-    python -m benchmarks.record python -m benchmarks.recovery --pairs 5 --json
+    python -m benchmarks.record python -m benchmarks.heap --json
 
 The command is one of `figures.json`, run as it stands there. Its output is shown; its last line has the figures. If
 the command fails, or a figure is missing, nothing is written. `scripts/figures.sh` runs all headline commands.

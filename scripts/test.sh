@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prepares .venv and runs the tests: about 15 minutes on 2 cores. Those that measure no time run beside the rest, on what it
+# Prepares .venv and runs the tests: about 25 minutes on 2 cores. Those that measure no time run beside the rest, on what it
 # leaves of the cores.
 #
 #   --thorough   runs what is left out otherwise, and nothing else: further cases of what other tests hold
@@ -23,7 +23,7 @@ case "$*" in
 "" | --quiet) pytest+=(-m "not thorough" "$@") ;;
 *) exec "${pytest[@]}" "$@" ;;
 esac
-echo "test: about 15 minutes on 2 cores; --thorough runs what is left out here" >&2
+echo "test: about 25 minutes on 2 cores; --thorough runs what is left out here" >&2
 # Lanes beside the rest, each more patient than it: what measures how long something takes is in the rest.
 simulated=(tests/{cli,clusters,config,core,examples,sim,trainers,training})
 compared=(tests/{scripts,seams,torchrun})

@@ -50,7 +50,10 @@ def start(python: str, make_job: Callable[[int], Job]) -> Callable[..., Job]:
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     ("kind", "state"),
-    [("ddp", {"seed": 1, "verify": "replicas", "every": 2}), ("fsdp", {"backup_every": 1})],
+    [
+        ("ddp", {"seed": 1, "verify": "replicas", "every": 2}),
+        pytest.param("fsdp", {"backup_every": 1}, marks=pytest.mark.thorough),
+    ],
 )
 def test_a_killed_rank_is_recovered_in_place(start: Callable[..., Job], kind: str, state: dict[str, Any]) -> None:
     """Its state comes from its replica, or from a copy. Nobody warns more often than under plain torchrun."""
@@ -84,6 +87,7 @@ def test_a_dump_is_written_and_loaded(start: Callable[..., Job], run_dir: Path) 
         assert [(again.folder / f"loaded-{rank}").read_text() for rank in range(RANKS)] == ["4", "4"]
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(200)
 def test_sharded_ranks_save_and_load(start: Callable[..., Job], run_dir: Path) -> None:
     plan = {"kind": "fsdp", "load": str(run_dir / "shelf"), "steps": 6}

@@ -12,6 +12,7 @@ from taskd.adaptors.seams.parts import IN_LAUNCHER, IN_WORKER
 from tests.seams.breaking import Break, Way, breaks
 from tests.seams.farm import Farm
 from tests.seams.play import Doctor, Outcome, play, sentences
+from tests.thorough import everyday
 
 LAUNCHER = "launcher: torch.distributed.elastic.multiprocessing.api:SubprocessContext._poll other parameters"
 PYTHON = "worker: torch.distributed.distributed_c10d:_rank_not_in_group renamed _rank_not_in_group"
@@ -42,7 +43,9 @@ def find(description: str) -> Break:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("description", [LAUNCHER, PYTHON, USED_BY_THE_SDK, COMPILED, SYMBOL])
+@pytest.mark.parametrize(
+    "description", everyday([LAUNCHER, PYTHON, USED_BY_THE_SDK, COMPILED, SYMBOL], LAUNCHER, USED_BY_THE_SDK, SYMBOL)
+)
 def test_a_torch_that_differs_in_one_place(farm: Farm, plain: Outcome, description: str) -> None:
     broken = find(description)
     farm.be(broken)
