@@ -56,7 +56,8 @@ def benchmarks(runs: list[Run]) -> str:
 def _bar(figure: Figure) -> str:
     if figure.bar is None:
         return "-"
-    return f"{'≤' if figure.better is Better.LOWER else '≥'} {figure.shown(figure.bar)}"
+    number = f"{figure.bar * (100 if figure.unit == '%' else 1):g}"  # no figure is shown so: none is taken for a bar
+    return f"{'≤' if figure.better is Better.LOWER else '≥'} {number} {figure.unit}".rstrip()
 
 
 def _replaced(path: Path, begin: str, part: str, end: str) -> str:

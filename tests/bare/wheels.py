@@ -81,7 +81,7 @@ def _check_without_torch(stage: Stage, folder: Path) -> Found:
             wrong.append(
                 f"`taskd {command[0]}` ends with {done.returncode}: {lines[-1] if lines else 'nothing printed'}"
             )
-        elif command[0] == "run" and (done.returncode != 2 or len(lines) > 2 or "torch" not in done.stderr):
+        elif command[0] == "run" and (done.returncode != 1 or len(lines) > 1 or "torch" not in done.stderr):
             wrong.append(f"`taskd run` ends with {done.returncode} and {len(lines)} lines: {lines[:1]}")
     return wrong, {}
 
