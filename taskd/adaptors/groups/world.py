@@ -170,11 +170,9 @@ class GroupWorld:
             RebuildError: the world could not be formed. No group exists then; a later plan may be tried, unless it is a
                 RefusedError.
         """
-        calls = self._alive_calls()
-        members = Members.of(plan)
-        position = members.rank_of(rank)
+        calls, members = self._alive_calls(), Members.of(plan)
+        position, count = members.rank_of(rank), c10d._world.group_count
         self._check(calls, members, None if plan.dump else rank)
-        count = c10d._world.group_count
         self._leave()
         self._calls = calls
         self._client, self._key = self._link.connect(plan.store_host, plan.store_port, plan.timeout_s), plan.store_key

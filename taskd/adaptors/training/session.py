@@ -45,7 +45,7 @@ from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.script.behind import BehindCommit
 from taskd.adaptors.training.script.outside import tell_outside
 from taskd.adaptors.training.script.standing import see_standing
-from taskd.adaptors.training.sharding.layout import Shown, repoint
+from taskd.adaptors.training.sharding.layout import OwnWrappers, repoint
 from taskd.adaptors.training.state import TrainState
 from taskd.adaptors.training.tripwire import Interrupted, Tripwire, interrupt
 from taskd.core.diagnosis.evidence import Standing
@@ -66,8 +66,7 @@ class Runtime:
     """What one process has for its recoveries: the link to the agent, the shim, and the process groups."""
 
     def __init__(self, link: worker.WorkerLink, world_size: int, rebuilt: Callable[[int], None]) -> None:
-        self.link = link
-        self._rebuilt = rebuilt
+        self.link, self._rebuilt = link, rebuilt
         self.rank = link.config.rank
         self.recorder: Recorder | NullRecorder = open_recorder()
         frees = isinstance(self.recorder, Recorder) and not FOR_FREEING.misfit()
@@ -152,15 +151,14 @@ class Runtime:
         """
         self._building = True
         try:
-            shown = Shown(recovery, plan)
-            told = len(shown.numbers)
-            table = self.world.rebuild(plan, self.rank, [*shown.numbers, *more])
+            own = OwnWrappers(recovery, plan)
+            table = self.world.rebuild(plan, self.rank, [*own.numbers, *more])
             self._rebuilt(plan.generation)
-            repoint(recovery, self.world, plan, self.refuse_rebuild, [row[:told] for row in table])
+            repoint(recovery, self.world, plan, self.refuse_rebuild, table)
         finally:
             self._building = False
         self.world.destroy_retired()
-        return [row[told:] for row in table]
+        return [row[len(own.numbers) :] for row in table]
 
 
 _runtime: Runtime | None = None

@@ -22,7 +22,7 @@ from typing_extensions import assert_never
 
 from taskd.config.agent import AgentConfig
 from taskd.core.agent import Action, Node
-from taskd.core.membership.heartbeats import HELD_S, Heartbeats, can_wait
+from taskd.core.membership.heartbeats import HELD_S, Heartbeats
 from taskd.core.membership.plausible import strange
 from taskd.core.rendezvous import Rendezvous
 from taskd.runtime.agent.deaths import DeathWatch
@@ -91,9 +91,8 @@ class NodeAgent:
         self._thread: threading.Thread | None = None
         self._done = self._closed = self._leaving = self._warned = False
         self._told: Urgent | None = None
-        self._stock = config.presumes_manager  # until one answers
-        self._local_ranks = 1
-        self._heartbeats, self._held_until_s = Heartbeats(config.heartbeat_s), inf
+        self._local_ranks, self._stock = 1, config.presumes_manager  # until one answers
+        self._heartbeats, self._held_s = Heartbeats(config.heartbeat_s), inf
         self._timeout = ManagerTimeout(config.manager_wait_s)
         self._job = JobStatus(config.manager_wait_s, presumed=config.presumes_manager)
         self._warmup = WarmUp(self._pool, self._processes.any_peer, self._ranks.runs_python, learn=config.learn_modules)
@@ -209,7 +208,7 @@ class NodeAgent:
         self._report()
 
     def _pause_ms(self) -> int:
-        due_s = min(self._heartbeats.due_s, self._held_until_s, self._observer.due_s or inf, self._node_checker.due_s)
+        due_s = min(self._heartbeats.due_s, self._held_s, self._observer.due_s or inf, self._node_checker.due_s)
         return max(0, ceil((due_s - time.monotonic()) * 1000))
 
     def _receive(self, poller: zmq.Poller) -> None:
@@ -230,22 +229,14 @@ class NodeAgent:
 
     def _advance(self) -> None:
         self._watch_the_clock()
-        now_s = time.monotonic()
-        if self._beats(now_s) or self._has_news(now_s):
+        now_s, state = time.monotonic(), self._state()
+        if state != self._told:
+            self._held_s = now_s if state.is_pressing(self._told) else min(self._held_s, now_s + HELD_S)
+        if self._beats(now_s) or now_s >= self._held_s:
             self._report()
         if self._link is not None and self._node.directive is not None:  # a manager that knows whose ranks they are
             for report in self._observer.evidence_reports(self._node, time.monotonic()):
                 self._link.send(report)
-
-    def _has_news(self, now_s: float) -> bool:
-        """Whether the manager is to be told now of what has changed."""
-        state, told = self._state(), self._told
-        if told is None or state == told:
-            return state != told
-        if state._replace(ranks=()) == told._replace(ranks=()) and can_wait(told.ranks, state.ranks):
-            self._held_until_s = min(self._held_until_s, now_s + HELD_S)
-            return now_s >= self._held_until_s
-        return True
 
     def _beats(self, now_s: float) -> bool:
         if now_s < self._heartbeats.due_s:
@@ -399,8 +390,7 @@ class NodeAgent:
         )
 
     def _report(self) -> None:
-        self._told, now_s, delivered = self._state(), time.monotonic(), False
-        self._held_until_s = inf
+        self._told, self._held_s, now_s, delivered = self._state(), inf, time.monotonic(), False
         self._ranks.reap()
         if self._link is not None:
             seen = self._observer.look(self._node)

@@ -5,6 +5,7 @@ import socket
 from typing import NamedTuple
 
 from taskd.core.agent import Node
+from taskd.core.membership.heartbeats import can_wait
 from taskd.core.membership.shorthand import Shorthand
 from taskd.core.rendezvous import NOWHERE
 from taskd.runtime.agent.ports import NodeIdentity
@@ -27,6 +28,12 @@ class Urgent(NamedTuple):
     knows: bool
     """The node has the newest directive."""
     check: CheckState | None
+
+    def is_pressing(self, told: "Urgent | None") -> bool:
+        """Return whether somebody waits for what has changed since the manager was `told`."""
+        if told is None or self._replace(ranks=()) != told._replace(ranks=()):
+            return True
+        return not can_wait(told.ranks, self.ranks)
 
 
 class Reports:

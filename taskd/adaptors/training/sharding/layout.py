@@ -79,7 +79,7 @@ _TOLD: Final = 4
 """Wrappers whose layouts travel with the first collective of a world. Where a rank has more, all gather them anew."""
 
 
-class Shown:
+class OwnWrappers:
     """What the other ranks are to know of this one's wrappers, as numbers: as many on each rank.
 
     Made before the groups of `plan` are formed. It keeps the wrappers alive until the ranks have compared them.
@@ -106,15 +106,15 @@ def repoint(
     """Point every DDP wrapper of the process at the groups that `world` has formed, and agree on the bucket layouts.
 
     Collective over the default group. Call it after `GroupWorld.rebuild` and before `restore`. `refuse` gets the reason
-    when a wrapper that cannot take part is used all the same. `table` has the numbers of each rank's `Shown`, which
-    `rebuild` can bring along; without it they are gathered here.
+    when a wrapper that cannot take part is used all the same. `table` has for each rank the numbers of its `OwnWrappers`,
+    with or without others behind them; `rebuild` can bring them along. Without a table they are gathered here.
 
     Raises:
         RefusedError: the ranks have other wrappers than one another, or other groups for them.
         RebuildError: a layout could not be imposed or agreed on, or a peer died.
     """
     try:
-        return _repoint(recovery, world, plan, refuse, table or gather(Shown(recovery, plan).numbers))
+        return _repoint(recovery, world, plan, refuse, table or gather(OwnWrappers(recovery, plan).numbers))
     except RuntimeError as error:
         raise RebuildError(
             f"the ranks did not agree on their DDP wrappers: {error}; a peer died: the next generation decides"
