@@ -106,8 +106,8 @@ def repoint(
     """Point every DDP wrapper of the process at the groups that `world` has formed, and agree on the bucket layouts.
 
     Collective over the default group. Call it after `GroupWorld.rebuild` and before `restore`. `refuse` gets the reason
-    when a wrapper that cannot take part is used all the same. `table` has for each rank the numbers of its `OwnWrappers`,
-    with or without others behind them; `rebuild` can bring them along. Without a table they are gathered here.
+    when a wrapper that cannot take part is used all the same. `table` has for each rank the numbers of its
+    `OwnWrappers`, maybe with others behind them; `rebuild` can bring them along. Without it they are gathered here.
 
     Raises:
         RefusedError: the ranks have other wrappers than one another, or other groups for them.
