@@ -10,10 +10,14 @@ from tests.thorough import everyday
 STEPS = 10
 
 
-@pytest.mark.parametrize("bucket_mb", everyday([25, 0.0005], 25))
-def test_a_bare_model_in_the_state(make_job: MakeJob, bucket_mb: float) -> None:
-    """Two kills, of rank 1 and of rank 0; then every rank has the weights of an undisturbed run."""
-    plan = {"steps": STEPS, "bucket_mb": bucket_mb}
+@pytest.mark.parametrize("shape", everyday([(25, 1), (0.0005, 1), (25, 5)], (25, 1), (25, 5)), ids=str)
+def test_a_bare_model_in_the_state(make_job: MakeJob, shape: tuple[float, int]) -> None:
+    """Two kills, of rank 1 and of rank 0; then every rank has the weights of an undisturbed run.
+
+    The layouts of five wrappers are more than travel with the first collective of a world.
+    """
+    bucket_mb, wrappers = shape
+    plan = {"steps": STEPS, "bucket_mb": bucket_mb, "wrappers": wrappers}
     undisturbed = make_job(2).start("apart.py", plan, env={"TASKD_PROCESS_ENABLE": None})
     points = [point("first", 1, 3, "begin"), point("second", 0, 6, "backward")]
     job = make_job(2).start("apart.py", {**plan, "points": points})
@@ -21,6 +25,7 @@ def test_a_bare_model_in_the_state(make_job: MakeJob, bucket_mb: float) -> None:
         job.kill(name)
         assert not job.recovered(number)["restart"]
     assert job.end() == 0, job.output
+    assert not job.named("attempt failed")
     assert undisturbed.end() == 0, undisturbed.output
     assert job.results() == undisturbed.results()
 

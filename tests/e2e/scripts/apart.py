@@ -1,4 +1,4 @@
-"""A training whose state has the bare model, as for clean keys in checkpoints; the DDP wrapper is a variable."""
+"""A training whose state has the bare model, as for clean keys in checkpoints; the DDP wrappers are variables."""
 
 import json
 
@@ -19,9 +19,10 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.BatchNorm1d(16), nn.Linear(16, 2))
-    model = DistributedDataParallel(network, bucket_cap_mb=PLAN.get("bucket_mb", 25))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    first = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.BatchNorm1d(16), nn.Linear(16, 2))
+    network = nn.ModuleList([first, *(nn.Linear(2, 2) for _ in range(PLAN.get("wrappers", 1) - 1))])
+    wrappers = [DistributedDataParallel(part, bucket_cap_mb=PLAN.get("bucket_mb", 25)) for part in network]
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
     state = taskd.TrainState(seed=1, model=network, optimizer=optimizer)
 
     @taskd.resilient(state)
@@ -30,7 +31,10 @@ def main() -> None:
             step = state.step + 1
             reach(step, "begin")
             optimizer.zero_grad()
-            model(torch.randn(4, 8)).square().mean().backward()
+            outcome = torch.randn(4, 8)
+            for wrapper in wrappers:
+                outcome = wrapper(outcome)
+            outcome.square().mean().backward()
             reach(step, "backward")
             optimizer.step()
             state.commit()

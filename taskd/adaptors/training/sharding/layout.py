@@ -127,11 +127,7 @@ def _repoint(
     size = len(WrapperRow._fields)
     ranks = [WrapperRow(*row[:size]) for row in table]
     wrappers = taking_part(recovery, refuse, ranks)
-    groups = [world.current(wrapper.process_group) for wrapper in wrappers]
-    for wrapper, group in zip(wrappers, groups, strict=True):
-        point(wrapper, group)
-        # A step that was cut off between two shares of the batch has left these as they are within `no_sync()`.
-        wrapper.require_backward_grad_sync = wrapper.require_forward_param_sync = True
+    recovery.lent_layouts = LentLayouts()
     if not wrappers:
         return RepointReport(0, 0)
     if all(row.outside <= _TOLD and not row.inside and row.living == ranks[0].living for row in ranks):
@@ -139,12 +135,17 @@ def _repoint(
     else:
         found = gather([[*_layout_row(wrapper)] for wrapper in wrappers])
         told = [[LayoutRow(*row) for row in rows] for rows in found]
+    groups = [world.current(wrapper.process_group) for wrapper in wrappers]
+    for wrapper, group in zip(wrappers, groups, strict=True):
+        point(wrapper, group)
+        # A step that was cut off between two shares of the batch has left these as they are within `no_sync()`.
+        wrapper.require_backward_grad_sync = wrapper.require_forward_param_sync = True
     newcomers = [rank for rank, row in enumerate(ranks) if row.empty]
-    recovery.lent_layouts = LentLayouts()
     return RepointReport(len(wrappers), _agree(wrappers, groups, told, newcomers, plan, recovery.lent_layouts))
 
 
 def _layout_row(wrapper: DistributedDataParallel) -> LayoutRow:
+    """Return the row of a wrapper, which is in no group until it is pointed at one."""
     group = wrapper.process_group
     if not isinstance(group, GroupHandle) and dist.is_initialized():
         group = c10d._get_default_group()
