@@ -6,8 +6,8 @@ Rules:
 2. A manager in the agent's own process lives and dies with it. While the job runs it gets each fourth heartbeat, and
    between them what it cannot foresee: at each second heartbeat the agent looks whether the ranks commit steps, and
    reports if they have begun or ceased to. So a hang is found as early as with every heartbeat.
-3. Nobody waits for the news that ranks have joined a world, have its state, or have committed its first step. Those of
-   one node do so at nearly the same time: they are told of together, `HELD_S` after the first.
+3. Nobody waits for a report that ranks have joined a world, have its state, or have committed its first step. The
+   ranks of a node reach these stages nearly together, so one report holds them all, `HELD_S` after the first.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ _LOOK: Final = 2
 """Heartbeats from one look to the next meanwhile."""
 
 HELD_S: Final = 0.005
-"""Longest time for which news that nobody waits for are held back."""
+"""Longest delay of a report that nobody waits for."""
 _UNAWAITED: Final = frozenset({Stage.JOINED, Stage.RESTORED, Stage.COMMITTED})
 
 
 def can_wait(before: Sequence[RankStatus], now: Sequence[RankStatus]) -> bool:
-    """Return whether nobody waits for what has changed of these ranks."""
+    """Return whether nobody waits for a report of the changes between these statuses."""
     if len(before) != len(now):
         return False
     changed = [(old, new) for old, new in zip(before, now, strict=True) if old != new]

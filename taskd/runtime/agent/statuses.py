@@ -29,11 +29,11 @@ class Urgent(NamedTuple):
     """The node has the newest directive."""
     check: CheckState | None
 
-    def is_pressing(self, told: "Urgent | None") -> bool:
-        """Return whether somebody waits for what has changed since the manager was `told`."""
-        if told is None or self._replace(ranks=()) != told._replace(ranks=()):
+    def is_pressing(self, known: "Urgent | None") -> bool:
+        """Return whether somebody waits for the change from `known`, the manager's last report."""
+        if known is None or self._replace(ranks=()) != known._replace(ranks=()):
             return True
-        return not can_wait(told.ranks, self.ranks)
+        return not can_wait(known.ranks, self.ranks)
 
 
 class Reports:

@@ -75,14 +75,15 @@ class LayoutRow(NamedTuple):
     """Its name, as a number."""
 
 
-_TOLD: Final = 4
-"""Wrappers whose layouts travel with the first collective of a world. Where a rank has more, all gather them anew."""
+_SENT_AHEAD: Final = 4
+"""Number of wrappers whose layouts travel with a world's first collective. If a rank has more, another one follows."""
 
 
 class OwnWrappers:
-    """What the other ranks are to know of this one's wrappers, as numbers: as many on each rank.
+    """The wrappers of this rank, and `numbers` by which the other ranks compare theirs with them.
 
-    Made before the groups of `plan` are formed. It keeps the wrappers alive until the ranks have compared them.
+    Each rank has equally many numbers. Make it before the groups of `plan` are formed, and keep it until the ranks have
+    compared: it keeps the wrappers alive.
     """
 
     def __init__(self, recovery: StateRecovery, plan: WorldPlan) -> None:
@@ -91,8 +92,8 @@ class OwnWrappers:
         for wrapper in self.wrappers:
             if _is_settled(wrapper) or (counts and _rebuild_alone(wrapper)):
                 _settled.add(wrapper)
-        rows = [_layout_row(wrapper) for wrapper in self.wrappers[:_TOLD]]
-        rows += [LayoutRow(0, 0, 0)] * (_TOLD - len(rows))
+        rows = [_layout_row(wrapper) for wrapper in self.wrappers[:_SENT_AHEAD]]
+        rows += [LayoutRow(0, 0, 0)] * (_SENT_AHEAD - len(rows))
         self.numbers: list[int] = [*row_of(recovery), *chain.from_iterable(rows)]
 
 
@@ -130,18 +131,18 @@ def _repoint(
     recovery.lent_layouts = LentLayouts()
     if not wrappers:
         return RepointReport(0, 0)
-    if all(row.outside <= _TOLD and not row.inside and row.living == ranks[0].living for row in ranks):
-        told = [list(_in_rows(row[size:])) for row in table]
+    if all(row.outside <= _SENT_AHEAD and not row.inside and row.living == ranks[0].living for row in ranks):
+        layouts = [list(_in_rows(row[size:])) for row in table]
     else:
         found = gather([[*_layout_row(wrapper)] for wrapper in wrappers])
-        told = [[LayoutRow(*row) for row in rows] for rows in found]
+        layouts = [[LayoutRow(*row) for row in rows] for rows in found]
     groups = [world.current(wrapper.process_group) for wrapper in wrappers]
     for wrapper, group in zip(wrappers, groups, strict=True):
         point(wrapper, group)
         # A step that was cut off between two shares of the batch has left these as they are within `no_sync()`.
         wrapper.require_backward_grad_sync = wrapper.require_forward_param_sync = True
     newcomers = [rank for rank, row in enumerate(ranks) if row.empty]
-    return RepointReport(len(wrappers), _agree(wrappers, groups, told, newcomers, plan, recovery.lent_layouts))
+    return RepointReport(len(wrappers), _agree(wrappers, groups, layouts, newcomers, plan, recovery.lent_layouts))
 
 
 def _layout_row(wrapper: DistributedDataParallel) -> LayoutRow:
@@ -154,7 +155,7 @@ def _layout_row(wrapper: DistributedDataParallel) -> LayoutRow:
 
 
 def _in_rows(numbers: Sequence[int]) -> Iterator[LayoutRow]:
-    for at in range(0, _TOLD * len(LayoutRow._fields), len(LayoutRow._fields)):
+    for at in range(0, _SENT_AHEAD * len(LayoutRow._fields), len(LayoutRow._fields)):
         yield LayoutRow(*numbers[at : at + len(LayoutRow._fields)])
 
 
@@ -223,14 +224,14 @@ def _rebuild_alone(wrapper: DistributedDataParallel) -> bool:
 def _agree(
     wrappers: list[DistributedDataParallel],
     groups: list[dist.ProcessGroup],
-    told: list[list[LayoutRow]],
+    layouts: list[list[LayoutRow]],
     newcomers: list[int],
     plan: WorldPlan,
     lent: LentLayouts,
 ) -> int:
     adopted, target_step = 0, plan.target_step
     for index, wrapper in enumerate(wrappers):
-        theirs = [rows_of_rank[index] for rows_of_rank in told]
+        theirs = [rows_of_rank[index] for rows_of_rank in layouts]
         _refuse_static_graph(wrapper, newcomers, len(theirs))
         fitting = [rank for rank, row in enumerate(theirs) if bool(row.settled) == (target_step > 0)]
         if len({row.layout for row in theirs}) > 1:
@@ -250,7 +251,7 @@ def _agree(
                 impose(wrapper, sent, groups[index])
         if fitting:
             (_settled.add if target_step > 0 else _settled.discard)(wrapper)
-    prove(wrappers, [[row.group for row in rows_of_rank] for rows_of_rank in told])
+    prove(wrappers, [[row.group for row in rows_of_rank] for rows_of_rank in layouts])
     return adopted
 
 
