@@ -3,12 +3,14 @@
 import os
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from taskd.adaptors.torchrun.children import AdoptedProcess, require_child
+from taskd.adaptors.torchrun.standby import _read_sources
 from taskd.config.process import environment
 from taskd.errors import RecoveryError
 from taskd.wire.codec import encode
@@ -137,3 +139,10 @@ def test_a_new_template_replaces_the_old_one_and_its_standbys(run_dir: Path, env
         nursery.launch()
         assert nursery.pid != before
         assert old.link.recv(1) == b""
+
+
+@pytest.mark.timeout(20)
+def test_a_script_in_a_pipe_is_left_to_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "script")
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "script")])
+    _read_sources()

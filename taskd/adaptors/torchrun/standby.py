@@ -304,10 +304,10 @@ def _ending_with(link: socket.socket) -> Iterator[None]:
 
 
 def _read_sources() -> None:
-    """Read the source files of which the script's first lines quote, and the script's own, into `linecache`."""
+    """Read the script's source, and those that `torch.manual_seed` quotes, into `linecache`. A pipe is left unread."""
     modules = [sys.modules[name] for name in _QUOTED_MODULES if name in sys.modules]
     files = [file for module in modules if (file := module.__file__) is not None]
-    for file in (*files, *sys.argv[:1]):
+    for file in filter(os.path.isfile, (*files, *sys.argv[:1])):
         linecache.getlines(file)
 
 
