@@ -31,6 +31,7 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Agent to template: make `count` more standbys."""
+    """Agent to template: make `count` more standbys. `at_once`: ranks wait for them, which have no time to prepare."""
 
     count: Amount
+    at_once: bool = False

@@ -71,9 +71,10 @@ def test_a_template_forks_what_is_missing(make: Callable[..., Nursery]) -> None:
     assert pool.count == 1
     pool.refill()
     pool.refill()
-    pool.refill(extra=3)
+    pool.refill(waiting=4)
+    pool.refill(waiting=4)
     told = nursery.told(nursery.templates[0], pool.close)
-    assert told == ["Fork 2", "Fork 1", "Fork 3"], "what was asked for is not asked for again"
+    assert told == ["Fork 2", "Fork 1", "Fork 2 at once"], "what was asked for is not asked for again"
     nursery.ear.server.drop(taken)
 
 
@@ -107,17 +108,31 @@ def test_a_template_that_imports_is_asked_only_in_a_hurry(make: Callable[..., Nu
     nursery.hellos(1)
     nursery.standbys(2)
     told = nursery.told(nursery.templates[0], pool.close)
-    assert told == ["Fork 2"], "once, and before its imports were done"
+    assert told == ["Fork 0", "Fork 2"]
 
 
-def test_a_template_forks_before_it_imports_more(make: Callable[..., Nursery]) -> None:
+def test_a_template_imports_more_before_it_forks(make: Callable[..., Nursery]) -> None:
+    """Standbys without the new modules would be replaced at once."""
     nursery = make(1)
     pool = nursery.pool
     pool.open()
     pool.import_modules(("numpy",))
     nursery.hellos(3)
     told = nursery.told(nursery.templates[0], pool.close)
-    assert told == ["Fork 2", "Modules  numpy"]
+    assert told == ["Modules  numpy", "Fork 2"]
+
+
+def test_a_rank_that_waits_does_not_wait_for_more_imports(make: Callable[..., Nursery]) -> None:
+    nursery = make(1)
+    pool = nursery.pool
+    pool.open()
+    nursery.hellos(1)
+    pool.import_modules(("numpy",))
+    pool.refill(waiting=1)
+    nursery.hellos(1)
+    nursery.standbys(1)
+    told = nursery.told(nursery.templates[0], pool.close)
+    assert told == ["Fork 1 at once", "Modules  numpy", "Fork 1"]
 
 
 def test_a_template_with_threads_serves_itself(make: Callable[..., Nursery]) -> None:

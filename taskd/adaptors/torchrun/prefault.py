@@ -38,6 +38,8 @@ def mapped_files() -> list[Range]:
 
 def prefault(files: Iterable[Range], needed: Callable[[], bool], *, copies: bool = True) -> None:
     """Map these ranges, until it is done or `needed`; with `copies` also copy all memory that can be written."""
+    if needed():
+        return
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     memory = list(_present(lambda rights, _path: rights == "rw-p")) if copies else []

@@ -126,8 +126,8 @@ class Template:
                 probe(self._link, message)
             case Modules(names=names):
                 self.load(names)
-            case Fork(count=count):
-                return self._fork(count)
+            case Fork(count=count, at_once=at_once):
+                return self._fork(count, prepares=not at_once)
             case Pause() | Join() | Release() | Abandon() | AccountRequest():
                 logger.warning(
                     "the agent sent %s to a template, expected Fork, Modules or Become", type(message).__name__
@@ -136,16 +136,16 @@ class Template:
                 assert_never(message)
         return None
 
-    def _fork(self, count: int) -> Become | None:
+    def _fork(self, count: int, *, prepares: bool) -> Become | None:
         if self._threads > 1:
             self._say_hello()
             return None
         gc.freeze()  # the children's collector never writes to the pages of what is there now
-        files = mapped_files()
+        files = mapped_files() if prepares else []
         for _ in range(count):
             if _fork_twice():
                 self._link.close()
-                return await_rank(self._path, files, copies=self._copies)
+                return await_rank(self._path, files, copies=prepares and self._copies)
         return None
 
     def _say_hello(self) -> None:

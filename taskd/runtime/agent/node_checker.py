@@ -160,7 +160,7 @@ class NodeChecker:
                 self._deaths.watch(peer.pid, None)
                 waiting.pop(0)
         if waiting:
-            self._pool.refill(extra=len(waiting))
+            self._pool.refill(waiting=len(waiting))
 
     # ---- what comes back
 

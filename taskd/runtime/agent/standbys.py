@@ -4,7 +4,8 @@ Rules:
 
 1. The template says Hello twice: when it is connected, and when its imports are done. It forks only after that, and
    only if it then has one thread; otherwise it is itself the standby, and another template follows when it is used.
-2. Standbys that are older than the newest imports of the template are replaced by newer ones.
+2. Standbys that are older than the newest imports of the template are replaced by newer ones. So it imports first, and
+   forks before that only for ranks that wait.
 3. Nobody waits here: `take` gives a standby or None, `wait_s` tells how long one is worth waiting for.
 """
 
@@ -86,9 +87,12 @@ class StandbyPool:
             logger.info("template process %d imports torch to make standbys", self._template_pid)
 
     def hurry(self) -> None:
-        """Ask for standbys although the template imports: until then it stands back behind the ranks that start."""
+        """Have the template import at once: until then it stands back behind the ranks that start."""
         self._hurried = True
-        self.refill()
+        if self._ready:
+            self.refill()
+        elif self._template is not None:
+            self._template.send(Fork(count=0))  # any message does
 
     def import_modules(self, names: tuple[str, ...]) -> None:
         """Let the template import these too, and replace the standbys that lack them. What fits one message is kept."""
@@ -115,7 +119,7 @@ class StandbyPool:
         elif self._template is not peer:
             self._template = peer
             if self._hurried:
-                self.refill()
+                self.hurry()
         else:
             self._ready, self._forks, self._importing_since_s = True, hello.threads == 1, None
             if not self._forks:
@@ -123,7 +127,8 @@ class StandbyPool:
                     "the template has %d threads after its imports: it serves as a standby itself", hello.threads
                 )
             self._retire()
-            self.refill()  # first: a fault may wait for a standby, which imports the rest by itself
+            if not self._unsent:
+                self.refill()
             self._send_modules()
 
     def gone(self, peer: Peer) -> None:
@@ -143,16 +148,16 @@ class StandbyPool:
             return peer
         return None
 
-    def refill(self, extra: int = 0) -> None:
-        """Ask for as many standbys as are missing, and `extra` ones for ranks that wait."""
-        missing = self._wanted + extra - len(self._idle) - self._asked
+    def refill(self, waiting: int = 0) -> None:
+        """Ask for as many standbys as are missing. While ranks are `waiting`, only for as many as these need."""
+        missing = (waiting or self._wanted) - len(self._idle) - self._asked
         if self._template_pid is None:
             if self._opened:  # it has died, or has become a rank
                 self._forks = True
                 self.open()
-        elif (self._ready or self._hurried) and self._forks and self._template is not None and missing > 0:
+        elif (self._ready or waiting) and self._forks and self._template is not None and missing > 0:
             self._asked += missing
-            self._template.send(Fork(count=missing))
+            self._template.send(Fork(count=missing, at_once=waiting > 0))
 
     def close(self) -> None:
         """Forget all of them; whoever started the processes ends them."""

@@ -54,8 +54,8 @@ class Starts:
         wait_s = self._pool.wait_s
         if standby is None and warm and wait_s > 0:
             self._waiting.append((host, start, time.monotonic() + wait_s))
+            self._pool.refill(waiting=len(self._waiting))
             self._pool.hurry()
-            self._pool.refill(extra=len(self._waiting))
             return
         self._try_launch(node, host, start, standby)
 
@@ -64,7 +64,7 @@ class Starts:
         while self._waiting:
             standby = self._pool.take()
             if standby is None:
-                self._pool.refill(extra=len(self._waiting))
+                self._pool.refill(waiting=len(self._waiting))
                 return
             self._try_launch(node, *self._waiting.popleft()[:2], standby)
 
