@@ -74,8 +74,8 @@ class Nursery:
             hear(self.template)  # it says so again, in place of forking
         return ready
 
-    def fork(self, count: int) -> list[Standby]:
-        self.template.send(encode(Fork(count=count)))
+    def fork(self, count: int, *, at_once: bool = False) -> list[Standby]:
+        self.template.send(encode(Fork(count=count, at_once=at_once)))
         return [Standby(*self._accept()) for _ in range(count)]
 
     def become(self, standby: Standby, argv: tuple[str, ...], cwd: Path, env: dict[str, str]) -> int:

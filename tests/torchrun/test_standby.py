@@ -62,6 +62,15 @@ def test_standbys_that_share_their_memory_have_little_of_their_own(run_dir: Path
         assert now_mb <= 100
 
 
+def test_standbys_that_a_rank_waits_for_copy_nothing_ahead(run_dir: Path, env: dict[str, str]) -> None:
+    with Nursery(run_dir, env) as nursery:
+        nursery.start_template()
+        (in_time,), (late,) = nursery.fork(1), nursery.fork(1, at_once=True)
+        while own_mb(in_time.hello.pid) < 100:  # the timeout of this module bounds it
+            time.sleep(0.05)
+        assert own_mb(late.hello.pid) < 50
+
+
 def test_a_template_whose_agent_goes_during_its_imports_ends_at_once(run_dir: Path, env: dict[str, str]) -> None:
     with Nursery(run_dir, env) as nursery:
         nursery.launch()

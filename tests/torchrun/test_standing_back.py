@@ -38,13 +38,13 @@ def links() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield near, far
 
 
-class Waits:
+class RecordedPolls:
     """`select.poll`, and how long each call was to wait in vain; 0 where something was to be read."""
 
     def __init__(self) -> None:
         self.in_vain_s: list[float] = []
 
-    def __call__(self) -> "Waits":
+    def __call__(self) -> "RecordedPolls":
         self._poll = POLL()
         self.register = self._poll.register
         return self
@@ -59,8 +59,8 @@ POLL = select.poll
 
 
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
-    recorded = Waits()
+def waits(monkeypatch: pytest.MonkeyPatch) -> RecordedPolls:
+    recorded = RecordedPolls()
     monkeypatch.setattr(select, "poll", recorded)
     return recorded
 
@@ -75,7 +75,7 @@ def import_all(names: list[str], near: socket.socket) -> None:
 
 
 def test_on_a_crowded_machine_a_template_takes_a_tenth(
-    names: list[str], links: tuple[socket.socket, socket.socket], waits: Waits
+    names: list[str], links: tuple[socket.socket, socket.socket], waits: RecordedPolls
 ) -> None:
     import_all(names, links[0])
     assert len(waits.in_vain_s) >= MODULES - 2
@@ -83,7 +83,7 @@ def test_on_a_crowded_machine_a_template_takes_a_tenth(
 
 
 def test_a_template_that_is_needed_goes_on_at_once(
-    names: list[str], links: tuple[socket.socket, socket.socket], waits: Waits
+    names: list[str], links: tuple[socket.socket, socket.socket], waits: RecordedPolls
 ) -> None:
     links[1].send(b"fork")
     import_all(names, links[0])

@@ -39,6 +39,24 @@ def test_a_message_goes_there_and_back(security):
         assert not manager.socket.refused
 
 
+@pytest.mark.parametrize("security", [SECRET, NONE], ids=["secret", "no secret"])
+def test_within_a_process_no_connection_is_made(security):
+    with ServingManager(security=security) as manager:
+        with AgentSocket(manager.address, security, context=manager.socket.context) as agent:
+            assert ask(agent, 7) < 1.0
+            assert agent.connected
+            assert not connections_to(manager.address.port)
+        with AgentSocket(manager.address, security) as other:
+            ask(other, 8)
+            assert connections_to(manager.address.port)
+
+
+def connections_to(port: int) -> list[str]:
+    """Lines of this machine's established TCP connections with that port."""
+    lines = Path("/proc/net/tcp").read_text().splitlines()
+    return [line for line in lines if f":{port:04X} " in line and line.split()[3] == "01"]
+
+
 def test_ipv6(manager):
     with ServingManager(Address("::1", 0)) as six, AgentSocket(six.address, SECRET) as agent:
         ask(agent, 1)

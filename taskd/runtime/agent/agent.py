@@ -234,8 +234,9 @@ class NodeAgent:
             self._held_s = now_s if state.is_pressing(self._told) else min(self._held_s, now_s + HELD_S)
         if self._beats(now_s) or now_s >= self._held_s:
             self._report()
+            self._observer.reported(time.monotonic())
         if self._link is not None and self._node.directive is not None:  # a manager that knows whose ranks they are
-            for report in self._observer.evidence_reports(self._node, time.monotonic()):
+            for report in self._observer.evidence_reports(self._node, inf if self._leaving else time.monotonic()):
                 self._link.send(report)
 
     def _beats(self, now_s: float) -> bool:
@@ -390,10 +391,10 @@ class NodeAgent:
         )
 
     def _report(self) -> None:
-        self._told, self._held_s, now_s, delivered = self._state(), inf, time.monotonic(), False
+        before, self._told, self._held_s, now_s, delivered = self._told, self._state(), inf, time.monotonic(), False
         self._ranks.reap()
         if self._link is not None:
-            seen = self._observer.look(self._node)
+            seen = self._observer.look(self._node, in_haste=self._told.is_pressing(before))
             status = self._reports.compose(self._node, self._identity, urgent=self._told, seen=seen, sent_s=now_s)
             delivered = self._link.send(status)
         self._heartbeats.sent(now_s, delivered=delivered)

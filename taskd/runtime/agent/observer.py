@@ -5,7 +5,8 @@ Rules:
 1. Progress is read from the black boxes, so it costs a step nothing.
 2. A probe asks every process for its account, and waits `ACCOUNT_S` for those that could give one and have not. After
    that the evidence of box, /proc and cgroup is taken, of all ranks at one moment.
-3. Each probe is answered once. The evidence of a death is sent without a probe, right after the report of the death.
+3. Each probe is answered once. The evidence of a death is sent without a probe, `HELD_S` after the report of the death:
+   the manager orders first what is to be done, and reads it then.
 """
 
 import time
@@ -18,6 +19,7 @@ import msgspec
 from taskd.core.agent import Node, RankState
 from taskd.core.diagnosis.conditions import cannot_answer, holds_still
 from taskd.core.diagnosis.evidence import Evidence
+from taskd.core.membership.heartbeats import HELD_S
 from taskd.errors import ShimError
 from taskd.runtime.agent.native_stacks import take_native
 from taskd.runtime.agent.pace import Pacer, newest_commit
@@ -66,14 +68,16 @@ class Observer:
         self._mute: set[JobRank] = set()
         """Those among the asked that cannot answer, as box, /proc and cgroup say: they are not waited for."""
         self._due_s: float | None = None
+        self._behind_report_s: float | None = None
+        """When the evidence of deaths that were just reported is due."""
 
     # ---- at each heartbeat
 
-    def look(self, node: Node) -> tuple[Progress | None, tuple[RankSpan, ...]]:
-        """How far the ranks of this node are, and how fast."""
+    def look(self, node: Node, *, in_haste: bool = False) -> tuple[Progress | None, tuple[RankSpan, ...]]:
+        """How far the ranks of this node are, and how fast if it is not `in_haste`: somebody waits for the report."""
         newest: Progress | None = None
         now_s = time.monotonic()
-        closely = now_s - self._looked_s >= LOOK_S
+        closely = not in_haste and now_s - self._looked_s >= LOOK_S
         self._looked_s = now_s if closely else self._looked_s
         spans = []
         for rank, pid, box in self._boxes(node):
@@ -151,14 +155,19 @@ class Observer:
 
     @property
     def due_s(self) -> float | None:
-        """When the accounts of the processes are waited for no longer."""
-        return self._due_s
+        """When evidence is to be sent at the latest: no account of a process is waited for any longer."""
+        return min((due_s for due_s in (self._due_s, self._behind_report_s) if due_s is not None), default=None)
+
+    def reported(self, now_s: float) -> None:
+        """The agent has sent its report."""
+        if self._supervisor.seen and self._behind_report_s is None:
+            self._behind_report_s = now_s + HELD_S
 
     def evidence_reports(self, node: Node, now_s: float) -> list[EvidenceReport]:
         """What is to be sent to the manager now."""
         out = []
-        found, self._supervisor.seen = self._supervisor.seen, {}
-        if found:
+        if self._supervisor.seen and now_s >= (self._behind_report_s or 0.0):
+            found, self._supervisor.seen, self._behind_report_s = self._supervisor.seen, {}, None
             out.append(self._evidence_report(node, 0, found))
         if self._due_s is not None and (self._asked <= self._mute or now_s >= self._due_s):
             self._due_s = None

@@ -8,6 +8,8 @@ Rules:
    readable and at least at each heartbeat; handshakes and reconnections advance only there.
 4. With a secret both ends use CURVE and accept only the other role's key (ZAP). Without one both use NULL, on loopback.
    Keys are derived from the secret and the job's name (`identity.py`).
+5. An agent and the manager in its own process share a context, which nobody else reaches: their messages pass from
+   thread to thread (inproc). Over TCP each waits for two more threads.
 """
 
 import logging
@@ -26,7 +28,7 @@ from taskd.config.security import Security
 from taskd.runtime.links.halfopen import HalfOpen, least_handshake_bytes, most_half_open
 from taskd.runtime.links.identity import Role, keys_from_secret
 from taskd.runtime.links.listening import bind
-from taskd.runtime.links.monitor import Connections, Dial, watch
+from taskd.runtime.links.monitor import Connections, Dial, WithinProcess, watch
 from taskd.runtime.system.descriptors import descriptor_limits
 from taskd.wire import codec
 from taskd.wire.messages import FromAgent, FromManager
@@ -43,6 +45,7 @@ _M = TypeVar("_M")
 _L = TypeVar("_L", bound="_Link")
 _ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 _ZAP_DOMAIN: Final = b"taskd"
+_INSIDE_ENDPOINT: Final = "inproc://taskd-manager"
 _MAX_MESSAGE_BYTES: Final = 2 * codec.MAX_FRAME_BYTES
 """Beyond it ZeroMQ cuts the connection; up to it the codec refuses the frame and can say who sent it."""
 _QUEUE_MESSAGES: Final = 16
@@ -215,6 +218,7 @@ class ManagerSocket(_Link):
             if security.secret is not None:
                 self._secure(security.secret)
             self.address = bind(self._socket, listen)
+            self._socket.bind(_INSIDE_ENDPOINT)
             self._half_open.port = self.address.port
         except BaseException:
             self.close()
@@ -315,11 +319,15 @@ class AgentSocket(_Link):
     ) -> None:
         """Begin to connect; nothing is waited for. Raises `SecretError` if the address needs a secret.
 
-        `context` is that of the manager's own socket, where this process runs it.
+        `context` is that of the manager's own socket, where this process runs it: then nothing is sent to the address.
         """
         security.check(manager, "connect to")
         super().__init__(zmq.DEALER, security, context)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._dial: Dial | WithinProcess = WithinProcess()
+        if context is not None:
+            self._socket.connect(_INSIDE_ENDPOINT)
+            return
         if security.secret is not None:
             own = keys_from_secret(security.secret, Role.AGENT, self._job_id)
             theirs = keys_from_secret(security.secret, Role.MANAGER, self._job_id)

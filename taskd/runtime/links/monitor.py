@@ -192,6 +192,16 @@ class Dial:
         self._socket.connect(self._address.endpoint)
 
 
+class WithinProcess:
+    """Stands for `Dial` where the manager's socket is in this process: they are connected as long as both are open."""
+
+    connected: Final = True
+    trouble: Final = None
+
+    def advance(self) -> None:
+        """Nothing happens to such a connection."""
+
+
 def _is_numeric(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
