@@ -92,7 +92,7 @@ class NodeAgent:
         self._done = self._closed = self._leaving = self._warned = False
         self._told: Urgent | None = None
         self._local_ranks, self._stock = 1, config.presumes_manager  # until one answers
-        self._heartbeats, self._held_s = Heartbeats(config.heartbeat_s), inf
+        self._heartbeats, self._held_s, self._reported_s = Heartbeats(config.heartbeat_s), inf, 0.0
         self._timeout = ManagerTimeout(config.manager_wait_s)
         self._job = JobStatus(config.manager_wait_s, presumed=config.presumes_manager)
         self._warmup = WarmUp(self._pool, self._processes.any_peer, self._ranks.runs_python, learn=config.learn_modules)
@@ -234,9 +234,8 @@ class NodeAgent:
             self._held_s = now_s if state.is_pressing(self._told) else min(self._held_s, now_s + HELD_S)
         if self._beats(now_s) or now_s >= self._held_s:
             self._report()
-            self._observer.reported(time.monotonic())
         if self._link is not None and self._node.directive is not None:  # a manager that knows whose ranks they are
-            for report in self._observer.evidence_reports(self._node, inf if self._leaving else time.monotonic()):
+            for report in self._observer.evidence_reports(self._node, inf if self._leaving else now_s, self._reported_s):
                 self._link.send(report)
 
     def _beats(self, now_s: float) -> bool:
@@ -391,7 +390,8 @@ class NodeAgent:
         )
 
     def _report(self) -> None:
-        before, self._told, self._held_s, now_s, delivered = self._told, self._state(), inf, time.monotonic(), False
+        before, self._told, now_s, delivered = self._told, self._state(), time.monotonic(), False
+        self._held_s, self._reported_s = inf, now_s
         self._ranks.reap()
         if self._link is not None:
             seen = self._observer.look(self._node, in_haste=self._told.is_pressing(before))

@@ -158,15 +158,12 @@ class Observer:
         """When evidence is to be sent at the latest: no account of a process is waited for any longer."""
         return min((due_s for due_s in (self._due_s, self._behind_report_s) if due_s is not None), default=None)
 
-    def reported(self, now_s: float) -> None:
-        """The agent has sent its report."""
-        if self._supervisor.seen and self._behind_report_s is None:
-            self._behind_report_s = now_s + HELD_S
-
-    def evidence_reports(self, node: Node, now_s: float) -> list[EvidenceReport]:
-        """What is to be sent to the manager now."""
+    def evidence_reports(self, node: Node, now_s: float, reported_s: float) -> list[EvidenceReport]:
+        """What is to be sent to the manager now; the agent has sent its newest report at `reported_s`."""
         out = []
-        if self._supervisor.seen and now_s >= (self._behind_report_s or 0.0):
+        if self._supervisor.seen and self._behind_report_s is None:
+            self._behind_report_s = reported_s + HELD_S
+        if self._behind_report_s is not None and now_s >= self._behind_report_s:
             found, self._supervisor.seen, self._behind_report_s = self._supervisor.seen, {}, None
             out.append(self._evidence_report(node, 0, found))
         if self._due_s is not None and (self._asked <= self._mute or now_s >= self._due_s):
