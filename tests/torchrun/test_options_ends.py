@@ -62,7 +62,8 @@ ENDS_TORCHRUN = "os.getpid(), reap_signal" in getsource(file_based_local_timer)
 """The watchdog of newer torch ends torchrun as well as the rank. Where it does not, taskd starts the rank again."""
 LEFT_OUT = "watchdog, no restarts" if ENDS_TORCHRUN else "watchdog"
 """Where the watchdog ends torchrun, a job without restarts ends by two things at once: which comes first is chance."""
-WITH_A_FAULT = {"watchdog, no restarts": (FAULT.format(0),)}
+WITH_A_FAULT = {"watchdog, no restarts": (FAULT.format(0),), "watchdog": (FAULT.format(0),) if ENDS_TORCHRUN else ()}
+"""Where it ends both, taskd tells of the rank's death if it has seen that first."""
 
 
 @pytest.mark.parametrize("name", [name for name in SIGNALS if name != LEFT_OUT])
