@@ -92,7 +92,7 @@ class NodeAgent:
         self._done = self._closed = self._leaving = self._warned = False
         self._told: Urgent | None = None
         self._local_ranks, self._stock = 1, config.presumes_manager  # until one answers
-        self._heartbeats, self._held_s, self._reported_s = Heartbeats(config.heartbeat_s), inf, 0.0
+        self._heartbeats, self._held_s, self._sent_s = Heartbeats(config.heartbeat_s), inf, 0.0
         self._timeout = ManagerTimeout(config.manager_wait_s)
         self._job = JobStatus(config.manager_wait_s, presumed=config.presumes_manager)
         self._warmup = WarmUp(self._pool, self._processes.any_peer, self._ranks.runs_python, learn=config.learn_modules)
@@ -235,8 +235,8 @@ class NodeAgent:
         if self._beats(now_s) or now_s >= self._held_s:
             self._report()
         if self._link is not None and self._node.directive is not None:  # a manager that knows whose ranks they are
-            for report in self._observer.evidence_reports(self._node, inf if self._leaving else now_s, self._reported_s):
-                self._link.send(report)
+            for evidence in self._observer.evidence_reports(self._node, inf if self._leaving else now_s, self._sent_s):
+                self._link.send(evidence)
 
     def _beats(self, now_s: float) -> bool:
         if now_s < self._heartbeats.due_s:
@@ -391,7 +391,7 @@ class NodeAgent:
 
     def _report(self) -> None:
         before, self._told, now_s, delivered = self._told, self._state(), time.monotonic(), False
-        self._held_s, self._reported_s = inf, now_s
+        self._held_s, self._sent_s = inf, now_s
         self._ranks.reap()
         if self._link is not None:
             seen = self._observer.look(self._node, in_haste=self._told.is_pressing(before))
