@@ -29,5 +29,5 @@ class ActorPool(StandbyPool):
     def hurry(self) -> None:
         """Nobody to hurry."""
 
-    def refill(self, extra: int = 0) -> None:
+    def refill(self, waiting: int = 0) -> None:
         """Nobody to ask."""
