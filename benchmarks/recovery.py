@@ -9,7 +9,8 @@
 Method. `scripts/train.py` is run with 4 ranks by `torchrun --standalone`, first stock, then under taskd, as often as
 `--pairs` says. Once it trains (under taskd: once a warm process waits), a random rank gets SIGKILL at a random moment.
 The time is that from the kill to the commit, by the last rank, of the first step of the world that the killed rank came
-back to. Under stock torchrun the script saves a checkpoint after every step and goes on from it; stock gets
+back to. Under taskd it is done `--kills` times in each job, each time once a warm process waits. Under stock torchrun
+the script saves a checkpoint after every step and goes on from it; stock gets
 `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, without which it seldom recovers at all. Under taskd nothing is saved.
 
 The floor, measured after each pair: bare processes with a warm one in reserve whose model is already built, death seen
@@ -41,6 +42,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -86,22 +88,27 @@ def measure_stock(directory: Path, args: argparse.Namespace, chance: random.Rand
         return Fault(victim, await_resumed(job, logs, victim, dead, killed_s) - killed_s)
 
 
-def measure_taskd(directory: Path, args: argparse.Namespace, chance: random.Random, count: int = 1) -> Fault:
-    """Kill a rank of a job under taskd, or several together; `rank` is the lowest of them."""
+def measure_taskd(
+    directory: Path, args: argparse.Namespace, chance: random.Random, kills: int, count: int = 1
+) -> list[Fault]:
+    """Kill a rank of a job under taskd, or several together, `kills` times; `rank` is the lowest of them."""
     logs = StepLogs(directory / "steps", args.ranks)
-    env = taskd_environment(directory / "run")
     journal = Journal(directory / "run")
-    with started(torchrun(training(logs, args.step_ms), args.ranks), env, directory / "job.log") as job:
+    command = torchrun(training(logs, args.step_ms), args.ranks, "--standalone", "--max-restarts", max(3, kills))
+    faults: list[Fault] = []
+    with started(command, taskd_environment(directory / "run"), directory / "job.log") as job:
         job.await_training(logs)
-        job.await_until(lambda: journal.warm, "a warm process", START_LIMIT_S)
-        victims, killed_s = kill_together(logs, chance, args.ranks, count)
-        resumed_s = max(await_resumed(job, logs, victim, dead, killed_s) for victim, dead in victims.items())
-        job.await_until(lambda: journal.count("recovered") > 0, "the journal's record", 10)
-    record = journal.last("recovered")
-    if record["restart"] or not all(record["warm"][str(victim)] for victim in victims):
-        raise BenchmarkError(f"not recovered in place by warm processes: {record['reason']}, see {job.log}")
-    phases = {"detect": round((record["detected_s"] - killed_s) * 1e3, 3), **record["phases_ms"]}
-    return Fault(min(victims), resumed_s - killed_s, phases)
+        for number in range(1, kills + 1):
+            job.await_until(lambda: journal.warm, "a warm process", START_LIMIT_S)
+            victims, killed_s = kill_together(logs, chance, args.ranks, count)
+            resumed_s = max(await_resumed(job, logs, victim, dead, killed_s) for victim, dead in victims.items())
+            job.await_until(lambda: journal.count("recovered") >= number, "the journal's record", 10)  # noqa: B023
+            record = journal.last("recovered")
+            if record["restart"] or not all(record["warm"][str(victim)] for victim in victims):
+                raise BenchmarkError(f"not recovered in place by warm processes: {record['reason']}, see {job.log}")
+            phases = {"detect": round((record["detected_s"] - killed_s) * 1e3, 3), **record["phases_ms"]}
+            faults.append(Fault(min(victims), resumed_s - killed_s, phases))
+    return faults
 
 
 def kill(logs: StepLogs, chance: random.Random, ranks: int) -> tuple[int, int, float]:
@@ -133,28 +140,30 @@ def await_resumed(job: Job, logs: StepLogs, victim: int, dead: int, killed_s: fl
 def compare(directory: Path, args: argparse.Namespace, chance: random.Random) -> None:
     """Measure stock, taskd and floor `--pairs` times; print each, and the medians in the last line."""
     stock: list[Fault] = []
-    ours, floors, together = [], [], []
+    ours: list[list[Fault]] = []
+    floors: list[float] = []
+    together: list[Fault] = []
     for pair in range(args.pairs):
         beside = pair < args.stock_pairs
         if beside:
             stock.append(measure_stock(fresh(directory, f"stock-{pair}"), args, chance))
-        ours.append(measure_taskd(fresh(directory, f"taskd-{pair}"), args, chance))
+        ours.append(measure_taskd(fresh(directory, f"taskd-{pair}"), args, chance, args.kills))
         floors.append(floor_s(directory / f"floor-{pair}", args.ranks, args.step_ms, chance))
         if args.at_once:
-            together.append(measure_taskd(fresh(directory, f"at-once-{pair}"), args, chance, args.at_once))
+            together += measure_taskd(fresh(directory, f"at-once-{pair}"), args, chance, 1, args.at_once)
         entry = {
             "pair": pair,
             **({"torchrun_s": round(stock[-1].recovery_s, 4)} if beside else {}),
-            "taskd_s": round(ours[-1].recovery_s, 4),
+            "taskd_s": [round(fault.recovery_s, 4) for fault in ours[-1]],
             "floor_s": round(floors[-1], 4),
-            "rank": ours[-1].rank,
-            "phases_ms": ours[-1].phases_ms,
+            "ranks": [fault.rank for fault in ours[-1]],
+            "phases_ms": median_phases_ms(ours[-1]),
             **({"at_once_s": round(together[-1].recovery_s, 4)} if together else {}),
         }
         stock_s = f"torchrun {stock[-1].recovery_s:.2f} s, " if beside else ""
-        times = f"{stock_s}taskd {ours[-1].recovery_s:.3f} s, floor {floors[-1]:.3f} s"
-        say(args.json, entry, f"pair {pair}: {times}; taskd's ms: {dict(ours[-1].phases_ms)}")
-    result = {**summary(stock, ours, floors), **summary_at_once(ours, together)}
+        times = f"{stock_s}taskd {median_s(ours[-1]):.3f} s, floor {floors[-1]:.3f} s"
+        say(args.json, entry, f"pair {pair}: {times}; taskd's ms: {entry['phases_ms']}")
+    result = {**summary(stock, ours, floors), **summary_at_once(list(chain(*ours)), together)}
     say(args.json, result, in_words(result))
     if args.bound is not None and result["over_floor"] > args.bound:
         raise BenchmarkError(f"found {result['over_floor']} times the floor, expected at most {args.bound:g}")
@@ -168,14 +177,23 @@ def in_words(result: dict[str, Any]) -> str:
     return f"medians: {stock}{ours}{together}"
 
 
-def summary(stock: list[Fault], ours: list[Fault], floors: list[float]) -> dict[str, Any]:
-    """Return the last line of the comparison; without stock's part if there is none."""
-    taskd_s = statistics.median(fault.recovery_s for fault in ours)
-    floor = statistics.median(floors)
-    names = list(ours[0].phases_ms)
+def median_s(faults: list[Fault]) -> float:
+    """Return the median length of these recoveries."""
+    return statistics.median(fault.recovery_s for fault in faults)
+
+
+def median_phases_ms(faults: list[Fault]) -> dict[str, float]:
+    """Return the median length of each phase of these recoveries."""
+    return {name: round(statistics.median(one.phases_ms[name] for one in faults), 1) for name in faults[0].phases_ms}
+
+
+def summary(stock: list[Fault], ours: list[list[Fault]], floors: list[float]) -> dict[str, Any]:
+    """Return the last line of the comparison, from the faults of each job; without stock's part if there is none."""
+    all_of_ours = list(chain(*ours))
+    taskd_s, floor = median_s(all_of_ours), statistics.median(floors)
     result: dict[str, Any] = {}
     if stock:
-        torchrun_s = statistics.median(fault.recovery_s for fault in stock)
+        torchrun_s = median_s(stock)
         result = {
             "ratio": round(torchrun_s / taskd_s, 1),
             "torchrun_s": round(torchrun_s, 4),
@@ -186,11 +204,11 @@ def summary(stock: list[Fault], ours: list[Fault], floors: list[float]) -> dict[
         "taskd_s": round(taskd_s, 4),
         "floor_s": round(floor, 4),
         "over_floor": round(taskd_s / floor, 2),
-        "phases_ms": {name: round(statistics.median(fault.phases_ms[name] for fault in ours), 1) for name in names},
+        "phases_ms": median_phases_ms(all_of_ours),
         "pairs": len(ours),
-        "taskd_all_s": [round(fault.recovery_s, 3) for fault in ours],
+        "taskd_all_s": [round(fault.recovery_s, 3) for fault in all_of_ours],
         "floor_all_s": [round(seconds, 3) for seconds in floors],
-        "over_floor_all": [round(one.recovery_s / bare, 2) for one, bare in zip(ours, floors, strict=True)],
+        "over_floor_all": [round(median_s(one) / bare, 2) for one, bare in zip(ours, floors, strict=True)],
     }
 
 
@@ -198,10 +216,10 @@ def summary_at_once(ours: list[Fault], together: list[Fault]) -> dict[str, objec
     """Return the last line's part about ranks that were killed together; nothing if none were."""
     if not together:
         return {}
-    at_once_s = statistics.median(fault.recovery_s for fault in together)
+    at_once_s = median_s(together)
     return {
         "at_once_s": round(at_once_s, 4),
-        "over_one": round(at_once_s / statistics.median(fault.recovery_s for fault in ours), 2),
+        "over_one": round(at_once_s / median_s(ours), 2),
         "at_once_all_s": [round(fault.recovery_s, 3) for fault in together],
     }
 
@@ -250,6 +268,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, help="how often stock and taskd in turn (default 5, with --nodes 2)")
     parser.add_argument("--stock-pairs", type=int, help="pairs in which stock torchrun is measured too (default: all)")
+    parser.add_argument("--kills", type=int, default=4, help="in each job under taskd (default 4)")
     parser.add_argument("--bound", type=float, help="exit with 1 if a recovery takes more than this times the floor")
     parser.add_argument("--at-once", type=int, default=0, metavar="RANKS", help="also kill so many ranks together")
     parser.add_argument("--stock-defaults", action="store_true", help="count first restarts that worked instead")
@@ -274,6 +293,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"found --rss-gib {args.rss_gib:g}, expected a size above 0")
     if args.ranks is not None and args.ranks < 2:
         parser.error(f"found --ranks {args.ranks}, expected at least 2: one of them is killed")
+    if args.kills < 1:
+        parser.error(f"found --kills {args.kills}, expected at least 1")
     if args.at_once and not 2 <= args.at_once < (args.ranks or 4):
         parser.error(f"found --at-once {args.at_once}, expected 2 at least, and fewer than there are ranks")
     args.ranks = args.ranks or (4 if args.rss_gib is None else max(2, min(4, len(os.sched_getaffinity(0)))))
