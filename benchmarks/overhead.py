@@ -8,10 +8,10 @@
   of a few steps: with taskd's hooks and a commit after each step, then without them, then again (`scripts/steps.py`).
   A turn counts with the median of its steps, a pair of turns with the quotient of the two; the figure is the median of
   the pairs of all jobs, less 1. One pair says little: on a shared machine they scatter by 3 %. `step_overhead_interval`
-  holds the median of all jobs with 94 % at least, from the order statistics of the jobs' own medians: jobs differ by
-  more than their pairs show, since their memory lies differently. `step_overhead_cpu` is the same from the processor
-  time of the training thread. Two jobs side by side, one under plain torchrun, cannot show it: two plain ones were
-  seen to differ by 5 to 30 % by mere chance, since their memory lies differently.
+  holds the median over all jobs with some 94 % (5 jobs) or 96 % (8), from the order statistics of the jobs' medians:
+  jobs differ by more than their pairs show, since their memory lies differently. `step_overhead_cpu` is that median
+  of the pairs from the processor time of the training thread. Two jobs side by side, one under plain torchrun, cannot
+  show it: two plain ones were seen to differ by 5 to 30 % by mere chance, since their memory lies differently.
 - `commit_us`: median of `state.commit()` in those turns. The step before has emptied the caches of the processor, as a
   real one does. `commit_standalone_us` is the same in a loop, without an agent (see `commit.py`).
 - `constructor_us`: what the preloaded gate costs a process in which it is inert (see `constructor.py`).

@@ -31,7 +31,7 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Agent to template: make `count` more standbys. `at_once`: ranks wait for them, which have no time to prepare."""
+    """Agent to template: make `count` more standbys. `at_once`: ranks wait, so they copy nothing ahead."""
 
     count: Amount
     at_once: bool = False

@@ -78,8 +78,7 @@ def test_on_a_crowded_machine_a_template_takes_a_tenth(
     names: list[str], links: tuple[socket.socket, socket.socket], waits: RecordedPolls
 ) -> None:
     import_all(names, links[0])
-    assert len(waits.in_vain_s) >= MODULES - 2
-    assert min(waits.in_vain_s) > 0.02 * 9 / 2
+    assert sum(waits.in_vain_s) > 0.02 * (MODULES - 1) * 9
 
 
 def test_a_template_that_is_needed_goes_on_at_once(

@@ -5,8 +5,8 @@ Rules:
 1. Progress is read from the black boxes, so it costs a step nothing.
 2. A probe asks every process for its account, and waits `ACCOUNT_S` for those that could give one and have not. After
    that the evidence of box, /proc and cgroup is taken, of all ranks at one moment.
-3. Each probe is answered once. The evidence of a death is sent without a probe, `HELD_S` after the report of the death:
-   the manager orders first what is to be done, and reads it then.
+3. Each probe is answered once. The evidence of a death is sent without a probe, `HELD_S` after the report of the death,
+   so that the manager gives its orders first.
 """
 
 import time
@@ -74,7 +74,7 @@ class Observer:
     # ---- at each heartbeat
 
     def look(self, node: Node, *, in_haste: bool = False) -> tuple[Progress | None, tuple[RankSpan, ...]]:
-        """How far the ranks of this node are, and how fast if it is not `in_haste`: somebody waits for the report."""
+        """How far the ranks of this node are, and how fast; the speed is left out `in_haste`."""
         newest: Progress | None = None
         now_s = time.monotonic()
         closely = not in_haste and now_s - self._looked_s >= LOOK_S
@@ -155,7 +155,7 @@ class Observer:
 
     @property
     def due_s(self) -> float | None:
-        """When evidence is to be sent at the latest: no account of a process is waited for any longer."""
+        """When `evidence_reports` has something to send at the latest; None if nothing is to be sent."""
         return min((due_s for due_s in (self._due_s, self._behind_report_s) if due_s is not None), default=None)
 
     def evidence_reports(self, node: Node, now_s: float, reported_s: float) -> list[EvidenceReport]:
