@@ -155,6 +155,9 @@ class StepLogs:
         directory.mkdir(parents=True)
         self.directory = directory
         self._ranks = ranks
+        self._known: dict[int, list[list[str]]] = {}
+        self._read_bytes: dict[int, int] = {}
+        self._steps: dict[tuple[int, int], dict[int, float]] = {}
 
     def starts(self, rank: int) -> list[int]:
         """The processes of a rank in their order."""
@@ -167,8 +170,8 @@ class StepLogs:
 
     def steps(self, rank: int, pid: int) -> dict[int, float]:
         """When a process of a rank committed which step."""
-        lines = (words for words in self._lines(rank) if words[0] == "step" and words[1] == str(pid))
-        return {int(step): float(time_s) for _, _, step, time_s in lines}
+        self._lines(rank)
+        return self._steps.get((rank, pid), {})
 
     def all_at(self, step: int) -> bool:
         """Whether the newest process of every rank has committed this step."""
@@ -195,11 +198,22 @@ class StepLogs:
         return self.steps(rank, starts[-1]) if starts else {}
 
     def _lines(self, rank: int) -> list[list[str]]:
+        """Return the words of each line. Only new lines are read: ranks that recover need the core."""
+        lines = self._known.setdefault(rank, [])
         try:
-            text = (self.directory / f"rank-{rank}.log").read_text()
+            with (self.directory / f"rank-{rank}.log").open("rb") as file:
+                file.seek(self._read_bytes.get(rank, 0))
+                text = file.read()
         except FileNotFoundError:
-            return []
-        return [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
+            return lines
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read_bytes[rank] = self._read_bytes.get(rank, 0) + len(whole)
+        fresh_lines = [line.split() for line in whole.decode().splitlines()]
+        for words in fresh_lines:
+            if words[0] == "step":
+                self._steps.setdefault((rank, int(words[1])), {})[int(words[2])] = float(words[3])
+        lines += fresh_lines
+        return lines
 
 
 class Journal:
