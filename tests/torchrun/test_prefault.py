@@ -1,5 +1,6 @@
 """After a fork: the memory is there before it is needed, and whoever is needed sooner does not wait."""
 
+import ctypes
 import mmap
 import os
 import resource
@@ -13,26 +14,37 @@ from taskd.adaptors.torchrun.prefault import PIECE_BYTES, mapped_files, prefault
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 MEMORY_BYTES = 16 * PIECE_BYTES
 MAP_NORESERVE = 0x4000
+ROOM_BYTES = 4 << 20
+BLOCK_BYTES = 1 << 18
 PAGES = MEMORY_BYTES // PAGE_BYTES
 
 
 def faults_of_a_child(before: Callable[[], None]) -> int:
     """What it costs a forked child to write to each page of the memory that its parent has filled."""
     memory = bytearray(os.urandom(PAGE_BYTES) * PAGES)
-    result, answer = os.pipe()
-    child = os.fork()
-    if child == 0:
+
+    def count() -> int:
         before()
         begun = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         for at in range(0, MEMORY_BYTES, PAGE_BYTES):
             memory[at] ^= 1
-        os.write(answer, str(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begun).encode())
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begun
+
+    return in_a_child(count)
+
+
+def in_a_child(count: Callable[[], int]) -> int:
+    """The number that a forked child comes to."""
+    result, answer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(answer, str(count()).encode())
         os._exit(0)
     os.close(answer)
     with open(result) as file:
-        faults = int(file.read())
+        number = int(file.read())
     assert os.waitpid(child, 0)[1] == 0
-    return faults
+    return number
 
 
 def test_memory_is_copied_ahead() -> None:
@@ -40,6 +52,22 @@ def test_memory_is_copied_ahead() -> None:
     assert files
     without, ahead = faults_of_a_child(lambda: None), faults_of_a_child(lambda: prefault(files, lambda: False))
     assert without >= PAGES // 512, "nothing to be saved: this test would show nothing"
+    assert ahead < without / 4
+
+
+def test_the_heap_has_room_ahead() -> None:
+    def faults_of_an_allocation(before: Callable[[], None]) -> int:
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype = ctypes.c_void_p
+        before()
+        begun = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(ROOM_BYTES // BLOCK_BYTES):
+            ctypes.memset(ctypes.c_void_p(libc.malloc(BLOCK_BYTES)), 1, BLOCK_BYTES)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begun
+
+    without = in_a_child(lambda: faults_of_an_allocation(lambda: None))
+    ahead = in_a_child(lambda: faults_of_an_allocation(lambda: prefault((), lambda: False)))
+    assert without >= ROOM_BYTES // PAGE_BYTES // 2, "nothing to be saved: this test would show nothing"
     assert ahead < without / 4
 
 

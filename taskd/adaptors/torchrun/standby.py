@@ -85,7 +85,7 @@ def serve(config: TemplateConfig) -> Become:
     """The whole life of a template, and of each standby that it forks: it ends as a rank, or at the agent's word."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     template = Template(str(config.agent_socket), copies=not config.shared)
-    template.load((*DEFAULT_MODULES, *config.preload))
+    template.load(config.preload)
     return template.serve()
 
 
@@ -98,11 +98,16 @@ class Template:
         self._copies = copies
         self._link = connect(agent_socket, Hello(role="template", pid=os.getpid(), threads=0))
         self._threads = 0
+        self._has_torch = False
 
     def load(self, names: Iterable[str]) -> None:
-        """Import modules, and tell the agent how many threads this process has then."""
+        """Import torch and these modules, and tell the agent how many threads this process has then."""
         with _ending_with(self._link), no_collections(), standing_back(self._link):
-            _load_core()
+            if not self._has_torch:
+                self._has_torch = True
+                _load_core()
+                import_quietly(DEFAULT_MODULES)
+                _exercise()  # before modules of others, which may change what torch does
             import_quietly(names)
             _read_sources()
             for part in IN_RANK:
@@ -309,6 +314,15 @@ def _read_sources() -> None:
     files = [file for module in modules if (file := module.__file__) is not None]
     for file in filter(os.path.isfile, (*files, *sys.argv[:1])):
         linecache.getlines(file)
+
+
+def _exercise() -> None:
+    try:
+        from taskd.adaptors.torchrun.exercise import run_step
+
+        run_step()
+    except Exception as error:  # noqa: BLE001  a torch of another kind
+        logger.info("a warm process cannot run a step ahead: %r", error)
 
 
 def _load_core() -> None:
