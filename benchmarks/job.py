@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from taskd.runtime.agent.standbys import RESERVE
 from taskd.runtime.box.blackbox import library_path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -239,8 +240,8 @@ class Journal:
 
     @property
     def warm(self) -> bool:
-        """Whether training runs and a standby waits."""
-        return bool(self.last("first step")) and self.last("standbys").get("count", 0) > 0
+        """Whether training runs, and a standby and the reserve wait."""
+        return bool(self.last("first step")) and self.last("standbys").get("count", 0) > RESERVE
 
     @property
     def pids(self) -> dict[int, int]:

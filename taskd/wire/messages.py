@@ -39,7 +39,7 @@ from taskd.wire.bounds import (
 )
 from taskd.wire.checks import CheckOrder, CheckState, Cleared, Dismissed, Inspect, Inspection
 from taskd.wire.kinds import JobRank, NodeRank
-from taskd.wire.standbys import Become, Fork, Probed, RunCheck
+from taskd.wire.standbys import Become, Fork, Prepare, Probed, RunCheck
 from taskd.wire.state import Load, StateHeld, Transfer
 
 
@@ -357,4 +357,4 @@ class AccountRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 FromAgent = NodeStatus | EvidenceReport | Drain | Modules | Inspect
 FromManager = Directive | Heard | Refusal | Answer | Modules | CheckOrder | Cleared | Dismissed | Inspection
 FromLocal = Hello | WorkerReport | Refuses | SelfReport | Account | SawNonFinite | Modules | Probed
-ToLocal = Pause | Join | Release | Abandon | AccountRequest | Become | Fork | Modules | RunCheck
+ToLocal = Pause | Join | Release | Abandon | AccountRequest | Become | Fork | Modules | Prepare | RunCheck

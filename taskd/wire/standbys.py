@@ -31,7 +31,10 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Agent to template: make `count` more standbys. `at_once`: ranks wait, so they copy nothing ahead."""
+    """Agent to template: make `count` more standbys."""
 
     count: Amount
-    at_once: bool = False
+
+
+class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Agent to standby: have the memory ready that a rank will use. Until then all of it is shared."""

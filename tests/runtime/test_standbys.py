@@ -63,18 +63,18 @@ def test_a_template_forks_what_is_missing(make: Callable[..., Nursery]) -> None:
     pool.open()
     assert (len(nursery.templates), pool.count, pool.pending) == (1, 0, False)
     nursery.hellos(2)
-    assert pool.pending, "two were asked for"
-    nursery.standbys(2)
-    assert pool.count == 2
+    assert pool.pending, "two and a reserve were asked for"
+    nursery.standbys(3)
+    assert pool.count == 3
     taken = pool.take()
     assert taken is not None
-    assert pool.count == 1
+    assert pool.count == 2
     pool.refill()
     pool.refill()
-    pool.refill(waiting=4)
-    pool.refill(waiting=4)
+    pool.refill(waiting=5)
+    pool.refill(waiting=5)
     told = nursery.told(nursery.templates[0], pool.close)
-    assert told == ["Fork 2", "Fork 1", "Fork 2 at once"], "what was asked for is not asked for again"
+    assert told == ["Fork 3", "Fork 1", "Fork 2"], "what was asked for is not asked for again"
     nursery.ear.server.drop(taken)
 
 
@@ -83,16 +83,48 @@ def test_newer_modules_replace_the_standbys(make: Callable[..., Nursery]) -> Non
     pool = nursery.pool
     pool.open()
     nursery.hellos(2)
-    old = nursery.standbys(2)
+    old = nursery.standbys(3)
     pool.import_modules(("numpy",))
     assert not pool.pending, "it imports"
-    assert pool.count == 2, "meanwhile the old ones serve"
+    assert pool.count == 3, "meanwhile the old ones serve"
     nursery.hellos(1)
-    assert [process.wait(LIMIT_S) for process in old] == [-9, -9]
+    assert [process.wait(LIMIT_S) for process in old] == [-9, -9, -9]
     assert pool.count == 0
     pool.import_modules(("numpy",))
     told = nursery.told(nursery.templates[0], pool.close)
-    assert told == ["Fork 2", "Modules  numpy", "Fork 2"]
+    assert told == ["Fork 3", "Modules  numpy", "Fork 3"]
+
+
+def test_a_reserve_is_made_ready_in_place_of_one_that_was_used(make: Callable[..., Nursery]) -> None:
+    nursery = make(1, wanted=1)
+    pool = nursery.pool
+    pool.open()
+    nursery.hellos(2)
+    (first,), (reserve,) = nursery.standbys(1), nursery.standbys(1)
+    taken = pool.take()
+    assert taken is not None
+    assert taken.pid == first.pid, "the one that is ready goes first"
+    pool.refill(waiting=1)
+    pool.refill()
+    (later,) = nursery.standbys(1)
+    pool.close()
+    nursery.ear.server.drop(taken)
+    told = [nursery.told(process, lambda: None) for process in (first, reserve, later)]
+    assert told == [["Prepare "], ["Prepare "], []]
+
+
+def test_a_ready_one_that_dies_is_replaced_by_the_reserve(make: Callable[..., Nursery]) -> None:
+    nursery = make(1, wanted=1)
+    pool = nursery.pool
+    pool.open()
+    nursery.hellos(2)
+    (first,), (reserve,) = nursery.standbys(1), nursery.standbys(1)
+    first.kill()
+    gone, _ = nursery.ear.until(lambda _peer, message: message is None)
+    pool.gone(gone)
+    pool.refill()
+    pool.close()
+    assert nursery.told(reserve, lambda: None) == ["Prepare "]
 
 
 def test_a_template_that_imports_is_asked_only_in_a_hurry(make: Callable[..., Nursery]) -> None:
@@ -108,7 +140,7 @@ def test_a_template_that_imports_is_asked_only_in_a_hurry(make: Callable[..., Nu
     nursery.hellos(1)
     nursery.standbys(2)
     told = nursery.told(nursery.templates[0], pool.close)
-    assert told == ["Fork 0", "Fork 2"]
+    assert told == ["Fork 0", "Fork 3"]
 
 
 def test_a_template_imports_more_before_it_forks(make: Callable[..., Nursery]) -> None:
@@ -119,7 +151,7 @@ def test_a_template_imports_more_before_it_forks(make: Callable[..., Nursery]) -
     pool.import_modules(("numpy",))
     nursery.hellos(3)
     told = nursery.told(nursery.templates[0], pool.close)
-    assert told == ["Modules  numpy", "Fork 2"]
+    assert told == ["Modules  numpy", "Fork 3"]
 
 
 def test_a_rank_that_waits_does_not_wait_for_more_imports(make: Callable[..., Nursery]) -> None:
@@ -132,7 +164,7 @@ def test_a_rank_that_waits_does_not_wait_for_more_imports(make: Callable[..., Nu
     nursery.hellos(1)
     nursery.standbys(1)
     told = nursery.told(nursery.templates[0], pool.close)
-    assert told == ["Fork 1 at once", "Modules  numpy", "Fork 1"]
+    assert told == ["Fork 1", "Modules  numpy", "Fork 2"]
 
 
 def test_a_template_with_threads_serves_itself(make: Callable[..., Nursery]) -> None:

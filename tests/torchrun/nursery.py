@@ -13,7 +13,7 @@ from taskd.adaptors.torchrun.template_process import TemplateProcess
 from taskd.runtime.agent.ports import Command
 from taskd.wire.codec import encode
 from taskd.wire.messages import Hello
-from taskd.wire.standbys import Become, Fork
+from taskd.wire.standbys import Become, Fork, Prepare
 from tests.torchrun.scripted import DEADLINE_S, LocalSocket, hear
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -74,9 +74,12 @@ class Nursery:
             hear(self.template)  # it says so again, in place of forking
         return ready
 
-    def fork(self, count: int, *, at_once: bool = False) -> list[Standby]:
-        self.template.send(encode(Fork(count=count, at_once=at_once)))
-        return [Standby(*self._accept()) for _ in range(count)]
+    def fork(self, count: int, *, prepare: bool = True) -> list[Standby]:
+        self.template.send(encode(Fork(count=count)))
+        standbys = [Standby(*self._accept()) for _ in range(count)]
+        for standby in standbys if prepare else ():
+            standby.link.send(encode(Prepare()))
+        return standbys
 
     def become(self, standby: Standby, argv: tuple[str, ...], cwd: Path, env: dict[str, str]) -> int:
         """Let it run a script to the end. Returns the exit status."""

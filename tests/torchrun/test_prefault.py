@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from taskd.adaptors.torchrun.prefault import PIECE_BYTES, mapped_files, prefault
+from taskd.adaptors.torchrun.prefault import PIECE_BYTES, copy_memory, map_files, mapped_files
 
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 MEMORY_BYTES = 16 * PIECE_BYTES
@@ -48,9 +48,7 @@ def in_a_child(count: Callable[[], int]) -> int:
 
 
 def test_memory_is_copied_ahead() -> None:
-    files = mapped_files()
-    assert files
-    without, ahead = faults_of_a_child(lambda: None), faults_of_a_child(lambda: prefault(files, lambda: False))
+    without, ahead = faults_of_a_child(lambda: None), faults_of_a_child(lambda: copy_memory(lambda: False))
     assert without >= PAGES // 512, "nothing to be saved: this test would show nothing"
     assert ahead < without / 4
 
@@ -66,14 +64,35 @@ def test_the_heap_has_room_ahead() -> None:
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begun
 
     without = in_a_child(lambda: faults_of_an_allocation(lambda: None))
-    ahead = in_a_child(lambda: faults_of_an_allocation(lambda: prefault((), lambda: False)))
+    ahead = in_a_child(lambda: faults_of_an_allocation(lambda: copy_memory(lambda: False)))
     assert without >= ROOM_BYTES // PAGE_BYTES // 2, "nothing to be saved: this test would show nothing"
+    assert ahead < without / 4
+
+
+def test_files_are_mapped_ahead(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(MEMORY_BYTES))
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ) as mapped:
+
+        def read() -> int:
+            begun = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            assert sum(mapped[at] for at in range(0, MEMORY_BYTES, PAGE_BYTES)) == 0
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begun
+
+        def read_ahead() -> int:
+            map_files(files, lambda: False)
+            return read()
+
+        read()
+        files = mapped_files()
+        without, ahead = in_a_child(read), in_a_child(read_ahead)
+    assert without >= PAGES // 64, "nothing to be saved: this test would show nothing"
     assert ahead < without / 4
 
 
 def test_memory_stays_shared_where_it_is_to() -> None:
     without = faults_of_a_child(lambda: None)
-    shared = faults_of_a_child(lambda: prefault(mapped_files(), lambda: False, copies=False))
+    shared = faults_of_a_child(lambda: map_files(mapped_files(), lambda: False))
     assert shared > without / 2
 
 
@@ -85,7 +104,7 @@ def test_one_that_is_needed_stops_after_a_piece() -> None:
         asked += 1
         return asked == 3
 
-    prefault((), needed)
+    copy_memory(needed)
     assert asked == 3
 
 
@@ -95,7 +114,7 @@ def test_without_knowledge_of_its_memory_nothing_is_done(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Path, "read_text", refuse)
     assert not mapped_files()
-    prefault((), lambda: False)
+    copy_memory(lambda: False)
 
 
 def test_a_range_that_is_only_reserved_is_not_looked_through() -> None:
@@ -108,6 +127,6 @@ def test_a_range_that_is_only_reserved_is_not_looked_through() -> None:
         asked += 1
         return False
 
-    prefault((), needed)
+    copy_memory(needed)
     assert asked * PIECE_BYTES < 1 << 34
     reserved.close()

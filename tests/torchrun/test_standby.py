@@ -66,12 +66,12 @@ def test_standbys_that_share_their_memory_have_little_of_their_own(run_dir: Path
         assert ready_mb(nursery.pid, *(standby.hello.pid for standby in nursery.fork(2))) <= 100
 
 
-def test_standbys_that_a_rank_waits_for_copy_nothing_ahead(run_dir: Path, env: dict[str, str]) -> None:
+def test_standbys_copy_nothing_before_they_are_to_prepare(run_dir: Path, env: dict[str, str]) -> None:
     with Nursery(run_dir, env) as nursery:
         nursery.start_template()
-        (in_time,), (late,) = nursery.fork(1), nursery.fork(1, at_once=True)
-        assert ready_mb(in_time.hello.pid) > 100
-        assert ready_mb(late.hello.pid) < 50
+        (prepared,), (reserve,) = nursery.fork(1), nursery.fork(1, prepare=False)
+        assert ready_mb(prepared.hello.pid) > 100
+        assert ready_mb(reserve.hello.pid) < 50
 
 
 def test_a_template_whose_agent_goes_during_its_imports_ends_at_once(run_dir: Path, env: dict[str, str]) -> None:

@@ -39,25 +39,29 @@ def mapped_files() -> list[Range]:
     return list(_present(lambda rights, path: rights in ("r--p", "r-xp") and path.startswith("/")))
 
 
-def prefault(files: Iterable[Range], needed: Callable[[], bool], *, copies: bool = True) -> None:
-    """Map these ranges, until it is done or `needed`; with `copies` also copy all memory that can be written."""
-    if needed():
-        return
-    libc = ctypes.CDLL(None)
-    madvise = libc.madvise
+def map_files(files: Iterable[Range], needed: Callable[[], bool]) -> None:
+    """Map these ranges, until it is done or `needed`."""
+    _populate(files, _POPULATE_READ, needed)
+
+
+def copy_memory(needed: Callable[[], bool]) -> None:
+    """Copy all memory that can be written, and extend the heap, until it is done or `needed`."""
+    if not needed():
+        _extend_heap(ctypes.CDLL(None))
+        _populate(_present(lambda rights, _path: rights == "rw-p"), _POPULATE_WRITE, needed)
+
+
+def _populate(ranges: Iterable[Range], advice: int, needed: Callable[[], bool]) -> None:
+    madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    if copies:
-        _extend_heap(libc)
-    memory = list(_present(lambda rights, _path: rights == "rw-p")) if copies else []
     done = PIECE_BYTES
-    for ranges, advice in ((files, _POPULATE_READ), (memory, _POPULATE_WRITE)):
-        for start, end in ranges:
-            for at in range(start, end, PIECE_BYTES):
-                if done >= PIECE_BYTES and needed():
-                    return
-                size = min(PIECE_BYTES, end - at)
-                madvise(at, size, advice)
-                done = size if done >= PIECE_BYTES else done + size
+    for start, end in list(ranges):
+        for at in range(start, end, PIECE_BYTES):
+            if done >= PIECE_BYTES and needed():
+                return
+            size = min(PIECE_BYTES, end - at)
+            madvise(at, size, advice)
+            done = size if done >= PIECE_BYTES else done + size
 
 
 def _extend_heap(libc: ctypes.CDLL) -> None:

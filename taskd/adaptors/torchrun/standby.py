@@ -34,7 +34,7 @@ from typing_extensions import assert_never
 from taskd.adaptors.seams.parts import IN_RANK
 from taskd.adaptors.torchrun.collector import no_collections
 from taskd.adaptors.torchrun.command import START
-from taskd.adaptors.torchrun.prefault import Range, mapped_files, prefault
+from taskd.adaptors.torchrun.prefault import Range, copy_memory, map_files, mapped_files
 from taskd.adaptors.torchrun.standing_back import standing_back
 from taskd.config.process import forget_preload, forget_start, replace_environment, take_over
 from taskd.config.settings import DESCRIPTORS
@@ -52,7 +52,7 @@ from taskd.wire.messages import (
     Release,
     ToLocal,
 )
-from taskd.wire.standbys import Become, Fork, Probed, RunCheck
+from taskd.wire.standbys import Become, Fork, Prepare, Probed, RunCheck
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +98,7 @@ class Template:
         self._copies = copies
         self._link = connect(agent_socket, Hello(role="template", pid=os.getpid(), threads=0))
         self._threads = 0
+        self._files: list[Range] = []
         self._has_torch = False
 
     def load(self, names: Iterable[str]) -> None:
@@ -112,6 +113,7 @@ class Template:
             _read_sources()
             for part in IN_RANK:
                 part.misfit()  # which is kept: a newcomer has no time to compare
+        self._files = mapped_files()
         self._threads = _count_threads() if _children_can_use_devices() else max(2, _count_threads())
         self._say_hello()
 
@@ -131,9 +133,9 @@ class Template:
                 probe(self._link, message)
             case Modules(names=names):
                 self.load(names)
-            case Fork(count=count, at_once=at_once):
-                return self._fork(count, prepares=not at_once)
-            case Pause() | Join() | Release() | Abandon() | AccountRequest():
+            case Fork(count=count):
+                return self._fork(count)
+            case Pause() | Join() | Release() | Abandon() | AccountRequest() | Prepare():
                 logger.warning(
                     "the agent sent %s to a template, expected Fork, Modules or Become", type(message).__name__
                 )
@@ -141,16 +143,15 @@ class Template:
                 assert_never(message)
         return None
 
-    def _fork(self, count: int, *, prepares: bool) -> Become | None:
+    def _fork(self, count: int) -> Become | None:
         if self._threads > 1:
             self._say_hello()
             return None
         gc.freeze()  # the children's collector never writes to the pages of what is there now
-        files = mapped_files() if prepares else []
         for _ in range(count):
             if _fork_twice():
                 self._link.close()
-                return await_rank(self._path, files, copies=prepares and self._copies)
+                return await_rank(self._path, self._files, copies=self._copies)
         return None
 
     def _say_hello(self) -> None:
@@ -180,17 +181,27 @@ def receive(link: socket.socket) -> ToLocal:
 
 
 def await_rank(path: str, files: Iterable[Range], *, copies: bool) -> Become:
-    """The life of a standby: make itself ready, as long as there is time, and wait for the order to become a rank."""
+    """Return the order to become a rank. Until then obey others; with `copies`, copy memory when told to prepare."""
     with connect(path, Hello(role="standby", pid=os.getpid())) as link:
         poller = select.poll()
         poller.register(link, select.POLLIN)
-        prefault(files, lambda: bool(poller.poll(_BREATH_MS)), copies=copies)
+
+        def needed() -> bool:
+            return bool(poller.poll(_BREATH_MS))
+
+        map_files(files, needed)
         while True:
-            message = receive(link)
-            if isinstance(message, Become):
-                return message
-            if isinstance(message, RunCheck):
-                probe(link, message)
+            match receive(link):
+                case Become() as become:
+                    return become
+                case RunCheck() as check:
+                    probe(link, check)
+                case Prepare():
+                    map_files(files, needed)  # of which this message has kept it
+                    if copies:
+                        copy_memory(needed)
+                case other:
+                    logger.warning("the agent sent %s to a standby, expected Become", type(other).__name__)
 
 
 def probe(link: socket.socket, message: RunCheck) -> NoReturn:

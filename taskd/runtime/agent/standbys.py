@@ -6,7 +6,9 @@ Rules:
    only if it then has one thread; otherwise it is itself the standby, and another template follows when it is used.
 2. Standbys that are older than the newest imports of the template are replaced by newer ones. So it imports first, and
    forks before that only for ranks that wait.
-3. Nobody waits here: `take` gives a standby or None, `wait_s` tells how long one is worth waiting for.
+3. As many as are wanted have their memory ready. One more waits that shares its memory: two ranks may die at once, and
+   to fork then takes 40 ms. It is made ready when one of the others has become a rank.
+4. Nobody waits here: `take` gives a standby or None, `wait_s` tells how long one is worth waiting for.
 """
 
 import logging
@@ -15,18 +17,21 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Final
 
 from taskd.core.warm_starts import Warming, wait_s
 from taskd.runtime.agent.sockets import LocalServer, Peer
 from taskd.wire.codec import MAX_MODULES_BYTES
 from taskd.wire.messages import Hello, Modules
-from taskd.wire.standbys import Fork
+from taskd.wire.standbys import Fork, Prepare
+
+RESERVE: Final = 1
 
 logger = logging.getLogger(__name__)
 
 
 class StandbyPool:
-    """Keeps `wanted` standbys. `start_template` starts a template process and returns its pid.
+    """Keeps `wanted` standbys ready, and a reserve. `start_template` starts a template process and returns its pid.
 
     Attributes:
         only: no rank can be started cold.
@@ -47,6 +52,8 @@ class StandbyPool:
         self._first_start_s: float | None = None
         self._forks = True
         self._idle: list[Peer] = []
+        """Those that are ready, or about to be, come first."""
+        self._prepared = 0
         self._asked = 0
         self._modules: set[str] = set()
         self._modules_bytes = 0
@@ -116,6 +123,7 @@ class StandbyPool:
         if hello.role == "standby":
             self._asked = max(0, self._asked - 1)
             self._idle.append(peer)
+            self._prepare()
         elif self._template is not peer:
             self._template = peer
             if self._hurried:
@@ -136,12 +144,14 @@ class StandbyPool:
         if peer is self._template:
             self._template, self._template_pid, self._ready, self._asked = None, None, False, 0
             self._importing_since_s = None
-        with suppress(ValueError):
+        if peer in self._idle:
+            self._prepared -= self._idle.index(peer) < self._prepared
             self._idle.remove(peer)
 
     def take(self) -> Peer | None:
         """A standby that can take a rank now; it is no longer of the pool."""
         if self._idle:
+            self._prepared = max(0, self._prepared - 1)
             return self._idle.pop(0)
         if self._ready and not self._forks and self._template is not None:
             peer, self._template, self._template_pid, self._ready = self._template, None, None, False
@@ -150,14 +160,21 @@ class StandbyPool:
 
     def refill(self, waiting: int = 0) -> None:
         """Ask for as many standbys as are missing. While ranks are `waiting`, only for as many as these need."""
-        missing = (waiting or self._wanted) - len(self._idle) - self._asked
+        missing = (waiting or self._wanted and self._wanted + RESERVE) - len(self._idle) - self._asked
+        if not waiting:
+            self._prepare()
         if self._template_pid is None:
             if self._opened:  # it has died, or has become a rank
                 self._forks = True
                 self.open()
         elif (self._ready or waiting) and self._forks and self._template is not None and missing > 0:
             self._asked += missing
-            self._template.send(Fork(count=missing, at_once=waiting > 0))
+            self._template.send(Fork(count=missing))
+
+    def _prepare(self) -> None:
+        for peer in self._idle[self._prepared : self._wanted]:
+            peer.send(Prepare())
+            self._prepared += 1
 
     def close(self) -> None:
         """Forget all of them; whoever started the processes ends them."""
@@ -165,7 +182,7 @@ class StandbyPool:
         for peer in [*self._idle, *([self._template] if self._template is not None else [])]:
             self._server.drop(peer)
         self._idle.clear()
-        self._template = None
+        self._prepared, self._template = 0, None
 
     def _retire(self) -> None:
         for peer in self._idle:
@@ -173,3 +190,4 @@ class StandbyPool:
                 os.kill(peer.pid, signal.SIGKILL)
             self._server.drop(peer)
         self._idle.clear()
+        self._prepared = 0

@@ -16,7 +16,6 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
         link.send(hello)
     while frame := link.recv(MAX_LOCAL_BYTES):
         message = decode_to_local(frame)
-        words = [type(message).__name__, getattr(message, "count", ""), *getattr(message, "names", ())]
-        print(*words, *["at once"] * getattr(message, "at_once", False), flush=True)
+        print(type(message).__name__, getattr(message, "count", ""), *getattr(message, "names", ()), flush=True)
         if type(message).__name__ == "Modules":
             link.send(hello)

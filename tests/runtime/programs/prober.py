@@ -12,12 +12,13 @@ from taskd.wire.checks import Own, TrialResult
 from taskd.wire.codec import MAX_LOCAL_BYTES, decode_to_local, encode
 from taskd.wire.messages import Hello
 from taskd.wire.probes import ProbeResult
-from taskd.wire.standbys import Probed, RunCheck
+from taskd.wire.standbys import Prepare, Probed, RunCheck
 
 link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 link.connect(sys.argv[1])
 link.send(encode(Hello(role="standby", pid=os.getpid())))
-message = decode_to_local(link.recv(MAX_LOCAL_BYTES))
+while isinstance(message := decode_to_local(link.recv(MAX_LOCAL_BYTES)), Prepare):
+    pass
 assert isinstance(message, RunCheck)
 order, what = message.order, sys.argv[2]
 print("asked", order.local_rank, order.own, order.trial and order.trial.peer, flush=True)
