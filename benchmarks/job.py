@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from taskd.runtime.agent.standbys import RESERVE
+from taskd.core.warm_starts import RESERVE
 from taskd.runtime.box.blackbox import library_path
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,6 +11,8 @@ Rules:
 from dataclasses import dataclass
 from typing import Final
 
+from taskd.core.warm_starts import RESERVE
+
 _STOCK: Final = 12
 """What torchrun opens after taskd has counted: its store, and the pipes of a process that starts."""
 _STOCK_PER_RANK: Final = 2
@@ -41,14 +43,14 @@ def needed_descriptors(open_now: int, ranks: int, standbys: int, nodes: int, *, 
     Args:
         open_now: those that are open before taskd opens any.
         ranks: of this node.
-        standbys: warm processes that the node keeps.
+        standbys: warm processes that the node is to keep. One more is in reserve.
         nodes: of the job. The ranks of all of them connect to the store of one.
         embeds: whether the manager runs in this process.
         logs: whether torchrun writes or follows log files of the ranks.
 
     """
     stock = _STOCK + (_STOCK_PER_RANK + (_LOGS_PER_RANK if logs else 0)) * ranks
-    pool = _TEMPLATE + standbys if standbys else 0
+    pool = _TEMPLATE + standbys + RESERVE if standbys else 0
     own = _AGENT + (_MANAGER if embeds else 0) + _PER_RANK * ranks + pool
     return open_now + stock + own + ranks * nodes
 

@@ -7,6 +7,8 @@ at work is waited for, unless it has taken so much longer than the ranks themsel
 from dataclasses import dataclass
 from typing import Final
 
+RESERVE: Final = 1
+"""Standbys beside those that a node is to have, which share their memory: two ranks may die at once."""
 FORK_S: Final = 5.0
 """Limit for a standby that a finished template has been asked for."""
 LEAST_IMPORT_S: Final = 10.0

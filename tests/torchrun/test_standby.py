@@ -146,7 +146,7 @@ def test_modules_are_imported_as_far_as_they_can_be(run_dir: Path, tmp_path: Pat
 def test_a_new_template_replaces_the_old_one_and_its_standbys(run_dir: Path, env: dict[str, str]) -> None:
     with Nursery(run_dir, env) as nursery:
         nursery.start_template()
-        (old,) = nursery.fork(1)
+        (old,) = nursery.fork(1, prepare=False)
         before = nursery.pid
         nursery.launch()
         assert nursery.pid != before

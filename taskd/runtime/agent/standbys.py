@@ -17,15 +17,12 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
 
-from taskd.core.warm_starts import Warming, wait_s
+from taskd.core.warm_starts import RESERVE, Warming, wait_s
 from taskd.runtime.agent.sockets import LocalServer, Peer
 from taskd.wire.codec import MAX_MODULES_BYTES
 from taskd.wire.messages import Hello, Modules
 from taskd.wire.standbys import Fork, Prepare
-
-RESERVE: Final = 1
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +157,7 @@ class StandbyPool:
 
     def refill(self, waiting: int = 0) -> None:
         """Ask for as many standbys as are missing. While ranks are `waiting`, only for as many as these need."""
-        missing = (waiting or self._wanted and self._wanted + RESERVE) - len(self._idle) - self._asked
+        missing = (waiting or (self._wanted and self._wanted + RESERVE)) - len(self._idle) - self._asked
         if not waiting:
             self._prepare()
         if self._template_pid is None:
