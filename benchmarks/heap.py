@@ -23,43 +23,16 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks.job import (
-    START_LIMIT_S,
-    BenchmarkError,
-    Journal,
-    StepLogs,
-    fresh,
-    measured,
-    say,
-    started,
-    taskd_environment,
-    torchrun,
-    training,
-)
-from benchmarks.recovery import await_resumed, kill
+from benchmarks.job import fresh, measured, say
+from benchmarks.recovery import measure_taskd
 
 OBJECTS = 5_000_000
 
 
 def measure(directory: Path, args: argparse.Namespace, chance: random.Random, *, keep: bool) -> list[float]:
     """Kill ranks of one job, whose processes keep their objects or not: seconds of each recovery."""
-    logs = StepLogs(directory / "steps", args.ranks)
-    journal = Journal(directory / "run")
-    words = training(logs, args.step_ms, "--objects", args.objects, *([] if keep else ["--drop"]))
-    command = torchrun(words, args.ranks, "--max-restarts", args.kills)
-    found = []
-    with started(command, taskd_environment(directory / "run"), directory / "job.log") as job:
-        job.await_training(logs)
-        for number in range(1, args.kills + 1):
-            job.await_until(lambda: journal.warm, "a warm process", START_LIMIT_S)
-            victim, dead, killed_s = kill(logs, chance, args.ranks)
-            resumed_s = await_resumed(job, logs, victim, dead, killed_s)
-            job.await_until(lambda: journal.count("recovered") >= number, "the journal's record", 10)  # noqa: B023
-            record = journal.last("recovered")
-            if record["restart"] or not record["warm"][str(victim)]:
-                raise BenchmarkError(f"not recovered in place by a warm process: {record['reason']}, see {job.log}")
-            found.append(resumed_s - killed_s - logs.built_s(victim, logs.starts(victim)[-1]))
-    return found
+    words = ("--objects", args.objects, *([] if keep else ["--drop"]))
+    return [fault.recovery_s for fault in measure_taskd(directory, args, chance, args.kills, more=words)]
 
 
 def compare(directory: Path, args: argparse.Namespace, chance: random.Random) -> None:

@@ -1,7 +1,6 @@
 """Every benchmark runs to its end and prints what the issue promises, in small. Its figures are not judged here."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -144,22 +143,28 @@ def test_uneven_steps_of_a_job(launcher: Launcher) -> None:
     assert last["steps"] > 50
 
 
+def write(logs: StepLogs, rank: int, *lines: str, end: str = "\n") -> None:
+    with (logs.directory / f"rank-{rank}.log").open("a") as file:
+        file.write("\n".join(lines) + end)
+
+
 def test_the_resumed_step_is_that_of_the_world_the_killed_rank_came_back_to(tmp_path: Path) -> None:
     logs = StepLogs(tmp_path / "steps", 2)
-
-    def write(rank: int, *lines: str) -> None:
-        with (logs.directory / f"rank-{rank}.log").open("a") as file:
-            file.write("".join(f"{line}\n" for line in lines))
-
-    write(0, "start 10 1.0", "step 10 1 2.0", "step 10 2 3.1")
-    write(1, "start 11 1.0", "step 11 1 2.0")
+    write(logs, 0, "start 10 1.0", "step 10 1 2.0", "step 10 2 3.1")
+    write(logs, 1, "start 11 1.0", "step 11 1 2.0")
     assert logs.resumed_s(1, 11, 3.0) is None  # no new process yet
-    write(1, "start 12 4.0")
+    write(logs, 1, "start 12 4.0")
     assert logs.resumed_s(1, 11, 3.0) is None  # it has committed nothing
-    write(1, "step 12 2 5.0")
+    write(logs, 1, "step 12 2 5", end="")
+    assert logs.resumed_s(1, 11, 3.0) is None  # it is still writing
+    write(logs, 1, ".0")
     assert logs.resumed_s(1, 11, 3.0) == 5.0  # the survivor had committed step 2 just after the kill
-    os.truncate(logs.directory / "rank-1.log", 0)
-    write(1, "start 12 4.0", "step 12 3 5.0")
+
+
+def test_a_step_counts_that_all_ranks_have_committed(tmp_path: Path) -> None:
+    logs = StepLogs(tmp_path / "steps", 2)
+    write(logs, 0, "start 10 1.0", "step 10 1 2.0", "step 10 2 3.1")
+    write(logs, 1, "start 11 1.0", "step 11 1 2.0", "start 12 4.0", "step 12 3 5.0")
     assert logs.resumed_s(1, 11, 3.0) is None
-    write(0, "step 10 3 5.5")
+    write(logs, 0, "step 10 3 5.5")
     assert logs.resumed_s(1, 11, 3.0) == 5.5

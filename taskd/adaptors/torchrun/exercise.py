@@ -1,4 +1,4 @@
-"""The code of a first training step, run in a template, so that a newcomer finds it warm: 5 ms of a recovery.
+"""The code of a first training step, run in a template, so that a newcomer finds it warm: it saves 5 ms of CPU.
 
 Rules:
 

@@ -7,8 +7,8 @@ Rules:
 
 1. Touched is what the template had in memory when it forked, and no more: neither its empty arenas nor the parts of
    libraries that nobody has used. What cannot be known or done (a kernel before 5.14, say) is left as it is.
-2. What is mapped of files costs nothing, for all processes share it. Copies cost a standby and its template all that
-   the template has, 220 MB each with plain torch, and save a recovery some 15 ms: `TASKD_STANDBY_SHARED` does without.
+2. What is mapped of files costs nothing, for all processes share it. Copies cost a standby all that the template has,
+   220 MB with plain torch, and save a recovery some 15 ms: `TASKD_STANDBY_SHARED` does without.
 3. With copies goes free memory on the heap: a small rank gets what it allocates without asking the system.
 4. It is done by small pieces, with a look in between at whether the process is needed.
 """

@@ -197,7 +197,7 @@ def await_rank(path: str, files: Iterable[Range], *, copies: bool) -> Become:
                 case RunCheck() as check:
                     probe(link, check)
                 case Prepare():
-                    map_files(files, needed)  # of which this message has kept it
+                    map_files(files, needed)  # the message itself may have ended the first try
                     if copies:
                         copy_memory(needed)
                 case other:
