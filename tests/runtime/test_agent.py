@@ -39,6 +39,7 @@ class ScriptedManager:
         self.socket = socket
         self.heard: list[NodeStatus] = []
         self.evidence_reports: list[messages.EvidenceReport] = []
+        self.received: list[NodeStatus | messages.EvidenceReport] = []
         self.sequence = 0
         self.records = ""
         self._peer: Peer | None = None
@@ -56,10 +57,11 @@ class ScriptedManager:
         if self.socket.poll(length_s):
             for peer, status in self.socket.receive():
                 self._peer = peer
+                assert isinstance(status, NodeStatus | messages.EvidenceReport)
+                self.received.append(status)
                 if isinstance(status, messages.EvidenceReport):
                     self.evidence_reports.append(status)
                     continue
-                assert isinstance(status, NodeStatus)
                 self.heard.append(status)
 
     def evidence_report(self, *, asked: bool) -> dict[int, Evidence]:
@@ -219,6 +221,21 @@ def test_the_evidence_of_a_death_is_sent_unasked_and_one_that_was_ordered_is_not
     assert ending is not None
     assert (ending.status, ending.signum, ending.fenced) == (None, signal.SIGKILL, False)
     assert isinstance(ending, Ending)
+
+
+def test_the_evidence_of_a_death_is_sent_behind_the_report_of_it(
+    agent: NodeAgent, host: Host, manager: ScriptedManager
+) -> None:
+    manager.until(lambda status: True)
+    manager.say(Order.RUN, 0, 0, 0)
+    host.processes[1].kill()
+    manager.evidence_report(asked=False)
+    first, *_ = (
+        message
+        for message in manager.received
+        if isinstance(message, messages.EvidenceReport) or message.ranks[1].stage is Stage.DEAD
+    )
+    assert isinstance(first, NodeStatus)
 
 
 def test_the_evidence_of_a_death_is_sent_when_the_manager_knows_whose_rank_it_was(
