@@ -72,6 +72,7 @@ from benchmarks.job import (
     training,
 )
 from benchmarks.uneven import soak_uneven
+from taskd.core.warm_starts import RESERVE
 
 RECOVERY_LIMIT_S = 90
 COUNTS_OF_HOSTILE = 50
@@ -213,12 +214,13 @@ class Soak:
         job.await_until(settled, "a step and a warm process", RECOVERY_LIMIT_S)
 
     def _rest(self, job: Job) -> None:
-        """Wait until nothing is under way either: the dead are collected, and torchrun has its ranks, the template and
-        the one standby below it. On a busy machine that takes a while after a fault, and others' descriptors with it.
+        """Wait until the dead are collected too: torchrun has its ranks, template, standby and reserve below it.
+
+        On a busy machine that takes a while after a fault, and others' descriptors with it.
         """
         self._settle(job)
         job.await_until(
-            lambda: len(below(job.pid)) <= self._args.ranks + 3, "the dead to be collected", RECOVERY_LIMIT_S
+            lambda: len(below(job.pid)) <= self._args.ranks + 3 + RESERVE, "the dead to be collected", RECOVERY_LIMIT_S
         )
 
     def _count(self, number: int, pids: dict[str, int], job: Job) -> None:

@@ -104,13 +104,28 @@ def test_a_reserve_is_made_ready_in_place_of_one_that_was_used(make: Callable[..
     taken = pool.take()
     assert taken is not None
     assert taken.pid == first.pid, "the one that is ready goes first"
-    pool.refill(waiting=1)
     pool.refill()
     (later,) = nursery.standbys(1)
     pool.close()
     nursery.ear.server.drop(taken)
     told = [nursery.told(process, lambda: None) for process in (first, reserve, later)]
     assert told == [["Prepare "], ["Prepare "], []]
+
+
+def test_a_standby_for_a_rank_that_waits_prepares_nothing(make: Callable[..., Nursery]) -> None:
+    nursery = make(1, wanted=1)
+    pool = nursery.pool
+    pool.open()
+    nursery.hellos(2)
+    pool.refill(waiting=2)
+    (needed,), (left,) = nursery.standbys(1), nursery.standbys(1)
+    taken = pool.take()
+    assert taken is not None
+    pool.refill()
+    pool.close()
+    nursery.ear.server.drop(taken)
+    assert nursery.told(needed, lambda: None) == []
+    assert nursery.told(left, lambda: None) == ["Prepare "]
 
 
 def test_a_ready_one_that_dies_is_replaced_by_the_reserve(make: Callable[..., Nursery]) -> None:

@@ -51,6 +51,8 @@ class StandbyPool:
         self._idle: list[Peer] = []
         """Those that are ready, or about to be, come first."""
         self._prepared = 0
+        self._waiting = 0
+        """Ranks for which standbys were asked last: what comes is for them, and has no time to prepare."""
         self._asked = 0
         self._modules: set[str] = set()
         self._modules_bytes = 0
@@ -120,7 +122,8 @@ class StandbyPool:
         if hello.role == "standby":
             self._asked = max(0, self._asked - 1)
             self._idle.append(peer)
-            self._prepare()
+            if not self._waiting:
+                self._prepare()
         elif self._template is not peer:
             self._template = peer
             if self._hurried:
@@ -157,6 +160,7 @@ class StandbyPool:
 
     def refill(self, waiting: int = 0) -> None:
         """Ask for as many standbys as are missing. While ranks are `waiting`, only for as many as these need."""
+        self._waiting = waiting
         missing = (waiting or (self._wanted and self._wanted + RESERVE)) - len(self._idle) - self._asked
         if not waiting:
             self._prepare()
