@@ -74,11 +74,11 @@ def import_all(names: list[str], near: socket.socket) -> None:
         __import__("taskd_test_work_0")
 
 
-def test_on_a_crowded_machine_a_template_takes_a_tenth(
+def test_on_a_crowded_machine_a_template_takes_a_quarter(
     names: list[str], links: tuple[socket.socket, socket.socket], waits: RecordedPolls
 ) -> None:
     import_all(names, links[0])
-    assert sum(waits.in_vain_s) > 0.02 * (MODULES - 1) * 9
+    assert sum(waits.in_vain_s) > 0.02 * (MODULES - 1) * 3
 
 
 def test_a_template_that_is_needed_goes_on_at_once(

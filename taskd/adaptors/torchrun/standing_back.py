@@ -3,7 +3,7 @@
 Rules:
 
 1. The ranks import the same modules at the same time. Where processors are free the template goes on beside them; where
-   it has to wait for one, it takes a tenth.
+   it has to wait for one, it takes a quarter.
 2. A message of the agent that waits to be read means that somebody needs the template: it goes on at once.
 3. The nice value is no way: without privileges it cannot be lowered again, and a standby has it from its template.
 """
@@ -20,7 +20,7 @@ _SLICE_S: Final = 0.01
 """Processor time between two pauses, at least."""
 _CROWDED: Final = 0.1
 """Time without a processor, as a share of that on one, from which others are taken to need it."""
-_PAUSES: Final = 9.0
+_PAUSES: Final = 3.0
 """Length of a pause in slices."""
 
 
