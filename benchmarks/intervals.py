@@ -1,6 +1,11 @@
-"""How sure a median is."""
+"""How sure a median is, and a ratio of two."""
 
 import math
+import random
+import statistics
+from typing import Final
+
+_RESAMPLES: Final = 2000
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -8,3 +13,14 @@ def interval(values: list[float]) -> tuple[float, float]:
     ordered = sorted(values)
     middle, away = len(ordered) / 2, 0.98 * math.sqrt(len(ordered))
     return ordered[max(0, math.floor(middle - away))], ordered[min(len(ordered) - 1, math.ceil(middle + away))]
+
+
+def ratio_interval(above: list[float], below: list[float]) -> tuple[float, float]:
+    """In which the ratio of their true medians lies with 95 %: by the bootstrap, which draws both anew many times."""
+    chance = random.Random(0)
+
+    def median(values: list[float]) -> float:
+        return statistics.median(chance.choices(values, k=len(values)))
+
+    ratios = sorted(median(above) / median(below) for _ in range(_RESAMPLES))
+    return ratios[round(0.025 * _RESAMPLES)], ratios[round(0.975 * _RESAMPLES)]

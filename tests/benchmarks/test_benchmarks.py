@@ -43,6 +43,8 @@ def test_heap(launcher: Launcher) -> None:
     last = last_line(launcher, "benchmarks.heap", *words)
     recordable("python -m benchmarks.heap --json", last)
     assert last["ratio"] == pytest.approx(last["with_heap_s"] / last["without_s"], rel=0.1)
+    lower, upper = last["ratio_interval"]
+    assert lower <= last["ratio"] <= upper
     assert len(last["with_heap_all_s"]) == len(last["without_all_s"]) == 2
 
 
