@@ -1,7 +1,7 @@
 """The floor under a recovery: what is left when nothing has to be found out or agreed upon.
 
-Method: bare processes, no torchrun and no taskd. Four ranks train the model of `scripts/train.py`; a fifth process is
-in reserve, with torch imported, and model and optimizer built and stepped once. All gradients travel in one all-reduce,
+Method: bare processes, no torchrun and no taskd. Four ranks train the model of `scripts/train.py`; for each kill one
+more process is in reserve, with torch imported, and model and optimizer built and stepped once. All gradients travel in one all-reduce,
 without DDP. The parent hosts the TCPStore, so that it is known and outlives every rank. It kills a rank, sees the death
 through a pidfd, and writes one line with rank and generation to the pipes of the reserve and of each survivor. The
 survivors come out of the broken all-reduce with gloo's own error, destroy the group, and read their line. All four make
@@ -37,29 +37,40 @@ LIMIT_S = 60
 TIMEOUT = timedelta(seconds=LIMIT_S)
 
 
-def floor_s(directory: Path, ranks: int, step_ms: float, chance: random.Random) -> float:
-    """Measure once: seconds from the kill of a random rank to the last rank's first step in the new world."""
+def floors_s(directory: Path, ranks: int, step_ms: float, chance: random.Random, kills: int) -> list[float]:
+    """Kill a random rank so many times: seconds from each kill to the last rank's first step in the new world."""
     logs = StepLogs(directory, ranks)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
-    with _processes(ranks + 1, store.port, ranks, step_ms, directory) as processes:
+    with _processes(ranks + kills, store.port, ranks, step_ms, directory) as processes:
         for process in processes:
             _await_ready(process)
-        for rank in range(ranks):
-            _order(processes[rank], rank, 0)
+        world, reserve = processes[:ranks], processes[ranks:]
+        for rank, process in enumerate(world):
+            _order(process, rank, 0)
         _await_until(lambda: logs.all_at(20))
-        time.sleep(chance.uniform(0.1, 0.5))
-        victim = chance.randrange(ranks)
-        dead = processes[victim]
-        pidfd = os.pidfd_open(dead.pid)
-        killed_s = time.monotonic()
-        os.kill(dead.pid, signal.SIGKILL)
-        select.select([pidfd], [], [])
-        _order(processes[ranks], victim, 1)
-        for rank in range(ranks):
-            if rank != victim:
-                _order(processes[rank], rank, 1)
-        os.close(pidfd)
-        _await_until(lambda: logs.resumed_s(victim, dead.pid, killed_s) is not None)
+        return [_kill(world, process, generation, logs, chance) for generation, process in enumerate(reserve, start=1)]
+
+
+def _kill(
+    world: list["subprocess.Popen[str]"],
+    newcomer: "subprocess.Popen[str]",
+    generation: int,
+    logs: StepLogs,
+    chance: random.Random,
+) -> float:
+    time.sleep(chance.uniform(0.2, 0.7))  # the random moment of the fault
+    victim = chance.randrange(len(world))
+    dead, world[victim] = world[victim], newcomer
+    pidfd = os.pidfd_open(dead.pid)
+    killed_s = time.monotonic()
+    os.kill(dead.pid, signal.SIGKILL)
+    select.select([pidfd], [], [])
+    _order(newcomer, victim, generation)
+    for rank, process in enumerate(world):
+        if rank != victim:
+            _order(process, rank, generation)
+    os.close(pidfd)
+    _await_until(lambda: logs.resumed_s(victim, dead.pid, killed_s) is not None)
     resumed_s = logs.resumed_s(victim, dead.pid, killed_s)
     assert resumed_s is not None
     return resumed_s - killed_s
@@ -173,7 +184,7 @@ def _gradient(parameter: nn.Parameter) -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="One of the bare processes; started by `floor_s`.")
+    parser = argparse.ArgumentParser(description="One of the bare processes; started by `floors_s`.")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--step-ms", type=float, required=True)

@@ -13,9 +13,9 @@ back to. Under taskd it is done `--kills` times in each job, each time once a wa
 the script saves a checkpoint after every step and goes on from it; stock gets
 `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, without which it seldom recovers at all. Under taskd nothing is saved.
 
-The floor, measured after each pair: bare processes with a warm one in reserve whose model is already built, death seen
-through a pidfd, the group destroyed and made anew on a known store that the parent hosts, one all-reduce, one step; no
-agent, no manager, no set-up of a script, no transfer of state (see `floor.py`).
+The floor, measured after each pair with as many kills: bare processes with a warm one in reserve for each kill, whose
+model is already built, death seen through a pidfd, the group destroyed and made anew on a known store that the parent
+hosts, one all-reduce, one step; no agent, no manager, no set-up of a script, no transfer of state (see `floor.py`).
 
 The last line has the medians: `ratio` is stock over taskd, `phases_ms` are taskd's own from its journal (`detect` is
 the time from the kill to the manager's knowledge). `pause` and `replace` run side by side. `--stock-pairs` leaves
@@ -45,7 +45,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from benchmarks.floor import floor_s
+from benchmarks.floor import floors_s
 from benchmarks.job import (
     START_LIMIT_S,
     BenchmarkError,
@@ -146,27 +146,27 @@ def compare(directory: Path, args: argparse.Namespace, chance: random.Random) ->
     """Measure stock, taskd and floor `--pairs` times; print each, and the medians in the last line."""
     stock: list[Fault] = []
     ours: list[list[Fault]] = []
-    floors: list[float] = []
+    floors: list[list[float]] = []
     together: list[Fault] = []
     for pair in range(args.pairs):
         beside = pair < args.stock_pairs
         if beside:
             stock.append(measure_stock(fresh(directory, f"stock-{pair}"), args, chance))
         ours.append(measure_taskd(fresh(directory, f"taskd-{pair}"), args, chance, args.kills))
-        floors.append(floor_s(directory / f"floor-{pair}", args.ranks, args.step_ms, chance))
+        floors.append(floors_s(directory / f"floor-{pair}", args.ranks, args.step_ms, chance, args.kills))
         if args.at_once:
             together += measure_taskd(fresh(directory, f"at-once-{pair}"), args, chance, 1, args.at_once)
         entry = {
             "pair": pair,
             **({"torchrun_s": round(stock[-1].recovery_s, 4)} if beside else {}),
             "taskd_s": [round(fault.recovery_s, 4) for fault in ours[-1]],
-            "floor_s": round(floors[-1], 4),
+            "floor_s": [round(seconds, 4) for seconds in floors[-1]],
             "ranks": [fault.rank for fault in ours[-1]],
             "phases_ms": median_phases_ms(ours[-1]),
             **({"at_once_s": round(together[-1].recovery_s, 4)} if together else {}),
         }
         stock_s = f"torchrun {stock[-1].recovery_s:.2f} s, " if beside else ""
-        times = f"{stock_s}taskd {median_s(ours[-1]):.3f} s, floor {floors[-1]:.3f} s"
+        times = f"{stock_s}taskd {median_s(ours[-1]):.3f} s, floor {statistics.median(floors[-1]):.3f} s"
         say(args.json, entry, f"pair {pair}: {times}; taskd's ms: {entry['phases_ms']}")
     result = {**summary(stock, ours, floors), **summary_at_once(list(chain(*ours)), together)}
     say(args.json, result, in_words(result))
@@ -192,10 +192,10 @@ def median_phases_ms(faults: list[Fault]) -> dict[str, float]:
     return {name: round(statistics.median(one.phases_ms[name] for one in faults), 1) for name in faults[0].phases_ms}
 
 
-def summary(stock: list[Fault], ours: list[list[Fault]], floors: list[float]) -> dict[str, Any]:
+def summary(stock: list[Fault], ours: list[list[Fault]], floors: list[list[float]]) -> dict[str, Any]:
     """Return the last line of the comparison, from the faults of each job; without stock's part if there is none."""
     all_of_ours = list(chain(*ours))
-    taskd_s, floor = median_s(all_of_ours), statistics.median(floors)
+    taskd_s, floor = median_s(all_of_ours), statistics.median(chain(*floors))
     result: dict[str, Any] = {}
     if stock:
         torchrun_s = median_s(stock)
@@ -212,8 +212,10 @@ def summary(stock: list[Fault], ours: list[list[Fault]], floors: list[float]) ->
         "phases_ms": median_phases_ms(all_of_ours),
         "pairs": len(ours),
         "taskd_all_s": [round(fault.recovery_s, 3) for fault in all_of_ours],
-        "floor_all_s": [round(seconds, 3) for seconds in floors],
-        "over_floor_all": [round(median_s(one) / bare, 2) for one, bare in zip(ours, floors, strict=True)],
+        "floor_all_s": [round(seconds, 3) for seconds in chain(*floors)],
+        "over_floor_all": [
+            round(median_s(one) / statistics.median(bare), 2) for one, bare in zip(ours, floors, strict=True)
+        ],
     }
 
 
