@@ -1,12 +1,12 @@
 """The floor under a recovery: what is left when nothing has to be found out or agreed upon.
 
 Method: bare processes, no torchrun and no taskd. Four ranks train the model of `scripts/train.py`; for each kill one
-more process is in reserve, with torch imported, and model and optimizer built and stepped once. All gradients travel in one all-reduce,
-without DDP. The parent hosts the TCPStore, so that it is known and outlives every rank. It kills a rank, sees the death
-through a pidfd, and writes one line with rank and generation to the pipes of the reserve and of each survivor. The
-survivors come out of the broken all-reduce with gloo's own error, destroy the group, and read their line. All four make
-the group anew under the generation's prefix, do one all-reduce (of the step's number), and one step. The time is that
-from the kill to the last rank's commit.
+more process is in reserve, with torch imported, and model and optimizer built and stepped once. All gradients travel in
+one all-reduce, without DDP. The parent hosts the TCPStore, so that it is known and outlives every rank. It kills a
+rank, sees the death through a pidfd, and writes one line with rank and generation to the pipes of the reserve and of
+each survivor. The survivors come out of the broken all-reduce with gloo's own error, destroy the group, and read their
+line. All four make the group anew under the generation's prefix, do one all-reduce (of the step's number), and one
+step. The time is that from the kill to the last rank's commit.
 
 Left out, compared with a real recovery: the news through agent and manager, leaving collectives that gloo does not
 break by itself, the user's set-up in the new process, DDP's buckets, and the transfer of the state.
