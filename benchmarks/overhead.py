@@ -53,7 +53,7 @@ from benchmarks.trainers.names import LIBRARIES
 SCRIPT = ROOT / "benchmarks" / "scripts" / "steps.py"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _USUAL = {"repeats": 8, "pairs": 500, "steps": 3, "samples": 200}
-_QUICK = {"repeats": 5, "pairs": 60, "steps": 3, "samples": 50}
+_QUICK = {"repeats": 4, "pairs": 60, "steps": 3, "samples": 50}
 _TRAINER_USUAL = {"repeats": 2, "pairs": 12, "steps": 30, "samples": 0}
 
 
