@@ -291,6 +291,10 @@ DESCRIPTORS = Setting(
     "TASKD_DESCRIPTORS", None, Format.WHOLE, None, _WORKER,
     "Soft limit of descriptors that the process gets back, where the agent has raised its own.", 0, 2**63 - 1,
 )  # fmt: skip
+CHILDREN_IGNORED = Setting(
+    "TASKD_CHILDREN_IGNORED", None, Format.WHOLE, None, _WORKER,
+    "1: the process ignores SIGCHLD, as torchrun's parent did; the agent does not.", 0, 1,
+)  # fmt: skip
 RANK = Setting("RANK", None, Format.WHOLE, None, _WORKER, "Global rank: torchrun's own variable.", 0, 2**31 - 1)
 LOCAL_WORLD_SIZE = Setting(
     "LOCAL_WORLD_SIZE", None, Format.WHOLE, "1", _WORKER, "Processes of a node: torchrun's own variable.", 1, 1024

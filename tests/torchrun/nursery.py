@@ -47,7 +47,7 @@ class Nursery:
     ) -> None:
         self.process.close()
         if self.pid:
-            _collect_children_of(self.pid)  # all were killed, and may take a moment to end
+            collect_children_of(self.pid)  # all were killed, and may take a moment to end
         for link in self._links:
             link.close()
         self.local.close()
@@ -88,7 +88,7 @@ class Nursery:
         assert standby.link.recv(1) == b"", "it lets go of its link when it is no standby any more"
         released = self.process.release(standby.hello.pid)
         status = (released or AdoptedProcess(standby.hello.pid)).wait(DEADLINE_S)
-        _collect_children_of(standby.hello.pid)
+        collect_children_of(standby.hello.pid)
         return status
 
     def output(self, standby: Standby) -> tuple[str, str]:
@@ -104,7 +104,7 @@ class Nursery:
         return link, hello
 
 
-def _collect_children_of(rank: int) -> None:
+def collect_children_of(rank: int) -> None:
     """What a rank has started (multiprocessing's resource tracker) ends a moment after it, as our child."""
     with contextlib.suppress(ChildProcessError):
         while True:

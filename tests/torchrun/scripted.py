@@ -33,6 +33,16 @@ class LocalSocket:
         link.settimeout(DEADLINE_S)
         return link, hear(link)
 
+    def fileno(self) -> int:
+        """Readable when somebody connects."""
+        return self._listener.fileno()
+
+    def take(self) -> socket.socket:
+        """The next process that connects, which may never say anything."""
+        link, _ = self._listener.accept()
+        link.settimeout(DEADLINE_S)
+        return link
+
     def environment(self) -> dict[str, str]:
         """Variables of a template."""
         return {"TASKD_AGENT_SOCKET": str(self.path), "TASKD_AGENT_PID": str(os.getpid())}
