@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from taskd.adaptors.torchrun.children import AdoptedProcess, require_child
+from taskd.adaptors.torchrun.command import START
 from taskd.adaptors.torchrun.standby import _read_sources
 from taskd.config.process import environment
 from taskd.errors import RecoveryError
@@ -159,3 +161,55 @@ def test_a_script_in_a_pipe_is_left_to_its_ranks(tmp_path: Path, monkeypatch: py
     os.mkfifo(tmp_path / "script")
     monkeypatch.setattr(sys, "argv", [str(tmp_path / "script")])
     _read_sources()
+
+
+SIGNALS = """
+import os, signal
+child = os.spawnvp(os.P_NOWAIT, "true", ["true"])
+try:
+    os.waitpid(child, 0)
+except ChildProcessError:
+    print("forgotten", end=" ")
+print(signal.getsignal(signal.SIGCHLD).name, "TASKD_CHILDREN_IGNORED" in os.environ)
+"""
+
+
+def test_where_sigchld_was_ignored_a_rank_ignores_it_and_its_template_does_not(
+    run_dir: Path, tmp_path: Path, env: dict[str, str]
+) -> None:
+    write_module(tmp_path, "script", SIGNALS)
+    ignored = {**env, "TASKD_CHILDREN_IGNORED": "1"}
+    with Nursery(run_dir, ignored) as nursery:
+        nursery.start_template(tmp_path)
+        (standby,) = nursery.fork(1)
+        assert nursery.become(standby, ("script.py",), cwd=tmp_path, env=ignored) == 0
+        assert nursery.output(standby) == ("forgotten SIG_IGN False\n", "")
+
+
+def test_where_sigchld_was_ignored_a_cold_rank_ignores_it(tmp_path: Path, env: dict[str, str]) -> None:
+    write_module(tmp_path, "script", SIGNALS)
+    ignored = {**env, "TASKD_CHILDREN_IGNORED": "1", "PYTHONPATH": f"{START}:{ROOT}"}
+    ran = subprocess.run(
+        [sys.executable, tmp_path / "script.py"], env=ignored, capture_output=True, text=True, check=True
+    )
+    assert (ran.stdout, ran.stderr) == ("forgotten SIG_IGN False\n", "")
+
+
+KEEPS = """
+import signal, subprocess, threading
+from taskd.runtime.system.endings import keep_endings
+told = []
+beside = threading.Thread(target=lambda: told.append(keep_endings()))
+beside.start()
+beside.join()
+told.append(subprocess.call(["false"]))
+told += [keep_endings(), keep_endings()]
+told.append(subprocess.call(["false"]))
+print(told)
+"""
+
+
+def test_the_agent_learns_how_its_children_end(env: dict[str, str]) -> None:
+    words = ["env", "--ignore-signal=CHLD", sys.executable, "-c", KEEPS]
+    ran = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
+    assert (ran.stdout, ran.stderr) == ("[False, 0, True, False, 1]\n", "")

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import Final
 
@@ -159,8 +160,7 @@ def test_a_rank_runs_the_script(tmp_path: Path) -> None:
     assert not (tmp_path / "alone").exists()
 
 
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("error", ["OSError", "SystemExit"])
+@pytest.mark.parametrize(("call", "error"), zip(CALLS, cycle(("OSError", "SystemExit"))))
 def test_what_fails_ends_the_process(tmp_path: Path, call: str, error: str) -> None:
     with agent(tmp_path, BREAKS=call, ERROR=error) as one:
         status = one.play()
