@@ -216,6 +216,25 @@ def test_a_template_that_dies_is_followed_by_another(make: Callable[..., Nursery
     pool.close()
 
 
+def test_templates_that_fail_one_after_the_other_are_given_up(
+    make: Callable[..., Nursery], caplog: pytest.LogCaptureFixture
+) -> None:
+    nursery = make(1)
+    pool = nursery.pool
+    pool.open()
+    for number in range(1, 4):
+        assert len(nursery.templates) == number
+        nursery.hellos(1)
+        nursery.templates[-1].kill()
+        gone, _ = nursery.ear.until(lambda _peer, message: message is None)
+        pool.gone(gone)
+        pool.refill()
+    assert len(nursery.templates) == 3
+    assert pool.wait_s <= 0
+    assert [record.getMessage()[:11] for record in caplog.records if record.levelname == "WARNING"] == ["3 templates"]
+    pool.close()
+
+
 def test_a_standby_that_dies_is_not_given_out(make: Callable[..., Nursery]) -> None:
     nursery = make(1, wanted=1)
     pool = nursery.pool

@@ -160,7 +160,7 @@ def test_a_rank_runs_the_script(tmp_path: Path) -> None:
     assert not (tmp_path / "alone").exists()
 
 
-@pytest.mark.parametrize(("call", "error"), zip(CALLS, cycle(("OSError", "SystemExit"))))
+@pytest.mark.parametrize(("call", "error"), list(zip(CALLS, cycle(("OSError", "SystemExit")), strict=False)))
 def test_what_fails_ends_the_process(tmp_path: Path, call: str, error: str) -> None:
     with agent(tmp_path, BREAKS=call, ERROR=error) as one:
         status = one.play()

@@ -37,7 +37,12 @@ from taskd.core.descriptors import needed_descriptors, plan_descriptors
 from taskd.core.recovery.budget import DEFAULT_MAX_RESTARTS
 from taskd.errors import RoomError, TaskdError
 from taskd.runtime.agent.ports import Command, NodeIdentity, NodeRuntime, Outlook
-from taskd.runtime.system.descriptors import descriptor_limits, open_descriptors, set_descriptor_limit
+from taskd.runtime.system.descriptors import (
+    descriptor_limits,
+    fill_standard_descriptors,
+    open_descriptors,
+    set_descriptor_limit,
+)
 from taskd.runtime.system.endings import keep_endings
 from taskd.wire.kinds import JobRank, LocalRank, NodeRank
 
@@ -57,6 +62,7 @@ def _make_node_runtime(given_master_addr: str | None, node_count: int, spec: Wor
         from taskd.runtime.box.elf import flaw
         from taskd.runtime.box.shim import REINSTALL, library_path
 
+    fill_standard_descriptors()
     config = AgentConfig.from_environment(master_addr=given_master_addr, node_count=node_count)
     withhold(SECRET)  # a rank needs none, and shows its environment to trackers and logs
     needed = needed_descriptors(

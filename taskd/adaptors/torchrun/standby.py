@@ -23,9 +23,8 @@ import select
 import signal
 import socket
 import sys
-import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, NoReturn
 
 from msgspec.structs import replace
@@ -35,6 +34,7 @@ from taskd.adaptors.seams.parts import IN_RANK
 from taskd.adaptors.torchrun.collector import no_collections
 from taskd.adaptors.torchrun.command import START
 from taskd.adaptors.torchrun.prefault import Range, copy_memory, map_files, mapped_files
+from taskd.adaptors.torchrun.quiet_imports import import_quietly
 from taskd.adaptors.torchrun.standing_back import standing_back
 from taskd.config.process import forget_preload, forget_start, replace_environment, take_over
 from taskd.config.settings import CHILDREN_IGNORED, DESCRIPTORS
@@ -77,7 +77,6 @@ _QUOTED_MODULES: Final = (
 )
 """`torch.manual_seed` keeps the stack for an error's text, with lines of these: to read them first takes 5 ms."""
 _ACCELERATORS: Final = ("torch.cuda", "torch.xpu", "torch.npu", "torch.mtia")
-_MAX_SHOWN_CHARS: Final = 300
 _BREATH_MS: Final = 1
 """Between two pieces of the work that a standby does ahead: others train meanwhile."""
 
@@ -257,47 +256,6 @@ def _fork_twice() -> bool:
     os.waitpid(child, 0)
     os.close(go)
     return False
-
-
-def import_quietly(names: Iterable[str]) -> None:
-    """Import modules as far as they can be. What they print is no output of any rank: it goes to the log."""
-    for name in names:
-        with _captured() as text:
-            error = _try_import(name)
-        if error is not None:
-            # Compiled packages leave names in sys.modules by which nobody can import: no news to the user.
-            level = logging.DEBUG if name.startswith("_") else logging.WARNING
-            logger.log(level, "a warm process cannot import %s (%r); ranks that need it do it themselves", name, error)
-        if said := text():
-            logger.info("importing %s printed: %s", name, said)
-
-
-def _try_import(name: str) -> BaseException | None:
-    try:
-        importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  a module may raise anything; some call sys.exit
-        return error
-    return None
-
-
-@contextlib.contextmanager
-def _captured() -> Iterator[Callable[[], str]]:
-    """Collect what is written to the descriptors 1 and 2, also by C code."""
-    with tempfile.TemporaryFile() as file:
-        kept = [os.dup(1), os.dup(2)]
-        said = ""
-        try:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-            yield lambda: said
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            for descriptor, saved in enumerate(kept, start=1):
-                os.dup2(saved, descriptor)
-                os.close(saved)
-            file.seek(0)
-            said = file.read(_MAX_SHOWN_CHARS).decode(errors="replace").strip()
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from taskd.config.process import forget_start, take_over
 from taskd.config.settings import CHILDREN_IGNORED, DESCRIPTORS
 from taskd.config.worker import TemplateConfig, WorkerConfig
 from taskd.errors import ConfigError
-from taskd.runtime.system.descriptors import set_descriptor_limit
+from taskd.runtime.system.descriptors import fill_standard_descriptors, set_descriptor_limit
 from taskd.runtime.system.endings import ignore_children
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ _MODULE: Final = "sitecustomize"
 
 def begin(directory: str, isolation: ImportIsolation) -> None:
     """Called while the interpreter starts. Returns when the script is to run."""
+    fill_standard_descriptors()
     forget_start(directory)
     template = sys.argv[-1:] == [TEMPLATE]
     _restore_limit()

@@ -8,7 +8,9 @@ Rules:
    forks before that only for ranks that wait.
 3. As many as are wanted have their memory ready. One more waits that shares its memory: two ranks may die at once, and
    to fork then takes 40 ms. It is made ready when one of the others has become a rank.
-4. Nobody waits here: `take` gives a standby or None, `wait_s` tells how long one is worth waiting for.
+4. A template that ends before it can fork is followed by another, but not for ever: after `_MOST_FAILURES` in a row
+   ranks start cold.
+5. Nobody waits here: `take` gives a standby or None, `wait_s` tells how long one is worth waiting for.
 """
 
 import logging
@@ -17,6 +19,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Final
 
 from taskd.core.warm_starts import RESERVE, Warming, wait_s
 from taskd.runtime.agent.sockets import LocalServer, Peer
@@ -25,6 +28,7 @@ from taskd.wire.messages import Hello, Modules
 from taskd.wire.standbys import Fork, Prepare
 
 logger = logging.getLogger(__name__)
+_MOST_FAILURES: Final = 3
 
 
 class StandbyPool:
@@ -48,6 +52,8 @@ class StandbyPool:
         self._importing_since_s: float | None = None
         self._first_start_s: float | None = None
         self._forks = True
+        self._failures = 0
+        """Templates that have ended in a row before they could fork."""
         self._idle: list[Peer] = []
         """Those that are ready, or about to be, come first."""
         self._prepared = 0
@@ -130,6 +136,7 @@ class StandbyPool:
                 self.hurry()
         else:
             self._ready, self._forks, self._importing_since_s = True, hello.threads == 1, None
+            self._failures = 0
             if not self._forks:
                 logger.info(
                     "the template has %d threads after its imports: it serves as a standby itself", hello.threads
@@ -142,11 +149,22 @@ class StandbyPool:
     def gone(self, peer: Peer) -> None:
         """A template or standby has ended."""
         if peer is self._template:
+            self._note_failure()
             self._template, self._template_pid, self._ready, self._asked = None, None, False, 0
             self._importing_since_s = None
         if peer in self._idle:
             self._prepared -= self._idle.index(peer) < self._prepared
             self._idle.remove(peer)
+
+    def _note_failure(self) -> None:
+        self._failures += not self._ready
+        if self._failures >= _MOST_FAILURES and self._opened:
+            self._opened = False
+            logger.warning(
+                "%d templates have ended one after the other before they could fork a warm process; ranks start cold "
+                "from now on. Their errors are above; TASKD_STANDBY=0 does without them",
+                self._failures,
+            )
 
     def take(self) -> Peer | None:
         """A standby that can take a rank now; it is no longer of the pool."""

@@ -35,5 +35,15 @@ def raise_descriptor_limit() -> None:
         set_descriptor_limit(descriptor_limits()[1])
 
 
+def fill_standard_descriptors() -> None:
+    """Open /dev/null for those of the descriptors 0 to 2 that are closed. What this process starts has them closed.
+
+    Else one of our sockets would get such a number, and then what a library prints.
+    """
+    for number in range(3):
+        if not os.path.lexists(_OPEN / str(number)):
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+
+
 def _finite(limit: int) -> int:
     return sys.maxsize if limit == resource.RLIM_INFINITY else limit
