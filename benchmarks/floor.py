@@ -38,7 +38,7 @@ TIMEOUT = timedelta(seconds=LIMIT_S)
 
 
 def floors_s(directory: Path, ranks: int, step_ms: float, chance: random.Random, kills: int) -> list[float]:
-    """Kill a random rank so many times: seconds from each kill to the last rank's first step in the new world."""
+    """Kill a random rank `kills` times. Return, for each, the seconds until the last rank's first step afterwards."""
     logs = StepLogs(directory, ranks)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
     with _processes(ranks + kills, store.port, ranks, step_ms, directory) as processes:

@@ -12,8 +12,8 @@ goes the time in which the new process makes its objects: that is the script's o
 What is left must not depend on the objects. A scan of the heap (`gc.get_objects`) takes 0.1 s for a million of them,
 and a collection (`gc.collect`) as long, in each process that makes one.
 
-The last line has the medians: `ratio` is `with_heap_s` over `without_s`, and `ratio_interval` its 95 % interval. A
-recovery alone varies by a quarter, so the few of a quick run are judged by the interval's lower end.
+The last line has the medians: `ratio` is `with_heap_s` over `without_s`, and `ratio_interval` its 95 % interval. Single
+recoveries vary by a quarter: a quick run has few of them, so its verdict uses the interval's lower end.
 """
 
 import argparse

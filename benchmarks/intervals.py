@@ -1,4 +1,4 @@
-"""How sure a median is, and a ratio of two."""
+"""Confidence intervals of medians, and of ratios of medians."""
 
 import math
 import random
@@ -16,7 +16,7 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 
 def ratio_interval(above: list[float], below: list[float]) -> tuple[float, float]:
-    """In which the ratio of their true medians lies with 95 %: by the bootstrap, which draws both anew many times."""
+    """Return the 95 % interval of the ratio of two medians, by the percentile bootstrap."""
     chance = random.Random(0)
 
     def median(values: list[float]) -> float:

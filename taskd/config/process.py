@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from taskd.config.schema import Reader, Setting
-from taskd.config.settings import CHILDREN_IGNORED, DESCRIPTORS, ENABLED, PRELOAD_KEEP, SETTINGS
+from taskd.config.settings import DESCRIPTORS, ENABLED, PRELOAD_KEEP, SETTINGS, SIGCHLD_IGNORED
 
 RANK_VARIABLES: Final = frozenset(
     ("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RESTART_COUNT")
@@ -133,5 +133,5 @@ def leave_alone_at_nccl_errors() -> None:
 def without_rank(env: Mapping[str, str]) -> dict[str, str]:
     """A rank's environment less what belongs to one rank or one process of it."""
     own = {setting.variable for setting in SETTINGS if Reader.WORKER in setting.readers} | RANK_VARIABLES
-    own -= {DESCRIPTORS.variable, CHILDREN_IGNORED.variable}
+    own -= {DESCRIPTORS.variable, SIGCHLD_IGNORED.variable}
     return {name: value for name, value in env.items() if name not in own}

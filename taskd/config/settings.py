@@ -291,9 +291,9 @@ DESCRIPTORS = Setting(
     "TASKD_DESCRIPTORS", None, Format.WHOLE, None, _WORKER,
     "Soft limit of descriptors that the process gets back, where the agent has raised its own.", 0, 2**63 - 1,
 )  # fmt: skip
-CHILDREN_IGNORED = Setting(
-    "TASKD_CHILDREN_IGNORED", None, Format.WHOLE, None, _WORKER,
-    "1: the process ignores SIGCHLD, as torchrun's parent did; the agent does not.", 0, 1,
+SIGCHLD_IGNORED = Setting(
+    "TASKD_SIGCHLD_IGNORED", None, Format.WHOLE, None, _WORKER,
+    "1: torchrun was started with SIGCHLD ignored, so its ranks ignore it too.", 0, 1,
 )  # fmt: skip
 RANK = Setting("RANK", None, Format.WHOLE, None, _WORKER, "Global rank: torchrun's own variable.", 0, 2**31 - 1)
 LOCAL_WORLD_SIZE = Setting(

@@ -170,7 +170,7 @@ try:
     os.waitpid(child, 0)
 except ChildProcessError:
     print("forgotten", end=" ")
-print(signal.getsignal(signal.SIGCHLD).name, "TASKD_CHILDREN_IGNORED" in os.environ)
+print(signal.getsignal(signal.SIGCHLD).name, "TASKD_SIGCHLD_IGNORED" in os.environ)
 """
 
 
@@ -178,7 +178,7 @@ def test_where_sigchld_was_ignored_a_rank_ignores_it_and_its_template_does_not(
     run_dir: Path, tmp_path: Path, env: dict[str, str]
 ) -> None:
     write_module(tmp_path, "script", SIGNALS)
-    ignored = {**env, "TASKD_CHILDREN_IGNORED": "1"}
+    ignored = {**env, "TASKD_SIGCHLD_IGNORED": "1"}
     with Nursery(run_dir, ignored) as nursery:
         nursery.start_template(tmp_path)
         (standby,) = nursery.fork(1)
@@ -188,7 +188,7 @@ def test_where_sigchld_was_ignored_a_rank_ignores_it_and_its_template_does_not(
 
 def test_where_sigchld_was_ignored_a_cold_rank_ignores_it(tmp_path: Path, env: dict[str, str]) -> None:
     write_module(tmp_path, "script", SIGNALS)
-    ignored = {**env, "TASKD_CHILDREN_IGNORED": "1", "PYTHONPATH": f"{START}:{ROOT}"}
+    ignored = {**env, "TASKD_SIGCHLD_IGNORED": "1", "PYTHONPATH": f"{START}:{ROOT}"}
     ran = subprocess.run(
         [sys.executable, tmp_path / "script.py"], env=ignored, capture_output=True, text=True, check=True
     )
@@ -197,13 +197,13 @@ def test_where_sigchld_was_ignored_a_cold_rank_ignores_it(tmp_path: Path, env: d
 
 KEEPS = """
 import signal, subprocess, threading
-from taskd.runtime.system.endings import keep_endings
+from taskd.runtime.system.sigchld import stop_ignoring_sigchld
 told = []
-beside = threading.Thread(target=lambda: told.append(keep_endings()))
+beside = threading.Thread(target=lambda: told.append(stop_ignoring_sigchld()))
 beside.start()
 beside.join()
 told.append(subprocess.call(["false"]))
-told += [keep_endings(), keep_endings()]
+told += [stop_ignoring_sigchld(), stop_ignoring_sigchld()]
 told.append(subprocess.call(["false"]))
 print(told)
 """

@@ -1,6 +1,6 @@
-"""A template, and a standby that is not told which rank it is, can do one thing when something fails: end.
+"""After an error, a template or a standby without a rank ends.
 
-Each call in its way fails in turn. The script tells whether it ran as a process that is no rank.
+Each call of their code fails in turn. The script records whether it ran with a rank or without one.
 """
 
 import inspect
@@ -37,6 +37,9 @@ os.mkdir(os.environ["RAN"] + ("/as-rank" if "RANK" in os.environ else "/alone"))
 BREAKS = """
 import importlib, os
 text = os.environ.get("BREAKS")
+if text == "sitecustomize":
+    open(os.environ["RAN"] + "/fired", "w").close()
+    raise SystemExit(1)
 error = {"SystemExit": SystemExit, "OSError": OSError}[os.environ.get("ERROR", "OSError")]
 import taskd.adaptors.torchrun.standby
 for name in ("DEFAULT_MODULES", "IN_RANK"):
@@ -49,6 +52,7 @@ if text:
     for part in parts:
         place = getattr(place, part)
     def broken(*_, **__):
+        open(os.environ["RAN"] + "/fired", "w").close()
         raise error("broken by the test")
     setattr(place, last, broken)
 """
@@ -66,12 +70,14 @@ def calls() -> Iterator[str]:
     for module in ("os", "signal", "fcntl", "gc", "select", "socket"):
         for name in sorted(set(re.findall(rf"(?<![\w.]){module}\.(\w+)\(", text)) - {"_exit"}):
             yield f"{module}:{name}"
-    for name in ("_be_template", "_restore_limit", "take_over", "import_the_machines_own", "prepare_rank"):
-        yield f"{START}:{name}"
+    yield from (f"{START}:_be_template", f"{START}:prepare_rank")
     yield "taskd.config.worker:TemplateConfig.from_environment"
+    yield "sitecustomize"  # the machine's own, which may leave by SystemExit
 
 
 CALLS: Final = tuple(calls())
+UNUSED: Final = frozenset((f"{STANDBY}:probe",))
+"""Calls that this agent gives no occasion for."""
 
 
 class Agent:
@@ -164,6 +170,7 @@ def test_a_rank_runs_the_script(tmp_path: Path) -> None:
 def test_what_fails_ends_the_process(tmp_path: Path, call: str, error: str) -> None:
     with agent(tmp_path, BREAKS=call, ERROR=error) as one:
         status = one.play()
+    assert (tmp_path / "fired").exists() == (call not in UNUSED)
     assert not (tmp_path / "alone").exists()
     assert (status == 0) == (tmp_path / "as-rank").exists()
 

@@ -32,7 +32,7 @@ from taskd.adaptors.torchrun.template_process import TemplateProcess
 from taskd.adaptors.torchrun.waiting import set_aside
 from taskd.config.address import knows_manager
 from taskd.config.process import environment, hand_down, profile_nccl, starting_with, withhold
-from taskd.config.settings import CHILDREN_IGNORED, DESCRIPTORS, SECRET
+from taskd.config.settings import DESCRIPTORS, SECRET, SIGCHLD_IGNORED
 from taskd.core.descriptors import needed_descriptors, plan_descriptors
 from taskd.core.recovery.budget import DEFAULT_MAX_RESTARTS
 from taskd.errors import RoomError, TaskdError
@@ -43,7 +43,7 @@ from taskd.runtime.system.descriptors import (
     open_descriptors,
     set_descriptor_limit,
 )
-from taskd.runtime.system.endings import keep_endings
+from taskd.runtime.system.sigchld import stop_ignoring_sigchld
 from taskd.wire.kinds import JobRank, LocalRank, NodeRank
 
 logger = logging.getLogger(__name__)
@@ -74,8 +74,8 @@ def _make_node_runtime(given_master_addr: str | None, node_count: int, spec: Wor
         logs=any(_is_given(spec, *option) for option in _LOG_OPTIONS),
     )
     _find_descriptors(needed, parse_command(spec.entrypoint, spec.args, sys.executable))
-    if keep_endings():
-        hand_down(CHILDREN_IGNORED, 1)
+    if stop_ignoring_sigchld():
+        hand_down(SIGCHLD_IGNORED, 1)
     if config.nccl_times:
         plugin = library_path()
         wrong = flaw(plugin)

@@ -1,4 +1,4 @@
-"""Imports whose words are no output of any rank, and whose failures are none of the job's."""
+"""Import modules in a template: log their output and their failures, and raise neither."""
 
 import contextlib
 import importlib

@@ -37,11 +37,11 @@ from taskd.adaptors.torchrun.prefault import Range, copy_memory, map_files, mapp
 from taskd.adaptors.torchrun.quiet_imports import import_quietly
 from taskd.adaptors.torchrun.standing_back import standing_back
 from taskd.config.process import forget_preload, forget_start, replace_environment, take_over
-from taskd.config.settings import CHILDREN_IGNORED, DESCRIPTORS
+from taskd.config.settings import DESCRIPTORS, SIGCHLD_IGNORED
 from taskd.config.worker import TemplateConfig
 from taskd.core.nodecheck.probes import CHECK_NAME
-from taskd.runtime.system.endings import ignore_children
 from taskd.runtime.system.processes import call_me
+from taskd.runtime.system.sigchld import ignore_sigchld
 from taskd.wire.codec import MAX_LOCAL_BYTES, decode_to_local, encode
 from taskd.wire.messages import (
     Abandon,
@@ -226,8 +226,8 @@ def take_rank(become: Become) -> None:
     forget_start(START)
     forget_preload()
     take_over(DESCRIPTORS)  # done by the template
-    if take_over(CHILDREN_IGNORED):
-        ignore_children()
+    if take_over(SIGCHLD_IGNORED):
+        ignore_sigchld()
     _redirect(become.stdout, 1)
     _redirect(become.stderr, 2)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -9,9 +9,9 @@ Rules:
 3. The template spends its life there too: it is started by the ranks' command, followed by `TEMPLATE`, and a process
    that becomes a rank only has to return. What it imports sees the ranks' arguments: some modules read them at once.
 4. What a script dies of is heard from the interpreter's audit event, whatever hook the script has set.
-5. taskd's own preparation of a rank may fail; the script runs in any case, with one traceback in the log. What fails in
-   a template, or in a process that it forked, ends that process (`python/start/sitecustomize.py`): it is no rank, or
-   not whole, and a cold process takes its place.
+5. If taskd cannot prepare a rank, the script runs anyway, with one traceback in the log. An error in a template, or in
+   a process that it forked, ends that process instead (`python/start/sitecustomize.py`): it holds no rank, or is not
+   fully prepared. A cold process replaces it.
 """
 
 import logging
@@ -25,11 +25,11 @@ from taskd.adaptors.torchrun.command import TEMPLATE
 from taskd.adaptors.torchrun.isolation import ImportIsolation
 from taskd.adaptors.torchrun.script import prepare_rank, tell_agent
 from taskd.config.process import forget_start, take_over
-from taskd.config.settings import CHILDREN_IGNORED, DESCRIPTORS
+from taskd.config.settings import DESCRIPTORS, SIGCHLD_IGNORED
 from taskd.config.worker import TemplateConfig, WorkerConfig
 from taskd.errors import ConfigError
 from taskd.runtime.system.descriptors import fill_standard_descriptors, set_descriptor_limit
-from taskd.runtime.system.endings import ignore_children
+from taskd.runtime.system.sigchld import ignore_sigchld
 
 logger = logging.getLogger(__name__)
 _MODULE: Final = "sitecustomize"
@@ -41,13 +41,13 @@ def begin(directory: str, isolation: ImportIsolation) -> None:
     forget_start(directory)
     template = sys.argv[-1:] == [TEMPLATE]
     _restore_limit()
-    ignores_children = take_over(CHILDREN_IGNORED)
+    ignored = take_over(SIGCHLD_IGNORED)
     import_the_machines_own()
     if template:
         _be_template(isolation)
     else:
-        if ignores_children:
-            ignore_children()
+        if ignored:
+            ignore_sigchld()
         _try_to_prepare(isolation)
     isolation.open()
     sys.addaudithook(_hear)

@@ -1,7 +1,7 @@
-"""What the interpreter imports first in a rank and in the template: see `taskd.adaptors.torchrun.start`.
+"""First import of the interpreter in a rank and in the template: see `taskd.adaptors.torchrun.start`.
 
-The interpreter shows what is raised here, and then runs the script all the same. That is right for a rank. A template
-is no rank: it would train alone and overwrite the job's files. So it ends here, whatever is raised.
+The interpreter prints an exception raised here, and then runs the script. A rank may go on like that. A template holds
+no rank: it would train alone and overwrite the job's files. So any exception ends a template.
 """
 
 import os
@@ -25,7 +25,7 @@ def _begin() -> None:
     begin(_here, ImportIsolation(_known, _clean))
 
 
-if sys.argv[-1:] == ["taskd.python.template"]:
+if sys.argv[-1:] == ["taskd.python.template"]:  # `command.TEMPLATE`, before anything of taskd is imported
     try:
         _begin()
     except BaseException:  # noqa: BLE001 - whatever it is, the script must not run

@@ -8,7 +8,7 @@ Rules:
    forks before that only for ranks that wait.
 3. As many as are wanted have their memory ready. One more waits that shares its memory: two ranks may die at once, and
    to fork then takes 40 ms. It is made ready when one of the others has become a rank.
-4. A template that ends before it can fork is followed by another, but not for ever: after `_MOST_FAILURES` in a row
+4. A new template replaces one that has ended. After `_MOST_FAILURES` in a row that ended before they could fork,
    ranks start cold.
 5. Nobody waits here: `take` gives a standby or None, `wait_s` tells how long one is worth waiting for.
 """
@@ -53,12 +53,12 @@ class StandbyPool:
         self._first_start_s: float | None = None
         self._forks = True
         self._failures = 0
-        """Templates that have ended in a row before they could fork."""
+        """Templates in a row that ended before they could fork."""
         self._idle: list[Peer] = []
         """Those that are ready, or about to be, come first."""
         self._prepared = 0
         self._waiting = 0
-        """Ranks for which standbys were asked last: what comes is for them, and has no time to prepare."""
+        """Waiting ranks at the last refill. While there are some, new standbys go to them unprepared."""
         self._asked = 0
         self._modules: set[str] = set()
         self._modules_bytes = 0
@@ -149,20 +149,20 @@ class StandbyPool:
     def gone(self, peer: Peer) -> None:
         """A template or standby has ended."""
         if peer is self._template:
-            self._note_failure()
+            self._count_failure()
             self._template, self._template_pid, self._ready, self._asked = None, None, False, 0
             self._importing_since_s = None
         if peer in self._idle:
             self._prepared -= self._idle.index(peer) < self._prepared
             self._idle.remove(peer)
 
-    def _note_failure(self) -> None:
+    def _count_failure(self) -> None:
         self._failures += not self._ready
         if self._failures >= _MOST_FAILURES and self._opened:
             self._opened = False
             logger.warning(
-                "%d templates have ended one after the other before they could fork a warm process; ranks start cold "
-                "from now on. Their errors are above; TASKD_STANDBY=0 does without them",
+                "%d templates in a row ended before they could fork a warm process, expected one that can; ranks start "
+                "cold from now on. Look at their errors above, or set TASKD_STANDBY=0",
                 self._failures,
             )
 

@@ -36,9 +36,10 @@ def raise_descriptor_limit() -> None:
 
 
 def fill_standard_descriptors() -> None:
-    """Open /dev/null for those of the descriptors 0 to 2 that are closed. What this process starts has them closed.
+    """Open /dev/null for each closed descriptor from 0 to 2.
 
-    Else one of our sockets would get such a number, and then what a library prints.
+    Otherwise one of our sockets gets such a number, and a library that prints writes into it. Child processes do not
+    inherit the new descriptors.
     """
     for number in range(3):
         if not os.path.lexists(_OPEN / str(number)):
