@@ -8,8 +8,10 @@ Rules:
    found wherever it was adopted. It gets a moment to end, for it may be about to; a child gets none.
 4. Shared memory belongs to the machine. A file that names a living process of somebody else is his. While another
    pytest runs beside this one, nobody can tell whose a new file is, and none is counted.
+5. A test that leaves this process a subreaper would make later orphans its children, which nobody collects.
 """
 
+import ctypes
 import gc
 import os
 import select
@@ -24,6 +26,8 @@ from pathlib import Path
 MARK = "LEAK_CENSUS"
 TIMEOUT_S = 5.0
 _SHARED_MEMORY = Path("/dev/shm")
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
 _KEPT_BY_PYTHON = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 
 
@@ -35,12 +39,13 @@ class Census:
     descriptors: dict[int, str]
     processes: dict[int, str]
     shared_memory: frozenset[str]
+    subreaper: bool
 
 
 def take(mark: str) -> Census:
     """Count what there is now. `mark` is the value of `MARK` in the environment of this test's processes."""
     shared = frozenset(path.name for path in _SHARED_MEMORY.glob("taskd*") if not _is_a_strangers(path.name, mark))
-    return Census(frozenset(threading.enumerate()), _descriptors(), _processes(mark), shared)
+    return Census(frozenset(threading.enumerate()), _descriptors(), _processes(mark), shared, is_subreaper())
 
 
 def leaks(before: Census, mark: str) -> list[str]:
@@ -57,7 +62,20 @@ def leaks(before: Census, mark: str) -> list[str]:
     for pid in _processes(mark).keys() - before.processes.keys():
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    if is_subreaper() and not before.subreaper:
+        set_subreaper(False)
     return found
+
+
+def is_subreaper() -> bool:
+    """Whether this process becomes the parent of orphaned descendants."""
+    answer = ctypes.c_int(0)
+    return ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0) == 0 and answer.value != 0
+
+
+def set_subreaper(wanted: bool) -> None:
+    """Make this process the parent of orphaned descendants, or leave them to another again."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
 
 
 def _news(before: Census, after: Census) -> list[str]:
@@ -66,6 +84,8 @@ def _news(before: Census, after: Census) -> list[str]:
         if before.descriptors.get(descriptor) != target:
             found.append(f"descriptor {descriptor} -> {target}")
     found += [f"process {pid}: {after.processes[pid]}" for pid in after.processes.keys() - before.processes.keys()]
+    if after.subreaper and not before.subreaper:
+        found.append("this process is a subreaper")
     files = after.shared_memory - before.shared_memory
     if files and not _another_pytest_runs():
         found += [f"shared memory /dev/shm/{name}" for name in files]

@@ -108,6 +108,13 @@ def test_an_orphan_is_found_by_its_mark(leak_mark: str, short_timeout: None) -> 
     assert found[0].startswith(f"process {orphan}: ")
 
 
+def test_a_process_left_a_subreaper_is_found_and_mended(leak_mark: str) -> None:
+    before = leaks.take(leak_mark)
+    leaks.set_subreaper(True)
+    assert leaks.leaks(before, leak_mark) == ["this process is a subreaper"]
+    assert not leaks.is_subreaper()
+
+
 @pytest.mark.parametrize(("alone", "reported"), [(True, 1), (False, 0)])
 def test_shared_memory_is_found_unless_it_may_be_anothers(
     leak_mark: str, launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool, reported: int

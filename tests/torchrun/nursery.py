@@ -1,7 +1,6 @@
 """An agent for templates and standbys, in the test's own process: real socket, real processes, nothing else."""
 
 import contextlib
-import ctypes
 import os
 import socket
 from dataclasses import dataclass
@@ -14,9 +13,8 @@ from taskd.runtime.agent.ports import Command
 from taskd.wire.codec import encode
 from taskd.wire.messages import Hello
 from taskd.wire.standbys import Become, Fork, Prepare
+from tests.leaks import set_subreaper
 from tests.torchrun.scripted import DEADLINE_S, LocalSocket, hear
-
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass
@@ -51,7 +49,7 @@ class Nursery:
         for link in self._links:
             link.close()
         self.local.close()
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        set_subreaper(False)
 
     def launch(self, cwd: Path | None = None, **variables: str) -> Hello:
         """Start a template and return its first Hello: it is still importing."""

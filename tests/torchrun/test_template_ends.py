@@ -24,6 +24,7 @@ from taskd.runtime.agent.ports import Command
 from taskd.wire.codec import BadFrameError, encode
 from taskd.wire.messages import Hello
 from taskd.wire.standbys import Become, Fork, Prepare
+from tests.leaks import set_subreaper
 from tests.torchrun.nursery import collect_children_of
 from tests.torchrun.scripted import DEADLINE_S, LocalSocket, hear
 
@@ -139,6 +140,7 @@ class Agent:
         for link in self._links:
             link.close()
         self._local.close()
+        set_subreaper(False)
 
 
 @contextmanager
