@@ -89,9 +89,7 @@ def _machine() -> Iterator[DoctorLine]:
     """Kernel, C library, shared memory and descriptors."""
     kernel, library = os.uname().release, _c_library()
     old = too_old(kernel, LEAST_KERNEL)
-    yield DoctorLine(
-        "kernel", old or f"Linux {kernel}", old and "boot a newer kernel: agents see processes end by pidfd_open"
-    )
+    yield DoctorLine("kernel", old or f"Linux {kernel}", old and "boot a newer kernel: older ones are not tried")
     old = too_old(library.removeprefix("glibc"), LEAST_GLIBC)
     yield DoctorLine("C library", old or library, old and "use an image with a newer glibc: torch's wheels need it too")
     free_bytes, wrong = free_shared_memory()

@@ -8,10 +8,10 @@ from taskd.core.requirements import LEAST_GLIBC, LEAST_KERNEL, LEAST_SHARED_BYTE
 @pytest.mark.parametrize(
     ("text", "least", "found"),
     [
-        ("5.3.0-1-amd64", LEAST_KERNEL, ""),
+        ("4.18.0-1-amd64", LEAST_KERNEL, ""),
         ("6.1.0", LEAST_KERNEL, ""),
         ("10.0", LEAST_KERNEL, ""),
-        ("4.18.0-553.el8.x86_64", LEAST_KERNEL, "found 4.18, expected 5.3 or newer"),
+        ("4.12.14-122-default", LEAST_KERNEL, "found 4.12, expected 4.18 or newer"),
         (" 2.28", LEAST_GLIBC, ""),
         (" 2.9", LEAST_GLIBC, "found 2.9, expected 2.28 or newer"),
         ("", LEAST_GLIBC, "found none, expected 2.28 or newer"),

@@ -1,5 +1,6 @@
 """Deaths of real processes, seen by life futex and by pidfd."""
 
+import errno
 import os
 import select
 import signal
@@ -12,6 +13,7 @@ import pytest
 
 from taskd.runtime.agent.deaths import DeathWatch, ProcessEnd, ending_status
 from taskd.runtime.box.blackbox import Box
+from taskd.runtime.system.pidfd import ProcessHandle
 from tests.launch import Launcher
 from tests.runtime.local import LIMIT_S, PROGRAMS, ROOT, readable
 
@@ -111,6 +113,52 @@ def test_without_a_box_the_pidfd_tells(watch: DeathWatch, begin: Start) -> None:
     process.terminate()
     assert until_gone(watch) == [ProcessEnd(process.pid, gone=True)]
     assert ending_status(process.pid) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("reason", [errno.EPERM, errno.ENOSYS, errno.EMFILE], ids=errno.errorcode.get)
+def test_without_a_pidfd_each_is_looked_at(
+    watch: DeathWatch, begin: Start, monkeypatch: pytest.MonkeyPatch, reason: int
+) -> None:
+    """A seccomp profile, an older kernel, or too many open files: no death is missed, and none is made up."""
+
+    def refuse(_pid: int) -> int:
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    first, second = begin(None), begin(None, "0")
+    watch.watch(first.pid, None)
+    watch.watch(second.pid, None)
+    assert until_gone(watch) == [ProcessEnd(second.pid, gone=True)]
+    assert not readable(watch.fileno(), 0.2)
+    assert second.poll() == 0, "it was not reaped"
+    first.kill()
+    assert until_gone(watch) == [ProcessEnd(first.pid, gone=True)]
+
+
+@pytest.mark.parametrize("pidfd", [True, False], ids=["by pidfd", "by looks"])
+def test_a_process_that_is_no_child(begin: Start, monkeypatch: pytest.MonkeyPatch, pidfd: bool) -> None:
+    """It is seen to run, killed, and seen to have ended, while its parent has not reaped it."""
+    if not pidfd:
+        monkeypatch.setattr(os, "pidfd_open", refuse_pidfd)
+    shell = "sleep 1000 & echo $!; wait"
+    parent = subprocess.Popen(["bash", "-c", shell], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert parent.stdout is not None
+    handle = ProcessHandle(int(parent.stdout.readline()))
+    assert handle.runs()
+    os.kill(parent.pid, signal.SIGSTOP)
+    handle.kill(signal.SIGKILL)
+    end_s = time.monotonic() + LIMIT_S
+    while handle.runs():
+        assert time.monotonic() < end_s
+    handle.close()
+    assert not handle.runs()
+    os.killpg(parent.pid, signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+
+
+def refuse_pidfd(_pid: int) -> int:
+    raise PermissionError
 
 
 @pytest.mark.parametrize(("status", "known"), [("13", 13), ("0", None)])

@@ -8,17 +8,15 @@ Rules:
 """
 
 import logging
-import os
-import select
 import signal
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from enum import Enum
 from signal import Signals
 from typing import Final
 
 from taskd.errors import RecoveryError
 from taskd.runtime.agent.ports import Command, Logs
+from taskd.runtime.system.pidfd import ProcessHandle
 from taskd.wire.kinds import JobRank, LocalRank, NodeRank
 from taskd.wire.messages import Stage
 
@@ -42,7 +40,7 @@ class ActorHost:
     def __init__(self, rank: JobRank, world_size: int, leave: Callable[[Leaving], None]) -> None:
         self._rank, self._world_size = rank, world_size
         self._leave = leave
-        self._pid, self._pidfd = -1, -1
+        self._process: ProcessHandle | None = None
         self._seen: int | None = None
         """How the present process ends, as far as that was seen."""
         self.leads = True
@@ -61,7 +59,7 @@ class ActorHost:
 
     def pid(self, _local_rank: LocalRank) -> int:
         """The process that holds the rank."""
-        return self._pid
+        return -1 if self._process is None else self._process.pid
 
     def environment(self, _local_rank: LocalRank) -> dict[str, str]:
         """What torchrun would say of the rank. The process does not take it as its environment: it reads it."""
@@ -104,21 +102,17 @@ class ActorHost:
     def hold(self, pid: int) -> None:
         """This process holds the rank."""
         self.close()
-        self._pid, self._seen = pid, None
-        with suppress(ProcessLookupError):
-            self._pidfd = os.pidfd_open(pid)
+        self._process, self._seen = ProcessHandle(pid), None
 
     def close(self) -> None:
         """Nothing is known of its process any more."""
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-        self._pidfd = -1
+        if self._process is not None:
+            self._process.close()
 
     def kill(self, _local_rank: LocalRank, number: Signals) -> None:
         """Signal the process alone. Nothing happens if it is gone."""
-        if self._pidfd >= 0:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, number)
+        if self._process is not None:
+            self._process.kill(number)
 
     def exit_status(self, _local_rank: LocalRank) -> int | None:
         """None while it runs; else what was seen, or `UNSEEN`."""
@@ -136,11 +130,7 @@ class ActorHost:
         return status if self._seen is None else self._seen
 
     def _runs(self) -> bool:
-        if self._pidfd < 0:
-            return False
-        poller = select.poll()
-        poller.register(self._pidfd, select.POLLIN)
-        return not poller.poll(0)
+        return self._process is not None and self._process.runs()
 
     def start_template(self, _env: Mapping[str, str]) -> int:
         """Raises `RecoveryError`."""

@@ -10,7 +10,6 @@ Rules:
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import subprocess
 import threading
@@ -20,6 +19,7 @@ from typing import Final, cast
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from taskd.errors import RecoveryError
+from taskd.runtime.system.pidfd import await_end
 from taskd.wire.kinds import LocalRank
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -156,20 +156,11 @@ class AdoptedProcess:
         """Wait for the end; raises `subprocess.TimeoutExpired` after `timeout` seconds."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):  # reaped between the two lines
-                self._await_end(timeout)
+                await_end(self.pid, timeout)
         status = self.poll()
         if status is None:
             raise subprocess.TimeoutExpired(f"rank process {self.pid}", timeout or 0.0)
         return status
-
-    def _await_end(self, timeout: float | None) -> None:
-        descriptor = os.pidfd_open(self.pid)
-        try:
-            poller = select.poll()
-            poller.register(descriptor, select.POLLIN)
-            poller.poll(None if timeout is None else max(0, int(timeout * 1000)))
-        finally:
-            os.close(descriptor)
 
 
 class AdoptedHandler(SubprocessHandler):

@@ -3,7 +3,8 @@
 Rules:
 
 1. Two sources: the life futex in the black box (the kernel wakes us before it tears the memory down) and a pidfd (the
-   process can be reaped). A process without a box has the second alone.
+   process can be reaped). A process without a box has the second alone. One that can have no pidfd is looked at, every
+   20 ms.
 2. The futex tells only that the process is ending. How, `/proc/PID/stat` knows at once for a signal or a failing
    status. A status of 0 is not believed before the process is fully gone: it also means "not known yet".
 3. Whoever listens polls `fileno()` and then takes `events()`.
@@ -14,6 +15,7 @@ import os
 import select
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Protocol
 
 from taskd.errors import ShimError
 from taskd.runtime.agent.teardown import make_way
+from taskd.runtime.system.pidfd import LOOK_S, has_ended, open_pidfd
 
 logger = logging.getLogger(__name__)
 _EXIT_CODE_FIELD = 52
@@ -59,6 +62,9 @@ class DeathWatch:
         self._epoll.register(self._wake, select.EPOLLIN)
         self._dying: deque[int] = deque()
         self._gone: deque[int] = deque()
+        self._looked_at: set[int] = set()
+        """Processes without a pidfd."""
+        self._looks = False
         self._pids: dict[int, int] = {}  # pidfd to pid
         self._closed = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -70,18 +76,37 @@ class DeathWatch:
     def watch(self, pid: int, life: LifeFutex | None) -> None:
         """Watch a process until it is gone. One that is gone already, and reaped, is among the next events."""
         try:
-            pidfd = os.pidfd_open(pid)
+            pidfd = open_pidfd(pid)
         except ProcessLookupError:
-            self._gone.append(pid)
-            os.eventfd_write(self._wake, 1)
+            self._tell_gone(pid)
             return
-        self._pids[pidfd] = pid
-        self._epoll.register(pidfd, select.EPOLLIN)
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        if pidfd is not None:
+            self._pids[pidfd] = pid
+            self._epoll.register(pidfd, select.EPOLLIN)
+        else:
+            self._looked_at.add(pid)
+            if not self._looks:
+                self._start(self._look, "taskd-ends")
+                self._looks = True
         if life is not None:
-            thread = threading.Thread(target=self._await, args=(pid, life), name=f"taskd-life-{pid}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            self._start(self._await, f"taskd-life-{pid}", pid, life)
+
+    def _start(self, target: Callable[..., None], name: str, *args: object) -> None:
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _tell_gone(self, pid: int) -> None:
+        self._gone.append(pid)
+        os.eventfd_write(self._wake, 1)
+
+    def _look(self) -> None:
+        while not self._closed.wait(LOOK_S):
+            for pid in tuple(self._looked_at):
+                if has_ended(pid):
+                    self._looked_at.discard(pid)
+                    self._tell_gone(pid)
 
     def events(self) -> list[ProcessEnd]:
         """What has happened since the last call, without blocking."""

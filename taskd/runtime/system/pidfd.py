@@ -1,0 +1,108 @@
+"""Whether a process has ended: by its pidfd, or by looks, where the kernel has no pidfd or does not give one.
+
+Rules:
+
+1. Without a pidfd a process is its number and its start time.
+2. Nobody is reaped here.
+"""
+
+import os
+import select
+import signal
+import time
+from contextlib import suppress
+from typing import Final
+
+from taskd.core.diagnosis.evidence import RunState
+from taskd.runtime.system.processes import stat
+
+LOOK_S: Final = 0.02
+"""Interval of looks at a process that has no pidfd."""
+
+
+def open_pidfd(pid: int) -> int | None:
+    """Return a process's pidfd, or None where it can have none. Raises `ProcessLookupError`."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except OSError:  # Linux before 5.3, a container's seccomp profile, too many open files
+        return None
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a process, child or not, has ended. Leaves it to be reaped."""
+    with suppress(ChildProcessError):
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    known = stat(pid)
+    if known is not None:
+        return known.state in (RunState.ZOMBIE, RunState.DEAD)
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def await_end(pid: int, timeout_s: float | None) -> None:
+    """Wait until a process has ended, at most so long. Raises `ProcessLookupError` if there is none."""
+    descriptor = open_pidfd(pid)
+    if descriptor is None:
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while not has_ended(pid) and (until_s is None or time.monotonic() < until_s):
+            time.sleep(LOOK_S)
+        return
+    try:
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        poller.poll(None if timeout_s is None else max(0, int(timeout_s * 1000)))
+    finally:
+        os.close(descriptor)
+
+
+class ProcessHandle:
+    """One process, whose number may become somebody else's."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._start = stat(pid)
+        try:
+            self._descriptor, self._gone = open_pidfd(pid), False
+        except ProcessLookupError:
+            self._descriptor, self._gone = None, True
+
+    def runs(self) -> bool:
+        """Return whether it has not ended."""
+        if self._gone:
+            return False
+        if self._descriptor is None:
+            known = stat(self.pid)
+            other = known is not None and self._start is not None and known.start_ticks != self._start.start_ticks
+            return not other and not has_ended(self.pid)
+        poller = select.poll()
+        poller.register(self._descriptor, select.POLLIN)
+        return not poller.poll(0)
+
+    def kill(self, number: int) -> None:
+        """Signal it, unless it has ended."""
+        if self._descriptor is not None:
+            try:
+                signal.pidfd_send_signal(self._descriptor, number)
+            except ProcessLookupError:
+                return
+            except OSError:  # a seccomp profile may allow the one call and not the other
+                pass
+            else:
+                return
+        if self.runs():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def close(self) -> None:
+        """Know nothing of it any more."""
+        self._gone = True
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor = None
